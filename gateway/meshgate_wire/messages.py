@@ -1,0 +1,348 @@
+"""The messages of protocol version 1: what each side may say, and nothing about how it travels.
+
+A message is a header, one of the pydantic models below, with zero or more raw buffers beside it. Headers are
+validated where bytes come in; buffers are never looked into by this package. ``docs/protocol.md`` tells the
+same in prose and when each message is sent.
+
+The client names every object it creates (positive numbers, never reused in a session), so that a message may
+refer to an object whose creation is still on its way. Objects that first exist on the gateway's side (a mesh
+that an endpoint returned) get negative numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+__all__ = ["Header", "dump_header", "load_header"]
+
+Label: TypeAlias = Annotated[str, Field(max_length=256)]
+Text: TypeAlias = Annotated[str, Field(max_length=262_144)]
+Count: TypeAlias = Annotated[int, Field(ge=0, le=2**53)]
+MAX_DIMENSIONS = 64
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Region(_Model):
+    """A hyper-rectangle of ranks: for each dimension a label, a size and a stride, from ``offset`` on."""
+
+    labels: tuple[Label, ...] = Field(max_length=MAX_DIMENSIONS)
+    offset: Count
+    sizes: tuple[Count, ...] = Field(max_length=MAX_DIMENSIONS)
+    strides: tuple[Count, ...] = Field(max_length=MAX_DIMENSIONS)
+
+
+class MeshRef(_Model):
+    """A mesh, or with ``region`` a part of it."""
+
+    object: int
+    region: Region | None = None
+
+
+class Argument(_Model):
+    """What stands behind persistent id ``n`` (its index) in a pickled argument: an object of the session."""
+
+    kind: Literal["hosts", "procs", "actors", "port"]
+    ref: MeshRef
+
+
+# --- client to gateway ------------------------------------------------------------------------------------
+
+
+class AttachHosts(_Model):
+    """Names the hosts of mesh ``mesh`` of the job. Answered by HostsAttached, or Failed with this object."""
+
+    type: Literal["attach_hosts"] = "attach_hosts"
+    object: int
+    mesh: Label
+
+
+class SpawnProcs(_Model):
+    """``hosts.spawn_procs(per_host, bootstrap, name)``. Buffers: the pickled bootstrap callable, if any."""
+
+    type: Literal["spawn_procs"] = "spawn_procs"
+    object: int
+    hosts: MeshRef
+    per_host: dict[Label, Annotated[int, Field(ge=1, le=65_536)]] = Field(max_length=MAX_DIMENSIONS)
+    name: Label
+    version: Label | None = None  # digest of the code snapshot the processes must run; None: any
+
+
+class SpawnActors(_Model):
+    """``procs.spawn(name, Class, *args, **kwargs)``.
+
+    Buffers: the pickled class, the pickled ``(args, kwargs)``, then the out-of-band buffers of the latter.
+    """
+
+    type: Literal["spawn_actors"] = "spawn_actors"
+    object: int
+    procs: MeshRef
+    name: Label
+    class_name: Annotated[str, Field(max_length=1024)]  # module.qualname, for people
+    kind: Literal["sync", "async"]
+    arguments: tuple[Argument, ...] = ()
+    version: Label | None = None
+
+
+class Call(_Model):
+    """Calls an endpoint. Buffers: the pickled ``(args, kwargs)``, then its out-of-band buffers.
+
+    Answered by Values (``call``, ``call_one``, ``choose``), by one Item a rank (``stream``), not at all
+    (``broadcast``), or by Failed.
+    """
+
+    type: Literal["call"] = "call"
+    call: int
+    target: MeshRef
+    endpoint: Label
+    adverb: Literal["call", "call_one", "choose", "stream", "broadcast"]
+    explicit_port: bool = False  # the endpoint was declared with explicit_response_port=True
+    arguments: tuple[Argument, ...] = ()
+
+
+class SendTo(_Model):
+    """``monarch.actor.send(endpoint, args, kwargs, port)``: a call whose answers go to a channel's port."""
+
+    type: Literal["send_to"] = "send_to"
+    target: MeshRef
+    endpoint: Label
+    selection: Literal["all", "choose"] = "all"
+    explicit_port: bool = False
+    port: int
+    arguments: tuple[Argument, ...] = ()
+
+
+class Stop(_Model):
+    """Stops a host, proc or actor mesh, for good (``shutdown``: host processes too). Answered by Done or Failed."""
+
+    type: Literal["stop"] = "stop"
+    call: int
+    target: MeshRef
+    reason: Text = "stopped by client"
+    shutdown: bool = False
+
+
+class Initialized(_Model):
+    """Asks for the moment a mesh is up. Answered by Done or Failed."""
+
+    type: Literal["initialized"] = "initialized"
+    call: int
+    target: MeshRef
+
+
+class OpenChannel(_Model):
+    """Opens a channel; its port is object ``object``, its messages come as PortMessage."""
+
+    type: Literal["open_channel"] = "open_channel"
+    object: int
+    once: bool = False
+
+
+class PortSend(_Model):
+    """``port.send(value)`` on the laptop. Buffers: the pickled value, then its out-of-band buffers."""
+
+    type: Literal["port_send"] = "port_send"
+    port: int
+    arguments: tuple[Argument, ...] = ()
+
+
+class Adopt(_Model):
+    """Tells what a negative object is, as the laptop learned by unpickling it. Buffers: the pickled class, for actors."""
+
+    type: Literal["adopt"] = "adopt"
+    object: int
+    kind: Literal["hosts", "procs", "actors", "port"]
+    name: Label = ""
+    region: Region | None = None
+    root: Region | None = None
+    parent: MeshRef | None = None  # the proc mesh of actors, the host mesh of procs
+    address: Annotated[str, Field(max_length=4096)] = ""  # of a port
+
+
+class Release(_Model):
+    """The laptop holds these objects (channels, negative objects) no longer."""
+
+    type: Literal["release"] = "release"
+    objects: tuple[int, ...]
+
+
+class Configure(_Model):
+    """Session-wide settings; the last one counts."""
+
+    type: Literal["configure"] = "configure"
+    stream_output: bool = True
+
+
+class EndSession(_Model):
+    """The client is done for good: reap at once rather than after the lease. Answered by Done."""
+
+    type: Literal["end_session"] = "end_session"
+    call: int
+
+
+# --- gateway to client ------------------------------------------------------------------------------------
+
+
+class Host(_Model):
+    name: Label  # the pod's name; for a local process its own, such as "workers-0"
+    address: Annotated[str, Field(max_length=4096)] = ""
+
+
+class HostsAttached(_Model):
+    type: Literal["hosts_attached"] = "hosts_attached"
+    object: int
+    hosts: tuple[Host, ...]
+
+
+class Adopted(_Model):
+    """Objects that a pickled value pops, in the order it pops them (its mesh references)."""
+
+    objects: tuple[int, ...] = ()
+
+
+class Values(_Model):
+    """The values of a call, one buffer a rank, in rank order of the target. ``objects[i]`` belongs to buffer i."""
+
+    type: Literal["values"] = "values"
+    call: int
+    ranks: tuple[int, ...] | None = None  # which rank answered, for choose
+    objects: dict[int, Adopted] = {}
+
+
+class Item(_Model):
+    """One answer of a stream. Buffers: the pickled value."""
+
+    type: Literal["item"] = "item"
+    call: int
+    rank: int
+    objects: Adopted = Adopted()
+
+
+class Done(_Model):
+    type: Literal["done"] = "done"
+    call: int
+
+
+class ErrorGroup(_Model):
+    """The ranks whose failures were the same bytes. ``buffer``: index of the pickled ActorError."""
+
+    ranks: tuple[int, ...]  # the first ranks, at most 64
+    count: int
+    buffer: int | None = None
+
+
+class Failure(_Model):
+    """Why a call or a creation failed.
+
+    ``actor``: endpoints raised; ``errors`` groups them. ``supervision``: an actor, process or host died;
+    ``ranks`` names the dead. ``step``: an earlier step that this one depends on failed; ``step`` names it and
+    ``message`` is its reason. ``invalid``: the gateway refuses the request. ``stale_code``: a host has not got
+    the code. ``internal``: the gateway is at fault.
+    """
+
+    kind: Literal["actor", "supervision", "step", "invalid", "stale_code", "internal"]
+    message: Text
+    step: Text = ""
+    mesh: Label = ""
+    ranks: tuple[int, ...] = ()
+    hosts: dict[int, Label] = {}  # rank in the target to host name, for the ranks named here
+    errors: tuple[ErrorGroup, ...] = ()
+    total: int = 0  # ranks asked
+    unanswered: int = 0  # ranks that had not answered when the failure was told
+
+
+class Failed(_Model):
+    """A call failed. Buffers: the distinct pickled ActorErrors."""
+
+    type: Literal["failed"] = "failed"
+    call: int
+    rank: int | None = None  # the one rank of a stream's item
+    failure: Failure
+
+
+class ObjectFailed(_Model):
+    """The creation of an object failed; so will all that depends on it."""
+
+    type: Literal["object_failed"] = "object_failed"
+    object: int
+    failure: Failure
+
+
+class Fault(_Model):
+    """A supervision event of a mesh of this session, for ``unhandled_fault_hook``."""
+
+    type: Literal["fault"] = "fault"
+    object: int | None
+    mesh: Label
+    ranks: tuple[int, ...]
+    hosts: dict[int, Label] = {}
+    report: Text
+
+
+class OutputLine(_Model):
+    """One line that an actor printed, its line end (``\\n`` or ``\\r``) kept in ``end``."""
+
+    stream: Literal["stdout", "stderr"]
+    mesh: Label = ""
+    ranks: tuple[int, ...] = ()  # the first ranks that printed it, at most 64
+    count: int = 1
+    host: Label = ""
+    text: Text
+    end: Literal["\n", "\r", ""] = "\n"
+
+
+class Output(_Model):
+    type: Literal["output"] = "output"
+    lines: tuple[OutputLine, ...]
+
+
+class PortMessage(_Model):
+    """A message that reached a channel. Buffers: the pickled value (``exception``: the pickled ActorError)."""
+
+    type: Literal["port_message"] = "port_message"
+    port: int
+    rank: int | None = None
+    exception: bool = False
+    objects: Adopted = Adopted()
+
+
+Header: TypeAlias = Annotated[
+    AttachHosts
+    | SpawnProcs
+    | SpawnActors
+    | Call
+    | SendTo
+    | Stop
+    | Initialized
+    | OpenChannel
+    | PortSend
+    | Adopt
+    | Release
+    | Configure
+    | EndSession
+    | HostsAttached
+    | Values
+    | Item
+    | Done
+    | Failed
+    | ObjectFailed
+    | Fault
+    | Output
+    | PortMessage,
+    Field(discriminator="type"),
+]
+
+_HEADER: TypeAdapter[Header] = TypeAdapter(Header)
+
+
+def dump_header(header: Header) -> bytes:
+    return _HEADER.dump_json(header, exclude_defaults=False)
+
+
+def load_header(data: bytes | memoryview) -> Header:
+    """The header in ``data``. Raises ``pydantic.ValidationError`` on anything that is not one."""
+    return _HEADER.validate_json(bytes(data))
