@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-__all__ = ["Header", "dump_header", "load_header"]
+__all__ = ["Header", "dump_header", "load_header", "stream_of"]
 
 Label: TypeAlias = Annotated[str, Field(max_length=256)]
 Text: TypeAlias = Annotated[str, Field(max_length=262_144)]
@@ -346,3 +346,8 @@ def dump_header(header: Header) -> bytes:
 def load_header(data: bytes | memoryview) -> Header:
     """The header in ``data``. Raises ``pydantic.ValidationError`` on anything that is not one."""
     return _HEADER.validate_json(bytes(data))
+
+
+def stream_of(number: int) -> int:
+    """The stream of an object's messages: its number, or past 2**31 for those that the gateway numbered."""
+    return number if number >= 0 else 2**31 - number
