@@ -1,0 +1,67 @@
+"""Channels of a session: what actors send to a port reaches the laptop, and the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from meshgate_gateway.engine.objects import Channel, invalid
+from meshgate_wire import Fragments
+from meshgate_wire.messages import Adopted, OpenChannel, PortMessage, PortSend, Release, SendTo, stream_of
+
+if TYPE_CHECKING:
+    from meshgate_gateway.engine.engine import Engine, Handler
+
+
+class Channels:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def handlers(self) -> dict[type, Handler]:
+        return {OpenChannel: self._open, PortSend: self._send, SendTo: self._send_to, Release: self._release}
+
+    def _open(self, header: OpenChannel, buffers: Sequence[Fragments]) -> None:
+        engine = self._engine
+        port, receiver = engine.binding.open_port()
+        channel = Channel(port, receiver)
+        engine.objects.add(header.object, channel)
+        channel.reading = engine.start(self._read(header.object, receiver, header.once))
+
+    async def _read(self, number: int, receiver: Any, once: bool) -> None:
+        engine = self._engine
+        while True:
+            reply = engine.binding.raw_reply(await engine.binding.receive(receiver))
+            references = Adopted(objects=tuple(engine.objects.arrived(mesh) for mesh in reply.references))
+            message = PortMessage(port=number, rank=reply.rank, exception=reply.exception, objects=references)
+            engine.send(message, (reply.data,), stream=stream_of(number))
+            if once:
+                return
+
+    async def _send(self, header: PortSend, buffers: Sequence[Fragments]) -> None:
+        engine = self._engine
+        channel = await engine.objects.when(header.port)
+        if not isinstance(channel, Channel):
+            raise invalid(f"object {header.port} is not a port")
+        given = await engine.meshes.arguments(header.arguments)
+        engine.binding.port_send(channel.port, engine.payload(buffers, given))
+
+    async def _send_to(self, header: SendTo, buffers: Sequence[Fragments]) -> None:
+        engine = self._engine
+        target, channel = await engine.objects.when(header.target.object), await engine.objects.when(header.port)
+        if not isinstance(channel, Channel):
+            raise invalid(f"object {header.port} is not a port")
+        given = await engine.meshes.arguments(header.arguments)
+        _, inner, _ = engine.actors_at(target, header.target)
+        payload = engine.payload(buffers, given)
+        engine.binding.cast(inner, header.endpoint, header.explicit_port, payload, header.selection, channel.port)
+
+    def _release(self, header: Release, buffers: Sequence[Fragments]) -> None:
+        for number in header.objects:
+            released = self._engine.objects.release(number)
+            if isinstance(released, Channel) and released.reading is not None:
+                released.reading.cancel()
+
+    def close(self) -> None:
+        for known in self._engine.objects.each():
+            if isinstance(known, Channel) and known.reading is not None:
+                known.reading.cancel()

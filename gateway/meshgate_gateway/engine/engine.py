@@ -1,0 +1,363 @@
+"""The engine of one session: what the laptop asks goes to Monarch, what Monarch answers goes back.
+
+Messages of one stream are handled in order; a message that must wait (for an object on its way) holds up its own
+stream only. A call whose object is there is sent to the actors in the callback that received it: no task, no queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from websockets.frames import CloseCode
+
+from meshgate_gateway.engine import channels, meshes
+from meshgate_gateway.engine.calls import GATHER_FAILURES, Answer, Pending
+from meshgate_gateway.engine.link import Link
+from meshgate_gateway.engine.monarch import Binding, Fault
+from meshgate_gateway.engine.objects import Actors, Objects, RequestFailed, cached, invalid, ranks_of
+from meshgate_gateway.engine.output import Printed, fold
+from meshgate_gateway.engine.worker_streams import WorkerStreams
+from meshgate_wire import Fragments, MessageReceived, Pump, Session, WireError
+from meshgate_wire.messages import (
+    Adopted,
+    AttachHosts,
+    Call,
+    Configure,
+    Done,
+    EndSession,
+    Failed,
+    Failure,
+    Header,
+    Host,
+    MeshRef,
+    ObjectFailed,
+    Output,
+    stream_of,
+)
+
+log = logging.getLogger(__name__)
+
+CONTROL = 0
+Handler = Callable[[Any, Sequence[Fragments]], "Awaitable[None] | None"]
+
+
+class Engine:
+    """Everything of one session but its process. All methods run on the loop.
+
+    ``find_hosts(mesh)`` asks the server for a mesh's hosts; ``ended`` is set when the laptop is done for good.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        binding: Binding,
+        find_hosts: Callable[[str], Awaitable[Sequence[Host]]],
+        on_link: Callable[[bool], None],
+    ) -> None:
+        self.session, self.binding, self.find_hosts = session, binding, find_hosts
+        self.objects = Objects()
+        self.streams = WorkerStreams(self._describe, self._printed, self._process_ended)
+        self.meshes = meshes.Meshes(self)
+        self.channels = channels.Channels(self)
+        self.ended = asyncio.Event()
+        self._on_link = on_link
+        self._pump: Pump | None = None
+        self._link: Link | None = None
+        self._loop = asyncio.get_running_loop()
+        self._flushing = False
+        self._calls: dict[int, tuple[Pending, Actors, int]] = {}
+        self._lanes: dict[int, deque[MessageReceived]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stream_output = True
+        self._handlers: dict[type, Handler] = {
+            Call: self._call,
+            AttachHosts: self.meshes.attach,
+            Configure: self._configure,
+            EndSession: self._end,
+            **self.meshes.handlers(),
+            **self.channels.handlers(),
+        }
+
+    # --- the connection ---------------------------------------------------------------------------------
+
+    def link_open(self, link: Link) -> None:
+        if self._link is not None:
+            self._link.close(CloseCode.GOING_AWAY, "another connection of this session took over")
+            self._lost_link()
+        self._link = link
+        self._pump = Pump(self.session, link)
+        self.session.connection_made()
+        self._pump.flush()
+        self._on_link(True)
+
+    def link_data(self, link: Link, data: bytes) -> None:
+        if link is not self._link:
+            return
+        try:
+            events = self.session.receive_data(data)
+        except WireError as error:
+            log.warning("the connection is ended: %s", error)
+            link.close(CloseCode.PROTOCOL_ERROR, str(error))
+            self._lost_link()
+            return
+        for event in events:
+            if isinstance(event, MessageReceived):
+                self._received(event)
+        self.flush_soon()
+
+    def link_writable(self, link: Link) -> None:
+        if link is self._link and self._pump is not None:
+            self._pump.writable()
+
+    def link_closed(self, link: Link, reason: str) -> None:
+        if link is self._link:
+            log.debug("connection lost: %s", reason)
+            self._lost_link()
+
+    def _lost_link(self) -> None:
+        self._link = self._pump = None
+        self.session.connection_lost()
+        self._on_link(False)
+
+    def send(self, header: Header, buffers: Sequence[Any] = (), *, stream: int = CONTROL) -> None:
+        self.session.send(header, buffers, stream=stream)
+        self.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Everything that becomes ready in this turn of the loop leaves as one websocket message."""
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._pump is not None:
+            self._pump.flush()
+
+    # --- dispatch ---------------------------------------------------------------------------------------
+
+    def _received(self, message: MessageReceived) -> None:
+        lane = self._lanes.get(message.stream)
+        if lane is not None:
+            lane.append(message)
+            return
+        waiting = self._handle(message)
+        if waiting is not None:
+            self._lanes[message.stream] = deque()
+            self.start(self._drain(message, waiting))
+
+    async def _drain(self, message: MessageReceived, waiting: Awaitable[None]) -> None:
+        lane = self._lanes[message.stream]
+        await self._guarded(message, waiting)
+        while lane:
+            following = lane.popleft()
+            again = self._handle(following)
+            if again is not None:
+                await self._guarded(following, again)
+        del self._lanes[message.stream]
+
+    def _handle(self, message: MessageReceived) -> Awaitable[None] | None:
+        handler = self._handlers.get(type(message.header), _unexpected)
+        try:
+            return handler(message.header, message.buffers)
+        except BaseException as error:  # noqa: BLE001 - Monarch's panics derive from BaseException alone
+            self._refuse(message.header, error)
+            return None
+
+    async def _guarded(self, message: MessageReceived, waiting: Awaitable[None]) -> None:
+        try:
+            await waiting
+        except BaseException as error:  # noqa: BLE001 - Monarch's panics derive from BaseException alone
+            self._refuse(message.header, error)
+
+    def _refuse(self, header: Header, error: BaseException) -> None:
+        if isinstance(error, (KeyboardInterrupt, SystemExit, asyncio.CancelledError)):
+            raise error
+        failure = failure_of(error)
+        if failure.kind == "internal":
+            log.error("%s failed", type(header).__name__, exc_info=error)
+        call, number = getattr(header, "call", None), getattr(header, "object", None)
+        if call is not None:
+            target = getattr(header, "target", None)
+            stream = stream_of(target.object) if target is not None else CONTROL
+            self.send(Failed(call=call, failure=failure), stream=stream)
+        elif number is not None:
+            self.object_failed(number, failure)
+        else:
+            log.warning("%s was refused: %s", type(header).__name__, failure.message)
+
+    def object_failed(self, number: int, failure: Failure) -> None:
+        self.objects.add(number, failure)
+        self.send(ObjectFailed(object=number, failure=failure))
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs ``work`` beside everything else; kept until it ends."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # --- calls ------------------------------------------------------------------------------------------
+
+    def _call(self, header: Call, buffers: Sequence[Fragments]) -> Awaitable[None] | None:
+        target = self.objects.now(header.target.object)
+        if target is None or header.arguments:
+            return self._call_later(header, buffers)
+        self._dispatch(header, buffers, target, ())
+        return None
+
+    async def _call_later(self, header: Call, buffers: Sequence[Fragments]) -> None:
+        target = await self.objects.when(header.target.object)
+        self._dispatch(header, buffers, target, await self.meshes.arguments(header.arguments))
+
+    def _dispatch(self, header: Call, buffers: Sequence[Fragments], target: object, given: Sequence[Any]) -> None:
+        actors, inner, ranks = self.actors_at(target, header.target)
+        pending = Pending(header.call, header.adverb, actors.name, header.endpoint, ranks, _HostOf(actors))
+        stream = stream_of(header.target.object)
+        answer = pending.fail(actors.failed) if actors.failed else pending.died(actors.dead)
+        if answer is not None:
+            if header.adverb != "broadcast":
+                self.answer(answer, stream)
+            return
+        payload = self.payload(buffers, given)
+        selection = "choose" if header.adverb == "choose" else "all"
+        if header.adverb == "broadcast":
+            self.binding.cast(inner, header.endpoint, header.explicit_port, payload, selection, None)
+            return
+        port, receiver = self.binding.open_port()
+        self.binding.cast(inner, header.endpoint, header.explicit_port, payload, selection, port)
+        self._calls[header.call] = (pending, actors, stream)
+        self._listen(pending, receiver, stream)
+
+    def payload(self, buffers: Sequence[Fragments], given: Sequence[Any]) -> Any:
+        if not buffers:
+            raise invalid("a call came without its arguments")
+        first, *beside = (buffer.fragments for buffer in buffers)
+        return self.binding.arguments(first, beside, given)
+
+    def actors_at(self, target: object, ref: MeshRef) -> tuple[Actors, Any, Sequence[int]]:
+        """The actor mesh, Monarch's reference to the part ``ref`` of it, and that part's base ranks."""
+        if not isinstance(target, Actors):
+            raise invalid(f"object {ref.object} is not an actor mesh")
+        if ref.region is None or ref.region == target.region:
+            return target, target.inner, cached(target.parts, target.region, _Part(target)).ranks
+        part = cached(target.parts, ref.region, _Part(target, self.binding))
+        return target, part.inner, part.ranks
+
+    def _listen(self, pending: Pending, receiver: Any, stream: int) -> None:
+        def arrived(future: asyncio.Future[Any]) -> None:
+            if future.cancelled() or pending.over:
+                return
+            error = future.exception()
+            if error is not None:
+                self.finish_call(pending, pending.fail(failure_of(error)), stream)
+                return
+            reply = self.binding.raw_reply(future.result())
+            references = Adopted(objects=tuple(self.objects.arrived(mesh) for mesh in reply.references))
+            first_failure = reply.exception and not pending.failed
+            self.finish_call(pending, pending.reply(reply, references), stream)
+            if pending.over:
+                return
+            if first_failure and pending.adverb != "stream":
+                self._loop.call_later(GATHER_FAILURES, self._told_so_far, pending, stream)
+            self._listen(pending, receiver, stream)
+
+        self.binding.receive(receiver).add_done_callback(arrived)
+
+    def _told_so_far(self, pending: Pending, stream: int) -> None:
+        if not pending.over:
+            self.finish_call(pending, pending.finish(), stream)
+
+    def finish_call(self, pending: Pending, answer: Answer | None, stream: int) -> None:
+        if pending.over:
+            self._calls.pop(pending.call, None)
+        if answer is not None:
+            self.answer(answer, stream)
+
+    def answer(self, answer: Answer, stream: int) -> None:
+        self.send(answer.header, answer.buffers, stream=stream)
+
+    def fail_calls(self, actors: Actors) -> None:
+        """Ends the calls on ``actors`` that wait for ranks which are dead, or for a mesh that failed."""
+        for pending, target, stream in list(self._calls.values()):
+            if target is actors:
+                answer = pending.fail(actors.failed) if actors.failed else pending.died(actors.dead)
+                self.finish_call(pending, answer, stream)
+
+    # --- output, deaths, settings -----------------------------------------------------------------------
+
+    def _describe(self, mesh: int, rank: int) -> Any:
+        return self.meshes.describe(mesh, rank)
+
+    def _printed(self, lines: list[Printed]) -> None:
+        if self._stream_output:
+            self.send(Output(lines=fold(lines)))
+
+    def _process_ended(self, mesh: int, rank: int, pid: int) -> None:
+        self.meshes.process_ended(mesh, rank, pid)
+
+    def fault(self, fault: Fault) -> None:
+        self.meshes.fault(fault)
+
+    def _configure(self, header: Configure, buffers: Sequence[Fragments]) -> None:
+        self._stream_output = header.stream_output
+
+    async def _end(self, header: EndSession, buffers: Sequence[Fragments]) -> None:
+        await self.close("the session ended")
+        self.send(Done(call=header.call))
+        self._flush()
+        self.ended.set()
+
+    async def close(self, reason: str) -> None:
+        """Stops every mesh of the session and whatever process is left of it."""
+        await self.meshes.stop_all(reason)
+        self.channels.close()
+        await self.streams.close()
+
+
+class _Part:
+    """Makes and holds one part of an actor mesh: Monarch's reference and the base ranks."""
+
+    __slots__ = ("_actors", "_binding", "inner", "ranks")
+
+    def __init__(self, actors: Actors, binding: Binding | None = None) -> None:
+        self._actors, self._binding = actors, binding
+        self.inner: Any = None
+        self.ranks: Sequence[int] = ()
+
+    def __call__(self, region: Any) -> _Part:
+        self.ranks = ranks_of(region)
+        if not set(self.ranks) <= set(ranks_of(self._actors.region)):
+            raise invalid(f"region {region} is not part of mesh {self._actors.name}")
+        if self._binding is not None:
+            self.inner = self._binding.part_of_actors(self._actors.inner, region)
+        return self
+
+
+class _HostOf:
+    """``dict.get`` over the hosts of an actor mesh, by base rank, without making the dict."""
+
+    __slots__ = ("_actors",)
+
+    def __init__(self, actors: Actors) -> None:
+        self._actors = actors
+
+    def get(self, rank: int, default: str = "") -> str:
+        return self._actors.host_of(rank) or default
+
+
+def _unexpected(header: Header, buffers: Sequence[Fragments]) -> None:
+    raise invalid(f"a gateway does not take {type(header).__name__} messages")
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What the laptop is told about ``error``."""
+    if isinstance(error, RequestFailed):
+        return error.failure
+    if isinstance(error, (ValueError, TypeError, RuntimeError, OSError)):
+        return Failure(kind="supervision" if isinstance(error, RuntimeError) else "invalid", message=str(error))
+    return Failure(kind="internal", message=f"{type(error).__name__}: {error}")

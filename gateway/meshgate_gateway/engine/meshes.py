@@ -1,0 +1,338 @@
+"""The meshes of a session: made, sliced, watched, stopped.
+
+A mesh is in the table as soon as its creation has been handed to Monarch, so that what depends on it goes on at
+once; when Monarch says later that it failed, its failure takes its place and everything that depends on it learns
+which step it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from meshgate_gateway.engine import on_worker
+from meshgate_gateway.engine.monarch import Fault, Forward
+from meshgate_gateway.engine.objects import (
+    Actors,
+    Channel,
+    Hosts,
+    Object,
+    Procs,
+    cached,
+    hosts_region,
+    invalid,
+    names_of,
+    ranks_of,
+)
+from meshgate_gateway.engine.worker_streams import Source
+from meshgate_wire import Fragments
+from meshgate_wire.messages import (
+    Adopt,
+    Argument,
+    AttachHosts,
+    Done,
+    Failure,
+    HostsAttached,
+    Initialized,
+    MeshRef,
+    Region,
+    SpawnActors,
+    SpawnProcs,
+    Stop,
+    stream_of,
+)
+from meshgate_wire.messages import Fault as FaultMessage
+
+if TYPE_CHECKING:
+    from meshgate_gateway.engine.engine import Engine, Handler
+
+log = logging.getLogger(__name__)
+
+STOP_TIMEOUT = 5.0
+REASON_TIMEOUT = 1.5  # seconds that Monarch has to say why a process whose connection closed is gone
+
+
+class Meshes:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._unclaimed: list[Fault] = []
+
+    def handlers(self) -> dict[type, Handler]:
+        return {
+            SpawnProcs: self._spawn_procs,
+            SpawnActors: self._spawn_actors,
+            Initialized: self._initialized,
+            Stop: self._stop,
+            Adopt: self._adopt,
+        }
+
+    # --- making -----------------------------------------------------------------------------------------
+
+    async def attach(self, header: AttachHosts, buffers: Sequence[Fragments]) -> None:
+        engine = self._engine
+        hosts = await engine.find_hosts(header.mesh)
+        mesh = engine.binding.attach(header.mesh, [host.address for host in hosts])
+        region = hosts_region(len(hosts))
+        engine.objects.add(header.object, Hosts(mesh, header.mesh, names_of(hosts), region))
+        engine.send(HostsAttached(object=header.object, hosts=tuple(hosts)))
+
+    async def _spawn_procs(self, header: SpawnProcs, buffers: Sequence[Fragments]) -> None:
+        engine = self._engine
+        hosts, mesh = await self._mesh(header.hosts, Hosts)
+        assert isinstance(hosts, Hosts)
+        of = header.hosts.region or hosts.region
+        names = tuple(hosts.names[rank] for rank in ranks_of(of))
+        bootstrap = Forward(buffers[0].fragments) if buffers else None
+        begin = functools.partial(
+            on_worker.begin, engine.streams.address, engine.streams.secret, header.object, [], bootstrap
+        )
+        spawned = engine.binding.spawn_procs(mesh, header.per_host, header.name, begin)
+        region = _procs_region(of, header.per_host)
+        procs = Procs(spawned, header.name, region, names)
+        engine.objects.add(header.object, procs)
+        procs.up = engine.start(self._procs_up(header, procs))
+
+    async def _procs_up(self, header: SpawnProcs, procs: Procs) -> None:
+        try:
+            await self._engine.binding.initialized(procs.mesh)
+        except Exception as error:  # noqa: BLE001 - whatever Monarch raises is the reason
+            step = f"spawn_procs({dict(header.per_host)}, name={header.name!r})"
+            failure = Failure(kind="supervision", message=str(error), step=step, mesh=header.name)
+            self._engine.object_failed(header.object, failure)
+
+    async def _spawn_actors(self, header: SpawnActors, buffers: Sequence[Fragments]) -> None:
+        engine = self._engine
+        procs, mesh = await self._mesh(header.procs, Procs)
+        assert isinstance(procs, Procs)
+        if len(buffers) < 2:
+            raise invalid("an actor came without its class or its arguments")
+        class_data = buffers[0].fragments
+        payload = engine.payload(buffers[1:], await self.arguments(header.arguments))
+        inner = engine.binding.spawn_actors(mesh, header.name, header.class_name, header.kind, class_data, payload)
+        region = header.procs.region or procs.region
+        actors = Actors(inner, header.name, header.class_name, class_data, region, procs, mesh)
+        actors.dead.update({rank: why for rank, why in procs.dead.items() if rank in set(ranks_of(region))})
+        engine.objects.add(header.object, actors)
+        engine.start(self._actors_up(header, actors))
+
+    async def _actors_up(self, header: SpawnActors, actors: Actors) -> None:
+        engine = self._engine
+        try:
+            actors.unique = await engine.binding.actors_initialized(actors.inner)
+        except Exception as error:  # noqa: BLE001 - whatever Monarch raises is the reason
+            if actors.stopping:
+                return
+            assert actors.procs is not None
+            if actors.procs.up is not None:
+                await asyncio.wait([actors.procs.up])
+            step = f"spawn({header.name!r}, {header.class_name})"
+            failure = Failure(kind="supervision", message=str(error), step=step, mesh=header.name)
+            try:
+                engine.objects.now(header.procs.object)
+            except Exception as cause:  # noqa: BLE001 - the proc mesh's own failure is the better reason
+                failure = getattr(cause, "failure", failure)
+            actors.failed = failure
+            engine.fail_calls(actors)
+            engine.object_failed(header.object, failure)
+            return
+        claimed = [fault for fault in self._unclaimed if fault.mesh == actors.unique]
+        for fault in claimed:
+            self._unclaimed.remove(fault)
+            self.fault(fault)
+
+    async def _adopt(self, header: Adopt, buffers: Sequence[Fragments]) -> None:
+        engine = self._engine
+        reference = engine.objects.adopt(header.object) if header.kind != "port" else None
+        made: Object
+        if header.kind == "port":
+            made = Channel(engine.binding.port_at(header.address), None)
+        elif header.region is None:
+            raise invalid("a mesh that arrived from a worker came without its region")
+        elif header.kind == "hosts":
+            mesh = engine.binding.adopt_hosts(reference, header.region)
+            made = Hosts(mesh, header.name, ("",) * (max(ranks_of(header.region), default=0) + 1), header.region)
+        elif header.kind == "procs":
+            hosts = (await self._mesh(header.parent, Hosts))[1] if header.parent is not None else None
+            root = header.root or header.region
+            made = Procs(engine.binding.adopt_procs(reference, hosts, header.region, root), "", header.region, ())
+        else:
+            parent, part = await self._mesh(header.parent, Procs) if header.parent is not None else (None, None)
+            class_data = buffers[0].fragments if buffers else ()
+            procs = parent if isinstance(parent, Procs) else None
+            made = Actors(reference, header.name, header.name, class_data, header.region, procs, part)
+        engine.objects.add(header.object, made)
+
+    # --- finding ----------------------------------------------------------------------------------------
+
+    async def _mesh(self, ref: MeshRef, kind: type[Hosts] | type[Procs]) -> tuple[Object, Any]:
+        """The host or proc mesh behind ``ref``, and Monarch's object for the part it names."""
+        found = await self._engine.objects.when(ref.object)
+        if not isinstance(found, kind):
+            raise invalid(f"object {ref.object} is not a {kind.__name__.lower()} mesh")
+        if ref.region is None or ref.region == found.region:
+            return found, found.mesh
+        if not set(ranks_of(ref.region)) <= set(ranks_of(found.region)):
+            raise invalid(f"region {ref.region} is not part of mesh {found.name}")
+        mesh = found.mesh
+        return found, cached(found.parts, ref.region, lambda region: self._engine.binding.part(mesh, region))
+
+    async def arguments(self, arguments: Sequence[Argument]) -> list[Any]:
+        """Monarch's own objects for what a pickled argument refers to."""
+        return [await self._argument(argument) for argument in arguments]
+
+    async def _argument(self, argument: Argument) -> Any:
+        engine, ref = self._engine, argument.ref
+        if argument.kind == "hosts":
+            return (await self._mesh(ref, Hosts))[1]
+        if argument.kind == "procs":
+            return (await self._mesh(ref, Procs))[1]
+        found = await engine.objects.when(ref.object)
+        if argument.kind == "port":
+            if not isinstance(found, Channel):
+                raise invalid(f"object {ref.object} is not a port")
+            return engine.binding.port_argument(found.port)
+        actors, inner, _ = engine.actors_at(found, ref)
+        if not actors.unique:
+            await engine.binding.actors_initialized(actors.inner)
+        region = ref.region or actors.region
+        return engine.binding.actors_argument(actors.class_data, actors.name, inner, region, actors.procs_part)
+
+    def describe(self, mesh: int, rank: int) -> Source:
+        known = self._engine.objects.now(mesh)
+        if not isinstance(known, Procs):
+            return Source("", "")
+        names = [
+            actors.name
+            for actors in self._engine.objects.each()
+            if isinstance(actors, Actors) and actors.procs is known
+        ]
+        return Source(names[0] if len(names) == 1 else known.name, known.host_of(rank))
+
+    # --- watching ---------------------------------------------------------------------------------------
+
+    def fault(self, fault: Fault) -> None:
+        """A supervision event of Monarch's."""
+        for number, known in self._engine.objects.items():
+            if isinstance(known, Actors) and known.unique == fault.mesh and fault.mesh:
+                self._died(number, known, fault.ranks or tuple(ranks_of(known.region)), fault.report)
+                return
+        self._unclaimed.append(fault)
+        del self._unclaimed[:-64]
+
+    def process_ended(self, mesh: int, rank: int, pid: int) -> None:
+        """A process's connection closed: if its mesh is not being stopped, it died."""
+        procs = self._engine.objects.now(mesh)
+        if isinstance(procs, Procs) and not procs.stopping and rank not in procs.dead:
+            report = f"process {pid} of rank {rank} on {procs.host_of(rank) or 'its host'} ended"
+            procs.dead[rank] = report
+            asyncio.get_running_loop().call_later(REASON_TIMEOUT, self._ended_silently, mesh, procs, rank)
+
+    def _ended_silently(self, mesh: int, procs: Procs, rank: int) -> None:
+        """Monarch has had its time to say why; the meshes that it has not told of learn of it now."""
+        if procs.stopping:
+            return
+        told = False
+        for number, known in self._engine.objects.items():
+            if isinstance(known, Actors) and known.procs is procs:
+                told = told or rank in known.dead
+                if rank not in known.dead and rank in set(ranks_of(known.region)):
+                    self._died(number, known, (rank,), procs.dead[rank])
+                    told = True
+        if not told:
+            hosts = {rank: procs.host_of(rank)}
+            report = procs.dead[rank]
+            self._engine.send(FaultMessage(object=mesh, mesh=procs.name, ranks=(rank,), hosts=hosts, report=report))
+
+    def _died(self, number: int, actors: Actors, ranks: Sequence[int], report: str) -> None:
+        fresh = [rank for rank in ranks if rank not in actors.dead]
+        if not fresh or actors.stopping:
+            return
+        actors.dead.update(dict.fromkeys(fresh, report))
+        hosts = {rank: actors.host_of(rank) for rank in fresh[:64]}
+        self._engine.send(FaultMessage(object=number, mesh=actors.name, ranks=tuple(fresh), hosts=hosts, report=report))
+        self._engine.fail_calls(actors)
+
+    # --- waiting and stopping ---------------------------------------------------------------------------
+
+    async def _initialized(self, header: Initialized, buffers: Sequence[Fragments]) -> None:
+        # Beside the lane: others must not wait for a mesh to come up.
+        self._engine.start(self._tell_initialized(header))
+
+    async def _tell_initialized(self, header: Initialized) -> None:
+        engine = self._engine
+
+        async def wait() -> None:
+            known = await engine.objects.when(header.target.object)
+            if isinstance(known, (Hosts, Procs)):
+                await engine.binding.initialized(known.mesh)
+            elif isinstance(known, Actors):
+                await engine.binding.actors_initialized(known.inner)
+
+        await self._answered(header, wait())
+
+    async def _stop(self, header: Stop, buffers: Sequence[Fragments]) -> None:
+        known = await self._engine.objects.when(header.target.object)
+        if isinstance(known, (Procs, Actors)):
+            known.stopping = True
+        self._engine.start(self._answered(header, self._stop_now(header, known)))
+
+    async def _stop_now(self, header: Stop, known: Object) -> None:
+        binding = self._engine.binding
+        if isinstance(known, Actors):
+            _, inner, _ = self._engine.actors_at(known, header.target)
+            await binding.stop_actors(inner, header.reason)
+        elif isinstance(known, Procs):
+            _, mesh = await self._mesh(header.target, Procs)
+            for each in self._engine.objects.each():
+                if isinstance(each, Actors) and each.procs is known:
+                    each.stopping = True
+            await binding.stop_procs(mesh, header.reason)
+        elif isinstance(known, Hosts):
+            for procs in self._engine.objects.each():
+                if isinstance(procs, Procs):
+                    procs.stopping = True
+            await (binding.shut_down_hosts if header.shutdown else binding.stop_hosts)(known.mesh)
+        else:
+            raise invalid(f"object {header.target.object} cannot be stopped")
+
+    async def _answered(self, header: Stop | Initialized, work: Any) -> None:
+        stream = stream_of(header.target.object)
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - the laptop is told whatever it is
+            self._engine._refuse(header, error)
+        else:
+            self._engine.send(Done(call=header.call), stream=stream)
+
+    async def stop_all(self, reason: str) -> None:
+        """Stops every proc mesh, and with it every actor, within ``STOP_TIMEOUT``."""
+        procs = [known for known in self._engine.objects.each() if isinstance(known, Procs)]
+        for mesh in procs:
+            mesh.stopping = True
+        for actors in self._engine.objects.each():
+            if isinstance(actors, Actors):
+                actors.stopping = True
+        stops = [
+            asyncio.ensure_future(self._engine.binding.stop_procs(mesh.mesh, reason))
+            for mesh in procs
+            if mesh.host_names
+        ]
+        if stops:
+            _, late = await asyncio.wait(stops, timeout=STOP_TIMEOUT)
+            for stop in late:
+                stop.cancel()
+            await asyncio.gather(*stops, return_exceptions=True)
+
+
+def _procs_region(hosts: Region, per_host: dict[str, int]) -> Region:
+    """The dense region of the processes: Monarch numbers them anew, hosts first."""
+    sizes = (*hosts.sizes, *per_host.values())
+    strides = []
+    stride = 1
+    for size in reversed(sizes):
+        strides.append(stride)
+        stride *= size
+    return Region(labels=(*hosts.labels, *per_host), offset=0, sizes=sizes, strides=tuple(reversed(strides)))

@@ -1,0 +1,194 @@
+"""The objects a session names: meshes and ports, each there, still on its way, or failed for a reason.
+
+A message may refer to an object whose creation is on another stream and has not arrived; ``Objects.when`` waits for
+it. An object that depends on a failed one fails with that step named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from meshgate_wire.messages import Failure, Host, MeshRef, Region
+
+SLICES_KEPT = 512
+
+
+class RequestFailed(Exception):
+    """A request cannot be done, for the reason that ``failure`` tells."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def invalid(message: str) -> RequestFailed:
+    return RequestFailed(Failure(kind="invalid", message=message))
+
+
+def ranks_of(region: Region) -> list[int]:
+    """The base ranks of a region, in its own row-major order."""
+    ranks = [region.offset]
+    for size, stride in zip(region.sizes, region.strides, strict=True):
+        ranks = [rank + step * stride for rank in ranks for step in range(size)]
+    return ranks
+
+
+def extent_of(region: Region) -> int:
+    size = 1
+    for length in region.sizes:
+        size *= length
+    return size
+
+
+@dataclass(slots=True)
+class Hosts:
+    """Attached hosts. ``names`` are in base rank order."""
+
+    mesh: Any
+    name: str
+    names: tuple[str, ...]
+    region: Region
+    parts: dict[Region, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Procs:
+    """A proc mesh; ``host_of(rank)`` names the host of a base rank."""
+
+    mesh: Any
+    name: str
+    region: Region
+    host_names: tuple[str, ...]  # of the hosts it was spawned on, in their rank order
+    stopping: bool = False
+    up: asyncio.Future[None] | None = None
+    alive: dict[int, int] = field(default_factory=dict)  # base rank to pid
+    dead: dict[int, str] = field(default_factory=dict)  # base rank to why
+    parts: dict[Region, Any] = field(default_factory=dict)
+
+    def host_of(self, rank: int) -> str:
+        each = extent_of(self.region) // len(self.host_names) if self.host_names else 0
+        return self.host_names[rank // each] if each and rank // each < len(self.host_names) else ""
+
+
+@dataclass(slots=True)
+class Actors:
+    """An actor mesh. ``inner`` is Monarch's reference; ``unique`` its name there, once it is up."""
+
+    inner: Any
+    name: str
+    class_name: str
+    class_data: Sequence[bytes]
+    region: Region
+    procs: Procs | None
+    procs_part: Any = None  # the mesh object the actors were spawned on
+    unique: str = ""
+    stopping: bool = False
+    failed: Failure | None = None  # the whole mesh: its constructor raised
+    dead: dict[int, str] = field(default_factory=dict)  # base rank to why
+    parts: dict[Region, Any] = field(default_factory=dict)
+
+    def host_of(self, rank: int) -> str:
+        return self.procs.host_of(rank) if self.procs is not None else ""
+
+
+@dataclass(slots=True)
+class Channel:
+    """An open channel: ``port`` is sent along, ``receiver`` is read by a task."""
+
+    port: Any
+    receiver: Any
+    reading: asyncio.Task[None] | None = None
+
+
+Object: TypeAlias = Hosts | Procs | Actors | Channel
+
+
+class Objects:
+    """The table. Ids come from the laptop; references that arrive from workers get negative ones."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Object | Failure] = {}
+        self._awaited: dict[int, asyncio.Future[None]] = {}
+        self._arrived: dict[int, Any] = {}
+        self._next_arrived = -1
+
+    def add(self, number: int, made: Object | Failure) -> None:
+        """Defines ``number``, once. Whoever waits for it goes on."""
+        if number in self._known and not isinstance(made, Failure):
+            raise invalid(f"object {number} exists already")
+        self._known[number] = made
+        waiting = self._awaited.pop(number, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    def now(self, number: int) -> Object | None:
+        """The object if it is there; None if it is on its way. Raises RequestFailed if its creation failed."""
+        known = self._known.get(number)
+        if isinstance(known, Failure):
+            raise RequestFailed(_as_step(known))
+        return known
+
+    async def when(self, number: int) -> Object:
+        known = self.now(number)
+        while known is None:
+            waiting = self._awaited.get(number)
+            if waiting is None:
+                waiting = self._awaited[number] = asyncio.get_running_loop().create_future()
+            await asyncio.shield(waiting)
+            known = self.now(number)
+        return known
+
+    def arrived(self, reference: Any) -> int:
+        """A number for a mesh reference that a worker sent; ``adopt`` says later what it is."""
+        number = self._next_arrived
+        self._next_arrived -= 1
+        self._arrived[number] = reference
+        return number
+
+    def adopt(self, number: int) -> Any:
+        try:
+            return self._arrived[number]
+        except KeyError:
+            raise invalid(f"object {number} did not arrive from a worker, or was released") from None
+
+    def release(self, number: int) -> Object | None:
+        self._arrived.pop(number, None)
+        released = self._known.pop(number, None)
+        return None if isinstance(released, Failure) else released
+
+    def each(self) -> list[Object]:
+        return [known for known in self._known.values() if not isinstance(known, Failure)]
+
+    def items(self) -> list[tuple[int, Object]]:
+        return [(number, known) for number, known in self._known.items() if not isinstance(known, Failure)]
+
+
+def _as_step(failure: Failure) -> Failure:
+    if failure.kind == "step":
+        return failure
+    return failure.model_copy(update={"kind": "step", "step": failure.step or failure.mesh})
+
+
+def cached(parts: dict[Region, Any], region: Region, make: Any) -> Any:
+    """``make(region)``, remembered; the oldest is forgotten past ``SLICES_KEPT``."""
+    part = parts.get(region)
+    if part is None:
+        if len(parts) >= SLICES_KEPT:
+            parts.pop(next(iter(parts)))
+        part = parts[region] = make(region)
+    return part
+
+
+def whole(region: Region, part: MeshRef) -> bool:
+    return part.region is None or part.region == region
+
+
+def hosts_region(count: int) -> Region:
+    return Region(labels=("hosts",), offset=0, sizes=(count,), strides=(1,))
+
+
+def names_of(hosts: Sequence[Host]) -> tuple[str, ...]:
+    return tuple(host.name for host in hosts)

@@ -1,0 +1,132 @@
+"""Functions that run in worker processes, delivered by value: a worker needs nothing but torchmonarch.
+
+cloudpickle sends the code of this module's functions, and of those they call, rather than their names; so only the
+standard library may be used here, and Monarch's own names where the worker has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+
+def rebuild(data: bytes | bytearray, buffers: list[bytearray], objects: list[Any]) -> Any:
+    """The value of a pickle whose large buffers, and whose meshes and ports, travelled beside it."""
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: Any) -> Any:
+            return objects[pid]
+
+    return Unpickler(io.BytesIO(data), buffers=buffers).load()
+
+
+def resolve_class(data: bytes, name: str) -> Any:
+    """The actor class in ``data``. Raises ImportError with the places that were searched."""
+    try:
+        return pickle.loads(data)
+    except (ImportError, AttributeError) as error:
+        places = "\n  ".join(place or "." for place in sys.path)
+        raise ImportError(
+            f"cannot import actor class {name} on the worker: {error}. Python looked in:\n  {places}"
+        ) from error
+
+
+async def begin(
+    address: str,
+    secret: str,
+    mesh: int,
+    paths: list[str],
+    bootstrap: Callable[[], Awaitable[None] | None] | None,
+) -> None:
+    """The first thing a worker process runs: ties its output and its life to the engine, then ``bootstrap``.
+
+    Standard output and error become sockets to the engine, so that every byte leaves as it is written, even
+    the last ones of a crash. The engine never writes to them: when one reads as closed, the session is over
+    and this process ends with its children.
+    """
+    from monarch.actor import current_rank  # noqa: PLC0415 - a name of the worker's, not of this process's
+
+    hello = {"secret": secret, "mesh": mesh, "rank": current_rank().rank, "pid": os.getpid()}
+    for descriptor, stream in ((1, "stdout"), (2, "stderr")):
+        connection = connect(address)
+        connection.sendall(json.dumps({**hello, "stream": stream}).encode() + b"\n")
+        os.dup2(connection.fileno(), descriptor)
+        if descriptor == 1:
+            watch = threading.Thread(target=end_with, args=(connection,), name="meshgate-lifetime", daemon=True)
+            watch.start()
+        else:
+            connection.close()
+    for file in (sys.stdout, sys.stderr):
+        if isinstance(file, io.TextIOWrapper):
+            file.reconfigure(line_buffering=True, write_through=True)
+    sys.path[:0] = [place for place in paths if place not in sys.path]
+    if bootstrap is not None:
+        await run_bootstrap(bootstrap)
+
+
+async def run_bootstrap(bootstrap: Callable[[], Awaitable[None] | None]) -> None:
+    """As Monarch runs it: a plain function sees no running loop."""
+    if inspect.iscoroutinefunction(bootstrap):
+        await bootstrap()
+        return
+    from monarch._src.actor.sync_state import fake_sync_state  # noqa: PLC0415 - a name of the worker's
+
+    with fake_sync_state():
+        bootstrap()
+
+
+def connect(address: str) -> socket.socket:
+    """A blocking socket to ``unix:path`` or ``tcp:host:port``; TCP notices a vanished peer within 35 s."""
+    kind, _, place = address.partition(":")
+    if kind == "unix":
+        local = socket.socket(socket.AF_UNIX)
+        local.connect(place)
+        return local
+    host, _, port = place.rpartition(":")
+    remote = socket.create_connection((host, int(port)), timeout=10)
+    remote.settimeout(None)
+    remote.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        remote.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+        remote.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        remote.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
+    return remote
+
+
+def end_with(connection: socket.socket) -> None:
+    """Blocks until the engine's end closes, then ends this process and all it started."""
+    with contextlib.suppress(OSError):
+        while connection.recv(64):
+            pass
+    for child in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def descendants(ancestor: int) -> list[int]:
+    """The pids of the processes below ``ancestor``; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if not entry.isdigit():
+            continue
+        with contextlib.suppress(OSError), open(f"/proc/{entry}/stat") as stat:
+            parent = int(stat.read().rsplit(")", 1)[1].split()[1])
+            children.setdefault(parent, []).append(int(entry))
+    found: list[int] = []
+    frontier = [ancestor]
+    while frontier:
+        below = children.get(frontier.pop(), [])
+        found += below
+        frontier += below
+    return found

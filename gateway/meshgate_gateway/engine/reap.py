@@ -1,0 +1,48 @@
+"""``python -m meshgate_gateway.engine.reap --hosts JSON``: stops whatever still runs on the given hosts.
+
+The server runs it after an engine died without a word and no other session uses the hosts. A process that was
+just being started has no connection to the engine yet, so it would not have noticed; Monarch itself would end it
+after a minute or more, or not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+
+from meshgate_gateway.engine.monarch import Binding
+
+
+async def reap(addresses: list[str], transport: str | None, timeout: float) -> None:
+    binding = Binding(transport, on_fault=lambda fault: None)
+    hosts = binding.attach("reaped", addresses)
+    await asyncio.wait_for(binding.stop_hosts(hosts), timeout)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hosts", required=True, help='JSON: ["ipc:///tmp/…", …]')
+    parser.add_argument("--timeout", type=float, default=10.0, help="seconds")
+    options = parser.parse_args()
+    addresses = json.loads(options.hosts)
+    try:
+        asyncio.run(reap(addresses, transport_for(addresses), options.timeout))
+    except Exception as error:  # noqa: BLE001 - this process's one job is to say how it went
+        print(f"reaping {addresses} failed: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)  # Monarch's own shutdown would take seconds more
+
+
+def transport_for(addresses: list[str]) -> str | None:
+    """The transport that hosts at ``addresses`` can answer: unix sockets among themselves, else this pod's address."""
+    if all("ipc://" in address for address in addresses):
+        return None
+    return f"tcp://{os.environ.get('MESHGATE_ENGINE_HOST', '127.0.0.1')}:0"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Where worker processes connect: what they print comes in, and their end is noticed when the socket closes.
+
+Each process of a session holds two connections to its engine for life, one for each output stream (``on_worker.begin``
+makes them). The kernel closes them when a process dies, however it dies, so a death is known at once; and a process
+whose engine is gone ends itself. Monarch's own supervision tells the reason, a moment later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ValidationError
+
+from meshgate_gateway.engine.output import LineSplitter, Printed
+
+log = logging.getLogger(__name__)
+
+HELLO_LIMIT = 4096
+HELLO_TIMEOUT = 10.0
+FOLDING_WINDOW = 0.02  # seconds; output of many ranks within it is told together
+UNFINISHED_LINE = 0.1  # seconds that a line without an end waits for it
+
+
+class Hello(BaseModel):
+    secret: str
+    mesh: int
+    rank: int
+    pid: int
+    stream: Literal["stdout", "stderr"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who prints: for labels."""
+
+    mesh: str
+    host: str
+
+
+class WorkerStreams:
+    """Listens for the processes of one session.
+
+    ``describe(mesh, rank)`` gives the label of a process; ``printed(lines)`` receives output, a batch a window;
+    ``ended(mesh, rank, pid)`` is called when a process's connection closes. All on the loop.
+    """
+
+    def __init__(
+        self,
+        describe: Callable[[int, int], Source],
+        printed: Callable[[list[Printed]], None],
+        ended: Callable[[int, int, int], None],
+    ) -> None:
+        self._describe, self._printed, self._ended = describe, printed, ended
+        self.secret = secrets.token_hex(16)
+        self.address = ""
+        self._server: asyncio.Server | None = None
+        self._folder: str | None = None
+        self._batch: list[Printed] = []
+        self._telling: asyncio.TimerHandle | None = None
+        self._readers: set[asyncio.Task[None]] = set()
+
+    async def listen(self, host: str | None) -> None:
+        """On ``host`` at a free port, or with None on a unix socket that only this user can reach."""
+        if host is None:
+            self._folder = tempfile.mkdtemp(prefix="meshgate-")
+            path = os.path.join(self._folder, "workers")
+            self._server = await asyncio.start_unix_server(self._accept, path, limit=2**20)
+            self.address = f"unix:{path}"
+        else:
+            self._server = await asyncio.start_server(self._accept, host, 0, limit=2**20)
+            self.address = f"tcp:{host}:{self._server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        """Stops listening and drops every process still connected, which ends it."""
+        if self._server is not None:
+            self._server.close()
+        for reader in tuple(self._readers):
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+        self._tell()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._readers.add(task)
+        task.add_done_callback(self._readers.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            hello = await self._hello(reader)
+            if hello is not None:
+                await self._read(hello, reader)
+        except (ConnectionError, TimeoutError) as error:
+            log.debug("a worker's connection broke: %s", error)
+        finally:
+            writer.close()
+
+    async def _hello(self, reader: asyncio.StreamReader) -> Hello | None:
+        line = await asyncio.wait_for(reader.readline(), HELLO_TIMEOUT)
+        try:
+            hello = Hello.model_validate(json.loads(line[:HELLO_LIMIT]))
+        except (ValueError, ValidationError):
+            log.warning("something that is not a worker of this session connected to the worker socket")
+            return None
+        if not secrets.compare_digest(hello.secret, self.secret):
+            log.warning("a process with another session's secret connected to the worker socket")
+            return None
+        return hello
+
+    async def _read(self, hello: Hello, reader: asyncio.StreamReader) -> None:
+        splitter = LineSplitter()
+        loop = asyncio.get_running_loop()
+        unfinished: asyncio.TimerHandle | None = None
+
+        def take(lines: list[tuple[str, Literal["\n", "\r", ""]]]) -> None:
+            source = self._describe(hello.mesh, hello.rank)
+            for text, end in lines:
+                if text or end == "\n":
+                    self._add(Printed(hello.stream, source.mesh, hello.rank, source.host, text, end))
+
+        try:
+            while data := await reader.read(65_536):
+                if unfinished is not None:
+                    unfinished.cancel()
+                    unfinished = None
+                take(splitter.feed(data))
+                if splitter.pending:
+                    unfinished = loop.call_later(UNFINISHED_LINE, lambda: take(splitter.flush()))
+        finally:
+            if unfinished is not None:
+                unfinished.cancel()
+            take(splitter.flush())
+            if hello.stream == "stdout":
+                self._ended(hello.mesh, hello.rank, hello.pid)
+
+    def _add(self, line: Printed) -> None:
+        self._batch.append(line)
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(FOLDING_WINDOW, self._tell)
+
+    def _tell(self) -> None:
+        self._telling = None
+        if self._batch:
+            batch, self._batch = self._batch, []
+            self._printed(batch)
