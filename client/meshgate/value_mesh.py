@@ -1,0 +1,128 @@
+"""``ValueMesh``: what a call to a mesh returns, one value a rank.
+
+It behaves and prints as Monarch's. A value is read (unpickled) when it is first looked at, so that one rank's value
+that needs a module the laptop lacks does not take the others with it, and a large result costs only what is used.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pprint import pformat
+from textwrap import indent
+from typing import Any, Generic, TypeVar, cast
+
+from meshgate.extent import Point
+from meshgate.ndslice import Slice, unsigned
+from meshgate.shape import MeshTrait, Shape
+
+__all__ = ["ValueMesh"]
+
+R = TypeVar("R")
+
+
+class _Cell(Generic[R]):
+    """A value, or how to get it; got once, by whichever thread is first. An error is raised at every look."""
+
+    __slots__ = ("_lock", "_read", "_value")
+
+    def __init__(self, value: R | None = None, read: Callable[[], R] | None = None) -> None:
+        self._value = value
+        self._read = read
+        self._lock = threading.Lock() if read is not None else None
+
+    def get(self) -> R:
+        if self._lock is not None:
+            with self._lock:
+                if self._read is not None:
+                    self._value = self._read()
+                    self._read = None
+        return cast(R, self._value)
+
+
+class ValueMesh(MeshTrait, Generic[R]):
+    """Values by rank. ``slice``, ``split``, ``flatten`` and ``rename`` give meshes of the same values."""
+
+    __slots__ = ("_cells", "_shape")
+
+    def __init__(self, shape: Shape, values: list[R]) -> None:
+        if not isinstance(shape, Shape):
+            raise TypeError(f"argument 'shape': '{type(shape).__name__}' object cannot be cast as 'Shape'")
+        if not isinstance(values, list):
+            raise TypeError(f"argument 'values': '{type(values).__name__}' object cannot be cast as 'list'")
+        self._fill(shape, [_Cell(value) for value in values])
+
+    def _fill(self, shape: Shape, cells: list[_Cell[R]]) -> None:
+        if len(cells) != len(shape):
+            raise ValueError(f"invalid value mesh: expected {len(shape)} ranks, but contains {len(cells)} ranks")
+        self._shape = shape
+        self._cells = cells
+
+    @classmethod
+    def lazy(cls, shape: Shape, reads: Iterable[Callable[[], R]]) -> ValueMesh[R]:
+        """A mesh whose values are what ``reads`` return, each called at most once, when its value is wanted."""
+        return cls._of(shape, [_Cell(read=read) for read in reads])
+
+    @classmethod
+    def _of(cls, shape: Shape, cells: list[_Cell[R]]) -> ValueMesh[R]:
+        mesh = cls.__new__(cls)
+        mesh._fill(shape, cells)
+        return mesh
+
+    @staticmethod
+    def from_indexed(shape: Shape, pairs: Iterable[tuple[int, R]]) -> ValueMesh[R]:
+        """The mesh with these values at these positions, which must be all; of two for one the last counts."""
+        values = {unsigned(position, "pairs"): value for position, value in pairs}
+        return ValueMesh(shape, [values[position] for position in sorted(values)])
+
+    def get(self, rank: int) -> R:
+        """The value at a position, counted in row-major order; ``ValueError`` if there are fewer."""
+        position = unsigned(rank, "rank")
+        if position >= len(self._cells):
+            raise ValueError(f"index {position} out of range (len={len(self._cells)})")
+        return self._cells[position].get()
+
+    def item(self, **kwargs: int) -> R:
+        """The value at these coordinates, all of which must be given; none for a single value.
+
+        Raises ``KeyError`` for a missing or unknown dimension, ``IndexError`` for coordinates out of range.
+        """
+        coordinates = [kwargs.pop(label) for label in self._labels]
+        if kwargs:
+            raise KeyError(f"item has extra dimensions: {list(kwargs)}")
+        rank = self._ndslice.nditem(coordinates)
+        try:
+            position = self._ndslice.index(rank)
+        except ValueError:
+            raise IndexError(f"rank {rank} not in current shape") from None
+        return self.get(position)
+
+    def items(self) -> Iterator[tuple[Point, R]]:
+        """Each value with where it came from."""
+        extent = self._shape.extent
+        for position, cell in enumerate(self._cells):
+            yield Point(position, extent), cell.get()
+
+    def values(self) -> list[R]:
+        return [cell.get() for cell in self._cells]
+
+    def __iter__(self) -> Iterator[tuple[Point, R]]:
+        return self.items()
+
+    def __repr__(self) -> str:
+        return f"ValueMesh({self._shape.extent}):\n{indent(pformat(tuple(self.items())), '  ')}"
+
+    @property
+    def _ndslice(self) -> Slice:
+        return self._shape.ndslice
+
+    @property
+    def _labels(self) -> Iterable[str]:
+        return self._shape.labels
+
+    def _new_with_shape(self, shape: Shape) -> ValueMesh[R]:
+        cells = [self._cells[self._ndslice.index(rank)] for rank in shape.ranks()]
+        return self._of(shape, cells)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ValueMesh, (self._shape, self.values())
