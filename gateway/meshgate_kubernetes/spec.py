@@ -1,0 +1,202 @@
+"""What a job asks of a cluster, as data: checked here, before anything is created, and by name.
+
+The same models are what the client renders to objects itself, what a gateway takes over HTTP when it
+provisions for a pod without rights, and what the job's ConfigMap holds for whoever finds the job later.
+Unknown fields are refused rather than ignored: a misspelt ``tolerations`` must not cost an hour of waiting.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from meshgate_kubernetes.names import (
+    POD_INDEX_LABEL,
+    Names,
+    check_job_name,
+    check_mesh_name,
+    is_label_key,
+    is_label_value,
+)
+from meshgate_kubernetes.quantity import parse_quantity
+
+__all__ = ["JobSpec", "MeshSpec", "Object", "VolumeMount", "WorkerSpec", "parse_selector"]
+
+Object: TypeAlias = dict[str, Any]
+"""A Kubernetes object, or a part of one, as JSON."""
+
+DEFAULT_PORT = 26600
+_LABEL_RULE = "at most 63 letters, digits, '-', '_' and '.', a letter or digit at both ends"
+GPU_RESOURCE = "nvidia.com/gpu"
+GPU_TYPE_LABEL = "nvidia.com/gpu.product"
+
+
+def _quantity(value: str) -> str:
+    if parse_quantity(value) <= 0:
+        raise ValueError(f"{value!r} asks for nothing; leave it out instead")
+    return value
+
+
+def _labels(labels: dict[str, str]) -> dict[str, str]:
+    for key, value in labels.items():
+        if not is_label_key(key):
+            raise ValueError(f"{key!r} is not a label key: {_LABEL_RULE}, after an optional prefix/")
+        if not is_label_value(value):
+            raise ValueError(f"{value!r}, of {key!r}, is not a label value: {_LABEL_RULE}")
+    return labels
+
+
+def _annotations(annotations: dict[str, str]) -> dict[str, str]:
+    for key in annotations:
+        if not is_label_key(key):
+            raise ValueError(f"{key!r} is not an annotation key")
+    return annotations
+
+
+def _environment(variables: dict[str, str]) -> dict[str, str]:
+    for name in variables:
+        if not name or "=" in name or not name.isprintable():
+            raise ValueError(f"{name!r} is not the name of an environment variable")
+        if name in _OWN_VARIABLES:
+            raise ValueError(f"{name} is set by meshgate itself")
+    return variables
+
+
+_OWN_VARIABLES = frozenset({"POD_IP", "POD_NAME", "POD_NAMESPACE", "MESHGATE_TOKEN"})
+
+Quantity: TypeAlias = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_quantity)]
+Labels: TypeAlias = Annotated[dict[str, str], AfterValidator(_labels)]
+Annotations: TypeAlias = Annotated[dict[str, str], AfterValidator(_annotations)]
+Environment: TypeAlias = Annotated[dict[str, str], AfterValidator(_environment)]
+PullPolicy: TypeAlias = Literal["Always", "IfNotPresent", "Never"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class VolumeMount(_Model):
+    """A volume (Kubernetes' own words, without its name) and where the worker sees it."""
+
+    mount_path: str = Field(pattern=r"^/")
+    source: Object = Field(min_length=1)
+    read_only: bool = False
+
+
+class WorkerSpec(_Model):
+    """One worker pod of a mesh. Names are Kubetorch's; what they become is told in ``docs/kubernetes.md``."""
+
+    image: str = Field(min_length=1, max_length=1024)
+    cpu: Quantity | None = None
+    memory: Quantity | None = None
+    disk_size: Quantity | None = None
+    gpus: int = Field(default=0, ge=0, le=1024)
+    gpu_type: str | None = None
+    resources: dict[str, Quantity] = {}
+    """Other resources by their full names, such as ``rdma/hca``."""
+    env_vars: Environment = {}
+    secrets: tuple[str, ...] = ()
+    """Secrets whose keys become environment variables."""
+    labels: Labels = {}
+    annotations: Annotations = {}
+    node_selector: Labels = {}
+    tolerations: tuple[Object, ...] = ()
+    volumes: tuple[VolumeMount, ...] = ()
+    priority_class_name: str | None = None
+    service_account_name: str | None = None
+    image_pull_policy: PullPolicy | None = None
+    image_pull_secrets: tuple[str, ...] = ()
+    shared_memory_limit: Quantity | None = None
+    queue_name: str | None = None
+    fuse: bool = False
+    """Privileged, with the host's ``/dev/fuse``: what Monarch's remote mounts need."""
+    pod_spec: Object = {}
+    """Raw fields laid over the pod specification that the others make."""
+    template: Object | None = None
+    """A whole pod template, taken as it is in place of all of the above: Monarch's ``pod_spec``."""
+
+    @field_validator("gpu_type")
+    @classmethod
+    def _gpu_type_is_a_label_value(cls, value: str | None) -> str | None:
+        if value is not None:
+            _labels({GPU_TYPE_LABEL: value} if "=" not in value else dict([value.split("=", 1)]))
+        return value
+
+    @model_validator(mode="after")
+    def _gpu_type_needs_gpus(self) -> WorkerSpec:
+        if self.gpu_type is not None and not self.gpus:
+            raise ValueError("gpu_type without gpus: say how many of them, gpus=1 for instance")
+        return self
+
+
+class MeshSpec(_Model):
+    """A named mesh of worker pods: how many, and which pods they are.
+
+    ``way`` says who makes the pods: ``statefulset`` and ``monarchmesh`` are made for the job (``worker`` is
+    set), with ``selector`` they exist already and are only found by it.
+    """
+
+    name: Annotated[str, AfterValidator(check_mesh_name)]
+    replicas: int = Field(ge=0, le=65_536)
+    """How many pods. 0, for existing pods alone: as many as the selector finds."""
+    way: Literal["statefulset", "monarchmesh", "selector"]
+    selector: str
+    rank_label: str = POD_INDEX_LABEL
+    port: int = Field(default=DEFAULT_PORT, ge=1, le=65_535)
+    worker: WorkerSpec | None = None
+    labels: Labels = {}
+    """On the StatefulSet or MonarchMesh itself."""
+    annotations: Annotations = {}
+
+    @model_validator(mode="after")
+    def _worker_and_way_agree(self) -> MeshSpec:
+        if (self.worker is None) != (self.way == "selector"):
+            raise ValueError(f"mesh {self.name!r}: a worker is for pods that are made, a selector for pods that exist")
+        if self.way != "selector" and self.replicas < 1:
+            raise ValueError(f"mesh {self.name!r}: replicas must be at least 1, not {self.replicas}")
+        parse_selector(self.selector)
+        return self
+
+
+class JobSpec(_Model):
+    """A whole job, and what the gateway pod of its own needs to know."""
+
+    name: Annotated[str, AfterValidator(check_job_name)]
+    namespace: str = Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+    meshes: tuple[MeshSpec, ...] = Field(min_length=1, max_length=64)
+    gateway_image: str = Field(min_length=1, max_length=1024)
+    gateway_pull_policy: PullPolicy | None = None
+    image_pull_secrets: tuple[str, ...] = ()
+    idle_timeout: int = Field(default=0, ge=0)
+    """Seconds without a session after which the job deletes itself; 0: never."""
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> JobSpec:
+        names = [mesh.name for mesh in self.meshes]
+        if duplicates := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"meshes named twice: {', '.join(sorted(duplicates))}")
+        for mesh in self.meshes:
+            if mesh.way != "selector":
+                Names(self.name).mesh(mesh.name)
+        return self
+
+    def mesh(self, name: str) -> MeshSpec | None:
+        return next((mesh for mesh in self.meshes if mesh.name == name), None)
+
+
+def parse_selector(selector: str) -> dict[str, str]:
+    """The equalities of a label selector (``a=b,c=d``). ValueError when there is none or one cannot be read.
+
+    The set-based forms (``a in (b, c)``, ``!a``) are passed to the API server as they are and are not in
+    the result.
+    """
+    if not selector.strip():
+        raise ValueError("an empty label selector would take every pod of the namespace")
+    equalities = {}
+    for term in selector.split(","):
+        key, equals, value = term.replace("==", "=").partition("=")
+        if equals and not key.endswith("!"):
+            _labels({key.strip(): value.strip()})
+            equalities[key.strip()] = value.strip()
+    return equalities
