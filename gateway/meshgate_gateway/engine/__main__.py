@@ -15,6 +15,8 @@ import socket
 import sys
 from collections.abc import Sequence
 
+import uvloop
+
 from meshgate_gateway.engine.engine import Engine
 from meshgate_gateway.engine.link import open_link
 from meshgate_gateway.engine.monarch import Binding, Fault
@@ -129,13 +131,7 @@ def main() -> int:
     options = parser.parse_args()
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    try:
-        import uvloop  # noqa: PLC0415 - an extra; asyncio's own loop does as well, a little slower
-
-        run = uvloop.run
-    except ImportError:
-        run = asyncio.run
-    run(serve(options.control_fd, options.host))
+    uvloop.run(serve(options.control_fd, options.host))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # the meshes are stopped; Monarch's own shutdown would take seconds more

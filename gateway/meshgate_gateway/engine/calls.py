@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from meshgate_gateway.engine.monarch import Reply
 from meshgate_wire.messages import Adopted, ErrorGroup, Failed, Failure, Header, Item, Values
@@ -20,6 +20,11 @@ MAX_DISTINCT_ERRORS = 16
 
 Adverb: TypeAlias = Literal["call", "call_one", "choose", "stream", "broadcast"]
 Data: TypeAlias = bytes | memoryview
+
+
+class HostOf(Protocol):
+    def get(self, rank: int, default: str = ..., /) -> str:
+        """The name of the host of a base rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class Pending:
     mesh: str
     endpoint: str
     ranks: Sequence[int]
-    host_of: Mapping[int, str]  # base rank to host name, for the ranks asked about
+    host_of: HostOf
     answered: dict[int, Reply] = field(default_factory=dict)  # by position
     objects: dict[int, Adopted] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
@@ -117,7 +122,8 @@ class Pending:
         for position in sorted(self.failed):
             digest = hashlib.blake2b(self.answered[position].data, digest_size=16).digest()
             groups.setdefault(digest, []).append(position)
-        errors, buffers = [], []
+        errors: list[ErrorGroup] = []
+        buffers: list[Data] = []
         for ranks in sorted(groups.values(), key=len, reverse=True):
             buffer = None
             if len(buffers) < MAX_DISTINCT_ERRORS:

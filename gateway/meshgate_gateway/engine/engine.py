@@ -89,12 +89,12 @@ class Engine:
             self._link.close(CloseCode.GOING_AWAY, "another connection of this session took over")
             self._lost_link()
         self._link = link
-        self._pump = Pump(self.session, link)
         self.session.connection_made()
+        self._pump = Pump(self.session, link)
         self._pump.flush()
         self._on_link(True)
 
-    def link_data(self, link: Link, data: bytes) -> None:
+    def link_data(self, link: Link, data: bytes | bytearray | memoryview) -> None:
         if link is not self._link:
             return
         try:
@@ -119,6 +119,8 @@ class Engine:
             self._lost_link()
 
     def _lost_link(self) -> None:
+        if self._pump is not None:
+            self._pump.close()
         self._link = self._pump = None
         self.session.connection_lost()
         self._on_link(False)
@@ -259,8 +261,7 @@ class Engine:
             reply = self.binding.raw_reply(future.result())
             references = Adopted(objects=tuple(self.objects.arrived(mesh) for mesh in reply.references))
             first_failure = reply.exception and not pending.failed
-            self.finish_call(pending, pending.reply(reply, references), stream)
-            if pending.over:
+            if self.finish_call(pending, pending.reply(reply, references), stream):
                 return
             if first_failure and pending.adverb != "stream":
                 self._loop.call_later(GATHER_FAILURES, self._told_so_far, pending, stream)
@@ -272,11 +273,13 @@ class Engine:
         if not pending.over:
             self.finish_call(pending, pending.finish(), stream)
 
-    def finish_call(self, pending: Pending, answer: Answer | None, stream: int) -> None:
-        if pending.over:
-            self._calls.pop(pending.call, None)
+    def finish_call(self, pending: Pending, answer: Answer | None, stream: int) -> bool:
+        """Sends ``answer``, if there is one; whether the call is over."""
         if answer is not None:
             self.answer(answer, stream)
+        if pending.over:
+            self._calls.pop(pending.call, None)
+        return pending.over
 
     def answer(self, answer: Answer, stream: int) -> None:
         self.send(answer.header, answer.buffers, stream=stream)
@@ -346,7 +349,7 @@ class _HostOf:
     def __init__(self, actors: Actors) -> None:
         self._actors = actors
 
-    def get(self, rank: int, default: str = "") -> str:
+    def get(self, rank: int, default: str = "", /) -> str:
         return self._actors.host_of(rank) or default
 
 

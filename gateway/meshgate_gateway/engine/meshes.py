@@ -85,7 +85,7 @@ class Meshes:
         assert isinstance(hosts, Hosts)
         of = header.hosts.region or hosts.region
         names = tuple(hosts.names[rank] for rank in ranks_of(of))
-        bootstrap = Forward(buffers[0].fragments) if buffers else None
+        bootstrap: Any = Forward(buffers[0].fragments) if buffers else None
         begin = functools.partial(
             on_worker.begin, engine.streams.address, engine.streams.secret, header.object, [], bootstrap
         )
