@@ -1,1 +1,50 @@
-"""meshgate."""
+"""The wire: messages, framing and resumable sessions, without I/O. Imports nothing else of meshgate."""
+
+from __future__ import annotations
+
+from .errors import (
+    LimitExceeded,
+    MessageTooLarge,
+    ProtocolError,
+    SessionEnded,
+    SessionLost,
+    VersionMismatch,
+    WireError,
+)
+from .events import Established, Event, MessageReceived
+from .fragments import Buffer, Fragments, Sendable
+from .frames import Hello, PeerLimits
+from .limits import Limits
+from .messages import Header
+from .pump import Pump, Timer, Transport
+from .session import Role, Session, State, Statistics
+from .version import PROTOCOL_VERSION, SOFTWARE_VERSION
+
+__all__ = [
+    "Buffer",
+    "Established",
+    "Event",
+    "Fragments",
+    "Header",
+    "Hello",
+    "LimitExceeded",
+    "Limits",
+    "MessageReceived",
+    "MessageTooLarge",
+    "PeerLimits",
+    "ProtocolError",
+    "PROTOCOL_VERSION",
+    "Pump",
+    "Role",
+    "Sendable",
+    "Session",
+    "SessionEnded",
+    "SessionLost",
+    "SOFTWARE_VERSION",
+    "State",
+    "Statistics",
+    "Timer",
+    "Transport",
+    "VersionMismatch",
+    "WireError",
+]

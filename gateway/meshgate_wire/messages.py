@@ -151,7 +151,10 @@ class PortSend(_Model):
 
 
 class Adopt(_Model):
-    """Tells what a negative object is, as the laptop learned by unpickling it. Buffers: the pickled class, for actors."""
+    """Tells what a negative object is, as the laptop learned by unpickling it.
+
+    Buffers: the pickled class, for actors.
+    """
 
     type: Literal["adopt"] = "adopt"
     object: int

@@ -1,0 +1,231 @@
+"""Messages put together from the payloads of frames.
+
+On its stream a message is: u32 length of the header, u32 number of buffers, a u64 length for each buffer, the
+header, the buffers. The lengths come first so that everything is checked before memory is taken for it.
+
+Every error here ends the session: the same frames would be replayed on the next connection.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from struct import Struct
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from .errors import LimitExceeded, ProtocolError
+from .fragments import Fragments
+from .frames import FIRST, LAST, describe
+from .limits import LEAST_CHUNK, Limits
+from .messages import Header, load_header
+
+__all__ = ["Assembly", "Whole", "encode_preamble"]
+
+_COUNTS = Struct("!II")
+
+
+class Whole(NamedTuple):
+    """A message as it came out of its stream."""
+
+    header: Header
+    buffers: tuple[Fragments, ...]
+    nbytes: int
+
+
+@lru_cache(maxsize=64)
+def _counts_and_lengths(count: int) -> Struct:
+    return Struct(f"!II{count}Q")
+
+
+def encode_preamble(header_bytes: int, lengths: list[int]) -> bytes:
+    return _counts_and_lengths(len(lengths)).pack(header_bytes, len(lengths), *lengths)
+
+
+def _parse_header(stream: int, data: bytes) -> Header:
+    try:
+        return load_header(data)
+    except ValidationError as error:
+        raise ProtocolError(f"a message on stream {stream} has a malformed header, {describe(error)}") from error
+
+
+def _check_counts(limits: Limits, header_bytes: int, count: int) -> None:
+    if header_bytes > limits.max_header:
+        raise LimitExceeded("a header in bytes", header_bytes, limits.max_header)
+    if count > limits.max_buffers:
+        raise LimitExceeded("a number of buffers", count, limits.max_buffers)
+
+
+def _decode_whole(stream: int, data: bytes, start: int, end: int, limits: Limits) -> Whole:
+    """The message that is all of ``data[start:end]``."""
+    nbytes = end - start
+    if nbytes < _COUNTS.size:
+        raise ProtocolError(f"a message on stream {stream} has {nbytes} bytes, too few for its counts")
+    if nbytes > limits.max_message:
+        raise LimitExceeded("a message in bytes", nbytes, limits.max_message)
+    header_bytes, count = _COUNTS.unpack_from(data, start)
+    _check_counts(limits, header_bytes, count)
+    head = start + _COUNTS.size + 8 * count
+    at = head + header_bytes
+    if at > end:
+        raise ProtocolError(f"a message on stream {stream} announces {at - start} bytes or more and has {nbytes}")
+    lengths = _counts_and_lengths(count).unpack_from(data, start)[2:] if count else ()
+    if at + sum(lengths) != end:
+        raise ProtocolError(
+            f"a message on stream {stream} announces {at - start + sum(lengths)} bytes and has {nbytes}"
+        )
+    header = _parse_header(stream, data[head:at])
+    buffers = []
+    for length in lengths:
+        buffers.append(Fragments((data[at : at + length],) if length else (), length))
+        at += length
+    return Whole(header, tuple(buffers), nbytes)
+
+
+class _Partial:
+    """A message that has begun and not ended."""
+
+    __slots__ = (
+        "_buffers", "_fragments", "_header", "_lengths", "_limits", "_missing", "_preamble", "_step", "_wanted",
+        "announced", "received", "stream",
+    )  # fmt: skip
+
+    def __init__(self, stream: int, limits: Limits) -> None:
+        self.stream = stream
+        self.received = 0
+        self.announced = 0  # the size of the whole, once it is known
+        self._limits = limits
+        self._preamble = bytearray()  # what has come of counts, lengths and header
+        self._step = self._read_counts
+        self._wanted = _COUNTS.size  # the size of the preamble at which the step can be taken
+        self._header: Header | None = None
+        self._lengths: tuple[int, ...] = ()
+        self._buffers: list[Fragments] = []
+        self._fragments: list[bytes] = []  # of the current buffer
+        self._missing = 0  # of the current buffer
+
+    def feed(self, data: bytes, start: int, end: int) -> None:
+        """Takes over ``data[start:end]``, the next bytes of the message."""
+        self.received += end - start
+        while self._header is None:
+            part = data[start : min(end, start + self._wanted - len(self._preamble))]
+            self._preamble += part
+            start += len(part)
+            if len(self._preamble) < self._wanted:
+                return
+            self._step()
+        while start < end:
+            if not self._missing:
+                raise ProtocolError(
+                    f"a message on stream {self.stream} announces {self.announced} bytes "
+                    f"and has {self.received} or more"
+                )
+            part = data[start : min(end, start + self._missing)]
+            self._fragments.append(part)
+            start += len(part)
+            self._missing -= len(part)
+            if not self._missing:
+                self._close_buffer()
+
+    def finish(self) -> Whole:
+        if self._header is None or len(self._buffers) < len(self._lengths):
+            raise ProtocolError(
+                f"a message on stream {self.stream} ended after {self.received} of {self.announced or 'unknown'} bytes"
+            )
+        return Whole(self._header, tuple(self._buffers), self.received)
+
+    def _read_counts(self) -> None:
+        header_bytes, count = _COUNTS.unpack(self._preamble)
+        _check_counts(self._limits, header_bytes, count)
+        self._wanted += 8 * count
+        self._step = self._read_lengths
+
+    def _read_lengths(self) -> None:
+        count = (self._wanted - _COUNTS.size) // 8
+        header_bytes, _, *lengths = _counts_and_lengths(count).unpack(self._preamble)
+        announced = self._wanted + header_bytes + sum(lengths)
+        if announced > self._limits.max_message:
+            raise LimitExceeded("a message in bytes", announced, self._limits.max_message)
+        self.announced = announced
+        self._lengths = tuple(lengths)
+        self._wanted += header_bytes
+        self._step = self._read_header
+
+    def _read_header(self) -> None:
+        self._header = _parse_header(self.stream, bytes(self._preamble[_COUNTS.size + 8 * len(self._lengths) :]))
+        self._preamble = bytearray()
+        self._open_buffer()
+
+    def _open_buffer(self) -> None:
+        while len(self._buffers) < len(self._lengths):
+            self._missing = self._lengths[len(self._buffers)]
+            if self._missing:
+                return
+            self._buffers.append(Fragments())
+
+    def _close_buffer(self) -> None:
+        self._buffers.append(Fragments(tuple(self._fragments), self._lengths[len(self._buffers)]))
+        self._fragments = []
+        self._open_buffer()
+
+
+class Assembly:
+    """The messages that are coming in, at most one a stream."""
+
+    __slots__ = ("_limits", "_partials", "announced")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._partials: dict[int, _Partial] = {}
+        self.announced = 0  # bytes of all partial messages, as far as their sizes are known
+
+    def __len__(self) -> int:
+        return len(self._partials)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of messages that have not ended."""
+        return sum(partial.received for partial in self._partials.values())
+
+    def receive(self, flags: int, stream: int, data: bytes, start: int, end: int) -> Whole | None:
+        """The payload ``data[start:end]`` of a frame has come: the message that it ends, if any."""
+        partial = self._partials.get(stream) if self._partials else None
+        if flags & FIRST:
+            if partial is not None:
+                raise ProtocolError(f"a message begins on stream {stream} before the last one ended")
+            if flags & LAST:
+                return _decode_whole(stream, data, start, end, self._limits)
+            partial = self._begin(stream)
+        elif partial is None:
+            raise ProtocolError(f"a frame on stream {stream} continues a message that has not begun")
+        if not flags & LAST and end - start < LEAST_CHUNK:
+            raise ProtocolError(
+                f"a frame on stream {stream} carries {end - start} bytes; "
+                f"one that is not the last of its message carries {LEAST_CHUNK} or more"
+            )
+        self._feed(partial, data, start, end)
+        if not flags & LAST:
+            return None
+        del self._partials[stream]
+        self.announced -= partial.announced
+        return partial.finish()
+
+    def _begin(self, stream: int) -> _Partial:
+        if len(self._partials) >= self._limits.max_partial_messages:
+            raise LimitExceeded(
+                "a number of unfinished messages", len(self._partials) + 1, self._limits.max_partial_messages
+            )
+        partial = self._partials[stream] = _Partial(stream, self._limits)
+        return partial
+
+    def _feed(self, partial: _Partial, data: bytes, start: int, end: int) -> None:
+        before = partial.announced
+        partial.feed(data, start, end)
+        self.announced += partial.announced - before
+        if self.announced > self._limits.max_partial_bytes:
+            raise LimitExceeded("unfinished messages in bytes", self.announced, self._limits.max_partial_bytes)
+
+    def validate_state(self) -> None:
+        assert self.announced == sum(partial.announced for partial in self._partials.values())
+        assert len(self._partials) <= self._limits.max_partial_messages
+        assert all(not p.announced or p.received <= p.announced for p in self._partials.values())

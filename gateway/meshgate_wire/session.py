@@ -1,0 +1,463 @@
+"""A session: messages that arrive exactly once and in order per stream, over connections that come and go.
+
+Sans-IO: bytes in, events and bytes out. It knows no clock, no socket and no thread; calls must not overlap.
+Who drives it does, on each connection::
+
+    session.connection_made()
+    send b"".join(pieces) for each non-empty ``pieces = session.data_to_send()``    # Pump does this
+    events = session.receive_data(message)                                          # for each websocket message
+    session.connection_lost()
+
+Promises:
+
+- What ``send`` has taken arrives exactly once, however many connections it takes, or the session ends with
+  an error that says why. Messages of a stream keep their order; streams do not wait for each other.
+- Sending a large buffer copies nothing: it must not change until the peer has acknowledged it. Messages of up
+  to ``Limits.small_message`` bytes are copied by ``send``.
+- A peer can make this side hold at most, per stream, a window of unconsumed messages and one unfinished one;
+  unfinished ones are bounded together by ``Limits.max_partial_bytes``.
+- Whatever the peer sends, ``receive_data`` returns or raises a ``WireError``. After an error the connection
+  gets no further hearing. If the error is ``resumable`` (the bytes of the connection made no sense: cut short,
+  out of order) a new connection continues the session, and messages that came before the error are
+  told with its first events. If not (what the peer said made no sense, and it would say it again), the session has
+  failed and every later call raises ``SessionEnded``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from .assembly import Assembly, Whole, encode_preamble
+from .credits import ReceiveWindows
+from .errors import (
+    LimitExceeded,
+    MessageTooLarge,
+    ProtocolError,
+    SessionEnded,
+    SessionLost,
+    VersionMismatch,
+    WireError,
+)
+from .events import Established, Event, MessageReceived
+from .fragments import Sendable, flatten
+from .frames import (
+    ACK,
+    CREDIT,
+    FIRST,
+    FRAME_HEADER_BYTES,
+    FRAMES,
+    HELLO,
+    LAST,
+    MESSAGE_HEADER_BYTES,
+    Hello,
+    PeerLimits,
+    decode_credits,
+    decode_hello,
+    encode_ack,
+    encode_credits,
+    encode_frame_header,
+    encode_frames_header,
+    encode_hello,
+    read_ack,
+    read_frame_header,
+    read_frames_header,
+)
+from .limits import KIB, LEAST, MIB, Limits
+from .messages import Header, dump_header
+from .outbox import Bulk, Outbox
+from .retransmission import Frame, Unacknowledged
+from .version import PROTOCOL_VERSION, PYTHON_VERSION, SOFTWARE_VERSION
+
+__all__ = ["DEFAULT_BUDGET", "Role", "Session", "State", "Statistics"]
+
+DEFAULT_BUDGET = 256 * KIB + KIB  # one default chunk and its headers
+
+
+class Role(str, Enum):
+    CLIENT = "client"
+    GATEWAY = "gateway"
+
+
+class State(IntEnum):
+    DETACHED = 0  # no connection
+    OPENING = 1  # connected, the peer's Hello has not come
+    ESTABLISHED = 2
+    ENDED = 3  # this connection has broken the protocol; a new one may continue
+    FAILED = 4  # the session is over
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    connections: int
+    frames_sent: int  # distinct ones
+    frames_replayed: int
+    frames_received: int
+    frames_dropped: int  # received again
+    messages_sent: int
+    messages_received: int
+    queued_bytes: int
+    unacknowledged_bytes: int
+    unacknowledged_frames: int
+    unfinished_messages: int
+    streams_sending: int
+    streams_receiving: int
+
+
+class Session:
+    """One side of a session. ``software``: this side's version, for the peer's messages about a mismatch.
+
+    ``manual_streams`` says of a stream whether its messages keep their credit until ``consume``; ``manual`` adds
+    single streams. Both count when a message is complete.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        *,
+        limits: Limits | None = None,
+        software: str = SOFTWARE_VERSION,
+        manual_streams: Callable[[int], bool] | None = None,
+    ) -> None:
+        self.role = role
+        self.limits = limits or Limits()
+        self.state = State.DETACHED
+        self.peer: Hello | None = None  # of the last connection that was established
+        self._software = software
+        self._failure: WireError | None = None
+        self._manual = manual_streams
+        self._manual_set: set[int] = set()
+        self._outbox = Outbox(self.limits)
+        self._sent = Unacknowledged()
+        self._windows = ReceiveWindows(self.limits.window, self.limits.max_tracked_streams)
+        self._assembly = Assembly(self.limits)
+        self._undelivered: list[Event] = []  # from before an error
+        self._received = 0  # the number of the last frame that was taken in
+        self._hello_due = False
+        self._eager = False  # the peer's Hello has not come, and it is known to have nothing of ours
+        self._next_number = 0  # of the next frame on this connection; 0: any that is not ahead
+        self._acknowledged = 0  # what this connection has told the peer
+        self._unacknowledged_input = 0  # bytes received since
+        self._ack_now = False
+        self._connections = self._replayed = self._dropped = 0
+        self._messages_sent = self._messages_received = 0
+
+    # --- connections --------------------------------------------------------------------------------------
+
+    def connection_made(self) -> None:
+        """A new connection is up, in place of any other. Its first bytes to send are our Hello."""
+        if self.state is State.FAILED:
+            raise SessionEnded(f"the session has failed and cannot be continued: {self._failure}") from self._failure
+        self.connection_lost()
+        self._connections += 1
+        self._eager = self.role is Role.CLIENT and self._connections == 1
+        self.state = State.OPENING
+        self._hello_due = True
+
+    def connection_lost(self) -> None:
+        """The connection is gone. Everything that the peer has not acknowledged is kept for the next one."""
+        if self.state is not State.FAILED:
+            self.state = State.DETACHED
+        self._hello_due = self._eager = self._ack_now = False
+        self._next_number = 0
+        self._unacknowledged_input = 0
+        self._sent.forget_connection()
+
+    # --- sending ------------------------------------------------------------------------------------------
+
+    def send(self, header: Header, buffers: Sequence[Sendable] = (), *, stream: int) -> None:
+        """Queues a message, connected or not.
+
+        Raises ``MessageTooLarge`` where the peer would refuse it and ``SessionEnded`` after the session failed.
+        """
+        if self.state is State.FAILED:
+            raise SessionEnded(f"the session has failed, nothing can be sent: {self._failure}") from self._failure
+        head = dump_header(header)
+        lengths: list[int] = []
+        pieces: list[bytes | memoryview] = [b"", head]
+        for buffer in buffers:
+            if type(buffer) is bytes:
+                pieces.append(buffer)
+                lengths.append(len(buffer))
+            else:
+                size, parts = flatten(buffer)
+                pieces += parts
+                lengths.append(size)
+        preamble = pieces[0] = encode_preamble(len(head), lengths)
+        nbytes = len(preamble) + len(head) + sum(lengths)
+        self._check_sendable(len(head), len(lengths), nbytes)
+        if nbytes <= self.limits.small_message:
+            frame = b"".join((encode_frame_header(FIRST | LAST, stream, nbytes), *pieces))
+            self._outbox.put_frame(stream, frame)
+        else:
+            self._outbox.put_bulk(stream, Bulk([piece for piece in pieces if piece], nbytes))
+        self._messages_sent += 1
+
+    def _check_sendable(self, header_bytes: int, count: int, nbytes: int) -> None:
+        allowed = self.limits if self.peer is None else self.peer.limits
+        if header_bytes > allowed.max_header:
+            raise MessageTooLarge("a header in bytes", header_bytes, allowed.max_header)
+        if count > allowed.max_buffers:
+            raise MessageTooLarge("a number of buffers", count, allowed.max_buffers)
+        if nbytes > allowed.max_message:
+            raise MessageTooLarge("a size in bytes", nbytes, allowed.max_message)
+
+    def data_to_send(self, budget: int = DEFAULT_BUDGET) -> list[bytes | memoryview]:
+        """The pieces of the next websocket message, to be joined; empty when there is none to send now.
+
+        A message is about ``budget`` bytes at most: it has more only where its one frame does.
+        """
+        if self._hello_due:
+            return [self._hello()]
+        if self.state is not State.ESTABLISHED and not self._eager:
+            return []
+        first = self._sent.sent + 1
+        pieces: list[bytes | memoryview] = [b""]
+        room = self._room(budget)
+        while room > FRAME_HEADER_BYTES:
+            frame = self._next_frame(room, at_least_one=len(pieces) == 1)
+            if frame is None:
+                break
+            pieces += frame.pieces
+            room -= frame.nbytes
+        if len(pieces) > 1:
+            pieces[0] = encode_frames_header(self._received, first)
+        elif self._ack_now:
+            pieces[0] = encode_ack(self._received)
+        else:
+            return []
+        self._acknowledged = self._received
+        self._unacknowledged_input = 0
+        self._ack_now = False
+        return pieces
+
+    def _room(self, budget: int) -> int:
+        most = LEAST["max_websocket_message"] if self.peer is None else self.peer.limits.max_websocket_message
+        return max(min(budget, most) - MESSAGE_HEADER_BYTES, FRAME_HEADER_BYTES + 1)
+
+    def _next_frame(self, room: int, *, at_least_one: bool) -> Frame | None:
+        sent = self._sent
+        if sent.replaying:
+            frame = sent.next_replayed(room, at_least_one=at_least_one)
+            self._replayed += frame is not None
+            return frame
+        if self._windows.due and sent.nbytes < self.limits.max_unacknowledged + MIB:
+            frame = self._grants()
+        elif sent.nbytes < self.limits.max_unacknowledged:
+            frame = self._outbox.next_frame(room, at_least_one=at_least_one)
+        else:
+            return None
+        if frame is not None:
+            sent.keep(frame)
+        return frame
+
+    def _grants(self) -> Frame:
+        frame = encode_credits(self._windows.grants())
+        return Frame(len(frame), (frame,))
+
+    def _hello(self) -> bytes:
+        self._hello_due = False
+        self._acknowledged = self._received
+        hello = Hello(
+            protocol=PROTOCOL_VERSION,
+            role=self.role.value,
+            software=self._software,
+            python=PYTHON_VERSION,
+            received=self._received,
+            limits=PeerLimits.of(self.limits),
+        )
+        return encode_hello(hello)
+
+    # --- receiving ----------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes | bytearray | memoryview) -> list[Event]:
+        """What a websocket binary message tells. Raises ``WireError``; see the module on what follows then."""
+        if self.state not in (State.OPENING, State.ESTABLISHED):
+            raise SessionEnded(f"the connection is over ({self.state.name.lower()}), nothing can be received on it")
+        events = self._undelivered
+        self._undelivered = []
+        try:
+            self._receive(data, events)
+        except WireError as error:
+            self._end(error, events)
+            raise
+        return events
+
+    def _end(self, error: WireError, events: list[Event]) -> None:
+        self._hello_due = self._eager = False
+        if error.resumable:
+            self.state = State.ENDED
+            self._undelivered = events
+        else:
+            self.state = State.FAILED
+            self._failure = error
+
+    def _receive(self, data: bytes | bytearray | memoryview, events: list[Event]) -> None:
+        size = len(data)
+        if size > self.limits.max_websocket_message:
+            raise LimitExceeded("a websocket message in bytes", size, self.limits.max_websocket_message, resumable=True)
+        if not isinstance(data, bytes):
+            data = bytes(data)
+        if self.state is State.OPENING:
+            self._receive_hello(data, events)
+            return
+        kind = data[0] if data else 0
+        if kind == FRAMES:
+            ack, first = read_frames_header(data)
+            self._sent.acknowledge(ack)
+            self._receive_frames(data, first, events)
+        elif kind == ACK:
+            self._sent.acknowledge(read_ack(data))
+        elif kind == HELLO:
+            raise ProtocolError("a second hello on one connection", resumable=True)
+        else:
+            raise ProtocolError(f"a websocket message of unknown type {kind} ({size} bytes)", resumable=True)
+
+    def _receive_hello(self, data: bytes, events: list[Event]) -> None:
+        hello = decode_hello(data, protocol=PROTOCOL_VERSION)
+        if not isinstance(hello, Hello):
+            raise VersionMismatch(
+                ours=PROTOCOL_VERSION, our_software=self._software, our_role=self.role.value,
+                theirs=hello[0], their_software=hello[1], their_role=hello[2],
+            )  # fmt: skip
+        if hello.role == self.role.value:
+            raise ProtocolError(f"both sides say that they are the {hello.role}")
+        self._check_same_session(hello)
+        if self._eager:
+            self._sent.acknowledge(hello.received)
+        else:
+            self._sent.rewind(hello.received)
+        resumed = self.peer is not None
+        if not resumed:
+            self._outbox.peer_allows(hello.limits)
+        self._eager = False
+        self.peer = hello
+        self.state = State.ESTABLISHED
+        events.append(Established(hello, resumed))
+
+    def _check_same_session(self, hello: Hello) -> None:
+        other = "gateway" if self.role is Role.CLIENT else "client"
+        if hello.received < self._sent.acknowledged:
+            raise SessionLost(
+                f"the {other} has lost this session: it had received frame {self._sent.acknowledged} of ours and "
+                f"now knows of {hello.received}: start a new session"
+            )
+        if hello.received > self._sent.last:
+            raise SessionLost(
+                f"the {other} resumes a session that the {self.role.value} has lost: it received frame "
+                f"{hello.received} of ours, we have sent {self._sent.last}: start a new session"
+            )
+        if self.peer is not None and hello.limits != self.peer.limits:
+            raise ProtocolError(f"the {other} changed its limits within the session")
+
+    def _receive_frames(self, data: bytes, first: int, events: list[Event]) -> None:
+        expected = self._received + 1
+        if self._next_number and first != self._next_number:
+            raise ProtocolError(
+                f"frame {first} came after frame {self._next_number - 1} on one connection", resumable=True
+            )
+        if first > expected or first == 0:
+            raise ProtocolError(f"frame {first} came where frame {expected} was expected", resumable=True)
+        end = len(data)
+        at = MESSAGE_HEADER_BYTES
+        number = first
+        while at < end:
+            if end - at < FRAME_HEADER_BYTES:
+                raise ProtocolError(f"frame {number} is cut short: {end - at} bytes of its header", resumable=True)
+            flags, stream, length = read_frame_header(data, at)
+            at += FRAME_HEADER_BYTES
+            if length > self.limits.max_frame:
+                raise LimitExceeded("a frame in bytes", length, self.limits.max_frame, resumable=True)
+            if end - at < length:
+                raise ProtocolError(f"frame {number} is cut short: {end - at} of {length} bytes", resumable=True)
+            if number == expected:
+                self._receive_frame(flags, stream, data, at, at + length, events)
+                self._received = number
+                expected += 1
+            else:
+                self._dropped += 1
+            at += length
+            number += 1
+        self._next_number = number
+        self._unacknowledged_input += end
+        if self._unacknowledged_input >= self.limits.ack_after:
+            self._ack_now = True
+
+    def _receive_frame(self, flags: int, stream: int, data: bytes, start: int, end: int, events: list[Event]) -> None:
+        if flags == CREDIT:
+            for number, amount in decode_credits(data[start:end]):
+                self._outbox.grant(number, amount)
+            return
+        if flags > FIRST | LAST:
+            raise ProtocolError(f"a frame of unknown type {flags} on stream {stream}")
+        self._windows.take(stream, end - start)
+        whole = self._assembly.receive(flags, stream, data, start, end)
+        if whole is not None:
+            events.append(self._message(stream, whole))
+
+    def _message(self, stream: int, whole: Whole) -> MessageReceived:
+        self._messages_received += 1
+        message = MessageReceived(whole.header, whole.buffers, stream, whole.nbytes)
+        if stream in self._manual_set or (self._manual is not None and self._manual(stream)):
+            self._windows.hold(stream, whole.nbytes)
+            message.held = whole.nbytes
+        return message
+
+    # --- flow ---------------------------------------------------------------------------------------------
+
+    def manual(self, stream: int) -> None:
+        """From now on messages of ``stream`` keep their credit until ``consume``."""
+        self._manual_set.add(stream)
+
+    def automatic(self, stream: int) -> None:
+        """Takes ``manual`` back. Messages already delivered still want their ``consume``."""
+        self._manual_set.discard(stream)
+
+    def consume(self, message: MessageReceived) -> None:
+        """The application is done with ``message``: its credit may go back. Needless calls do nothing."""
+        held, message.held = message.held, 0
+        if held:
+            self._windows.release(message.stream, held)
+
+    def acknowledge(self) -> None:
+        """Lets the next ``data_to_send`` acknowledge what has come, even where nothing else is to be sent."""
+        self._ack_now = self.ack_due
+
+    @property
+    def ack_due(self) -> bool:
+        """Something has come that this connection has not acknowledged. Within 50 ms: ``acknowledge``, and send."""
+        return self._received > self._acknowledged and self.state is State.ESTABLISHED
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes taken by ``send`` and not sent. They are the caller's to bound: the session takes what it is given."""
+        return self._outbox.nbytes
+
+    @property
+    def unacknowledged_bytes(self) -> int:
+        """Bytes sent and not acknowledged."""
+        return self._sent.nbytes
+
+    def statistics(self) -> Statistics:
+        return Statistics(
+            connections=self._connections,
+            frames_sent=self._sent.last,
+            frames_replayed=self._replayed,
+            frames_received=self._received,
+            frames_dropped=self._dropped,
+            messages_sent=self._messages_sent,
+            messages_received=self._messages_received,
+            queued_bytes=self._outbox.nbytes,
+            unacknowledged_bytes=self._sent.nbytes,
+            unacknowledged_frames=len(self._sent),
+            unfinished_messages=len(self._assembly),
+            streams_sending=self._outbox.streams,
+            streams_receiving=len(self._windows),
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<Session {self.role.value} {self.state.name} received={self._received} sent={self._sent.sent} "
+            f"acknowledged={self._sent.acknowledged} queued={self.queued_bytes}>"
+        )
