@@ -21,11 +21,13 @@
     │   └── GatewayFault             it failed inside
     └── JobError                     a job
         ├── JobNotRunning            it is not running (or no longer)
-        └── JobStartFailed           it did not come up
+        ├── JobStartFailed           it did not come up; carries its last output
+        ├── JobUnsupported           a part of Monarch's jobs that this release has not (also a NotImplementedError)
+        └── JobFileError             a saved job cannot be used (also a ValueError)
 
-Wrong arguments, labels and ranges raise Python's own ``TypeError``, ``ValueError``, ``KeyError`` and ``IndexError``,
-as Monarch does. Facts are attributes; ``str()`` is a text to read. ``meshgate.failures`` builds the errors that
-the gateway reports.
+``JobCacheWarning`` is a warning: a cache file was not used. Wrong arguments, labels and ranges raise Python's own
+``TypeError``, ``ValueError``, ``KeyError`` and ``IndexError``, as Monarch does. Facts are attributes; ``str()`` is a
+text to read. ``meshgate.failures`` builds the errors that the gateway reports.
 """
 
 from __future__ import annotations
@@ -47,9 +49,12 @@ __all__ = [
     "GatewayFault",
     "GatewayLostError",
     "InvalidRequestError",
+    "JobCacheWarning",
     "JobError",
+    "JobFileError",
     "JobNotRunning",
     "JobStartFailed",
+    "JobUnsupported",
     "MeshFailure",
     "MeshgateError",
     "SessionExpiredError",
@@ -236,7 +241,23 @@ class JobNotRunning(JobError):
 
 
 class JobStartFailed(JobError):
-    """The job did not come up."""
+    """The job did not come up. ``output``: the last that its processes said, or nothing."""
+
+    def __init__(self, message: str, output: str = "") -> None:
+        super().__init__(f"{message}\n{output}" if output else message)
+        self.output = output
+
+
+class JobUnsupported(JobError, NotImplementedError):
+    """A part of Monarch's job interface that is not in this release."""
+
+
+class JobFileError(JobError, ValueError):
+    """What was to be loaded is no job of meshgate's, or is not safe to use."""
+
+
+class JobCacheWarning(UserWarning):
+    """The job in a cache file cannot be used; a new one takes its place."""
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -1,0 +1,100 @@
+"""LocalJob: a stand-in while a program is written, so that only its job changes when it goes to a cluster."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
+
+from meshgate.jobs.process import GatewayProcessJob, LocalSpec
+from meshgate.jobs.state import JobState
+from meshgate.jobs.trait import DEFAULT_JOB_PATH, JobTrait
+
+__all__ = ["LocalJob"]
+
+LOG_DIRECTORY = ".monarch/logs"
+
+
+class LocalJob(GatewayProcessJob):
+    """One host for each name in ``hosts``; a mapping, there or as ``meshes``, says how many.
+
+    It belongs to this process: it ends with it, and no other process finds it.
+    """
+
+    def __init__(
+        self, hosts: Sequence[str] | Mapping[str, int] = ("hosts",), *, meshes: Mapping[str, int] | None = None
+    ) -> None:
+        if isinstance(hosts, str):
+            raise TypeError(f"LocalJob: hosts is a sequence of names, not {hosts!r}: write LocalJob([{hosts!r}])")
+        asked = meshes if meshes is not None else hosts
+        counts = dict(asked) if isinstance(asked, Mapping) else dict.fromkeys(asked, 1)
+        super().__init__(LocalSpec.of("LocalJob", meshes=counts))
+        self._script: subprocess.Popen[bytes] | None = None
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The script that ``apply(client_script=...)`` started."""
+        if self._script is None:
+            raise ValueError("no local batch job")
+        return self._script
+
+    def state(self, cached_path: str | None = DEFAULT_JOB_PATH) -> JobState:
+        """The host meshes; applies the job if need be. ``cached_path`` is not used: see the class."""
+        return super().state(None)
+
+    def can_run(self, spec: JobTrait) -> bool:
+        """False: what is asked for now counts, whatever was saved."""
+        return False
+
+    def _create(self, client_script: str | None) -> None:
+        if client_script is None:
+            super()._create(None)
+        else:
+            self._script = _start_script(client_script)
+
+    def _is_running(self) -> bool:
+        if self._script is not None:
+            return self._script.poll() is None
+        return super()._is_running()
+
+    def _kill(self) -> None:
+        if self._script is not None:
+            self._script.terminate()
+            self._script.wait()
+            self._script = None
+        super()._kill()
+
+    def _outlive_driver(self) -> None:
+        """It never does."""
+
+    def _spec(self) -> dict[str, Any]:
+        return {"meshes": self._asked.meshes}
+
+    def _allocation(self) -> None:
+        return None
+
+    @classmethod
+    def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self:
+        return cls(LocalSpec.model_validate(spec).meshes)
+
+
+def _start_script(script: str) -> subprocess.Popen[bytes]:
+    """Runs a script of this user's on its own, its output in a new directory under ``.monarch/logs``."""
+    Path(LOG_DIRECTORY).mkdir(parents=True, exist_ok=True)
+    logs = Path(tempfile.mkdtemp(prefix="job_", dir=LOG_DIRECTORY))
+    environment = {**os.environ, "MONARCH_BATCH_JOB": "1"}
+    with (logs / "stdout.log").open("wb") as out, (logs / "stderr.log").open("wb") as err:
+        return subprocess.Popen(
+            [sys.executable, script],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )

@@ -1,0 +1,326 @@
+"""What every job is: a specification, and once it is applied, the machines that run it.
+
+The names, the signatures and the rules are Monarch's: ``apply()`` once is enough, ``state()`` applies what has not
+been applied and finds again what another process started, ``kill()`` twice is harmless. Two things are meshgate's:
+a job is a context manager that kills on exit, and a saved job is no pickle (``saved.py`` says why).
+
+A kind of job implements ``_create``, ``_state``, ``_kill`` and ``can_run``; to be saved, ``_spec``, ``_allocation``
+and ``_restore`` too. It never sets ``_status``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import threading
+import uuid
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from typing_extensions import Self
+
+from meshgate.errors import JobCacheWarning, JobError, JobFileError, JobUnsupported
+from meshgate.jobs.saved import SavedJob, locked, read_job_file, write_job_file
+from meshgate.jobs.state import JobState
+
+__all__ = ["DEFAULT_JOB_PATH", "JobTrait", "job_load", "job_loads"]
+
+DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRunning:
+    """The status of a job that another process applied: ``job`` is what its file held."""
+
+    job: JobTrait
+
+
+Status: TypeAlias = Literal["running", "not_running"] | CachedRunning
+
+
+class JobTrait(ABC):
+    """A job: what is asked for, and, once it is applied, what was given.
+
+    ``with`` binds it to the block: it is killed at the end, after an exception or a Ctrl-C as well, and, where the
+    kind of job can do so, when this process is killed. Inside the block the default cache file is neither read
+    nor written, so that two programs in one directory do not end each other's jobs.
+    """
+
+    _kinds: ClassVar[dict[str, type[JobTrait]]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        JobTrait._kinds[_kind(cls)] = cls
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._status: Status = "not_running"
+        self._apply_id: str | None = None
+        self._lock = threading.RLock()  # one apply, state or kill at a time
+        self._scoped = False
+        self._cache_file: str | None = None  # the one that state() wrote or found this job in
+
+    # --- what a kind of job implements
+
+    @abstractmethod
+    def _create(self, client_script: str | None) -> None:
+        """Makes the job exist. It cleans up after itself when it fails. ``self._apply_id`` is the new job's."""
+
+    @abstractmethod
+    def _state(self) -> JobState:
+        """The host meshes of the running job."""
+
+    @abstractmethod
+    def _kill(self) -> None:
+        """Ends the job and all it has made, and waits until they are gone."""
+
+    @abstractmethod
+    def can_run(self, spec: JobTrait) -> bool:
+        """Whether this job, which was found in a file, still runs and is what ``spec`` asks for."""
+
+    def _is_running(self) -> bool:
+        """Whether what was applied is still there. Cheap: ``apply()`` and ``state()`` ask each time."""
+        return self.can_run(self)
+
+    def _spec(self) -> dict[str, Any]:
+        """The specification as JSON."""
+        raise JobError(f"a {type(self).__name__} cannot be saved")
+
+    def _allocation(self) -> dict[str, Any] | None:
+        """What another process needs to find the running job, as JSON; None where none can."""
+        raise JobError(f"a {type(self).__name__} cannot be saved")
+
+    @classmethod
+    def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self:
+        """The job that ``_spec`` and ``_allocation`` describe. Raises ValueError on anything else."""
+        raise JobError(f"a {cls.__name__} cannot be loaded")
+
+    def _outlive_driver(self) -> None:  # noqa: B027  (nothing to do where a job outlives it anyway)
+        """Called when the running job has been saved: from now on it does not end with this process."""
+
+    # --- what a program uses
+
+    def apply(self, client_script: str | None = None) -> None:
+        """Brings the job into existence; does nothing when it exists.
+
+        A job that has ended meanwhile, on its own or by someone else's hand, is made anew.
+        """
+        with self._lock:
+            running = self._running
+            if running is not None and not running._is_running():
+                self.kill()
+            if self._running is None:
+                self._apply_id = str(uuid.uuid4())
+                self._create(client_script)
+                self._status = "running"
+
+    @property
+    def apply_id(self) -> str | None:
+        """A UUID of the present allocation, the same in every process that uses it; None when not applied."""
+        running = self._running
+        return None if running is None else running._apply_id
+
+    @property
+    def active(self) -> bool:
+        """Whether the job has been applied and not killed, as far as this object knows."""
+        return self._running is not None
+
+    def state(self, cached_path: str | None = DEFAULT_JOB_PATH) -> JobState:
+        """The job's host meshes.
+
+        A job that is not applied yet is looked for in the file ``cached_path`` first; if what is there still runs
+        and ``can_run`` this one, that is the job. Otherwise this one is applied and saved there, and from then on
+        outlives this process. With None no file is read or written.
+        """
+        if self._scoped and cached_path == DEFAULT_JOB_PATH:
+            cached_path = None
+        with self._lock:
+            running = self._running
+            if running is None and cached_path is not None:
+                running = self._find_or_save(cached_path)
+            if running is None:
+                self.apply()
+                running = self
+            return running._state()
+
+    def kill(self) -> None:
+        """Ends the job, everywhere; does nothing when there is none."""
+        with self._lock:
+            running = self._running
+            if running is None:
+                return
+            running._kill()
+            if self._cache_file is not None:
+                _forget(self._cache_file, running._apply_id)
+                self._cache_file = None
+            self._status = "not_running"
+
+    def dump(self, filename: str) -> None:
+        """Saves the job to a file, following a symlink there; makes the directory. The file holds the job's token."""
+        write_job_file(filename, self._saved().to_bytes())
+        self._detach()
+
+    def dumps(self) -> bytes:
+        """The job as bytes, for ``job_loads``. They hold the job's token."""
+        data = self._saved().to_bytes()
+        self._detach()
+        return data
+
+    def remote_mount(
+        self,
+        source: str,
+        mntpoint: str | None = None,
+        meshes: list[str] | None = None,
+        python_exe: str | None = ".venv/bin/python",
+        **kwargs: Any,
+    ) -> None:
+        """Not in this release: raises JobUnsupported."""
+        raise _unsupported(self, "remote_mount", "mounts are not in this release; code follows by itself")
+
+    def gather_mount(
+        self, remote_mount_point: str, local_mount_point: str, meshes: list[str] | None = None
+    ) -> None:
+        """Not in this release: raises JobUnsupported."""
+        raise _unsupported(self, "gather_mount", "return files from an endpoint instead")
+
+    def enable_telemetry(self, config: Any = None, *, mesh_admin_config: Any = None, **kwargs: Any) -> Self:
+        """Not in this release: raises JobUnsupported."""
+        raise _unsupported(self, "enable_telemetry", "leave the call out")
+
+    def enable_admin(self, config: Any = None, **kwargs: Any) -> Self:
+        """Not in this release: raises JobUnsupported."""
+        raise _unsupported(self, "enable_admin", "leave the call out")
+
+    def __enter__(self) -> Self:
+        self._scoped = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._scoped = False
+        self.kill()
+
+    def __reduce__(self) -> tuple[Callable[[bytes], JobTrait], tuple[bytes]]:
+        return job_loads, (self._saved().to_bytes(),)
+
+    # --- how it is done
+
+    @property
+    def _running(self) -> JobTrait | None:
+        """The job that runs: this one, the one its file held, or none."""
+        match self._status:
+            case "not_running":
+                return None
+            case "running":
+                return self
+            case CachedRunning(job):
+                return job
+
+    def _find_or_save(self, path: str) -> JobTrait:
+        with locked(path):
+            found = _load_cached(path, self)
+            if found is None:
+                self.apply()
+                self.dump(path)
+            else:
+                self._status = CachedRunning(found)
+            self._cache_file = path
+        return found or self
+
+    def _saved(self) -> SavedJob:
+        job = self._running or self
+        running = self._running is not None
+        return SavedJob(
+            kind=_kind(type(job)),
+            apply_id=job._apply_id if running else None,
+            spec=job._spec(),
+            allocation=job._allocation() if running else None,
+        )
+
+    def _detach(self) -> None:
+        running = self._running
+        if running is not None and not self._scoped:
+            running._outlive_driver()
+
+
+def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
+    """The job that ``dump`` wrote to a file; it is active when that one was.
+
+    Raises FileNotFoundError, and JobFileError when the file is no job of meshgate's, or not this user's alone.
+    """
+    return _from_bytes(read_job_file(filename), filename)
+
+
+def job_loads(data: bytes) -> JobTrait:
+    """The job that ``dumps`` wrote. Raises JobFileError on anything else, and runs nothing that ``data`` names."""
+    return _from_bytes(data, "this data")
+
+
+def _from_bytes(data: bytes, where: str) -> JobTrait:
+    saved = SavedJob.from_bytes(data, where)
+    module = saved.kind.partition(":")[0]
+    if module.startswith("meshgate."):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    kind = JobTrait._kinds.get(saved.kind)
+    if kind is None:
+        raise JobFileError(f"{where} holds a job of the kind {saved.kind}: import {module} first")
+    try:
+        job = kind._restore(saved.spec, saved.allocation)
+    except (ValueError, TypeError, KeyError) as error:
+        raise JobFileError(f"{where} is damaged, or another version of meshgate saved it: {error}") from error
+    job._apply_id = saved.apply_id
+    job._status = "not_running" if saved.allocation is None else "running"
+    return job
+
+
+def _kind(cls: type[JobTrait]) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _load_cached(path: str, spec: JobTrait) -> JobTrait | None:
+    """The job in the file, if it runs and can run ``spec``. One that cannot is ended, and the file is freed."""
+    try:
+        job = job_load(path)
+    except FileNotFoundError:
+        return None
+    except JobFileError as error:
+        aside = f"{os.path.realpath(path)}.replaced"
+        os.replace(os.path.realpath(path), aside)
+        _warn(f"{error}. It is kept as {aside}, and a new job is started")
+        return None
+    if not job.active:
+        return None
+    if job.can_run(spec):
+        return job
+    if job._is_running():
+        _warn(f"the {type(job).__name__} in {path} is not what is asked for now; it is ended, and a new one started")
+    else:
+        _warn(f"the {type(job).__name__} in {path} has ended; a new one is started")
+    try:
+        job._kill()
+    except Exception as error:  # noqa: BLE001  (whatever it is, the new job must not fail for the old one)
+        _warn(f"ending the {type(job).__name__} in {path} failed: {type(error).__name__}: {error}")
+    _forget(path, job._apply_id)
+    return None
+
+
+def _forget(path: str, apply_id: str | None) -> None:
+    """Removes the file, not a symlink to it, if it still holds the allocation ``apply_id``."""
+    with contextlib.suppress(OSError, JobFileError):
+        if SavedJob.from_bytes(read_job_file(path)).apply_id == apply_id:
+            os.unlink(os.path.realpath(path))
+
+
+def _unsupported(job: JobTrait, method: str, instead: str) -> JobUnsupported:
+    return JobUnsupported(f"{type(job).__name__}.{method}() is not supported yet: {instead}")
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, JobCacheWarning, stacklevel=5)
