@@ -1,0 +1,71 @@
+"""Cuts files into pieces: small ones whole, large ones where their content says.
+
+FastCDC with 16, 64 and 256 KiB (least, average, most): one changed byte moves one piece, about 64 KiB, and the
+list of pieces of a 100 MB file is 55 kB, of which a delta tells only the part that changed. Smaller pieces would
+make the lists outweigh what they save, larger ones would move more for one byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from fastcdc import fastcdc
+
+from .digest import piece_digest
+from .tree import MAX_PIECE, Piece
+
+__all__ = ["AVERAGE", "WHOLE", "cut"]
+
+LEAST = 16 * 1024
+AVERAGE = 64 * 1024
+WHOLE = 64 * 1024
+"""Files up to this many bytes are one piece."""
+
+_WINDOW = 16 * 1024 * 1024
+
+
+def cut(read: Callable[[int], bytes], size: int) -> tuple[tuple[Piece, ...], int]:
+    """The pieces of a stream expected to be ``size`` bytes long, and how many bytes there really were.
+
+    ``read(n)`` returns at most n bytes, none at the end. Where a piece ends depends on the bytes since the piece
+    began alone, so cutting window by window finds the same pieces as cutting all at once.
+    """
+    if size <= WHOLE:
+        data = _exactly(read, WHOLE + 1)
+        if len(data) <= WHOLE:
+            return ((Piece(piece_digest(data), len(data)),) if data else ()), len(data)
+        return _collect(_cut_large(read, data))
+    return _collect(_cut_large(read, b""))
+
+
+def _collect(pieces: Iterator[Piece]) -> tuple[tuple[Piece, ...], int]:
+    found = tuple(pieces)
+    return found, sum(piece.size for piece in found)
+
+
+def _cut_large(read: Callable[[int], bytes], window: bytes) -> Iterator[Piece]:
+    ended = False
+    while not ended:
+        more = _exactly(read, _WINDOW - len(window))
+        ended = len(window) + len(more) < _WINDOW
+        window += more
+        view = memoryview(window)
+        consumed = 0
+        for chunk in fastcdc(view, LEAST, AVERAGE, MAX_PIECE):
+            end = chunk.offset + chunk.length
+            if end == len(window) and not ended:
+                break
+            yield Piece(piece_digest(view[chunk.offset : end]), chunk.length)
+            consumed = end
+        window = bytes(view[consumed:])
+
+
+def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
+    parts = []
+    while count:
+        data = read(count)
+        if not data:
+            break
+        parts.append(data)
+        count -= len(data)
+    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,94 @@
+"""Which entries of a tree are not synced.
+
+Three sources, the first that has an opinion decides: ``.meshgateignore`` files (nearest directory first),
+``.gitignore`` files (the same) with git's own ``info/exclude`` behind them, and the defaults below. All are read as git
+reads them, negation included; so ``!.venv/`` in ``.meshgateignore`` brings back what a default excludes. As in git,
+nothing can be brought back from inside a directory that is itself excluded. Unlike git, a tracked file that a rule
+names is left out, for nothing here looks into git's index.
+
+A directory that holds ``pyvenv.cfg`` is a virtual environment, whatever its name, and is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pathspec import GitIgnoreSpec
+
+from .digest import piece_digest
+
+__all__ = ["DEFAULTS", "GIT_IGNORE", "IGNORE_FILES", "OWN_IGNORE", "VENV_MARK", "Rules"]
+
+GIT_IGNORE = b".gitignore"
+OWN_IGNORE = b".meshgateignore"
+IGNORE_FILES = (GIT_IGNORE, OWN_IGNORE)
+VENV_MARK = b"pyvenv.cfg"
+
+DEFAULTS = (
+    ".git", ".hg", ".svn",
+    ".venv/", "venv/", ".tox/", ".nox/", ".direnv/", "node_modules/",
+    "__pycache__/", "*.pyc", "*.pyo",
+    ".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".hypothesis/", ".cache/", ".ipynb_checkpoints/",
+    ".coverage", ".coverage.*",
+    ".monarch/",
+    ".idea/", ".vscode/", ".DS_Store", "*.swp", "*~", ".#*", "4913",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The rules of one file: ``prefix`` is its directory below the root, empty or ending in ``/``."""
+
+    prefix: str
+    spec: GitIgnoreSpec
+
+    def opinion(self, path: str) -> bool | None:
+        if not path.startswith(self.prefix):  # pragma: no cover - layers are inherited downwards only
+            return None
+        return self.spec.check_file(path[len(self.prefix) :]).include
+
+
+class Rules:
+    """The rules that hold in one directory. ``key`` names them: decisions made under one key may be kept."""
+
+    __slots__ = ("_git", "_own", "key")
+
+    def __init__(self, own: tuple[_Layer, ...], git: tuple[_Layer, ...], key: bytes) -> None:
+        self._own = own
+        self._git = git
+        self.key = key
+
+    @classmethod
+    def base(cls, excludes: bytes = b"") -> Rules:
+        """The defaults, and ``excludes``: what git reads from ``info/exclude``."""
+        layers = [_Layer("", GitIgnoreSpec.from_lines(DEFAULTS))]
+        if excludes:
+            layers.insert(0, _Layer("", _parse(excludes)))
+        return cls((), tuple(layers), piece_digest(repr(DEFAULTS).encode() + excludes))
+
+    def below(self, prefix: bytes, texts: Mapping[bytes, bytes]) -> Rules:
+        """These rules and those of the ignore files (name to content) in the directory ``prefix``."""
+        if not texts:
+            return self
+        at = os.fsdecode(prefix)
+        own, git = self._own, self._git
+        if OWN_IGNORE in texts:
+            own = (_Layer(at, _parse(texts[OWN_IGNORE])), *own)
+        if GIT_IGNORE in texts:
+            git = (_Layer(at, _parse(texts[GIT_IGNORE])), *git)
+        said = b"\0".join(part for name in sorted(texts) for part in (name, piece_digest(texts[name])))
+        return Rules(own, git, piece_digest(self.key + prefix + b"\0" + said))
+
+    def ignores(self, path: bytes, *, directory: bool) -> bool:
+        text = os.fsdecode(path) + ("/" if directory else "")
+        for layer in (*self._own, *self._git):
+            opinion = layer.opinion(text)
+            if opinion is not None:
+                return opinion
+        return False
+
+
+def _parse(text: bytes) -> GitIgnoreSpec:
+    return GitIgnoreSpec.from_lines(os.fsdecode(text).splitlines())
