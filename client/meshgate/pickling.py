@@ -1,0 +1,276 @@
+"""What goes to the workers: arguments, actor classes, functions.
+
+The pickles are ordinary ones (protocol 5, cloudpickle for what has no importable name), with three additions. Large
+buffers travel beside the pickle, uncopied where nobody can change them and copied at the call where somebody can,
+since Monarch too pickles at the call. Proxies and ports become references that the gateway turns into the real
+thing. And what is meshgate's here arrives as Monarch's there. Nothing but the standard library, torchmonarch and
+what the user's own objects need is asked of the far side.
+
+What cannot be pickled raises ``UnpicklableArgument`` before anything is sent.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import cloudpickle
+import cloudpickle.cloudpickle as by_value
+
+from meshgate import standins
+from meshgate.errors import ActorError, ClassNotImportable, UnpicklableArgument
+from meshgate.extent import Extent, Point
+from meshgate.far_names import WORKER_NAMES, deferred_call, monarch, package_on_worker
+from meshgate.ndslice import Slice
+from meshgate.refusals import Refusal, find_refusal
+from meshgate.shape import Region, Shape
+from meshgate.tensors import reduce_tensor
+from meshgate.value_mesh import ValueMesh
+from meshgate_wire.messages import Argument
+
+__all__ = ["Buffer", "Pickled", "Resolve", "dump_class", "dumps", "dumps_call", "travels_by_value"]
+
+Buffer: TypeAlias = bytes | memoryview
+Resolve: TypeAlias = Callable[[object], Argument | None]
+
+OUT_OF_BAND = 4096
+PROTOCOL = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Pickled:
+    """A pickle, the large buffers beside it in the order they are needed, and what its persistent ids stand for.
+
+    ``code``: what travels as code rather than by name. Code runs only on the Python minor version it was made by.
+    """
+
+    data: bytes
+    buffers: tuple[Buffer, ...] = ()
+    arguments: tuple[Argument, ...] = ()
+    code: tuple[str, ...] = ()
+
+
+def dumps(value: object, resolve: Resolve | None = None) -> Pickled:
+    """Pickles ``value`` for the workers.
+
+    ``resolve(object)`` gives what stands for a proxy or a port, None for anything else; it is asked about every
+    object that is not a plain number, text or container. Raises ``UnpicklableArgument``.
+    """
+    try:
+        return _dump(value, resolve)
+    except Exception as error:
+        raise _explain(value, "the value", resolve, error) from error
+
+
+def dumps_call(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    resolve: Resolve | None = None,
+    *,
+    called: str = "",
+    parameters: Sequence[str] = (),
+) -> Pickled:
+    """Pickles ``(args, kwargs)``. ``called`` and ``parameters`` (names of the positional ones) are for the error."""
+    try:
+        return _dump((args, dict(kwargs)), resolve)
+    except Exception as error:
+        named = {_position(i, parameters): value for i, value in enumerate(args)}
+        named |= {f"argument {name!r}": value for name, value in kwargs.items()}
+        for name, value in named.items():
+            if _fails(value, resolve):
+                raise _explain(value, name, resolve, error, called) from error
+        raise _explain((args, dict(kwargs)), "the arguments", resolve, error, called) from error
+
+
+def _position(index: int, parameters: Sequence[str]) -> str:
+    named = f"argument {parameters[index]!r} " if index < len(parameters) else "argument "
+    return f"{named}(position {index})"
+
+
+def dump_class(Class: type, by_value: bool) -> bytes:
+    """Pickles an actor class: as code, or as its name. Raises ``ClassNotImportable`` or ``UnpicklableArgument``."""
+    if not by_value:
+        _require_importable(Class)
+        return pickle.dumps(Class, PROTOCOL)
+    try:
+        return _dump(Class, None).data
+    except Exception as error:
+        name = f"class {Class.__module__}.{Class.__qualname__}"
+        raise _explain(Class, name, None, error) from error
+
+
+def _require_importable(Class: type) -> None:
+    found: Any = sys.modules.get(Class.__module__)
+    for part in Class.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if found is not Class:
+        raise ClassNotImportable(
+            f"{Class.__qualname__} is not what module {Class.__module__!r} has under that name, so the workers cannot "
+            "find it. Define it at the top level of a module of your project.",
+            module=Class.__module__,
+        )
+
+
+def travels_by_value(thing: Any) -> bool:
+    """Whether a class or function has no name that another process could import it by.
+
+    So it is for what a script, a notebook or a prompt defines, for what is defined inside a function, and for
+    modules that exist in memory only or were registered with ``cloudpickle.register_pickle_by_value``.
+    """
+    module = sys.modules.get(thing.__module__ or "")
+    if module is None or module.__name__ == "__main__" or "<locals>" in thing.__qualname__:
+        return True
+    if getattr(module, "__file__", None) is None and getattr(module, "__spec__", None) is None:
+        return True
+    registered = cloudpickle.list_registry_pickle_by_value()
+    return any(module.__name__ == name or module.__name__.startswith(f"{name}.") for name in registered)
+
+
+class _NeedsReferences(Exception):
+    """The value holds a proxy, so persistent ids are needed after all."""
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles what holds no proxy; raises ``_NeedsReferences`` at the first one.
+
+    A pickler with persistent ids asks about every single object, numbers too, which is many times slower.
+    """
+
+    def __init__(self, resolve: Resolve | None) -> None:
+        self.file = io.BytesIO()
+        self.buffers: list[Buffer] = []
+        self.arguments: list[Argument] = []
+        self.code: dict[str, None] = {}
+        self._resolve = resolve
+        super().__init__(self.file, protocol=PROTOCOL, buffer_callback=self._in_band)
+
+    def _in_band(self, buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < OUT_OF_BAND:
+            return True
+        self.buffers.append(view if type(view.obj) is bytes else bytes(view))
+        return False
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        rule = _RULES.get(kind)
+        if rule is not None:
+            return rule(obj)
+        if isinstance(obj, (type, types.FunctionType)):
+            return self._named(obj)
+        if isinstance(obj, types.ModuleType):
+            return package_on_worker(obj) or NotImplemented
+        if self._resolve is not None and self._resolve(obj) is not None:
+            raise _NeedsReferences
+        if kind.__name__ == "Tensor" and kind.__module__ == "torch":
+            return reduce_tensor(obj) or NotImplemented
+        return NotImplemented
+
+    def _named(self, obj: Any) -> Any:
+        """A class or function: Monarch's own instead of ours, code instead of a name nobody could import."""
+        module = obj.__module__ or ""
+        if module.startswith("meshgate.") and WORKER_NAMES.get(obj.__name__):
+            return monarch(obj.__name__).__reduce__()
+        if obj.__module__ == "builtins" or not travels_by_value(obj):
+            return super().reducer_override(obj)
+        self.code[f"{obj.__module__}.{obj.__qualname__}"] = None
+        if isinstance(obj, type):
+            return by_value._dynamic_class_reduce(obj)
+        return self._dynamic_function_reduce(obj)
+
+
+class _ReferencePickler(_Pickler):
+    """Pickles what holds proxies too."""
+
+    def __init__(self, resolve: Resolve) -> None:
+        self._ids: dict[int, int] = {}
+        self._held: list[object] = []  # keeps the ids in _ids valid
+        self._ask = resolve
+        super().__init__(None)
+
+    def persistent_id(self, obj: object) -> int | None:
+        known = self._ids.get(id(obj))
+        if known is not None:
+            return known
+        if isinstance(obj, (type, types.FunctionType, types.ModuleType)):
+            return None
+        argument = self._ask(obj)
+        if argument is None:
+            return None
+        self.arguments.append(argument)
+        self._held.append(obj)
+        self._ids[id(obj)] = len(self.arguments) - 1
+        return len(self.arguments) - 1
+
+
+def _dump(value: object, resolve: Resolve | None) -> Pickled:
+    pickler = _Pickler(resolve)
+    try:
+        pickler.dump(value)
+    except _NeedsReferences:
+        assert resolve is not None
+        pickler = _ReferencePickler(resolve)
+        pickler.dump(value)
+    return Pickled(pickler.file.getvalue(), tuple(pickler.buffers), tuple(pickler.arguments), tuple(pickler.code))
+
+
+def _fails(value: object, resolve: Resolve | None) -> Exception | None:
+    try:
+        _dump(value, resolve)
+    except Exception as error:  # noqa: BLE001 (whatever a user's __reduce__ raises)
+        return error
+    return None
+
+
+def _explain(
+    value: object, name: str, resolve: Resolve | None, error: Exception, called: str = ""
+) -> UnpicklableArgument:
+    refusal = find_refusal(value, lambda part: _fails(part, resolve)) or Refusal("", value, error)
+    inside = f": the {type(refusal.value).__qualname__} at {refusal.path} in it refuses" if refusal.path else ""
+    of = f" of {called}" if called else ""
+    return UnpicklableArgument(
+        f"{name}{of} cannot travel to the workers{inside}: {refusal.error}. Nothing was sent. "
+        "Pass what it is made from instead, and make it on the worker.",
+        argument=name,
+        path=refusal.path,
+    )
+
+
+# --- what is meshgate's here and Monarch's there -----------------------------------------------------------
+
+
+def _reduce_slice(ranks: Slice) -> tuple[Any, ...]:
+    return deferred_call(monarch("Slice"), offset=ranks.offset, sizes=ranks.sizes, strides=ranks.strides)
+
+
+def _reduce_endpoint(found: standins.EndpointProperty[..., Any]) -> tuple[Any, ...]:
+    mark = monarch("concurrent_endpoint" if found._concurrent else "endpoint")
+    return deferred_call(
+        mark,
+        found._method,
+        propagate=found._propagator,
+        explicit_response_port=found._explicit_response_port,
+        instrument=found._instrument,
+    )
+
+
+def _reduce_actor_error(error: ActorError) -> tuple[Any, ...]:
+    state = {"exception_formatted": error.exception_formatted}
+    return monarch("ActorError"), (error.exception, error.message), state
+
+
+_RULES: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    ActorError: _reduce_actor_error,
+    Extent: lambda extent: (monarch("Extent"), (extent.labels, extent.sizes)),
+    Point: lambda point: (monarch("Point"), (point.rank, point.extent)),
+    Region: lambda region: (monarch("Region"), (region.labels, region.slice())),
+    Shape: lambda shape: (monarch("Shape"), (shape.labels, shape.ndslice)),
+    Slice: _reduce_slice,
+    ValueMesh: lambda mesh: (monarch("ValueMesh"), (mesh._shape, list(mesh.values()))),
+    standins.EndpointProperty: _reduce_endpoint,
+}
