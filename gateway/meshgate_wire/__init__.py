@@ -14,10 +14,11 @@ from .errors import (
 from .events import Established, Event, MessageReceived
 from .fragments import Buffer, Fragments, Sendable
 from .frames import Hello, PeerLimits
+from .handshake import Role
 from .limits import Limits
 from .messages import Header
 from .pump import Pump, Timer, Transport
-from .session import Role, Session, State, Statistics
+from .session import Session, State, Statistics
 from .version import PROTOCOL_VERSION, SOFTWARE_VERSION
 
 __all__ = [

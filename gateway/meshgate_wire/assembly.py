@@ -1,28 +1,26 @@
-"""Messages put together from the payloads of frames.
+"""Messages put together from the payloads of frames, the counterpart of ``encoding``.
 
-On its stream a message is: u32 length of the header, u32 number of buffers, a u64 length for each buffer, the
-header, the buffers. The lengths come first so that everything is checked before memory is taken for it.
+The lengths of a message come first, so that everything is checked before memory is taken for it.
 
 Every error here ends the session: the same frames would be replayed on the next connection.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from struct import Struct
 from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from .encoding import counts_and_lengths
 from .errors import LimitExceeded, ProtocolError
 from .fragments import Fragments
 from .frames import FIRST, LAST, describe
 from .limits import LEAST_CHUNK, Limits
 from .messages import Header, load_header
 
-__all__ = ["Assembly", "Whole", "encode_preamble"]
+__all__ = ["Assembly", "Whole"]
 
-_COUNTS = Struct("!II")
+_COUNTS = counts_and_lengths(0)
 
 
 class Whole(NamedTuple):
@@ -31,15 +29,6 @@ class Whole(NamedTuple):
     header: Header
     buffers: tuple[Fragments, ...]
     nbytes: int
-
-
-@lru_cache(maxsize=64)
-def _counts_and_lengths(count: int) -> Struct:
-    return Struct(f"!II{count}Q")
-
-
-def encode_preamble(header_bytes: int, lengths: list[int]) -> bytes:
-    return _counts_and_lengths(len(lengths)).pack(header_bytes, len(lengths), *lengths)
 
 
 def _parse_header(stream: int, data: bytes) -> Header:
@@ -69,7 +58,7 @@ def _decode_whole(stream: int, data: bytes, start: int, end: int, limits: Limits
     at = head + header_bytes
     if at > end:
         raise ProtocolError(f"a message on stream {stream} announces {at - start} bytes or more and has {nbytes}")
-    lengths = _counts_and_lengths(count).unpack_from(data, start)[2:] if count else ()
+    lengths = counts_and_lengths(count).unpack_from(data, start)[2:] if count else ()
     if at + sum(lengths) != end:
         raise ProtocolError(
             f"a message on stream {stream} announces {at - start + sum(lengths)} bytes and has {nbytes}"
@@ -142,7 +131,7 @@ class _Partial:
 
     def _read_lengths(self) -> None:
         count = (self._wanted - _COUNTS.size) // 8
-        header_bytes, _, *lengths = _counts_and_lengths(count).unpack(self._preamble)
+        header_bytes, _, *lengths = counts_and_lengths(count).unpack(self._preamble)
         announced = self._wanted + header_bytes + sum(lengths)
         if announced > self._limits.max_message:
             raise LimitExceeded("a message in bytes", announced, self._limits.max_message)

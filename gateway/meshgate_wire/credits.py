@@ -72,10 +72,10 @@ class ReceiveWindows:
         if self.window - window.held - window.allowance >= self._threshold:
             self._due[stream] = None
 
-    def grants(self) -> list[tuple[int, int]]:
-        """The next ``(stream, bytes)`` to grant, at most a frame's worth, which count as granted from here on."""
+    def grants(self, most: int) -> list[tuple[int, int]]:
+        """The next ``(stream, bytes)`` to grant, ``most`` at most, which count as granted from here on."""
         grants: list[tuple[int, int]] = []
-        while self._due and len(grants) < GRANTS_PER_FRAME:
+        while self._due and len(grants) < min(most, GRANTS_PER_FRAME):
             stream = next(iter(self._due))
             del self._due[stream]
             window = self._windows[stream]

@@ -15,10 +15,10 @@ from struct import Struct
 from struct import error as StructError
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .errors import LimitExceeded, ProtocolError
-from .limits import LEAST, MOST_WINDOW, Limits
+from .limits import KIB, LEAST, MOST_WINDOW, Limits
 
 __all__ = [
     "ACK",
@@ -31,6 +31,7 @@ __all__ = [
     "MESSAGE_HEADER_BYTES",
     "Hello",
     "PeerLimits",
+    "credits_in",
     "decode_credits",
     "decode_hello",
     "encode_ack",
@@ -62,7 +63,6 @@ _CREDIT = Struct("!qI")
 
 MESSAGE_HEADER_BYTES: Final = _FRAMES.size
 FRAME_HEADER_BYTES: Final = _FRAME.size
-CREDIT_BYTES: Final = _CREDIT.size
 
 encode_frame_header = _FRAME.pack  # (flags, stream, payload length)
 read_frame_header = _FRAME.unpack_from  # the caller has checked that FRAME_HEADER_BYTES are there
@@ -81,6 +81,12 @@ class PeerLimits(BaseModel):
     max_message: int = Field(ge=LEAST["max_message"], le=MAX_SEQUENCE)
     max_partial_messages: int = Field(ge=LEAST["max_partial_messages"], le=MAX_SEQUENCE)
     max_partial_bytes: int = Field(ge=LEAST["max_partial_bytes"], le=MAX_SEQUENCE)
+
+    @model_validator(mode="after")
+    def _agree_with_each_other(self) -> PeerLimits:
+        if self.max_websocket_message < self.max_frame + KIB or self.max_partial_bytes < self.max_message:
+            raise ValueError("a websocket message holds a frame, and the unfinished messages hold one")
+        return self
 
     @classmethod
     def of(cls, limits: Limits) -> PeerLimits:
@@ -129,6 +135,8 @@ def decode_hello(data: bytes, *, protocol: int) -> Hello | tuple[int, str, str]:
 
 def describe(error: ValidationError) -> str:
     """A validation error in one short line that repeats nothing of a length the peer chose."""
+    if error.error_count() > 64:
+        return f"{error.error_count()} errors"
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(map(str, first["loc"]))[:100] or "the whole"
     return f"{where}: {first['msg'][:200]}"
@@ -164,6 +172,11 @@ def encode_credits(grants: list[tuple[int, int]]) -> bytes:
     """A whole CREDIT frame: ``(stream, bytes)`` pairs."""
     payload = b"".join([_CREDIT.pack(stream, amount) for stream, amount in grants])
     return _FRAME.pack(CREDIT, 0, len(payload)) + payload
+
+
+def credits_in(room: int) -> int:
+    """How many grants a CREDIT frame of ``room`` bytes holds."""
+    return max(0, room - _FRAME.size) // _CREDIT.size
 
 
 def decode_credits(payload: bytes) -> list[tuple[int, int]]:

@@ -51,7 +51,7 @@ class Limits:
     small_message: int = 64 * KIB  # up to here a message is one frame, copied when it is queued
     max_unacknowledged: int = 64 * MIB  # sending pauses while more than this awaits acknowledgement
     ack_after: int = 256 * KIB  # received bytes after which an acknowledgement is sent at once
-    max_tracked_streams: int = 64 * KIB  # streams with a window that is not wholly open
+    max_tracked_streams: int = 256 * KIB  # streams with a window that is not wholly open
 
     def __post_init__(self) -> None:
         for name, least in LEAST.items():

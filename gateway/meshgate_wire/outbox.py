@@ -9,15 +9,19 @@ A stream that has no credit stands aside and holds up nobody.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum
+from itertools import groupby
 from typing import TypeAlias
 
 from .errors import ProtocolError
 from .frames import FIRST, FRAME_HEADER_BYTES, LAST, PeerLimits, encode_frame_header
-from .limits import LEAST_WINDOW, Limits
+from .limits import KIB, LEAST_WINDOW, Limits
 from .retransmission import Frame
 
-__all__ = ["Bulk", "Outbox"]
+__all__ = ["Bulk", "Outbox", "coalesce"]
+
+SMALL_PIECE = 4 * KIB
 
 
 class Bulk:
@@ -48,6 +52,17 @@ class Bulk:
                 self._index += 1
                 self._offset = 0
         return taken
+
+
+def coalesce(pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """The same bytes with neighbours below 4 KiB joined: a view of each would take more memory than it shows."""
+    joined: list[bytes | memoryview] = []
+    for small, run in groupby(pieces, key=lambda piece: len(piece) < SMALL_PIECE):
+        if small:
+            joined.append(b"".join(run))
+        else:
+            joined.extend(run)
+    return [piece for piece in joined if piece]
 
 
 Queued: TypeAlias = "bytes | Bulk"  # a whole frame, or a message to cut
@@ -134,7 +149,7 @@ class Outbox:
         """The peer lets ``amount`` more bytes go on a stream."""
         stream = self._streams.get(number)
         credit = amount + (self._window if stream is None else stream.credit)
-        if credit > self._window or stream is None:
+        if credit > self._window or stream is None or not amount:
             raise ProtocolError(
                 f"the peer grants {amount} bytes on stream {number}, which makes {credit} of a window of {self._window}"
             )
@@ -215,8 +230,13 @@ class Outbox:
             self._waiting.append(stream)
 
     def _admits(self, message: Bulk) -> bool:
-        """Takes a place among the unfinished messages that the peer allows, if there is one."""
-        if self._partials >= self._max_partials or self._partial_bytes + message.nbytes > self._max_partial_bytes:
+        """Takes a place among the unfinished messages that the peer allows, if there is one.
+
+        A message that the peer never allows (it was queued before its limits were known) goes when it is alone:
+        the peer's refusal is better than silence.
+        """
+        full = self._partial_bytes + message.nbytes > self._max_partial_bytes and self._partials
+        if self._partials >= self._max_partials or full:
             return False
         self._partials += 1
         self._partial_bytes += message.nbytes
@@ -232,3 +252,28 @@ class Outbox:
             self._waiting.popleft()
             stream.place = _Place.BULK
             self._bulk.append(stream)
+
+    def validate_state(self) -> None:
+        placed = {_Place.SMALL: self._small, _Place.BULK: self._bulk, _Place.SLOT: self._waiting}
+        for place, streams in placed.items():
+            assert list(streams) == [s for s in streams if s.place is place and self._streams[s.number] is s]
+            assert len(set(map(id, streams))) == len(streams)
+        assert len(self._small) + len(self._bulk) + len(self._waiting) == sum(
+            stream.place in placed for stream in self._streams.values()
+        )
+        for stream in self._streams.values():
+            assert bool(stream.queue) == (stream.place is not _Place.NOWHERE)
+            assert 0 <= stream.credit <= self._window
+            assert stream.queue or stream.credit < self._window
+        queued = [item for stream in self._streams.values() for item in stream.queue]
+        assert self.nbytes == sum(
+            len(item) - FRAME_HEADER_BYTES if isinstance(item, bytes) else item.remaining for item in queued
+        )
+        admitted = [s.queue[0] for s in self._streams.values() if s.place is _Place.BULK or _has_begun(s)]
+        assert self._partials == len(admitted) <= self._max_partials
+        assert self._partial_bytes == sum(m.nbytes for m in admitted if isinstance(m, Bulk))
+        assert self._partials == 1 or self._partial_bytes <= self._max_partial_bytes
+
+
+def _has_begun(stream: _Stream) -> bool:
+    return bool(stream.queue) and isinstance(stream.queue[0], Bulk) and stream.queue[0].begun

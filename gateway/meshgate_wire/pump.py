@@ -26,7 +26,10 @@ class Transport(Protocol):
     """What the pump needs of a websocket and a loop."""
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """Sends ``pieces``, joined, as one binary message. Never blocks; takes over what it cannot send yet."""
+        """Sends ``pieces``, joined, as one binary message.
+
+        Never blocks, and takes over what it cannot send yet. A dead connection is told by its end, not here.
+        """
 
     def buffered(self) -> int:
         """Bytes written that the operating system has not taken."""

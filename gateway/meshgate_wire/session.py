@@ -12,8 +12,8 @@ Promises:
 
 - What ``send`` has taken arrives exactly once, however many connections it takes, or the session ends with
   an error that says why. Messages of a stream keep their order; streams do not wait for each other.
-- Sending a large buffer copies nothing: it must not change until the peer has acknowledged it. Messages of up
-  to ``Limits.small_message`` bytes are copied by ``send``.
+- Sending a large buffer copies nothing: it must not change until the peer has acknowledged it. ``send`` copies
+  messages of up to ``Limits.small_message`` bytes, and of larger ones the pieces below 4 KiB.
 - A peer can make this side hold at most, per stream, a window of unconsumed messages and one unfinished one;
   unfinished ones are bounded together by ``Limits.max_partial_bytes``.
 - Whatever the peer sends, ``receive_data`` returns or raises a ``WireError``. After an error the connection
@@ -27,21 +27,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import IntEnum
 
-from .assembly import Assembly, Whole, encode_preamble
+from .assembly import Assembly, Whole
 from .credits import ReceiveWindows
+from .encoding import encode_message
 from .errors import (
     LimitExceeded,
-    MessageTooLarge,
     ProtocolError,
     SessionEnded,
-    SessionLost,
-    VersionMismatch,
     WireError,
 )
 from .events import Established, Event, MessageReceived
-from .fragments import Sendable, flatten
+from .fragments import Sendable
 from .frames import (
     ACK,
     CREDIT,
@@ -52,32 +50,26 @@ from .frames import (
     LAST,
     MESSAGE_HEADER_BYTES,
     Hello,
-    PeerLimits,
+    credits_in,
     decode_credits,
-    decode_hello,
     encode_ack,
     encode_credits,
     encode_frame_header,
     encode_frames_header,
-    encode_hello,
     read_ack,
     read_frame_header,
     read_frames_header,
 )
+from .handshake import Role, greet, read_greeting
 from .limits import KIB, LEAST, MIB, Limits
-from .messages import Header, dump_header
-from .outbox import Bulk, Outbox
+from .messages import Header
+from .outbox import Bulk, Outbox, coalesce
 from .retransmission import Frame, Unacknowledged
-from .version import PROTOCOL_VERSION, PYTHON_VERSION, SOFTWARE_VERSION
+from .version import SOFTWARE_VERSION
 
 __all__ = ["DEFAULT_BUDGET", "Role", "Session", "State", "Statistics"]
 
 DEFAULT_BUDGET = 256 * KIB + KIB  # one default chunk and its headers
-
-
-class Role(str, Enum):
-    CLIENT = "client"
-    GATEWAY = "gateway"
 
 
 class State(IntEnum):
@@ -125,7 +117,7 @@ class Session:
         self.state = State.DETACHED
         self.peer: Hello | None = None  # of the last connection that was established
         self._software = software
-        self._failure: WireError | None = None
+        self.failure: WireError | None = None  # why the state is FAILED
         self._manual = manual_streams
         self._manual_set: set[int] = set()
         self._outbox = Outbox(self.limits)
@@ -148,7 +140,7 @@ class Session:
     def connection_made(self) -> None:
         """A new connection is up, in place of any other. Its first bytes to send are our Hello."""
         if self.state is State.FAILED:
-            raise SessionEnded(f"the session has failed and cannot be continued: {self._failure}") from self._failure
+            raise SessionEnded(f"the session has failed and cannot be continued: {self.failure}") from self.failure
         self.connection_lost()
         self._connections += 1
         self._eager = self.role is Role.CLIENT and self._connections == 1
@@ -169,39 +161,19 @@ class Session:
     def send(self, header: Header, buffers: Sequence[Sendable] = (), *, stream: int) -> None:
         """Queues a message, connected or not.
 
-        Raises ``MessageTooLarge`` where the peer would refuse it and ``SessionEnded`` after the session failed.
+        Raises ``MessageTooLarge`` where the peer would refuse it, ``SessionEnded`` after the session failed, and
+        ``ValueError`` for a header with text that is not Unicode; nothing is queued then.
         """
         if self.state is State.FAILED:
-            raise SessionEnded(f"the session has failed, nothing can be sent: {self._failure}") from self._failure
-        head = dump_header(header)
-        lengths: list[int] = []
-        pieces: list[bytes | memoryview] = [b"", head]
-        for buffer in buffers:
-            if type(buffer) is bytes:
-                pieces.append(buffer)
-                lengths.append(len(buffer))
-            else:
-                size, parts = flatten(buffer)
-                pieces += parts
-                lengths.append(size)
-        preamble = pieces[0] = encode_preamble(len(head), lengths)
-        nbytes = len(preamble) + len(head) + sum(lengths)
-        self._check_sendable(len(head), len(lengths), nbytes)
+            raise SessionEnded(f"the session has failed, nothing can be sent: {self.failure}") from self.failure
+        allowed = self.limits if self.peer is None else self.peer.limits
+        nbytes, pieces = encode_message(header, buffers, allowed)
         if nbytes <= self.limits.small_message:
             frame = b"".join((encode_frame_header(FIRST | LAST, stream, nbytes), *pieces))
             self._outbox.put_frame(stream, frame)
         else:
-            self._outbox.put_bulk(stream, Bulk([piece for piece in pieces if piece], nbytes))
+            self._outbox.put_bulk(stream, Bulk(coalesce(pieces), nbytes))
         self._messages_sent += 1
-
-    def _check_sendable(self, header_bytes: int, count: int, nbytes: int) -> None:
-        allowed = self.limits if self.peer is None else self.peer.limits
-        if header_bytes > allowed.max_header:
-            raise MessageTooLarge("a header in bytes", header_bytes, allowed.max_header)
-        if count > allowed.max_buffers:
-            raise MessageTooLarge("a number of buffers", count, allowed.max_buffers)
-        if nbytes > allowed.max_message:
-            raise MessageTooLarge("a size in bytes", nbytes, allowed.max_message)
 
     def data_to_send(self, budget: int = DEFAULT_BUDGET) -> list[bytes | memoryview]:
         """The pieces of the next websocket message, to be joined; empty when there is none to send now.
@@ -243,7 +215,7 @@ class Session:
             self._replayed += frame is not None
             return frame
         if self._windows.due and sent.nbytes < self.limits.max_unacknowledged + MIB:
-            frame = self._grants()
+            frame = self._grants(room, at_least_one)
         elif sent.nbytes < self.limits.max_unacknowledged:
             frame = self._outbox.next_frame(room, at_least_one=at_least_one)
         else:
@@ -252,22 +224,17 @@ class Session:
             sent.keep(frame)
         return frame
 
-    def _grants(self) -> Frame:
-        frame = encode_credits(self._windows.grants())
+    def _grants(self, room: int, at_least_one: bool) -> Frame | None:
+        most = max(credits_in(room), int(at_least_one))
+        if not most:
+            return None
+        frame = encode_credits(self._windows.grants(most))
         return Frame(len(frame), (frame,))
 
     def _hello(self) -> bytes:
         self._hello_due = False
         self._acknowledged = self._received
-        hello = Hello(
-            protocol=PROTOCOL_VERSION,
-            role=self.role.value,
-            software=self._software,
-            python=PYTHON_VERSION,
-            received=self._received,
-            limits=PeerLimits.of(self.limits),
-        )
-        return encode_hello(hello)
+        return greet(self.role, self._software, self.limits, self._received)
 
     # --- receiving ----------------------------------------------------------------------------------------
 
@@ -291,7 +258,10 @@ class Session:
             self._undelivered = events
         else:
             self.state = State.FAILED
-            self._failure = error
+            self.failure = error
+            self._outbox = Outbox(self.limits)  # what they kept is of no more use
+            self._sent = Unacknowledged()
+            self._assembly = Assembly(self.limits)
 
     def _receive(self, data: bytes | bytearray | memoryview, events: list[Event]) -> None:
         size = len(data)
@@ -315,15 +285,7 @@ class Session:
             raise ProtocolError(f"a websocket message of unknown type {kind} ({size} bytes)", resumable=True)
 
     def _receive_hello(self, data: bytes, events: list[Event]) -> None:
-        hello = decode_hello(data, protocol=PROTOCOL_VERSION)
-        if not isinstance(hello, Hello):
-            raise VersionMismatch(
-                ours=PROTOCOL_VERSION, our_software=self._software, our_role=self.role.value,
-                theirs=hello[0], their_software=hello[1], their_role=hello[2],
-            )  # fmt: skip
-        if hello.role == self.role.value:
-            raise ProtocolError(f"both sides say that they are the {hello.role}")
-        self._check_same_session(hello)
+        hello = read_greeting(data, self.role, self._software, self._sent, self.peer)
         if self._eager:
             self._sent.acknowledge(hello.received)
         else:
@@ -336,31 +298,18 @@ class Session:
         self.state = State.ESTABLISHED
         events.append(Established(hello, resumed))
 
-    def _check_same_session(self, hello: Hello) -> None:
-        other = "gateway" if self.role is Role.CLIENT else "client"
-        if hello.received < self._sent.acknowledged:
-            raise SessionLost(
-                f"the {other} has lost this session: it had received frame {self._sent.acknowledged} of ours and "
-                f"now knows of {hello.received}: start a new session"
-            )
-        if hello.received > self._sent.last:
-            raise SessionLost(
-                f"the {other} resumes a session that the {self.role.value} has lost: it received frame "
-                f"{hello.received} of ours, we have sent {self._sent.last}: start a new session"
-            )
-        if self.peer is not None and hello.limits != self.peer.limits:
-            raise ProtocolError(f"the {other} changed its limits within the session")
-
     def _receive_frames(self, data: bytes, first: int, events: list[Event]) -> None:
         expected = self._received + 1
         if self._next_number and first != self._next_number:
             raise ProtocolError(
                 f"frame {first} came after frame {self._next_number - 1} on one connection", resumable=True
             )
-        if first > expected or first == 0:
+        if not 0 < first <= expected:
             raise ProtocolError(f"frame {first} came where frame {expected} was expected", resumable=True)
         end = len(data)
         at = MESSAGE_HEADER_BYTES
+        if at == end:
+            raise ProtocolError("a message of frames without a frame", resumable=True)
         number = first
         while at < end:
             if end - at < FRAME_HEADER_BYTES:
@@ -389,6 +338,8 @@ class Session:
             for number, amount in decode_credits(data[start:end]):
                 self._outbox.grant(number, amount)
             return
+        if start == end:
+            raise ProtocolError(f"an empty frame on stream {stream}")
         if flags > FIRST | LAST:
             raise ProtocolError(f"a frame of unknown type {flags} on stream {stream}")
         self._windows.take(stream, end - start)
@@ -455,6 +406,19 @@ class Session:
             streams_sending=self._outbox.streams,
             streams_receiving=len(self._windows),
         )
+
+    def validate_state(self) -> None:
+        """Asserts what holds between any two calls. For tests: it looks at everything that is kept."""
+        self._outbox.validate_state()
+        self._sent.validate_state()
+        self._windows.validate_state()
+        self._assembly.validate_state()
+        assert 0 <= self._acknowledged <= self._received
+        assert self._next_number in range(self._received + 2)
+        assert (self.failure is not None) == (self.state is State.FAILED)
+        assert not self._eager or self.state is State.OPENING
+        assert self.state is not State.ESTABLISHED or self.peer is not None
+        assert not self._undelivered or self.state in (State.DETACHED, State.OPENING, State.ENDED)
 
     def __repr__(self) -> str:
         return (
