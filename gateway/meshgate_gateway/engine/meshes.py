@@ -91,7 +91,7 @@ class Meshes:
         )
         spawned = engine.binding.spawn_procs(mesh, header.per_host, header.name, begin)
         region = _procs_region(of, header.per_host)
-        procs = Procs(spawned, header.name, region, names)
+        procs = Procs(spawned, header.name, region, names, hosts)
         engine.objects.add(header.object, procs)
         procs.up = engine.start(self._procs_up(header, procs))
 
@@ -275,28 +275,42 @@ class Meshes:
 
     async def _stop(self, header: Stop, buffers: Sequence[Fragments]) -> None:
         known = await self._engine.objects.when(header.target.object)
-        if isinstance(known, (Procs, Actors)):
-            known.stopping = True
-        self._engine.start(self._answered(header, self._stop_now(header, known)))
+        if isinstance(known, Channel):
+            raise invalid(f"object {header.target.object} is a port: there is nothing to stop")
+        ended = self._ended_by(known, header.target.region)
+        for mesh, ranks in ended:
+            mesh.stopping = mesh.stopping or ranks is None
+        self._engine.start(self._answered(header, self._stop_now(header, known, ended)))
 
-    async def _stop_now(self, header: Stop, known: Object) -> None:
+    def _ended_by(self, known: Object, region: Region | None) -> list[tuple[Procs | Actors, set[int] | None]]:
+        """The meshes that end with ``known``, and which of their base ranks, where not all."""
+        if isinstance(known, Channel):
+            return []
+        if isinstance(known, Hosts):
+            spawned = [each for each in self._engine.objects.each() if isinstance(each, Procs)]
+            return [end for procs in spawned if procs.hosts is known for end in self._ended_by(procs, None)]
+        ranks = None if region is None or region == known.region else set(ranks_of(region))
+        ended: list[tuple[Procs | Actors, set[int] | None]] = [(known, ranks)]
+        if isinstance(known, Procs):
+            actors = [each for each in self._engine.objects.each() if isinstance(each, Actors)]
+            ended += [(each, ranks) for each in actors if each.procs is known]
+        return ended
+
+    async def _stop_now(
+        self, header: Stop, known: Object, ended: Sequence[tuple[Procs | Actors, set[int] | None]]
+    ) -> None:
         binding = self._engine.binding
         if isinstance(known, Actors):
-            _, inner, _ = self._engine.actors_at(known, header.target)
-            await binding.stop_actors(inner, header.reason)
+            await binding.stop_actors(self._engine.actors_at(known, header.target)[1], header.reason)
         elif isinstance(known, Procs):
-            _, mesh = await self._mesh(header.target, Procs)
-            for each in self._engine.objects.each():
-                if isinstance(each, Actors) and each.procs is known:
-                    each.stopping = True
-            await binding.stop_procs(mesh, header.reason)
+            await binding.stop_procs((await self._mesh(header.target, Procs))[1], header.reason)
         elif isinstance(known, Hosts):
-            for procs in self._engine.objects.each():
-                if isinstance(procs, Procs):
-                    procs.stopping = True
             await (binding.shut_down_hosts if header.shutdown else binding.stop_hosts)(known.mesh)
-        else:
-            raise invalid(f"object {header.target.object} cannot be stopped")
+        for mesh, ranks in ended:
+            why = f"mesh {mesh.name!r} was stopped: {header.reason}"
+            mesh.dead.update(dict.fromkeys(ranks if ranks is not None else ranks_of(mesh.region), why))
+            if isinstance(mesh, Actors):
+                self._engine.fail_calls(mesh)
 
     async def _answered(self, header: Stop | Initialized, work: Any) -> None:
         stream = stream_of(header.target.object)

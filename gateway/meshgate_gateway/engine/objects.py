@@ -62,6 +62,7 @@ class Procs:
     name: str
     region: Region
     host_names: tuple[str, ...]  # of the hosts it was spawned on, in their rank order
+    hosts: Hosts | None = None
     stopping: bool = False
     up: asyncio.Future[None] | None = None
     alive: dict[int, int] = field(default_factory=dict)  # base rank to pid
