@@ -1,0 +1,67 @@
+"""What one version still lacks on this host, and where each piece goes when it comes.
+
+Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .objects import Assembly, Objects, distinct
+from .tree import Directory, File
+
+__all__ = ["Fetch"]
+
+
+class Fetch:
+    """Brings together the objects of one version.
+
+    ``files`` are those of ``tree`` that may be missing. Pieces found in other objects are copied at once; the rest
+    is ``missing``: digest to size.
+    """
+
+    def __init__(self, objects: Objects, tree: Directory, files: Iterable[File]) -> None:
+        self.tree = tree
+        self.missing: dict[bytes, int] = {}
+        self._objects = objects
+        self._whole: dict[bytes, list[File]] = {}
+        self._parts: dict[bytes, list[Assembly]] = {}
+        for file in distinct(files):
+            if not objects.holds(file):
+                self._expect(file)
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing
+
+    def add(self, digest: bytes, data: bytes) -> None:
+        """Puts a piece, whose digest the caller has checked, where it belongs. One that is not missing is ignored."""
+        if digest not in self.missing:
+            return
+        for file in self._whole.get(digest, ()):
+            self._objects.write(file, data)
+        for assembly in self._parts.get(digest, ()):
+            assembly.place(digest, data)
+        del self.missing[digest]
+
+    def _expect(self, file: File) -> None:
+        if len(file.pieces) == 1:
+            piece = file.pieces[0]
+            data = self._objects.read(piece.digest)
+            if data is not None:
+                self._objects.write(file, data)
+            else:
+                self._whole.setdefault(piece.digest, []).append(file)
+                self.missing[piece.digest] = piece.size
+            return
+        assembly = self._objects.assemble(file)
+        sizes = {piece.digest: piece.size for piece in file.pieces}
+        for digest in list(assembly.missing):
+            data = self._objects.read(digest)
+            if data is not None:
+                assembly.place(digest, data)
+            else:
+                self._parts.setdefault(digest, []).append(assembly)
+                self.missing[digest] = sizes[digest]
+        if not assembly.missing:
+            assembly.seal()  # an earlier attempt had it all but the rename

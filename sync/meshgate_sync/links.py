@@ -1,0 +1,78 @@
+"""Makes directories out of objects: whole ones, and ones changed from what they hold.
+
+Directories are not shared by symbolic links: ``Path(__file__).resolve().parent.parent`` and ``open("../x")`` have to
+find what they find on the laptop.
+
+Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+
+from .delta import Remove, diff
+from .objects import Objects, modified_at
+from .tree import Directory, File, lookup
+
+__all__ = ["alter", "populate"]
+
+_NO_LINK = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.ENOTSUP)
+
+
+def populate(objects: Objects, tree: Directory, path: bytes) -> None:
+    """Makes the directory ``path``, which must not be there, hold ``tree``."""
+    os.mkdir(path, 0o755)
+    for name, node in tree.entries.items():
+        entry = path + b"/" + name
+        if isinstance(node, Directory):
+            populate(objects, node, entry)
+        elif isinstance(node, File):
+            _put(objects, node, entry)
+        else:
+            os.symlink(node.target, entry)
+
+
+def alter(objects: Objects, path: bytes, old: Directory, new: Directory) -> None:
+    """Changes the directory ``path``, which holds ``old``, to hold ``new``."""
+    for operation in diff(old, new).operations:
+        entry = path + b"/" + operation.path
+        if isinstance(operation, Remove):
+            _remove(entry)
+            continue
+        node = lookup(new, operation.path)
+        if isinstance(node, Directory):
+            os.makedirs(entry, 0o755)
+            continue
+        os.makedirs(os.path.dirname(entry), 0o755, exist_ok=True)
+        _remove(entry)
+        if isinstance(node, File):
+            _put(objects, node, entry)
+        elif node is not None:
+            os.symlink(node.target, entry)
+
+
+def _remove(entry: bytes) -> None:
+    try:
+        os.unlink(entry)
+    except FileNotFoundError:
+        pass
+    except (IsADirectoryError, PermissionError):  # unlinking a directory is EPERM on macOS
+        shutil.rmtree(entry)
+
+
+def _put(objects: Objects, file: File, entry: bytes) -> None:
+    if file.pieces:
+        try:
+            os.link(objects.path(file), entry)
+            return
+        except OSError as problem:
+            if problem.errno not in _NO_LINK:
+                raise
+        shutil.copyfile(objects.path(file), entry)
+    else:
+        os.close(os.open(entry, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    os.chmod(entry, 0o555 if file.executable else 0o444)
+    time = modified_at(file)
+    os.utime(entry, (time, time))

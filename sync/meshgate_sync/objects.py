@@ -1,0 +1,219 @@
+"""Files by content: what every snapshot of a host is linked from.
+
+An object is a file named by its content and executable bit, read-only, with a modification time computed from its
+content. So the same content has the same time in every snapshot and on every host, a changed file always has
+another (compiled modules are told stale by it), and an object that a process wrote through a hard link is noticed by
+a ``stat``.
+
+A large file is assembled beside the objects, piece by piece at its place, and becomes an object by a rename: a
+crash loses nothing but the renames, and what is assembled is found again by its digests.
+
+Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from .digest import piece_digest
+from .tree import MAX_PIECE, File, Piece
+
+__all__ = ["Assembly", "Objects", "modified_at"]
+
+_EPOCH = 1_000_000_000
+
+
+def modified_at(file: File) -> int:
+    """The modification time of every copy of ``file``: seconds, between 2001 and 2018."""
+    return _EPOCH + (int.from_bytes(file.digest[:4], "big") >> 3)
+
+
+class Objects:
+    """The objects below ``directory``; ``work`` is a directory of this process alone on the same file system.
+
+    With ``distrust``, the content of each object is hashed before it is first relied on: the machine may have gone
+    down before the disk had everything.
+    """
+
+    def __init__(self, directory: str, work: str, *, distrust: bool = False) -> None:
+        self._directory = directory
+        self._work = work
+        self._distrust = distrust
+        self._hashed: set[str] = set()
+        self._places: dict[bytes, tuple[str, int, int]] = {}
+        self._placed: dict[str, list[bytes]] = {}
+        self._assemblies: dict[str, Assembly] = {}
+        self._serial = 0
+
+    def path(self, file: File) -> str:
+        key = file.key
+        return os.path.join(self._directory, key[:2], key[2:])
+
+    def holds(self, file: File) -> bool:
+        """Whether the object is there, and as it was written; if not, whatever is there is removed."""
+        path = self.path(file)
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            return False
+        sound = status.st_size == file.size and status.st_mtime == modified_at(file)
+        if sound and self._distrust and file.key not in self._hashed:
+            sound = self.hashes(file)
+            self._hashed.add(file.key)
+        if not sound:
+            self.discard(file)
+            return False
+        if file.pieces and file.pieces[-1].digest not in self._places:
+            self._learn(path, file)
+        return True
+
+    def hashes(self, file: File) -> bool:
+        """Whether every byte of the object is what its name says."""
+        try:
+            with open(self.path(file), "rb") as content:
+                return all(piece_digest(content.read(piece.size)) == piece.digest for piece in file.pieces)
+        except FileNotFoundError:
+            return False
+
+    def discard(self, file: File) -> None:
+        path = self.path(file)
+        self.lost(path)
+        if os.path.lexists(path):
+            os.unlink(path)
+
+    def write(self, file: File, data: bytes) -> None:
+        """Makes the object of a file in one piece, whose digest the caller has checked."""
+        self._serial += 1
+        temporary = os.path.join(self._work, f"object-{self._serial}")
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(handle, data, 0)
+            self.seal(handle, temporary, file)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        finally:
+            os.close(handle)
+
+    def assemble(self, file: File) -> Assembly:
+        """A large file to be completed, with what an earlier attempt left of it; one and the same for all who ask."""
+        assembly = self._assemblies.get(file.key)
+        if assembly is None:
+            assembly = Assembly(self, os.path.join(self._work, "partial-" + file.key), file)
+            self._assemblies[file.key] = assembly
+        return assembly
+
+    def read(self, digest: bytes) -> bytes | None:
+        """A piece, verified; None when it is not held, or no longer as it was."""
+        place = self._places.get(digest)
+        if place is None:
+            return None
+        path, offset, size = place
+        try:
+            with open(path, "rb", buffering=0) as content:
+                content.seek(offset)
+                data = content.read(size)
+        except FileNotFoundError:
+            data = b""
+        if piece_digest(data) == digest:
+            return data
+        self.lost(path)
+        if path.startswith(self._directory) and os.path.lexists(path):
+            os.unlink(path)
+        return None
+
+    def seal(self, handle: int, temporary: str, file: File) -> None:
+        """Turns the open file ``temporary`` into the object of ``file``."""
+        self._assemblies.pop(file.key, None)
+        os.fchmod(handle, 0o555 if file.executable else 0o444)
+        time = modified_at(file)
+        os.utime(handle, (time, time))
+        path = self.path(file)
+        try:
+            os.rename(temporary, path)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.rename(temporary, path)
+        self.lost(temporary)
+        self._learn(path, file)
+
+    def _learn(self, path: str, file: File) -> None:
+        for offset, piece in file.offsets():
+            self.place(path, offset, piece.digest, piece.size)
+
+    def place(self, path: str, offset: int, digest: bytes, size: int) -> None:
+        self._places[digest] = (path, offset, size)
+        self._placed.setdefault(path, []).append(digest)
+
+    def lost(self, path: str) -> None:
+        """The file ``path`` is gone, or no longer what it was."""
+        for digest in self._placed.pop(path, ()):
+            if digest in self._places and self._places[digest][0] == path:
+                del self._places[digest]
+
+    def close(self) -> None:
+        """Leaves what is assembled so far for whoever opens the store next."""
+        for assembly in self._assemblies.values():
+            assembly.close()
+        self._assemblies.clear()
+
+
+class Assembly:
+    """A file of several pieces while some of them are ``missing``."""
+
+    def __init__(self, objects: Objects, path: str, file: File) -> None:
+        self.file = file
+        self.missing: dict[bytes, list[int]] = {}
+        self._objects = objects
+        self._path = path
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fresh = os.fstat(self._handle).st_size != file.size
+            if fresh:
+                os.truncate(self._handle, 0)
+                os.truncate(self._handle, file.size)
+            for offset, piece in file.offsets():
+                if fresh or not self._has(offset, piece):
+                    self.missing.setdefault(piece.digest, []).append(offset)
+        except BaseException:
+            os.close(self._handle)
+            raise
+
+    def place(self, digest: bytes, data: bytes) -> None:
+        """Writes a piece wherever the file still lacks it; with the last one the file becomes an object."""
+        for offset in self.missing.get(digest, ()):
+            _write_all(self._handle, data, offset)
+            self._objects.place(self._path, offset, digest, len(data))
+        self.missing.pop(digest, None)
+        if not self.missing:
+            self.seal()
+
+    def seal(self) -> None:
+        if self._handle >= 0:
+            self._objects.seal(self._handle, self._path, self.file)
+            self.close()
+
+    def close(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def _has(self, offset: int, piece: Piece) -> bool:
+        if piece_digest(os.pread(self._handle, min(piece.size, MAX_PIECE), offset)) != piece.digest:
+            return False
+        self._objects.place(self._path, offset, piece.digest, piece.size)
+        return True
+
+
+def _write_all(handle: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(handle, view, offset)
+        view = view[written:]
+        offset += written
+
+
+def distinct(files: Iterable[File]) -> list[File]:
+    """Each object once; an empty file is none."""
+    return list({file.key: file for file in files if file.pieces}.values())

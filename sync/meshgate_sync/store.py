@@ -1,0 +1,242 @@
+"""The store of one host (or of the gateway): versions held, pieces read and written, snapshots switched atomically.
+
+Whatever moment it is killed at, a store opens again and ``verify`` finds nothing wrong: everything is made aside and
+gets its name by a rename, and a version is on record before its snapshot appears. A store whose machine went down
+is distrusted: objects are hashed again before they are used, and snapshots are made anew. Several processes may share
+a store; each instance belongs to one thread.
+
+Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from .delta import Delta, PutFile, Splice, patch
+from .errors import BaseUnknown, StoreError, StoreFull
+from .fetch import Fetch
+from .home import locked, unlocked
+from .objects import Objects, distinct
+from .records import Records
+from .snapshots import Snapshots
+from .tree import Directory, File, files, lookup
+
+__all__ = ["Problem", "Store"]
+
+_DIRECTORIES = ("objects", "versions", "snapshots", "opened", "spares", "pins", "work")
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something ``verify`` found: ``what`` is wrong with ``path``, in version ``root`` (hex)."""
+
+    path: str
+    what: str
+    root: str
+
+
+class Store:
+    """Opens the store below ``home``, making it if there is none.
+
+    ``snapshots=False`` is the gateway's: it hands versions on but runs nothing from them. ``boot`` names the
+    machine's current run.
+    """
+
+    def __init__(self, home: str, *, snapshots: bool = True, boot: str | None = None) -> None:
+        self.home = home
+        self._materialise = snapshots
+        self._complete: set[bytes] = set()
+        self._fetches: dict[bytes, Fetch] = {}
+        with _translated(home):
+            for name in _DIRECTORIES:
+                os.makedirs(os.path.join(home, name), exist_ok=True)
+            self._work = os.path.join(home, "work", f"{os.getpid()}-{uuid.uuid4().hex[:8]}")
+            with locked(home):
+                os.mkdir(self._work)
+                self._held = _hold(self._work)
+                leftovers = self._adopt_leftovers()
+                rebooted = self._note_boot(boot or _boot_id())
+            self.objects = Objects(os.path.join(home, "objects"), self._work, distrust=rebooted)
+            self.records = Records(os.path.join(home, "versions"), self._work)
+            self.snapshots = Snapshots(home, self._work, self.objects, self.records)
+            self._drop_unrecorded(everything=rebooted)
+            for left in leftovers:
+                shutil.rmtree(left, ignore_errors=True)
+
+    def ready(self, root: bytes) -> bool:
+        """Whether version ``root`` is complete here: processes can be started from it, or it can be handed on."""
+        return self.snapshots.ready(root) if self._materialise else root in self._complete
+
+    def begin(self, delta: Delta) -> Fetch:
+        """Starts to bring together the version that ``delta`` leads to; what it lacks is in ``Fetch.missing``.
+
+        Raises BaseUnknown, DeltaMismatch, StoreError.
+        """
+        base = self.records.tree(delta.base)
+        tree = self.records.tree(delta.root)
+        if tree is None:
+            if base is None:
+                raise BaseUnknown(delta.base)
+            tree = patch(base, delta)
+        needed: Iterable[File] = files(tree)
+        if delta.root in self._complete:
+            needed = ()
+        elif delta.base in self._complete:
+            needed = _put_by(delta, tree)
+        with _translated(self.home):
+            fetch = self._fetches[delta.root] = Fetch(self.objects, tree, needed)
+        return fetch
+
+    def add(self, digest: bytes, data: bytes) -> None:
+        """Takes in a piece, whose digest the caller has checked, for every version that lacks it."""
+        with _translated(self.home):
+            for fetch in self._fetches.values():
+                fetch.add(digest, data)
+
+    def read(self, digest: bytes) -> bytes | None:
+        """A piece, verified. None when it is not held or was found corrupt; then the versions here are looked
+        through again when they are next begun."""
+        data = self.objects.read(digest)
+        if data is None:
+            self._complete.clear()
+        return data
+
+    def forget(self, root: bytes) -> None:
+        """Gives up bringing version ``root`` together; its pieces stay until collected."""
+        self._fetches.pop(root, None)
+
+    def forget_complete(self, root: bytes) -> None:
+        """The version was collected: begin it from nothing next time."""
+        self._complete.discard(root)
+
+    def finish(self, root: bytes, *, base: bytes, owner: str = "", replaces: bytes | None = None) -> str:
+        """Makes the snapshot of a version whose fetch is complete, and returns its path.
+
+        ``base``: a version to record it against. ``owner`` no longer needs the version that it had before.
+        ``replaces``: a version that this owner has started no process from and never will; its snapshot may be
+        turned into this one. Raises StoreError; then the version may be begun again.
+        """
+        fetch = self._fetches.pop(root)
+        assert fetch.complete
+        try:
+            with _translated(self.home):
+                self.records.add(fetch.tree, base)
+                if self._materialise and not self.snapshots.ready(root):
+                    self.snapshots.make(fetch.tree, owner, replaces)
+                if owner:
+                    self.snapshots.pin(owner, root)
+        except StoreError:
+            self._complete.clear()
+            raise
+        self._complete.add(root)
+        return self.snapshots.path(root)
+
+    def prepare_spare(self, root: bytes) -> bool:
+        """See ``Snapshots.prepare_spare``. Raises StoreError."""
+        with _translated(self.home):
+            return self.snapshots.prepare_spare(root)
+
+    def verify(self) -> list[Problem]:
+        """Reads everything. What is wrong is removed, so that it is fetched again, and so are the snapshots that
+        hold it, save those in use."""
+        problems: list[Problem] = []
+        with _translated(self.home):
+            for root, tree in list(self.records.trees.items()):
+                if root in self._complete or self.snapshots.ready(root):
+                    problems += self._verify_version(root, tree)
+        return problems
+
+    def _verify_version(self, root: bytes, tree: Directory) -> list[Problem]:
+        bad = [file for file in distinct(files(tree)) if not (self.objects.holds(file) and self.objects.hashes(file))]
+        for file in bad:
+            self.objects.discard(file)
+        if bad:
+            self._complete.discard(root)
+            self.snapshots.remove(root)
+        return [Problem(self.objects.path(file), "not what its name says", root.hex()) for file in bad]
+
+    def close(self) -> None:
+        """Leaves the pieces of unfinished files where the next process finds them."""
+        self.objects.close()
+        os.close(self._held)
+
+    # --- opening ----------------------------------------------------------------------------------------
+
+    def _note_boot(self, boot: str) -> bool:
+        """Whether the machine went down since the store was last opened."""
+        path = os.path.join(self.home, "boot")
+        earlier = ""
+        with contextlib.suppress(FileNotFoundError), open(path) as noted:
+            earlier = noted.read()
+        if earlier != boot:
+            temporary = os.path.join(self._work, "boot")
+            with open(temporary, "w") as out:
+                out.write(boot)
+            os.rename(temporary, path)
+        return earlier not in ("", boot)
+
+    def _adopt_leftovers(self) -> list[str]:
+        """Takes over the pieces that processes now gone had assembled; returns what else they left, to be removed."""
+        left_behind = []
+        parent = os.path.dirname(self._work)
+        for name in os.listdir(parent):
+            left = os.path.join(parent, name)
+            if left != self._work and unlocked(os.path.join(left, "held")):
+                for entry in os.listdir(left):
+                    if entry.startswith("partial-"):
+                        os.rename(os.path.join(left, entry), os.path.join(self._work, entry))
+                os.rename(left, os.path.join(self._work, f"left-{name}"))
+                left_behind.append(os.path.join(self._work, f"left-{name}"))
+        return left_behind
+
+    def _drop_unrecorded(self, *, everything: bool) -> None:
+        known = self.records.trees
+        for root in self.snapshots.roots():
+            if everything or root not in known:
+                self.snapshots.remove(root)
+        for root in self.snapshots.spares():
+            if everything or root not in known:
+                self.snapshots.remove_spare(root)
+
+
+def _put_by(delta: Delta, tree: Directory) -> Iterable[File]:
+    for operation in delta.operations:
+        if isinstance(operation, PutFile):
+            yield operation.file
+        elif isinstance(operation, Splice):
+            spliced = lookup(tree, operation.path)
+            assert isinstance(spliced, File)
+            yield spliced
+
+
+def _boot_id() -> str:
+    try:
+        with open(_BOOT_ID) as current:
+            return current.read().strip()
+    except OSError:
+        return "unknown"
+
+
+def _hold(directory: str) -> int:
+    """Marks ``directory`` as that of a living process."""
+    handle = os.open(os.path.join(directory, "held"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    return handle
+
+
+@contextlib.contextmanager
+def _translated(home: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFull(home) from problem
+        raise StoreError(f"the store {home} cannot be written: {problem}") from problem
