@@ -87,8 +87,10 @@ class Slice:
     @staticmethod
     def new_row_major(ranks: Sequence[int]) -> Slice:
         """The dense slice from rank 0 whose dimensions have these sizes."""
-        sizes = unsigned_list(ranks, "sizes")
-        return Slice(offset=0, sizes=sizes, strides=_row_major(sizes))
+        dense = Slice.__new__(Slice)  # unchecked: with empty dimensions the strides need not nest
+        dense._offset, dense._sizes = 0, unsigned_list(ranks, "sizes")
+        dense._strides = _row_major(dense._sizes)
+        return dense
 
     @staticmethod
     def from_list(ranks: list[int]) -> list[Slice]:
@@ -133,7 +135,7 @@ class Slice:
         result = [0] * self.ndim
         by_stride = sorted(range(self.ndim), key=lambda dim: self._strides[dim], reverse=True)
         for dim in by_stride if rest >= 0 else ():
-            if self._sizes[dim] != 1:
+            if self._sizes[dim] > 1:
                 result[dim], rest = divmod(rest, self._strides[dim])
         if rest or any(at >= size for at, size in zip(result, self._sizes, strict=True)):
             raise ValueError(f"value {value} not in slice")

@@ -145,8 +145,8 @@ class Shape(_Labelled):
 
     def at(self, label: str, index: int) -> Shape:
         """The part at one index of a dimension, without that dimension."""
-        dim = self._dimension(label)
         start = unsigned(index, "index")
+        dim = self._dimension(label)
         kept = self._restrict(dim, range(start, start + 1))
         return Shape(_without(self.labels, dim), _drop(kept, dim))
 
