@@ -173,19 +173,13 @@ class Api:
 
     def create(self, obj: Object) -> Object:
         """Conflict when it exists."""
-        return self._json("POST", _kind_of(obj).path(_namespace_of(obj)), obj)
+        return self._json("POST", _kind_of(obj).path(_namespace_of(obj)), obj, query={"fieldManager": FIELD_MANAGER})
 
     def apply(self, obj: Object) -> Object:
-        """Creates ``obj``, or makes the existing one agree with it (server-side apply, ours by force).
-
-        Creating comes first, so that whoever makes a job needs no right to patch.
-        """
-        try:
-            return self.create(obj)
-        except Conflict:
-            path = _kind_of(obj).path(_namespace_of(obj), obj["metadata"]["name"])
-            query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-            return self._json("PATCH", path, obj, query=query, content_type="application/apply-patch+yaml")
+        """Makes the existing object agree with ``obj`` (server-side apply, ours by force), or creates it."""
+        path = _kind_of(obj).path(_namespace_of(obj), obj["metadata"]["name"])
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        return self._json("PATCH", path, obj, query=query, content_type="application/apply-patch+yaml")
 
     def merge(self, kind: str, name: str, namespace: str, patch: Object) -> Object:
         path = KINDS[kind].path(namespace, name)

@@ -1,0 +1,94 @@
+"""Which pods are the hosts of a mesh, in which order. Pure.
+
+The order is Monarch's: rank by the pod-index label. A cluster older than 1.28 does not set that label, so a pod
+of a StatefulSet is ranked by its ordinal instead, and pods that have neither (a Deployment's, bare ones) by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from meshgate_kubernetes.spec import MeshSpec, Object
+
+__all__ = ["Host", "is_ready", "ready_hosts", "ranked"]
+
+_ORDINAL = re.compile(r"-(\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A ready worker pod, and where Monarch reaches it."""
+
+    name: str
+    rank: int
+    address: str
+    uid: str
+
+
+def ranked(mesh: MeshSpec, pods: Iterable[Object]) -> dict[int, Object]:
+    """The pods of the mesh by rank. Pods on their way out are not among them, nor ranks beyond the mesh's."""
+    living = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and not _ended(pod)]
+    ranks = {pod["metadata"]["name"]: _rank(mesh, pod) for pod in living}
+    if any(rank is None for rank in ranks.values()):
+        if mesh.way != "selector":
+            living = [pod for pod in living if ranks[pod["metadata"]["name"]] is not None]
+        else:
+            ranks = dict(zip(sorted(ranks), range(len(ranks)), strict=True))
+    found: dict[int, Object] = {}
+    for pod in living:
+        rank = ranks[pod["metadata"]["name"]]
+        if rank is not None and (not mesh.replicas or rank < mesh.replicas):
+            found[rank] = pod
+    return dict(sorted(found.items()))
+
+
+def ready_hosts(mesh: MeshSpec, pods: Iterable[Object]) -> list[Host] | None:
+    """The hosts of the mesh in rank order, or None while one of them is not there or not ready."""
+    found = ranked(mesh, pods)
+    wanted = mesh.replicas or len(found)
+    if not wanted or sorted(found) != list(range(wanted)) or not all(map(is_ready, found.values())):
+        return None
+    return [
+        Host(
+            name=pod["metadata"]["name"],
+            rank=rank,
+            address=_address(pod["status"]["podIP"], _port(mesh, pod)),
+            uid=pod["metadata"]["uid"],
+        )
+        for rank, pod in found.items()
+    ]
+
+
+def is_ready(pod: Object) -> bool:
+    conditions: Sequence[Object] = pod.get("status", {}).get("conditions") or []
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def _rank(mesh: MeshSpec, pod: Object) -> int | None:
+    label = (pod["metadata"].get("labels") or {}).get(mesh.rank_label)
+    if label is not None and label.isdecimal():
+        return int(label)
+    owners = pod["metadata"].get("ownerReferences") or []
+    match = _ORDINAL.search(pod["metadata"]["name"])
+    if match and any(owner["kind"] == "StatefulSet" for owner in owners):
+        return int(match[1])
+    return None
+
+
+def _port(mesh: MeshSpec, pod: Object) -> int:
+    """The port that the pod says (Monarch's way: ``MONARCH_PORT``), else the mesh's."""
+    for container in pod["spec"]["containers"]:
+        for variable in container.get("env") or []:
+            if variable["name"] == "MONARCH_PORT" and str(variable.get("value", "")).isdecimal():
+                return int(variable["value"])
+    return mesh.port
+
+
+def _address(ip: str, port: int) -> str:
+    return f"tcp://[{ip}]:{port}" if ":" in ip else f"tcp://{ip}:{port}"
+
+
+def _ended(pod: Object) -> bool:
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")

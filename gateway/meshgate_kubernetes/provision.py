@@ -1,0 +1,128 @@
+"""Makes a job in a cluster, finds it and ends it.
+
+The client does this with the user's kubeconfig, a gateway with its service account. Both are told how it goes
+through a ``Listener``; nothing is printed here. ``readiness`` waits for what was made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from meshgate_kubernetes import manifests
+from meshgate_kubernetes.api import KINDS, Api
+from meshgate_kubernetes.errors import Conflict, Forbidden, NotFound, Refused
+from meshgate_kubernetes.names import JOB_LABEL, Names
+from meshgate_kubernetes.observe import Observer, Source
+from meshgate_kubernetes.readiness import Listener
+from meshgate_kubernetes.spec import JobSpec, Object
+
+__all__ = ["create", "delete", "read_spec"]
+
+DELETE_TIMEOUT = 120.0
+_EVERY_KIND = [
+    "ConfigMap",
+    "Secret",
+    "ServiceAccount",
+    "Role",
+    "RoleBinding",
+    "NetworkPolicy",
+    "Service",
+    "Deployment",
+    "StatefulSet",
+    "Pod",
+]
+
+
+def create(api: Api, spec: JobSpec, token: str, listener: Listener) -> str:
+    """Makes the objects of the job and returns the uid of their parent.
+
+    Raises Conflict when there is a job of this name, and Forbidden with every right that is missing. Does not
+    wait, and does not clean up: the caller deletes what it has begun.
+    """
+    parent = api.create(manifests.parent(spec))
+    listener.created(parent)
+    objects = [manifests.token_secret(spec, token), *manifests.gateway_objects(spec)]
+    objects += [obj for mesh in spec.meshes for obj in manifests.mesh_objects(spec, mesh)]
+    for obj in manifests.owned_by(parent, objects):
+        try:
+            listener.created(_create_or_apply(api, spec, obj))
+        except Forbidden as error:
+            raise _all_missing_rights(api, spec, objects, error) from error
+    return str(parent["metadata"]["uid"])
+
+
+def _create_or_apply(api: Api, spec: JobSpec, obj: Object) -> Object:
+    """Creating comes first, so that whoever makes a job needs no right to patch. What is there already is
+    changed only if it is the job's."""
+    try:
+        return api.create(obj)
+    except Conflict:
+        kind, name = obj["kind"], obj["metadata"]["name"]
+        existing = api.get(kind, name, spec.namespace)
+        if (existing["metadata"].get("labels") or {}).get(JOB_LABEL) != spec.name:
+            raise Conflict(
+                f"{kind} {name!r} in namespace {spec.namespace!r} exists already and is not of job {spec.name!r}: "
+                "choose another name for the job"
+            ) from None
+        return api.apply(obj)
+
+
+def _all_missing_rights(api: Api, spec: JobSpec, objects: Sequence[Object], first: Forbidden) -> Forbidden:
+    kinds = list(dict.fromkeys(obj["kind"] for obj in objects))
+    missing = [KINDS[kind].resource for kind in kinds if not api.may("create", kind, spec.namespace)]
+    others = [resource for resource in missing if resource != first.resource]
+    if not others:
+        return first
+    return Forbidden(
+        first.verb,
+        first.resource,
+        first.namespace,
+        user=first.user,
+        detail=f"nor {first.verb} {', '.join(others)}. docs/kubernetes.md lists the rights a user needs",
+    )
+
+
+def read_spec(api: Api, name: str, namespace: str) -> tuple[JobSpec, str]:
+    """The specification of the job ``name``, and the uid of its parent. NotFound when there is none."""
+    parent = api.get("ConfigMap", Names(name).parent, namespace)
+    text = (parent.get("data") or {}).get(manifests.SPEC_KEY)
+    if text is None or "deletionTimestamp" in parent["metadata"]:
+        raise NotFound(f"there is no job {name!r} in namespace {namespace!r}")
+    return JobSpec.model_validate(json.loads(text)), str(parent["metadata"]["uid"])
+
+
+def delete(api: Api, name: str, namespace: str, *, uid: str | None = None, timeout: float = DELETE_TIMEOUT) -> None:
+    """Ends the job and returns when nothing of it is left; harmless when there is nothing.
+
+    With ``uid`` only the job with that parent. Raises Refused when something is still there after ``timeout``.
+    """
+    names = Names(name)
+    kinds = [*_EVERY_KIND, *(["MonarchMesh"] if api.serves("MonarchMesh") else [])]
+    try:
+        api.delete("ConfigMap", names.parent, namespace, propagation="Foreground", uid=uid)
+    except NotFound:
+        if uid is not None:
+            return
+        _delete_leftovers(api, names, namespace, kinds)
+    sources = [Source(kind, names.selector()) for kind in ("ConfigMap", "Pod")]
+    with Observer(api, namespace, sources) as seen:
+        seen.wait_for(lambda: not seen.objects("ConfigMap") and not seen.objects("Pod"), timeout)
+    left = [
+        f"{kind} {obj['metadata']['name']}" for kind in kinds for obj in api.find(kind, namespace, names.selector())[0]
+    ]
+    if left:
+        raise Refused(
+            f"job {name!r} was deleted, but after {timeout:g} s this is still there: {', '.join(left)}. "
+            "A finalizer or an unreachable node may hold it back"
+        )
+
+
+def _delete_leftovers(api: Api, names: Names, namespace: str, kinds: Sequence[str]) -> None:
+    """Objects of a job whose parent is gone: someone deleted that with ``--cascade=orphan``."""
+    for kind in kinds:
+        for obj in api.find(kind, namespace, names.selector())[0]:
+            try:
+                api.delete(kind, obj["metadata"]["name"], namespace)
+            except (NotFound, Conflict):
+                continue
