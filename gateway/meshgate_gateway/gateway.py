@@ -1,0 +1,157 @@
+"""One gateway from start to end: puts the parts together, and takes them apart in order.
+
+Everything is started at once. It serves before its first engine and its hosts are up: who needs those waits for
+them, and their start-up runs side by side. It ends on SIGTERM or SIGINT (a second one ends it at once), when its
+lifetime descriptor reaches end of file, or when it has been idle for long enough; then nobody is let in, sessions
+end, and no process that was started here is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from meshgate_gateway.auth import TokenAuthenticator
+from meshgate_gateway.engines import Engine, EngineSupply
+from meshgate_gateway.hosts import HostProvider, Hosts, StaticHosts
+from meshgate_gateway.keeper import Keeper
+from meshgate_gateway.local_hosts import LocalHosts
+from meshgate_gateway.routes import Routes
+from meshgate_gateway.server import Server
+from meshgate_gateway.sessions import Sessions
+from meshgate_gateway.settings import Settings
+
+__all__ = ["Commands", "serve"]
+
+log = structlog.get_logger()
+
+HIDDEN = ("MESHGATE_TOKEN", "MESHGATE_TOKEN_FILE")
+LET_GO = b"\n"  # on the lifetime descriptor: its end of file means nothing any more
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """What is run for an engine and for the reaper; tests run others."""
+
+    engine: Sequence[str] = (sys.executable, "-m", "meshgate_gateway.engine")
+    reap: Sequence[str] = (sys.executable, "-m", "meshgate_gateway.engine.reap")
+
+
+async def serve(settings: Settings, listener: socket.socket, commands: Commands) -> None:
+    """Serves until told to end; returns when everything that was started is gone."""
+    loop = asyncio.get_running_loop()
+    # User code runs in the engine and on the hosts; it has no business with the token.
+    environment = {name: value for name, value in os.environ.items() if name not in HIDDEN}
+    supply = EngineSupply(lambda: Engine(commands.engine, environment), settings.warm_engines)
+    supply.fill()
+    hosts = _hosts(settings, environment)
+    sessions = Sessions(lease=settings.lease, limit=settings.max_sessions, now=loop.time())
+    keeper = Keeper(sessions, supply, hosts, lease=settings.lease, reap_command=commands.reap, environment=environment)
+    routes = Routes(TokenAuthenticator(settings.read_token()), keeper, hosts)
+    server = Server(listener, routes.answer)
+    accepting = asyncio.create_task(server.serve())
+    url = _url(listener)
+    _announce(settings.announce_fd, url)
+    log.info("serving", url=url, pid=os.getpid(), meshes=hosts.meshes())
+
+    reason = await _wait_for_end(settings, keeper)
+    log.info("ending", reason=reason)
+    routes.draining = f"the gateway is ending: {reason}"
+    accepting.cancel()
+    try:
+        await keeper.close(routes.draining)
+        await server.close()
+    finally:
+        await hosts.close()
+    log.info("ended", reason=reason)
+
+
+def _hosts(settings: Settings, environment: dict[str, str]) -> HostProvider:
+    providers: list[HostProvider] = [StaticHosts({mesh.name: mesh.addresses for mesh in settings.mesh})]
+    if settings.local_mesh:
+        providers.append(LocalHosts({mesh.name: mesh.count for mesh in settings.local_mesh}, environment))
+    return Hosts(providers)
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"ws://[{host}]:{port}" if ":" in host else f"ws://{host}:{port}"
+
+
+def _announce(descriptor: int | None, url: str) -> None:
+    if descriptor is not None:
+        with os.fdopen(descriptor, "w") as announcement:
+            announcement.write(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+
+
+async def _wait_for_end(settings: Settings, keeper: Keeper) -> str:
+    """Why the gateway is to end, once it is."""
+    end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    _end_on_signals(end)
+    if settings.lifetime_fd is not None:
+        _end_with(settings.lifetime_fd, end)
+    idle = asyncio.create_task(_wait_idle(keeper, settings.idle_timeout)) if settings.idle_timeout else None
+    done, _ = await asyncio.wait([end, *([idle] if idle else [])], return_when=asyncio.FIRST_COMPLETED)
+    if idle is not None:
+        idle.cancel()
+    return done.pop().result()
+
+
+def _end_on_signals(end: asyncio.Future[str]) -> None:
+    loop = asyncio.get_running_loop()
+
+    def on_signal(signum: signal.Signals) -> None:
+        _settle(end, f"it received {signum.name}")
+        # A second one ends this process at once; what was started here then ends by itself.
+        loop.remove_signal_handler(signum)
+        signal.signal(signum, signal.SIG_DFL)
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, on_signal, signum)
+
+
+def _end_with(descriptor: int, end: asyncio.Future[str]) -> None:
+    """Ends at the descriptor's end of file, unless its other side has let go before."""
+    loop = asyncio.get_running_loop()
+    os.set_blocking(descriptor, False)
+
+    def on_readable() -> None:
+        try:
+            said = os.read(descriptor, 1024)
+        except BlockingIOError:
+            return
+        if not said:
+            _settle(end, "the process that started it is gone")
+        elif LET_GO not in said:
+            return
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+    loop.add_reader(descriptor, on_readable)
+
+
+async def _wait_idle(keeper: Keeper, timeout: float) -> str:
+    loop = asyncio.get_running_loop()
+    while True:
+        keeper.changed.clear()
+        since = keeper.idle_since
+        left = None if since is None else since + timeout - loop.time()
+        if left is not None and left <= 0:
+            return f"it had no session for {timeout:g} s"
+        try:
+            await asyncio.wait_for(keeper.changed.wait(), left)
+        except asyncio.TimeoutError:
+            continue
+
+
+def _settle(end: asyncio.Future[str], reason: str) -> None:
+    if not end.done():
+        end.set_result(reason)

@@ -1,0 +1,85 @@
+"""Where a job's Monarch hosts are: a table of providers, one for each kind of mesh.
+
+A mesh has its hosts for its whole life: none is replaced or started again here. A host that has ended makes its
+mesh unavailable at once, with the reason, where attaching to it would take Monarch a minute to fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from meshgate_wire.messages import Host
+
+__all__ = ["Host", "HostProvider", "Hosts", "HostsUnavailable", "StaticHosts"]
+
+
+class HostsUnavailable(Exception):
+    """The mesh cannot be attached to. The message says why and what to do."""
+
+
+class HostProvider(Protocol):
+    """Some meshes of a job and their hosts."""
+
+    def meshes(self) -> Mapping[str, int]:
+        """The number of hosts of each mesh."""
+
+    async def hosts(self, mesh: str) -> tuple[Host, ...]:
+        """The hosts of one of ``meshes()``, in rank order, once they can be attached to.
+
+        Raises HostsUnavailable. Cancelling only stops the waiting.
+        """
+
+    def present(self, mesh: str) -> tuple[Host, ...]:
+        """Those hosts of one of ``meshes()`` that are not known to be missing now."""
+
+    async def close(self) -> None:
+        """Lets go of the hosts; ends those that were started here, with all they started."""
+
+
+class StaticHosts:
+    """Hosts that someone else runs."""
+
+    def __init__(self, meshes: Mapping[str, Sequence[str]]) -> None:
+        """``meshes``: for each its Monarch addresses."""
+        self._meshes = {
+            mesh: tuple(Host(name=f"{mesh}-{rank}", address=address) for rank, address in enumerate(addresses))
+            for mesh, addresses in meshes.items()
+        }
+
+    def meshes(self) -> Mapping[str, int]:
+        return {mesh: len(hosts) for mesh, hosts in self._meshes.items()}
+
+    async def hosts(self, mesh: str) -> tuple[Host, ...]:
+        return self._meshes[mesh]
+
+    def present(self, mesh: str) -> tuple[Host, ...]:
+        return self._meshes[mesh]
+
+    async def close(self) -> None:
+        return None
+
+
+class Hosts:
+    """All meshes of the job, whoever provides them. Is a HostProvider itself."""
+
+    def __init__(self, providers: Sequence[HostProvider]) -> None:
+        self._providers = tuple(providers)
+
+    def meshes(self) -> Mapping[str, int]:
+        return {mesh: count for provider in self._providers for mesh, count in provider.meshes().items()}
+
+    async def hosts(self, mesh: str) -> tuple[Host, ...]:
+        """As HostProvider.hosts; HostsUnavailable also for a mesh that the job does not have."""
+        for provider in self._providers:
+            if mesh in provider.meshes():
+                return await provider.hosts(mesh)
+        known = ", ".join(sorted(self.meshes())) or "none"
+        raise HostsUnavailable(f"this job has no mesh {mesh!r}; its meshes: {known}")
+
+    def present(self, mesh: str) -> tuple[Host, ...]:
+        return next((p.present(mesh) for p in self._providers if mesh in p.meshes()), ())
+
+    async def close(self) -> None:
+        await asyncio.gather(*(provider.close() for provider in self._providers))

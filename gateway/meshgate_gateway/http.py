@@ -1,0 +1,126 @@
+"""The head of an HTTP/1.1 request, from bytes, within limits; and answers, to bytes. No I/O.
+
+Nothing but a head is ever read here: a request with a body is refused, and what follows the head of a websocket
+handshake belongs to the engine. The grammar itself is checked by ``websockets``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from websockets import http11
+from websockets.datastructures import Headers
+from websockets.streams import StreamReader
+
+__all__ = ["HeadParser", "MalformedRequest", "Request", "Response"]
+
+MAX_HEAD = 16 * 1024
+MAX_HEADERS = 100
+END_OF_HEAD = b"\r\n\r\n"
+CREDENTIALS = (b"authorization:", b"proxy-authorization:", b"cookie:")
+
+
+class MalformedRequest(Exception):
+    """The client's fault. ``status`` is what to answer; the message is for the client and holds no input."""
+
+    def __init__(self, status: HTTPStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``head`` is what was read, without the credentials."""
+
+    method: str
+    path: str
+    head: bytes = field(repr=False)
+    headers: Headers = field(repr=False)
+
+    def header(self, name: str) -> str | None:
+        """The value of a header, None where it is absent. Raises MalformedRequest where it is there twice."""
+        values = self.headers.get_all(name)
+        if len(values) > 1:
+            raise MalformedRequest(HTTPStatus.BAD_REQUEST, f"the header {name} is there {len(values)} times")
+        return values[0] if values else None
+
+    @property
+    def is_websocket(self) -> bool:
+        """Whether it asks for a websocket. What else the handshake needs is checked by who completes it."""
+        upgrade = ",".join(self.headers.get_all("Upgrade")).lower().split(",")
+        return "websocket" in (token.strip() for token in upgrade)
+
+
+class HeadParser:
+    """Takes bytes until they make up a head."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Request | None:
+        """The request once its head is complete, None before. Raises MalformedRequest."""
+        searched = max(0, len(self._data) - len(END_OF_HEAD))
+        self._data += data
+        end = self._data.find(END_OF_HEAD, searched)
+        if end > MAX_HEAD or (end < 0 and len(self._data) > MAX_HEAD):
+            raise MalformedRequest(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head of the request exceeds {MAX_HEAD} bytes"
+            )
+        if end < 0:
+            return None
+        head = bytes(self._data[: end + len(END_OF_HEAD)])
+        if len(head) < len(self._data):
+            raise MalformedRequest(HTTPStatus.BAD_REQUEST, "data follows the head of the request")
+        return _parse(head)
+
+
+def _parse(head: bytes) -> Request:
+    if head.count(b"\n") - 2 > MAX_HEADERS:
+        raise MalformedRequest(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the request has more than {MAX_HEADERS} headers"
+        )
+    reader = StreamReader()
+    reader.feed_data(head)
+    parsing = http11.Request.parse(reader.read_line)
+    try:
+        next(parsing)
+    except StopIteration as done:
+        parsed: http11.Request = done.value
+    except Exception as error:  # its own kinds of many sorts, some with the input in their message
+        raise MalformedRequest(HTTPStatus.BAD_REQUEST, "the request is not HTTP/1.1, or has a body") from error
+    else:
+        raise MalformedRequest(HTTPStatus.BAD_REQUEST, "the lines of the request do not end in CRLF")
+    lines = (line for line in head.split(b"\r\n") if not line.lower().startswith(CREDENTIALS))
+    return Request(parsed.method, parsed.path, b"\r\n".join(lines), parsed.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A whole answer: a JSON object, after which the connection is closed."""
+
+    status: HTTPStatus
+    body: Mapping[str, object]
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def error(
+        cls, status: HTTPStatus, error: str, *, headers: Mapping[str, str] | None = None, **more: object
+    ) -> Response:
+        """An error as all are told: ``{"error": one line, ...}``."""
+        return cls(status, {"error": error, **more}, headers or {})
+
+    def encode(self, *, with_body: bool = True) -> bytes:
+        """The bytes to send. Without the body, its length is still told: the answer to HEAD."""
+        body = json.dumps(self.body).encode() + b"\n"
+        headers = {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            "Cache-Control": "no-store",
+            "Connection": "close",
+            **self.headers,
+        }
+        lines = [f"HTTP/1.1 {self.status.value} {self.status.phrase}", *(f"{k}: {v}" for k, v in headers.items())]
+        return "\r\n".join([*lines, "", ""]).encode("latin-1") + (body if with_body else b"")

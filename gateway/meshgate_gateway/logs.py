@@ -1,0 +1,93 @@
+"""Structured logs to stderr: one event a line, never with a credential in it.
+
+Redaction is the last step before rendering and looks at every string, so that no caller has to remember it.
+Records of the standard library's logging (asyncio's, above all) take the same way.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+__all__ = ["Redactor", "configure_logs"]
+
+_Value: TypeAlias = "str | dict[str, _Value] | list[_Value] | object"
+_BEARER = re.compile(r"(?i)\b(bearer)\s+[^\s\"']+")
+_SECRET_KEYS = frozenset({"authorization", "token", "cookie"})
+REDACTED = "[redacted]"
+
+
+class Redactor:
+    """A structlog processor that takes out the given secrets, anything after ``Bearer``, and telling keys."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self._secrets = tuple(secret for secret in secrets if secret)
+
+    def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        return {
+            self._text(key): REDACTED if key.lower() in _SECRET_KEYS else self._value(value)
+            for key, value in event.items()
+        }
+
+    def _value(self, value: _Value) -> _Value:
+        if value is None or isinstance(value, (bool, int, float)):
+            return value
+        if isinstance(value, dict):
+            return {self._text(str(key)): self._value(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return [self._value(item) for item in value]
+        return self._text(value if isinstance(value, str) else repr(value))
+
+    def _text(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, REDACTED)
+        return _BEARER.sub(rf"\1 {REDACTED}", text)
+
+
+def configure_logs(level: str, form: Literal["json", "text"], secrets: Iterable[str]) -> None:
+    """Sets up structlog and the standard library's logging for this process."""
+    chain: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        Redactor(secrets),
+    ]
+    renderer: Processor = structlog.processors.JSONRenderer() if form == "json" else _render_text
+    threshold: int = getattr(logging, level.upper())
+    structlog.configure(
+        processors=[*chain, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=chain,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def _render_text(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    """``2026-01-31T12:00:00Z info  session began  session=… pid=…``, whatever is in it on one line."""
+    time, level, name = (str(event.pop(key, "")) for key in ("timestamp", "level", "event"))
+    facts = " ".join(f"{key}={_quoted(value)}" for key, value in event.items())
+    return f"{time[:23]} {level:<7} {_one_line(name)}  {facts}".rstrip()
+
+
+def _quoted(value: object) -> str:
+    text = _one_line(str(value))
+    return f'"{text}"' if " " in text or not text else text
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
