@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request
@@ -73,8 +73,8 @@ class Link(asyncio.Protocol):
     # --- asyncio.Protocol -------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not instances of it
+        transport = self._transport
         transport.set_write_buffer_limits(high=256 * 1024, low=64 * 1024)
         self.data_received(self._head)
         self._watch = self._loop.call_later(SILENCE, self._check_silence)
