@@ -87,10 +87,15 @@ class Slice:
     @staticmethod
     def new_row_major(ranks: Sequence[int]) -> Slice:
         """The dense slice from rank 0 whose dimensions have these sizes."""
-        dense = Slice.__new__(Slice)  # unchecked: with empty dimensions the strides need not nest
-        dense._offset, dense._sizes = 0, unsigned_list(ranks, "sizes")
-        dense._strides = _row_major(dense._sizes)
-        return dense
+        sizes = unsigned_list(ranks, "sizes")
+        return Slice.trusted(0, sizes, _row_major(sizes))
+
+    @staticmethod
+    def trusted(offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Slice:
+        """Without the check of the layout: as Monarch, whose slices with empty dimensions may fail it."""
+        made = Slice.__new__(Slice)
+        made._offset, made._sizes, made._strides = offset, sizes, strides
+        return made
 
     @staticmethod
     def from_list(ranks: list[int]) -> list[Slice]:
@@ -199,7 +204,7 @@ class Slice:
         return (), {"offset": self._offset, "sizes": self.sizes, "strides": self.strides}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._offset, self._sizes, self._strides)
+        return Slice.trusted, (self._offset, self._sizes, self._strides)
 
     def __repr__(self) -> str:
         return f"Slice {{ offset: {self._offset}, sizes: {self.sizes}, strides: {self.strides} }}"
@@ -209,7 +214,3 @@ def _row_major(sizes: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a dense slice."""
     inner = itertools.accumulate(reversed(sizes[1:]), operator.mul, initial=1) if sizes else ()
     return tuple(inner)[::-1]
-
-
-def _rebuild(offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Slice:
-    return Slice(offset=offset, sizes=sizes, strides=strides)

@@ -59,7 +59,7 @@ class _Labelled:
     def from_bytes(cls, data: bytes) -> Self:
         reader = Reader(data)
         labels, offset = reader.texts(), reader.number()
-        ranks = Slice(offset=offset, sizes=reader.numbers(), strides=reader.numbers())
+        ranks = Slice.trusted(offset, tuple(reader.numbers()), tuple(reader.numbers()))
         reader.end()
         return cls(labels, ranks)
 

@@ -40,6 +40,11 @@ class _Cell(Generic[R]):
         return cast(R, self._value)
 
 
+def _check_count(shape: Shape, count: int) -> None:
+    if count != len(shape):
+        raise ValueError(f"invalid value mesh: expected {len(shape)} ranks, but contains {count} ranks")
+
+
 class ValueMesh(MeshTrait, Generic[R]):
     """Values by rank. ``slice``, ``split``, ``flatten`` and ``rename`` give meshes of the same values."""
 
@@ -53,8 +58,7 @@ class ValueMesh(MeshTrait, Generic[R]):
         self._fill(shape, [_Cell(value) for value in values])
 
     def _fill(self, shape: Shape, cells: list[_Cell[R]]) -> None:
-        if len(cells) != len(shape):
-            raise ValueError(f"invalid value mesh: expected {len(shape)} ranks, but contains {len(cells)} ranks")
+        _check_count(shape, len(cells))
         self._shape = shape
         self._cells = cells
 
@@ -73,7 +77,10 @@ class ValueMesh(MeshTrait, Generic[R]):
     def from_indexed(shape: Shape, pairs: Iterable[tuple[int, R]]) -> ValueMesh[R]:
         """The mesh with these values at these positions, which must be all; of two for one the last counts."""
         values = {unsigned(position, "pairs"): value for position, value in pairs}
-        return ValueMesh(shape, [values[position] for position in sorted(values)])
+        beyond = next((position for position in values if position >= len(shape)), None)
+        count = len(values) if beyond is None else beyond + 1
+        _check_count(shape, count)
+        return ValueMesh(shape, [values[position] for position in range(count)])
 
     def get(self, rank: int) -> R:
         """The value at a position, counted in row-major order; ``ValueError`` if there are fewer."""

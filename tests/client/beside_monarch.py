@@ -53,8 +53,7 @@ def agree(mine: Callable[[], Any], monarchs: Callable[[], Any]) -> bool:
 
 
 def their_shape(shape: ours.Shape) -> theirs.Shape:
-    ranks = shape.ndslice
-    return theirs.Shape(shape.labels, theirs.Slice(offset=ranks.offset, sizes=ranks.sizes, strides=ranks.strides))
+    return theirs.Shape.from_bytes(shape.to_bytes())
 
 
 def their_extent(extent: ours.Extent) -> theirs.Extent:
