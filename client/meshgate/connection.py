@@ -1,0 +1,460 @@
+"""The connection of one session: a thread with an event loop that sends, receives, and redials after every cut.
+
+Callers on any thread hand it messages with :meth:`Connection.post`, which never waits for the network. A cut is not
+an error: the connection redials, with back-off and full jitter, and the session replays what the gateway has not
+got. It ends when the gateway refuses for good, when the dialer knows that the gateway is gone, when the lease is
+over, or when the user closes it; then, and once, the handler is told why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import logging
+import os
+import random
+import socket
+import ssl
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
+from websockets.frames import CloseCode
+
+from meshgate.dialing import Dialer, refusal
+from meshgate.errors import (
+    ConnectionFailedError,
+    GatewayError,
+    GatewayFault,
+    GatewayLostError,
+    MeshgateError,
+    SessionExpiredError,
+    VersionMismatchError,
+)
+from meshgate.future import FutureProxy
+from meshgate.link import Link, open_link
+from meshgate.settings import ClientSettings
+from meshgate_wire import (
+    PROTOCOL_VERSION,
+    SOFTWARE_VERSION,
+    Established,
+    Header,
+    Hello,
+    MessageReceived,
+    MessageTooLarge,
+    Pump,
+    Role,
+    Sendable,
+    Session,
+    SessionLost,
+    State,
+    Statistics,
+    VersionMismatch,
+    WireError,
+)
+from meshgate_wire.messages import Release, stream_of
+
+__all__ = ["Connection", "Handler"]
+
+log = logging.getLogger("meshgate.connection")
+
+_WHOLE_MESSAGE = 300  # bytes that a message has besides its buffers, about
+
+
+class Handler(Protocol):
+    """What a connection tells. All calls come from its own thread and must not block."""
+
+    def received(self, message: MessageReceived) -> None:
+        """A message of the gateway, each exactly once."""
+
+    def unsendable(self, header: Header, error: MessageTooLarge) -> None:
+        """A posted message was not sent, since the gateway would refuse it; the session goes on."""
+
+    def over(self, error: MeshgateError) -> None:
+        """The session is over. Nothing follows."""
+
+    def forked(self, error: MeshgateError) -> None:
+        """This is the child of a fork: the session stays with the parent, and no lock can be trusted."""
+
+
+class Connection:
+    """A session with a gateway. ``post``, ``consume`` and ``close`` may be called from any thread."""
+
+    def __init__(self, dialer: Dialer, settings: ClientSettings, handler: Handler, session_id: str) -> None:
+        self.dialer = dialer
+        self.session_id = session_id
+        self.established: FutureProxy[None] = FutureProxy()
+        self.error: MeshgateError | None = None
+        self._settings = settings
+        self._handler = handler
+        self._session = Session(Role.CLIENT, manual_streams=None)
+        self._loop: asyncio.AbstractEventLoop
+        self._thread = threading.Thread(target=self._run, name="meshgate-connection", daemon=True)
+        # Shared with callers: what they posted, and whether the loop has been woken for it.
+        self._posted: deque[tuple[Header, Sequence[Sendable], int, int]] = deque()
+        self._consumed: deque[MessageReceived] = deque()
+        self._released: deque[int] = deque()
+        self._posting = threading.Lock()
+        self._posted_bytes = 0
+        self._woken = False
+        self._room = threading.Event()
+        self._room.set()
+        # Of the loop alone:
+        self._link: Link | None = None
+        self._pump: Pump | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._fatal: MeshgateError | None = None
+        self._last_failure = ""
+        self._attempts = 0
+        _alive.add(self)
+
+    def start(self) -> None:
+        """Begins to connect. ``established`` settles when the gateway has answered, or never will."""
+        self._loop = _new_event_loop()
+        self._thread.start()
+
+    # --- the callers' side ------------------------------------------------------------------------------
+
+    def post(self, header: Header, buffers: Sequence[Sendable] = (), *, stream: int) -> None:
+        """Queues a message; messages of one stream arrive in the order in which they are posted.
+
+        Blocks only while more than ``settings.queue_limit`` bytes wait to be sent. Raises what ended the session.
+        """
+        if not self._room.is_set() and threading.current_thread() is not self._thread:
+            self._room.wait()
+        if self.error is not None:
+            raise self.why_over()
+        nbytes = _WHOLE_MESSAGE + sum(map(_nbytes, buffers))
+        with self._posting:
+            self._posted.append((header, buffers, stream, nbytes))
+            self._posted_bytes += nbytes
+            if self._posted_bytes > self._settings.queue_limit:
+                self._room.clear()
+        self._wake()
+
+    def consume(self, message: MessageReceived) -> None:
+        """The user has taken ``message`` of a manual stream; the gateway may send more of it."""
+        if message.held:
+            self._consumed.append(message)
+            self._wake()
+
+    def release(self, number: int) -> None:
+        """The user holds object ``number`` no longer. Takes no lock: finalizers call it, at any point of any thread."""
+        self._released.append(number)
+        self._wake()
+
+    def manual(self, stream: int) -> None:
+        """Messages of ``stream`` keep their credit until ``consume``. To be called before any can arrive."""
+        self._session.manual(stream)
+
+    def automatic(self, stream: int) -> None:
+        """Takes ``manual`` back."""
+        self._session.automatic(stream)
+
+    def why_over(self) -> MeshgateError:
+        """The error that ended the session, fresh for each who raises it."""
+        assert self.error is not None
+        return copy.copy(self.error)
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection at this moment. Without one nothing is lost; it only takes longer."""
+        return self._session.state is State.ESTABLISHED
+
+    @property
+    def peer(self) -> Hello | None:
+        """What the gateway said of itself, once ``established``."""
+        return self._session.peer
+
+    def statistics(self) -> Statistics:
+        return self._session.statistics()
+
+    def close(self, timeout: float) -> None:
+        """Ends the connection, waiting ``timeout`` seconds at most for the thread. Harmless when it is over."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the thread is at its end
+            self._loop.call_soon_threadsafe(self._begin_close)
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def _wake(self) -> None:
+        """Has the loop look at what was posted. One wake-up serves everything posted until the loop gets there."""
+        if self._woken:
+            return
+        self._woken = True
+        try:
+            self._loop.call_soon_threadsafe(self._take_posted)
+        except RuntimeError:
+            if self.error is None:
+                raise
+        except BaseException:  # a Ctrl-C in between must not leave _woken set with nobody woken
+            self._loop.call_soon_threadsafe(self._take_posted)
+            raise
+
+    # --- the loop's side: sending and receiving ---------------------------------------------------------
+
+    def _take_posted(self) -> None:
+        self._woken = False
+        taken = 0
+        while self._posted:
+            header, buffers, stream, nbytes = self._posted.popleft()
+            taken += nbytes
+            try:
+                self._session.send(header, buffers, stream=stream)
+            except MessageTooLarge as error:
+                self._handler.unsendable(header, error)
+            except WireError:
+                return  # the session has failed, and whoever waits is being told
+        while self._released:
+            number = self._released.popleft()
+            self._session.send(Release(objects=(number,)), stream=stream_of(number))
+        while self._consumed:
+            self._session.consume(self._consumed.popleft())
+        with self._posting:
+            self._posted_bytes -= taken
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._pump is not None:
+            self._pump.flush()
+        limit = self._settings.queue_limit
+        waiting = self._posted_bytes + self._session.queued_bytes
+        if waiting > limit:
+            self._room.clear()
+        elif not self._room.is_set():
+            self._room.set()
+
+    def link_open(self, link: Link) -> None:
+        self._link = link
+        self._pump = Pump(self._session, link)
+        self._last_failure = ""
+        self._loop.call_later(self._settings.attempt_timeout, self._check_established, link)
+        self._session.connection_made()
+        self._pump.flush()
+
+    def link_data(self, link: Link, data: bytes) -> None:
+        if link is not self._link:
+            return
+        try:
+            events = self._session.receive_data(data)
+        except WireError as error:
+            self._misunderstood(link, error)
+            return
+        for event in events:
+            if isinstance(event, MessageReceived):
+                self._handler.received(event)
+            elif isinstance(event, Established):
+                self._attempts = 0
+                self.established.settle(lambda: None)
+        self._flush()
+
+    def link_writable(self, link: Link) -> None:
+        if link is self._link:
+            self._flush()
+
+    def _check_established(self, link: Link) -> None:
+        if link is self._link and self._session.state is State.OPENING:
+            self._last_failure = f"connected, but the session did not answer in {self._settings.attempt_timeout:g} s"
+            link.abandon()
+
+    def _misunderstood(self, link: Link, error: WireError) -> None:
+        if isinstance(error, VersionMismatch):
+            self._fatal = VersionMismatchError(f"{self.dialer}: {error}")
+        elif isinstance(error, SessionLost):
+            self._fatal = GatewayLostError(f"{self.dialer}: {error}")
+        elif not error.resumable:
+            self._fatal = GatewayFault(f"{self.dialer} broke the protocol: {error}. Please report this.")
+        self._last_failure = str(error)
+        link.refuse(CloseCode.PROTOCOL_ERROR, str(error))
+
+    # --- the loop's side: connecting and reconnecting ---------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            asyncio.set_event_loop(None)
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        self._task = asyncio.current_task()
+        error: MeshgateError
+        try:
+            await self._stay_connected()
+        except MeshgateError as reason:
+            error = reason
+        except asyncio.CancelledError:
+            error = GatewayError(f"this program has closed its session with {self.dialer}")
+        except Exception as fault:
+            log.exception("the connection to %s failed inside", self.dialer)
+            error = GatewayFault(f"the connection to {self.dialer} failed inside: {fault!r}. Please report this.")
+        self._end(error)
+
+    def _end(self, error: MeshgateError) -> None:
+        self.error = error
+        self._posted.clear()
+        self._room.set()
+        self.established.fail(error)
+        self._handler.over(error)
+        _alive.discard(self)
+
+    async def _stay_connected(self) -> None:
+        down_since = self._loop.time()
+        while True:
+            link = await self._connect(down_since)
+            try:
+                await link.wait_lost()
+            except asyncio.CancelledError:
+                self._detach()
+                await _close(link)
+                raise
+            if self._fatal is not None:
+                raise self._fatal
+            self._last_failure = self._last_failure or _why_lost(link)
+            self._detach()
+            log.debug("connection to %s lost: %s", self.dialer, self._last_failure)
+            down_since = self._loop.time()
+
+    def _detach(self) -> None:
+        if self._pump is not None:
+            self._pump.close()
+        self._link = self._pump = None
+        self._session.connection_lost()
+
+    async def _connect(self, down_since: float) -> Link:
+        """Dials until a connection is up. Raises the error that ends the session."""
+        told = False
+        gone_since: float | None = None
+        while True:
+            await self._back_off()
+            link = await self._attempt()
+            down_for = self._loop.time() - down_since
+            if link is not None:
+                if told:
+                    log.info("reconnected to %s after %.0f s; nothing was lost", self.dialer, down_for)
+                return link
+            gone = await self.dialer.gone()
+            if gone is not None:
+                gone_since = self._loop.time() if gone_since is None else gone_since
+                if self._loop.time() - gone_since >= self._settings.lost_after:
+                    raise GatewayLostError(
+                        f"{self.dialer} is gone: {gone}. What this session held is lost; apply the job again."
+                    )
+            else:
+                gone_since = None
+            self._check_patience(down_for)
+            if not told and down_for > self._settings.quiet:
+                told = True
+                log.info("no connection to %s for %.0f s, redialling: %s", self.dialer, down_for, self._last_failure)
+
+    async def _back_off(self) -> None:
+        if self._attempts:
+            longest = min(self._settings.retry_most, self._settings.retry_first * 2 ** min(self._attempts - 1, 30))
+            await asyncio.sleep(random.uniform(0, longest))
+        self._attempts += 1
+
+    def _check_patience(self, down_for: float) -> None:
+        settings = self._settings
+        if not self.established.done():
+            if down_for > settings.connect_timeout:
+                raise ConnectionFailedError(
+                    f"{self.dialer} could not be reached within {settings.connect_timeout:g} s: {self._last_failure}"
+                )
+        elif down_for > settings.lease:
+            raise SessionExpiredError(
+                f"no connection to {self.dialer} for {down_for:.0f} s, longer than the session's lease of "
+                f"{settings.lease:g} s: {self._last_failure}"
+            )
+
+    async def _attempt(self) -> Link | None:
+        """One attempt; None where another may succeed. Raises where none will."""
+        timeout = self._settings.attempt_timeout
+        try:
+            return await asyncio.wait_for(self._dial(), timeout)
+        except InvalidStatus as error:
+            status, body = error.response.status_code, error.response.body or b""
+            final = refusal(status, bytes(body), str(self.dialer))
+            if final is not None:
+                raise final from None
+            self._last_failure = f"HTTP {status}"
+        except (InvalidURI, ssl.SSLCertVerificationError, socket.gaierror) as error:
+            self._last_failure = str(error)
+            if not self.established.done():
+                raise ConnectionFailedError(f"{self.dialer} cannot be reached: {error}") from error
+        except (asyncio.TimeoutError, TimeoutError):
+            self._last_failure = f"no answer within {timeout:g} s"
+        except (OSError, WebSocketException, EOFError) as error:
+            self._last_failure = str(error) or type(error).__name__
+        if self._link is not None:
+            self._detach()
+        log.debug("no connection to %s: %s", self.dialer, self._last_failure)
+        return None
+
+    async def _dial(self) -> Link:
+        route = await self.dialer.dial()
+        headers = {"Meshgate-Protocol": str(PROTOCOL_VERSION), "Meshgate-Version": SOFTWARE_VERSION}
+        if self.established.done():
+            headers["Meshgate-Resume"] = "1"
+        path = f"/v1/sessions/{self.session_id}"
+        return await open_link(route, path, headers, self, max_size=self._session.limits.max_websocket_message)
+
+    def _begin_close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    # --- fork -------------------------------------------------------------------------------------------
+
+    def _forked(self) -> None:
+        """In the child of a fork the thread does not run: nothing may wait for it."""
+        self.error = GatewayError(
+            "this process was forked from one that is connected to a gateway; the connection stays with the parent. "
+            "Connect again here, or start the process with the 'spawn' method."
+        )
+        self._room = threading.Event()
+        self._room.set()
+        self._posting = threading.Lock()
+        self._handler.forked(self.error)
+
+
+async def _close(link: Link) -> None:
+    """Closes in an orderly way; a second cancellation, or an error, leaves it to the operating system."""
+    try:
+        await link.close()
+    except Exception as error:  # noqa: BLE001 - the session is over in any case
+        log.debug("closing the connection: %s", error)
+
+
+def _why_lost(link: Link) -> str:
+    if link.close_code is not None and link.close_reason:
+        return f"{link.close_reason} (code {link.close_code})"
+    return str(link.connection_exc or "the connection was cut")
+
+
+def _nbytes(buffer: Sendable) -> int:
+    if isinstance(buffer, (list, tuple)):
+        return sum(map(_nbytes, buffer))
+    return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)  # type: ignore[arg-type]
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop  # noqa: PLC0415 - not a dependency; a fifth off each round trip where it is there
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+_alive: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for connection in list(_alive):
+        connection._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

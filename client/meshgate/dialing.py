@@ -1,0 +1,128 @@
+"""How a gateway is reached, and what its refusals mean.
+
+A :class:`Dialer` finds the way for each connection anew: a URL through an ingress, or a port-forward whose socket is
+new each time. It also knows, where anything does, whether the gateway itself is gone, which a cut connection alone
+never tells.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import ssl as ssl_module
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from socket import socket
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from meshgate.errors import (
+    AuthenticationError,
+    ConnectionFailedError,
+    EngineDiedError,
+    MeshgateError,
+    SessionExpiredError,
+    VersionMismatchError,
+)
+
+__all__ = ["Dialer", "Route", "UrlDialer", "refusal"]
+
+RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The way to a gateway for one connection. ``sock``: a connected socket to use instead of dialling ``url``."""
+
+    url: str  # ws:// or wss://, without the path of the session
+    sock: socket | None = None
+    ssl: ssl_module.SSLContext | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    through_proxy: bool = True
+
+
+class Dialer(Protocol):
+    """Finds the way to one gateway. Called on the connection's own event loop."""
+
+    async def dial(self) -> Route:
+        """The way for the next attempt. Raises OSError where there is none at present."""
+
+    async def gone(self) -> str | None:
+        """Why the gateway will never answer again, if that is certain; None if it is there or nobody knows."""
+
+    def __str__(self) -> str:
+        """The gateway, for messages to people."""
+
+
+class UrlDialer:
+    """A gateway behind a ``ws://`` or ``wss://`` (``http://``, ``https://``) URL.
+
+    ``ca`` is a file of certificates to trust besides the system's. ``alive`` tells whether the gateway's process
+    lives, where that process is on this machine.
+    """
+
+    def __init__(
+        self, url: str, token: str, *, ca: str | Path | None = None, alive: Callable[[], bool] | None = None
+    ) -> None:
+        parts = urlsplit(url)
+        scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
+        if scheme not in ("ws", "wss") or not parts.hostname:
+            raise ValueError(f"{url!r} is not the URL of a gateway: expected ws://host:port or wss://host[:port]")
+        self.url = parts._replace(scheme=scheme, path=parts.path.rstrip("/"), query="", fragment="").geturl()
+        self._token = token
+        self._alive = alive
+        self._through_proxy = not _is_loopback(parts.hostname)
+        self._ssl: ssl_module.SSLContext | None = None
+        if scheme == "wss":
+            self._ssl = ssl_module.create_default_context()
+            if ca is not None:
+                self._ssl.load_verify_locations(ca)
+
+    async def dial(self) -> Route:
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        return Route(self.url, ssl=self._ssl, headers=headers, through_proxy=self._through_proxy)
+
+    async def gone(self) -> str | None:
+        if self._alive is None or self._alive():
+            return None
+        return "its process has ended"
+
+    def __str__(self) -> str:
+        return f"the gateway at {self.url}"
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def refusal(status: int, body: bytes, gateway: str) -> MeshgateError | None:
+    """The error behind an HTTP answer to the handshake; None where trying again may help."""
+    said = _said(body)
+    text = str(said.get("error") or "").strip() or f"it answered HTTP {status}"
+    if status in (401, 403):
+        return AuthenticationError(f"{gateway} refuses the token: {text}. Set MESHGATE_TOKEN to the job's token.")
+    if status == 426:
+        return VersionMismatchError(f"{gateway}: {text}")
+    if status == 410:
+        reason = str(said.get("reason") or text)
+        output = str(said.get("output") or "")
+        if said.get("kind") == "expired":
+            return SessionExpiredError(reason)
+        return EngineDiedError(reason, output)
+    if status in RETRIED_STATUS:
+        return None
+    return ConnectionFailedError(f"{gateway} refused the connection with HTTP {status}: {text}")
+
+
+def _said(body: bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(body[: 1 << 20])
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}

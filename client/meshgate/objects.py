@@ -1,0 +1,98 @@
+"""What the client knows of the objects it has named: how each came about, what it stands on, whether it still works.
+
+An object exists here before the gateway has heard of it. When its creation fails, or it is stopped, everything made
+from it is affected as well; :meth:`Objects.trouble` finds that out without asking the gateway.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from meshgate_wire.messages import Failure, Host
+
+__all__ = ["Kind", "Objects", "RemoteObject"]
+
+Kind: TypeAlias = Literal["hosts", "procs", "actors", "port"]
+
+
+@dataclass(slots=True)
+class RemoteObject:
+    """One object of the session. ``step`` says for people how it was made; ``parents`` are what it was made from."""
+
+    number: int
+    kind: Kind
+    name: str
+    step: str
+    parents: tuple[int, ...] = ()
+    failure: Failure | None = None  # of its creation
+    stopped: str = ""  # why, once the user has stopped it
+    hosts: tuple[Host, ...] = ()
+
+
+@dataclass(slots=True)
+class Objects:
+    """The table. Numbers are positive and never reused; those that the gateway gave are negative."""
+
+    _known: dict[int, RemoteObject] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def create(self, kind: Kind, name: str, step: str, parents: Sequence[int] = ()) -> RemoteObject:
+        """A new object with a number of its own."""
+        created = RemoteObject(next(self._numbers), kind, name, step, tuple(parents))
+        self._known[created.number] = created
+        return created
+
+    def adopt(self, number: int, kind: Kind, name: str, parents: Sequence[int] = ()) -> RemoteObject:
+        """An object that the gateway numbered."""
+        adopted = RemoteObject(number, kind, name, f"{name or kind}, which an endpoint returned", tuple(parents))
+        self._known[number] = adopted
+        return adopted
+
+    def get(self, number: int) -> RemoteObject | None:
+        return self._known.get(number)
+
+    def named(self, name: str) -> list[int]:
+        """The numbers of all objects of this name."""
+        return [number for number, known in list(self._known.items()) if known.name == name]
+
+    def release(self, number: int) -> None:
+        self._known.pop(number, None)
+
+    def failed(self, number: int, failure: Failure) -> None:
+        """The gateway says that the creation of ``number`` failed."""
+        known = self._known.get(number)
+        if known is not None and known.failure is None:
+            known.failure = failure
+
+    def trouble(self, number: int) -> tuple[RemoteObject, Failure] | None:
+        """The object among ``number`` and what it stands on that does not work, and why; None if all do."""
+        known = self._known.get(number)
+        if known is None:
+            return None
+        if known.failure is not None:
+            return known, known.failure
+        if known.stopped:
+            message = f"{known.kind} mesh {known.name!r} was stopped: {known.stopped}"
+            return known, Failure(kind="supervision", message=message, mesh=known.name)
+        for parent in known.parents:
+            found = self.trouble(parent)
+            if found is not None:
+                return found
+        return None
+
+    def stands_on(self, number: int, base: int) -> bool:
+        """Whether ``number`` is ``base``, or was made from it."""
+        if number == base:
+            return True
+        known = self._known.get(number)
+        return known is not None and any(self.stands_on(parent, base) for parent in known.parents)
+
+    def host_of(self, number: int) -> Sequence[Host]:
+        """The hosts that ``number`` stands on, in rank order; none until the gateway has named them."""
+        known = self._known.get(number)
+        if known is None:
+            return ()
+        return known.hosts or (self.host_of(known.parents[0]) if known.parents else ())

@@ -1,0 +1,65 @@
+"""What a user may set about a client, with its defaults, and the environment variables that set it.
+
+Every field can be set by ``MESHGATE_<FIELD>``; an argument in the program goes before the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+__all__ = ["ClientSettings"]
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_SWITCH = {"on": True, "off": False}
+
+
+def _switch(value: object) -> object:
+    return _SWITCH.get(value.lower(), value) if isinstance(value, str) else value
+
+
+class ClientSettings(BaseModel):
+    """Settings of one client; times in seconds, sizes in bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    output: Annotated[bool, BeforeValidator(_switch)] = True
+    """Whether what actors print appears on this terminal."""
+    connect_timeout: Seconds = 30.0
+    """How long the first connection may take, all attempts together."""
+    attempt_timeout: Seconds = 10.0
+    """How long one attempt to connect may take."""
+    lease: Seconds = 14_400.0
+    """How long redialling goes on after a cut. The gateway keeps the session as long as its own lease says."""
+    lost_after: Seconds = 2.0
+    """How long a gateway that the dialer says is gone is waited for before GatewayLostError."""
+    quiet: Seconds = 5.0
+    """A cut that is mended sooner is not even logged at level INFO."""
+    retry_first: Seconds = 0.05
+    """Upper bound of the first wait before redialling; it doubles each time, and each wait is random below it."""
+    retry_most: Seconds = 5.0
+    """Upper bound of any wait before redialling."""
+    close_timeout: Seconds = 10.0
+    """How long closing waits for the gateway to reap the session's processes."""
+    queue_limit: Annotated[int, Field(ge=1 << 16)] = 256 << 20
+    """A call blocks while more than this waits to be sent; one call is always let through."""
+
+    @classmethod
+    def load(cls, environment: Mapping[str, str] | None = None, **overrides: Any) -> ClientSettings:
+        """The settings of this process. Raises ValueError that names the variable or argument at fault."""
+        environment = os.environ if environment is None else environment
+        variables = {name: f"MESHGATE_{name.upper()}" for name in cls.model_fields}
+        values: dict[str, Any] = {
+            name: environment[variable] for name, variable in variables.items() if environment.get(variable)
+        }
+        values |= {name: value for name, value in overrides.items() if value is not None}
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = str(first["loc"][0]) if first["loc"] else ""
+            source = field if overrides.get(field) is not None else variables.get(field, field)
+            raise ValueError(f"{source}={first['input']!r} is not a valid setting: {first['msg']}") from error
