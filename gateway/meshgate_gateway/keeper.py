@@ -70,6 +70,7 @@ class Keeper:
         self._lease, self._reap_command, self._environment = lease, reap_command, environment
         self._loop = asyncio.get_running_loop()
         self._engines: dict[str, Engine] = {}
+        self._offered: dict[str, list[asyncio.Future[bool]]] = {}
         self._served: dict[str, asyncio.Task[None]] = {}
         self._reaping: dict[str, asyncio.Task[None]] = {}
         self._errands: set[asyncio.Task[None]] = set()
@@ -85,7 +86,10 @@ class Keeper:
         return self._sessions.statistics()
 
     async def receive(self, visit: Visit, connection: socket.socket) -> Gone | Refuse | None:
-        """Hands the connection to its session's engine, or returns why not. The caller closes its copy."""
+        """Hands the connection to its session's engine; None when that has taken it, else why not.
+
+        The caller closes its copy, not before: should the engine die first, the client can still be told why.
+        """
         admission = self._admit(visit)
         if isinstance(admission, (Gone, Refuse)):
             return admission
@@ -95,11 +99,10 @@ class Keeper:
             except OSError as error:
                 self._note_exit(visit.session, f"could not be started: {error}", "")
         engine = self._engines.get(visit.session)
-        message = Connection(head=visit.head.decode("latin-1"))
-        if engine is not None and engine.send(message, [connection.fileno()]):
-            return None
-        if served := self._served.get(visit.session):  # it has just died: soon it is known of what
-            await asyncio.wait([served])
+        if engine is not None:
+            engine.send(Connection(head=visit.head.decode("latin-1")), [connection.fileno()])
+            if await self._taken(visit.session):
+                return None
         again = self._admit(visit)
         return again if isinstance(again, (Gone, Refuse)) else Refuse("the session's engine does not answer")
 
@@ -117,6 +120,17 @@ class Keeper:
             task.cancel()
         if self._expiry is not None:
             self._expiry.cancel()
+
+    async def _taken(self, session: str) -> bool:
+        """Whether the engine takes the connection it was sent, or ends before it does."""
+        taken = self._loop.create_future()
+        self._offered.setdefault(session, []).append(taken)
+        return bool(await taken)
+
+    def _settle_offers(self, session: str, taken: bool) -> None:
+        for offer in self._offered.pop(session, []):
+            if not offer.done():
+                offer.set_result(taken)
 
     def _admit(self, visit: Visit) -> Admission:
         now = self._loop.time()
@@ -149,6 +163,7 @@ class Keeper:
             self._run(self._tell_hosts(engine, message.mesh))
         elif isinstance(message, Connected):
             self._sessions.connected(session)
+            self._settle_offers(session, taken=True)
             log.info("session connected", session=session)
         elif isinstance(message, Disconnected):
             self._sessions.disconnected(session, self._loop.time())
@@ -158,6 +173,7 @@ class Keeper:
 
     def _note_exit(self, session: str, reason: str, output: str, **facts: object) -> None:
         gone = self._sessions.exited(session, reason, output, self._loop.time())
+        self._settle_offers(session, taken=False)
         tell = log.warning if gone.kind == "died" else log.info
         tell("session ended", session=session, kind=gone.kind, reason=gone.reason, exit=reason, **facts)
         self._changed()

@@ -93,7 +93,7 @@ class LocalHosts:
             child = Child(
                 [
                     *(sys.executable, "-m", "meshgate_worker", "--address", address, "--name", name),
-                    *("--lifetime-fd", str(lifetime), "--ready-fd", str(ready_there)),
+                    *("--lifetime-fd", str(lifetime), "--ready-fd", str(ready_there), "--remove-directory"),
                 ],
                 environment=self._environment,
                 descriptors=(lifetime, ready_there),

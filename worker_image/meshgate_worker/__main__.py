@@ -20,6 +20,7 @@ def _options(arguments: list[str]) -> HostOptions:
     parser.add_argument("--name", default="worker", help="what logs call this host (default: worker)")
     parser.add_argument("--lifetime-fd", type=int, help="end when this descriptor reaches end of file")
     parser.add_argument("--ready-fd", type=int, help="write one line of JSON here when ready to be attached to")
+    parser.add_argument("--remove-directory", action="store_true", help="remove the socket's directory at the end")
     parser.add_argument("--grace", type=float, default=2.0, help="seconds from SIGTERM to SIGKILL (default: 2)")
     given = parser.parse_args(arguments)
     if not given.address:
@@ -30,6 +31,7 @@ def _options(arguments: list[str]) -> HostOptions:
         lifetime_fd=given.lifetime_fd,
         ready_fd=given.ready_fd,
         grace=given.grace,
+        remove_directory=given.remove_directory,
     )
 
 

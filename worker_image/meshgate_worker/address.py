@@ -32,11 +32,14 @@ class ListeningAt:
                 return False
             return True
 
-    def clear(self) -> None:
-        """Removes what a host that was killed here left in the file system, if anything."""
+    def clear(self, *, directory: bool = False) -> None:
+        """Removes what a host here leaves in the file system; with ``directory``, that of the socket if empty."""
         if isinstance(self.address, str) and not self.address.startswith("\0"):
             with suppress(OSError):  # absent, or not ours to remove: then Monarch says why it cannot listen
                 Path(self.address).unlink()
+            with suppress(OSError):  # another host's socket is still there
+                if directory:
+                    Path(self.address).parent.rmdir()
 
 
 def listening_at(address: str) -> ListeningAt:

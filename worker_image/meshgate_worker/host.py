@@ -23,17 +23,20 @@ from meshgate_worker.descendants import COOKIE_VARIABLE, end_descendants
 __all__ = ["HostOptions", "serve"]
 
 READY_TIMEOUT = 30.0
+_USAGE = 2  # the exit code where nothing was started
 
 
 @dataclass(frozen=True, slots=True)
 class HostOptions:
-    """``grace``: seconds that processes get to end after SIGTERM. Descriptors are None where not given."""
+    """``grace``: seconds that processes get to end after SIGTERM. Descriptors are None where not given.
+    ``remove_directory``: that of the socket goes with the last host in it."""
 
     address: str
     name: str
     lifetime_fd: int | None
     ready_fd: int | None
     grace: float
+    remove_directory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ def serve(options: HostOptions) -> int:
     end = _start(options, mailbox) or _wait_ready(options, cookie, mailbox) or _wait_end(options, mailbox)
     end = end or _End(1, "no reason was given")
     killed = end_descendants(cookie, options.grace)
+    if end.code != _USAGE:
+        listening_at(options.address).clear(directory=options.remove_directory)
     forced = f"; {killed} of its processes had to be killed" if killed else ""
     _say(f"{options.name}: ended: {end.reason}{forced}")
     return end.code
@@ -78,9 +83,9 @@ def _start(options: HostOptions, mailbox: _Mailbox) -> _End | None:
     try:
         listening = listening_at(options.address)
     except AddressError as error:
-        return _End(2, str(error))
+        return _End(_USAGE, str(error))
     if listening.accepts(timeout=1.0):  # it would be taken for this host
-        return _End(2, f"another process already serves {options.address}: end it or choose another address")
+        return _End(_USAGE, f"another process already serves {options.address}: end it or choose another address")
     listening.clear()
     threading.Thread(target=_run_monarch, args=(options.address, mailbox), daemon=True).start()
     return None
