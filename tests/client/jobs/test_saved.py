@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshgate.errors import JobFileError
+from meshgate.jobs.saved import SavedJob, locked, read_job_file, write_job_file
+
+SAVED = SavedJob(kind="meshgate.jobs.process:ProcessJob", apply_id="1", spec={"meshes": {"a": 1}}, allocation={})
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("unpickled",)
+
+
+def test_bytes_round_trip() -> None:
+    assert SavedJob.from_bytes(SAVED.to_bytes()) == SAVED
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "no job that meshgate saved"),
+        (b"{}", "no job that meshgate saved"),
+        (b"meshgate job\n", "damaged"),
+        (b"meshgate job\n{}", "kind"),
+        (SAVED.to_bytes()[:-20], "damaged"),
+        (SAVED.to_bytes().replace(b'"format":1', b'"format":2'), "format"),
+        (SAVED.to_bytes().replace(b'"kind"', b'"gadget":1,"kind"'), "gadget"),
+    ],
+)
+def test_other_bytes_are_refused_with_the_reason(data: bytes, says: str) -> None:
+    with pytest.raises(JobFileError, match=says):
+        SavedJob.from_bytes(data)
+
+
+def test_a_pickle_is_named_as_one_and_nothing_in_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(JobFileError, match="a pickle"):
+        SavedJob.from_bytes(pickle.dumps(Bomb()))
+    assert not Path("unpickled").exists()
+
+
+def test_a_file_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "job.pkl"
+    write_job_file(str(path), b"x")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_job_file(str(path)) == b"x"
+    assert os.listdir(path.parent) == ["job.pkl"]
+
+
+def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.pkl"
+    write_job_file(str(path), b"x")
+    path.chmod(0o640)
+    with pytest.raises(JobFileError, match="chmod 600"):
+        read_job_file(str(path))
+
+
+def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "job.pkl"
+    write_job_file(str(path), b"x")
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    with pytest.raises(JobFileError, match=f"belongs to user {own}"):
+        read_job_file(str(path))
+
+
+def test_a_pipe_under_the_name_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "job.pkl"
+    os.mkfifo(path, 0o600)
+    with pytest.raises(JobFileError, match="not a regular file"):
+        read_job_file(str(path))
+
+
+def test_an_oversized_file_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "job.pkl"
+    write_job_file(str(path), b"")
+    os.truncate(path, 1 << 40)
+    with pytest.raises(JobFileError, match="1099511627776 bytes"):
+        read_job_file(str(path))
+
+
+def test_a_symlink_is_followed_and_stays(tmp_path: Path) -> None:
+    link, target = tmp_path / "link.pkl", tmp_path / "there" / "job.pkl"
+    link.symlink_to(target)
+    write_job_file(str(link), b"x")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"x"
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "job.pkl"
+    write_job_file(str(path), b"old")
+    with pytest.raises(TypeError):
+        write_job_file(str(path), "not bytes")  # type: ignore[arg-type]
+    assert read_job_file(str(path)) == b"old"
+    assert os.listdir(tmp_path) == ["job.pkl"]
+
+
+def test_of_two_that_want_the_job_of_one_file_the_second_waits(tmp_path: Path) -> None:
+    path = str(tmp_path / "job.pkl")
+    program = "import sys; from meshgate.jobs.saved import locked\nwith locked(sys.argv[1]): print('entered')"
+    with locked(path):
+        second = subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE)
+        with pytest.raises(subprocess.TimeoutExpired):
+            second.wait(timeout=1)
+    assert second.communicate(timeout=60) == (b"entered\n", None)
