@@ -11,7 +11,9 @@ What cannot be pickled raises ``UnpicklableArgument`` before anything is sent.
 
 from __future__ import annotations
 
+import functools
 import io
+import linecache
 import pickle
 import sys
 import types
@@ -25,7 +27,7 @@ import cloudpickle.cloudpickle as by_value
 from meshgate import standins
 from meshgate.errors import ActorError, ClassNotImportable, UnpicklableArgument
 from meshgate.extent import Extent, Point
-from meshgate.far_names import WORKER_NAMES, deferred_call, monarch, package_on_worker
+from meshgate.far_names import WORKER_NAMES, Deferred, deferred_call, monarch, package_on_worker
 from meshgate.ndslice import Slice
 from meshgate.refusals import Refusal, find_refusal
 from meshgate.shape import Region, Shape
@@ -33,7 +35,16 @@ from meshgate.tensors import reduce_tensor
 from meshgate.value_mesh import ValueMesh
 from meshgate_wire.messages import Argument
 
-__all__ = ["Buffer", "Pickled", "Resolve", "dump_class", "dumps", "dumps_call", "travels_by_value"]
+__all__ = [
+    "Buffer",
+    "Pickled",
+    "Resolve",
+    "dump_class",
+    "dumps",
+    "dumps_call",
+    "require_same_python",
+    "travels_by_value",
+]
 
 Buffer: TypeAlias = bytes | memoryview
 Resolve: TypeAlias = Callable[[object], Argument | None]
@@ -98,7 +109,7 @@ def dump_class(Class: type, by_value: bool) -> bytes:
         _require_importable(Class)
         return pickle.dumps(Class, PROTOCOL)
     try:
-        return _dump(Class, None).data
+        return _dump(Class, None, with_source=True).data
     except Exception as error:
         name = f"class {Class.__module__}.{Class.__qualname__}"
         raise _explain(Class, name, None, error) from error
@@ -131,6 +142,21 @@ def travels_by_value(thing: Any) -> bool:
     return any(module.__name__ == name or module.__name__.startswith(f"{name}.") for name in registered)
 
 
+def require_same_python(code: Sequence[str], python: str) -> None:
+    """Raises ``UnpicklableArgument`` where ``code`` travels by value and the workers run another Python.
+
+    ``python``: the workers' version, such as ``3.11`` or ``3.11.7``.
+    """
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    there = ".".join(python.split(".")[:2])
+    if code and here != there:
+        raise UnpicklableArgument(
+            f"{', '.join(code)} would travel as code, which only Python {here} can run; the workers run {there}. "
+            "Define it in a module of your project, so that it travels by name, or use the workers' Python here.",
+            argument=code[0],
+        )
+
+
 class _NeedsReferences(Exception):
     """The value holds a proxy, so persistent ids are needed after all."""
 
@@ -141,8 +167,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     A pickler with persistent ids asks about every single object, numbers too, which is many times slower.
     """
 
-    def __init__(self, resolve: Resolve | None) -> None:
+    def __init__(self, resolve: Resolve | None, with_source: bool = False) -> None:
         self.file = io.BytesIO()
+        self._sources: dict[str, Deferred] | None = {} if with_source else None
         self.buffers: list[Buffer] = []
         self.arguments: list[Argument] = []
         self.code: dict[str, None] = {}
@@ -181,7 +208,21 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.code[f"{obj.__module__}.{obj.__qualname__}"] = None
         if isinstance(obj, type):
             return by_value._dynamic_class_reduce(obj)
-        return self._dynamic_function_reduce(obj)
+        reduced = self._dynamic_function_reduce(obj)
+        loader = self._loader(obj.__code__.co_filename)
+        if loader is not None:
+            reduced[2][1]["__globals__"]["__loader__"] = loader
+        return reduced
+
+    def _loader(self, filename: str) -> Deferred | None:
+        """Lets tracebacks on the worker quote code that is in no file there."""
+        if self._sources is None:
+            return None
+        if filename not in self._sources:
+            source = "".join(linecache.getlines(filename))
+            get_source = functools.partial("{0}".format, source)  # takes a module's name, returns the source
+            self._sources[filename] = Deferred(functools.partial(types.SimpleNamespace, get_source=get_source))
+        return self._sources[filename]
 
 
 class _ReferencePickler(_Pickler):
@@ -208,8 +249,8 @@ class _ReferencePickler(_Pickler):
         return len(self.arguments) - 1
 
 
-def _dump(value: object, resolve: Resolve | None) -> Pickled:
-    pickler = _Pickler(resolve)
+def _dump(value: object, resolve: Resolve | None, with_source: bool = False) -> Pickled:
+    pickler = _Pickler(resolve, with_source)
     try:
         pickler.dump(value)
     except _NeedsReferences:
