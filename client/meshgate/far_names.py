@@ -12,7 +12,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Deferred", "WORKER_NAMES", "far_name", "monarch", "package_on_worker"]
+__all__ = ["Deferred", "WORKER_NAMES", "deferred_call", "far_name", "module_on_worker", "monarch"]
 
 _SHAPES = "monarch._rust_bindings.monarch_hyperactor.shape"
 
@@ -65,12 +65,14 @@ def deferred_call(function: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, ...
     return (partial(function, **kwargs) if kwargs else function), args
 
 
-_PACKAGE = (
+_MODULE = (
     "__import__('importlib').import_module("
-    "'meshgate' if __import__('importlib.util').util.find_spec('meshgate') else 'monarch.actor')"
+    "{name!r} if __import__('importlib.util').util.find_spec('meshgate') else 'monarch.actor')"
 )
 
 
-def package_on_worker(module: ModuleType) -> tuple[Any, ...] | None:
+def module_on_worker(module: ModuleType) -> tuple[Any, ...] | None:
     """A script's ``import meshgate as kt``: on a worker without meshgate, ``kt`` is ``monarch.actor``."""
-    return (eval, (_PACKAGE,)) if module.__name__ == "meshgate" else None
+    if module.__name__.partition(".")[0] != "meshgate":
+        return None
+    return eval, (_MODULE.format(name=module.__name__),)

@@ -27,7 +27,7 @@ import cloudpickle.cloudpickle as by_value
 from meshgate import standins
 from meshgate.errors import ActorError, ClassNotImportable, UnpicklableArgument
 from meshgate.extent import Extent, Point
-from meshgate.far_names import WORKER_NAMES, Deferred, deferred_call, monarch, package_on_worker
+from meshgate.far_names import WORKER_NAMES, Deferred, deferred_call, module_on_worker, monarch
 from meshgate.ndslice import Slice
 from meshgate.refusals import Refusal, find_refusal
 from meshgate.shape import Region, Shape
@@ -191,7 +191,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, (type, types.FunctionType)):
             return self._named(obj)
         if isinstance(obj, types.ModuleType):
-            return package_on_worker(obj) or NotImplemented
+            return module_on_worker(obj) or NotImplemented
         if self._resolve is not None and self._resolve(obj) is not None:
             raise _NeedsReferences
         if kind.__name__ == "Tensor" and kind.__module__ == "torch":

@@ -65,8 +65,8 @@ def _parts(value: Any) -> Iterator[tuple[str, object]]:
     yield from _items(value)
     if isinstance(value, functools.partial):
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
-    elif isinstance(value, types.MethodType):
-        yield from ((".__self__", value.__self__), (".__func__", value.__func__))
+    elif isinstance(value, (types.MethodType, types.BuiltinMethodType)):
+        yield from ((f".{name}", getattr(value, name, None)) for name in ("__self__", "__func__"))
     elif isinstance(value, types.FunctionType):
         yield from _function_parts(value)
     elif isinstance(value, type):
