@@ -63,7 +63,7 @@ class Records:
         self._bases[tree.digest] = delta.base
 
     def refresh(self) -> None:
-        """Takes in every record, those of other processes too; what cannot be understood is removed, for it can be had again."""
+        """Takes in every record, those of other processes too; what cannot be understood is removed."""
         found = os.listdir(self._directory)
         for name in found:
             root = bytes.fromhex(name) if len(name) == 2 * DIGEST_SIZE else b""

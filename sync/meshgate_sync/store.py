@@ -80,8 +80,8 @@ class Store:
 
         Raises BaseUnknown, DeltaMismatch, StoreError.
         """
-        base = self.records.tree(delta.base)
-        tree = self.records.tree(delta.root)
+        base = self._tree(delta.base)
+        tree = self._tree(delta.root)
         if tree is None:
             if base is None:
                 raise BaseUnknown(delta.base)
@@ -94,6 +94,11 @@ class Store:
         with _translated(self.home):
             fetch = self._fetches[delta.root] = Fetch(self.objects, tree, needed)
         return fetch
+
+    def _tree(self, root: bytes) -> Directory | None:
+        """A version on record, or one that is on its way."""
+        fetch = self._fetches.get(root)
+        return fetch.tree if fetch is not None else self.records.tree(root)
 
     def add(self, digest: bytes, data: bytes) -> None:
         """Takes in a piece, whose digest the caller has checked, for every version that lacks it."""

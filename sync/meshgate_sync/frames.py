@@ -1,0 +1,215 @@
+"""What relays say to each other, and how it is written.
+
+The host that asks (the child) opens the connection; the one that is asked (the parent) is nearer to the gateway::
+
+    child  -> parent   Hello     on the control connection: who I am and which versions I hold
+    parent -> child    Offer     a version, as a delta, small ones with the pieces it brings
+    child  -> parent   Tell      I do not hold the base: tell the whole version
+    child  -> parent   Want      pieces; sent as soon as the parent has them, in the order asked
+    child  -> parent   Unwant    pieces I get elsewhere now
+    parent -> child    Data      a piece
+    child  -> parent   Ack       hosts that are ready to run a version, and hosts that cannot
+    parent -> child    Withdraw  a version that is no longer of use
+    parent -> child    Alive     nothing else to say; ``starved``: I am waiting for pieces myself
+
+A frame is a length (4 bytes), a type (1 byte) and a body, at most MAX_FRAME bytes.
+
+Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from .codec import Reader, Writer
+from .digest import DIGEST_SIZE
+from .errors import MalformedMessage
+from .tree import MAX_PIECE
+
+__all__ = [
+    "MAX_FRAME", "Ack", "Alive", "Data", "Hello", "Message", "Offer", "Tell", "Unwant", "Want", "Withdraw",
+    "decode_frame", "encode_frame",
+]  # fmt: skip
+
+MAX_FRAME = 128 * 1024 * 1024
+_MAX_NAME = 1024
+_MAX_REASON = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    name: str
+    roots: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """``delta`` (see ``delta.encode``) leads from ``base`` to ``root``. ``replaces`` is a version that no process was
+    or will be started from, or NOTHING. ``striped``: ask for each piece along its stripe. ``inline``: pieces that
+    come with the offer, as (digest, data)."""
+
+    root: bytes
+    base: bytes
+    replaces: bytes
+    striped: bool
+    delta: bytes
+    inline: tuple[tuple[bytes, bytes], ...] = ()
+
+    def without_pieces(self) -> Offer:
+        return replace(self, inline=())
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    root: bytes
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unwant:
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    digest: bytes
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """``failed``: (host, reason). What a later Ack says of a host counts."""
+
+    root: bytes
+    ready: tuple[str, ...]
+    failed: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    starved: bool
+
+
+Message = Hello | Offer | Tell | Want | Unwant | Data | Ack | Withdraw | Alive
+_TYPES = (Hello, Offer, Tell, Want, Unwant, Data, Ack, Withdraw, Alive)
+
+
+def encode_frame(message: Message) -> tuple[bytes, ...]:
+    """The frame in parts, so that a piece is not copied."""
+    kind = bytes((_TYPES.index(type(message)),))
+    if isinstance(message, Data):
+        head = (1 + DIGEST_SIZE + len(message.data)).to_bytes(4, "big") + kind + message.digest
+        return head, message.data
+    out = Writer()
+    _write(out, message)
+    body = out.finish()
+    return ((1 + len(body)).to_bytes(4, "big") + kind + body,)
+
+
+def _write(out: Writer, message: Message) -> None:
+    if isinstance(message, Hello):
+        out.short(message.name.encode())
+        _write_digests(out, message.roots)
+    elif isinstance(message, Offer):
+        for digest in (message.root, message.base, message.replaces):
+            out.digest(digest)
+        out.u8(message.striped)
+        out.long(message.delta)
+        out.u32(len(message.inline))
+        for digest, data in message.inline:
+            out.digest(digest)
+            out.long(data)
+    elif isinstance(message, Tell | Withdraw):
+        out.digest(message.root)
+    elif isinstance(message, Want):
+        out.digest(message.root)
+        _write_digests(out, message.digests)
+    elif isinstance(message, Unwant):
+        _write_digests(out, message.digests)
+    elif isinstance(message, Ack):
+        out.digest(message.root)
+        out.u32(len(message.ready))
+        for name in message.ready:
+            out.short(name.encode())
+        out.u32(len(message.failed))
+        for name, reason in message.failed:
+            out.short(name.encode())
+            out.short(reason.encode()[:_MAX_REASON])
+    elif isinstance(message, Alive):
+        out.u8(message.starved)
+
+
+def _write_digests(out: Writer, digests: tuple[bytes, ...]) -> None:
+    out.u32(len(digests))
+    out.raw(b"".join(digests))
+
+
+def decode_frame(frame: bytes) -> Message:
+    """The message in a frame, its length prefix removed. Raises MalformedMessage."""
+    reader = Reader(frame)
+    kind = reader.u8()
+    if kind >= len(_TYPES):
+        raise MalformedMessage(f"a frame of unknown type {kind}: is one side older than the other?")
+    try:
+        message = _READERS[_TYPES[kind]](reader)
+    except UnicodeDecodeError as problem:
+        raise MalformedMessage(f"a {_TYPES[kind].__name__} with a name that is not text") from problem
+    reader.finish()
+    return message
+
+
+def _read_offer(reader: Reader) -> Offer:
+    root, base, replaces = reader.digest(), reader.digest(), reader.digest()
+    striped, delta = reader.u8() != 0, reader.long()
+    count = reader.count(DIGEST_SIZE + 4)
+    inline = tuple([(reader.digest(), _piece(reader.long())) for _ in range(count)])
+    return Offer(root, base, replaces, striped, delta, inline)
+
+
+def _read_ack(reader: Reader) -> Ack:
+    root = reader.digest()
+    ready = tuple([_name(reader) for _ in range(reader.count(2))])
+    failed = tuple([(_name(reader), reader.short().decode(errors="replace")) for _ in range(reader.count(4))])
+    return Ack(root, ready, failed)
+
+
+def _digests(reader: Reader) -> tuple[bytes, ...]:
+    data = reader.take(reader.count(DIGEST_SIZE) * DIGEST_SIZE)
+    return tuple([data[start : start + DIGEST_SIZE] for start in range(0, len(data), DIGEST_SIZE)])
+
+
+def _piece(data: bytes) -> bytes:
+    if not 0 < len(data) <= MAX_PIECE:
+        raise MalformedMessage(f"a piece of {len(data)} bytes")
+    return data
+
+
+def _name(reader: Reader) -> str:
+    name = reader.short()
+    if not name or len(name) > _MAX_NAME:
+        raise MalformedMessage(f"a host's name of {len(name)} bytes")
+    return name.decode()
+
+
+_READERS: dict[type, Callable[[Reader], Message]] = {
+    Hello: lambda reader: Hello(_name(reader), _digests(reader)),
+    Offer: _read_offer,
+    Tell: lambda reader: Tell(reader.digest()),
+    Want: lambda reader: Want(reader.digest(), _digests(reader)),
+    Unwant: lambda reader: Unwant(_digests(reader)),
+    Data: lambda reader: Data(reader.digest(), _piece(reader.take(reader.remaining))),
+    Ack: _read_ack,
+    Withdraw: lambda reader: Withdraw(reader.digest()),
+    Alive: lambda reader: Alive(reader.u8() != 0),
+}

@@ -1,0 +1,151 @@
+"""Who gets what from whom: a pure function of the list of hosts, so that every host can work out its own routes.
+
+Two kinds of tree are laid over the hosts. The *control* tree is wide and shallow: versions are announced down it, small
+changes travel with the announcement, acknowledgements come back up. The *stripe* trees carry large versions: each
+piece belongs to one stripe by its digest, and a host that passes pieces on in one stripe is a leaf in
+the others. So every host sends about as many bytes as it receives, whatever the fan-out, and the gateway sends each
+piece once for each of its own children.
+
+A host asks its parent. When that one dies, stalls or is too slow, it asks the next on its list: its parent's siblings
+(another one first for each sibling, so that the orphans of one host spread out), then its grandparent, and so on
+up to the gateway. All of them are nearer to the gateway in that tree, so that no two hosts ever wait for each
+other. A host that joins late needs its own routes alone; nobody else's change.
+
+Neighbours in the list are neighbours in the trees: hosts are sorted by zone and node, and a subtree is a stretch
+of the list.
+
+Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["GATEWAY", "HostSlot", "Plan", "Routes", "plan"]
+
+GATEWAY = ""
+"""The name of the root of every tree."""
+
+CONTROL_FANOUT = 8
+STRIPES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HostSlot:
+    """A host as the planner sees it. ``slow``: an earlier transfer showed it to be; it then only receives."""
+
+    name: str
+    zone: str = ""
+    node: str = ""
+    slow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Whom one host asks, best first, always ending with the gateway: ``control`` for announcements, ``stripes[i]``
+    for the pieces of stripe i."""
+
+    control: tuple[str, ...]
+    stripes: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The trees, each as child to parent, and the routes that follow from them."""
+
+    control: dict[str, str]
+    stripes: tuple[dict[str, str], ...]
+    routes: dict[str, Routes]
+
+
+def plan(hosts: Sequence[HostSlot], *, fanout: int = CONTROL_FANOUT, stripes: int = STRIPES) -> Plan:
+    """Names must differ and not be GATEWAY."""
+    ordered = sorted(hosts, key=lambda host: (host.zone, host.node))
+    control = _tree(ordered, fanout=fanout, roots=fanout, heads=_heads(ordered, fanout, fanout))
+    striped = tuple(
+        _tree(ordered, fanout=stripes, roots=1, heads=_heads(ordered, stripes, 1, stripe)) for stripe in range(stripes)
+    )
+    control_routes = _routes(control, ordered)
+    stripe_routes = [_routes(tree, ordered) for tree in striped]
+    routes = {
+        host.name: Routes(control_routes[host.name], tuple(of[host.name] for of in stripe_routes)) for host in ordered
+    }
+    return Plan(control, striped, routes)
+
+
+def _heads(hosts: list[HostSlot], fanout: int, roots: int, turn: int = 0) -> list[int]:
+    """The positions that have children: as few as suffice, evenly spread, others for each ``turn``, slow hosts last."""
+    count = max(0, -((roots - len(hosts)) // fanout))
+    fast = [position for position, host in enumerate(hosts) if not host.slow]
+    step = max(1, len(fast) // max(count, 1))
+    chosen = [position for index, position in enumerate(fast) if index % step == turn % step][:count]
+    spare = [position for position in fast if position not in set(chosen)]
+    spare += [position for position, host in enumerate(hosts) if host.slow]
+    return sorted(chosen + spare[: count - len(chosen)])
+
+
+def _tree(hosts: list[HostSlot], *, fanout: int, roots: int, heads: list[int]) -> dict[str, str]:
+    """Parents by child: a complete tree of ``heads``, and the other hosts below the heads nearest to them."""
+    parents: dict[str, str] = {}
+    room = {GATEWAY: roots, **{hosts[head].name: fanout for head in heads}}
+    pending = [(GATEWAY, segment) for segment in _split(heads, roots, fanout)]
+    while pending:
+        parent, segment = pending.pop()
+        name = hosts[segment[0]].name
+        parents[name] = parent
+        room[parent] -= 1
+        pending += [(name, part) for part in _split(segment[1:], fanout, fanout)]
+    places = (parent for parent, free in room.items() for _ in range(free))
+    for host in hosts:
+        if host.name not in parents:
+            parents[host.name] = next(places)
+    return parents
+
+
+def _split(positions: Sequence[int], parts: int, fanout: int) -> list[Sequence[int]]:
+    """``positions`` in at most ``parts`` stretches, each to become a tree in which all hosts that pass anything on,
+    but one, have ``fanout`` children: the fewest pass on, and the depth is the least."""
+    height, full = 0, 1
+    while parts * (full * fanout + 1) <= len(positions):
+        full = full * fanout + 1
+        height += 1
+    if len(positions) < parts:
+        return [positions[index : index + 1] for index in range(len(positions))]
+    spare = len(positions) - parts * full
+    stretches = []
+    start = 0
+    for _ in range(parts):
+        more = min(spare, fanout ** (height + 1))
+        spare -= more
+        stretches.append(positions[start : start + full + more])
+        start += full + more
+    return stretches
+
+
+def _routes(parents: dict[str, str], hosts: list[HostSlot]) -> dict[str, tuple[str, ...]]:
+    children: dict[str, list[str]] = {}
+    for host in hosts:
+        children.setdefault(parents[host.name], []).append(host.name)
+    routes = {}
+    for host in hosts:
+        parent = parents[host.name]
+        route = [parent]
+        turn = children[parent].index(host.name)
+        while parent != GATEWAY:
+            grandparent = parents[parent]
+            uncles = [uncle for uncle in children[grandparent] if uncle not in route]
+            route += _some(uncles, turn)
+            route.append(grandparent)
+            parent = grandparent
+        routes[host.name] = tuple(route)
+    return routes
+
+
+_MOST_UNCLES = 3
+
+
+def _some(uncles: list[str], turn: int) -> list[str]:
+    """A few of ``uncles``, another first one for each turn."""
+    first = turn % max(len(uncles), 1)
+    return (uncles[first:] + uncles[:first])[:_MOST_UNCLES]

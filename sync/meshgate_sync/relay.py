@@ -1,0 +1,425 @@
+"""One host's part in handing versions on, without I/O: events in, commands out, time as an argument.
+
+A relay announces what it hears of at once, asks its parents for what it lacks, passes pieces on as they arrive, and
+sends acknowledgements, its own and those from below, towards the gateway. It is told what happened by calling a
+method, and what it wants done is taken from ``commands()`` after each. The gateway's relay has no routes: it asks the
+laptop.
+
+Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from .commands import (
+    Ask,
+    Begin,
+    Command,
+    Describe,
+    Disconnect,
+    Finish,
+    Forget,
+    Keep,
+    Link,
+    Report,
+    Send,
+)  # fmt: skip
+from .digest import NOTHING
+from .downstream import Downstream
+from .frames import Ack, Alive, Data, Hello, Message, Offer, Tell, Unwant, Want, Withdraw
+from .plan import Routes
+from .upstream import Timing, Upstream
+
+__all__ = ["Relay", "State", "Timing"]
+
+WINDOW = 2 * 1024 * 1024
+_RESTARTS = 3
+
+
+class State(enum.Enum):
+    """Of a version on this host."""
+
+    BEGINNING = "the store is looking what it lacks"
+    BASELESS = "waiting for the parent to tell the version whole"
+    FETCHING = "pieces are missing"
+    FINISHING = "the store is making the snapshot"
+    READY = "processes can be started from it"
+    FAILED = "the disk refused"
+
+
+@dataclass(slots=True)
+class _Version:
+    offer: Offer
+    state: State = State.BEGINNING
+    missing: dict[bytes, int] = field(default_factory=dict)
+    ready: dict[str, None] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    untold_ready: dict[str, None] = field(default_factory=dict)
+    untold_failed: dict[str, str] = field(default_factory=dict)
+    parked: list[tuple[str, tuple[bytes, ...]]] = field(default_factory=list)
+    untold_whole: list[str] = field(default_factory=list)
+    restarts: int = 0
+
+
+class Relay:
+    """``routes``: None at the gateway. Call ``start`` first, ``tick`` every tenth of a second or so, and, when
+    ``deadline`` is not None, at that time."""
+
+    def __init__(
+        self, name: str, routes: Routes | None, *, roots: Iterable[bytes] = (), timing: Timing | None = None,
+        window: int = WINDOW,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.roots = set(roots)
+        self.deadline: float | None = None
+        self._timing = timing or Timing()
+        self._commands: list[Command] = []
+        self._upstream = Upstream(routes, self._timing, self._commands) if routes is not None else None
+        self._downstream = Downstream(window, self._timing.heartbeat, self._commands)
+        self._versions: dict[bytes, _Version] = {}
+        self._early: dict[bytes, list[tuple[str, tuple[bytes, ...]]]] = {}
+        self._early_acks: dict[bytes, list[Ack]] = {}
+        self._told_at = -1.0
+        self._broken = False
+
+    def commands(self) -> list[Command]:
+        """What is to be done now, each once."""
+        taken = list(self._commands)
+        self._commands.clear()
+        return taken
+
+    def state(self, root: bytes) -> State | None:
+        version = self._versions.get(root)
+        return version.state if version is not None else None
+
+    def missing(self, root: bytes) -> int:
+        """How many bytes of a version are still to come."""
+        version = self._versions.get(root)
+        return sum(version.missing.values()) if version is not None else 0
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._downstream.bytes_sent
+
+    def start(self, now: float) -> None:
+        if self._upstream is not None:
+            self._upstream.start(now)
+
+    # --- versions ---------------------------------------------------------------------------------------
+
+    def offer(self, offer: Offer, now: float) -> None:
+        """A version to bring here and hand on: at the gateway from the engine, elsewhere from the parent."""
+        version = self._versions.get(offer.root)
+        if version is None:
+            version = self._versions[offer.root] = _Version(offer.without_pieces())
+            self._announce(offer, now)
+            self._commands.append(Begin(offer))
+            for ack in self._early_acks.pop(offer.root, ()):
+                self._note(offer.root, dict.fromkeys(ack.ready), dict(ack.failed), now)
+        elif version.state is State.BASELESS and offer.base == NOTHING:
+            version.offer = offer.without_pieces()
+            version.state = State.BEGINNING
+            self._commands.append(Begin(offer))
+        elif version.failed:
+            self._announce(offer, now)
+            if version.state is State.FAILED:
+                del version.failed[self.name]
+                self._begin_again(version)
+
+    def _announce(self, offer: Offer, now: float) -> None:
+        """Passes an offer on."""
+        for peer, child in self._downstream.children.items():
+            if child.greeted:
+                self._downstream.tell(peer, offer, now)
+
+    def withdraw(self, root: bytes, now: float) -> None:
+        """A version is no longer of use: what is not here of it is not asked for any more."""
+        version = self._versions.pop(root, None)
+        if version is None:
+            return
+        self._early.pop(root, None)
+        self._downstream.starve(root)
+        if self._upstream is not None:
+            self._upstream.unwant(version.missing)
+            for other_root, other in self._versions.items():  # what they lack as well was asked for in this one's name
+                shared = {digest: size for digest, size in other.missing.items() if digest in version.missing}
+                self._upstream.want(other_root, shared, striped=other.offer.striped, now=now)
+        if version.state is not State.READY:
+            self._commands.append(Forget(root))
+        for peer, child in self._downstream.children.items():
+            if child.greeted:
+                self._downstream.tell(peer, Withdraw(root), now)
+
+    def begun(self, root: bytes, missing: Mapping[bytes, int], now: float) -> None:
+        """The store lacks these pieces, digest to size."""
+        version = self._versions.get(root)
+        if version is None:
+            return
+        version.state = State.FETCHING
+        version.missing = dict(missing)
+        self.roots.add(version.offer.root)
+        self._unpark(version, now)
+        if not missing:
+            self._finish(version)
+        elif self._upstream is None:
+            self._commands.append(Ask(root, tuple(missing)))
+        else:
+            self._upstream.want(root, missing, striped=version.offer.striped, now=now)
+
+    def base_unknown(self, root: bytes, now: float) -> None:
+        version = self._versions.get(root)
+        if version is None:
+            return
+        if self._upstream is None:
+            self.failed(root, "the gateway does not hold the version that this one was told against", now)
+            return
+        version.state = State.BASELESS
+        if self._upstream.connected_to_control:
+            self._commands.append(Send(Link(self._upstream.control, up=True), Tell(root)))
+
+    def finished(self, root: bytes, now: float) -> None:
+        self._broken = False
+        version = self._versions.get(root)
+        if version is not None:
+            version.state = State.READY
+            self._note(root, {self.name: None}, {}, now)
+
+    def failed(self, root: bytes | None, reason: str, now: float) -> None:
+        """The store could not begin or finish a version, or, with ``root`` None, keep a piece. The children are sent
+        elsewhere, for this host has nothing for them."""
+        for of, version in self._versions.items():
+            if of == root or (root is None and version.state in (State.FETCHING, State.FINISHING)):
+                version.state = State.FAILED
+                if self._upstream is not None:
+                    self._upstream.unwant(version.missing)
+                version.missing = {}
+                self._note(of, {}, {self.name: reason}, now)
+        if self._upstream is not None:
+            self._broken = True
+            for peer in list(self._downstream.children):
+                self._commands.append(Disconnect(Link(peer, up=False)))
+                self._downstream.remove(peer)
+
+    def _finish(self, version: _Version) -> None:
+        version.state = State.FINISHING
+        offer = version.offer
+        self._commands.append(Finish(offer.root, offer.base, offer.replaces))
+
+    def _begin_again(self, version: _Version) -> None:
+        version.state = State.BEGINNING
+        self._commands.append(Begin(version.offer))
+
+    # --- pieces -----------------------------------------------------------------------------------------
+
+    def supplied(self, digest: bytes, data: bytes, now: float) -> None:
+        """A piece came from the laptop."""
+        self._piece(digest, data, now)
+
+    def _piece(self, digest: bytes, data: bytes, now: float) -> None:
+        lacking = [version for version in self._versions.values() if digest in version.missing]
+        if not lacking:
+            return
+        self._commands.append(Keep(digest, data))
+        self._downstream.arrived(digest, data, now)
+        for version in lacking:
+            del version.missing[digest]
+            if not version.missing:
+                self._finish(version)
+
+    def _wanted(self, peer: str, root: bytes, digests: tuple[bytes, ...], now: float) -> None:
+        version = self._versions.get(root)
+        if version is None:
+            self._early.setdefault(root, []).append((peer, digests))
+        elif version.state in (State.BEGINNING, State.BASELESS):
+            version.parked.append((peer, digests))
+        else:
+            self._downstream.want(peer, root, digests, version.missing, now)
+
+    def _unpark(self, version: _Version, now: float) -> None:
+        root = version.offer.root
+        parked, version.parked = version.parked + self._early.pop(root, []), []
+        for peer, digests in parked:
+            if peer in self._downstream.children:
+                self._downstream.want(peer, root, digests, version.missing, now)
+        describe, version.untold_whole = version.untold_whole, []
+        for peer in describe:
+            self._commands.append(Describe(peer, root))
+
+    def loaded(
+        self, child: str, root: bytes, read: list[tuple[bytes, bytes]], unread: tuple[bytes, ...],
+        lost: tuple[bytes, ...], now: float,
+    ) -> None:  # fmt: skip
+        """The outcome of Load: pieces, digests not looked at for lack of room, and digests that are not there or
+        corrupt, for which the version is looked through again."""
+        self._downstream.loaded(child, root, read, unread, now)
+        version = self._versions.get(root)
+        if not lost or version is None or child not in self._downstream.children:
+            return
+        if version.restarts >= _RESTARTS:
+            self._commands.append(Disconnect(Link(child, up=False)))
+            self._downstream.remove(child)
+        elif version.state in (State.BEGINNING, State.BASELESS):
+            version.parked.append((child, lost))
+        elif version.state is State.FETCHING:
+            self._downstream.want(child, root, lost, version.missing, now)
+        else:
+            version.restarts += 1
+            version.parked.append((child, lost))
+            version.parked += [(peer, (digest,)) for peer, digest in self._downstream.starve(root)]
+            self._begin_again(version)
+
+    def described(self, child: str, root: bytes, delta: bytes, now: float) -> None:
+        version = self._versions.get(root)
+        if version is not None and child in self._downstream.children:
+            whole = Offer(root, NOTHING, version.offer.replaces, version.offer.striped, delta)
+            self._downstream.tell(child, whole, now)
+
+    # --- links ------------------------------------------------------------------------------------------
+
+    def connected(self, peer: str, now: float) -> None:
+        """The connection to a parent is up."""
+        assert self._upstream is not None
+        self._upstream.connected(peer, now)
+        if peer == self._upstream.control:
+            self._greet(now)
+
+    def _greet(self, now: float) -> None:
+        assert self._upstream is not None
+        link = Link(self._upstream.control, up=True)
+        self._commands.append(Send(link, Hello(self.name, tuple(sorted(self.roots)))))
+        for root, version in self._versions.items():
+            if version.ready or version.failed:
+                ack = Ack(root, tuple(version.ready), tuple(version.failed.items()))
+                self._commands.append(Send(link, ack))
+            version.untold_ready, version.untold_failed = {}, {}
+            if version.state is State.BASELESS:
+                self._commands.append(Send(link, Tell(root)))
+
+    def accepted(self, peer: str, now: float) -> None:
+        """A child has connected; an earlier connection of it is void."""
+        if self._broken:
+            self._commands.append(Disconnect(Link(peer, up=False)))
+        else:
+            self._downstream.add(peer, now)
+
+    def lost(self, link: Link, now: float) -> None:
+        """A connection is down, or could not be opened."""
+        if not link.up:
+            self._downstream.remove(link.peer)
+        elif self._upstream is not None:
+            control = self._upstream.control
+            self._upstream.lost(link.peer, now)
+            self._follow(control, now)
+
+    def sent(self, link: Link, size: int, now: float) -> None:
+        """A piece of ``size`` bytes has left this host."""
+        if not link.up:
+            self._downstream.sent(link.peer, size, now)
+
+    def received(self, link: Link, message: Message, now: float) -> None:
+        """A message came. The digest of a piece has been checked by the caller."""
+        if link.up:
+            self._from_parent(link.peer, message, now)
+        elif link.peer in self._downstream.children:
+            self._from_child(link.peer, message, now)
+
+    def _from_parent(self, peer: str, message: Message, now: float) -> None:
+        assert self._upstream is not None
+        self._upstream.heard(peer, now, starved=isinstance(message, Alive) and message.starved)
+        if isinstance(message, Data):
+            if self._upstream.got(peer, message.digest, len(message.data), now):
+                self._piece(message.digest, message.data, now)
+        elif isinstance(message, Offer):
+            self.offer(message, now)
+        elif isinstance(message, Withdraw):
+            self.withdraw(message.root, now)
+
+    def _from_child(self, peer: str, message: Message, now: float) -> None:
+        if isinstance(message, Want):
+            self._wanted(peer, message.root, message.digests, now)
+        elif isinstance(message, Unwant):
+            self._downstream.unwant(peer, message.digests)
+        elif isinstance(message, Ack):
+            if message.root in self._versions:
+                self._note(message.root, dict.fromkeys(message.ready), dict(message.failed), now)
+            else:
+                self._early_acks.setdefault(message.root, []).append(message)
+        elif isinstance(message, Hello):
+            child = self._downstream.children[peer]
+            child.greeted, child.roots = True, frozenset(message.roots)
+            for root, version in self._versions.items():
+                self._introduce(peer, root, version, now)
+        elif isinstance(message, Tell):
+            self._describe(peer, message.root)
+
+    def _introduce(self, peer: str, root: bytes, version: _Version, now: float) -> None:
+        """Offers a version to a child that came after it was announced."""
+        roots = self._downstream.children[peer].roots
+        if version.offer.base in roots or version.offer.base == NOTHING or root in roots:
+            self._downstream.tell(peer, version.offer, now)
+        else:
+            self._describe(peer, root)
+
+    def _describe(self, peer: str, root: bytes) -> None:
+        version = self._versions.get(root)
+        if version is None:
+            return
+        if version.state in (State.BEGINNING, State.BASELESS):
+            version.untold_whole.append(peer)
+        else:
+            self._commands.append(Describe(peer, root))
+
+    # --- acknowledgements -------------------------------------------------------------------------------
+
+    def _note(self, root: bytes, ready: Mapping[str, None], failed: Mapping[str, str], now: float) -> None:
+        version = self._versions[root]
+        for name in ready:
+            version.failed.pop(name, None)
+            version.untold_failed.pop(name, None)
+        version.ready.update(ready)
+        version.untold_ready.update(ready)
+        for name, reason in failed.items():
+            version.ready.pop(name, None)
+            version.untold_ready.pop(name, None)
+            version.failed[name] = version.untold_failed[name] = reason
+        if now - self._told_at >= self._timing.gather:
+            self._tell_acks(now)
+        elif self.deadline is None:
+            self.deadline = self._told_at + self._timing.gather
+
+    def _tell_acks(self, now: float) -> None:
+        self.deadline = None
+        up = self._upstream
+        if up is not None and not up.connected_to_control:
+            return  # told with the greeting
+        for root, version in self._versions.items():
+            if not version.untold_ready and not version.untold_failed:
+                continue
+            ready, failed = tuple(version.untold_ready), tuple(version.untold_failed.items())
+            version.untold_ready, version.untold_failed = {}, {}
+            self._told_at = now
+            if up is None:
+                self._commands.append(Report(root, ready, failed))
+            else:
+                self._commands.append(Send(Link(up.control, up=True), Ack(root, ready, failed)))
+
+    # --- time -------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        hungry = any(version.state in (State.FETCHING, State.BASELESS) for version in self._versions.values())
+        self._downstream.tick(now, hungry=hungry)
+        if self._upstream is not None:
+            control = self._upstream.control
+            self._upstream.tick(now)
+            self._follow(control, now)
+        if self.deadline is not None and now >= self.deadline:
+            self._tell_acks(now)
+
+    def _follow(self, before: str, now: float) -> None:
+        """Greets the parent that the control lane has moved to, if the connection to it is up already."""
+        assert self._upstream is not None
+        if self._upstream.control != before and self._upstream.connected_to_control:
+            self._greet(now)

@@ -1,0 +1,303 @@
+"""Whom a relay asks for what: its lanes, and what becomes of them when a parent dies, stalls or is slow.
+
+A lane is a route (see ``plan``) and what is asked along it: one for control, one for each stripe. On each lane
+pieces are asked of one parent, as long as it delivers. A parent that is lost, silent, or delivers nothing is left for the next on
+the route; of one that is much slower than the other lanes, the second half of what it still owes is asked of the next
+as well.
+
+Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from .commands import Command, Connect, Disconnect, Link, Send
+from .frames import Unwant, Want
+from .plan import Routes
+
+__all__ = ["Timing", "Upstream"]
+
+_WANTS_IN_A_MESSAGE = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds. A parent says something every ``heartbeat``; one that has not for ``silence`` is taken for dead. One
+    that owes pieces and has sent none for ``stall`` is left; one that waits itself (for a slow laptop, say) only
+    after ``patience``, for there is nothing to be had elsewhere. A lane that would take ``lag`` longer than the others is
+    split. A route that has failed to its end is begun anew after ``retry``; a host that failed is avoided for
+    ``suspicion``. Acknowledgements are gathered for ``gather``."""
+
+    heartbeat: float = 0.5
+    silence: float = 2.0
+    stall: float = 1.5
+    patience: float = 60.0
+    lag: float = 0.5
+    retry: float = 0.5
+    suspicion: float = 10.0
+    gather: float = 0.005
+
+
+@dataclass(slots=True)
+class _Source:
+    """A parent that is asked on one lane. ``since`` and ``received``: its speed."""
+
+    since: float
+    progress: float
+    asked: dict[bytes, None] = field(default_factory=dict)
+    received: int = 0
+
+
+@dataclass(slots=True)
+class _Link:
+    heard: float
+    up: bool = False
+    starved: bool = False
+
+
+class _Lane:
+    def __init__(self, route: tuple[str, ...]) -> None:
+        self.route = route
+        self.position = 0
+        self.sources: dict[str, _Source] = {}
+        self.resting: float | None = None
+        self.owed: dict[bytes, None] = {}
+
+    @property
+    def current(self) -> str:
+        return self.route[self.position]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    root: bytes
+    size: int
+    lane: _Lane
+
+
+class Upstream:
+    """Appends what is to be done to ``commands``. ``wanted`` holds every piece asked for and not yet here."""
+
+    def __init__(self, routes: Routes, timing: Timing, commands: list[Command]) -> None:
+        self.wanted: dict[bytes, _Wanted] = {}
+        self.wasted = 0
+        self._timing = timing
+        self._commands = commands
+        self._control = _Lane(routes.control)
+        self._stripes = [_Lane(route) for route in routes.stripes]
+        self._lanes = [self._control, *self._stripes]
+        self._links: dict[str, _Link] = {}
+        self._suspects: dict[str, float] = {}
+        self._compared_at = 0.0
+
+    @property
+    def control(self) -> str:
+        """The parent that announces versions and takes acknowledgements."""
+        return self._control.current
+
+    @property
+    def connected_to_control(self) -> bool:
+        link = self._links.get(self.control)
+        return link is not None and link.up
+
+    def start(self, now: float) -> None:
+        self._link(self.control, now)
+
+    # --- asking -----------------------------------------------------------------------------------------
+
+    def want(self, root: bytes, pieces: Mapping[bytes, int], *, striped: bool, now: float) -> None:
+        by_lane: dict[int, list[bytes]] = {}
+        for digest, size in pieces.items():
+            if digest not in self.wanted:
+                index = 1 + digest[0] % len(self._stripes) if striped and self._stripes else 0
+                self.wanted[digest] = _Wanted(root, size, self._lanes[index])
+                by_lane.setdefault(index, []).append(digest)
+        for index, digests in by_lane.items():
+            lane = self._lanes[index]
+            if lane.resting is None:
+                self._ask(lane, lane.current, digests, now)
+            else:
+                lane.owed.update(dict.fromkeys(digests))
+
+    def unwant(self, digests: Iterable[bytes]) -> None:
+        told: dict[str, list[bytes]] = {}
+        for digest in digests:
+            wanted = self.wanted.pop(digest, None)
+            if wanted is not None:
+                wanted.lane.owed.pop(digest, None)
+                for peer, source in wanted.lane.sources.items():
+                    if digest in source.asked:
+                        del source.asked[digest]
+                        told.setdefault(peer, []).append(digest)
+        for peer, gone in told.items():
+            self._send_unwant(peer, gone)
+
+    def got(self, peer: str, digest: bytes, size: int, now: float) -> bool:
+        """A piece came. Whether it was still wanted."""
+        wanted = self.wanted.pop(digest, None)
+        if wanted is None:
+            self.wasted += size
+            return False
+        wanted.lane.owed.pop(digest, None)
+        for name, source in wanted.lane.sources.items():
+            if name == peer:
+                source.received += size
+                source.progress = now
+            if source.asked.pop(digest, b"") is None and name != peer:
+                self._send_unwant(name, [digest])
+        return True
+
+    def _ask(self, lane: _Lane, peer: str, digests: Iterable[bytes], now: float) -> None:
+        asked = dict.fromkeys(digests)
+        source = lane.sources.get(peer)
+        if source is None or not source.asked:
+            source = lane.sources[peer] = _Source(now, now)
+        source.asked.update(asked)
+        if self._link(peer, now).up:
+            self._send_wants(peer, asked)
+
+    def _send_wants(self, peer: str, digests: Iterable[bytes]) -> None:
+        by_root: dict[bytes, list[bytes]] = {}
+        for digest in digests:
+            by_root.setdefault(self.wanted[digest].root, []).append(digest)
+        for root, wanted in by_root.items():
+            for start in range(0, len(wanted), _WANTS_IN_A_MESSAGE):
+                part = tuple(wanted[start : start + _WANTS_IN_A_MESSAGE])
+                self._commands.append(Send(Link(peer, up=True), Want(root, part)))
+
+    def _send_unwant(self, peer: str, digests: list[bytes]) -> None:
+        link = self._links.get(peer)
+        if link is not None and link.up:
+            self._commands.append(Send(Link(peer, up=True), Unwant(tuple(digests))))
+
+    # --- links ------------------------------------------------------------------------------------------
+
+    def _link(self, peer: str, now: float) -> _Link:
+        link = self._links.get(peer)
+        if link is None:
+            link = self._links[peer] = _Link(now)
+            self._commands.append(Connect(peer))
+        return link
+
+    def connected(self, peer: str, now: float) -> None:
+        link = self._links.get(peer)
+        if link is None:  # given up on meanwhile
+            self._commands.append(Disconnect(Link(peer, up=True)))
+            return
+        link.up, link.heard = True, now
+        for lane in self._lanes:
+            source = lane.sources.get(peer)
+            if source is not None and source.asked:
+                source.since = source.progress = now
+                self._send_wants(peer, source.asked)
+
+    def heard(self, peer: str, now: float, *, starved: bool = False) -> None:
+        link = self._links.get(peer)
+        if link is not None:
+            link.heard, link.starved = now, starved
+
+    def lost(self, peer: str, now: float) -> None:
+        if self._links.pop(peer, None) is not None:
+            self._suspects[peer] = now + self._timing.suspicion
+            for lane in self._lanes:
+                if peer in lane.sources or lane.current == peer:
+                    self._leave(lane, peer, now)
+
+    def _leave(self, lane: _Lane, peer: str, now: float) -> None:
+        """Stops asking ``peer`` on this lane and asks the next on the route for what it owed."""
+        source = lane.sources.pop(peer, None)
+        if lane.current == peer:
+            self._advance(lane, now)
+        owed = source.asked if source is not None else {}
+        if owed:
+            self._send_unwant(peer, list(owed))
+        if lane.resting is not None:
+            lane.owed.update(owed)
+        else:
+            if owed:
+                self._ask(lane, lane.current, owed, now)
+            if lane is self._control:
+                self._link(lane.current, now)
+
+    def _advance(self, lane: _Lane, now: float) -> None:
+        """To the next parent on the route that is not suspected; past the end, the lane rests."""
+        while lane.position + 1 < len(lane.route):
+            lane.position += 1
+            if self._suspects.get(lane.current, 0.0) <= now:
+                return
+        lane.position = 0
+        lane.resting = now + self._timing.retry
+
+    # --- time -------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        timing = self._timing
+        for peer, link in list(self._links.items()):
+            if now - link.heard > timing.silence:
+                self._commands.append(Disconnect(Link(peer, up=True)))
+                self.lost(peer, now)
+        for lane in self._lanes:
+            if lane.resting is not None and now >= lane.resting:
+                self._resume(lane, now)
+            for peer, source in list(lane.sources.items()):
+                self._check_stall(lane, peer, source, now)
+        if now - self._compared_at >= timing.lag:
+            self._compared_at = now
+            self._check_lag(now)
+
+    def _resume(self, lane: _Lane, now: float) -> None:
+        lane.resting = None
+        owed, lane.owed = lane.owed, {}
+        if owed:
+            self._ask(lane, lane.current, owed, now)
+        if lane is self._control:
+            self._link(lane.current, now)
+
+    def _check_stall(self, lane: _Lane, peer: str, source: _Source, now: float) -> None:
+        link = self._links.get(peer)
+        allowed = self._timing.patience if link is not None and link.starved else self._timing.stall
+        if not source.asked or now - source.progress <= allowed:
+            return
+        if lane is self._control:
+            # It would go on announcing versions to us: one parent announces, and it is the next one now.
+            self._commands.append(Disconnect(Link(peer, up=True)))
+            self.lost(peer, now)
+        else:
+            self._leave(lane, peer, now)
+
+    def _check_lag(self, now: float) -> None:
+        """Splits the lane that would be done last, if it would be so by far."""
+        remaining = {
+            (index, peer): self._remaining(source, now)
+            for index, lane in enumerate(self._lanes)
+            for peer, source in lane.sources.items()
+            if source.asked
+        }
+        if not remaining:
+            return
+        slowest = max(remaining, key=lambda key: remaining[key])
+        index, peer = slowest
+        others = [time for key, time in remaining.items() if key != slowest]
+        if remaining[slowest] > 2 * max(others, default=0.0) + self._timing.lag:
+            self._split(self._lanes[index], peer, now)
+
+    def _remaining(self, source: _Source, now: float) -> float:
+        owed = sum([self.wanted[digest].size for digest in source.asked])
+        speed = source.received / max(now - source.since, 1e-9)
+        return owed / speed if speed else now - source.since
+
+    def _split(self, lane: _Lane, peer: str, now: float) -> None:
+        spare = [
+            other
+            for other in lane.route[lane.position + 1 :]
+            if other not in lane.sources and self._suspects.get(other, 0.0) <= now
+        ]
+        source = lane.sources[peer]
+        half = list(source.asked)[(len(source.asked) + 1) // 2 :]
+        if spare and half:
+            for digest in half:
+                del source.asked[digest]
+            self._send_unwant(peer, half)
+            self._ask(lane, spare[0], half, now)
