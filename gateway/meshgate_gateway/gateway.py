@@ -16,10 +16,11 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 
-from meshgate_gateway.auth import TokenAuthenticator
+from meshgate_gateway.auth import Authenticator, TokenAuthenticator
 from meshgate_gateway.engines import Engine, EngineSupply
 from meshgate_gateway.hosts import HostProvider, Hosts, StaticHosts
 from meshgate_gateway.keeper import Keeper
@@ -28,6 +29,9 @@ from meshgate_gateway.routes import Routes
 from meshgate_gateway.server import Server
 from meshgate_gateway.sessions import Sessions
 from meshgate_gateway.settings import Settings
+
+if TYPE_CHECKING:
+    from meshgate_gateway.kubernetes import InCluster
 
 __all__ = ["Commands", "serve"]
 
@@ -52,32 +56,59 @@ async def serve(settings: Settings, listener: socket.socket, commands: Commands)
     environment = {name: value for name, value in os.environ.items() if name not in HIDDEN}
     supply = EngineSupply(lambda: Engine(commands.engine, environment), settings.warm_engines)
     supply.fill()
-    hosts = _hosts(settings, environment)
+    cluster = await _cluster(settings)
+    hosts = _hosts(settings, environment, cluster)
     sessions = Sessions(lease=settings.lease, limit=settings.max_sessions, now=loop.time())
     keeper = Keeper(sessions, supply, hosts, lease=settings.lease, reap_command=commands.reap, environment=environment)
-    routes = Routes(TokenAuthenticator(settings.read_token()), keeper, hosts)
+    routes = Routes(_authenticator(settings, cluster), keeper, hosts)
     server = Server(listener, routes.answer)
     accepting = asyncio.create_task(server.serve())
     url = _url(listener)
     _announce(settings.announce_fd, url)
     log.info("serving", url=url, pid=os.getpid(), meshes=hosts.meshes())
 
-    reason = await _wait_for_end(settings, keeper)
-    log.info("ending", reason=reason)
-    routes.draining = f"the gateway is ending: {reason}"
+    end = await _wait_for_end(settings, keeper)
+    log.info("ending", reason=end.reason)
+    routes.draining = f"the gateway is ending: {end.reason}"
     accepting.cancel()
+    if cluster is not None and end.idle:
+        await cluster.end_job()
     try:
         await keeper.close(routes.draining)
         await server.close()
     finally:
         await hosts.close()
-    log.info("ended", reason=reason)
+    log.info("ended", reason=end.reason)
 
 
-def _hosts(settings: Settings, environment: dict[str, str]) -> HostProvider:
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Why the gateway ends. ``idle``: of itself, because nobody has used it, so that its job ends with it."""
+
+    reason: str
+    idle: bool = False
+
+
+async def _cluster(settings: Settings) -> InCluster | None:
+    """The Kubernetes job that this is the gateway of, if it is one's."""
+    if settings.kubernetes_job is None:
+        return None
+    from meshgate_gateway.kubernetes import InCluster  # noqa: PLC0415  (a fifth of a second that others save)
+
+    return await asyncio.to_thread(InCluster.of_this_pod, settings.kubernetes_job)
+
+
+def _authenticator(settings: Settings, cluster: InCluster | None) -> Authenticator:
+    token = TokenAuthenticator(settings.read_token())
+    return token if cluster is None else cluster.authenticator(token)
+
+
+def _hosts(settings: Settings, environment: dict[str, str], cluster: InCluster | None) -> HostProvider:
     providers: list[HostProvider] = [StaticHosts({mesh.name: mesh.addresses for mesh in settings.mesh})]
     if settings.local_mesh:
         providers.append(LocalHosts({mesh.name: mesh.count for mesh in settings.local_mesh}, environment))
+    if cluster is not None:
+        providers.append(cluster.hosts())
     return Hosts(providers)
 
 
@@ -92,9 +123,9 @@ def _announce(descriptor: int | None, url: str) -> None:
             announcement.write(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
 
 
-async def _wait_for_end(settings: Settings, keeper: Keeper) -> str:
+async def _wait_for_end(settings: Settings, keeper: Keeper) -> _End:
     """Why the gateway is to end, once it is."""
-    end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    end: asyncio.Future[_End] = asyncio.get_running_loop().create_future()
     _end_on_signals(end)
     if settings.lifetime_fd is not None:
         _end_with(settings.lifetime_fd, end)
@@ -105,7 +136,7 @@ async def _wait_for_end(settings: Settings, keeper: Keeper) -> str:
     return done.pop().result()
 
 
-def _end_on_signals(end: asyncio.Future[str]) -> None:
+def _end_on_signals(end: asyncio.Future[_End]) -> None:
     loop = asyncio.get_running_loop()
 
     def on_signal(signum: signal.Signals) -> None:
@@ -118,7 +149,7 @@ def _end_on_signals(end: asyncio.Future[str]) -> None:
         loop.add_signal_handler(signum, on_signal, signum)
 
 
-def _end_with(descriptor: int, end: asyncio.Future[str]) -> None:
+def _end_with(descriptor: int, end: asyncio.Future[_End]) -> None:
     """Ends at the descriptor's end of file, unless its other side has let go before."""
     loop = asyncio.get_running_loop()
     os.set_blocking(descriptor, False)
@@ -138,20 +169,20 @@ def _end_with(descriptor: int, end: asyncio.Future[str]) -> None:
     loop.add_reader(descriptor, on_readable)
 
 
-async def _wait_idle(keeper: Keeper, timeout: float) -> str:
+async def _wait_idle(keeper: Keeper, timeout: float) -> _End:
     loop = asyncio.get_running_loop()
     while True:
         keeper.changed.clear()
         since = keeper.idle_since
         left = None if since is None else since + timeout - loop.time()
         if left is not None and left <= 0:
-            return f"it had no session for {timeout:g} s"
+            return _End(f"it had no session for {timeout:g} s", idle=True)
         try:
             await asyncio.wait_for(keeper.changed.wait(), left)
         except asyncio.TimeoutError:
             continue
 
 
-def _settle(end: asyncio.Future[str], reason: str) -> None:
+def _settle(end: asyncio.Future[_End], reason: str) -> None:
     if not end.done():
-        end.set_result(reason)
+        end.set_result(_End(reason))

@@ -105,6 +105,9 @@ class Settings(BaseSettings):
     local_mesh: Annotated[tuple[LocalMesh, ...], NoDecode, BeforeValidator(_local_meshes)] = Field(
         (), description="hosts to start here and to end with the gateway: NAME=COUNT (may be given again)"
     )
+    kubernetes_job: str | None = Field(
+        None, description="name of the Kubernetes job whose gateway this is: its worker pods are the hosts"
+    )
     lease: float = Field(14400, gt=0, description="seconds that a session outlives its connection")
     idle_timeout: float = Field(0, ge=0, description="seconds without a session until the gateway ends; 0: never")
     max_sessions: int = Field(64, ge=1, description="sessions at a time")

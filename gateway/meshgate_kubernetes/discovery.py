@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from meshgate_kubernetes.spec import MeshSpec, Object
 
-__all__ = ["Host", "is_ready", "ready_hosts", "ranked"]
+__all__ = ["Host", "container_id", "is_ready", "present_hosts", "ranked", "ready_hosts"]
 
 _ORDINAL = re.compile(r"-(\d+)$")
 
@@ -25,6 +25,8 @@ class Host:
     rank: int
     address: str
     uid: str
+    container: str
+    """Which container of the pod: a restarted one is another host, at the same address."""
 
 
 def ranked(mesh: MeshSpec, pods: Iterable[Object]) -> dict[int, Object]:
@@ -46,19 +48,30 @@ def ranked(mesh: MeshSpec, pods: Iterable[Object]) -> dict[int, Object]:
 
 def ready_hosts(mesh: MeshSpec, pods: Iterable[Object]) -> list[Host] | None:
     """The hosts of the mesh in rank order, or None while one of them is not there or not ready."""
-    found = ranked(mesh, pods)
-    wanted = mesh.replicas or len(found)
-    if not wanted or sorted(found) != list(range(wanted)) or not all(map(is_ready, found.values())):
-        return None
+    found = present_hosts(mesh, pods)
+    complete = found and [host.rank for host in found] == list(range(mesh.replicas or len(found)))
+    return found if complete else None
+
+
+def present_hosts(mesh: MeshSpec, pods: Iterable[Object]) -> list[Host]:
+    """Those hosts of the mesh that are ready now, in rank order."""
     return [
         Host(
             name=pod["metadata"]["name"],
             rank=rank,
             address=_address(pod["status"]["podIP"], _port(mesh, pod)),
             uid=pod["metadata"]["uid"],
+            container=container_id(pod),
         )
-        for rank, pod in found.items()
+        for rank, pod in ranked(mesh, pods).items()
+        if is_ready(pod)
     ]
+
+
+def container_id(pod: Object) -> str:
+    """The container of the pod, which changes when it is restarted; "" before it has started."""
+    statuses = pod.get("status", {}).get("containerStatuses") or [{}]
+    return str(statuses[0].get("containerID") or "")
 
 
 def is_ready(pod: Object) -> bool:

@@ -39,8 +39,12 @@ class Observer:
     ``trouble`` is the last error of a source that is being taken up again, None when all is well.
     """
 
-    def __init__(self, api: Api, namespace: str, sources: Sequence[Source]) -> None:
+    def __init__(
+        self, api: Api, namespace: str, sources: Sequence[Source], on_change: Callable[[], None] = lambda: None
+    ) -> None:
+        """``on_change`` is called after every change, on the thread of a watch, and must not block."""
         self._api = api
+        self._on_change = on_change
         self._namespace = namespace
         self._changed = threading.Condition()
         self._version = 0
@@ -54,9 +58,12 @@ class Observer:
         ]
         self.trouble: KubernetesError | None = None
 
-    def __enter__(self) -> Self:
+    def open(self) -> None:
         for thread in self._threads:
             thread.start()
+
+    def __enter__(self) -> Self:
+        self.open()
         return self
 
     def __exit__(
@@ -73,11 +80,14 @@ class Observer:
         for thread in self._threads:
             thread.join()
 
-    def objects(self, kind: str) -> list[Object]:
-        """The objects of ``kind`` from all its sources, each once."""
+    def objects(self, kind: str, selector: str | None = None) -> list[Object]:
+        """The objects of ``kind`` from all its sources, each once, or from the one with this selector."""
         with self._changed:
             found = {
-                uid: obj for source, objs in self._objects.items() if source.kind == kind for uid, obj in objs.items()
+                uid: obj
+                for source, objs in self._objects.items()
+                if source.kind == kind and selector in (None, source.selector)
+                for uid, obj in objs.items()
             }
         return list(found.values())
 
@@ -166,3 +176,4 @@ class Observer:
             self._failure = self._failure or failure
             self._version += 1
             self._changed.notify_all()
+        self._on_change()

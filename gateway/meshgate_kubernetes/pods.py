@@ -150,9 +150,7 @@ def gateway_template(spec: JobSpec) -> Object:
             *("--kubernetes-job", spec.name, "--idle-timeout", str(spec.idle_timeout)),
         ],
         "env": [
-            _from_field("POD_IP", "status.podIP"),
-            _from_field("POD_NAME", "metadata.name"),
-            _from_field("POD_NAMESPACE", "metadata.namespace"),
+            _from_field("MESHGATE_ENGINE_HOST", "status.podIP"),
             {
                 "name": "MESHGATE_TOKEN",
                 "valueFrom": {"secretKeyRef": {"name": names.secret, "key": "token"}},

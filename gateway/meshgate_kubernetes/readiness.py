@@ -7,7 +7,7 @@ the last lines of a container that crashed.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,12 +18,14 @@ from meshgate_kubernetes.discovery import ranked
 from meshgate_kubernetes.errors import KubernetesError
 from meshgate_kubernetes.names import COMPONENT_LABEL, Names
 from meshgate_kubernetes.observe import Observer, Source
-from meshgate_kubernetes.spec import JobSpec, MeshSpec, Object
+from meshgate_kubernetes.spec import JobSpec, Object
 from meshgate_kubernetes.waiting import Problem, Stage, diagnose, stage
 
 __all__ = ["JobNotReady", "Listener", "MeshProgress", "Progress", "wait_ready"]
 
 _LOG_LINES = 20
+OPERATOR_PATIENCE = 60.0
+SELECTOR_PATIENCE = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,9 @@ class JobNotReady(KubernetesError):
 def wait_ready(api: Api, spec: JobSpec, listener: Listener, timeout: float | None) -> None:
     """Returns when the gateway and every mesh are ready. Raises JobNotReady as soon as that is hopeless."""
     started = time.monotonic()
-    selectors = [Names(spec.name).selector(), *(mesh.selector for mesh in spec.meshes)]
-    sources = [Source("ConfigMap", selectors[0]), Source("Event", optional=True)]
-    sources += [Source("Pod", selector) for selector in selectors]
+    job = Names(spec.name).selector()
+    sources = [Source("ConfigMap", job), Source("Event", optional=True), Source("Pod", _gateway_selector(spec))]
+    sources += [Source("Pod", mesh.selector) for mesh in spec.meshes]
     with Observer(api, spec.namespace, sources) as seen:
         waiter = _Waiter(api, spec, seen)
         version, told = -1, None
@@ -89,13 +91,22 @@ def wait_ready(api: Api, spec: JobSpec, listener: Listener, timeout: float | Non
                 told = progress
             if all(mesh.ready for mesh in progress.meshes):
                 return
-            late = timeout is not None and time.monotonic() - started >= timeout
             hopeless = waiter.hopeless()
+            late = timeout is not None and time.monotonic() - started >= timeout
             if hopeless or late:
-                waiting_for = [mesh.name for mesh in progress.meshes if not mesh.ready]
-                problems = [waiter.with_log(each) for each in hopeless or progress.problems]
-                late_pods = _not_ready(spec, seen, waiting_for)
-                raise JobNotReady(spec.name, problems, late_pods, timeout if not hopeless else None)
+                raise waiter.failure(hopeless, None if hopeless else timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """The pods of a job at one moment: the gateway's, and each mesh's by rank."""
+
+    gateway: Sequence[Object]
+    meshes: Mapping[str, Mapping[int, Object]]
+
+    @property
+    def pods(self) -> list[Object]:
+        return [*self.gateway, *(pod for pods in self.meshes.values() for pod in pods.values())]
 
 
 class _Waiter:
@@ -106,27 +117,26 @@ class _Waiter:
         self._spec = spec
         self._seen = seen
         self._since: dict[tuple[str, str], float] = {}
+        self._picture = _Picture((), {})
         self._problems: list[Problem] = []
         self._cluster: Cluster | None = None
         self._asked_cluster = False
 
     def look(self) -> Progress:
-        pods, events = self._seen.objects("Pod"), self._events()
-        missing = _missing(self._spec, pods)
-        self._problems = diagnose(pods, events, missing=missing, cluster=self._cluster)
+        self._picture = self._take_picture()
+        events = self._events()
+        self._problems = self._diagnose(events)
         if not self._asked_cluster and any(each.reason == "Unschedulable" for each in self._problems):
             self._asked_cluster = True
             self._cluster = _read_cluster(self._api)
-            self._problems = diagnose(pods, events, missing=missing, cluster=self._cluster)
-        self._problems += _no_operator(self._spec, pods)
+            self._problems = self._diagnose(events)
         now = time.monotonic()
         present = {(each.subject, each.reason) for each in self._problems}
         self._since = {key: self._since.get(key, now) for key in present}
-        trouble = self._seen.trouble
         return Progress(
-            meshes=tuple(_stages(self._spec, pods, events)),
+            meshes=tuple(_stages(self._spec, self._picture, events)),
             problems=tuple(self._problems),
-            trouble="" if trouble is None else str(trouble),
+            trouble="" if self._seen.trouble is None else str(self._seen.trouble),
         )
 
     def hopeless(self) -> list[Problem]:
@@ -149,10 +159,26 @@ class _Waiter:
             ends.append(at_most)
         return max(0.0, min(ends)) if ends else None
 
-    def with_log(self, problem: Problem) -> Problem:
-        if problem.log_of is None:
-            return problem
+    def failure(self, hopeless: Sequence[Problem], timeout: float | None) -> JobNotReady:
+        problems = [self._with_log(each) for each in hopeless or self._problems]
+        return JobNotReady(self._spec.name, problems, _not_ready(self._spec, self._picture), timeout)
+
+    def _take_picture(self) -> _Picture:
+        gateway = self._seen.objects("Pod", _gateway_selector(self._spec))
+        return _Picture(
+            gateway=[pod for pod in gateway if "deletionTimestamp" not in pod["metadata"]],
+            meshes={mesh.name: ranked(mesh, self._seen.objects("Pod", mesh.selector)) for mesh in self._spec.meshes},
+        )
+
+    def _diagnose(self, events: Sequence[Object]) -> list[Problem]:
+        missing = _missing(self._spec, self._picture)
+        found = diagnose(self._picture.pods, events, missing=missing, cluster=self._cluster)
+        return [*found, *_nobody_there(self._spec, self._picture)]
+
+    def _with_log(self, problem: Problem) -> Problem:
         of = problem.log_of
+        if of is None:
+            return problem
         try:
             log = self._api.log(of.pod, self._spec.namespace, of.container, lines=_LOG_LINES, previous=of.previous)
         except KubernetesError as error:
@@ -190,23 +216,15 @@ def _read_cluster(api: Api) -> Cluster | None:
     return Cluster(nodes, pods)
 
 
-def _gateway_pods(spec: JobSpec, pods: Sequence[Object]) -> list[Object]:
-    selector = manifests.selector_object(f"{Names(spec.name).selector()},{COMPONENT_LABEL}=gateway")["matchLabels"]
-    return [pod for pod in pods if selector.items() <= (pod["metadata"].get("labels") or {}).items()]
+def _gateway_selector(spec: JobSpec) -> str:
+    return f"{Names(spec.name).selector()},{COMPONENT_LABEL}=gateway"
 
 
-def _mesh_pods(mesh: MeshSpec, pods: Sequence[Object]) -> list[Object]:
-    wanted = manifests.selector_object(mesh.selector).get("matchLabels", {})
-    return [pod for pod in pods if wanted.items() <= (pod["metadata"].get("labels") or {}).items()]
-
-
-def _stages(spec: JobSpec, pods: Sequence[Object], events: Sequence[Object]) -> Iterator[MeshProgress]:
-    gateway = [pod for pod in _gateway_pods(spec, pods) if "deletionTimestamp" not in pod["metadata"]]
-    yield _progress_of("gateway", 1, gateway, events)
+def _stages(spec: JobSpec, picture: _Picture, events: Sequence[Object]) -> Iterator[MeshProgress]:
+    yield _progress_of("gateway", 1, picture.gateway, events)
     for mesh in spec.meshes:
-        found = ranked(mesh, _mesh_pods(mesh, pods))
-        progress = _progress_of(mesh.name, mesh.replicas or max(1, len(found)), list(found.values()), events)
-        yield progress
+        pods = list(picture.meshes[mesh.name].values())
+        yield _progress_of(mesh.name, mesh.replicas or max(1, len(pods)), pods, events)
 
 
 def _progress_of(name: str, wanted: int, pods: Sequence[Object], events: Sequence[Object]) -> MeshProgress:
@@ -219,40 +237,38 @@ def _progress_of(name: str, wanted: int, pods: Sequence[Object], events: Sequenc
     return MeshProgress(name, wanted, tuple((at, counts[at]) for at in Stage if at in counts))
 
 
-def _missing(spec: JobSpec, pods: Sequence[Object]) -> dict[str, int]:
+def _missing(spec: JobSpec, picture: _Picture) -> dict[str, int]:
     """How many pods each controller of the job has yet to make."""
     names = Names(spec.name)
-    found = {f"replicaset {names.gateway}": 1 - len(_gateway_pods(spec, pods))}
+    found = {f"replicaset {names.gateway}": 1 - len(picture.gateway)}
     for mesh in spec.meshes:
-        if mesh.way == "statefulset":
-            name = names.mesh(mesh.name)
-        elif mesh.way == "monarchmesh":
-            name = manifests.monarch_mesh_name(spec.name, mesh.name)
-        else:
+        if mesh.way == "selector":
             continue
-        found[f"statefulset {name}"] = mesh.replicas - len(_mesh_pods(mesh, pods))
+        monarch = mesh.way == "monarchmesh"
+        name = manifests.monarch_mesh_name(spec.name, mesh.name) if monarch else names.mesh(mesh.name)
+        found[f"statefulset {name}"] = mesh.replicas - len(picture.meshes[mesh.name])
     return found
 
 
-def _no_operator(spec: JobSpec, pods: Sequence[Object]) -> Iterator[Problem]:
+def _nobody_there(spec: JobSpec, picture: _Picture) -> Iterator[Problem]:
     for mesh in spec.meshes:
-        if mesh.way == "monarchmesh" and not _mesh_pods(mesh, pods):
+        if picture.meshes[mesh.name]:
+            continue
+        if mesh.way == "monarchmesh":
             name = manifests.monarch_mesh_name(spec.name, mesh.name)
             told = "no pod has been made for it: is the MonarchMesh operator running?"
-            yield Problem(f"monarchmesh {name}", "NoPods", told, 60.0)
-        if mesh.way == "selector" and not _mesh_pods(mesh, pods):
-            yield Problem(f"mesh {mesh.name}", "NoPods", f"no pod matches the selector {mesh.selector!r}", 10.0)
+            yield Problem(f"monarchmesh {name}", "NoPods", told, OPERATOR_PATIENCE)
+        elif mesh.way == "selector":
+            told = f"no pod with a rank matches the selector {mesh.selector!r}"
+            yield Problem(f"mesh {mesh.name}", "NoPods", told, SELECTOR_PATIENCE)
 
 
-def _not_ready(spec: JobSpec, seen: Observer, waiting_for: Sequence[str]) -> list[str]:
-    """What to name: the pods by name, and how many there are not."""
-    pods, told = seen.objects("Pod"), []
-    if "gateway" in waiting_for:
-        told.append("the gateway")
+def _not_ready(spec: JobSpec, picture: _Picture) -> list[str]:
+    """Pods by name, and how many there are not."""
+    told = [] if any(stage(pod) is Stage.READY for pod in picture.gateway) else ["the gateway"]
     for mesh in spec.meshes:
-        if mesh.name in waiting_for:
-            hosts = ranked(mesh, _mesh_pods(mesh, pods))
-            late = [pod["metadata"]["name"] for pod in hosts.values() if stage(pod) is not Stage.READY]
-            absent = mesh.replicas - len(hosts)
-            told += [*late, *([f"{absent} pods of mesh {mesh.name} that do not exist yet"] if absent > 0 else [])]
+        pods = picture.meshes[mesh.name]
+        told += [pod["metadata"]["name"] for pod in pods.values() if stage(pod) is not Stage.READY]
+        if (absent := max(mesh.replicas, 1) - len(pods)) > 0:
+            told.append(f"{absent} of mesh {mesh.name!r} that do not exist yet")
     return told
