@@ -14,6 +14,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
+from meshgate.client import Client
+from meshgate.dialing import UrlDialer
 from meshgate.errors import JobError, JobNotRunning
 from meshgate.jobs import registry
 from meshgate.jobs.gateway_process import GatewayProcess, GatewayRecord, Launch
@@ -53,10 +55,18 @@ class GatewayProcessJob(JobTrait):
         super().__init__()
         self._asked = asked
         self._gateway: GatewayProcess | None = None
+        self._client: Client | None = None
 
     def __repr__(self) -> str:
         where = f", {self._gateway.record.url}" if self._gateway else ""
         return f"{type(self).__name__}({self._asked.meshes}{where})"
+
+    @property
+    def gateway_url(self) -> str | None:
+        """Where the job's gateway listens; None while the job is not running."""
+        running = self._running
+        gateway = running._gateway if isinstance(running, GatewayProcessJob) else None
+        return gateway.record.url if gateway else None
 
     def _create(self, client_script: str | None) -> None:
         if client_script is not None:
@@ -90,9 +100,18 @@ class GatewayProcessJob(JobTrait):
         )
 
     def _state(self) -> JobState:
-        raise NotImplementedError
+        gateway = self._gateway
+        if gateway is None or not gateway.alive:
+            raise JobNotRunning(f"{self!r} has ended; apply() starts it again")
+        if self._client is None or self._client.closed:
+            self._client = Client(UrlDialer(gateway.record.url, gateway.record.token, alive=lambda: gateway.alive))
+        client = self._client
+        return JobState({name: client.attach_hosts(name, count) for name, count in self._asked.meshes.items()})
 
     def _kill(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
         if self._gateway is not None:
             self._gateway.stop()
             registry.unregister(self._gateway.record.apply_id)
