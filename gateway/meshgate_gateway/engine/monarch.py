@@ -38,6 +38,7 @@ ENVIRONMENT: Mapping[str, str] = {
 
 Fragments: TypeAlias = Sequence[bytes]
 SLICE_CACHE = 256
+COPIED = 16 * 1024  # smaller replies are copied, which is cheaper than a view
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Reply:
 
     rank: int | None
     exception: bool
-    data: memoryview
+    data: bytes | memoryview
     references: tuple[Any, ...]
 
 
@@ -116,8 +117,18 @@ def _loads_or_borrow(data: Any, /, *args: Any, **kwargs: Any) -> Any:
             try:
                 references.append(pop_mesh_reference())
             except RuntimeError:  # how Monarch says that none is left
-                return memoryview(data), tuple(references)
+                # Not memoryview(data): the format that Monarch's buffer names is not terminated memory.
+                return pickle.PickleBuffer(data).raw(), tuple(references)
     return _real_loads(data, *args, **kwargs)
+
+
+def _flat(data: Any) -> bytes | memoryview:
+    """``data``, a buffer of Monarch's, as bytes that can be looked at.
+
+    Its own views have a format that points nowhere: ``memoryview.format`` and ``cast`` crash the process. A
+    ``PickleBuffer`` never looks there.
+    """
+    return bytes(data) if len(data) <= COPIED else pickle.PickleBuffer(data).raw()
 
 
 def _as_region(region: Region) -> Any:
