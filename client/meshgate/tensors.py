@@ -33,8 +33,8 @@ def reduce_tensor(value: Any) -> tuple[Any, ...] | None:
     if nbytes < MINIMUM:
         return None
     memory = (ctypes.c_char * nbytes).from_address(value.data_ptr())
-    # The tensor's memory is copied at once: it may go, or change, before the message is sent.
-    flat = Deferred(functools.partial(torch.frombuffer, dtype=value.dtype), pickle.PickleBuffer(bytearray(memory)))
+    memory.tensor = value  # keeps the memory while the pickler copies it
+    flat = Deferred(functools.partial(torch.frombuffer, dtype=value.dtype), pickle.PickleBuffer(memory))
     return deferred_call(operator.methodcaller("reshape", tuple(value.shape)), flat)
 
 
