@@ -117,8 +117,7 @@ def _loads_or_borrow(data: Any, /, *args: Any, **kwargs: Any) -> Any:
             try:
                 references.append(pop_mesh_reference())
             except RuntimeError:  # how Monarch says that none is left
-                # Not memoryview(data): the format that Monarch's buffer names is not terminated memory.
-                return pickle.PickleBuffer(data).raw(), tuple(references)
+                return _flat(data), tuple(references)
     return _real_loads(data, *args, **kwargs)
 
 
