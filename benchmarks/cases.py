@@ -1,0 +1,254 @@
+"""The measurements of calls, arrays, distance, cuts and memory. Each gives rows of the table; targets beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.processes import ROOT
+from benchmarks.results import Case, Check, Value, at_least, at_most, median, percentile
+from benchmarks.run import Peers, Run
+
+__all__ = ["GROUPS"]
+
+Rows = Iterator[Case]
+MB = 1_000_000
+ROUND_TRIP = 0.05
+
+
+def start(run: Run) -> Rows:
+    """A fresh driver process to its first result, from two hosts; with and without the imports."""
+    with run.ray():
+        drivers = {"direct": ["direct"], "meshgate": ["meshgate"]}
+        if run.ray_address is not None:
+            drivers["ray"] = ["ray", run.ray_address]
+        without: dict[str, list[float]] = {}
+        whole: dict[str, list[float]] = {}
+        for turn in range(-1, run.rounds):
+            for name, arguments in list(drivers.items()):
+                try:
+                    excluded, included = _start_once(run, name, arguments)
+                except (subprocess.SubprocessError, ValueError) as error:
+                    run.trouble(f"start of {name}: {error}")
+                    del drivers[name]
+                    continue
+                if turn >= 0:
+                    without.setdefault(name, []).append(excluded)
+                    whole.setdefault(name, []).append(included)
+    case = Case("start: job to first result", {name: Value("s", tuple(found)) for name, found in without.items()})
+    if {"direct", "meshgate"} <= without.keys():
+        more = case.columns["meshgate"].number - case.columns["direct"].number
+        case.checks += at_most("more than direct", more, 1.0, unit=" s")
+    case.note = "Ray joins a cluster that is up"
+    yield case
+    yield Case("the same, imports included", {name: Value("s", tuple(found)) for name, found in whole.items()})
+
+
+def _start_once(run: Run, name: str, arguments: list[str]) -> tuple[float, float]:
+    python = run.ray_python if name == "ray" else None
+    begin = time.monotonic()
+    with (run.logs / f"start-{name}.log").open("wb") as errors:
+        done = subprocess.run(
+            [python or sys.executable, "-m", "benchmarks.start", *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+            check=True,
+        )
+    times = json.loads(done.stdout.splitlines()[-1])
+    return times["result"] - times["imported"], times["result"] - begin
+
+
+def calls(run: Run) -> Rows:
+    """Sequential calls, 1,000 calls in flight, arrays: all on one machine, no delay."""
+    with run.ray(), run.peers(direct={}, meshgate={}, ray={}, websocket={}) as peers:
+        yield from _sequential(peers)
+        yield from _in_flight(peers)
+        yield from _arrays(peers)
+
+
+def _sequential(peers: Peers) -> Rows:
+    for actors in (1, 4):
+        found = peers.turns("direct", "meshgate", "ray", method="sequential", actors=actors, calls=200)
+        case = Case(f"call to {actors} actor{'s' * (actors > 1)}, one after the other", _medians_ms(found))
+        if actors == 1:
+            bare = peers.turns("websocket", method="round_trip", calls=200)
+            case.columns |= dict(zip(["other"], _medians_ms(bare).values(), strict=False))
+            case.beside = "bare websocket"
+        case.checks += at_most("of direct", case.ratio("meshgate", "direct"), 1.3)
+        case.checks += at_least("faster than Ray", case.ratio("ray", "meshgate"), 2)
+        yield case
+    found = peers.turns("direct", "meshgate", method="sequential_async", calls=200)
+    case = Case("the same, 1 actor, await", _medians_ms(found))
+    case.checks += at_most("of direct", case.ratio("meshgate", "direct"), 1.3)
+    yield case
+
+
+def _in_flight(peers: Peers) -> Rows:
+    names = ("direct", "meshgate", "ray")
+    gathered = peers.turns(*names, method="in_flight_async", calls=1000)
+    listed = peers.turns(*names, method="in_flight", calls=1000)
+    reference = {**_rates(gathered), "ray": _best(_rates(gathered), _rates(listed), "ray")}
+    for how, found in (("asyncio", gathered), ("list of futures", listed)):
+        columns = {name: value for name, value in _rates(found).items() if value is not None}
+        case = Case(f"1,000 calls in flight, {how}", columns)
+        for peer, what, least in (("direct", "of direct", 0.9), ("ray", "of Ray", 4)):
+            beside = reference.get(peer)
+            if beside is not None and "meshgate" in columns:
+                case.checks += at_least(what, columns["meshgate"].number / beside.number, least)
+        case.note = "both beside direct Monarch's gather and Ray's better one"
+        yield case
+
+
+def _best(one: dict[str, Value], other: dict[str, Value], name: str) -> Value | None:
+    found = [values[name] for values in (one, other) if name in values]
+    return max(found, key=lambda value: value.number, default=None)
+
+
+def _arrays(peers: Peers) -> Rows:
+    for megabytes, times in ((1, 10), (10, 4), (100, 1)):
+        for direction in ("up", "down"):
+            found = peers.turns(
+                *("direct", "meshgate", "ray", "websocket"),
+                method=f"array_{direction}",
+                nbytes=megabytes * MB,
+                times=times,
+            )
+            columns = {
+                name: Value("MB/s", tuple(megabytes / median(seconds) for seconds in rounds))
+                for name, rounds in found.items()
+            }
+            if "websocket" in columns:
+                columns["other"] = columns.pop("websocket")
+            case = Case(f"array of {megabytes} MB {direction}", columns, beside="bare websocket")
+            if megabytes == 100:
+                case.checks += at_least("of direct", case.ratio("meshgate", "direct"), 0.7)
+                case.checks += at_least("of Ray", case.ratio("meshgate", "ray"), 2)
+            yield case
+
+
+def sharing(run: Run) -> Rows:
+    """Small calls while 1 GB passes on the same session to another mesh, beside those on an idle session."""
+    with run.peers(direct={}, meshgate={}) as peers:
+        idle = peers.turns("direct", "meshgate", method="small_idle", calls=1000, rounds=3)
+        idle99 = {name: median(percentile(calls, 0.99) for calls in rounds) for name, rounds in idle.items()}
+        yield Case("100-byte call on an idle session, median", _medians_ms(idle))
+        yield Case("  99th percentile", _percentiles(idle))
+        for direction in ("up", "down"):
+            found = peers.turns(
+                "direct", "meshgate", method="small_while", direction=direction, nbytes=1000 * MB, rounds=2, warm=False
+            )
+            busy = {name: [each["calls"] for each in rounds if each["calls"]] for name, rounds in found.items()}
+            yield Case(f"the same while 1 GB goes {direction}, median", _medians_ms(busy))
+            case = Case("  99th percentile", _percentiles(busy))
+            for name, what in (("meshgate", "of idle"), ("direct", "direct's own: of idle")):
+                if name in case.columns and name == "meshgate":
+                    case.checks += at_most(what, case.columns[name].number / (idle99[name] * 1e3), 3)
+                elif name in case.columns:
+                    case.note = f"{what} {case.columns[name].number / (idle99[name] * 1e3):.2f} times"
+            yield case
+            worst = {name: Value("ms", tuple(max(calls) * 1e3 for calls in rounds)) for name, rounds in busy.items()}
+            yield Case("  worst", worst)
+            rates = {
+                name: Value("MB/s", tuple(1000 / each["transfer"] for each in rounds)) for name, rounds in found.items()
+            }
+            yield Case("  the transfer itself", rates)
+
+
+def distance(run: Run) -> Rows:
+    """A round trip of 50 ms, added by a relay, between the driver and everything else; direct Monarch has none."""
+    far = {"round_trip": ROUND_TRIP}
+    with run.ray(), run.peers(direct={}, meshgate=far, attach=far, ray=far) as peers:
+        found = peers.turns("direct", "meshgate", "attach", method="chain", rounds=run.rounds)
+        case = Case("spawn_procs, spawn, call, get at 50 ms", _whole_ms(found), beside="attach mode")
+        if {"direct", "meshgate"} <= case.columns.keys():
+            more = (case.columns["meshgate"].number - case.columns["direct"].number) / (ROUND_TRIP * 1e3)
+            case.checks.append(Check(f"round trips more than direct: {more:.2f}", more, "1 (below 1.5)", more < 1.5))
+        case.checks += at_least("faster than attach mode", case.ratio("other", "meshgate"), 2)
+        case.note = "direct without the delay"
+        yield case
+        one = peers.turns("meshgate", "attach", "ray", method="sequential", actors=1, calls=5)
+        yield _beside_attach(Case("one call at 50 ms", _medians_ms(one)))
+        several = peers.turns("meshgate", "attach", "ray", method="in_flight", calls=100)
+        yield _beside_attach(Case("100 calls at 50 ms", _whole_ms(several)))
+
+
+def _beside_attach(case: Case) -> Case:
+    if "attach" in case.columns:
+        case.columns["other"] = case.columns.pop("attach")
+    case.beside = "attach mode"
+    case.checks += at_most("of attach mode", case.ratio("meshgate", "other"), 1.03)
+    case.checks += at_least("faster than Ray", case.ratio("ray", "meshgate"), 2)
+    return case
+
+
+def cuts(run: Run) -> Rows:
+    """1,000 resets of the connection while 10,000 calls pass."""
+    with run.peers(meshgate={"cuts": True}) as peers:
+        asked = {"calls": 10_000, "cuts": 1_000, "window": 64, "timeout": 180.0}
+        found = peers.turns("meshgate", method="calls_with_cuts", rounds=1, warm=False, **asked)
+        for result in found.get("meshgate", []):
+            case = Case("1,000 cuts in 10,000 calls", {"meshgate": Value("s", (result["seconds"],))})
+            kept = not result["lost"] and not result["twice"] and result["in_order"] and result["cuts"] == 1_000
+            said = f"{result['lost']} lost, {result['twice']} twice, {'' if result['in_order'] else 'not '}in order"
+            case.checks.append(Check(said, float(kept), "none, none, in order", kept))
+            case.note = f"{result['connections']} connections"
+            yield case
+
+
+def memory(run: Run) -> Rows:
+    """Resident memory before and after 20,000 calls."""
+    with run.peers(meshgate={}) as peers:
+        for _ in range(2):
+            peers.turns("meshgate", method="in_flight", calls=1000, rounds=1, warm=False)
+        before = peers.turns("meshgate", method="memory", rounds=1, warm=False).get("meshgate")
+        peers.turns("meshgate", method="in_flight", calls=1000, rounds=20, warm=False)
+        after = peers.turns("meshgate", method="memory", rounds=1, warm=False).get("meshgate")
+        if not before or not after:
+            return
+        for process in ("server", "engine", "client"):
+            now, grown = after[0][process] / MB, (after[0][process] - before[0][process]) / MB
+            yield Case(
+                f"memory of the {process} after 20,000 calls",
+                {"meshgate": Value("MB", (now,))},
+                note=f"{grown:+.1f} MB since 2,000 calls",
+            )
+
+
+def _medians_ms(found: dict[str, list[list[float]]]) -> dict[str, Value]:
+    return _by_round(found, lambda seconds: median(seconds) * 1e3)
+
+
+def _percentiles(found: dict[str, list[list[float]]]) -> dict[str, Value]:
+    return _by_round(found, lambda seconds: percentile(seconds, 0.99) * 1e3)
+
+
+def _whole_ms(found: dict[str, list[float]]) -> dict[str, Value]:
+    values = _by_round(found, lambda seconds: seconds * 1e3)
+    return {("other" if name == "attach" else name): value for name, value in values.items()}
+
+
+def _rates(found: dict[str, list[float]]) -> dict[str, Value]:
+    return {name: Value("/s", tuple(1000 / seconds for seconds in rounds)) for name, rounds in found.items()}
+
+
+def _by_round(found: dict[str, list[Any]], number: Callable[[Any], float]) -> dict[str, Value]:
+    return {name: Value("ms", tuple(number(each) for each in rounds)) for name, rounds in found.items()}
+
+
+GROUPS: dict[str, Callable[[Run], Rows]] = {
+    "start": start,
+    "calls": calls,
+    "sharing": sharing,
+    "distance": distance,
+    "cuts": cuts,
+    "memory": memory,
+}

@@ -1,0 +1,127 @@
+"""What a driver of Monarch's API does in each measurement: the same code for direct Monarch, attach mode and meshgate.
+
+Only ``hosts`` differs, which is meshgate's promise. Each method is one round and returns what it measured, in seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.workload import Target
+
+__all__ = ["Driver"]
+
+
+class Driver:
+    """``hosts``: a mesh of two hosts, ready. ``open`` makes the meshes that most rounds use."""
+
+    def __init__(self) -> None:
+        self.hosts: Any = None
+        self._made = 0
+        self._arrays: dict[int, Any] = {}
+
+    def open_meshes(self) -> None:
+        """Four actors, one of them called alone, and one apart for large transfers."""
+        procs = self.hosts.spawn_procs(per_host={"gpus": 2}, name="measured")
+        self.four = procs.spawn("four", Target)
+        self.one = self.four.slice(hosts=0, gpus=0)
+        self.apart = self.hosts.slice(hosts=1).spawn_procs(per_host={"gpus": 1}, name="apart").spawn("apart", Target)
+        self.four.echo.call(b"").get()
+        self.apart.echo.call(b"").get()
+
+    def sequential(self, actors: int, calls: int) -> list[float]:
+        call = self.one.echo.call_one if actors == 1 else self.four.echo.call
+        return _timed(lambda: call(b"x" * 100).get(), calls)
+
+    def sequential_async(self, calls: int) -> list[float]:
+        return asyncio.run(_timed_async(lambda: self.one.echo.call_one(b"x" * 100), calls))
+
+    def in_flight(self, calls: int) -> float:
+        call = self.one.echo.call_one
+        begin = time.perf_counter()
+        futures = [call(b"x" * 100) for _ in range(calls)]
+        for future in futures:
+            future.get()
+        return time.perf_counter() - begin
+
+    def in_flight_async(self, calls: int) -> float:
+        call = self.one.echo.call_one
+
+        async def gather() -> float:
+            begin = time.perf_counter()
+            await asyncio.gather(*[_awaited(call(b"x" * 100)) for _ in range(calls)])
+            return time.perf_counter() - begin
+
+        return asyncio.run(gather())
+
+    def array_up(self, nbytes: int, times: int) -> list[float]:
+        array = self._array(nbytes)
+        return _timed(lambda: self.one.take.call_one(array).get(), times)
+
+    def array_down(self, nbytes: int, times: int) -> list[float]:
+        return _timed(lambda: self.one.give.call_one(nbytes).get().nbytes, times)
+
+    def small_idle(self, calls: int) -> list[float]:
+        return self.sequential(1, calls)
+
+    def small_while(self, direction: str, nbytes: int) -> dict[str, Any]:
+        """Small calls, one after the other, while one large call of another mesh is under way."""
+        if direction == "up":
+            array = self._array(nbytes)
+            transfer = threading.Thread(target=lambda: self.apart.take.call_one(array).get())
+        else:
+            self.apart.give.call_one(nbytes).get()  # the actor makes its array
+            transfer = threading.Thread(target=lambda: self.apart.give.call_one(nbytes).get().nbytes)
+        call, payload = self.one.echo.call_one, b"x" * 100
+        seconds = []
+        begin = time.perf_counter()
+        transfer.start()
+        while transfer.is_alive():
+            before = time.perf_counter()
+            call(payload).get()
+            seconds.append(time.perf_counter() - before)
+        transfer.join()
+        took = time.perf_counter() - begin
+        self._arrays.clear()
+        return {"calls": seconds[:-1], "transfer": took}
+
+    def chain(self) -> float:
+        self._made += 1
+        begin = time.perf_counter()
+        procs = self.hosts.spawn_procs(per_host={"gpus": 1}, name=f"chain{self._made}")
+        procs.spawn("chained", Target).echo.call(1).get()
+        took = time.perf_counter() - begin
+        procs.stop().get()
+        return took
+
+    def _array(self, nbytes: int) -> Any:
+        if nbytes not in self._arrays:
+            self._arrays = {nbytes: np.ones(nbytes, np.uint8)}
+        return self._arrays[nbytes]
+
+
+def _timed(call: Any, times: int) -> list[float]:
+    seconds = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
+async def _timed_async(call: Any, times: int) -> list[float]:
+    seconds = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        await call()
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
+async def _awaited(future: Any) -> Any:
+    return await future

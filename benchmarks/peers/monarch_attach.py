@@ -1,0 +1,54 @@
+"""A driver away from the hosts, with Monarch's own means: ``attach()`` to a worker, through the relay."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+from benchmarks.driver import Driver
+from benchmarks.peer import leave, serve
+from benchmarks.processes import relay
+
+
+class Attached(Driver):
+    def open(self, round_trip: float) -> dict[str, Any]:
+        import monarch.actor
+        from monarch.actor import attach, attach_to_workers
+
+        monarch.actor.unhandled_fault_hook = lambda failure: None
+        self._stack = ExitStack()
+        addresses = [self._worker(f"workers-{rank}") for rank in range(2)]
+        port = self._stack.enter_context(relay(addresses[0].removeprefix("tcp://"), round_trip=round_trip))
+        attach(f"tcp://127.0.0.1:{port}")
+        self.hosts = attach_to_workers(name="workers", ca="trust_all_connections", workers=addresses)
+        self.hosts.initialized.get()
+        self.open_meshes()
+        return {}
+
+    def _worker(self, name: str) -> str:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        lifetime, held = os.pipe()
+        ready, said = os.pipe()
+        options = ["--address", address, "--name", name, "--lifetime-fd", str(lifetime), "--ready-fd", str(said)]
+        worker = subprocess.Popen([sys.executable, "-m", "meshgate_worker", *options], pass_fds=(lifetime, said))
+        os.close(lifetime)
+        os.close(said)
+        self._stack.callback(worker.wait)
+        self._stack.callback(os.close, held)
+        with os.fdopen(ready) as lines:
+            return str(json.loads(lines.readline())["address"])
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+if __name__ == "__main__":
+    serve(Attached())
+    leave()

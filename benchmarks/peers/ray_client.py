@@ -1,0 +1,135 @@
+"""Ray Client: a driver away from a Ray cluster. Needs Ray and numpy, nothing of meshgate.
+
+The cluster itself, one local node, is the run's: see :func:`cluster`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peer import leave, serve
+from benchmarks.processes import end_tree, relay
+
+_SLOW_TO_START = 60.0
+
+
+@contextlib.contextmanager
+def cluster(python: str, log: Path) -> Iterator[str]:
+    """A Ray head node with a Ray Client server; gives its ``host:port``. Every process of it ends with the block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--head", "--block", "--port=0", f"--ray-client-server-port={port}", "--num-cpus=8"]
+    quiet = ["--include-dashboard=false", "--disable-usage-stats"]
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as directory, log.open("wb") as output:
+        command = [str(Path(python).parent / "ray"), "start", *options, *quiet, f"--temp-dir={directory}"]
+        head = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        try:
+            _wait_listening(port, head, log)
+            yield f"127.0.0.1:{port}"
+        finally:
+            end_tree(head, grace=3.0)
+
+
+def _wait_listening(port: int, head: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _SLOW_TO_START
+    while time.monotonic() < deadline and head.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"Ray did not start, see {log}")
+
+
+class RayClient:
+    """The rounds of :class:`benchmarks.driver.Driver`, said in Ray."""
+
+    def open(self, address: str, round_trip: float = 0.0) -> dict[str, Any]:
+        import ray
+
+        self._stack = contextlib.ExitStack()
+        if round_trip:
+            address = f"127.0.0.1:{self._stack.enter_context(relay(address, round_trip=round_trip))}"
+        self._ray: Any = ray
+        ray.init(f"ray://{address}", log_to_driver=False)
+        actor_class = ray.remote(num_cpus=0)(_Target)
+        self._four = [actor_class.remote() for _ in range(4)]
+        self._one = self._four[0]
+        ray.get([actor.echo.remote(b"") for actor in self._four])
+        return {"version": ray.__version__}
+
+    def sequential(self, actors: int, calls: int) -> list[float]:
+        payload, get = b"x" * 100, self._ray.get
+        if actors == 1:
+            return _timed(lambda: get(self._one.echo.remote(payload)), calls)
+        return _timed(lambda: get([actor.echo.remote(payload) for actor in self._four]), calls)
+
+    def in_flight(self, calls: int) -> float:
+        begin = time.perf_counter()
+        self._ray.get([self._one.echo.remote(b"x" * 100) for _ in range(calls)])
+        return time.perf_counter() - begin
+
+    def in_flight_async(self, calls: int) -> float:
+        async def gather() -> float:
+            begin = time.perf_counter()
+            await asyncio.gather(*[self._one.echo.remote(b"x" * 100) for _ in range(calls)])
+            return time.perf_counter() - begin
+
+        return asyncio.run(gather())
+
+    def array_up(self, nbytes: int, times: int) -> list[float]:
+        import numpy as np
+
+        array = np.ones(nbytes, np.uint8)
+        return _timed(lambda: self._ray.get(self._one.take.remote(array)), times)
+
+    def array_down(self, nbytes: int, times: int) -> list[float]:
+        return _timed(lambda: self._ray.get(self._one.give.remote(nbytes)).nbytes, times)
+
+    def close(self) -> None:
+        self._ray.shutdown()
+        self._stack.close()
+
+
+class _Target:
+    def __init__(self) -> None:
+        self._arrays: dict[int, Any] = {}
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def take(self, array: Any) -> int:
+        return int(array.nbytes)
+
+    def give(self, nbytes: int) -> Any:
+        import numpy as np
+
+        if nbytes not in self._arrays:
+            self._arrays = {nbytes: np.ones(nbytes, np.uint8)}
+        return self._arrays[nbytes]
+
+
+def _timed(call: Any, times: int) -> list[float]:
+    seconds = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
+if __name__ == "__main__":
+    # Actors are pickled by value: Ray's workers need not find this module.
+    sys.modules["__main__"].__dict__.setdefault("__spec__", None)
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    serve(RayClient())
+    leave()

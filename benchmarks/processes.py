@@ -1,0 +1,110 @@
+"""Starts and ends what a measurement runs, and reads what it uses. Linux, through ``/proc``.
+
+The run adopts what its children leave behind (it is their *subreaper*), so that everything it started can be found by
+parentage and ended by process id, Ray's daemons and workers included; nothing else on the machine is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["ROOT", "Usage", "adopt_orphans", "descendants", "end_tree", "relay", "usage_of"]
+
+ROOT = Path(__file__).resolve().parent.parent
+_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """From now on, orphans among this process's descendants become its children."""
+    ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One process: ``rss`` in bytes, ``cpu`` in seconds."""
+
+    pid: int
+    command: str
+    rss: int
+    cpu: float
+
+
+def usage_of(pid: int) -> Usage | None:
+    """None when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return None
+    ticks = int(fields[11]) + int(fields[12])
+    return Usage(pid, command, int(fields[21]) * os.sysconf("SC_PAGE_SIZE"), ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def descendants(pid: int) -> list[int]:
+    """The living ones, children before their children."""
+    parents: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                if fields[0] not in "ZX":
+                    parents.setdefault(int(fields[1]), []).append(int(entry))
+    found: list[int] = []
+    level = parents.get(pid, [])
+    while level:
+        found += level
+        level = [child for parent in level for child in parents.get(parent, [])]
+    return found
+
+
+def end_tree(process: subprocess.Popen[bytes], grace: float) -> None:
+    """Ends ``process``, politely at first, and whatever came of it that is left after ``grace`` seconds."""
+    doomed = {process.pid, *descendants(process.pid)}
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(grace)
+    for pid in doomed & set(descendants(os.getpid())):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def end_leftovers() -> list[str]:
+    """Ends every descendant that is left; returns their command lines."""
+    commands = []
+    for _ in range(5):
+        left = descendants(os.getpid())
+        if not left:
+            break
+        for pid in left:
+            usage = usage_of(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            if usage is not None:
+                commands.append(usage.command)
+        time.sleep(0.1)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    return commands
+
+
+@contextlib.contextmanager
+def relay(target: str, *, round_trip: float) -> Iterator[int]:
+    """A relay to ``target`` (``host:port``) that adds ``round_trip`` seconds; gives the port where it listens."""
+    command: Sequence[str] = [sys.executable, str(ROOT / "tests" / "relay.py"), target, "--delay", str(round_trip / 2)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            yield int(process.stdout.readline())
+        finally:
+            process.terminate()

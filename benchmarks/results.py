@@ -1,0 +1,109 @@
+"""What a measurement gave, and whether it is good enough: values of each peer, ratios, targets."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["Case", "Check", "Value", "at_least", "at_most", "median", "percentile"]
+
+Unit = Literal["ms", "s", "/s", "MB/s", "MB", "", "round trips"]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A measured number: the median of ``rounds``, one number a round."""
+
+    unit: Unit
+    rounds: tuple[float, ...]
+
+    @property
+    def number(self) -> float:
+        return statistics.median(self.rounds) if self.rounds else math.nan
+
+    def __str__(self) -> str:
+        return shown(self.number, self.unit)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A number beside its target."""
+
+    what: str
+    number: float
+    target: str
+    met: bool
+
+    def __str__(self) -> str:
+        return f"{'✓' if self.met else '✗'} {self.what}, target {self.target}"
+
+
+@dataclass(slots=True)
+class Case:
+    """A row of the table. ``columns`` by peer: direct, meshgate, ray, and other with what it is in ``beside``."""
+
+    name: str
+    columns: dict[str, Value] = field(default_factory=dict)
+    beside: str = ""
+    checks: list[Check] = field(default_factory=list)
+    note: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "columns": {
+                peer: {"median": value.number, "unit": value.unit, "rounds": list(value.rounds)}
+                for peer, value in self.columns.items()
+            },
+            "beside": self.beside,
+            "checks": [
+                {"what": check.what, "number": check.number, "target": check.target, "met": check.met}
+                for check in self.checks
+            ],
+            "note": self.note,
+        }
+
+    def ratio(self, over: str, under: str) -> float | None:
+        """One peer's number over another's; None where either was not measured."""
+        if over in self.columns and under in self.columns and self.columns[under].number:
+            return self.columns[over].number / self.columns[under].number
+        return None
+
+
+def at_most(what: str, number: float | None, most: float, *, unit: str = " times") -> list[Check]:
+    """Empty where there is no number to check."""
+    return _check(what, number, most, "≤", unit, lambda value: value <= most)
+
+
+def at_least(what: str, number: float | None, least: float, *, unit: str = " times") -> list[Check]:
+    return _check(what, number, least, "≥", unit, lambda value: value >= least)
+
+
+def _check(
+    what: str, number: float | None, bound: float, sign: str, unit: str, met: Callable[[float], bool]
+) -> list[Check]:
+    if number is None or math.isnan(number):
+        return []
+    return [Check(f"{what} {number:.2f}{unit}", number, f"{sign} {bound:g}{unit}", met(number))]
+
+
+def median(numbers: Iterable[float]) -> float:
+    return statistics.median(list(numbers))
+
+
+def percentile(numbers: Sequence[float], share: float) -> float:
+    """The smallest number that ``share`` of all are not above."""
+    ordered = sorted(numbers)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def shown(number: float, unit: str) -> str:
+    if unit == "/s":
+        return f"{number:,.0f}/s"
+    if unit in ("MB/s", "MB"):
+        return f"{number:,.0f} {unit}"
+    digits = 0 if number >= 100 else 1 if number >= 20 else 2
+    return f"{number:.{digits}f} {unit}".strip()

@@ -1,0 +1,41 @@
+"""The actors that are measured: the same class for direct Monarch and through meshgate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from monarch.actor import Actor, endpoint
+
+__all__ = ["Target"]
+
+
+class Target(Actor):
+    """Does next to nothing, so that what is measured is the way there and back."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[int, Any] = {}
+        self._noted: list[int] = []
+
+    @endpoint
+    def echo(self, value: Any) -> Any:
+        return value
+
+    @endpoint
+    def take(self, array: Any) -> int:
+        return int(array.nbytes)
+
+    @endpoint
+    def give(self, nbytes: int) -> Any:
+        if nbytes not in self._arrays:
+            self._arrays = {nbytes: np.ones(nbytes, np.uint8)}
+        return self._arrays[nbytes]
+
+    @endpoint
+    def note(self, number: int) -> int:
+        self._noted.append(number)
+        return number
+
+    @endpoint
+    def noted(self) -> list[int]:
+        return self._noted
