@@ -78,11 +78,15 @@ class Slice:
 
     __slots__ = ("_offset", "_sizes", "_strides")
 
-    def __init__(self, *, offset: int, sizes: Sequence[int], strides: Sequence[int]) -> None:
-        self._offset = unsigned(offset, "offset")
-        self._sizes = unsigned_list(sizes, "sizes")
-        self._strides = unsigned_list(strides, "strides")
-        _check_layout(self._sizes, self._strides)
+    _offset: int
+    _sizes: tuple[int, ...]
+    _strides: tuple[int, ...]
+
+    # Monarch pickles its slices as a call of __new__, so that is where ours are made.
+    def __new__(cls, *, offset: int, sizes: Sequence[int], strides: Sequence[int]) -> Slice:
+        made = cls.trusted(unsigned(offset, "offset"), unsigned_list(sizes, "sizes"), unsigned_list(strides, "strides"))
+        _check_layout(made._sizes, made._strides)
+        return made
 
     @staticmethod
     def new_row_major(ranks: Sequence[int]) -> Slice:
@@ -93,7 +97,7 @@ class Slice:
     @staticmethod
     def trusted(offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Slice:
         """Without the check of the layout: as Monarch, whose slices with empty dimensions may fail it."""
-        made = Slice.__new__(Slice)
+        made = object.__new__(Slice)
         made._offset, made._sizes, made._strides = offset, sizes, strides
         return made
 
@@ -132,7 +136,7 @@ class Slice:
         numbers = unsigned_list(coordinates, "coordinates")
         if len(numbers) != self.ndim:
             raise IndexError(f"invalid dims: expected {self.ndim}, got {len(numbers)}")
-        return self._offset + sum(map(operator.mul, numbers, self._strides))
+        return self._offset + int(sum(map(operator.mul, numbers, self._strides)))
 
     def coordinates(self, value: int) -> list[int]:
         """Where rank ``value`` stands; ``ValueError`` if it is not in this slice."""
