@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from meshgate.jobs.processes import ProcessName, marked
@@ -24,6 +25,10 @@ ENDING = 10.0  # seconds that what a test has ended may take to be gone
 NO_CLUSTER = "KUBECONFIG names no cluster: the tests that need one (-m kubernetes) are left out"
 
 _run = uuid.uuid4().hex
+
+# How long an example takes says nothing on a machine that runs other things.
+hypothesis.settings.register_profile("meshgate", deadline=None)
+hypothesis.settings.load_profile("meshgate")
 
 
 def pytest_configure(config: pytest.Config) -> None:
