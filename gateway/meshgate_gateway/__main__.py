@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from meshgate_gateway.settings import load_settings
 
+if TYPE_CHECKING:
+    from meshgate_gateway.gateway import Commands
 
-def main() -> None:
+
+def main(commands: Commands | None = None) -> None:
+    """Runs until the gateway ends. ``commands``: what to run for engines, the real ones if not given."""
     settings = load_settings(sys.argv[1:])
     import asyncio  # noqa: PLC0415  (--help and mistakes are answered without)
 
-    from meshgate_gateway.gateway import Commands, serve  # noqa: PLC0415
+    from meshgate_gateway import gateway  # noqa: PLC0415
     from meshgate_gateway.logs import configure_logs  # noqa: PLC0415
     from meshgate_gateway.server import listen  # noqa: PLC0415
 
@@ -25,7 +30,7 @@ def main() -> None:
             file=sys.stderr,
         )
         raise SystemExit(2) from None
-    asyncio.run(serve(settings, listener, Commands()))
+    asyncio.run(gateway.serve(settings, listener, commands or gateway.Commands()))
 
 
 if __name__ == "__main__":

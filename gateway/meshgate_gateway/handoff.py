@@ -35,7 +35,8 @@ __all__ = [
 ]
 
 MAX_MESSAGE = 160 * 1024  # the addresses of some 2,000 hosts; the kernel keeps at least this much for us
-MAX_DESCRIPTORS = 4
+RIGHTS_SPACE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # what user code starts must not inherit a connection
 
 
 class _Model(BaseModel):
@@ -162,9 +163,7 @@ class ControlChannel:
         """
         while True:
             try:
-                data, descriptors, flags, _ = socket.recv_fds(
-                    self._socket, MAX_MESSAGE, MAX_DESCRIPTORS, getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-                )
+                data, ancillary, flags, _ = self._socket.recvmsg(MAX_MESSAGE, RIGHTS_SPACE, CLOSE_ON_EXEC)
             except BlockingIOError:
                 await self._readable()
                 continue
@@ -172,6 +171,7 @@ class ControlChannel:
                 return None
             if not data:
                 return None
+            descriptors = _descriptors(ancillary)
             try:
                 return _parse(data, flags), descriptors
             except ValueError:
@@ -219,6 +219,14 @@ class ControlChannel:
         while self._unsent:
             for descriptor in self._unsent.popleft()[1]:
                 os.close(descriptor)
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    received = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received.frombytes(data[: len(data) - len(data) % received.itemsize])
+    return received.tolist()
 
 
 def _parse(data: bytes, flags: int) -> ControlMessage:

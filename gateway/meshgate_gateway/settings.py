@@ -108,8 +108,10 @@ class Settings(BaseSettings):
     kubernetes_job: str | None = Field(
         None, description="name of the Kubernetes job whose gateway this is: its worker pods are the hosts"
     )
-    lease: float = Field(14400, gt=0, description="seconds that a session outlives its connection")
-    idle_timeout: float = Field(0, ge=0, description="seconds without a session until the gateway ends; 0: never")
+    lease: float = Field(14400, gt=0, allow_inf_nan=False, description="seconds that a session outlives its connection")
+    idle_timeout: float = Field(
+        0, ge=0, allow_inf_nan=False, description="seconds without a session until the gateway ends; 0: never"
+    )
     max_sessions: int = Field(64, ge=1, description="sessions at a time")
     warm_engines: int = Field(1, ge=0, le=8, description="engines started ahead of the session they will serve")
     lifetime_fd: int | None = Field(None, ge=0, description="end when this descriptor reaches end of file")
