@@ -34,7 +34,7 @@ class ListeningAt:
 
     def clear(self, *, directory: bool = False) -> None:
         """Removes what a host here leaves in the file system; with ``directory``, that of the socket if empty."""
-        if isinstance(self.address, str) and not self.address.startswith("\0"):
+        if isinstance(self.address, str):
             with suppress(OSError):  # absent, or not ours to remove: then Monarch says why it cannot listen
                 Path(self.address).unlink()
             with suppress(OSError):  # another host's socket is still there
@@ -44,10 +44,14 @@ class ListeningAt:
 
 def listening_at(address: str) -> ListeningAt:
     """``ipc://path``, ``tcp://host:port`` or ``tcp://name:port@tcp://0.0.0.0:port``, each with or without
-    ``<proc id>@`` before it. Raises AddressError."""
+    ``<proc id>@`` before it.
+
+    Raises AddressError, for abstract sockets (``ipc://@name``) as well: any user of the machine may connect to
+    those, and who connects to a host runs code on it.
+    """
     bind = address.rpartition("@")[2]
     if bind.startswith("ipc://") and (path := bind.removeprefix("ipc://")):
-        return ListeningAt(socket.AF_UNIX, f"\0{path[1:]}" if path.startswith("@") else path)
+        return ListeningAt(socket.AF_UNIX, path)
     try:
         parts = urlsplit(bind)
         host, port = parts.hostname, parts.port
