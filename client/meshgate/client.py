@@ -188,11 +188,12 @@ class Client:
                 self._end_session(timeout if self._connection.connected else min(timeout, 1.0))
         finally:
             self.abandon()
-            self._dispatch.printer.close(timeout=1.0)
+            self._dispatch.close(timeout=1.0)
 
     def _end_session(self, timeout: float) -> None:
         answer = Acknowledgement(0, "end of the session")
-        with contextlib.suppress(GatewayError):
+        with contextlib.suppress(GatewayError, TimeoutError):
+            self._connection.drained().get(timeout)  # or the end would overtake what was asked for before
             self.ask(answer, lambda call: EndSession(call=call), stream=CONTROL, though_in_trouble=True)
             error = answer.future.exception(timeout)
             if error is not None:

@@ -63,6 +63,7 @@ __all__ = ["Connection", "Handler"]
 log = logging.getLogger("meshgate.connection")
 
 _WHOLE_MESSAGE = 300  # bytes that a message has besides its buffers, about
+_STABLE = 1.0  # seconds; a connection that brings nothing and is cut sooner counts as a failed attempt
 
 
 class Handler(Protocol):
@@ -98,6 +99,7 @@ class Connection:
         self._posted: deque[tuple[Header, Sequence[Sendable], int, int]] = deque()
         self._consumed: deque[MessageReceived] = deque()
         self._released: deque[int] = deque()
+        self._draining: deque[FutureProxy[None]] = deque()
         self._posting = threading.Lock()
         self._posted_bytes = 0
         self._woken = False
@@ -146,6 +148,16 @@ class Connection:
         """The user holds object ``number`` no longer. Takes no lock: finalizers call it, at any point of any thread."""
         self._released.append(number)
         self._wake()
+
+    def drained(self) -> FutureProxy[None]:
+        """Settles once all that was posted so far has been sent; streams overtake each other until then."""
+        future: FutureProxy[None] = FutureProxy()
+        if self.error is not None:
+            future.fail(self.why_over())
+        else:
+            self._draining.append(future)
+            self._wake()
+        return future
 
     def manual(self, stream: int) -> None:
         """Messages of ``stream`` keep their credit until ``consume``. To be called before any can arrive."""
@@ -222,6 +234,8 @@ class Connection:
             self._pump.flush()
         limit = self._settings.queue_limit
         waiting = self._posted_bytes + self._session.queued_bytes
+        while self._draining and not waiting:
+            self._draining.popleft().settle(lambda: None)
         if waiting > limit:
             self._room.clear()
         elif not self._room.is_set():
@@ -245,15 +259,20 @@ class Connection:
             return
         for event in events:
             if isinstance(event, MessageReceived):
+                self._attempts = 0
                 self._handler.received(event)
             elif isinstance(event, Established):
-                self._attempts = 0
+                self._loop.call_later(_STABLE, self._check_stable, link)
                 self.established.settle(lambda: None)
         self._flush()
 
     def link_writable(self, link: Link) -> None:
         if link is self._link:
             self._flush()
+
+    def _check_stable(self, link: Link) -> None:
+        if link is self._link:
+            self._attempts = 0
 
     def _check_established(self, link: Link) -> None:
         if link is self._link and self._session.state is State.OPENING:
@@ -299,6 +318,8 @@ class Connection:
         self._posted.clear()
         self._room.set()
         self.established.fail(error)
+        while self._draining:
+            self._draining.popleft().fail(error)
         self._handler.over(error)
         _alive.discard(self)
 

@@ -11,9 +11,10 @@ from meshgate.calls import Acknowledgement, Answer, Calls, Reader
 from meshgate.channel import Inbox
 from meshgate.errors import InvalidRequestError, MeshgateError
 from meshgate.failures import failure_of_fault, from_failure
-from meshgate.faults import tell_fault
+from meshgate.faults import fault_hook
 from meshgate.objects import Objects
 from meshgate.output import OutputPrinter
+from meshgate.serial import SerialThread
 from meshgate_wire import Header, MessageReceived, MessageTooLarge
 from meshgate_wire.messages import (
     Done,
@@ -41,7 +42,8 @@ class Dispatch:
         self, objects: Objects, calls: Calls, reader: Reader, consume: Callable[[MessageReceived], None]
     ) -> None:
         self.inboxes: WeakValueDictionary[int, Inbox] = WeakValueDictionary()
-        self.printer = OutputPrinter()
+        self._printer = OutputPrinter()
+        self._faults = SerialThread("meshgate-faults")
         self.hidden: set[int] = set()  # proc meshes whose output is not shown
         self._objects = objects
         self._calls = calls
@@ -58,6 +60,11 @@ class Dispatch:
             Output: self._output,
             PortMessage: self._port_message,
         }
+
+    def close(self, timeout: float) -> None:
+        """Waits until all output is printed and all faults are told, ``timeout`` seconds at most for each."""
+        self._printer.close(timeout)
+        self._faults.close(timeout)
 
     # --- Handler
 
@@ -134,11 +141,12 @@ class Dispatch:
             known.hosts = header.hosts
 
     def _fault(self, header: Fault, message: MessageReceived) -> None:
-        tell_fault(failure_of_fault(header))
+        failure = failure_of_fault(header)
+        self._faults.call(lambda: fault_hook()(failure))
 
     def _output(self, header: Output, message: MessageReceived) -> None:
         lines = [line for line in header.lines if self._is_shown(line)] if self.hidden else header.lines
-        self.printer.put(lines, lambda: self._consume(message))
+        self._printer.put(lines, lambda: self._consume(message))
 
     def _is_shown(self, line: OutputLine) -> bool:
         printed_by = self._objects.named(line.mesh)

@@ -90,9 +90,9 @@ class Objects:
         known = self._known.get(number)
         return known is not None and any(self.stands_on(parent, base) for parent in known.parents)
 
-    def host_of(self, number: int) -> Sequence[Host]:
+    def hosts_of(self, number: int) -> Sequence[Host]:
         """The hosts that ``number`` stands on, in rank order; none until the gateway has named them."""
         known = self._known.get(number)
         if known is None:
             return ()
-        return known.hosts or (self.host_of(known.parents[0]) if known.parents else ())
+        return known.hosts or (self.hosts_of(known.parents[0]) if known.parents else ())

@@ -8,13 +8,12 @@ writes on a thread of its own: a terminal that is slow or stopped holds up no ca
 from __future__ import annotations
 
 import contextlib
-import queue
 import shutil
 import sys
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TextIO
 
+from meshgate.serial import SerialThread
 from meshgate_wire.messages import OutputLine
 
 __all__ = ["OutputPrinter", "Screen", "fold", "label"]
@@ -145,33 +144,32 @@ class OutputPrinter:
     """Prints on a thread of its own. A terminal that is gone ends the printing, not the program."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Sequence[OutputLine], Callable[[], None]] | None] = queue.SimpleQueue()
         self._terminal = _Terminal()
-        self._thread: threading.Thread | None = None
+        self._thread = SerialThread("meshgate-output")
+        self._terminal_gone = False
+        self._used = False
 
-    def put(self, lines: Sequence[OutputLine], printed: Callable[[], None] = lambda: None) -> None:
+    def put(self, lines: Sequence[OutputLine], printed: Callable[[], object]) -> None:
         """Prints ``lines`` soon and then calls ``printed``, on the printing thread. Never blocks."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="meshgate-output", daemon=True)
-            self._thread.start()
-        self._queue.put((lines, printed))
+        self._used = True
+        self._thread.call(lambda: self._print(lines, printed))
 
     def close(self, timeout: float) -> None:
         """Waits until what was put is printed, ``timeout`` seconds at most."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join(timeout)
+        if self._used:
+            self._thread.call(self._finish)
+            self._thread.close(timeout)
 
-    def _run(self) -> None:
-        closed = False
-        while (item := self._queue.get()) is not None:
-            lines, printed = item
-            if not closed:
-                try:
-                    self._terminal.write(fold(lines))
-                except (OSError, ValueError):
-                    closed = True
+    def _print(self, lines: Sequence[OutputLine], printed: Callable[[], object]) -> None:
+        try:
+            if not self._terminal_gone:
+                self._terminal.write(fold(lines))
+        except (OSError, ValueError):
+            self._terminal_gone = True
+        finally:
             printed()
-        if not closed:
+
+    def _finish(self) -> None:
+        if not self._terminal_gone:
             with contextlib.suppress(OSError, ValueError):
                 self._terminal.finish()

@@ -31,8 +31,9 @@ def driver_import_paths(search_path: Sequence[str] | None = None, cwd: str | Non
 
 def _interpreter_paths() -> set[str]:
     """What every process of this interpreter searches anyway."""
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    paths = [sysconfig.get_paths()[name] for name in names]
-    paths += [str(Path(sysconfig.get_paths()["platstdlib"]) / "lib-dynload")]
+    base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}  # a virtual environment has no stdlib of its own
+    standard = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]
+    paths = [*standard, *(str(Path(path) / "lib-dynload") for path in standard)]
+    paths += [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     paths += [*site.getsitepackages(), site.getusersitepackages()]
     return {os.path.realpath(path) for path in paths}

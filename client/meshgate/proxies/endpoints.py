@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, TypeVar
 
@@ -23,6 +24,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")
 Selection = Literal["all", "choose"]
+_PLAIN = frozenset({int, float, bool, type(None)})
 Adverb = Literal["call", "call_one", "choose", "stream", "broadcast"]
 
 
@@ -95,6 +97,8 @@ class EndpointProxy(Generic[P, R]):
 
     def _pickle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pickled:
         self._spec.check(args, kwargs)
+        if not kwargs and all(type(value) in _PLAIN for value in args):
+            return Pickled(pickle.dumps((args, kwargs), 5))  # nothing in it that needs looking at
         return dumps_call(args, kwargs, self._mesh._client.resolve, called=self._label, parameters=self._parameters)
 
     def _header(self, call: int, adverb: Adverb, pickled: Pickled) -> Call:
