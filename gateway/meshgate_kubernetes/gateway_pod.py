@@ -19,6 +19,7 @@ class GatewayPod:
     """One gateway process for ever: the pod, and the container in it, which changes when it is restarted."""
 
     name: str
+    address: str
     uid: str
     container: str
     port: int = GATEWAY_PORT
@@ -31,7 +32,10 @@ def find_gateway(api: Api, job: str, namespace: str) -> GatewayPod | None:
     if not ready:
         return None
     pod = max(ready, key=lambda each: str(each["metadata"]["creationTimestamp"]))
-    return GatewayPod(pod["metadata"]["name"], pod["metadata"]["uid"], container_id(pod))
+    ip = pod["status"]["podIP"]
+    return GatewayPod(
+        pod["metadata"]["name"], f"[{ip}]" if ":" in ip else ip, pod["metadata"]["uid"], container_id(pod)
+    )
 
 
 def why_gone(api: Api, job: str, namespace: str, known: GatewayPod | None) -> str | None:

@@ -17,7 +17,7 @@ from meshgate_kubernetes.observe import Observer, Source
 from meshgate_kubernetes.readiness import Listener
 from meshgate_kubernetes.spec import JobSpec, Object
 
-__all__ = ["create", "delete", "read_spec"]
+__all__ = ["create_owned", "create_parent", "delete", "read_spec"]
 
 DELETE_TIMEOUT = 120.0
 _EVERY_KIND = [
@@ -34,13 +34,16 @@ _EVERY_KIND = [
 ]
 
 
-def create(api: Api, spec: JobSpec, token: str, listener: Listener) -> str:
-    """Makes the objects of the job and returns the uid of their parent.
+def create_parent(api: Api, spec: JobSpec) -> Object:
+    """Makes the job's parent, which all else will belong to. Conflict when there is a job of this name."""
+    return api.create(manifests.parent(spec))
 
-    Raises Conflict when there is a job of this name, and Forbidden with every right that is missing. Does not
-    wait, and does not clean up: the caller deletes what it has begun.
+
+def create_owned(api: Api, spec: JobSpec, parent: Object, token: str, listener: Listener) -> None:
+    """Makes everything else. Raises Forbidden with every right that is missing.
+
+    Does not wait, and does not clean up: the caller, who knows the parent, deletes that.
     """
-    parent = api.create(manifests.parent(spec))
     listener.created(parent)
     objects = [manifests.token_secret(spec, token), *manifests.gateway_objects(spec)]
     objects += [obj for mesh in spec.meshes for obj in manifests.mesh_objects(spec, mesh)]
@@ -49,7 +52,6 @@ def create(api: Api, spec: JobSpec, token: str, listener: Listener) -> str:
             listener.created(_create_or_apply(api, spec, obj))
         except Forbidden as error:
             raise _all_missing_rights(api, spec, objects, error) from error
-    return str(parent["metadata"]["uid"])
 
 
 def _create_or_apply(api: Api, spec: JobSpec, obj: Object) -> Object:

@@ -71,7 +71,7 @@ class Compute:
     ) -> None:
         if gpu_memory is not None:
             raise ValueError(
-                "Compute(gpu_memory=…): Kubernetes hands out whole GPUs: ask for gpus=, and choose their size by gpu_type="
+                "Compute(gpu_memory=…): Kubernetes hands out whole GPUs: ask for gpus=, choose their size by gpu_type="
             )
         self.image = Image().from_docker(image) if isinstance(image, str) else image or Image()
         self.replicas = _replicas(replicas)

@@ -43,6 +43,8 @@ class SyncPackage:
     path: str
 
 
+_EVERY_WORKER_HAS = frozenset({"torchmonarch", "meshgate", "meshgate[worker]"})
+
 Step: TypeAlias = PipInstall | RunBash | SetEnvVars | Copy | SyncPackage
 
 
@@ -102,5 +104,10 @@ class Image:
 
     @property
     def live_steps(self) -> tuple[Step, ...]:
-        """The steps that have to run in the pods."""
-        return tuple(step for step in self.steps if not isinstance(step, SetEnvVars))
+        """The steps that have to run in the pods. What every worker has anyway is not installed."""
+        return tuple(
+            step
+            for step in self.steps
+            if not isinstance(step, SetEnvVars)
+            and not (isinstance(step, PipInstall) and set(step.packages) <= _EVERY_WORKER_HAS)
+        )

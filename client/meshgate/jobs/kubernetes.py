@@ -1,0 +1,245 @@
+"""KubernetesJob: worker pods in a cluster, driven from anywhere through a gateway beside them.
+
+The arguments are Kubetorch's, ``add_mesh`` is Monarch's. What a job makes in the cluster, the rights that takes and
+the ways to its gateway are told in ``docs/kubernetes.md``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+from typing_extensions import Self
+
+from meshgate.client import Client
+from meshgate.errors import JobError, JobNotRunning, JobUnsupported
+from meshgate.jobs.compute import DEFAULT_INACTIVITY_TTL, Compute, describe
+from meshgate.jobs.state import JobState
+from meshgate.jobs.trait import JobTrait
+from meshgate.kubernetes.asked import (
+    ImageSpec,
+    JobAsked,
+    MeshAsked,
+    mesh_like_monarch,
+    mesh_of_compute,
+    mesh_of_selector,
+)
+from meshgate_kubernetes.names import POD_INDEX_LABEL, check_job_name
+from meshgate_kubernetes.spec import DEFAULT_PORT
+
+if TYPE_CHECKING:
+    from meshgate.kubernetes.cluster import Cluster, RunningJob
+
+__all__ = ["ImageSpec", "KubernetesJob"]
+
+DEFAULT_TIMEOUT = 900.0
+DEFAULT_MESH = "workers"
+
+
+class KubernetesJob(JobTrait):
+    """Worker pods in a cluster, and a gateway of the job's own.
+
+    ``compute`` describes pods to make, ``selector`` finds existing ones; either is the mesh ``workers``. More meshes,
+    or others, come by :meth:`add_mesh`. With none of them the job called ``name`` is looked for, and used as it is.
+    ``timeout`` is how long, in seconds, ``apply`` waits for the pods (default: ``compute.launch_timeout``, else 900).
+    ``gateway_url`` (default: ``$MESHGATE_URL`` or ``$KT_API_URL``) reaches the gateway through an ingress, rather
+    than by a port-forward; ``$MESHGATE_CA`` is a file of certificates to trust there besides the system's.
+    ``use_websocket=False`` is refused: there is no other way. Raises ValueError or TypeError at once on what cannot
+    be right; the cluster is asked nothing before ``apply`` or ``state``.
+    """
+
+    def __init__(
+        self,
+        compute: Compute | None = None,
+        selector: Mapping[str, str] | str | None = None,
+        name: str | None = None,
+        namespace: str = "default",
+        monarch_port: int = DEFAULT_PORT,
+        use_websocket: bool = True,
+        sync_dirs: Sequence[str] | None = None,
+        *,
+        gateway_url: str | None = None,
+        kubeconfig: Any = None,
+        timeout: float | None = None,
+    ) -> None:
+        super().__init__()
+        if not use_websocket:
+            raise ValueError("KubernetesJob(use_websocket=False): the gateway is reached by a websocket only")
+        if compute is not None and selector is not None:
+            raise ValueError("KubernetesJob(compute=…, selector=…): pods are either made or found; give one of them")
+        if sync_dirs is not None:
+            raise JobUnsupported("KubernetesJob(sync_dirs=…): code does not follow yet; put it into the image")
+        meshes: tuple[MeshAsked, ...] = ()
+        if compute is not None:
+            _refuse_live_steps(compute)
+            meshes = (mesh_of_compute(DEFAULT_MESH, compute, port=monarch_port),)
+        elif selector is not None:
+            meshes = (mesh_of_selector(DEFAULT_MESH, selector, port=monarch_port),)
+        launch_timeout = compute.launch_timeout if compute is not None else None
+        self._asked = _checked(
+            name=check_job_name(name) if name is not None else None,
+            namespace=compute.namespace if compute is not None and compute.namespace else namespace,
+            meshes=meshes,
+            idle_timeout=compute.inactivity_ttl if compute is not None else DEFAULT_INACTIVITY_TTL,
+            timeout=timeout if timeout is not None else launch_timeout or DEFAULT_TIMEOUT,
+            gateway_url=gateway_url or os.environ.get("MESHGATE_URL") or os.environ.get("KT_API_URL") or None,
+            kubeconfig=_kubeconfig_path(kubeconfig),
+        )
+        self._found: RunningJob | None = None
+        self._cluster: Cluster | None = None
+        self._client: Client | None = None
+
+    def __repr__(self) -> str:
+        name = self.name or "(not named yet)"
+        meshes = {mesh.name: mesh.replicas for mesh in self._asked.meshes}
+        return f"KubernetesJob({name}, namespace={self._asked.namespace!r}, {meshes})"
+
+    @property
+    def name(self) -> str | None:
+        """The job's name; one that is made up is known once the job is applied."""
+        running = self._running
+        found = running._found if isinstance(running, KubernetesJob) else None
+        return found.name if found is not None else self._asked.name
+
+    @property
+    def namespace(self) -> str:
+        return self._asked.namespace
+
+    def add_mesh(
+        self,
+        name: str,
+        num_replicas: int,
+        label_selector: str | None = None,
+        pod_rank_label: str = POD_INDEX_LABEL,
+        image_spec: ImageSpec | Any = None,
+        port: int = DEFAULT_PORT,
+        pod_spec: Any = None,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        *,
+        pod_template: Any = None,
+        compute: Compute | None = None,
+    ) -> None:
+        """Adds a mesh of ``num_replicas`` pods, as Monarch's ``add_mesh``; one of the same name is replaced.
+
+        Pods are found by ``label_selector`` (default: those of the MonarchMesh ``name``), or made from
+        ``image_spec``, from ``pod_spec`` (a V1PodSpec, a V1PodTemplateSpec, or the same as a dict), or from
+        ``compute``. ``labels`` and ``annotations`` are put on the StatefulSet or MonarchMesh.
+        Raises ValueError on an invalid name or on arguments that contradict each other.
+        """
+        if self.active:
+            raise JobError("meshes are added before apply(): this job runs already")
+        if pod_spec is not None and pod_template is not None:
+            raise ValueError("'pod_spec' and 'pod_template' are the same: give one of them.")
+        raw = pod_spec if pod_spec is not None else pod_template
+        if compute is not None:
+            if image_spec is not None or raw is not None or label_selector is not None:
+                raise ValueError("'compute' describes the pods: 'image_spec', 'pod_spec' and 'label_selector' do too.")
+            _refuse_live_steps(compute)
+            mesh = mesh_of_compute(name, compute, num_replicas, port)
+            mesh = mesh.model_copy(update={"labels": dict(labels or {}), "annotations": dict(annotations or {})})
+        else:
+            mesh = mesh_like_monarch(
+                name, num_replicas, label_selector, pod_rank_label, image_spec, port, raw, labels, annotations
+            )
+        self._asked = self._asked.with_mesh(mesh)
+
+    # --- what JobTrait asks for
+
+    def _create(self, client_script: str | None) -> None:
+        if client_script is not None:
+            raise JobError("KubernetesJob cannot run batch-mode scripts")
+        cluster = self._the_cluster()
+        if self._asked.meshes:
+            self._found = cluster.start(self._asked)
+        elif self._asked.name is not None:
+            self._found = cluster.find_job(self._asked.name, self._asked.namespace)
+        else:
+            raise ValueError(
+                "KubernetesJob: nothing is asked for. Pass compute= or selector=, call add_mesh(), or name a job that "
+                "runs (name=, namespace=)"
+            )
+
+    def _state(self) -> JobState:
+        found = self._found
+        if found is None:
+            raise JobNotRunning(f"{self!r} is not running")
+        if self._client is None or self._client.closed:
+            dialer = self._the_cluster().dialer(found, self._asked.gateway_url, os.environ.get("MESHGATE_CA"))
+            self._client = Client.connect(dialer)
+        client = self._client
+        return JobState({name: client.attach_hosts(name, count) for name, count in found.meshes.items()})
+
+    def _kill(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        if self._found is not None:
+            self._the_cluster().end(self._found)
+            self._found = None
+
+    def _is_running(self) -> bool:
+        return self._found is not None and self._the_cluster().runs(self._found)
+
+    def can_run(self, spec: JobTrait) -> bool:
+        """Whether ``spec`` is a KubernetesJob that asks for just this, and the job is still there."""
+        return isinstance(spec, KubernetesJob) and self._asked.same_as(spec._asked) and self._is_running()
+
+    def _spec(self) -> dict[str, Any]:
+        return self._asked.model_dump(mode="json", exclude_defaults=True)
+
+    def _allocation(self) -> dict[str, Any]:
+        if self._found is None:
+            raise JobNotRunning(f"{self!r} is not running")
+        return self._found.model_dump(mode="json")
+
+    @classmethod
+    def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self:
+        job = cls()
+        job._asked = JobAsked.model_validate(spec)
+        if allocation is not None:
+            from meshgate.kubernetes.cluster import RunningJob  # noqa: PLC0415
+
+            job._found = RunningJob.model_validate(allocation)
+        return job
+
+    def _the_cluster(self) -> Cluster:
+        if self._cluster is None:
+            from meshgate.kubernetes.cluster import Cluster  # noqa: PLC0415  (a fifth of a second; not for everyone)
+
+            self._cluster = Cluster.find(self._asked.kubeconfig)
+        return self._cluster
+
+
+def _checked(**given: Any) -> JobAsked:
+    try:
+        return JobAsked(**given)
+    except ValidationError as error:
+        raise ValueError(describe("KubernetesJob", error)) from None
+
+
+def _refuse_live_steps(compute: Compute) -> None:
+    """A step that nobody runs must not be passed over in silence."""
+    if compute.image.dockerfile is not None:
+        raise JobUnsupported(
+            f"Image.from_dockerfile({compute.image.dockerfile!r}) is not in this release: build the image and name it "
+            "with Image().from_docker()"
+        )
+    if steps := compute.image.live_steps:
+        names = ", ".join(dict.fromkeys(type(step).__name__ for step in steps))
+        raise JobUnsupported(
+            f"image steps that run in the pods ({names}) are not in this release: build them into an image and name it "
+            "with Image().from_docker()"
+        )
+
+
+def _kubeconfig_path(given: Any) -> str | None:
+    """A path, or Monarch's ``KubeConfig``."""
+    if given is None:
+        return None
+    path = getattr(given, "local", given)
+    if path is None:
+        raise ValueError("KubernetesJob(kubeconfig=…): pass the path of a kubeconfig file")
+    return str(os.path.expanduser(os.fspath(path)))

@@ -1,0 +1,212 @@
+"""What a program asks of a KubernetesJob, as checked data: it can be compared, saved, and made into a JobSpec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from meshgate.jobs.compute import Compute, default_gateway_image, describe, plain, selector_text
+from meshgate_kubernetes.manifests import monarch_mesh_name, own_selector
+from meshgate_kubernetes.names import POD_INDEX_LABEL, check_mesh_name
+from meshgate_kubernetes.spec import DEFAULT_PORT, JobSpec, MeshSpec, Object, WorkerSpec, parse_selector
+
+__all__ = ["ImageSpec", "JobAsked", "MeshAsked", "mesh_like_monarch", "mesh_of_compute", "mesh_of_selector"]
+
+OPERATOR_LABELS = "app.kubernetes.io/name=monarch-worker,monarch.pytorch.org/mesh-name="
+
+
+class ImageSpec(BaseModel):
+    """Monarch's ``ImageSpec``: a container image, and what each worker pod of it gets."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    image: str = Field(min_length=1)
+    resources: dict[str, str | int] | None = None
+    enable_fuse: bool = False
+    shared_memory_size: str | None = None
+
+    def __init__(
+        self,
+        image: str,
+        resources: Mapping[str, str | int] | None = None,
+        enable_fuse: bool = False,
+        shared_memory_size: str | None = None,
+    ) -> None:
+        super().__init__(
+            image=image,
+            resources=dict(resources) if resources is not None else None,
+            enable_fuse=enable_fuse,
+            shared_memory_size=shared_memory_size,
+        )
+
+
+class MeshAsked(BaseModel):
+    """One mesh: pods to make (``worker``) or to find (``selector``)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    replicas: int
+    selector: str | None = None
+    rank_label: str = POD_INDEX_LABEL
+    port: int = DEFAULT_PORT
+    worker: WorkerSpec | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+    def spec(self, job: str, *, monarch: bool, replicas: int | None = None) -> MeshSpec:
+        """As a part of ``job``; ``monarch``: made by the MonarchMesh operator. ``replicas``: as many were found."""
+        way: Literal["statefulset", "monarchmesh", "selector"]
+        if self.worker is None:
+            way, selector = "selector", self.selector or f"{OPERATOR_LABELS}{self.name}"
+        elif monarch:
+            way, selector = "monarchmesh", f"{OPERATOR_LABELS}{monarch_mesh_name(job, self.name)}"
+        else:
+            way, selector = "statefulset", own_selector(job, self.name)
+        return MeshSpec(
+            name=self.name,
+            replicas=self.replicas if replicas is None else replicas,
+            way=way,
+            selector=selector,
+            rank_label=self.rank_label,
+            port=self.port,
+            worker=self.worker,
+            labels=self.labels,
+            annotations=self.annotations,
+        )
+
+
+class JobAsked(BaseModel):
+    """A job. ``name`` is None until one is made up; times are in seconds, 0 is none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str | None = None
+    namespace: str = "default"
+    meshes: tuple[MeshAsked, ...] = ()
+    idle_timeout: int = 0
+    timeout: float | None = None
+    gateway_url: str | None = None
+    kubeconfig: str | None = None
+
+    def with_mesh(self, mesh: MeshAsked) -> JobAsked:
+        """With ``mesh`` in the place of one of that name, as Monarch does."""
+        others = tuple(each for each in self.meshes if each.name != mesh.name)
+        return self.model_copy(update={"meshes": (*others, mesh)})
+
+    def spec(self, name: str, *, monarch: bool, found: Mapping[str, int]) -> JobSpec:
+        """The job as ``name``. ``found``: the number of pods of the meshes that take what there is."""
+        workers = [mesh.worker for mesh in self.meshes if mesh.worker is not None]
+        try:
+            return JobSpec(
+                name=name,
+                namespace=self.namespace,
+                meshes=tuple(mesh.spec(name, monarch=monarch, replicas=found.get(mesh.name)) for mesh in self.meshes),
+                gateway_image=default_gateway_image(),
+                gateway_pull_policy=next((each.image_pull_policy for each in workers if each.image_pull_policy), None),
+                image_pull_secrets=tuple(dict.fromkeys(name for each in workers for name in each.image_pull_secrets)),
+                idle_timeout=self.idle_timeout,
+            )
+        except ValidationError as error:
+            raise ValueError(describe("KubernetesJob", error)) from None
+
+    def same_as(self, other: JobAsked) -> bool:
+        """Whether both ask for the same pods in the same place, under the same name if both name one."""
+        mine, theirs = (
+            each.model_copy(update={"name": None, "timeout": None, "gateway_url": None, "kubeconfig": None})
+            for each in (self, other)
+        )
+        return mine == theirs and (self.name is None or other.name is None or self.name == other.name)
+
+
+def mesh_of_compute(name: str, compute: Compute, replicas: int | None = None, port: int = DEFAULT_PORT) -> MeshAsked:
+    """``replicas`` pods (else as many as ``compute`` says), each what it describes."""
+    check_mesh_name(name)
+    if compute.selector is not None:
+        return mesh_of_selector(name, compute.selector, replicas or 0, port=port)
+    return MeshAsked(name=name, replicas=replicas or compute.replicas, port=port, worker=compute.worker)
+
+
+def mesh_of_selector(name: str, selector: Mapping[str, str] | str, replicas: int = 0, **options: Any) -> MeshAsked:
+    """The existing pods that ``selector`` finds, as many as there are when ``replicas`` is 0."""
+    text = selector_text(selector)
+    parse_selector(text)
+    return MeshAsked(name=check_mesh_name(name), replicas=replicas, selector=text, **options)
+
+
+def mesh_like_monarch(
+    name: str,
+    num_replicas: int,
+    label_selector: str | None,
+    pod_rank_label: str,
+    image_spec: Any,
+    port: int,
+    pod_spec: Any,
+    labels: Mapping[str, str] | None,
+    annotations: Mapping[str, str] | None,
+) -> MeshAsked:
+    """A mesh by the arguments of Monarch's ``add_mesh``, with its rules."""
+    check_mesh_name(name)
+    _check_like_monarch(label_selector, pod_rank_label, image_spec, pod_spec, labels, annotations)
+    if not isinstance(num_replicas, int) or isinstance(num_replicas, bool) or num_replicas < 1:
+        raise ValueError(f"Mesh '{name}': num_replicas must be at least 1, not {num_replicas!r}.")
+    try:
+        return MeshAsked(
+            name=name,
+            replicas=num_replicas,
+            selector=label_selector,
+            rank_label=pod_rank_label,
+            port=port,
+            worker=_worker_like_monarch(image_spec, pod_spec),
+            labels=dict(labels or {}),
+            annotations=dict(annotations or {}),
+        )
+    except ValidationError as error:
+        raise ValueError(describe("add_mesh", error)) from None
+
+
+def _check_like_monarch(
+    label_selector: str | None,
+    pod_rank_label: str,
+    image_spec: Any,
+    pod_spec: Any,
+    labels: Mapping[str, str] | None,
+    annotations: Mapping[str, str] | None,
+) -> None:
+    provisioned = image_spec is not None or pod_spec is not None
+    if image_spec is not None and pod_spec is not None:
+        raise ValueError("'image_spec' and 'pod_spec' are mutually exclusive.")
+    if provisioned and label_selector is not None:
+        raise ValueError("'label_selector' cannot be customized when provisioning.")
+    if provisioned and pod_rank_label != POD_INDEX_LABEL:
+        raise ValueError("'pod_rank_label' cannot be customized when provisioning.")
+    if not provisioned and labels is not None:
+        raise ValueError("'labels' can only be set when provisioning.")
+    if not provisioned and annotations is not None:
+        raise ValueError("'annotations' can only be set when provisioning.")
+
+
+def _worker_like_monarch(image_spec: Any, pod_spec: Any) -> WorkerSpec | None:
+    if image_spec is not None:
+        resources = {str(key): str(value) for key, value in (image_spec.resources or {}).items()}
+        return WorkerSpec(
+            image=image_spec.image,
+            resources=resources,
+            fuse=image_spec.enable_fuse,
+            shared_memory_limit=image_spec.shared_memory_size,
+        )
+    if pod_spec is None:
+        return None
+    template = _template(plain(pod_spec))
+    return WorkerSpec(image=template["spec"]["containers"][0].get("image") or "unknown", template=template)
+
+
+def _template(raw: Any) -> Object:
+    """A pod template out of a pod specification, or out of a whole template."""
+    template = raw if isinstance(raw, dict) and "spec" in raw else {"spec": raw}
+    spec = template["spec"]
+    if not isinstance(spec, dict) or not spec.get("containers"):
+        raise ValueError("'pod_spec' has no containers: pass a V1PodSpec, a V1PodTemplateSpec or the same as a dict.")
+    return template
