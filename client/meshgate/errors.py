@@ -99,12 +99,11 @@ class ActorError(MeshgateError, MonarchActorError):
         self.count = 1
         self.total = 1
         self.kinds: tuple[ErrorKind, ...] = ()
+        self.report = ""  # what str() tells, where the gateway reported more than the exception
         self.__cause__ = exception
 
     def __str__(self) -> str:
         return self.report or f"{self.message}\n {self.exception_formatted}"
-
-    report: str = ""
 
 
 def _remote_traceback(exception: BaseException | None) -> str:
@@ -132,7 +131,7 @@ class MeshFailure:
     def __str__(self) -> str:
         where = f" of mesh {self.mesh_name!r}" if self.mesh_name else ""
         who = f"{ranks_text(self.ranks)}{where}" if self.ranks else f"part{where}"
-        hosts = sorted({self.hosts[rank] for rank in self.ranks if rank in self.hosts})
+        hosts = sorted({self.hosts[rank] for rank in self.ranks if self.hosts.get(rank)})
         on = f" on {', '.join(hosts)}" if hosts else ""
         return f"{who}{on} failed: {self.reason}"
 

@@ -46,6 +46,9 @@ class Raised:
         return type_name, frames or self.exception_formatted
 
 
+_NOT_SENT = Raised(None, "there were too many different errors to send them all", "")
+
+
 def from_failure(
     failure: messages.Failure,
     raised: Sequence[Raised] = (),
@@ -110,7 +113,7 @@ def _fold(failure: messages.Failure, raised: Sequence[Raised]) -> tuple[ErrorKin
     kinds: dict[object, ErrorKind] = {}
     for group in failure.errors:
         known = group.buffer is not None and group.buffer < len(raised)
-        what = raised[group.buffer or 0] if known else Raised(None, failure.message, "")
+        what = raised[group.buffer or 0] if known else _NOT_SENT
         kind = ErrorKind(group.ranks, group.count, what.exception, what.message, what.exception_formatted)
         before = kinds.get(what.place())
         if before is not None:
@@ -145,7 +148,7 @@ def _kind_text(kind: ErrorKind, hosts: Mapping[int, str]) -> str:
 
 
 def _where(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
-    named = list(dict.fromkeys(hosts[rank] for rank in ranks if rank in hosts))
+    named = list(dict.fromkeys(hosts[rank] for rank in ranks if hosts.get(rank)))
     shown = named if len(named) <= 4 else [*named[:3], f"{len(named) - 3} more"]
     return f"{ranks_text(ranks)} ({', '.join(shown)})" if named else ranks_text(ranks)
 

@@ -1,0 +1,145 @@
+"""One tree of errors, each readable, each what Monarch's or Python's own handlers catch too."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+from typing import Any
+
+import monarch.actor
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.client.laptop import run_without
+
+from meshgate import errors
+from meshgate.errors import ActorError, EngineDiedError, MeshFailure, MeshgateError, SupervisionError, ranks_text
+
+TREE = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, MeshgateError)]
+
+
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    told: list[tuple[str, str]] = []
+    parents = {-1: ""}
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(
+            r"^    ([│ ]*(?:[├└]── )?)(\w+(?:Error|Argument|Result|Importable|Fault|Running|Failed|Unsupported))\b",
+            line,
+        )
+        if found:
+            depth = len(found[1]) // 4
+            told.append((found[2], parents[depth - 1]))
+            parents[depth] = found[2]
+    real = [(kind.__name__, next(base.__name__ for base in kind.__bases__)) for kind in TREE]
+    assert sorted(told) == sorted((name, "" if name == "MeshgateError" else parent) for name, parent in real)
+
+
+@pytest.mark.parametrize("kind", TREE)
+def test_every_error_is_exported_and_survives_pickling(kind: type[MeshgateError]) -> None:
+    assert kind.__name__ in errors.__all__
+    error = kind(raised() if kind is ActorError else "something")  # type: ignore[arg-type]
+    error.note = "kept"  # type: ignore[attr-defined]
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.note) == (kind, str(error), "kept")
+
+
+@pytest.mark.parametrize(
+    ("kind", "also"),
+    [
+        (errors.ActorError, monarch.actor.ActorError),
+        (errors.SupervisionError, RuntimeError),
+        (errors.InvalidRequestError, ValueError),
+        (errors.UnpicklableArgument, TypeError),
+        (errors.UnreadableResult, TypeError),
+        (errors.ClassNotImportable, ImportError),
+        (errors.ConnectionFailedError, ConnectionError),
+    ],
+)
+def test_handlers_written_for_others_catch_them(kind: type, also: type) -> None:
+    assert issubclass(kind, also)
+
+
+def raised() -> ValueError:
+    try:
+        raise ValueError("wrong batch")
+    except ValueError as error:
+        return error
+
+
+def test_an_actor_error_made_by_hand_is_as_monarchs() -> None:
+    exception = raised()
+    mine, theirs = (
+        ActorError(exception, "Actor call t.f failed."),
+        monarch.actor.ActorError(exception, "Actor call t.f failed."),
+    )
+    assert str(mine) == str(theirs)
+    for name in ("exception", "message", "exception_formatted", "args"):
+        assert getattr(mine, name) == getattr(theirs, name)
+    assert mine.__cause__ is exception
+    assert ActorError(exception).message == monarch.actor.ActorError(exception).message
+
+
+def test_an_actor_error_without_its_exception_is_readable() -> None:
+    error = ActorError(None, "It failed.")
+    assert (error.exception_formatted, error.__cause__) == ("", None)
+    assert str(error).startswith("It failed.")
+
+
+def test_without_monarch_an_actor_error_is_an_exception_all_the_same() -> None:
+    told = run_without("monarch", code="from meshgate.errors import ActorError; print(ActorError(ValueError('x')))")
+    assert told == b"A remote actor call has failed.\n ValueError: x\n\n"
+
+
+def test_a_dead_engine_shows_its_last_output() -> None:
+    error = EngineDiedError("killed by signal 9", "line 1\nline 2\n")
+    assert "killed by signal 9" in str(error)
+    assert str(error).endswith("Its last output:\nline 1\nline 2")
+    assert "output" not in str(EngineDiedError("exit code 1"))
+
+
+def test_a_mesh_failure_says_who_and_where() -> None:
+    failure = MeshFailure("trainers", "process 17 ended", (2, 3), {2: "workers-1", 3: "workers-1"})
+    assert str(failure) == "ranks 2-3 of mesh 'trainers' on workers-1 failed: process 17 ended"
+    assert failure.report() == "process 17 ended"
+    assert str(MeshFailure("trainers", "gone")) == "part of mesh 'trainers' failed: gone"
+    assert str(MeshFailure("", "gone", (0,), {0: ""})) == "rank 0 failed: gone"
+    error = SupervisionError("it died", failure)
+    assert pickle.loads(pickle.dumps(error)).failure == failure
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([3], "rank 3"),
+        ([3, 3], "rank 3"),
+        ([0, 1, 2, 3, 9], "ranks 0-3, 9"),
+        ([9, 1, 0], "ranks 0-1, 9"),
+        ([1, 3, 5], "ranks 1, 3, 5"),
+    ],
+)
+def test_ranks_are_told_compactly(ranks: list[int], text: str) -> None:
+    assert ranks_text(ranks) == text
+
+
+@given(st.sets(st.integers(0, 200), min_size=1))
+def test_compact_ranks_name_each_rank(ranks: set[int]) -> None:
+    named: set[int] = set()
+    for run in ranks_text(sorted(ranks)).partition(" ")[2].split(", "):
+        first, _, last = run.partition("-")
+        named |= set(range(int(first), int(last or first) + 1))
+    assert named == ranks
+
+
+def test_facts_are_attributes() -> None:
+    facts: dict[type[Any], dict[str, Any]] = {
+        errors.StepFailedError: {"step": "spawn of trainers"},
+        errors.UnpicklableArgument: {"argument": "batch", "path": ".lock"},
+        errors.UnreadableResult: {"module": "numpy"},
+        errors.ClassNotImportable: {"module": "train"},
+        errors.StaleCodeError: {"hosts": ("workers-0",)},
+    }
+    for kind, attributes in facts.items():
+        copy = pickle.loads(pickle.dumps(kind("text", **attributes)))
+        assert {name: getattr(copy, name) for name in attributes} == attributes
+        assert str(copy) == "text"
