@@ -56,6 +56,9 @@ if TYPE_CHECKING:
     from meshgate.extent import Extent, Point
     from meshgate.future import FutureProxy
     from meshgate.jobs import JobState, JobTrait, LocalJob, ProcessJob, job_load, job_loads
+    from meshgate.jobs.compute import Compute
+    from meshgate.jobs.image import Image
+    from meshgate.jobs.kubernetes import ImageSpec, KubernetesJob
     from meshgate.proxies import Accumulator, ActorMeshProxy, EndpointProxy, HostMeshProxy, ProcMeshProxy, send
     from meshgate.settings import ClientSettings
     from meshgate.shape import Region, Shape, Slice
@@ -78,6 +81,9 @@ _HOMES = {
     ),
     "meshgate.extent": "Extent Point",
     "meshgate.future": "FutureProxy",
+    "meshgate.jobs.compute": "Compute",
+    "meshgate.jobs.image": "Image",
+    "meshgate.jobs.kubernetes": "ImageSpec KubernetesJob",
     "meshgate.jobs": "JobState JobTrait LocalJob ProcessJob job_load job_loads",
     "meshgate.proxies": "Accumulator ActorMeshProxy EndpointProxy HostMeshProxy ProcMeshProxy send",
     "meshgate.settings": "ClientSettings",
@@ -96,6 +102,7 @@ __all__ = [
     "ClassNotImportable",
     "Client",
     "ClientSettings",
+    "Compute",
     "ConnectionFailedError",
     "Dialer",
     "Endpoint",
@@ -106,10 +113,13 @@ __all__ = [
     "GatewayError",
     "GatewayLostError",
     "HostMeshProxy",
+    "Image",
+    "ImageSpec",
     "InvalidRequestError",
     "JobError",
     "JobState",
     "JobTrait",
+    "KubernetesJob",
     "LocalJob",
     "MeshFailure",
     "MeshgateError",

@@ -73,7 +73,7 @@ class Cluster:
         name = asked.name or generate_job_name("meshgate")
         spec = self._spec(asked, name)
         token = secrets.token_urlsafe(32)
-        with choose_display(f"job {name!r} in namespace {asked.namespace!r}") as display:
+        with choose_display(f"{asked.namespace}/{name}") as display:
             try:
                 uid = self._make(spec, token, asked.timeout, display)
             except Conflict as error:
@@ -187,9 +187,7 @@ class Cluster:
 
 def _told(spec: JobSpec) -> str:
     pods = ", ".join(f"{mesh.name} {mesh.replicas}" for mesh in spec.meshes)
-    end = (
-        f"ends itself after {duration(spec.idle_timeout)} without a session"
-        if spec.idle_timeout
-        else "runs until killed"
+    idle = spec.idle_timeout
+    return f"is up: {pods}; " + (
+        f"ends itself after {duration(idle)} without a session" if idle else "runs until killed"
     )
-    return f"is up: {pods}; it {end}"

@@ -83,11 +83,11 @@ class PlainDisplay(SilentDisplay):
         self._objects: list[str] = []
 
     def created(self, obj: Object) -> None:
-        self._objects.append(_object(obj))
+        self._objects.append(str(obj["kind"]))
 
     def progress(self, progress: Progress) -> None:
         if self._objects:
-            self._say(f"created {', '.join(self._objects)}")
+            self._say(f"created {len(self._objects)} objects: {', '.join(dict.fromkeys(self._objects))}")
             self._objects = []
         for mesh in progress.meshes:
             self._say(f"{mesh.name}: {_stages(mesh)}")
@@ -131,7 +131,6 @@ class RichDisplay(SilentDisplay):
 
     def created(self, obj: Object) -> None:
         self._objects += 1
-        self._last_object = _object(obj)
 
     def progress(self, progress: Progress) -> None:
         self._latest = progress
@@ -162,10 +161,6 @@ def _row(mesh: MeshProgress) -> Text:
 
 def _stages(mesh: MeshProgress) -> str:
     return f"{', '.join(f'{count} {stage.value}' for stage, count in mesh.stages)} (of {mesh.wanted})"
-
-
-def _object(obj: Object) -> str:
-    return f"{obj['kind']} {obj['metadata']['name']}"
 
 
 def duration(seconds: int) -> str:
