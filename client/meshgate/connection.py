@@ -295,6 +295,7 @@ class Connection:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._serve())
+            self._loop.run_until_complete(_end_all_tasks())
         finally:
             asyncio.set_event_loop(None)
             self._loop.close()
@@ -439,6 +440,14 @@ class Connection:
         self._room.set()
         self._posting = threading.Lock()
         self._handler.forked(self.error)
+
+
+async def _end_all_tasks() -> None:
+    """Lets what is left, such as a link's keepalive, end in order."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 async def _close(link: Link) -> None:

@@ -104,7 +104,8 @@ class GatewayProcessJob(JobTrait):
         if gateway is None or not gateway.alive:
             raise JobNotRunning(f"{self!r} has ended; apply() starts it again")
         if self._client is None or self._client.closed:
-            self._client = Client(UrlDialer(gateway.record.url, gateway.record.token, alive=lambda: gateway.alive))
+            record = gateway.record
+            self._client = Client.connect(UrlDialer(record.url, record.token, alive=lambda: gateway.alive))
         client = self._client
         return JobState({name: client.attach_hosts(name, count) for name, count in self._asked.meshes.items()})
 

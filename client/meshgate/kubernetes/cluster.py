@@ -187,7 +187,5 @@ class Cluster:
 
 def _told(spec: JobSpec) -> str:
     pods = ", ".join(f"{mesh.name} {mesh.replicas}" for mesh in spec.meshes)
-    idle = spec.idle_timeout
-    return f"is up: {pods}; " + (
-        f"ends itself after {duration(idle)} without a session" if idle else "runs until killed"
-    )
+    idle = f"ends itself after {duration(spec.idle_timeout)} without a session"
+    return f"is up: {pods}; {idle if spec.idle_timeout else 'runs until killed'}"
