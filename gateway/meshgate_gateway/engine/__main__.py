@@ -101,7 +101,7 @@ class Process:
             elif isinstance(message, HostsReply):
                 self._take_hosts(message)
             elif isinstance(message, Assign):
-                logging.getLogger().info("session %s", message.session)
+                log.debug("session %s", message.session)
 
     def _take_hosts(self, reply: HostsReply) -> None:
         asked = self._hosts.get(reply.mesh)
@@ -131,6 +131,7 @@ def main() -> int:
     options = parser.parse_args()
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("websockets").setLevel(logging.WARNING)  # it tells of every connection; the server does too
     uvloop.run(serve(options.control_fd, options.host))
     sys.stdout.flush()
     sys.stderr.flush()

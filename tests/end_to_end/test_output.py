@@ -1,0 +1,60 @@
+"""What actors print reaches the driver's terminal, labelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.end_to_end.actors import Worker
+
+import meshgate as kt
+
+
+def printed(workers: Any, capsys: pytest.CaptureFixture[str], until: str) -> tuple[str, str]:
+    out = err = ""
+    for _ in range(2_000):
+        workers.rank.call().get(timeout=60)
+        fresh = capsys.readouterr()
+        out, err = out + fresh.out, err + fresh.err
+        if until in out + err:
+            return out, err
+    raise AssertionError(f"{until!r} did not arrive: {out!r}, {err!r}")
+
+
+def test_a_line_is_labelled_with_its_rank_and_host(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    workers.slice(hosts=1, gpus=1).say.call_one("only me").get()
+    out, _ = printed(workers, capsys, "only me")
+    (line,) = [line for line in out.splitlines() if "only me" in line]
+    assert "workers-1" in line
+    assert "rank 3" in line
+
+
+def test_the_same_line_of_all_ranks_is_told_once(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    workers.say.call("all of us").get()
+    workers.say.call("the end").get()
+    out, _ = printed(workers, capsys, "the end")
+    lines = [line for line in out.splitlines() if "all of us" in line]
+    assert len(lines) <= 3  # one, unless a rank was late
+    assert "ranks" in lines[0]
+
+
+def test_errors_go_to_stderr(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    workers.slice(hosts=0, gpus=0).say.call_one("a warning", error=True).get()
+    out, err = printed(workers, capsys, "a warning")
+    assert "a warning" in err
+    assert "a warning" not in out
+
+
+def test_a_progress_bar_moves_before_its_line_ends(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    one = workers.slice(hosts=0, gpus=0)
+    one.say.call_one("\r 10%", end="").get()
+    printed(workers, capsys, "10%")
+
+
+def test_output_can_be_turned_off(job: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with kt.Client(kt.UrlDialer(job.gateway_url, job._gateway.record.token), stream_output=False) as client:
+        workers = client.attach_hosts("workers", 2).spawn_procs().spawn("quiet", Worker)
+        workers.say.call("not to be seen").get()
+        for _ in range(20):
+            workers.rank.call().get()
+    assert "not to be seen" not in capsys.readouterr().out
