@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.end_to_end.actors import Worker
 
 from meshgate import ProcessJob
+from tests.end_to_end.actors import Worker
 
 
 @pytest.fixture(scope="module")

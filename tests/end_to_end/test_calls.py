@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.end_to_end.actors import Async, Point2, Ported, Refused, Refusing, Worker
 
 import meshgate as kt
 from meshgate import Accumulator, ActorError, Channel, FutureProxy, SupervisionError, ValueMesh
+from tests.end_to_end.actors import Async, Point2, Ported, Refused, Refusing, Worker
 
 
 def test_call_gives_a_value_for_each_rank(workers: Any) -> None:

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.end_to_end.actors import Worker
 
 import meshgate as kt
 from meshgate import EngineDiedError, MeshFailure, ProcessJob, SupervisionError
 from meshgate.jobs.processes import marked
+from tests.end_to_end.actors import Worker
 
 GRACE = 30.0
 

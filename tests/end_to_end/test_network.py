@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from tests.end_to_end.actors import Worker
-from tests.relay import Relay
 
 import meshgate as kt
+from tests.end_to_end.actors import Worker
+from tests.relay import Relay
 
 CALLS = 400
 CUTS = 40

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.end_to_end.actors import Worker
 
 import meshgate as kt
+from tests.end_to_end.actors import Worker
 
 
 def printed(workers: Any, capsys: pytest.CaptureFixture[str], until: str) -> tuple[str, str]:
