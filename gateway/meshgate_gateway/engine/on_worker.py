@@ -114,6 +114,13 @@ def end_with(connection: socket.socket) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def end_siblings() -> None:
+    """Ends every other process that this one's host has started, and all that those have."""
+    for process in set(descendants(os.getppid())) - {os.getpid()}:
+        with contextlib.suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+
+
 def descendants(ancestor: int) -> list[int]:
     """The pids of the processes below ``ancestor``; none where there is no /proc."""
     children: dict[int, list[int]] = {}

@@ -1,8 +1,9 @@
-"""``python -m meshgate_gateway.engine.reap --hosts JSON``: stops whatever still runs on the given hosts.
+"""``python -m meshgate_gateway.engine.reap --hosts JSON``: ends whatever still runs on the given hosts.
 
 The server runs it after an engine died without a word and no other session uses the hosts. A process that was
 just being started has no connection to the engine yet, so it would not have noticed; Monarch itself would end it
-after a minute or more, or not at all.
+after a minute or more, or not at all. Nor does stopping the hosts of a dead client: what ends its processes is
+a process of our own beside them.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import json
 import os
 import sys
 
+from meshgate_gateway.engine import on_worker
 from meshgate_gateway.engine.monarch import Binding
 
 
 async def reap(addresses: list[str], transport: str | None, timeout: float) -> None:
     binding = Binding(transport, on_fault=lambda fault: None)
     hosts = binding.attach("reaped", addresses)
-    await asyncio.wait_for(binding.stop_hosts(hosts), timeout)
+    reaper = binding.spawn_procs(hosts, {"reapers": 1}, "reaper", on_worker.end_siblings)
+    await asyncio.wait_for(binding.initialized(reaper), timeout)
+    await asyncio.wait_for(binding.stop_procs(reaper, "the hosts are cleared"), timeout)
 
 
 def main() -> int:
