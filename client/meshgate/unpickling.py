@@ -243,6 +243,14 @@ class _LenientUnpickler(_Unpickler):
     def _missing(self, module: str, name: str, error: Exception) -> Any:
         return likeness_of(module, name)
 
+    def _make_class(self, metaclass: Any, name: str, bases: Any, facts: Any, tracker: Any, extra: Any) -> Any:
+        """An exception's class whose methods cannot run here could not even be printed: a likeness can."""
+        if self._same_python or self._own_class(tracker) is not None:
+            return super()._make_class(metaclass, name, bases, facts, tracker, extra)
+        likeness = likeness_of(str(facts.get("__module__", "__main__")), name)
+        self._known_classes.add(likeness)
+        return likeness
+
 
 class _LikenessUnpickler(pickle.Unpickler):
     """Imports and runs nothing of the user's: all but ``ActorError`` itself becomes likenesses."""

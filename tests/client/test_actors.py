@@ -11,10 +11,10 @@ import monarch.actor
 import pytest
 from monarch._src.actor import actor_mesh
 from monarch._src.actor.actor_mesh import ActorMesh, _actor_kind
-from tests.client.laptop import run_without
 
 from meshgate import actors, standins
 from meshgate.actors import MESH_ATTRIBUTES, ActorClass, endpoints_of
+from tests.client.laptop import run_without
 
 WRITTEN_WITH = [pytest.param(monarch.actor, id="monarch"), pytest.param(standins, id="stand-ins")]
 

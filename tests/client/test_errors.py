@@ -11,10 +11,10 @@ import monarch.actor
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.client.laptop import run_without
 
 from meshgate import errors
 from meshgate.errors import ActorError, EngineDiedError, MeshFailure, MeshgateError, SupervisionError, ranks_text
+from tests.client.laptop import run_without
 
 TREE = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, MeshgateError)]
 

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.client.laptop import run_without
 
 from meshgate import actors, extent, pickling, standins
 from meshgate.actors import endpoints_of
@@ -36,6 +35,7 @@ from meshgate.pickling import (
 from meshgate.shape import Shape
 from meshgate.value_mesh import ValueMesh
 from meshgate_wire.messages import Argument, MeshRef
+from tests.client.laptop import run_without
 
 
 class Proxy:

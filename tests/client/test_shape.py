@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from monarch._rust_bindings.monarch_hyperactor import shape as theirs
-from tests.client.beside_monarch import KINDS, agree, outcome, plain, their_extent, their_shape
 
 from meshgate import shape as ours
 from meshgate.shape import Extent, Point, Region, Shape, Slice
 from meshgate_wire import messages
+from tests.client.beside_monarch import KINDS, agree, outcome, plain, their_extent, their_shape
 
 LABELS = ("hosts", "gpus", "dp", "tp", "a b", "it's", 'q"\\')
 sizes = st.lists(st.integers(0, 4), max_size=4)

@@ -18,8 +18,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from monarch._src.actor.actor_mesh import ActorError as TheirActorError
-from tests.client.beside_monarch import their_shape
-from tests.client.laptop import run_without
 
 from meshgate.errors import ActorError, MeshgateError, UnreadableResult
 from meshgate.extent import Extent, Point
@@ -28,6 +26,8 @@ from meshgate.pickling import dump_class
 from meshgate.shape import Region, Shape
 from meshgate.unpickling import MeshHandle, loads, loads_raised
 from meshgate.value_mesh import ValueMesh
+from tests.client.beside_monarch import their_shape
+from tests.client.laptop import run_without
 
 # --- values
 
@@ -454,6 +454,7 @@ def test_an_exception_that_came_by_value_is_told(same_python: bool) -> None:
     assert type(raised.exception).__name__ == "ScriptError"
     assert raised.exception is not None
     assert raised.exception.args == (1, 2)
+    assert str(raised.exception) == ("of the script" if same_python else "(1, 2)")
     assert "ScriptError: of the script" in raised.exception_formatted
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from monarch.actor import ValueMesh as TheirValueMesh
-from tests.client.beside_monarch import agree, their_shape, value_meshes
 
 from meshgate.shape import Extent, Point, Shape, Slice
 from meshgate.value_mesh import ValueMesh
+from tests.client.beside_monarch import agree, their_shape, value_meshes
 
 NAMES = ("hosts", "gpus", "dp", "tp", "pp")
 names = st.sampled_from(NAMES)
