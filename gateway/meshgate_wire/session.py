@@ -70,6 +70,7 @@ from .version import SOFTWARE_VERSION
 __all__ = ["DEFAULT_BUDGET", "Role", "Session", "State", "Statistics"]
 
 DEFAULT_BUDGET = 256 * KIB + KIB  # one default chunk and its headers
+GRANTS_ROOM = MIB  # grants go on where messages pause for acknowledgements, up to here
 
 
 class State(IntEnum):
@@ -84,6 +85,7 @@ class State(IntEnum):
 class Statistics:
     connections: int
     frames_sent: int  # distinct ones
+    frames_acknowledged: int  # of those
     frames_replayed: int
     frames_received: int
     frames_dropped: int  # received again
@@ -93,6 +95,7 @@ class Statistics:
     unacknowledged_bytes: int
     unacknowledged_frames: int
     unfinished_messages: int
+    unfinished_bytes: int  # as far as they have come
     streams_sending: int
     streams_receiving: int
 
@@ -214,9 +217,9 @@ class Session:
             frame = sent.next_replayed(room, at_least_one=at_least_one)
             self._replayed += frame is not None
             return frame
-        if self._windows.due and sent.nbytes < self.limits.max_unacknowledged + MIB:
+        if self._windows.due and sent.nbytes <= self.limits.max_unacknowledged + GRANTS_ROOM:
             frame = self._grants(room, at_least_one)
-        elif sent.nbytes < self.limits.max_unacknowledged:
+        elif sent.nbytes <= self.limits.max_unacknowledged:
             frame = self._outbox.next_frame(room, at_least_one=at_least_one)
         else:
             return None
@@ -394,6 +397,7 @@ class Session:
         return Statistics(
             connections=self._connections,
             frames_sent=self._sent.last,
+            frames_acknowledged=self._sent.acknowledged,
             frames_replayed=self._replayed,
             frames_received=self._received,
             frames_dropped=self._dropped,
@@ -403,6 +407,7 @@ class Session:
             unacknowledged_bytes=self._sent.nbytes,
             unacknowledged_frames=len(self._sent),
             unfinished_messages=len(self._assembly),
+            unfinished_bytes=self._assembly.nbytes,
             streams_sending=self._outbox.streams,
             streams_receiving=len(self._windows),
         )

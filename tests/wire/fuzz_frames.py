@@ -1,0 +1,207 @@
+"""A fuzz target: whatever bytes come, a session returns or raises ``WireError``, and stays within its limits.
+
+``python tests/wire/fuzz_frames.py --seconds 60`` mutates recorded conversations, with atheris's coverage guidance
+where that is installed and at random otherwise. A failure prints the seed that repeats it. The test suite runs a
+bounded number of the same random mutations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import random
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from meshgate_wire import Limits, Role, Session, State, WireError
+from meshgate_wire.messages import Call, MeshRef, Output, OutputLine, Region, Release, Values
+
+KIB = 1024
+MANUAL = frozenset({2})
+LIMITS = Limits(
+    window=256 * KIB,
+    max_websocket_message=512 * KIB,
+    max_frame=64 * KIB,
+    max_header=64 * KIB,
+    max_buffers=8 * KIB,
+    max_message=300 * KIB,
+    max_partial_messages=4,
+    max_partial_bytes=600 * KIB,
+    max_tracked_streams=64,
+    ack_after=32 * KIB,
+    chunk=8 * KIB,
+)
+# Over all streams: what may be unfinished, and what a slow reader of MANUAL may be left with.
+MOST_HELD = LIMITS.max_partial_bytes + len(MANUAL) * (LIMITS.window + LIMITS.max_message)
+MOST_REDIALS = 5
+INTERESTING = (0, 1, 3, 4, 7, 8, 0x7F, 0x80, 0xFF, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
+
+
+def fill(session: Session) -> None:
+    """Something of each kind to send."""
+    region = Region(labels=("hosts",), offset=0, sizes=(4,), strides=(1,))
+    target = MeshRef(object=1, region=region)
+    session.send(Call(call=1, target=target, endpoint="f", adverb="call"), [b"x"], stream=1)
+    session.send(Values(call=1), [bytes(100 * KIB), b"", bytes(30 * KIB)], stream=2)
+    session.send(Values(call=2), [bytes(50)] * 300, stream=3)
+    session.send(Release(objects=(1, -2)), stream=0)
+    session.send(Output(lines=(OutputLine(stream="stdout", text="50 %", end="\r"),) * 3), stream=0)
+
+
+def record(role: Role) -> list[bytes]:
+    """The websocket messages of one side of a lively conversation."""
+    session, peer = Session(role, limits=LIMITS), Session(role.other, limits=LIMITS)
+    for side in (session, peer):
+        side.connection_made()
+        fill(side)
+    recorded: list[bytes] = []
+    moved = True
+    while moved:
+        moved = False
+        for sender, receiver in ((session, peer), (peer, session)):
+            sender.acknowledge()
+            message = b"".join(sender.data_to_send(20 * KIB))
+            if message:
+                moved = True
+                receiver.receive_data(message)
+                if sender is session:
+                    recorded.append(message)
+    return recorded
+
+
+def feed(messages: Sequence[bytes], role: Role) -> State:
+    """Gives ``messages`` to a fresh session, redialling after errors that allow it; its state in the end."""
+    session = Session(role, limits=LIMITS, manual_streams=MANUAL.__contains__)
+    fill(session)
+    session.connection_made()
+    waiting = deque(messages)
+    held = redials = 0
+    while waiting:
+        while session.data_to_send():
+            pass
+        try:
+            events = session.receive_data(waiting.popleft())
+        except WireError as error:
+            redials += 1
+            if not error.resumable or redials > MOST_REDIALS:
+                break
+            session.connection_made()
+            received = session.statistics().frames_acknowledged
+            waiting.appendleft(messages[0].replace(b'"received":0', b'"received":%d' % received))
+            continue
+        held += sum(getattr(event, "held", 0) for event in events)
+        statistics = session.statistics()
+        assert held + statistics.unfinished_bytes <= MOST_HELD
+        assert statistics.streams_receiving <= LIMITS.max_tracked_streams
+    session.validate_state()
+    return session.state
+
+
+def mutate(messages: Sequence[bytes], choice: random.Random) -> list[bytes]:
+    """A few changes to a conversation: of bytes, of numbers, of whole messages."""
+    mutated = list(messages)
+    for _ in range(choice.randint(1, 4)):
+        at = choice.randrange(len(mutated))
+        kind = choice.randrange(8)
+        if kind == 0:
+            mutated.insert(at, mutated[choice.randrange(len(mutated))])
+        elif kind == 1 and len(mutated) > 1:
+            del mutated[at]
+        elif kind == 2:
+            mutated.insert(at, choice.randbytes(choice.randrange(64)))
+        else:
+            mutated[at] = _mutate_bytes(mutated[at], choice)
+    return mutated
+
+
+def _mutate_bytes(message: bytes, choice: random.Random) -> bytes:
+    data = bytearray(message)
+    # Headers are near the beginning; so are most of the changes.
+    at = choice.randrange(min(len(data), choice.choice((17, 30, 80, 2**30))) or 1)
+    kind = choice.randrange(4)
+    if kind == 0:
+        del data[at:]
+    elif kind == 1:
+        data[at : at + 1] = bytes((choice.randrange(256),))
+    elif kind == 2:
+        number = choice.choice(INTERESTING) + choice.randint(-1, 1)
+        layout = choice.choice(("B", "!I", "!Q"))
+        packed = struct.pack(layout, number % 256 ** struct.calcsize(layout))
+        data[at : at + len(packed)] = packed
+    else:
+        data[at:at] = data[choice.randrange(len(data) or 1) :][: choice.randrange(200)]
+    return bytes(data)
+
+
+def run_seed(seed: int, recordings: Sequence[tuple[Role, list[bytes]]]) -> State:
+    """One random mutation of one recording, fed to the side that it is meant for."""
+    choice = random.Random(seed)
+    role, messages = choice.choice(recordings)
+    return feed(mutate(messages, choice), role)
+
+
+def recordings() -> list[tuple[Role, list[bytes]]]:
+    return [(role, record(role.other)) for role in Role]
+
+
+def one_input(data: bytes) -> None:
+    """For atheris: a role, then messages that each follow their u16 length, after the recorded hello."""
+    role, messages = recordings_once()[data[0] % 2 if data else 0]
+    rest, fed = data[1:], messages[:1]
+    while len(rest) >= 2:
+        length = int.from_bytes(rest[:2], "big")
+        fed.append(rest[2 : 2 + length])
+        rest = rest[2 + length :]
+    feed(fed, role)
+
+
+_recordings: list[tuple[Role, list[bytes]]] = []
+
+
+def recordings_once() -> list[tuple[Role, list[bytes]]]:
+    _recordings.extend(() if _recordings else recordings())
+    return _recordings
+
+
+def fuzz_with_atheris(seconds: float) -> None:
+    import atheris
+
+    atheris.instrument_all()
+    atheris.Setup([sys.argv[0], f"-max_total_time={int(seconds)}"], one_input)
+    atheris.Fuzz()
+
+
+def fuzz_at_random(seconds: float, seed: int) -> None:
+    """Runs seeds from ``seed`` on until the time is over. Leaves with the traceback of the first failure."""
+    made = recordings()
+    end = time.monotonic() + seconds
+    states = dict.fromkeys(State, 0)
+    first = seed
+    while time.monotonic() < end:
+        try:
+            states[run_seed(seed, made)] += 1
+        except BaseException:
+            print(f"seed {seed} fails: repeat it with --seed {seed}", file=sys.stderr)
+            raise
+        seed += 1
+    print(
+        f"{seed - first} conversations, none failed:", {state.name: count for state, count in states.items() if count}
+    )
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0] if __doc__ else "")
+    options.add_argument("--seconds", type=float, default=10.0)
+    options.add_argument("--seed", type=int, default=0, help="the first seed of the random mutations")
+    given = options.parse_args()
+    if importlib.util.find_spec("atheris"):
+        fuzz_with_atheris(given.seconds)
+    else:
+        fuzz_at_random(given.seconds, given.seed)
+
+
+if __name__ == "__main__":
+    main()

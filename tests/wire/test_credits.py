@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+
+from meshgate_wire import LimitExceeded, ProtocolError
+from meshgate_wire.credits import ReceiveWindows
+
+
+def windows(window: int = 1000, max_tracked: int = 16_000) -> ReceiveWindows:
+    return ReceiveWindows(window, max_tracked)
+
+
+def test_a_stream_may_send_a_window_and_no_more() -> None:
+    credits = windows()
+    credits.take(1, 1000)
+    with pytest.raises(ProtocolError, match="sent 1 bytes on stream 1, where it had credit for 0"):
+        credits.take(1, 1)
+    credits.take(2, 1000)
+    credits.validate_state()
+
+
+def test_grants_are_gathered_until_they_make_a_quarter() -> None:
+    credits = windows()
+    credits.take(1, 249)
+    assert not credits.due
+    credits.take(1, 1)
+    assert credits.due
+    credits.validate_state()
+    assert credits.grants(10) == [(1, 250)]
+    assert not credits.due
+    assert len(credits) == 0
+
+
+def test_what_is_held_is_not_granted_until_it_is_released() -> None:
+    credits = windows()
+    credits.take(1, 600)
+    credits.hold(1, 600)
+    assert not credits.due
+    assert credits.held == 600
+    credits.take(1, 400)
+    credits.hold(1, 400)
+    credits.validate_state()
+    credits.release(1, 600)
+    assert credits.grants(10) == [(1, 600)]
+    credits.release(1, 400)
+    assert credits.grants(10) == [(1, 400)]
+    assert len(credits) == 0
+
+
+def test_a_message_larger_than_the_window_closes_it_until_it_is_released() -> None:
+    credits = windows()
+    for _ in range(5):
+        credits.take(1, 600)
+        assert credits.grants(10) == [(1, 600)]
+    credits.take(1, 600)
+    credits.hold(1, 3600)
+    assert not credits.due
+    credits.take(1, 400)
+    credits.hold(1, 400)
+    credits.release(1, 3600)
+    assert credits.grants(10) == [(1, 600)]
+    credits.validate_state()
+
+
+def test_little_is_released_without_a_grant() -> None:
+    credits = windows()
+    credits.take(1, 300)
+    credits.hold(1, 300)
+    credits.release(1, 100)
+    assert not credits.due
+    credits.release(1, 200)
+    assert credits.grants(10) == [(1, 300)]
+
+
+def test_grants_come_in_the_order_they_became_due_and_so_many_at_a_time() -> None:
+    credits = windows()
+    for stream in (3, 1, 2):
+        credits.take(stream, 500)
+    assert credits.grants(2) == [(3, 500), (1, 500)]
+    assert credits.grants(2) == [(2, 500)]
+    assert credits.grants(2) == []
+
+
+def test_what_is_left_over_on_many_streams_is_granted_at_last() -> None:
+    credits = windows(max_tracked=160)
+    credits.take(100, 300)
+    credits.hold(100, 300)
+    for stream in range(10):
+        credits.take(stream, 1)
+    assert credits.due
+    credits.validate_state()
+    assert credits.grants(100) == [(stream, 1) for stream in range(9)]
+    assert len(credits) == 2
+
+
+def test_a_peer_cannot_open_streams_without_end() -> None:
+    credits = windows(max_tracked=20)
+    for stream in range(20):
+        credits.take(stream, 1)
+    with pytest.raises(LimitExceeded, match="streams with a window not wholly open of 21, the limit here is 20"):
+        credits.take(20, 1)

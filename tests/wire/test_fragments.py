@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pickle import PickleBuffer
+
+import numpy
+import pytest
+
+from meshgate_wire import Fragments
+from meshgate_wire.fragments import flatten
+
+
+def test_a_buffer_of_one_fragment_is_joined_without_a_copy() -> None:
+    data = b"all of it"
+    assert Fragments((data,)).join() is data
+
+
+def test_fragments_join_in_their_order() -> None:
+    buffer = Fragments((b"one ", b"two"))
+    assert len(buffer) == 7
+    assert buffer.join() == b"one two"
+    assert buffer.joined_bytearray() == bytearray(b"one two")
+    assert Fragments().join() == b""
+    assert repr(buffer) == "<Fragments 7 bytes in 2>"
+
+
+def test_fragments_are_equal_when_their_bytes_are() -> None:
+    assert Fragments((b"ab", b"c")) == Fragments((b"a", b"bc"))
+    assert Fragments((b"abc",)) != Fragments((b"abd",))
+    assert Fragments((b"abc",)) != Fragments((b"ab",))
+    assert Fragments((b"abc",)) != b"abc"
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(Fragments())
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        b"content",
+        bytearray(b"content"),
+        memoryview(b"content"),
+        memoryview(b"-content")[1:],
+        PickleBuffer(b"content"),
+        numpy.frombuffer(b"content", dtype="u1").data,
+        [b"con", b"", memoryview(b"tent")],
+        (bytearray(b"conte"), b"nt"),
+        Fragments((b"con", b"tent")),
+    ],
+)
+def test_every_kind_of_buffer_is_flattened_to_its_bytes(buffer: object) -> None:
+    size, pieces = flatten(buffer)  # type: ignore[arg-type]
+    assert size == 7
+    assert b"".join(pieces) == b"content"
+    assert all(len(piece) for piece in pieces)
+
+
+def test_views_of_larger_items_count_in_bytes() -> None:
+    array = numpy.arange(6, dtype="i4").reshape(2, 3)
+    size, pieces = flatten(array.data)
+    assert size == 24
+    assert b"".join(pieces) == array.tobytes()
+
+
+@pytest.mark.parametrize("empty", [numpy.empty((0, 3)).data, b"", bytearray(), [], PickleBuffer(b"")])
+def test_an_empty_buffer_has_no_pieces(empty: object) -> None:
+    assert flatten(empty) == (0, [])  # type: ignore[arg-type]
+
+
+def test_an_array_in_fortran_order_goes_as_its_memory_lies() -> None:
+    array = numpy.asfortranarray(numpy.arange(6, dtype="u1").reshape(2, 3))
+    assert flatten(PickleBuffer(array))[1][0] == array.tobytes(order="A")
+
+
+def test_memory_with_gaps_is_refused() -> None:
+    with pytest.raises(TypeError, match="contiguous"):
+        flatten(numpy.arange(10, dtype="u1")[::2].data)

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from meshgate_wire import Role, State
+from tests.wire import fuzz_frames
+
+
+def test_mutated_conversations_never_raise_anything_but_wire_errors() -> None:
+    recordings = fuzz_frames.recordings()
+    ends = [fuzz_frames.run_seed(seed, recordings) for seed in range(1500)]
+    assert set(ends) == {State.ESTABLISHED, State.ENDED, State.FAILED}
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_unchanged_conversations_are_understood(role: Role) -> None:
+    assert fuzz_frames.feed(fuzz_frames.record(role.other), role) is State.ESTABLISHED
+
+
+def test_the_input_of_a_guided_fuzzer_is_taken_apart() -> None:
+    choice = random.Random(1)
+    for size in (0, 1, 2, 50, 500):
+        fuzz_frames.one_input(choice.randbytes(size))

@@ -1,0 +1,181 @@
+"""The pump over a transport and a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from meshgate_wire import Pump, Session
+from meshgate_wire.messages import Done
+from tests.wire.channel import KIB, MIB, client, connected, drain, gateway, numbers, send_done
+
+
+class FakeTimer:
+    def __init__(self, due: float, callback: Callable[[], None]) -> None:
+        self.due = due
+        self.callback = callback
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class FakeTransport:
+    """Keeps what is written until ``drain``; time passes with ``advance``."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.waiting: list[bytes] = []
+        self.written: list[bytes] = []
+        self.timers: list[FakeTimer] = []
+        self.on_write: Callable[[], None] = lambda: None
+
+    def write(self, pieces: Sequence[bytes | memoryview]) -> None:
+        message = b"".join(pieces)
+        self.waiting.append(message)
+        self.written.append(message)
+        self.on_write()
+
+    def buffered(self) -> int:
+        return sum(map(len, self.waiting))
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> FakeTimer:
+        timer = FakeTimer(self.now + delay, callback)
+        self.timers.append(timer)
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        due = [timer for timer in self.timers if timer.due <= self.now]
+        self.timers = [timer for timer in self.timers if timer.due > self.now]
+        for timer in due:
+            if not timer.cancelled:
+                timer.callback()
+
+    def armed(self) -> int:
+        return sum(not timer.cancelled for timer in self.timers)
+
+
+def pumped() -> tuple[Session, Session, FakeTransport, Pump]:
+    """A connected client and gateway, the client's transport and pump."""
+    channel = connected(client(), gateway())
+    transport = FakeTransport()
+    return channel.client.session, channel.gateway.session, transport, Pump(channel.client.session, transport)
+
+
+def test_a_flush_writes_all_there_is_as_one_message() -> None:
+    session, peer, transport, pump = pumped()
+    for number in range(5):
+        send_done(session, number, stream=number)
+    pump.flush()
+    (message,) = transport.written
+    assert numbers(peer.receive_data(message)) == [0, 1, 2, 3, 4]
+    pump.flush()
+    assert len(transport.written) == 1
+
+
+def test_a_new_connection_begins_with_a_hello() -> None:
+    session = client()
+    session.connection_made()
+    transport = FakeTransport()
+    Pump(session, transport).flush()
+    assert [message[0] for message in transport.written] == [1]
+
+
+def test_the_transport_is_filled_to_its_high_water_mark_and_no_further() -> None:
+    session, _, transport, pump = pumped()
+    send_done(session, 1, 6 * MIB)
+    pump.flush()
+    assert 256 * KIB <= transport.buffered() < 256 * KIB + 257 * KIB
+    queued = session.queued_bytes
+    pump.flush()
+    assert session.queued_bytes == queued
+    transport.waiting.clear()
+    pump.writable()
+    assert session.queued_bytes < queued
+
+
+def test_a_small_message_overtakes_what_has_not_been_written() -> None:
+    session, peer, transport, pump = pumped()
+    send_done(session, 1, 6 * MIB, stream=1)
+    pump.flush()
+    already = len(transport.written)
+    send_done(session, 2, stream=2)
+    transport.waiting.clear()
+    pump.writable()
+    events = [event for message in transport.written[: already + 1] for event in peer.receive_data(message)]
+    assert numbers(events) == [2]
+
+
+def test_a_transport_that_drains_within_a_write_is_not_entered_twice() -> None:
+    session, peer, transport, pump = pumped()
+
+    def drain_at_once() -> None:
+        transport.waiting.clear()
+        pump.writable()
+
+    transport.on_write = drain_at_once
+    send_done(session, 1, 3 * MIB)
+    pump.flush()
+    assert session.queued_bytes == 0
+    events = [event for message in transport.written for event in peer.receive_data(message)]
+    assert numbers(events) == [1]
+
+
+def test_what_comes_up_in_one_turn_of_the_loop_leaves_together() -> None:
+    session, peer, transport, pump = pumped()
+    for number in range(3):
+        send_done(session, number, stream=number)
+        pump.flush_soon()
+    assert transport.written == []
+    assert transport.armed() == 1
+    transport.advance(0)
+    (message,) = transport.written
+    assert numbers(peer.receive_data(message)) == [0, 1, 2]
+    pump.flush_soon()
+    assert transport.armed() == 1
+
+
+def test_an_acknowledgement_waits_for_other_traffic_for_a_moment() -> None:
+    session, peer, transport, pump = pumped()
+    send_done(peer, 1)
+    for message in drain(peer):
+        session.receive_data(message)
+    pump.flush()
+    pump.flush()
+    assert transport.written == []
+    assert transport.armed() == 1
+    transport.advance(0.049)
+    assert transport.written == []
+    transport.advance(0.002)
+    assert [message[0] for message in transport.written] == [3]
+    assert transport.armed() == 0
+
+
+def test_an_acknowledgement_that_other_traffic_carried_is_not_sent_again() -> None:
+    session, peer, transport, pump = pumped()
+    send_done(peer, 1)
+    for message in drain(peer):
+        session.receive_data(message)
+    pump.flush()
+    session.send(Done(call=1), stream=1)
+    pump.flush()
+    transport.advance(1)
+    assert [message[0] for message in transport.written] == [2]
+
+
+def test_a_closed_pump_writes_nothing_and_leaves_no_timer() -> None:
+    session, peer, transport, pump = pumped()
+    send_done(peer, 1)
+    for message in drain(peer):
+        session.receive_data(message)
+    pump.flush()
+    pump.flush_soon()
+    send_done(session, 1)
+    pump.close()
+    assert transport.armed() == 0
+    pump.flush()
+    pump.flush_soon()
+    pump.writable()
+    pump.close()
+    assert transport.written == []
+    assert transport.armed() == 0

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+
+from meshgate_wire import ProtocolError
+from meshgate_wire.retransmission import Frame, Unacknowledged
+
+
+def frame(name: str) -> Frame:
+    return Frame(len(name), (name.encode(),))
+
+
+def kept(*names: str) -> Unacknowledged:
+    sent = Unacknowledged()
+    for name in names:
+        sent.keep(frame(name))
+    sent.validate_state()
+    return sent
+
+
+def replayed(sent: Unacknowledged, room: int = 1000) -> list[str]:
+    names = []
+    while (again := sent.next_replayed(room, at_least_one=False)) is not None:
+        names.append(again.pieces[0].tobytes() if isinstance(again.pieces[0], memoryview) else again.pieces[0])
+        sent.validate_state()
+    return [name.decode() for name in names]
+
+
+def test_frames_are_kept_until_they_are_acknowledged() -> None:
+    sent = kept("one", "two", "three")
+    assert (sent.nbytes, len(sent)) == (11, 3)
+    sent.acknowledge(2)
+    assert (sent.nbytes, len(sent), sent.acknowledged) == (5, 1, 2)
+    sent.acknowledge(2)
+    sent.acknowledge(3)
+    assert (sent.nbytes, len(sent)) == (0, 0)
+
+
+@pytest.mark.parametrize("number", [-1, 0, 4, 2**62])
+def test_only_what_was_sent_can_be_acknowledged_and_nothing_twice(number: int) -> None:
+    sent = kept("one", "two", "three")
+    sent.acknowledge(1)
+    with pytest.raises(ProtocolError, match="had acknowledged 1 and was sent 3"):
+        sent.acknowledge(number)
+    sent.validate_state()
+
+
+def test_a_rewind_replays_what_the_peer_misses_in_order() -> None:
+    sent = kept("one", "two", "three", "four")
+    sent.acknowledge(1)
+    sent.rewind(2)
+    assert sent.replaying
+    assert replayed(sent) == ["three", "four"]
+    assert not sent.replaying
+    assert sent.sent == sent.last == 4
+
+
+def test_what_has_not_gone_out_again_cannot_be_acknowledged() -> None:
+    sent = kept("one", "two", "three")
+    sent.rewind(0)
+    sent.next_replayed(1000, at_least_one=False)
+    sent.acknowledge(1)
+    with pytest.raises(ProtocolError, match="was sent 1 on this connection"):
+        sent.acknowledge(2)
+
+
+def test_a_replay_fits_the_room_but_always_gets_on() -> None:
+    sent = kept("one", "eleven bytes", "two")
+    sent.rewind(0)
+    assert replayed(sent, room=5) == ["one"]
+    large = sent.next_replayed(5, at_least_one=True)
+    assert large is not None
+    assert large.nbytes == 12
+    assert replayed(sent, room=5) == ["two"]
+
+
+def test_a_replay_ends_with_its_connection() -> None:
+    sent = kept("one", "two")
+    sent.rewind(0)
+    sent.forget_connection()
+    assert not sent.replaying
+    sent.rewind(1)
+    assert replayed(sent) == ["two"]
+
+
+def test_new_frames_follow_replayed_ones() -> None:
+    sent = kept("one")
+    sent.rewind(0)
+    assert replayed(sent) == ["one"]
+    sent.keep(frame("two"))
+    assert (sent.sent, sent.last) == (2, 2)
