@@ -6,7 +6,7 @@
 #   make test     sets up, then runs the tests         (make test ARGS="tests/wire -x" for a part)
 #   make lint     ruff and the layers (import-linter)
 #   make types    mypy, strict
-#   make bench    direct Monarch, meshgate and Ray Client side by side; writes the table of docs/benchmarks.md
+#   make bench    direct Monarch, meshgate and Ray Client side by side      (make bench ARGS=--docs for docs/benchmarks.md)
 #   make docs     builds the documentation into build/docs, warnings being errors
 #   make lock     renews constraints.txt
 #   make clean    removes what the other verbs made
@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SET_UP := $(VENV)/.set-up
 PINNED := pyproject.toml constraints.txt
 
-.PHONY: demo test lint types bench docs lock clean setup
+.PHONY: demo test lint types bench bench-in-venv docs lock clean setup
 .DEFAULT_GOAL := test
 
 demo: $(SET_UP)-demo
@@ -35,7 +35,11 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-bench: $(SET_UP)-bench
+# Ray stays out of the venv that everything else runs in.
+bench:
+	$(MAKE) --no-print-directory VENV=$(VENV)-bench bench-in-venv
+
+bench-in-venv: $(SET_UP)-bench
 	$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(SET_UP)-docs
@@ -49,7 +53,7 @@ lock:
 		--upgrade --quiet --output-file constraints.txt
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 setup: $(SET_UP)-dev

@@ -44,9 +44,10 @@ class Through(Driver):
         announced, announce = os.pipe()
         lifetime, held = os.pipe()
         descriptors = ["--announce-fd", str(announce), "--lifetime-fd", str(lifetime)]
+        paths = filter(None, [os.environ.get("PYTHONPATH")])
         gateway = subprocess.Popen(
             [sys.executable, "-m", "meshgate_gateway", "--local-mesh", "workers=2", *descriptors],
-            env={**os.environ, "MESHGATE_TOKEN": token, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "MESHGATE_TOKEN": token, "PYTHONPATH": os.pathsep.join([*paths, str(ROOT)])},
             pass_fds=(announce, lifetime),
         )
         for descriptor in (announce, lifetime):
