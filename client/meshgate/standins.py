@@ -12,7 +12,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
 from meshgate.shape import MeshTrait, Point, Shape, Slice
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from meshgate.channel import Port
     from meshgate.future import FutureProxy
     from meshgate.value_mesh import ValueMesh
 
@@ -86,10 +87,18 @@ class EndpointProperty(Generic[P, R]):
 
 
 class _Mark(Protocol):
+    """``endpoint(...)``, called with options alone."""
+
     @overload
     def __call__(self, function: Callable[Concatenate[Any, P], Awaitable[R]]) -> EndpointProperty[P, R]: ...
     @overload
     def __call__(self, function: Callable[Concatenate[Any, P], R]) -> EndpointProperty[P, R]: ...
+
+
+class _PortedMark(Protocol):
+    """``endpoint(explicit_response_port=True)``: what the port takes is what callers get."""
+
+    def __call__(self, function: Callable[Concatenate[Any, Port[R], P], object]) -> EndpointProperty[P, R]: ...
 
 
 @overload
@@ -97,7 +106,7 @@ def endpoint(
     method: Callable[Concatenate[Any, P], Awaitable[R]],
     *,
     propagate: Any = None,
-    explicit_response_port: bool = False,
+    explicit_response_port: Literal[False] = False,
     instrument: bool = True,
 ) -> EndpointProperty[P, R]: ...
 @overload
@@ -105,7 +114,15 @@ def endpoint(
     method: Callable[Concatenate[Any, P], R],
     *,
     propagate: Any = None,
-    explicit_response_port: bool = False,
+    explicit_response_port: Literal[False] = False,
+    instrument: bool = True,
+) -> EndpointProperty[P, R]: ...
+@overload
+def endpoint(
+    method: Callable[Concatenate[Any, Port[R], P], object],
+    *,
+    propagate: Any = None,
+    explicit_response_port: Literal[True],
     instrument: bool = True,
 ) -> EndpointProperty[P, R]: ...
 @overload
@@ -113,7 +130,15 @@ def endpoint(
     method: None = None,
     *,
     propagate: Any = None,
-    explicit_response_port: bool = False,
+    explicit_response_port: Literal[True],
+    instrument: bool = True,
+) -> _PortedMark: ...
+@overload
+def endpoint(
+    method: None = None,
+    *,
+    propagate: Any = None,
+    explicit_response_port: Literal[False] = False,
     instrument: bool = True,
 ) -> _Mark: ...
 def endpoint(
