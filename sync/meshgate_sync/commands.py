@@ -14,7 +14,7 @@ from .frames import Message, Offer
 
 __all__ = [
     "Ask", "Begin", "Command", "Connect", "Describe", "Disconnect", "Finish", "Forget", "Keep", "Link", "Load",
-    "Report", "Send",
+    "Report", "Reserve", "Send",
 ]  # fmt: skip
 
 
@@ -90,6 +90,13 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class Reserve:
+    """Processes are started from a version: have a spare copy of it before the next one comes."""
+
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Describe:
     """Tell a version whole, for a child that does not hold its base: ``described``."""
 
@@ -114,4 +121,6 @@ class Report:
     failed: tuple[tuple[str, str], ...]
 
 
-Command = Connect | Disconnect | Send | Begin | Keep | Load | Finish | Forget | Describe | Ask | Report
+Command = (
+    Connect | Disconnect | Send | Begin | Keep | Load | Finish | Forget | Describe | Ask | Report | Reserve | Reserve
+)

@@ -39,11 +39,12 @@ class Child:
 class Downstream:
     """Appends what is to be done to ``commands``."""
 
-    def __init__(self, window: int, heartbeat: float, commands: list[Command]) -> None:
+    def __init__(self, window: int, heartbeat: float, pulse: float, commands: list[Command]) -> None:
         self.children: dict[str, Child] = {}
         self.bytes_sent = 0
         self._window = window
         self._heartbeat = heartbeat
+        self._pulse = pulse
         self._commands = commands
         self._waiters: dict[bytes, list[str]] = {}
 
@@ -118,13 +119,13 @@ class Downstream:
                 del child.waiting[digest]
         return owed
 
-    def tick(self, now: float, *, hungry: bool) -> None:
-        """``hungry``: this relay waits for pieces itself."""
+    def tick(self, now: float, *, hungry: bool, alert: bool) -> None:
+        """``hungry``: this relay waits for pieces itself. ``alert``: a version was announced lately."""
         for peer, child in list(self.children.items()):
             if child.in_flight and now - child.moved > _WRITE_STALL:
                 self._commands.append(Disconnect(Link(peer, up=False)))
                 self.remove(peer)
-            elif now - child.told >= self._heartbeat:
+            elif now - child.told >= (self._pulse if alert or child.waiting or child.ready else self._heartbeat):
                 self.tell(peer, Alive(hungry and bool(child.waiting) and not child.ready), now)
 
     def _pump(self, peer: str, child: Child, now: float) -> None:

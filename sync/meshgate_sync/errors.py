@@ -12,17 +12,19 @@
     ├── BaseUnknown              a delta against a version that this store does not hold
     ├── StoreError               the disk of one host
     │   └── StoreFull            no space left
-    ├── VersionUnavailable       a host has not got the version that a process needs
+    ├── VersionUnavailable       this host has not got the version that a process needs
+    ├── HostsBehind              hosts have not got the version that a spawn needs; names them
     └── PeerRefused              the other relay does not know this job's secret
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 __all__ = [
     "BaseUnknown",
     "DeltaMismatch",
+    "HostsBehind",
     "LinkLeavesTree",
     "MalformedMessage",
     "PeerRefused",
@@ -107,6 +109,16 @@ class VersionUnavailable(SyncError):
         self.root = root
         self.home = home
         super().__init__(f"version {root[:12]} is not in {home}: {reason}")
+
+
+class HostsBehind(SyncError):
+    """``hosts``: why, by name, for each host that has not got version ``root`` (hex)."""
+
+    def __init__(self, root: str, hosts: Mapping[str, str]) -> None:
+        self.root = root
+        self.hosts = dict(hosts)
+        shown = "; ".join(f"{name}: {reason}" for name, reason in list(self.hosts.items())[:10])
+        super().__init__(f"{len(self.hosts)} host(s) have not got version {root[:12]}: {shown}")
 
 
 class PeerRefused(SyncError):

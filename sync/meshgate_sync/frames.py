@@ -10,6 +10,7 @@ The host that asks (the child) opens the connection; the one that is asked (the 
     parent -> child    Data      a piece
     child  -> parent   Ack       hosts that are ready to run a version, and hosts that cannot
     parent -> child    Withdraw  a version that is no longer of use
+    parent -> child    Hold      processes are started from this version: do not change it, lay in a spare
     parent -> child    Alive     nothing else to say; ``starved``: I am waiting for pieces myself
 
 A frame is a length (4 bytes), a type (1 byte) and a body, at most MAX_FRAME bytes.
@@ -28,7 +29,7 @@ from .errors import MalformedMessage
 from .tree import MAX_PIECE
 
 __all__ = [
-    "MAX_FRAME", "Ack", "Alive", "Data", "Hello", "Message", "Offer", "Tell", "Unwant", "Want", "Withdraw",
+    "MAX_FRAME", "Ack", "Alive", "Data", "Hello", "Hold", "Message", "Offer", "Tell", "Unwant", "Want", "Withdraw",
     "decode_frame", "encode_frame",
 ]  # fmt: skip
 
@@ -97,12 +98,17 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Alive:
     starved: bool
 
 
-Message = Hello | Offer | Tell | Want | Unwant | Data | Ack | Withdraw | Alive
-_TYPES = (Hello, Offer, Tell, Want, Unwant, Data, Ack, Withdraw, Alive)
+Message = Hello | Offer | Tell | Want | Unwant | Data | Ack | Withdraw | Alive | Hold
+_TYPES = (Hello, Offer, Tell, Want, Unwant, Data, Ack, Withdraw, Alive, Hold)
 
 
 def encode_frame(message: Message) -> tuple[bytes, ...]:
@@ -130,7 +136,7 @@ def _write(out: Writer, message: Message) -> None:
         for digest, data in message.inline:
             out.digest(digest)
             out.long(data)
-    elif isinstance(message, Tell | Withdraw):
+    elif isinstance(message, Tell | Withdraw | Hold):
         out.digest(message.root)
     elif isinstance(message, Want):
         out.digest(message.root)
@@ -211,5 +217,6 @@ _READERS: dict[type, Callable[[Reader], Message]] = {
     Data: lambda reader: Data(reader.digest(), _piece(reader.take(reader.remaining))),
     Ack: _read_ack,
     Withdraw: lambda reader: Withdraw(reader.digest()),
+    Hold: lambda reader: Hold(reader.digest()),
     Alive: lambda reader: Alive(reader.u8() != 0),
 }

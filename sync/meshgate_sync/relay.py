@@ -25,11 +25,12 @@ from .commands import (
     Keep,
     Link,
     Report,
+    Reserve,
     Send,
 )  # fmt: skip
 from .digest import NOTHING
 from .downstream import Downstream
-from .frames import Ack, Alive, Data, Hello, Message, Offer, Tell, Unwant, Want, Withdraw
+from .frames import Ack, Alive, Data, Hello, Hold, Message, Offer, Tell, Unwant, Want, Withdraw
 from .plan import Routes
 from .upstream import Timing, Upstream
 
@@ -37,6 +38,7 @@ __all__ = ["Relay", "State", "Timing"]
 
 WINDOW = 2 * 1024 * 1024
 _RESTARTS = 3
+_EARLY = 64
 
 
 class State(enum.Enum):
@@ -62,6 +64,7 @@ class _Version:
     parked: list[tuple[str, tuple[bytes, ...]]] = field(default_factory=list)
     untold_whole: list[str] = field(default_factory=list)
     restarts: int = 0
+    held: bool = False
 
 
 class Relay:
@@ -78,11 +81,11 @@ class Relay:
         self._timing = timing or Timing()
         self._commands: list[Command] = []
         self._upstream = Upstream(routes, self._timing, self._commands) if routes is not None else None
-        self._downstream = Downstream(window, self._timing.heartbeat, self._commands)
+        self._downstream = Downstream(window, self._timing.heartbeat, self._timing.pulse, self._commands)
         self._versions: dict[bytes, _Version] = {}
         self._early: dict[bytes, list[tuple[str, tuple[bytes, ...]]]] = {}
         self._early_acks: dict[bytes, list[Ack]] = {}
-        self._told_at = -1.0
+        self._told_at = self._announced_at = float("-inf")
         self._broken = False
 
     def commands(self) -> list[Command]:
@@ -104,6 +107,11 @@ class Relay:
     def bytes_sent(self) -> int:
         return self._downstream.bytes_sent
 
+    @property
+    def wasted(self) -> int:
+        """Bytes of pieces that came twice."""
+        return self._upstream.wasted if self._upstream is not None else 0
+
     def start(self, now: float) -> None:
         if self._upstream is not None:
             self._upstream.start(now)
@@ -115,6 +123,10 @@ class Relay:
         version = self._versions.get(offer.root)
         if version is None:
             version = self._versions[offer.root] = _Version(offer.without_pieces())
+            self._announced_at = now
+            if self._upstream is not None:
+                # The parent goes on pulsing a little longer than we rely on it.
+                self._upstream.alert_until = now + 0.8 * self._timing.alert_for
             self._announce(offer, now)
             self._commands.append(Begin(offer))
             for ack in self._early_acks.pop(offer.root, ()):
@@ -152,6 +164,17 @@ class Relay:
         for peer, child in self._downstream.children.items():
             if child.greeted:
                 self._downstream.tell(peer, Withdraw(root), now)
+
+    def hold(self, root: bytes, now: float) -> None:
+        """Processes are about to be started from this version."""
+        version = self._versions.get(root)
+        if version is not None and not version.held:
+            version.held = True
+            if self._upstream is not None:
+                self._commands.append(Reserve(root))
+            for peer, child in self._downstream.children.items():
+                if child.greeted:
+                    self._downstream.tell(peer, Hold(root), now)
 
     def begun(self, root: bytes, missing: Mapping[bytes, int], now: float) -> None:
         """The store lacks these pieces, digest to size."""
@@ -336,6 +359,8 @@ class Relay:
             self.offer(message, now)
         elif isinstance(message, Withdraw):
             self.withdraw(message.root, now)
+        elif isinstance(message, Hold):
+            self.hold(message.root, now)
 
     def _from_child(self, peer: str, message: Message, now: float) -> None:
         if isinstance(message, Want):
@@ -347,6 +372,8 @@ class Relay:
                 self._note(message.root, dict.fromkeys(message.ready), dict(message.failed), now)
             else:
                 self._early_acks.setdefault(message.root, []).append(message)
+                if len(self._early_acks) > _EARLY:  # of versions withdrawn meanwhile
+                    del self._early_acks[next(iter(self._early_acks))]
         elif isinstance(message, Hello):
             child = self._downstream.children[peer]
             child.greeted, child.roots = True, frozenset(message.roots)
@@ -362,6 +389,8 @@ class Relay:
             self._downstream.tell(peer, version.offer, now)
         else:
             self._describe(peer, root)
+        if version.held:
+            self._downstream.tell(peer, Hold(root), now)
 
     def _describe(self, peer: str, root: bytes) -> None:
         version = self._versions.get(root)
@@ -410,7 +439,8 @@ class Relay:
 
     def tick(self, now: float) -> None:
         hungry = any(version.state in (State.FETCHING, State.BASELESS) for version in self._versions.values())
-        self._downstream.tick(now, hungry=hungry)
+        alert = now < self._announced_at + self._timing.alert_for
+        self._downstream.tick(now, hungry=hungry, alert=alert)
         if self._upstream is not None:
             control = self._upstream.control
             self._upstream.tick(now)

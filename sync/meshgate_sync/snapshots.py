@@ -101,10 +101,9 @@ class Snapshots:
         return [bytes.fromhex(name) for name in os.listdir(os.path.join(self._home, "spares"))]
 
     def prepare_spare(self, root: bytes) -> bool:
-        """Lays in a copy of version ``root`` in place of any other, if processes have been started from it; tells
-        whether there was anything to do."""
+        """Lays in a copy of version ``root`` in place of any other; tells whether there was anything to do."""
         tree = self._records.tree(root)
-        if tree is None or not self.opened(root) or os.path.lexists(self._spare(root)):
+        if tree is None or os.path.lexists(self._spare(root)):
             return False
         aside = os.path.join(self._work, "spare")
         shutil.rmtree(aside, ignore_errors=True)

@@ -80,8 +80,8 @@ class Store:
 
         Raises BaseUnknown, DeltaMismatch, StoreError.
         """
-        base = self._tree(delta.base)
-        tree = self._tree(delta.root)
+        base = self.tree(delta.base)
+        tree = self.tree(delta.root)
         if tree is None:
             if base is None:
                 raise BaseUnknown(delta.base)
@@ -95,10 +95,14 @@ class Store:
             fetch = self._fetches[delta.root] = Fetch(self.objects, tree, needed)
         return fetch
 
-    def _tree(self, root: bytes) -> Directory | None:
+    def tree(self, root: bytes) -> Directory | None:
         """A version on record, or one that is on its way."""
         fetch = self._fetches.get(root)
         return fetch.tree if fetch is not None else self.records.tree(root)
+
+    def trees(self) -> list[Directory]:
+        """All versions that objects are kept for."""
+        return [*self.records.trees.values(), *(fetch.tree for fetch in self._fetches.values())]
 
     def add(self, digest: bytes, data: bytes) -> None:
         """Takes in a piece, whose digest the caller has checked, for every version that lacks it."""
@@ -127,9 +131,9 @@ class Store:
 
         ``base``: a version to record it against. ``owner`` no longer needs the version that it had before.
         ``replaces``: a version that this owner has started no process from and never will; its snapshot may be
-        turned into this one. Raises StoreError; then the version may be begun again.
+        turned into this one. Raises StoreError; then this may be tried again, or the version begun again.
         """
-        fetch = self._fetches.pop(root)
+        fetch = self._fetches[root]
         assert fetch.complete
         try:
             with _translated(self.home):
@@ -141,6 +145,7 @@ class Store:
         except StoreError:
             self._complete.clear()
             raise
+        del self._fetches[root]
         self._complete.add(root)
         return self.snapshots.path(root)
 

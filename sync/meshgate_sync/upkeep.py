@@ -74,8 +74,8 @@ def _ages(store: Store) -> Iterator[tuple[bytes, float]]:
 
 
 def _sweep(store: Store, now: float, grace: float) -> tuple[int, int]:
-    """Removes the objects that no version on record is made of."""
-    named = {file.key for tree in store.records.trees.values() for file in distinct(files(tree))}
+    """Removes the objects that no version on record or on its way is made of."""
+    named = {file.key for tree in store.trees() for file in distinct(files(tree))}
     count = size = 0
     for path, key in _objects(store):
         if key in named:

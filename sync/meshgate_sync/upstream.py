@@ -1,9 +1,9 @@
 """Whom a relay asks for what: its lanes, and what becomes of them when a parent dies, stalls or is slow.
 
 A lane is a route (see ``plan``) and what is asked along it: one for control, one for each stripe. On each lane
-pieces are asked of one parent, as long as it delivers. A parent that is lost, silent, or delivers nothing is left for the next on
-the route; of one that is much slower than the other lanes, the second half of what it still owes is asked of the next
-as well.
+pieces are asked of one parent, as long as it delivers. A parent that is lost, silent, or delivers nothing is left for
+the next on the route; of one that is much slower than the other lanes, the second half of what it still owes is asked
+of the next as well.
 
 Imports nothing but the standard library.
 """
@@ -24,20 +24,29 @@ _WANTS_IN_A_MESSAGE = 8192
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds. A parent says something every ``heartbeat``; one that has not for ``silence`` is taken for dead. One
-    that owes pieces and has sent none for ``stall`` is left; one that waits itself (for a slow laptop, say) only
-    after ``patience``, for there is nothing to be had elsewhere. A lane that would take ``lag`` longer than the others is
-    split. A route that has failed to its end is begun anew after ``retry``; a host that failed is avoided for
-    ``suspicion``. Acknowledgements are gathered for ``gather``."""
+    """Seconds.
+
+    A parent says something every ``heartbeat``, while it owes something every ``pulse``. One that has said nothing
+    for ``hush`` while it owed pieces is asked no longer for those of a stripe; the one that announces versions is taken
+    for dead after ``alert`` of silence within ``alert_for`` of an announcement, any parent after ``silence``.
+    One that talks and owes pieces but has sent none for ``stall`` is left; one that waits itself (for a slow laptop,
+    say) only after ``patience``, for there is nothing to be had elsewhere. A lane that would take ``lag`` longer than
+    the others is split. A route that has failed to its end is begun anew after ``retry``; a host that failed is
+    avoided for ``suspicion``. Acknowledgements are gathered for ``gather``.
+    """
 
     heartbeat: float = 0.5
+    pulse: float = 0.1
+    hush: float = 0.4
+    alert: float = 0.8
+    alert_for: float = 5.0
     silence: float = 2.0
     stall: float = 1.5
     patience: float = 60.0
     lag: float = 0.5
     retry: float = 0.5
     suspicion: float = 10.0
-    gather: float = 0.005
+    gather: float = 0.002
 
 
 @dataclass(slots=True)
@@ -83,6 +92,7 @@ class Upstream:
     def __init__(self, routes: Routes, timing: Timing, commands: list[Command]) -> None:
         self.wanted: dict[bytes, _Wanted] = {}
         self.wasted = 0
+        self.alert_until = 0.0
         self._timing = timing
         self._commands = commands
         self._control = _Lane(routes.control)
@@ -235,7 +245,8 @@ class Upstream:
     def tick(self, now: float) -> None:
         timing = self._timing
         for peer, link in list(self._links.items()):
-            if now - link.heard > timing.silence:
+            alert = peer == self.control and now < self.alert_until
+            if now - link.heard > (timing.alert if alert else timing.silence):
                 self._commands.append(Disconnect(Link(peer, up=True)))
                 self.lost(peer, now)
         for lane in self._lanes:
@@ -256,10 +267,13 @@ class Upstream:
             self._link(lane.current, now)
 
     def _check_stall(self, lane: _Lane, peer: str, source: _Source, now: float) -> None:
-        link = self._links.get(peer)
-        allowed = self._timing.patience if link is not None and link.starved else self._timing.stall
-        if not source.asked or now - source.progress <= allowed:
+        link = self._links[peer]
+        allowed = self._timing.patience if link.starved else self._timing.stall
+        hushed = now - max(link.heard, source.since) > self._timing.hush and lane is not self._control
+        if not source.asked or not (hushed or now - source.progress > allowed):
             return
+        if hushed:
+            self._suspects[peer] = now + self._timing.suspicion
         if lane is self._control:
             # It would go on announcing versions to us: one parent announces, and it is the next one now.
             self._commands.append(Disconnect(Link(peer, up=True)))

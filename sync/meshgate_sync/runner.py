@@ -1,0 +1,382 @@
+"""Runs a relay: carries its commands out on TCP connections and a store, and tells it what came of them.
+
+The event loop never waits for the disk: the store has a thread of its own, in which its steps run in order. When
+the disk does not keep up with the network, reading from the parents pauses.
+
+Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+from .commands import (
+    Ask,
+    Begin,
+    Command,
+    Connect,
+    Describe,
+    Disconnect,
+    Finish,
+    Forget,
+    Keep,
+    Link,
+    Load,
+    Report,
+    Reserve,
+    Send,
+)  # fmt: skip
+from .digest import piece_digest, short
+from .disk import Begun, Disk, Loaded
+from .errors import MalformedMessage
+from .frames import Data, Message, Offer, encode_frame
+from .plan import Routes
+from .relay import Relay, Timing
+from .store import Store
+from .tcp import Connection, accepting, dialling
+
+__all__ = ["Address", "Gateway", "Runner"]
+
+Address = tuple[str, int]
+
+_TICK = 0.1
+_DIAL_SECONDS = 2.0
+_MOST_UNKEPT = 64 * 1024 * 1024
+_UPKEEP_SECONDS = 0.5
+
+
+class Gateway(Protocol):
+    """What the engine gives to the relay at the root: called in the relay's event loop."""
+
+    def ask(self, root: bytes, digests: tuple[bytes, ...]) -> None:
+        """Get these pieces from the laptop, and hand each to ``Runner.supply``."""
+        ...
+
+    def report(self, root: bytes, ready: tuple[str, ...], failed: tuple[tuple[str, str], ...]) -> None: ...
+
+
+_T = TypeVar("_T")
+
+
+class Runner:
+    """A relay at work. One event loop; ``close`` before the loop ends. ``owner`` names the session whose versions
+    these are, for the store."""
+
+    def __init__(
+        self, name: str, store: Store, *, secret: bytes, owner: str = "", gateway: Gateway | None = None,
+        timing: Timing | None = None,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.disk = Disk(store, owner)
+        self.relay: Relay | None = None
+        self._secret = secret
+        self._gateway = gateway
+        self._timing = timing
+        self._addresses: dict[str, Address] = {}
+        self._links: dict[Link, Connection] = {}
+        self._waiting: list[Connection] = []
+        self._dialled: dict[Link, Connection] = {}
+        self._dials: set[asyncio.Task[None]] = set()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="meshgate-store")
+        self._unkept = 0
+        self._paused = False
+        self._working = False
+        self._newest: bytes | None = None
+        self._reserved: set[bytes] = set()
+        self._due: asyncio.TimerHandle | None = None
+        self._server: asyncio.Server | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(accepting(self, self._secret), host, port)
+        bound = self._server.sockets[0].getsockname()
+        return bound[0], bound[1]
+
+    def configure(self, routes: Routes | None, addresses: Mapping[str, Address]) -> None:
+        """Starts to take part: with ``routes``, as a host; without, as the gateway. Later calls change the addresses
+        alone. Connections that came earlier have waited for this."""
+        self._addresses.update(addresses)
+        if self.relay is not None:
+            return
+        self.relay = Relay(self.name, routes, roots=self.disk.store.records.trees, timing=self._timing)
+        self._ticker = asyncio.get_running_loop().create_task(self._tick())
+        self.relay.start(self._now())
+        waiting, self._waiting = self._waiting, []
+        for connection in waiting:
+            self.opened(connection)
+            connection.resume_reading()
+        self._work()
+
+    async def close(self) -> None:
+        """Ends connections and tasks; what the store is doing is waited for. The store stays open."""
+        self._closed = True
+        if self._due is not None:
+            self._due.cancel()
+        tasks = [task for task in (self._ticker, *self._dials) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._server is not None:
+            self._server.close()
+        for connection in [*self._links.values(), *self._dialled.values(), *self._waiting]:
+            connection.close()
+        self._links.clear()
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+
+    # --- for the engine ---------------------------------------------------------------------------------
+
+    def offer(self, offer: Offer) -> None:
+        assert self.relay is not None
+        self.relay.offer(offer, self._now())
+        self._work()
+
+    def withdraw(self, root: bytes) -> None:
+        assert self.relay is not None
+        self.relay.withdraw(root, self._now())
+        self._work()
+
+    def hold(self, root: bytes) -> None:
+        assert self.relay is not None
+        self.relay.hold(root, self._now())
+        self._work()
+
+    def supply(self, pieces: list[tuple[bytes, bytes]]) -> None:
+        """Pieces from the laptop. Raises MalformedMessage when one is not what its digest says."""
+        assert self.relay is not None
+        for digest, data in pieces:
+            if piece_digest(data) != digest:
+                raise MalformedMessage(f"piece {short(digest)} is not what its digest says")
+            self.relay.supplied(digest, data, self._now())
+        self._work()
+
+    # --- tcp.Listener -----------------------------------------------------------------------------------
+
+    def opened(self, connection: Connection) -> None:
+        if self.relay is None:
+            connection.pause_reading()
+            self._waiting.append(connection)
+            return
+        link = Link(connection.peer, connection.up)
+        if connection.up and self._dialled.pop(link, None) is not connection:
+            connection.close()
+            return
+        earlier = self._links.get(link)
+        self._links[link] = connection
+        if earlier is not None and earlier is not connection:
+            earlier.close()
+        if connection.up:
+            self.relay.connected(connection.peer, self._now())
+        else:
+            self.relay.accepted(connection.peer, self._now())
+        self._work()
+
+    def message(self, connection: Connection, message: Message) -> None:
+        link = Link(connection.peer, connection.up)
+        if self.relay is None or self._links.get(link) is not connection:
+            return
+        if isinstance(message, Data) and piece_digest(message.data) != message.digest:
+            raise MalformedMessage(f"piece {short(message.digest)} is not what its digest says")
+        self.relay.received(link, message, self._now())
+        self._work()
+
+    def drained(self, connection: Connection, size: int) -> None:
+        link = Link(connection.peer, connection.up)
+        if self.relay is not None and self._links.get(link) is connection:
+            self.relay.sent(link, size, self._now())
+            self._work()
+
+    def closed(self, connection: Connection, reason: Exception | None) -> None:
+        link = Link(connection.peer, connection.up)
+        if connection in self._waiting:
+            self._waiting.remove(connection)
+        if self._closed or self.relay is None:
+            return
+        if self._links.get(link) is connection:
+            del self._links[link]
+        elif self._dialled.get(link) is connection:
+            del self._dialled[link]
+        else:
+            return
+        self.relay.lost(link, self._now())
+        self._work()
+
+    # --- commands ---------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Carries out what the relay wants done. Frames to one link go out in one write."""
+        if self._working or self.relay is None or self._closed:
+            return
+        self._working = True
+        try:
+            while commands := self.relay.commands():
+                frames: dict[Link, tuple[list[bytes], list[int]]] = {}
+                kept: list[tuple[bytes, bytes]] = []
+                for command in commands:
+                    if isinstance(command, Send):
+                        parts, sizes = frames.setdefault(command.link, ([], []))
+                        parts += encode_frame(command.message)
+                        if isinstance(command.message, Data):
+                            sizes.append(len(command.message.data))
+                    elif isinstance(command, Keep):
+                        kept.append((command.digest, command.data))
+                    else:
+                        kept = self._keep(kept)
+                        if isinstance(command, Disconnect):
+                            self._flush(command.link, frames)
+                        self._carry_out(command)
+                self._keep(kept)
+                for link in list(frames):
+                    self._flush(link, frames)
+        finally:
+            self._working = False
+        if self.relay.deadline is not None and self._due is None:
+            self._due = asyncio.get_running_loop().call_at(self.relay.deadline, self._wake)
+
+    def _wake(self) -> None:
+        self._due = None
+        if self.relay is not None and not self._closed:
+            self.relay.tick(self._now())
+            self._work()
+
+    def _flush(self, link: Link, frames: dict[Link, tuple[list[bytes], list[int]]]) -> None:
+        parts, sizes = frames.pop(link, ([], []))
+        connection = self._links.get(link)
+        if connection is not None and parts:
+            connection.write(parts, sum(sizes))
+
+    def _carry_out(self, command: Command) -> None:
+        if isinstance(command, Connect):
+            dial = asyncio.get_running_loop().create_task(self._dial(command.peer))
+            self._dials.add(dial)
+            dial.add_done_callback(self._dials.discard)
+        elif isinstance(command, Disconnect):
+            self._disconnect(command.link)
+        elif isinstance(command, Begin):
+            self._in_store(lambda: self.disk.begin(command.offer), lambda begun: self._begun(command.offer.root, begun))
+        elif isinstance(command, Finish):
+            self._in_store(lambda: self.disk.finish(command), lambda failure: self._finished(command.root, failure))
+        elif isinstance(command, Load):
+            self._in_store(lambda: self.disk.load(command), lambda loaded: self._loaded(command, loaded))
+        elif isinstance(command, Describe):
+            self._in_store(lambda: self.disk.describe(command.root), lambda delta: self._described(command, delta))
+        elif isinstance(command, Forget):
+            self._in_store(lambda: self.disk.store.forget(command.root), lambda _: None)
+        elif isinstance(command, Reserve):
+            self._reserved.add(command.root)
+        elif isinstance(command, Ask):
+            assert self._gateway is not None
+            self._gateway.ask(command.root, command.digests)
+        elif isinstance(command, Report):
+            assert self._gateway is not None
+            self._gateway.report(command.root, command.ready, command.failed)
+
+    def _disconnect(self, link: Link) -> None:
+        for connections in (self._links, self._dialled) if link.up else (self._links,):
+            connection = connections.pop(link, None)
+            if connection is not None:
+                connection.close()
+
+    async def _dial(self, peer: str) -> None:
+        connection = self._dialled[Link(peer, up=True)] = dialling(self, self._secret, self.name, peer)
+        try:
+            address = self._addresses.get(peer)
+            if address is None:
+                raise ConnectionError(f"the address of {peer or 'the gateway'} is not known")
+            loop = asyncio.get_running_loop()
+            await asyncio.wait_for(loop.create_connection(lambda: connection, *address), _DIAL_SECONDS)
+        except (OSError, asyncio.TimeoutError) as problem:
+            self.closed(connection, problem)
+
+    # --- the store --------------------------------------------------------------------------------------
+
+    def _in_store(self, step: Callable[[], _T], then: Callable[[_T], None]) -> None:
+        """Runs ``step`` in the store's thread, after all before it, and ``then`` with its result in the loop."""
+        if not self._closed:
+            future = asyncio.get_running_loop().run_in_executor(self._thread, step)
+            future.add_done_callback(lambda done: self._after_store(done, then))
+
+    def _after_store(self, done: asyncio.Future[_T], then: Callable[[_T], None]) -> None:
+        if self._closed or done.cancelled():
+            return
+        assert self.relay is not None
+        problem = done.exception()
+        if problem is None:
+            then(done.result())
+        else:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"the store of {self.name or 'the gateway'} failed unexpectedly", "exception": problem}
+            )
+            self.relay.failed(None, f"unexpectedly: {problem!r}", self._now())
+        self._work()
+
+    def _keep(self, pieces: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        if pieces:
+            size = sum([len(data) for _, data in pieces])
+            self._unkept += size
+            self._throttle()
+            self._in_store(lambda: self.disk.add(pieces), lambda failure: self._kept(size, failure))
+        return []
+
+    def _kept(self, size: int, failure: str | None) -> None:
+        self._unkept -= size
+        self._throttle()
+        if failure is not None:
+            assert self.relay is not None
+            self.relay.failed(None, failure, self._now())
+
+    def _throttle(self) -> None:
+        if self._paused != (self._unkept > (_MOST_UNKEPT // 2 if self._paused else _MOST_UNKEPT)):
+            self._paused = not self._paused
+            for link, connection in self._links.items():
+                if link.up:
+                    (connection.pause_reading if self._paused else connection.resume_reading)()
+
+    def _begun(self, root: bytes, begun: Begun) -> None:
+        assert self.relay is not None
+        if begun.baseless:
+            self.relay.base_unknown(root, self._now())
+        elif begun.failure is not None:
+            self.relay.failed(root, begun.failure, self._now())
+        else:
+            self.relay.begun(root, begun.missing, self._now())
+
+    def _finished(self, root: bytes, failure: str | None) -> None:
+        assert self.relay is not None
+        if failure is not None:
+            self.relay.failed(root, failure, self._now())
+        else:
+            self._newest = root
+            self.relay.finished(root, self._now())
+
+    def _loaded(self, command: Load, loaded: Loaded) -> None:
+        assert self.relay is not None
+        self.relay.loaded(command.child, command.root, loaded.read, loaded.unread, loaded.lost, self._now())
+
+    def _described(self, command: Describe, delta: bytes | None) -> None:
+        assert self.relay is not None
+        if delta is not None:
+            self.relay.described(command.child, command.root, delta, self._now())
+
+    # --- time -------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _tick(self) -> None:
+        """Wakes the relay when it is due, and looks after the store between versions."""
+        upkeep_due = self._now()
+        while True:
+            assert self.relay is not None
+            await asyncio.sleep(_TICK)
+            self.relay.tick(self._now())
+            self._work()
+            if self._newest is not None and self._now() >= upkeep_due:
+                upkeep_due = self._now() + _UPKEEP_SECONDS
+                newest, reserve = self._newest, self._newest in self._reserved
+                self._in_store(functools.partial(self.disk.look_after, newest, reserve=reserve), lambda _: None)

@@ -1,0 +1,54 @@
+"""``python -m meshgate_sync.serve``: a host's relay as a process of its own, for hosts without an actor to hold it.
+
+One JSON object a line. Standard input: first ``{"name", "secret" (hex), "owner", "home"?, "bind"?, "port"?,
+"advertise"?}``, then any number of ``{"routes": {"control": [...], "stripes": [[...]]}, "addresses": {name: [host,
+port]}}``. Standard output: ``{"address": [host, port], "home": ...}``, then ``{"configured": true}`` for each. It ends
+when its input does.
+
+Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, TextIO
+
+from .agent import HostAgent
+from .plan import Routes
+
+__all__ = ["main"]
+
+
+def main(source: TextIO, sink: TextIO) -> None:
+    first = json.loads(source.readline())
+    agent = HostAgent(
+        first["name"],
+        secret=bytes.fromhex(first["secret"]),
+        owner=first["owner"],
+        home=first.get("home"),
+        bind=first.get("bind", "127.0.0.1"),
+        port=first.get("port", 0),
+        advertise=first.get("advertise"),
+    )
+    try:
+        _say(sink, {"address": agent.address, "home": agent.home})
+        for line in source:
+            configuration = json.loads(line)
+            routes = configuration["routes"]
+            agent.configure(
+                Routes(tuple(routes["control"]), tuple(tuple(route) for route in routes["stripes"])),
+                {name: (host, port) for name, (host, port) in configuration["addresses"].items()},
+            )
+            _say(sink, {"configured": True})
+    finally:
+        agent.stop()
+
+
+def _say(sink: TextIO, message: dict[str, Any]) -> None:
+    sink.write(json.dumps(message) + "\n")
+    sink.flush()
+
+
+if __name__ == "__main__":
+    main(sys.stdin, sys.stdout)

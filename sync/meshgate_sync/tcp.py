@@ -1,0 +1,156 @@
+"""Relays over TCP: authenticated connections that carry frames, and nothing that decides anything.
+
+Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from .errors import MalformedMessage, PeerRefused, SyncError
+from .frames import MAX_FRAME, Message, decode_frame
+from .handshake import Answering, Asking
+
+__all__ = ["Connection", "Listener", "accepting", "dialling"]
+
+_HIGH_WATER = 256 * 1024
+_HANDSHAKE_SECONDS = 10.0
+
+
+class Listener(Protocol):
+    """Told what happens to a connection, in its event loop."""
+
+    def opened(self, connection: Connection) -> None: ...
+    def message(self, connection: Connection, message: Message) -> None: ...
+    def drained(self, connection: Connection, size: int) -> None:
+        """Pieces of ``size`` bytes altogether have been handed to the kernel."""
+        ...
+
+    def closed(self, connection: Connection, reason: Exception | None) -> None:
+        """Called once, also when the connection was never opened."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """One connection, from dialling or accepting to its end. ``peer`` is the other's name once it is open."""
+
+    def __init__(self, listener: Listener, handshake: Asking | Answering, peer: str = "", *, up: bool) -> None:
+        self.peer = peer
+        self.up = up
+        self._listener = listener
+        self._handshake: Asking | Answering | None = handshake
+        self._transport: asyncio.Transport | None = None
+        self._timeout: asyncio.TimerHandle | None = None
+        self._buffer = bytearray()
+        self._paused = False
+        self._undrained = 0
+        self._reason: Exception | None = None
+
+    def write(self, parts: list[bytes], piece_bytes: int) -> None:
+        """Frames in parts, of which ``piece_bytes`` are to be reported when they have drained."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.writelines(parts)
+        self._undrained += piece_bytes
+        if not self._paused:
+            self._report()
+
+    def close(self, reason: Exception | None = None) -> None:
+        self._reason = self._reason or reason
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # --- asyncio.Protocol -------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=_HIGH_WATER)
+        late = PeerRefused(f"no handshake within {_HANDSHAKE_SECONDS:.0f} s")
+        self._timeout = asyncio.get_running_loop().call_later(_HANDSHAKE_SECONDS, self.close, late)
+        if isinstance(self._handshake, Asking):
+            transport.write(self._handshake.opening)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self._handshake is not None:
+                data = self._shake(data)
+            if data:
+                self._frames(data)
+        except SyncError as problem:
+            self.close(problem)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._report()
+
+    def connection_lost(self, reason: Exception | None) -> None:
+        if self._timeout is not None:
+            self._timeout.cancel()
+        self._listener.closed(self, self._reason or reason)
+
+    def _report(self) -> None:
+        if self._undrained:
+            size, self._undrained = self._undrained, 0
+            # Not at once: the listener may be in the middle of writing.
+            asyncio.get_running_loop().call_soon(self._listener.drained, self, size)
+
+    def _shake(self, data: bytes) -> bytes:
+        """Continues the handshake; returns what belongs to frames."""
+        assert self._transport is not None
+        if isinstance(self._handshake, Asking):
+            outcome = self._handshake.receive(data)
+            if outcome is None:
+                return b""
+            reply, rest = outcome
+            self._transport.write(reply)
+        else:
+            assert self._handshake is not None
+            self._transport.write(self._handshake.receive(data))
+            if self._handshake.name is None:
+                return b""
+            self.peer, rest = self._handshake.name, self._handshake.rest
+        self._handshake = None
+        assert self._timeout is not None
+        self._timeout.cancel()
+        self._listener.opened(self)
+        return rest
+
+    def _frames(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        while len(buffer) - start >= 4:
+            length = int.from_bytes(buffer[start : start + 4], "big")
+            if not 0 < length <= MAX_FRAME:
+                raise MalformedMessage(f"a frame of {length} bytes")
+            if len(buffer) - start - 4 < length:
+                break
+            frame = bytes(memoryview(buffer)[start + 4 : start + 4 + length])
+            start += 4 + length
+            self._listener.message(self, decode_frame(frame))
+        if start:
+            del buffer[:start]
+
+
+def dialling(listener: Listener, secret: bytes, name: str, peer: str) -> Connection:
+    """For ``loop.create_connection``: this host, ``name``, asks ``peer``."""
+    return Connection(listener, Asking(secret, name), peer, up=True)
+
+
+def accepting(listener: Listener, secret: bytes) -> Callable[[], Connection]:
+    """For ``loop.create_server``."""
+    return lambda: Connection(listener, Answering(secret), up=False)

@@ -1,0 +1,83 @@
+"""Which host is ready to run which version, as the engine knows it, and how one waits for it.
+
+The board is told of every acknowledgement and of every version whose snapshots are given up; futures of those who wait
+belong to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from .errors import HostsBehind
+
+__all__ = ["Board", "Standing"]
+
+
+@dataclass(slots=True)
+class Standing:
+    """Of one version: hosts that are ready for it, and why others cannot be."""
+
+    ready: set[str] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+class Board:
+    def __init__(self) -> None:
+        self._standings: dict[bytes, Standing] = {}
+        self._waiting: dict[bytes, list[asyncio.Future[None]]] = {}
+
+    def standing(self, root: bytes) -> Standing:
+        return self._standings.get(root) or Standing()
+
+    def awaited(self, root: bytes) -> bool:
+        """Whether anyone waits for this version now."""
+        return bool(self._waiting.get(root))
+
+    def note(self, root: bytes, ready: Iterable[str], failed: Mapping[str, str]) -> None:
+        standing = self._standings.setdefault(root, Standing())
+        for name in ready:
+            standing.ready.add(name)
+            standing.failed.pop(name, None)
+        for name, reason in failed.items():
+            standing.ready.discard(name)
+            standing.failed[name] = reason
+        for waiter in self._waiting.pop(root, []):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def forget(self, root: bytes) -> None:
+        """No host has this version any more."""
+        self._standings.pop(root, None)
+
+    def gone(self, host: str) -> None:
+        """A host was lost or replaced: it has nothing."""
+        for standing in self._standings.values():
+            standing.ready.discard(host)
+            standing.failed.pop(host, None)
+
+    async def wait(self, root: bytes, hosts: Iterable[str], timeout: float) -> None:
+        """Until all ``hosts`` are ready for ``root``. Raises HostsBehind as soon as one cannot be, or after
+        ``timeout`` seconds, naming those that are not."""
+        wanted = set(hosts)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while True:
+            standing = self.standing(root)
+            lacking = wanted - standing.ready
+            if not lacking:
+                return
+            failed = {name: standing.failed[name] for name in sorted(lacking) if name in standing.failed}
+            if failed:
+                raise HostsBehind(root.hex(), failed)
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._waiting.setdefault(root, []).append(waiter)
+            try:
+                await asyncio.wait_for(waiter, max(0.0, deadline - loop.time()))
+            except asyncio.TimeoutError:
+                reason = f"did not acknowledge it within {timeout:.0f} s"
+                raise HostsBehind(root.hex(), dict.fromkeys(sorted(lacking), reason)) from None
+            finally:
+                if waiter in self._waiting.get(root, []):
+                    self._waiting[root].remove(waiter)
