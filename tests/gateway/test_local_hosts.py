@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from tests.gateway.server_process import TOKEN, ServerProcess, wait_gone
 
 from meshgate_gateway.hosts import HostsUnavailable
 from meshgate_gateway.local_hosts import LocalHosts
+from tests.gateway.server_process import TOKEN, ServerProcess, wait_gone
 
 DEADLINE = 60.0
 

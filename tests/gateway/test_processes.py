@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from tests.gateway.server_process import wait_gone
 
 from meshgate_gateway.processes import Child, Exit, kill_session
+from tests.gateway.server_process import wait_gone
 
 DEADLINE = 20.0
 

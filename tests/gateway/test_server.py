@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+
 from tests.gateway.server_process import TOKEN, ServerProcess, dialling, request, wait_gone
 
 

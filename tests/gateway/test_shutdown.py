@@ -7,6 +7,7 @@ import signal
 import uuid
 
 import pytest
+
 from tests.gateway.server_process import ServerProcess, wait_gone
 
 

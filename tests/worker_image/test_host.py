@@ -2,91 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-DEADLINE = 60.0
-CLIENT = Path(__file__).parent / "root_client.py"
-
-
-class Worker:
-    """One host process and the pipes that hold it."""
-
-    def __init__(self, address: str, *arguments: str) -> None:
-        ready, ready_there = os.pipe()
-        lifetime_there, self.lifetime = os.pipe()
-        self.address = address
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "meshgate_worker", "--address", address, "--name", "workers-0"),
-                *("--ready-fd", str(ready_there), "--lifetime-fd", str(lifetime_there), *arguments),
-            ],
-            pass_fds=(ready_there, lifetime_there),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        os.close(ready_there)
-        os.close(lifetime_there)
-        with os.fdopen(ready) as said:
-            line = said.readline()
-        self.ready: dict[str, Any] | None = json.loads(line) if line else None
-
-    def let_go(self) -> None:
-        if self.lifetime >= 0:
-            os.close(self.lifetime)
-            self.lifetime = -1
-
-    def ended(self) -> tuple[int, str]:
-        """The exit code and the last line of the output."""
-        output, _ = self.process.communicate(timeout=DEADLINE)
-        return self.process.returncode, output.decode().strip().rpartition("\n")[2]
-
-    def close(self) -> None:
-        self.let_go()
-        self.process.wait(DEADLINE)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-
-class Client:
-    """A root client; ``pids`` are the processes that it spawned on the hosts."""
-
-    def __init__(self, *addresses: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(CLIENT), *addresses], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.pids: list[int] = self.answer()
-
-    def do(self, command: str) -> Any:
-        assert self.process.stdin is not None
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-        return self.answer()
-
-    def answer(self) -> Any:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith(("[", '"')):
-                return json.loads(line)
-        raise AssertionError("the client ended")
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+from tests.gateway.server_process import wait_gone
+from tests.worker_image.host_process import DEADLINE, Client, Worker
 
 
 @pytest.fixture
@@ -107,20 +34,6 @@ def client(worker: Worker) -> Iterator[Client]:
     client = Client(worker.address)
     yield client
     client.close()
-
-
-def wait_gone(*pids: int) -> None:
-    deadline = time.monotonic() + DEADLINE
-    for pid in pids:
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            gone, _, _ = select.select([descriptor], [], [], max(0, deadline - time.monotonic()))
-            assert gone, f"process {pid} is still there"
-        finally:
-            os.close(descriptor)
 
 
 def test_a_host_that_says_it_is_ready_can_be_attached_to(worker: Worker, client: Client) -> None:
