@@ -18,20 +18,21 @@ from meshgate import Actor, ActorError, ProcessJob, current_rank, endpoint
 class Trainer(Actor):
     """One of these lives in each worker process."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.steps = 0
+    def __init__(self, speed: int) -> None:
+        self.speed = speed
+        self.rank = current_rank().rank
+        self.samples = 0
 
     @endpoint
     def train_step(self, batch_size: int) -> str:
-        self.steps += 1
-        rank = current_rank().rank
-        print(f"{self.name} {rank}: step {self.steps} with {batch_size} samples, in process {os.getpid()}")
-        return f"loss {1 / (rank + 2):.3f}"
+        self.samples += batch_size
+        print(f"{self.samples} samples seen, in process {os.getpid()}")
+        time.sleep(batch_size / self.speed)  # a real one would compute
+        return f"loss {1 / (self.samples + self.rank):.4f}"
 
     @endpoint
     def divide(self, by: int) -> float:
-        return current_rank().rank / by
+        return self.rank / by
 
 
 @contextlib.contextmanager
@@ -50,16 +51,16 @@ def main() -> None:
             print(f"   the gateway is at {job.gateway_url}; this program holds one websocket to it")
             print(f"   the mesh 'workers': {dict(hosts.sizes)}")
 
-        with step("Two processes on each host, an actor in each, and a first call to all of them"):
+        with step("Two processes on each host, an actor in each, a call to all of them, and what they print"):
             procs = hosts.spawn_procs(per_host={"gpus": 2})
-            trainers = procs.spawn("trainers", Trainer, "trainer")
+            trainers = procs.spawn("trainers", Trainer, speed=100)
             losses = trainers.train_step.call(batch_size=32).get()
             print(f"   the mesh of processes: {dict(procs.sizes)}")
             print(f"   the answer is a {type(losses).__name__}, a value for each rank:")
             for point, loss in losses.items():
                 print(f"     {dict(point)} -> {loss}")
 
-        with step("A call to one host's actors only: a slice of the mesh"):
+        with step("A call to the actors of one host: a slice of the mesh"):
             print(f"   {list(trainers.slice(hosts=1).train_step.call(batch_size=64).get().values())}")
 
         with step("A call that goes wrong over there, on purpose"):

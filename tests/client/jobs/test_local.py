@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshgate import Actor, endpoint
+from meshgate.jobs import LocalJob, job_loads
+
+
+class Hello(Actor):
+    @endpoint
+    def hello(self) -> int:
+        return os.getpid()
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_one_host_for_each_name_unless_a_number_is_given() -> None:
+    with LocalJob(("trainers", "readers")) as job:
+        state = job.state()
+        assert (dict(state.trainers.sizes), dict(state.readers.sizes)) == ({"hosts": 1}, {"hosts": 1})
+    assert repr(LocalJob()) == "LocalJob({'hosts': 1})"
+    assert repr(LocalJob(meshes={"workers": 2})) == repr(LocalJob({"workers": 2})) == "LocalJob({'workers': 2})"
+
+
+def test_an_actor_on_each_host() -> None:
+    with LocalJob(meshes={"workers": 2}) as job:
+        answers = list(job.state().workers.spawn("hello", Hello).hello.call().get().values())
+        assert len(set(answers)) == 2
+
+
+def test_no_other_process_finds_it() -> None:
+    with LocalJob() as job:
+        job.state()
+        assert os.listdir() == []
+        assert not job.can_run(job)
+        copy = job_loads(job.dumps())
+        assert not copy.active
+        assert repr(copy) == "LocalJob({'hosts': 1})"
+
+
+def test_a_text_for_names_is_a_mistake() -> None:
+    with pytest.raises(TypeError, match=r"write LocalJob\(\['workers'\]\)"):
+        LocalJob("workers")
+
+
+def test_a_batch_script_runs_on_its_own_with_its_output_in_a_file() -> None:
+    Path("train.py").write_text("import os; print('batch', os.environ['MONARCH_BATCH_JOB'])")
+    job = LocalJob()
+    with pytest.raises(ValueError, match="no local batch job"):
+        job.process  # noqa: B018
+    job.apply(client_script="train.py")
+    assert job.active
+    assert job.process.args == [sys.executable, "train.py"]
+    assert job.process.wait() == 0
+    (log,) = Path(".monarch/logs").glob("job_*/stdout.log")
+    assert log.read_text() == "batch 1\n"
+    job.kill()
+    assert not job.active
+
+
+def test_kill_ends_a_batch_script() -> None:
+    Path("train.py").write_text("import sys, signal; signal.pause()")
+    job = LocalJob()
+    job.apply(client_script="train.py")
+    process = job.process
+    job.kill()
+    assert process.returncode is not None

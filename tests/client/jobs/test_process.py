@@ -1,0 +1,291 @@
+"""ProcessJob against the real gateway: what starts, who finds it, when it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from meshgate import Actor, endpoint
+from meshgate.errors import JobCacheWarning, JobError, JobNotRunning, JobStartFailed
+from meshgate.jobs import LocalJob, ProcessJob, job_load, job_loads, registry
+from meshgate.jobs.gateway_process import JOB_VARIABLE
+from meshgate.jobs.processes import ProcessName, marked
+
+ROOT = Path(__file__).parents[3]
+SOON = 20.0  # seconds; what is waited for takes a fraction of it on an idle machine
+
+
+class Probe(Actor):
+    @endpoint
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+
+def processes_of(apply_id: str | None) -> list[ProcessName]:
+    return marked(JOB_VARIABLE, str(apply_id))
+
+
+def ask(job: ProcessJob | LocalJob, mesh: str = "workers", name: str = JOB_VARIABLE) -> list[str | None]:
+    """Runs an actor on each host of the job and asks it for a variable."""
+    hosts = getattr(job.state(cached_path=None), mesh)
+    procs = hosts.spawn_procs(per_host={"gpus": 1})
+    return list(procs.spawn("probe", Probe).variable.call(name).get().values())
+
+
+def gateway_of(job: ProcessJob) -> ProcessName:
+    gateway = job._running._gateway  # type: ignore[union-attr]
+    return gateway._process
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "job.pkl")
+
+
+Driver = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def drive(tmp_path: Path) -> Iterator[Driver]:
+    """Starts a program that has a job, and is a driver of its own."""
+    started = []
+
+    def start(program: str, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+        script = tmp_path / "driver" / "program.py"
+        script.parent.mkdir(exist_ok=True)
+        script.write_text("import os, sys\nfrom meshgate import ProcessJob\n" + textwrap.dedent(program))
+        driver = subprocess.Popen(
+            [sys.executable, str(script), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=cwd or tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},  # where this module is imported from
+        )
+        started.append(driver)
+        return driver
+
+    yield start
+    for driver in started:
+        driver.kill()
+        driver.communicate()
+
+
+def said_by(driver: subprocess.Popen[str]) -> str:
+    assert driver.stdout is not None
+    return driver.stdout.readline().strip()
+
+
+def require_ended(processes: list[ProcessName]) -> None:
+    assert processes
+    assert [process for process in processes if not process.wait_ended(SOON)] == []
+
+
+def test_a_job_runs_actors_on_its_hosts_and_leaves_nothing() -> None:
+    with ProcessJob({"workers": 2}) as job:
+        assert ask(job) == [job.apply_id] * 2
+        assert len(processes_of(apply_id := job.apply_id)) >= 6  # gateway, engine, two hosts, two processes
+    assert processes_of(apply_id) == []
+    assert list(registry.entries()) == []
+
+
+def test_each_mesh_has_its_hosts() -> None:
+    with ProcessJob({"trainers": 2, "dataloaders": 1}) as job:
+        state = job.state()
+        assert dict(state.trainers.sizes) == {"hosts": 2}
+        assert dict(state.dataloaders.sizes) == {"hosts": 1}
+        assert ask(job, "dataloaders") == [job.apply_id]
+
+
+def test_env_reaches_the_workers() -> None:
+    with ProcessJob({"workers": 1}, env={"COLOUR": "green"}) as job:
+        assert ask(job, name="COLOUR") == ["green"]
+
+
+def test_the_token_is_in_no_argument_and_in_no_workers_environment() -> None:
+    with ProcessJob({"workers": 1}) as job:
+        assert ask(job, name="MESHGATE_TOKEN") == [None]
+        gateway = job._gateway
+        assert gateway is not None
+        token = gateway.record.token.encode()
+        for process in processes_of(job.apply_id):
+            assert token not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            if process != gateway_of(job):
+                assert token not in Path(f"/proc/{process.pid}/environ").read_bytes()
+        assert "token" not in repr(gateway.record)
+
+
+def test_a_gateway_that_cannot_start_says_why_and_leaves_nothing() -> None:
+    job = ProcessJob({"workers": 1}, env={"MESHGATE_LOG_LEVEL": "loud"})
+    with pytest.raises(JobStartFailed, match=r"ended with code 2 before it served\n.*log-level"):
+        job.apply()
+    assert not job.active
+    assert list(registry.entries()) == []
+
+
+def test_batch_scripts_are_refused() -> None:
+    with pytest.raises(JobError, match="batch-mode"):
+        ProcessJob({"workers": 1}).apply(client_script="train.py")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"meshes": {}}, "meshes"),
+        ({"meshes": {"two words": 1}}, "two words"),
+        ({"meshes": {"workers": 0}}, "greater than or equal to 1"),
+        ({"meshes": {"workers": 1}, "env": {"A": 1}}, "env"),
+        ({"meshes": {"workers": 1}, "lease": 0}, "lease"),
+        ({"meshes": {"workers": 1}, "idle_timeout": -1}, "idle_timeout"),
+    ],
+)
+def test_wrong_arguments_are_named_at_once(arguments: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        ProcessJob(**arguments)  # type: ignore[arg-type]
+
+
+def test_another_process_finds_the_running_job_and_ends_it(drive: Driver, path: str) -> None:
+    first = drive("job = ProcessJob({'workers': 1}); job.state(sys.argv[1]); print(job.apply_id)", path)
+    apply_id = said_by(first)
+    assert first.wait(SOON) == 0
+    assert processes_of(apply_id)
+
+    job = ProcessJob({"workers": 1})
+    state = job.state(path)
+    assert job.apply_id == apply_id
+    assert dict(state.workers.sizes) == {"hosts": 1}
+    assert ask(job) == [apply_id]
+    job.kill()
+    assert processes_of(apply_id) == []
+    assert not Path(path).exists()
+
+
+def test_a_saved_job_outlives_its_killed_driver(drive: Driver, path: str) -> None:
+    first = drive(
+        """
+        job = ProcessJob({"workers": 1})
+        job.state(sys.argv[1])
+        print(job.apply_id, flush=True)
+        input()
+        """,
+        path,
+    )
+    apply_id = said_by(first)
+    first.kill()
+    first.wait()
+    job = job_load(path)
+    assert job.active
+    assert job.apply_id == apply_id
+    assert job.can_run(ProcessJob({"workers": 1}))
+    assert not job.can_run(ProcessJob({"workers": 2}))
+    job.kill()
+    job.kill()
+    assert processes_of(apply_id) == []
+
+
+BOUND = """
+    with ProcessJob({"workers": 1}) as job:
+        job.state().workers.spawn_procs(per_host={"gpus": 2}).initialized.get()
+        print(job.apply_id, flush=True)
+        input()
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_bound_job_ends_with_its_driver_however_that_ends(drive: Driver, signum: signal.Signals) -> None:
+    driver = drive(BOUND)
+    processes = processes_of(said_by(driver))
+    assert len(processes) >= 5
+    driver.send_signal(signum)
+    require_ended(processes)
+
+
+def test_a_bound_job_ends_with_its_driver_though_a_forked_child_lives_on(drive: Driver) -> None:
+    driver = drive("""
+        job = ProcessJob({"workers": 1}); job.state(cached_path=None)
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.close(write)
+            os.read(read, 1)  # until the driver is gone, and then until the input ends
+            sys.stdin.read()
+            os._exit(0)
+        print(job.apply_id, flush=True)
+        input()
+    """)
+    processes = processes_of(said_by(driver))
+    driver.kill()
+    require_ended(processes)
+
+
+def test_a_saved_job_ends_itself_when_it_has_been_idle(drive: Driver, path: str) -> None:
+    driver = drive(
+        """
+        job = ProcessJob({"workers": 1}, idle_timeout=1)
+        job.state(sys.argv[1])
+        print(job.apply_id, flush=True)
+        input()
+        """,
+        path,
+    )
+    processes = processes_of(said_by(driver))
+    driver.communicate("\n")
+    require_ended(processes)
+    job = ProcessJob({"workers": 1}, idle_timeout=1)
+    with pytest.warns(JobCacheWarning, match="has ended"):
+        job.state(path)
+    job.kill()
+
+
+def test_a_gateway_that_died_is_told_and_apply_starts_another() -> None:
+    with ProcessJob({"workers": 1}) as job:
+        job.state()
+        gateway, first = gateway_of(job), job.apply_id
+        gateway.signal(signal.SIGKILL)
+        assert gateway.wait_ended(SOON)
+        with pytest.raises(JobNotRunning, match=r"has ended; apply\(\) starts it again"):
+            job.state()
+        job.apply()
+        assert job.apply_id != first
+        assert processes_of(first) == []
+        assert ask(job) == [job.apply_id]
+
+
+def test_bytes_lead_to_the_running_job() -> None:
+    job = ProcessJob({"workers": 1})
+    job.apply()
+    copy = job_loads(job.dumps())
+    assert isinstance(copy, ProcessJob)
+    assert ask(copy) == [job.apply_id]
+    copy.kill()
+    assert processes_of(job.apply_id) == []
+    job.kill()
+
+
+def test_workers_import_what_lies_beside_the_script(drive: Driver, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "driver").mkdir()
+    (tmp_path / "driver" / "trainers.py").write_text(
+        "from meshgate import Actor, endpoint\n"
+        "class Trainer(Actor):\n"
+        "    @endpoint\n"
+        "    def file(self): return __file__\n"
+    )
+    driver = drive(
+        """
+        from trainers import Trainer
+        with ProcessJob({"workers": 1}) as job:
+            procs = job.state().workers.spawn_procs(per_host={"gpus": 1})
+            print(procs.spawn("trainer", Trainer).file.call_one().get())
+        """,
+        cwd=elsewhere,
+    )
+    assert said_by(driver) == str(tmp_path / "driver" / "trainers.py")
+    assert driver.wait(SOON) == 0

@@ -1,0 +1,77 @@
+"""What a user installs: everything in the wheel, and a client that needs nothing of the gateway's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE_ROOTS = ("client", "gateway", "sync", "worker_image")
+OF_THE_GATEWAY = {"torchmonarch", "structlog", "pydantic-settings", "uvloop"}
+
+IMPORT_ALL = """
+import importlib, json, pkgutil, sys
+imported = []
+def load(name):
+    module = importlib.import_module(name)
+    imported.append(name)
+    for found in pkgutil.iter_modules(getattr(module, "__path__", []), name + "."):
+        if not found.name.endswith("__main__"):
+            load(found.name)
+for package in sys.argv[1:]:
+    load(package)
+import meshgate
+for name in meshgate.__all__:
+    getattr(meshgate, name)
+assert "monarch" not in sys.modules and "meshgate_gateway" not in sys.modules
+print(json.dumps(imported))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True, text=True)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
+    expected = {
+        str(path.relative_to(ROOT / root))
+        for root in SOURCE_ROOTS
+        for package in (ROOT / root).glob("meshgate*")
+        for path in package.rglob("*")
+        if path.suffix == ".py" or path.name == "py.typed"
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert expected <= names
+    assert {name.partition("/")[0] for name in names} == {name.partition("/")[0] for name in expected}
+
+
+@pytest.mark.timeout(300)
+def test_the_bare_client_imports_without_torchmonarch_and_the_gateway(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    install = [python, "-m", "pip", "install", "--quiet", "--no-compile", "-c", str(ROOT / "constraints.txt"), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True, text=True)
+
+    listed = subprocess.run([python, "-m", "pip", "list", "--format=json"], check=True, capture_output=True)
+    installed = {package["name"].lower() for package in json.loads(listed.stdout)}
+    assert "meshgate" in installed
+    assert not OF_THE_GATEWAY & installed
+
+    packages = ("meshgate", "meshgate_wire", "meshgate_sync")
+    ran = subprocess.run([python, "-I", "-c", IMPORT_ALL, *packages], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert {"meshgate.client", "meshgate.cli", "meshgate_wire.session"} <= set(json.loads(ran.stdout))
+    version = subprocess.run([tmp_path / "venv" / "bin" / "meshgate", "version"], check=True, capture_output=True)
+    assert version.stdout.decode().strip() == wheel.name.split("-")[1]
