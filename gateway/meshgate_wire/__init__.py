@@ -18,7 +18,8 @@ from .handshake import Role
 from .limits import Limits
 from .messages import Header
 from .pump import Pump, Timer, Transport
-from .session import Session, State, Statistics
+from .session import Session
+from .state import State, Statistics
 from .version import PROTOCOL_VERSION, SOFTWARE_VERSION
 
 __all__ = [

@@ -43,7 +43,7 @@ class Pump:
 
     Call ``flush`` (at once) or ``flush_soon`` (with whatever else comes up in this turn of the loop, in one
     message) after ``session.send``, ``session.consume`` and ``session.receive_data``; ``writable`` when the
-    transport's buffer has drained.
+    transport's buffer has drained after it held more than ``high_water`` bytes.
     """
 
     __slots__ = ("_ack_delay", "_ack_timer", "_closed", "_flushing", "_high_water", "_session", "_soon", "_transport")
@@ -61,12 +61,12 @@ class Pump:
         self._closed = False
 
     def flush(self) -> None:
-        """Writes until the session has nothing to send now or ``high_water`` bytes are in the transport."""
+        """Writes until the session has nothing to send now or more than ``high_water`` bytes are in the transport."""
         if self._flushing or self._closed:
             return  # write() may tell that the transport is writable: the loop below goes on
         self._flushing = True
         try:
-            while self._transport.buffered() < self._high_water:
+            while self._transport.buffered() <= self._high_water:
                 pieces = self._session.data_to_send()
                 if not pieces:
                     break

@@ -26,8 +26,6 @@ Promises:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 
 from .assembly import Assembly, Whole
 from .credits import ReceiveWindows
@@ -65,39 +63,13 @@ from .limits import KIB, LEAST, MIB, Limits
 from .messages import Header
 from .outbox import Bulk, Outbox, coalesce
 from .retransmission import Frame, Unacknowledged
+from .state import State, Statistics
 from .version import SOFTWARE_VERSION
 
-__all__ = ["DEFAULT_BUDGET", "Role", "Session", "State", "Statistics"]
+__all__ = ["DEFAULT_BUDGET", "Session"]
 
 DEFAULT_BUDGET = 256 * KIB + KIB  # one default chunk and its headers
 GRANTS_ROOM = MIB  # grants go on where messages pause for acknowledgements, up to here
-
-
-class State(IntEnum):
-    DETACHED = 0  # no connection
-    OPENING = 1  # connected, the peer's Hello has not come
-    ESTABLISHED = 2
-    ENDED = 3  # this connection has broken the protocol; a new one may continue
-    FAILED = 4  # the session is over
-
-
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    connections: int
-    frames_sent: int  # distinct ones
-    frames_acknowledged: int  # of those
-    frames_replayed: int
-    frames_received: int
-    frames_dropped: int  # received again
-    messages_sent: int
-    messages_received: int
-    queued_bytes: int
-    unacknowledged_bytes: int
-    unacknowledged_frames: int
-    unfinished_messages: int
-    unfinished_bytes: int  # as far as they have come
-    streams_sending: int
-    streams_receiving: int
 
 
 class Session:

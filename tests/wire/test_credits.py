@@ -47,6 +47,14 @@ def test_what_is_held_is_not_granted_until_it_is_released() -> None:
     assert len(credits) == 0
 
 
+def test_a_small_message_that_is_held_leaves_the_rest_due() -> None:
+    credits = windows()
+    credits.take(1, 600)
+    credits.hold(1, 100)
+    assert credits.grants(10) == [(1, 500)]
+    credits.validate_state()
+
+
 def test_a_message_larger_than_the_window_closes_it_until_it_is_released() -> None:
     credits = windows()
     for _ in range(5):

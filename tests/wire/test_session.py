@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from meshgate_wire import (
@@ -51,6 +53,11 @@ def whole(number: int) -> tuple[int, int, bytes]:
     next_message(sender)
     send_done(sender, number)
     return FIRST | LAST, 1, next_message(sender)[17 + 13 :]
+
+
+def many_wrong_keys() -> bytes:
+    header = {"type": "values", "call": 1, "objects": {f"x{at}": {} for at in range(100)}}
+    return json.dumps(header).encode().ljust(0x800)
 
 
 # --- messages ---------------------------------------------------------------------------------------------
@@ -443,6 +450,7 @@ def test_bytes_that_make_no_sense_end_the_connection_and_not_the_session(message
         ((3, 1, b""), "an empty frame on stream 1"),
         ((3, 1, b"x"), "has 1 bytes, too few for its counts"),
         ((3, 1, bytes(8)), "malformed header, the whole: Invalid JSON"),
+        ((3, 1, bytes((0, 0, 8, 0, 0, 0, 0, 0)) + many_wrong_keys()), "malformed header, 100 errors"),
         ((4, 0, b"x"), "pairs of 12 bytes, this one has 1"),
         ((4, 0, bytes(11) + b"\1"), "grants 1 bytes on stream 0, which makes 8388609 of a window of 8388608"),
         ((0, 1, bytes(2000)), "continues a message that has not begun"),
@@ -576,12 +584,21 @@ def test_grants_take_no_more_room_than_a_websocket_message_has() -> None:
 
 def test_a_websocket_message_without_room_for_a_grant_leaves_it_to_the_next() -> None:
     channel = connected(client(window=256 * KIB), gateway())
-    send_done(channel.gateway.session, 1, 60 * KIB)
-    send_done(channel.gateway.session, 2, 60 * KIB)
-    while channel.write(channel.gateway):
-        channel.deliver(channel.gateway)
-    sizes = [len(message) for message in iter(lambda: next_message(channel.client.session, 1), b"")]
-    assert sizes == [17 + 13 + 12]
+    send_done(channel.client.session, 1)
+    channel.write(channel.client)
+    for _ in range(2):
+        send_done(channel.gateway.session, 1, 33 * KIB)
+    channel.write(channel.gateway)
+    channel.deliver(channel.gateway)
+    channel.cut()
+    channel.dial()
+    for side in channel.sides:
+        channel.write(side)
+    for side in channel.sides:
+        channel.deliver(side)
+    replayed = 17 + 13 + 32
+    sizes = [len(message) for message in iter(lambda: next_message(channel.client.session, replayed + 20), b"")]
+    assert sizes == [replayed, 17 + 13 + 12]
 
 
 # --- fairness ---------------------------------------------------------------------------------------------
