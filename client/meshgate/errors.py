@@ -73,13 +73,17 @@ class MeshgateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """Ranks whose endpoints failed in the same way. ``ranks``: those that are known, ``count``: all of them."""
+    """Ranks whose endpoints failed in the same way, told by one of them.
+
+    ``ranks``: those that are known, ``count``: all of them. ``varied``: the others' texts differ in detail.
+    """
 
     ranks: tuple[int, ...]
     count: int
     exception: BaseException | None
     message: str
     exception_formatted: str
+    varied: bool = False
 
 
 class ActorError(MeshgateError, MonarchActorError):

@@ -46,6 +46,11 @@ class Raised:
         return type_name, frames or self.exception_formatted
 
 
+# A traceback's first line, then frames in Monarch's own files, each with the code lines below it.
+_OUTER_FRAMES = re.compile(
+    r'^(Traceback [^\n]*\n)(?:  File "[^"\n]*/monarch/_src/actor/[^\n]*\n(?:    [^\n]*\n)*)+(?=  File )',
+    re.MULTILINE,
+)
 _NOT_SENT = Raised(None, "there were too many different errors to send them all", "")
 
 
@@ -118,7 +123,8 @@ def _fold(failure: messages.Failure, raised: Sequence[Raised]) -> tuple[ErrorKin
         before = kinds.get(what.place())
         if before is not None:
             ranks = tuple(sorted({*before.ranks, *kind.ranks}))
-            kind = replace(before, ranks=ranks, count=before.count + kind.count)
+            varied = before.varied or kind.exception_formatted != before.exception_formatted
+            kind = replace(before, ranks=ranks, count=before.count + kind.count, varied=varied)
         kinds[what.place()] = kind
     if not kinds:
         what = raised[0] if raised else Raised(None, failure.message, "")
@@ -144,7 +150,8 @@ def _kind_text(kind: ErrorKind, hosts: Mapping[int, str]) -> str:
     where = _where(kind.ranks, hosts) if kind.ranks else f"{kind.count} ranks"
     more = f" and {kind.count - len(kind.ranks)} more" if kind.ranks and kind.count > len(kind.ranks) else ""
     traceback = textwrap.indent(_traceback(kind), "  ")
-    return f"\n{where}{more}: {_headline(kind)}\n{traceback}".rstrip()
+    alike = " (the others' messages differ in detail)" if kind.varied else ""
+    return f"\n{where}{more}: {_headline(kind)}{alike}\n{traceback}".rstrip()
 
 
 def _where(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
@@ -160,4 +167,5 @@ def _headline(kind: ErrorKind) -> str:
 
 
 def _traceback(kind: ErrorKind) -> str:
-    return kind.exception_formatted.rstrip("\n")
+    """Without the frames in which Monarch calls the endpoint, where a traceback begins with some."""
+    return _OUTER_FRAMES.sub(r"\1", kind.exception_formatted.rstrip("\n"))

@@ -92,10 +92,35 @@ def test_errors_of_one_place_are_one_kind_though_their_messages_differ() -> None
     error = built(actor_failure(one_each(ranks), total=512, unanswered=3), errors)
     text = str(error)
     assert text.startswith("trainers.step failed: 7 of 512 ranks failed, 2 distinct errors (3 had not answered yet):")
-    assert "\nranks 0-3, 9 (workers-0, workers-1): ValueError: bad batch on rank 0\n  Traceback" in text
-    assert "\nranks 17-18 (workers-2): ValueError: bad batch on rank 17\n  Traceback" in text
+    alike = "(the others' messages differ in detail)\n  Traceback"
+    assert f"\nranks 0-3, 9 (workers-0, workers-1): ValueError: bad batch on rank 0 {alike}" in text
+    assert f"\nranks 17-18 (workers-2): ValueError: bad batch on rank 17 {alike}" in text
     assert text.count("Traceback") == 2
     assert [(kind.ranks, kind.count) for kind in error.kinds] == [((0, 1, 2, 3, 9), 5), ((17, 18), 2)]
+
+
+MONARCHS_FRAME = """\
+  File "/lib/python3.11/site-packages/monarch/_src/actor/actor_mesh.py", line 1822, in handle_sync
+    result = the_method(*args, **kwargs)
+             ^^^^^^^^^^^^^^^^^^^^^^^^^^^
+"""
+
+
+def test_the_frames_in_which_monarch_calls_the_endpoint_are_left_out() -> None:
+    plain = raised(0)
+    head, _, rest = plain.exception_formatted.partition("\n")
+    caused = "The above exception was the direct cause of the following exception:"
+    formatted = f"{head}\n{rest}\n{caused}\n\n{head}\n{MONARCHS_FRAME * 2}{rest}"
+    error = built(actor_failure(one_each([0]), total=1), [Raised(plain.exception, plain.message, formatted)])
+    assert "handle_sync" not in str(error)
+    assert str(error).endswith(f"{caused}\n\n{plain.exception_formatted.rstrip()}")
+    assert error.exception_formatted == formatted, "the whole is kept"
+
+
+def test_an_error_inside_monarch_is_told_with_monarchs_frames() -> None:
+    formatted = f"Traceback (most recent call last):\n{MONARCHS_FRAME}TypeError: no such method\n"
+    error = built(actor_failure(one_each([0]), total=1), [Raised(None, "failed", formatted)])
+    assert "in handle_sync" in str(error)
 
 
 def test_errors_of_one_place_and_of_two_types_are_two_kinds() -> None:
