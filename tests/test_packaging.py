@@ -61,7 +61,7 @@ def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
 def test_the_bare_client_imports_without_torchmonarch_and_the_gateway(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = str(tmp_path / "venv" / "bin" / "python")
-    install = [python, "-m", "pip", "install", "--quiet", "--no-compile", "-c", str(ROOT / "constraints.txt"), str(wheel)]
+    install = [python, "-m", "pip", "install", "-q", "--no-compile", "-c", str(ROOT / "constraints.txt"), str(wheel)]
     subprocess.run(install, check=True, capture_output=True, text=True)
 
     listed = subprocess.run([python, "-m", "pip", "list", "--format=json"], check=True, capture_output=True)
