@@ -1,0 +1,36 @@
+"""Actors of the cluster tests. The pods do not have this module: its classes travel by value."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import cloudpickle
+
+from meshgate import Actor, endpoint
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Trainer(Actor):
+    @endpoint
+    def train_step(self, batch_size: int) -> str:
+        return f"step of {batch_size} on {os.uname().nodename}"
+
+    @endpoint
+    def pod(self) -> str:
+        return os.uname().nodename
+
+    @endpoint
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    @endpoint
+    def say(self, text: str) -> None:
+        print(text)
+
+    @endpoint
+    def wait(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "waited"

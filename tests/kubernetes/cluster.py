@@ -1,0 +1,79 @@
+"""What the cluster tests do to the cluster besides using meshgate: kubectl, by hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Kubectl", "bare_worker_pods"]
+
+
+class Kubectl:
+    """``kubectl`` in one namespace, as the user of KUBECONFIG or of another file."""
+
+    def __init__(self, namespace: str, kubeconfig: str | Path | None = None) -> None:
+        self.namespace = namespace
+        self._arguments = ["kubectl", "--namespace", namespace]
+        if kubeconfig is not None:
+            self._arguments += ["--kubeconfig", str(kubeconfig)]
+
+    def __call__(self, *arguments: str, stdin: str | None = None, timeout: float = 60) -> str:
+        """What it prints. Fails with what it says."""
+        done = subprocess.run(
+            [*self._arguments, *arguments], input=stdin, capture_output=True, text=True, timeout=timeout, check=False
+        )
+        assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
+        return done.stdout.strip()
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        self("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+
+    @contextmanager
+    def applied(self, *objects: dict[str, Any]) -> Iterator[None]:
+        """The objects are there for the block, and gone after it."""
+        self.apply(*objects)
+        try:
+            yield
+        finally:
+            names = [f"{each['kind']}/{each['metadata']['name']}" for each in reversed(objects)]
+            self("delete", "--ignore-not-found", "--grace-period=1", *names, timeout=120)
+
+
+WORKER_LOOP = (
+    "import os; from monarch.actor import run_worker_loop_forever; "
+    "run_worker_loop_forever(address=f\"tcp://{os.environ['POD_IP']}:26600@tcp://0.0.0.0:26600\", "
+    'ca="trust_all_connections")'
+)
+
+
+def bare_worker_pods(kubectl: Kubectl, image: str, name: str, count: int) -> AbstractContextManager[None]:
+    """A StatefulSet of someone else's: pods that know torchmonarch and nothing of meshgate."""
+    container = {
+        "name": "monarch",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["python", "-c", WORKER_LOOP],
+        "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+        "readinessProbe": {"tcpSocket": {"port": 26600}, "periodSeconds": 1},
+    }
+    labels = {"app": name}
+    stateful_set = {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": count,
+            "serviceName": name,
+            "podManagementPolicy": "Parallel",
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {"containers": [container], "terminationGracePeriodSeconds": 1},
+            },
+        },
+    }
+    return kubectl.applied(stateful_set)

@@ -1,0 +1,73 @@
+"""Tests against a real cluster: whichever KUBECONFIG names, with the images that ``tests/kubernetes/images`` prints.
+
+Each worker process of a run has a namespace of its own, and after every test nothing of any job is left in it.
+Tests that disturb the whole cluster (they restart its API server, or change its node) run alone: ``disturbing``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from meshgate_kubernetes.api import Api
+from meshgate_kubernetes.names import JOB_LABEL
+from tests.kubernetes.cluster import Kubectl
+
+KINDS = "all,configmap,secret,serviceaccount,role,rolebinding,networkpolicy"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.kubernetes)
+
+
+@pytest.fixture(scope="session")
+def api() -> Api:
+    return Api.from_kubeconfig()
+
+
+@pytest.fixture(scope="session")
+def images() -> tuple[str, str]:
+    """The gateway's and the worker's."""
+    names = ("MESHGATE_GATEWAY_IMAGE", "MESHGATE_WORKER_IMAGE")
+    missing = [name for name in names if not os.environ.get(name)]
+    assert not missing, f'{", ".join(missing)} not set: run eval "$(tests/kubernetes/images)" first'
+    return os.environ[names[0]], os.environ[names[1]]
+
+
+@pytest.fixture(scope="session")
+def namespace(images: tuple[str, str]) -> Iterator[str]:
+    kubectl = Kubectl("default")
+    name = f"meshgate-test-{secrets.token_hex(3)}"
+    kubectl("create", "namespace", name)
+    yield name
+    kubectl("delete", "namespace", name, "--wait=true", timeout=120)
+
+
+@pytest.fixture(scope="session")
+def kubectl(namespace: str) -> Kubectl:
+    return Kubectl(namespace)
+
+
+@pytest.fixture(autouse=True)
+def _alone_or_not(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A lock that a disturbing test has for itself and that the others share."""
+    disturbing = request.node.get_closest_marker("disturbing") is not None
+    with open(Path(tempfile.gettempdir()) / "meshgate-cluster-tests.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if disturbing else fcntl.LOCK_SH)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(_alone_or_not: None, kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("MESHGATE_PROGRESS", "plain")
+    yield
+    assert kubectl("get", KINDS, "-l", JOB_LABEL, "-o", "name") == "", "the test left objects of a job behind"

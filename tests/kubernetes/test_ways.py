@@ -1,0 +1,65 @@
+"""The three ways to get workers, each from nothing to the first result and back to nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshgate import Compute, Image, ImageSpec, KubernetesJob
+from tests.kubernetes.actors import Trainer
+from tests.kubernetes.cluster import Kubectl, bare_worker_pods
+from tests.kubernetes.monarch_operator import monarch_operator
+
+
+def pods_of(job: KubernetesJob, mesh: str = "workers") -> list[str]:
+    """The pods that the ranks of a mesh run on, in rank order."""
+    procs = getattr(job.state(), mesh).spawn_procs(per_host={"gpus": 1})
+    trainers = procs.spawn("trainers", Trainer)
+    return list(trainers.pod.call().get(timeout=60).values())
+
+
+def test_pods_of_the_jobs_own(namespace: str, capfd: pytest.CaptureFixture[str]) -> None:
+    compute = Compute(cpu="50m", memory="500Mi", replicas=2, image=Image(name="trainer"), env_vars={"FLAVOUR": "mint"})
+    with KubernetesJob(compute=compute, name="own", namespace=namespace) as job:
+        trainers = job.state().workers.spawn_procs(per_host={"gpus": 1}).spawn("trainers", Trainer)
+        steps = trainers.train_step.call(batch_size=32).get(timeout=60)
+        assert [*steps.values()] == ["step of 32 on own-workers-0", "step of 32 on own-workers-1"]
+        assert [*trainers.variable.call("FLAVOUR").get(timeout=60).values()] == ["mint", "mint"]
+    told = capfd.readouterr().err
+    assert "workers: 2 ready (of 2)" in told
+    assert "ends itself after 1 h without a session" in told
+
+
+def test_existing_pods_that_hold_only_torchmonarch(namespace: str, kubectl: Kubectl, images: tuple[str, str]) -> None:
+    with bare_worker_pods(kubectl, images[1], "bare", 2):
+        kubectl("rollout", "status", "statefulset/bare", "--timeout=60s", timeout=70)
+        with KubernetesJob(selector={"app": "bare"}, namespace=namespace) as job:
+            assert pods_of(job) == ["bare-0", "bare-1"]
+        assert kubectl("get", "pods", "-l", "app=bare", "-o", "name") == "pod/bare-0\npod/bare-1"
+
+
+@pytest.mark.disturbing
+def test_a_mesh_of_the_monarch_operator(namespace: str, kubectl: Kubectl, images: tuple[str, str]) -> None:
+    with monarch_operator(kubectl):
+        job = KubernetesJob(name="crd", namespace=namespace)
+        job.add_mesh("trainers", 2, image_spec=ImageSpec(images[1]), labels={"team": "vision"})
+        with job:
+            job.apply()
+            meshes = kubectl("get", "monarchmeshes", "-o", "jsonpath={.items[*].metadata.labels.team}")
+            assert meshes == "vision"
+            pods = pods_of(job, "trainers")
+        assert [name.rpartition("-")[2] for name in pods] == ["0", "1"]
+        assert kubectl("get", "monarchmeshes,statefulsets,pods", "-o", "name") == ""
+
+
+def test_two_meshes_of_one_job(namespace: str, images: tuple[str, str]) -> None:
+    job = KubernetesJob(name="pair", namespace=namespace)
+    job.add_mesh("trainers", 2, image_spec=ImageSpec(images[1]))
+    job.add_mesh("dataloaders", 1, compute=Compute(cpu="10m"))
+    with job:
+        assert pods_of(job, "trainers") == ["pair-trainers-0", "pair-trainers-1"]
+        assert pods_of(job, "dataloaders") == ["pair-dataloaders-0"]
+
+
+def test_sixteen_workers(namespace: str) -> None:
+    with KubernetesJob(compute=Compute(replicas=16), name="many", namespace=namespace) as job:
+        assert pods_of(job) == [f"many-workers-{rank}" for rank in range(16)]
