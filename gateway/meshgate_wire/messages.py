@@ -68,7 +68,7 @@ Arguments: TypeAlias = Annotated[tuple[Argument, ...], Field(fail_fast=True)]
 
 
 class AttachHosts(_Model):
-    """Names the hosts of mesh ``mesh`` of the job. Answered by HostsAttached, or Failed with this object."""
+    """Names the hosts of mesh ``mesh`` of the job. Answered by HostsAttached or ObjectFailed."""
 
     type: Literal["attach_hosts"] = "attach_hosts"
     object: ObjectId
