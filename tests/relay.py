@@ -22,8 +22,7 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine
 from typing import Literal, TypeVar, cast
 
 T = TypeVar("T")
@@ -133,9 +132,8 @@ class Relay:
 
         return self._on_loop(run)
 
-    def _on_loop(self, function: Callable[[], object]) -> T:
-        done: Future[T] = asyncio.run_coroutine_threadsafe(function(), self._loop)  # type: ignore[arg-type]
-        return done.result(30)
+    def _on_loop(self, function: Callable[[], Coroutine[object, object, T]]) -> T:
+        return asyncio.run_coroutine_threadsafe(function(), self._loop).result(30)
 
 
 class _End(asyncio.Protocol):

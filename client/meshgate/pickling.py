@@ -25,7 +25,7 @@ import cloudpickle
 import cloudpickle.cloudpickle as by_value
 
 from meshgate import standins
-from meshgate.errors import ActorError, ClassNotImportable, UnpicklableArgument
+from meshgate.errors import ActorError, ClassNotImportable, InvalidRequestError, UnpicklableArgument
 from meshgate.extent import Extent, Point
 from meshgate.far_names import WORKER_NAMES, Deferred, deferred_call, module_on_worker, monarch
 from meshgate.ndslice import Slice
@@ -74,6 +74,8 @@ def dumps(value: object, resolve: Resolve | None = None) -> Pickled:
     """
     try:
         return _dump(value, resolve)
+    except InvalidRequestError:  # resolve refuses, and says why
+        raise
     except Exception as error:
         raise _explain(value, "the value", resolve, error) from error
 
@@ -89,6 +91,8 @@ def dumps_call(
     """Pickles ``(args, kwargs)``. ``called`` and ``parameters`` (names of the positional ones) are for the error."""
     try:
         return _dump((args, dict(kwargs)), resolve)
+    except InvalidRequestError:  # resolve refuses, and says why
+        raise
     except Exception as error:
         named = {_position(i, parameters): value for i, value in enumerate(args)}
         named |= {f"argument {name!r}": value for name, value in kwargs.items()}

@@ -143,6 +143,7 @@ class FakeGateway:
             Initialized: lambda session, header, _: session.send(Done(call=header.call)),
             EndSession: lambda session, header, _: session.send(Done(call=header.call)),
         }
+        self._links: set[_Link] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fake-gateway", daemon=True)
 
@@ -222,15 +223,21 @@ class FakeGateway:
         assert isinstance(link, _Link)
         assert link.request is not None
         number = link.request.path.rpartition("/")[2]
+        self._links.add(link)
         session = self.sessions.setdefault(number, FakeSession(self))
         link.session = session
         session.attached(link)
         await link.wait_closed()
+        self._links.discard(link)
         session.detached(link)
 
     def cut(self) -> None:
         """Ends every connection without a word."""
         self.do(lambda: [session.link.transport.abort() for session in self.sessions.values() if session.link])
+
+    def cut_links(self) -> None:
+        """Ends every connection, of forgotten sessions too."""
+        self.do(lambda: [link.transport.abort() for link in self._links])
 
     def close(self, code: CloseCode, reason: str) -> None:
         """Ends every connection with a reason."""

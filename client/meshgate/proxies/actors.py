@@ -56,10 +56,12 @@ class ActorMeshProxy(MeshProxy):
         return [*super().__dir__(), *self._actor.endpoints]
 
     def stop(self, reason: str = "stopped by client") -> FutureProxy[None]:
-        """Stops the actors. Stopping them again is harmless."""
+        """Stops the actors. Stopping them again is harmless; stopping a part fails, as in Monarch."""
+        if not self._whole:
+            message = "Cannot call stop on an ActorMeshRef, requires an owned ActorMesh"
+            return FutureProxy.failed(NotImplementedError(message))
         known = self._owned.known
-        if self._whole:
-            known.stopped = known.stopped or reason
+        known.stopped = known.stopped or reason
         answer = Acknowledgement(self._object, f"{known.name}.stop")
         self._client.ask(
             answer,

@@ -77,10 +77,12 @@ class ProcMeshProxy(MeshProxy):
         return cast("T", mesh)
 
     def stop(self, reason: str = "stopped by client") -> FutureProxy[None]:
-        """Stops the processes, and with them their actors. Stopping them again is harmless."""
+        """Stops the processes and their actors. Stopping them again is harmless; stopping a part fails, as in
+        Monarch."""
+        if not self._whole:
+            return FutureProxy.failed(ValueError("ProcMesh is not owned; must be stopped by an owner"))
         known = self._owned.known
-        if self._whole:
-            known.stopped = known.stopped or reason
+        known.stopped = known.stopped or reason
         answer = Acknowledgement(self._object, f"{known.name}.stop")
         self._client.ask(
             answer,

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from meshgate.dialing import UrlDialer, refusal
+from meshgate.errors import (
+    AuthenticationError,
+    ConnectionFailedError,
+    EngineDiedError,
+    SessionExpiredError,
+    VersionMismatchError,
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("ws://127.0.0.1:80", "ws://127.0.0.1:80"),
+        ("http://gateway", "ws://gateway"),
+        ("https://gateway.example/job/1/", "wss://gateway.example/job/1"),
+        ("wss://gateway?x=1#y", "wss://gateway"),
+    ],
+)
+def test_urls_of_either_kind_are_taken(given: str, used: str) -> None:
+    assert asyncio.run(UrlDialer(given, "t").dial()).url == used
+
+
+@pytest.mark.parametrize("given", ["gateway:80", "ftp://gateway", "", "ws://"])
+def test_what_is_no_url_of_a_gateway_is_refused(given: str) -> None:
+    with pytest.raises(ValueError, match="is not the URL of a gateway"):
+        UrlDialer(given, "t")
+
+
+@pytest.mark.parametrize(
+    ("url", "through"),
+    [("ws://127.0.0.1:1", False), ("ws://localhost:1", False), ("ws://[::1]:1", False), ("ws://g", True)],
+)
+def test_a_gateway_on_this_machine_is_not_reached_through_a_proxy(url: str, through: bool) -> None:
+    assert asyncio.run(UrlDialer(url, "t").dial()).through_proxy is through
+
+
+def test_the_token_is_in_the_headers_and_nowhere_else() -> None:
+    dialer = UrlDialer("wss://gateway", "secret")
+    route = asyncio.run(dialer.dial())
+    assert route.headers == {"Authorization": "Bearer secret"}
+    assert route.ssl is not None
+    assert "secret" not in f"{dialer}{dialer!r}{route.url}"
+
+
+def test_only_a_dialer_that_can_know_says_that_the_gateway_is_gone() -> None:
+    assert asyncio.run(UrlDialer("ws://g", "t").gone()) is None
+    assert asyncio.run(UrlDialer("ws://g", "t", alive=lambda: True).gone()) is None
+    assert asyncio.run(UrlDialer("ws://g", "t", alive=lambda: False).gone()) == "its process has ended"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (401, {"error": "no token"}, AuthenticationError),
+        (403, {}, AuthenticationError),
+        (426, {"error": "protocol 2"}, VersionMismatchError),
+        (410, {"reason": "the lease was over", "kind": "expired"}, SessionExpiredError),
+        (410, {"reason": "killed", "output": "x"}, EngineDiedError),
+        (404, {"error": "no such path"}, ConnectionFailedError),
+    ],
+)
+def test_a_final_answer_is_an_error(status: int, body: dict[str, Any], expected: type[Exception]) -> None:
+    assert type(refusal(status, json.dumps(body).encode(), "the gateway")) is expected
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_an_answer_that_may_change_is_none(status: int) -> None:
+    assert refusal(status, b"<html>nginx</html>", "the gateway") is None
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"null"])
+def test_a_body_that_is_not_ours_still_makes_an_error(body: bytes) -> None:
+    assert str(refusal(400, body, "the gateway")) == (
+        "the gateway refused the connection with HTTP 400: it answered HTTP 400"
+    )
