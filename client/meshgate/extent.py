@@ -29,8 +29,7 @@ def debug_text(text: str) -> str:
 
 
 class NoSuchDimension(ValueError, KeyError):
-    def __str__(self) -> str:
-        return ValueError.__repr__(self) if not self.args else str(self.args[0])
+    __str__ = Exception.__str__  # KeyError's would quote the message
 
 
 def _require_label(label: object) -> None:

@@ -204,9 +204,6 @@ class Slice:
     def _key(self) -> tuple[object, ...]:
         return self._offset, self._sizes, self._strides
 
-    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
-        return (), {"offset": self._offset, "sizes": self.sizes, "strides": self.strides}
-
     def __reduce__(self) -> tuple[Any, ...]:
         return Slice.trusted, (self._offset, self._sizes, self._strides)
 

@@ -325,10 +325,11 @@ def _part_sizes(name: str, size: int, parts: Sequence[str], given: dict[str, int
             f"Specify at least one as argument, e.g. {second}=4"
         )
     known = math.prod(given[part] for part in parts if part in given)
-    if (size % known != 0) if unknown else (size != known):
+    inferred, rest = divmod(size, known) if unknown else (0, size - known)
+    if rest:
         told = tuple(given.get(part, "?") for part in parts)
         raise ValueError(f"Dimension '{name}' of size {size} is not evenly divided by {parts!r} with sizes {told!r}")
-    sizes = [given[part] if part in given else size // known for part in parts]
+    sizes = [given.get(part, inferred) for part in parts]
     for part in parts:
         given.pop(part, None)
     return sizes

@@ -112,6 +112,31 @@ def test_odd_arguments_meet_the_same_answer(call: Any) -> None:
     assert type(got) is type(expected) or type(got).__name__ == type(expected).__name__
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"b": ("c", "d"), "c": 3},
+        {"b": ("c", "d"), "c": 2, "d": 3},
+        {"b": ("c", "d"), "c": 4},
+        {"b": ("c", "d"), "c": 2, "d": 2},
+        {"b": ("c", "d")},
+        {"b": ("c", "d", "e"), "d": 2},
+        {"a": ("p", "q"), "b": ("q", "r"), "q": 2},
+        {"a": ("b",), "b": ("a",)},
+        {"a": ("b",)},
+        {"b": ("b", "c"), "c": 3},
+        {"b": ("c", "d"), "c": 0},
+        {"b": ("c", "d"), "c": -2},
+        {"a": ()},
+        {"x": 3},
+        {"b": ["c", "d"], "c": True},
+    ],
+)
+def test_splits_agree(request_: dict[str, Any]) -> None:
+    mine, monarchs = value_meshes(Extent(["a", "b"], [2, 6]).region.as_shape())
+    agree(lambda: mine.split(**request_), lambda: monarchs.split(**request_))
+
+
 def _error_or_value(operation: Any) -> Any:
     try:
         return operation()
