@@ -7,6 +7,7 @@ handshake belongs to the engine. The grammar itself is checked by ``websockets``
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -20,6 +21,7 @@ __all__ = ["HeadParser", "MalformedRequest", "Request", "Response"]
 MAX_HEAD = 16 * 1024
 MAX_HEADERS = 100
 END_OF_HEAD = b"\r\n\r\n"
+METHOD = re.compile(rb"[A-Z]{1,20}")
 CREDENTIALS = (b"authorization:", b"proxy-authorization:", b"cookie:")
 
 
@@ -82,8 +84,11 @@ def _parse(head: bytes) -> Request:
         raise MalformedRequest(
             HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the request has more than {MAX_HEADERS} headers"
         )
+    method, _, rest = head.partition(b" ")
+    if not METHOD.fullmatch(method):
+        raise MalformedRequest(HTTPStatus.BAD_REQUEST, "the request has no method")
     reader = StreamReader()
-    reader.feed_data(head)
+    reader.feed_data(b"GET " + rest)  # the method of a websocket's handshake, all that some versions take
     parsing = http11.Request.parse(reader.read_line)
     try:
         next(parsing)
@@ -93,8 +98,10 @@ def _parse(head: bytes) -> Request:
         raise MalformedRequest(HTTPStatus.BAD_REQUEST, "the request is not HTTP/1.1, or has a body") from error
     else:
         raise MalformedRequest(HTTPStatus.BAD_REQUEST, "the lines of the request do not end in CRLF")
+    if not parsed.path.isascii():
+        raise MalformedRequest(HTTPStatus.BAD_REQUEST, "the path of the request is not ASCII")
     lines = (line for line in head.split(b"\r\n") if not line.lower().startswith(CREDENTIALS))
-    return Request(parsed.method, parsed.path, b"\r\n".join(lines), parsed.headers)
+    return Request(method.decode(), parsed.path, b"\r\n".join(lines), parsed.headers)
 
 
 @dataclass(frozen=True, slots=True)

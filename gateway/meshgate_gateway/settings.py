@@ -159,11 +159,26 @@ def load_settings(arguments: Sequence[str]) -> Settings:
     if any(argument == "--token" or argument.startswith("--token=") for argument in arguments):
         _refuse(["--token: a flag can be read by every user of this machine: set MESHGATE_TOKEN instead"])
     try:
-        return Settings(_cli_parse_args=list(arguments))  # type: ignore[call-arg]
+        return Settings(_cli_parse_args=_joined(arguments))  # type: ignore[call-arg]
     except ValidationError as error:
         _refuse([_line(problem["loc"], problem["msg"]) for problem in error.errors(include_url=False)])
     except SettingsError as error:
         _refuse([str(error)])
+
+
+def _joined(arguments: Sequence[str]) -> list[str]:
+    """``--mesh a --mesh=b`` as ``--mesh=a,b``: what a repeated flag means otherwise depends on pydantic-settings."""
+    rest: list[str] = []
+    given: dict[str, list[str]] = {"--mesh": [], "--local-mesh": []}
+    remaining = iter(arguments)
+    for argument in remaining:
+        flag, equals, value = argument.partition("=")
+        following = None if flag not in given else value if equals else next(remaining, None)
+        if following is None:
+            rest.append(argument)
+        else:
+            given[flag].append(following)
+    return [*rest, *(f"{flag}={','.join(values)}" for flag, values in given.items() if values)]
 
 
 def _line(location: tuple[int | str, ...], message: str) -> str:
