@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from .codec import Reader, Writer
 from .digest import NOTHING, short
 from .errors import DeltaMismatch, MalformedMessage
-from .tree import EMPTY, MAX_PIECE, Directory, File, Link, Node, Piece
+from .tree import EMPTY, MAX_PIECE, Directory, File, Link, Node, Piece, lookup
 
 __all__ = [
     "Delta",
@@ -24,6 +24,8 @@ __all__ = [
     "PutLink",
     "Remove",
     "Splice",
+    "brings",
+    "brought",
     "decode",
     "diff",
     "encode",
@@ -139,6 +141,31 @@ def _file_change(path: bytes, before: Node | None, file: File) -> PutFile | Spli
     if not head and not tail:
         return PutFile(path, file)
     return Splice(path, file.executable, head, tail, new[head : len(new) - tail])
+
+
+def brings(delta: Delta) -> int:
+    """How many bytes of pieces a version brings, at most: some may be known from elsewhere."""
+    total = 0
+    for operation in delta.operations:
+        if isinstance(operation, PutFile):
+            total += operation.file.size
+        elif isinstance(operation, Splice):
+            total += sum([piece.size for piece in operation.middle])
+    return total
+
+
+def brought(delta: Delta, tree: Directory) -> Iterator[tuple[bytes, int, Piece]]:
+    """The pieces that ``delta`` brings to make ``tree``: path, offset in the file, piece."""
+    for operation in delta.operations:
+        if isinstance(operation, PutFile):
+            for offset, piece in operation.file.offsets():
+                yield operation.path, offset, piece
+        elif isinstance(operation, Splice):
+            file = lookup(tree, operation.path)
+            assert isinstance(file, File)
+            for index, (offset, piece) in enumerate(file.offsets()):
+                if operation.head <= index < len(file.pieces) - operation.tail:
+                    yield operation.path, offset, piece
 
 
 # --- applying ---------------------------------------------------------------------------------------------

@@ -12,18 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .delta import Delta, PutFile, Splice, decode, encode, whole
-from .digest import NOTHING
-from .errors import BaseUnknown
+from .delta import Delta, brings, decode, encode, patch, whole
+from .digest import NOTHING, short
+from .errors import BaseUnknown, MalformedMessage
 from .frames import Offer
 from .plan import GATEWAY, HostSlot, Routes, plan
 from .runner import Address, Runner
 from .store import Store
+from .tree import Directory
 from .upstream import Timing
 from .versions import Board, Standing
 
 __all__ = ["Distributor", "Laptop", "Progress"]
 
+_REMEMBERED = 8
 INLINE = 512 * 1024
 """Versions that bring no more bytes than this travel with their announcement; larger ones in stripes."""
 
@@ -63,7 +65,7 @@ class Distributor:
         self._hosts: dict[str, HostSlot] = {}
         self._offered: list[bytes] = []
         self._opened: set[bytes] = set()
-        self._deltas: dict[bytes, Delta] = {}
+        self._trees: dict[bytes, Directory] = {}
 
     async def start(self, bind: str = "127.0.0.1", port: int = 0) -> Address:
         """Listens for the first hosts of the trees; returns where."""
@@ -98,27 +100,29 @@ class Distributor:
         """The version published last."""
         return self._offered[-1] if self._offered else None
 
+    def held(self) -> list[bytes]:
+        """Versions that a delta may be told against, newest first."""
+        return [*reversed(self._trees), *(root for root in list(self._store.records.trees) if root not in self._trees)]
+
     def holds(self, root: bytes) -> bool:
         """Whether a delta against ``root`` can be understood, and ``root`` itself published without one."""
-        return root == NOTHING or self._store.tree(root) is not None
+        return root in self._trees or self._store.records.tree(root) is not None
 
     def publish(self, root: bytes, delta: bytes | None = None, pieces: Sequence[tuple[bytes, bytes]] = ()) -> None:
         """Brings version ``root`` to all hosts. ``delta`` leads to it from a version held here; without one, it is
-        held here itself. ``pieces`` came with it. Raises BaseUnknown, MalformedMessage.
+        held here itself. ``pieces`` came with it. Raises BaseUnknown, DeltaMismatch, MalformedMessage.
 
         The version before is given up on the hosts unless processes were started from it or someone waits for it.
         """
-        described = decode(delta) if delta is not None else self._describe(root)
-        if not self.holds(described.base):
-            raise BaseUnknown(described.base)
+        described = self._understand(root, delta)
         before = self.current
         if root == before and not self.board.standing(root).failed:
             return
         reusable = before is not None and before not in self._opened and not self.board.awaited(before)
         replaces = before if reusable and before is not None and before != root else NOTHING
-        brought = _brought(described)
-        inline = tuple(pieces) if brought <= INLINE else ()
-        self._runner.offer(Offer(root, described.base, replaces, brought > INLINE, delta or encode(described), inline))
+        size = brings(described)
+        inline = tuple(pieces) if size <= INLINE else ()
+        self._runner.offer(Offer(root, described.base, replaces, size > INLINE, delta or encode(described), inline))
         if not inline and pieces:
             self._runner.supply(list(pieces))
         if root in self._offered:
@@ -127,6 +131,8 @@ class Distributor:
             self.board.forget(replaces)
         self._retire()
         self._offered.append(root)
+        if root in self._opened:
+            self._runner.hold(root)
 
     def _retire(self) -> None:
         """Stops announcing the versions that no one waits for. What hosts have of them they keep."""
@@ -135,8 +141,24 @@ class Distributor:
                 self._offered.remove(root)
                 self._runner.withdraw(root)
 
+    def _understand(self, root: bytes, delta: bytes | None) -> Delta:
+        """What leads to ``root``, which is known from now on."""
+        if delta is None:
+            return self._describe(root)
+        described = decode(delta)
+        if described.root != root:
+            raise MalformedMessage(f"a delta to {short(described.root)} in the offer of {short(root)}")
+        base = self._trees.get(described.base) or self._store.records.tree(described.base)
+        if base is None:
+            raise BaseUnknown(described.base)
+        self._trees.pop(root, None)
+        self._trees[root] = patch(base, described)
+        for old in list(self._trees)[:-_REMEMBERED]:
+            del self._trees[old]
+        return described
+
     def _describe(self, root: bytes) -> Delta:
-        tree = self._store.tree(root)
+        tree = self._trees.get(root) or self._store.records.tree(root)
         if tree is None:
             raise BaseUnknown(root)
         return whole(tree)
@@ -146,20 +168,28 @@ class Distributor:
         self._runner.supply(pieces)
 
     async def wait(self, root: bytes, hosts: Iterable[str], timeout: float) -> None:
-        """Until processes can be started from version ``root`` on these hosts; from then on its snapshots stay. Raises
-        HostsBehind, naming those that have not got it and why; BaseUnknown when it was never published here."""
+        """Until processes can be started from version ``root`` on these hosts; from then on its snapshots stay. A
+        version that has not been published yet is waited for. Raises HostsBehind, naming the hosts that have not got
+        it and why."""
         self._opened.add(root)
         wanted = set(hosts)
+        if not wanted <= self.board.standing(root).ready and self.holds(root):
+            self._offer_again(root, wanted)
+        if self.holds(root):
+            self._runner.hold(root)
+        await self.board.wait(root, wanted, timeout)
+
+    def _offer_again(self, root: bytes, wanted: set[str]) -> None:
+        """Announces a version that was given up meanwhile, or that some of these hosts could not take."""
         standing = self.board.standing(root)
-        if not wanted <= standing.ready and (root not in self._offered or wanted & standing.failed.keys()):
-            for name in wanted & standing.failed.keys():
+        failed = wanted & standing.failed.keys()
+        if failed or root not in self._offered:
+            for name in failed:
                 del standing.failed[name]
             described = self._describe(root)
-            self._runner.offer(Offer(root, NOTHING, NOTHING, _brought(described) > INLINE, encode(described)))
-            if root not in self._offered:
-                self._offered.insert(0, root)
-        self._runner.hold(root)
-        await self.board.wait(root, wanted, timeout)
+            self._runner.offer(Offer(root, NOTHING, NOTHING, brings(described) > INLINE, encode(described)))
+        if root not in self._offered:
+            self._offered.insert(0, root)
 
     def standing(self, root: bytes) -> Standing:
         return self.board.standing(root)
@@ -174,14 +204,3 @@ class Distributor:
         standing = self.board.standing(root)
         left = self._runner.relay.bytes_sent if self._runner.relay is not None else 0
         self._laptop.progress(Progress(root, frozenset(standing.ready), dict(standing.failed), len(self._hosts), left))
-
-
-def _brought(delta: Delta) -> int:
-    """How many bytes of pieces a version brings at most."""
-    total = 0
-    for operation in delta.operations:
-        if isinstance(operation, PutFile):
-            total += operation.file.size
-        elif isinstance(operation, Splice):
-            total += sum(piece.size for piece in operation.middle)
-    return total

@@ -176,13 +176,15 @@ class Runner:
             self.relay.accepted(connection.peer, self._now())
         self._work()
 
-    def message(self, connection: Connection, message: Message) -> None:
+    def received(self, connection: Connection, messages: list[Message]) -> None:
         link = Link(connection.peer, connection.up)
         if self.relay is None or self._links.get(link) is not connection:
             return
-        if isinstance(message, Data) and piece_digest(message.data) != message.digest:
-            raise MalformedMessage(f"piece {short(message.digest)} is not what its digest says")
-        self.relay.received(link, message, self._now())
+        now = self._now()
+        for message in messages:
+            if isinstance(message, Data) and piece_digest(message.data) != message.digest:
+                raise MalformedMessage(f"piece {short(message.digest)} is not what its digest says")
+            self.relay.received(link, message, now)
         self._work()
 
     def drained(self, connection: Connection, size: int) -> None:

@@ -23,7 +23,10 @@ class Listener(Protocol):
     """Told what happens to a connection, in its event loop."""
 
     def opened(self, connection: Connection) -> None: ...
-    def message(self, connection: Connection, message: Message) -> None: ...
+    def received(self, connection: Connection, messages: list[Message]) -> None:
+        """All that came in one read."""
+        ...
+
     def drained(self, connection: Connection, size: int) -> None:
         """Pieces of ``size`` bytes altogether have been handed to the kernel."""
         ...
@@ -133,6 +136,7 @@ class Connection(asyncio.Protocol):
         buffer = self._buffer
         buffer += data
         start = 0
+        messages: list[Message] = []
         while len(buffer) - start >= 4:
             length = int.from_bytes(buffer[start : start + 4], "big")
             if not 0 < length <= MAX_FRAME:
@@ -141,9 +145,10 @@ class Connection(asyncio.Protocol):
                 break
             frame = bytes(memoryview(buffer)[start + 4 : start + 4 + length])
             start += 4 + length
-            self._listener.message(self, decode_frame(frame))
+            messages.append(decode_frame(frame))
         if start:
             del buffer[:start]
+            self._listener.received(self, messages)
 
 
 def dialling(listener: Listener, secret: bytes, name: str, peer: str) -> Connection:
