@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 
@@ -12,6 +13,19 @@ def test_mutated_conversations_never_raise_anything_but_wire_errors() -> None:
     recordings = fuzz_frames.recordings()
     ends = [fuzz_frames.run_seed(seed, recordings) for seed in range(1500)]
     assert set(ends) == {State.ESTABLISHED, State.ENDED, State.FAILED}
+
+
+def test_no_mutation_takes_more_memory_than_the_limits_allow() -> None:
+    recordings = fuzz_frames.recordings()
+    tracemalloc.start()
+    try:
+        for seed in range(10_000, 10_100):
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            fuzz_frames.run_seed(seed, recordings)
+            assert tracemalloc.get_traced_memory()[1] - before < 2 * fuzz_frames.MOST_HELD, f"seed {seed}"
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("role", list(Role))

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from meshgate_wire import MessageReceived, ProtocolError, State
+from meshgate_wire.frames import CREDIT, FRAME_HEADER_BYTES, MESSAGE_HEADER_BYTES, read_frame_header
 from meshgate_wire.messages import Done
-from tests.wire.channel import KIB, Channel, Side, check_sessions, client, content, gateway, pattern, send_done
+from tests.wire.channel import (
+    KIB,
+    Channel,
+    Side,
+    check_sessions,
+    client,
+    connected,
+    content,
+    drain,
+    gateway,
+    next_message,
+    pattern,
+    send_done,
+)
 
 WINDOW = 256 * KIB
 MANUAL = frozenset({3, 4})
@@ -196,3 +210,49 @@ Conversation.TestCase.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestConversation = pytest.mark.filterwarnings("error")(Conversation.TestCase)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    bulk=st.lists(st.integers(70 * KIB, 900 * KIB), min_size=1, max_size=8),
+    chunk=st.sampled_from([4 * KIB, 64 * KIB, 256 * KIB]),
+    before=st.integers(0, 6),
+    small=st.lists(st.integers(0, 60 * KIB), min_size=1, max_size=12),
+)
+def test_small_messages_and_large_ones_pass_each_other(
+    bulk: list[int], chunk: int, before: int, small: list[int]
+) -> None:
+    """Between two small messages goes at most a chunk of large ones; between two chunks about a chunk of small ones."""
+    channel = connected(client(chunk=chunk), gateway())
+    session = channel.client.session
+    for stream, size in enumerate(bulk):
+        send_done(session, stream, size, stream=stream)
+    for _ in range(before):
+        next_message(session, chunk)
+    for at, size in enumerate(small):
+        send_done(session, 100 + at, size, stream=100 + at)
+    frames = [frame for message in drain(session) for frame in frames_of(message)]
+    last_bulk = max((at for at, (stream, _) in enumerate(frames) if stream < 100), default=0)
+    waited = passed = 0
+    for at, (stream, size) in enumerate(frames):
+        if stream < 100:
+            waited += size
+            passed = 0
+        else:
+            assert waited <= chunk
+            waited = 0
+            passed += size
+            assert passed <= chunk + 64 * KIB or at > last_bulk
+    assert [stream for stream, _ in frames if stream >= 100] == [100 + at for at in range(len(small))]
+
+
+def frames_of(message: bytes) -> list[tuple[int, int]]:
+    """The stream and the payload size of each DATA frame in a websocket message."""
+    found = []
+    at = MESSAGE_HEADER_BYTES
+    while at < len(message):
+        flags, stream, size = read_frame_header(message, at)
+        at += FRAME_HEADER_BYTES + size
+        if flags != CREDIT:
+            found.append((stream, size))
+    return found
