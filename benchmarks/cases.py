@@ -200,7 +200,7 @@ def cuts(run: Run) -> Rows:
             kept = not result["lost"] and not result["twice"] and result["in_order"] and result["cuts"] == 1_000
             said = f"{result['lost']} lost, {result['twice']} twice, {'' if result['in_order'] else 'not '}in order"
             case.checks.append(Check(said, float(kept), "none, none, in order", kept))
-            case.note = f"{result['connections']} connections"
+            case.note = f"{result['replayed']:,} frames sent again"
             yield case
 
 

@@ -10,17 +10,17 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
-
-from tests.relay import Relay
 
 from benchmarks.driver import Driver
 from benchmarks.peer import leave, serve
 from benchmarks.processes import ROOT, Usage, descendants, relay, usage_of
 from benchmarks.workload import Target
 from meshgate import Client, UrlDialer
+from tests.relay import Relay
 
 
 class Through(Driver):
@@ -58,51 +58,30 @@ class Through(Driver):
             return str(json.loads(lines.readline())["url"])
 
     def calls_with_cuts(self, calls: int, cuts: int, window: int) -> dict[str, Any]:
-        """``cuts`` resets of the connection, at random moments, while ``calls`` calls pass, ``window`` at a time."""
+        """``cuts`` resets of the connection, spread over ``calls`` calls, of which ``window`` are under way."""
         actor = self.hosts.spawn_procs(per_host={"gpus": 1}, name="cut").spawn("cut", Target).slice(hosts=0, gpus=0)
         actor.note.call_one(-1).get()
-        progress = threading.Semaphore(0)
-        stop = threading.Event()
-        cutter = threading.Thread(target=self._cut, args=(cuts, calls // cuts, progress, stop))
-        cutter.start()
+        cutter = _Cutter(self._client, self._relay, cuts)
         begin = time.perf_counter()
         results: list[int] = []
-        try:
-            under_way: list[Any] = []
-            for number in range(calls):
-                under_way.append(actor.note.call_one(number))
-                if len(under_way) == window:
-                    results.append(under_way.pop(0).get(60))
-                    progress.release()
-            for future in under_way:
-                results.append(future.get(60))
-                progress.release()
-        finally:
-            stop.set()
-            progress.release(calls)
-            cutter.join()
+        under_way: deque[Any] = deque()
+        for number in range(calls):
+            cutter.wait_reached(number * cuts // calls)
+            under_way.append(actor.note.call_one(number))
+            if len(under_way) == window:
+                results.append(under_way.popleft().get(60))
+        results += [future.get(60) for future in under_way]
+        cutter.join()
         took = time.perf_counter() - begin
         ran = actor.noted.call_one().get()[1:]
         return {
             "seconds": took,
-            "cuts": self._done,
-            "connections": self._client.statistics().connections,
+            "cuts": cutter.done,
+            "replayed": self._client.statistics().frames_replayed,
             "lost": calls - len(set(ran)),
             "twice": len(ran) - len(set(ran)),
             "in_order": ran == list(range(calls)) and results == ran,
         }
-
-    def _cut(self, cuts: int, every: int, progress: threading.Semaphore, stop: threading.Event) -> None:
-        """One cut for each ``every`` calls answered, each only when the connection before it is up."""
-        self._done = 0
-        for _ in range(cuts):
-            for _ in range(every):
-                progress.acquire()
-            time.sleep(random.uniform(0, 0.003))
-            while not self._relay.connections and not stop.is_set():
-                time.sleep(0.0005)
-            self._relay.cut()
-            self._done += 1
 
     def memory(self) -> dict[str, int]:
         """Resident bytes of the server, of the session's engine and of this process."""
@@ -115,6 +94,39 @@ class Through(Driver):
 
     def close(self) -> None:
         self._stack.close()
+
+
+class _Cutter(threading.Thread):
+    """Cuts each connection once it is up, after a random while: in the midst of whatever is passing then."""
+
+    def __init__(self, client: Client, relay: Relay, cuts: int) -> None:
+        super().__init__(daemon=True)
+        self._client, self._relay, self._cuts = client, relay, cuts
+        self._changed = threading.Condition()
+        self._wanted = 0
+        self.done = 0
+        self.start()
+
+    def run(self) -> None:
+        connections = self._client.statistics().connections
+        while self.done < self._cuts:
+            with self._changed:
+                self._changed.wait_for(lambda: self._wanted >= self.done)
+            while self._client.statistics().connections < connections:
+                time.sleep(0.0005)
+            time.sleep(random.uniform(0, 0.004))
+            connections = self._client.statistics().connections + 1
+            self._relay.cut()
+            with self._changed:
+                self.done += 1
+                self._changed.notify()
+
+    def wait_reached(self, cuts: int) -> None:
+        """Waits until all but five of the first ``cuts`` have happened."""
+        with self._changed:
+            self._wanted = cuts
+            self._changed.notify()
+            self._changed.wait_for(lambda: self.done >= cuts - 5)
 
 
 def _cpu(usage: Usage) -> float:
