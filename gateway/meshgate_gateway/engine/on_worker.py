@@ -7,6 +7,10 @@ standard library may be used here, and Monarch's own names where the worker has 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib
+import importlib.abc
+import importlib.util
 import inspect
 import io
 import json
@@ -16,8 +20,14 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, TypeAlias
+
+# Modules of meshgate_sync, which a worker may not have: name to source.
+Library: TypeAlias = "Mapping[str, str]"
+# What a process is to run from: the library, the version's root digest, and what comes first on sys.path.
+Code: TypeAlias = "tuple[Library, str, Sequence[str]]"
 
 
 def rebuild(data: bytes | bytearray, buffers: list[bytearray], objects: list[Any]) -> Any:
@@ -45,14 +55,14 @@ async def begin(
     address: str,
     secret: str,
     mesh: int,
-    paths: list[str],
+    code: Code | None,
     bootstrap: Callable[[], Awaitable[None] | None] | None,
 ) -> None:
     """The first thing a worker process runs: ties its output and its life to the engine, then ``bootstrap``.
 
     Standard output and error become sockets to the engine, so that every byte leaves as it is written, even
     the last ones of a crash. The engine never writes to them: when one reads as closed, the session is over
-    and this process ends with its children.
+    and this process ends with its children. With ``code`` it then takes hold of that version of the code.
     """
     from monarch.actor import current_rank  # noqa: PLC0415 - a name of the worker's, not of this process's
 
@@ -69,9 +79,40 @@ async def begin(
     for file in (sys.stdout, sys.stderr):
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(line_buffering=True, write_through=True)
-    sys.path[:0] = [place for place in paths if place not in sys.path]
+    if code is not None:
+        activate(*code)
     if bootstrap is not None:
         await run_bootstrap(bootstrap)
+
+
+def package_of(library: Library) -> str:
+    """Makes the modules of ``library`` importable below the package whose name is returned."""
+    digest = hashlib.blake2b(repr(sorted(library.items())).encode(), digest_size=8).hexdigest()
+    package = f"_meshgate_sync_{digest}"
+    if package in sys.modules:
+        return package
+
+    class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+        def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+            head, _, tail = name.partition(".")
+            if head != package or (tail and tail not in library):
+                return None
+            return importlib.util.spec_from_loader(name, self, origin=f"<{name}>", is_package=not tail)
+
+        def exec_module(self, module: ModuleType) -> None:
+            source = library.get(module.__name__.partition(".")[2], "")
+            exec(compile(source, f"<{module.__name__}>", "exec", dont_inherit=True), vars(module))  # noqa: S102
+
+    sys.meta_path.insert(0, Finder())
+    importlib.import_module(package)
+    return package
+
+
+def activate(library: Library, root: str, paths: Sequence[str]) -> str:
+    """Has this process run from version ``root`` of its host's store; returns the snapshot's directory."""
+    home: Any = importlib.import_module(f"{package_of(library)}.home")
+    path: str = home.activate(home.default_home(), root, paths)
+    return path
 
 
 async def run_bootstrap(bootstrap: Callable[[], Awaitable[None] | None]) -> None:
