@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 __all__ = ["Header", "dump_header", "load_header", "stream_of"]
 
 Label: TypeAlias = Annotated[str, Field(max_length=256)]
+Path: TypeAlias = Annotated[str, Field(max_length=4096)]
 Text: TypeAlias = Annotated[str, Field(max_length=262_144)]
 Count: TypeAlias = Annotated[int, Field(ge=0, le=2**53)]
 ObjectId: TypeAlias = Annotated[int, Field(ge=-(2**53), le=2**53)]  # 0 names nothing
@@ -25,6 +26,7 @@ MAX_DIMENSIONS = 64
 
 # What a peer can make as long as a header: the first bad element ends the reading of it.
 Ranks: TypeAlias = Annotated[tuple[Count, ...], Field(fail_fast=True)]
+Paths: TypeAlias = Annotated[tuple[Path, ...], Field(fail_fast=True)]
 ObjectIds: TypeAlias = Annotated[tuple[ObjectId, ...], Field(fail_fast=True)]
 
 
@@ -84,6 +86,7 @@ class SpawnProcs(_Model):
     per_host: dict[Label, Annotated[int, Field(ge=1, le=65_536)]] = Field(max_length=MAX_DIMENSIONS)
     name: Label
     version: Label | None = None  # digest of the code snapshot the processes must run; None: any
+    paths: Paths = ()  # relative to the snapshot: what comes first on sys.path
 
 
 class SpawnActors(_Model):
@@ -100,6 +103,7 @@ class SpawnActors(_Model):
     kind: Literal["sync", "async"]
     arguments: Arguments = ()
     version: Label | None = None
+    paths: Paths = ()
 
 
 class Call(_Model):
@@ -128,6 +132,23 @@ class SendTo(_Model):
     explicit_port: bool = False
     port: ObjectId
     arguments: Arguments = ()
+
+
+class Sync(_Model):
+    """A message of the sync of code (``docs/sync.md``), which has a vocabulary of its own, in ``body``. Both ways."""
+
+    type: Literal["sync"] = "sync"
+    body: Annotated[str, Field(max_length=262_144)]
+
+
+class Reload(_Model):
+    """``procs.reload()``: brings running processes to a version. Answered by Values (a report a process) or Failed."""
+
+    type: Literal["reload"] = "reload"
+    call: Count
+    target: MeshRef
+    version: Label
+    paths: Paths = ()
 
 
 class Stop(_Model):
@@ -333,6 +354,8 @@ Header: TypeAlias = Annotated[
     | SpawnActors
     | Call
     | SendTo
+    | Sync
+    | Reload
     | Stop
     | Initialized
     | OpenChannel

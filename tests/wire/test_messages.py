@@ -27,6 +27,8 @@ EXAMPLES: list[m.Header] = [
     m.SpawnActors(object=3, procs=REF, name="trainers", class_name="a.B", kind="async", arguments=ARGUMENTS),
     m.Call(call=1, target=REF, endpoint="step", adverb="choose", arguments=ARGUMENTS),
     m.SendTo(target=REF, endpoint="step", port=-9, selection="choose"),
+    m.Sync(body='{"type": "have"}'),
+    m.Reload(call=5, target=REF, version="abc", paths=("src",)),
     m.Stop(call=2, target=REF, shutdown=True),
     m.Initialized(call=3, target=REF),
     m.OpenChannel(object=4, once=True),
