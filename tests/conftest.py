@@ -37,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop(variable, None)
 
 
+@pytest.hookimpl(trylast=True)  # after the marks are all there
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if os.environ.get("KUBECONFIG"):
         return

@@ -37,6 +37,10 @@ START_TIMEOUT = 60.0
 STOP_TIMEOUT = 10.0
 HEALTH_TIMEOUT = 2.0
 LAST_OUTPUT = 4096
+NOT_INHERITED = frozenset(  # they would make it the gateway of something else
+    f"MESHGATE_{name}"
+    for name in ("TOKEN_FILE", "HOST", "PORT", "MESH", "LOCAL_MESH", "LIFETIME_FD", "ANNOUNCE_FD", "KUBERNETES_JOB")
+)
 LET_GO = b"\n"  # on the lifetime pipe: end of file means nothing any more
 
 _children: dict[int, subprocess.Popen[bytes]] = {}  # kept so that they are reaped
@@ -84,7 +88,8 @@ class Launch:
         return [sys.executable, "-m", "meshgate_gateway", *meshes, *descriptors, *times]
 
     def process_environment(self, token: str) -> dict[str, str]:
-        environment = {**os.environ, **self.environment}
+        inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+        environment = {**inherited, **self.environment}
         paths = [*driver_import_paths(), *environment.get("PYTHONPATH", "").split(os.pathsep)]
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
         environment["MESHGATE_TOKEN"] = token

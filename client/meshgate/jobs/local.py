@@ -70,6 +70,10 @@ class LocalJob(GatewayProcessJob):
             self._script = None
         super()._kill()
 
+    @property
+    def _bound(self) -> bool:
+        return True
+
     def _outlive_driver(self) -> None:
         """It never does."""
 

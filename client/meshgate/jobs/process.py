@@ -78,7 +78,7 @@ class GatewayProcessJob(JobTrait):
             environment=self._asked.env,
             log=registry.log_file(apply_id),
             lease=self._asked.lease,
-            idle_timeout=self._asked.idle_timeout,
+            idle_timeout=0 if self._bound else self._asked.idle_timeout,
         )
         try:
             self._gateway = GatewayProcess.start(launch)
@@ -108,6 +108,11 @@ class GatewayProcessJob(JobTrait):
             self._client = Client.connect(UrlDialer(record.url, record.token, alive=lambda: gateway.alive))
         client = self._client
         return JobState({name: client.attach_hosts(name, count) for name, count in self._asked.meshes.items()})
+
+    @property
+    def _bound(self) -> bool:
+        """Whether it can only end with this process, so that it need not watch for being forgotten."""
+        return self._scoped
 
     def _kill(self) -> None:
         if self._client is not None:

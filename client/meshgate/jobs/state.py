@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from meshgate.proxies import HostMeshProxy
 
 __all__ = ["JobState"]
 
@@ -14,12 +17,12 @@ class JobState:
     An unknown name raises ``AttributeError`` with the names there are. ``hosts`` maps names to host meshes.
     """
 
-    def __init__(self, hosts: Mapping[str, Any]) -> None:
+    def __init__(self, hosts: Mapping[str, HostMeshProxy]) -> None:
         self._hosts = dict(hosts)
 
-    def __getattr__(self, attr: str) -> Any:
+    def __getattr__(self, attr: str) -> HostMeshProxy:
         # Copying and unpickling look for special methods before _hosts is there.
-        hosts: dict[str, Any] = self.__dict__.get("_hosts", {})
+        hosts: dict[str, HostMeshProxy] = self.__dict__.get("_hosts", {})
         try:
             return hosts[attr]
         except KeyError:

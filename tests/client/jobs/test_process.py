@@ -122,6 +122,13 @@ def test_the_token_is_in_no_argument_and_in_no_workers_environment() -> None:
         assert "token" not in repr(gateway.record)
 
 
+def test_a_driver_inside_another_gateways_environment_starts_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHGATE_TOKEN_FILE", "/nowhere")
+    monkeypatch.setenv("MESHGATE_MESH", "others=tcp://127.0.0.1:1")
+    with ProcessJob({"workers": 1}) as job:
+        job.state()
+
+
 def test_a_gateway_that_cannot_start_says_why_and_leaves_nothing() -> None:
     job = ProcessJob({"workers": 1}, env={"MESHGATE_LOG_LEVEL": "loud"})
     with pytest.raises(JobStartFailed, match=r"ended with code 2 before it served\n.*log-level"):
