@@ -1,8 +1,8 @@
 """What a bare pod is sent to take part: the modules of a host as one zip, and the few lines that start from it.
 
-``start`` is meant to travel by value (``cloudpickle.register_pickle_by_value``) inside an actor that the engine spawns on
-each host: it refers to nothing outside itself, and needs nothing but the standard library where it lands. Hosts that have
-meshgate installed are sent the engine's modules all the same, so that both ends are of one version.
+``start`` is meant to travel by value (``cloudpickle.register_pickle_by_value``) inside an actor that the engine spawns
+on each host: it refers to nothing outside itself, and needs nothing but the standard library where it lands. Hosts that
+have meshgate installed are sent the engine's modules all the same, so that both ends are of one version.
 """
 
 from __future__ import annotations

@@ -91,4 +91,10 @@ class Rules:
 
 
 def _parse(text: bytes) -> GitIgnoreSpec:
-    return GitIgnoreSpec.from_lines(os.fsdecode(text).splitlines())
+    # "d/**" means what lies in d, yet pathspec takes it for d itself as well, when asked about a directory.
+    lines = [line.rstrip(" ") + "/*" if line.rstrip(" ").endswith("/**") else line for line in _lines(text)]
+    return GitIgnoreSpec.from_lines(lines)
+
+
+def _lines(text: bytes) -> list[str]:
+    return os.fsdecode(text).replace("\r\n", "\n").split("\n")

@@ -44,7 +44,8 @@ class Records:
             self._write(tree, diff(known, tree))
 
     def remove(self, root: bytes) -> None:
-        """Forgets a version; those recorded against it are recorded anew."""
+        """Forgets a version; those recorded against it, by other processes too, are recorded anew."""
+        self.refresh()
         for other, base in list(self._bases.items()):
             if base == root:
                 self._write(self.trees[other], whole(self.trees[other]))
@@ -66,8 +67,7 @@ class Records:
         """Takes in every record, those of other processes too; what cannot be understood is removed."""
         found = os.listdir(self._directory)
         for name in found:
-            root = bytes.fromhex(name) if len(name) == 2 * DIGEST_SIZE else b""
-            if self._read_one(root) is None:
+            if len(name) != 2 * DIGEST_SIZE or self._read_one(bytes.fromhex(name)) is None:
                 os.unlink(os.path.join(self._directory, name))
 
     def _read_one(self, root: bytes) -> Directory | None:

@@ -79,8 +79,9 @@ class Scanner:
             raise LinkLeavesTree([(os.fsdecode(path), os.fsdecode(target)) for path, target in walk.leaving])
         for directory, name, path in walk.unread:
             record = self._read(path)
-            directory.entries[name] = record.file
-            directory.fresh.files[name] = record
+            if record is not None:
+                directory.entries[name] = record.file
+                directory.fresh.files[name] = record
         kept: dict[bytes, DirectoryRecord] = {}
         tree = _build(draft, kept)
         walk.keep_untouched(kept)
@@ -88,12 +89,15 @@ class Scanner:
         read = tuple(path for _, _, path in walk.unread)
         return Scan(tree, read, time.perf_counter() - started)
 
-    def _read(self, path: bytes) -> FileRecord:
+    def _read(self, path: bytes) -> FileRecord | None:
+        """The file as it is; None when it is gone since it was listed: then the tree is as if listed a moment later."""
         full = os.path.join(self.root, path)
         for _ in range(_ATTEMPTS):
             read_at = self._clock()
             try:
                 handle = os.open(full, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
             except OSError as problem:
                 raise TreeError(f"{os.fsdecode(path)} cannot be read: {problem.strerror}") from problem
             try:
@@ -149,10 +153,13 @@ class _Walk:
         draft = _Draft(path, self._known.get(path) or DirectoryRecord())
         prefix = path + b"/" if path else b""
         full = os.path.join(self._root, path) if path else self._root
+        found: dict[bytes, os.DirEntry[bytes]] = {}
         try:
             with os.scandir(full) as listing:
                 found = {entry.name: entry for entry in listing}
         except OSError as problem:
+            if path and isinstance(problem, FileNotFoundError):
+                return draft  # gone since it was listed; the watcher, or the next scan, sees its parent change
             raise TreeError(f"{os.fsdecode(full)} cannot be read: {problem.strerror}") from problem
         texts = {name: _text(os.path.join(full, name)) for name in IGNORE_FILES if name in found}
         rules = rules.below(prefix, texts)
@@ -202,7 +209,7 @@ class _Walk:
                 return
             stat = stat_of(entry.stat(follow_symlinks=False))
         except FileNotFoundError:
-            return  # removed since it was listed: the tree is as if listed a moment later
+            return  # gone since it was listed
         if not modes.S_ISREG(stat[4]):
             return  # sockets, pipes and devices mean nothing on another host
         self.sizes.add(path, stat[0], 1)

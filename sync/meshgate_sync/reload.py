@@ -1,0 +1,142 @@
+"""Brings a running process to another version: reloads the modules that changed, and those that import them.
+
+A module is reloaded when its file differs between the two snapshots, or when it uses a module that is. What is reloaded
+comes after what it uses. Every file is compiled before anything is changed, so that a syntax error leaves the process
+as it was.
+
+Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+__all__ = ["Reloaded", "moved_modules", "reload_order", "reload_version", "still_old", "users"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """``modules`` in the order in which they were reloaded; ``vanished``: their files are no longer there;
+    ``old_classes``: actor classes of which objects live that still run the code from before."""
+
+    modules: tuple[str, ...]
+    vanished: tuple[str, ...]
+    old_classes: tuple[str, ...]
+
+
+def reload_version(before: Sequence[str], path: str, actor: type) -> Reloaded:
+    """Moves this process from the snapshots ``before`` to the one at ``path``, which is on ``sys.path`` already.
+
+    ``actor`` is the base of actor classes. Raises SyntaxError, with nothing changed; what a reloaded module raises
+    passes through, with the modules before it reloaded.
+    """
+    before = [os.path.realpath(directory) for directory in before]
+    here = {name: place for name, place in moved_modules(sys.modules, before).items() if place[0] != path}
+    changed, vanished = [], []
+    for name, (directory, relative) in here.items():
+        new = os.path.join(path, relative)
+        if not os.path.exists(new):
+            vanished.append(name)
+        elif not filecmp.cmp(os.path.join(directory, relative), new, shallow=False):
+            changed.append(name)
+    modules = {name: sys.modules[name] for name in here}
+    order = [name for name in reload_order(modules, changed) if name not in vanished]
+    for name in order:
+        _compile(os.path.join(path, here[name][1]))
+    for name, (directory, _) in here.items():
+        _move_search_path(sys.modules[name], directory, path)
+    importlib.invalidate_caches()
+    for name in order:
+        importlib.reload(sys.modules[name])
+    return Reloaded(tuple(order), tuple(vanished), still_old(actor, order))
+
+
+def moved_modules(modules: Mapping[str, ModuleType], before: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Which of ``modules`` came from one of the directories ``before``: the directory, and the file below it."""
+    directories = [os.path.realpath(directory) for directory in before]
+    found = {}
+    for name, module in list(modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not file.endswith(".py") or name == "__main__":
+            continue
+        real = os.path.realpath(file)
+        for directory in directories:
+            if real.startswith(directory + os.sep):
+                found[name] = (directory, os.path.relpath(real, directory))
+    return found
+
+
+def reload_order(modules: Mapping[str, ModuleType], changed: Iterable[str]) -> list[str]:
+    """``changed`` and all that use them, each after what it uses; among those that use each other, by name."""
+    uses = {name: users(module, modules) for name, module in modules.items()}
+    wanted = set(changed)
+    grown = True
+    while grown:
+        more = {name for name, used in uses.items() if used & wanted} - wanted
+        wanted |= more
+        grown = bool(more)
+    order: list[str] = []
+    seen: set[str] = set()
+
+    def visit(name: str) -> None:
+        if name in seen:
+            return
+        seen.add(name)
+        for used in sorted(uses[name] & wanted):
+            visit(used)
+        order.append(name)
+
+    for name in sorted(wanted):
+        visit(name)
+    return order
+
+
+def users(module: ModuleType, modules: Mapping[str, ModuleType]) -> set[str]:
+    """Which of ``modules`` the module refers to: as a module, or by something that was defined in it."""
+    by_object = {id(other): name for name, other in modules.items()}
+    found = set()
+    for value in list(vars(module).values()):
+        name = by_object.get(id(value)) if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        if isinstance(name, str) and name in modules and name != module.__name__:
+            found.add(name)
+    package = module.__name__.rpartition(".")[0]
+    if package in modules and modules[package] is not module:
+        found.discard(package)  # a package is not reloaded for its parts
+    return found
+
+
+def still_old(actor: type, reloaded: Iterable[str]) -> tuple[str, ...]:
+    """The actor classes of reloaded modules of which objects live that were made from the class before."""
+    names = set(reloaded)
+    old = set()
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, actor) and kind.__module__ in names:
+            current: object = sys.modules[kind.__module__]
+            for part in kind.__qualname__.split("."):
+                current = getattr(current, part, None)
+            if current is not kind:
+                old.add(f"{kind.__module__}.{kind.__qualname__}")
+    return tuple(sorted(old))
+
+
+def _compile(path: str) -> None:
+    with open(path, "rb") as file:
+        compile(file.read(), path, "exec", dont_inherit=True)
+
+
+def _move_search_path(module: ModuleType, before: str, path: str) -> None:
+    """A package finds its parts in the new snapshot, whether or not it is reloaded itself."""
+    search = getattr(module, "__path__", None)
+    if isinstance(search, list):
+        search[:] = [
+            path + os.path.realpath(place)[len(before) :] if os.path.realpath(place).startswith(before) else place
+            for place in search
+        ]

@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from meshgate_sync import scan as scan_module
+from meshgate_sync.errors import LinkLeavesTree, TreeError, TreeTooLarge, UnstableFile
+from meshgate_sync.scan import Limits, Scanner, git_root
+from meshgate_sync.stat_cache import StatCache
+from meshgate_sync.tree import EMPTY, Directory, File, Link, lookup
+from tests.sync.trees import models, on_disk, paths, plain, write
+
+LATER = 10**18 * 9
+
+
+def settled() -> int:
+    """A clock by which every file was written long ago."""
+    return LATER
+
+
+def scanner(path: Path, **options: object) -> Scanner:
+    return Scanner(path, clock=settled, **options)  # type: ignore[arg-type]
+
+
+@given(models)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_scan_sees_what_is_there(tmp_path: Path, model: dict[bytes, object]) -> None:
+    write(tmp_path / "tree", model)
+    try:
+        tree = Scanner(tmp_path / "tree").scan().tree
+    except LinkLeavesTree:
+        return
+    assert as_model(tree, tmp_path / "tree") == plain(model)
+    assert as_model(tree, tmp_path / "tree") == on_disk(tmp_path / "tree")
+
+
+def as_model(tree: Directory, top: Path) -> dict[bytes, object]:
+    model: dict[bytes, object] = {}
+    for name, node in tree.entries.items():
+        path = top / os.fsdecode(name)
+        if isinstance(node, Directory):
+            model[name] = as_model(node, path)
+        elif isinstance(node, Link):
+            model[name] = os.fsdecode(node.target)
+        else:
+            content = path.read_bytes()
+            assert node.size == len(content)
+            model[name] = (content, True) if node.executable else content
+    return model
+
+
+def test_an_unchanged_tree_is_not_read_again(tmp_path: Path) -> None:
+    write(tmp_path / "t", {b"a": b"1", b"d": {b"b": b"2"}})
+    scan = scanner(tmp_path / "t")
+    first = scan.scan()
+    second = scan.scan()
+    assert sorted(first.read) == [b"a", b"d/b"]
+    assert second.read == ()
+    assert second.tree is first.tree
+
+
+def test_only_what_changed_is_read_again(tmp_path: Path) -> None:
+    write(tmp_path / "t", {b"a": b"1", b"d": {b"b": b"2"}, b"e": {b"c": b"3"}})
+    scan = scanner(tmp_path / "t")
+    before = scan.scan().tree
+    (tmp_path / "t/d/b").write_bytes(b"changed")
+    after = scan.scan()
+    assert after.read == (b"d/b",)
+    assert after.tree.entries[b"e"] is before.entries[b"e"]
+    assert after.tree != before
+
+
+def test_a_file_written_in_the_tick_it_was_read_in_is_read_again(tmp_path: Path) -> None:
+    write(tmp_path / "t", {b"a": b"1"})
+    now = os.stat(tmp_path / "t/a").st_ctime_ns
+    scan = Scanner(tmp_path / "t", clock=lambda: now + 1000)
+    scan.scan()
+    assert scan.scan().read == (b"a",)
+    late = Scanner(tmp_path / "t", clock=lambda: now + 5_000_000_000)
+    late.scan()
+    assert late.scan().read == ()
+
+
+def test_the_cache_outlives_the_process(tmp_path: Path) -> None:
+    write(tmp_path / "t", {b"a": b"1", b"\xff": (b"2", True), b".gitignore": b"x\n", b"x": b"3"})
+    scan = scanner(tmp_path / "t")
+    tree = scan.scan().tree
+    scan.cache.save(str(tmp_path / "cache/stat"))
+    again = scanner(tmp_path / "t", cache=StatCache.load(str(tmp_path / "cache/stat"))).scan()
+    assert again.read == ()
+    assert again.tree == tree
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", b"meshgate-stat-1\n" + bytes(40)])
+def test_a_damaged_cache_is_an_empty_one(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "cache").write_bytes(damage)
+    assert StatCache.load(str(tmp_path / "cache")).directories == {}
+    assert StatCache.load(str(tmp_path / "missing")).directories == {}
+
+
+def test_a_cache_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cache"
+    StatCache().save(str(path))
+    before = path.read_bytes()
+
+    def refuse(*_: object) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="no"):
+        StatCache().save(str(path))
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# --- with a watcher's report --------------------------------------------------------------------------------
+
+
+def test_a_report_limits_the_scan_to_what_it_names(tmp_path: Path) -> None:
+    write(tmp_path / "t", {b"d": {b"a": b"1"}, b"e": {b"f": {b"b": b"2"}}})
+    scan = scanner(tmp_path / "t")
+    scan.scan()
+    (tmp_path / "t/d/a").write_bytes(b"changed, not reported")
+    (tmp_path / "t/e/f/b").write_bytes(b"changed")
+    assert scan.scan([tmp_path / "t/e/f/b"]).read == (b"e/f/b",)
+    assert scan.scan().read == (b"d/a",)
+
+
+def test_a_reported_directory_is_scanned_to_its_leaves(tmp_path: Path) -> None:
+    write(tmp_path / "t", {b"d": {b"x": {b"a": b"1"}}, b"other": {b"y": b"2"}})
+    scan = scanner(tmp_path / "t")
+    scan.scan()
+    (tmp_path / "t/d/x").rename(tmp_path / "t/d/gone")
+    write(tmp_path / "t/d/x", {b"deep": {b"b": b"3"}})
+    found = scan.scan([tmp_path / "t/d/x", tmp_path / "t/d/gone"])
+    assert found.tree == scanner(tmp_path / "t").scan().tree
+    assert lookup(found.tree, b"d/x/deep/b") is not None
+
+
+@pytest.mark.parametrize("report", [".gitignore", ".", "../elsewhere"])
+def test_reports_that_may_concern_everything_mean_a_full_scan(tmp_path: Path, report: str) -> None:
+    write(tmp_path / "t", {b"d": {b"a": b"1"}})
+    scan = scanner(tmp_path / "t")
+    scan.scan()
+    (tmp_path / "t/d/a").write_bytes(b"changed")
+    assert scan.scan([tmp_path / "t" / report]).read == (b"d/a",)
+
+
+def test_the_first_scan_is_full_whatever_is_reported(tmp_path: Path) -> None:
+    write(tmp_path / "t", {b"d": {b"a": b"1"}})
+    assert scanner(tmp_path / "t").scan([tmp_path / "t/other"]).read == (b"d/a",)
+
+
+@given(models, models)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+def test_a_true_report_finds_what_a_full_scan_finds(
+    tmp_path: Path, old: dict[bytes, object], new: dict[bytes, object]
+) -> None:
+    top = tmp_path / "t"
+    scan = Scanner(top)
+    try:
+        write(top, {b"in": old, b"same": {b"a": b"1"}})
+        scan.scan()
+        write(top / "in", new)
+        assert scan.scan([top / "in"]).tree == Scanner(top).scan().tree
+    except LinkLeavesTree:
+        return
+
+
+# --- what is not synced -------------------------------------------------------------------------------------
+
+
+def test_ignored_entries_are_not_in_the_tree(tmp_path: Path) -> None:
+    write(
+        tmp_path / "t",
+        {
+            b".gitignore": b"*.log\n/out/\n", b"a.log": b"", b"out": {b"x": b""}, b"src": {b"out": {b"y": b""}},
+            b"myenv": {b"pyvenv.cfg": b"", b"lib": b""}, b"__pycache__": {b"z.pyc": b""}, b"k.py": b"",
+        },
+    )  # fmt: skip
+    scan = scanner(tmp_path / "t")
+    expected = [b".gitignore", b"k.py", b"src", b"src/out", b"src/out/y"]
+    assert paths(scan.scan().tree) == expected
+    assert paths(scan.scan().tree) == expected
+
+
+def test_a_rule_added_or_taken_away_counts_at_once(tmp_path: Path) -> None:
+    write(tmp_path / "t", {b"a.log": b"1", b"b.py": b"2"})
+    scan = scanner(tmp_path / "t")
+    assert paths(scan.scan().tree) == [b"a.log", b"b.py"]
+    (tmp_path / "t/.meshgateignore").write_text("*.log\n")
+    assert paths(scan.scan().tree) == [b".meshgateignore", b"b.py"]
+    (tmp_path / "t/.meshgateignore").unlink()
+    assert paths(scan.scan().tree) == [b"a.log", b"b.py"]
+
+
+def test_git_info_exclude_counts(tmp_path: Path) -> None:
+    write(tmp_path / "t", {b".git": {b"info": {b"exclude": b"secret\n"}}, b"secret": b"", b"a": b""})
+    assert paths(scanner(tmp_path / "t").scan().tree) == [b"a"]
+
+
+def test_links_are_kept_and_those_that_leave_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "t", {b"a": b"1", b"d": {b"up": "../a"}, b"to": "d"})
+    tree = scanner(tmp_path / "t").scan().tree
+    assert lookup(tree, b"d/up") == Link(b"../a")
+    write(tmp_path / "t", {b"abs": "/etc/passwd", b"d": {b"out": "../../x"}, b"dot": ".."})
+    with pytest.raises(LinkLeavesTree) as caught:
+        scanner(tmp_path / "t").scan()
+    assert sorted(caught.value.links) == [("abs", "/etc/passwd"), ("d/out", "../../x"), ("dot", "..")]
+    assert "abs -> /etc/passwd" in str(caught.value)
+
+
+def test_empty_directories_and_odd_names_are_kept_and_sockets_are_not(tmp_path: Path) -> None:
+    write(tmp_path / "t", {b"empty": {}, b"\xff\xfe": b"1"})
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "t/sock"))
+        tree = scanner(tmp_path / "t").scan().tree
+    assert tree.entries[b"empty"] == EMPTY
+    assert isinstance(tree.entries[b"\xff\xfe"], File)
+    assert b"sock" not in tree.entries
+
+
+def test_a_mode_change_alone_is_a_change(tmp_path: Path) -> None:
+    write(tmp_path / "t", {b"a": b"1"})
+    scan = scanner(tmp_path / "t")
+    before = scan.scan().tree
+    (tmp_path / "t/a").chmod(0o755)
+    after = scan.scan().tree
+    assert before != after
+    assert isinstance(after.entries[b"a"], File)
+    assert after.entries[b"a"].executable
+
+
+# --- trouble ------------------------------------------------------------------------------------------------
+
+
+def test_a_tree_over_the_size_limit_is_refused_with_its_largest_entries(tmp_path: Path) -> None:
+    write(tmp_path / "t", {b"data": {b"raw": {b"big.bin": b"x" * 5000}}, b"src": {b"a.py": b"y" * 100}})
+    with pytest.raises(TreeTooLarge) as caught:
+        scanner(tmp_path / "t", limits=Limits(bytes=1000)).scan()
+    assert caught.value.largest[0] == ("data/raw/big.bin", 5000, 1)
+    assert ".meshgateignore" in str(caught.value)
+
+
+def test_a_tree_of_too_many_files_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "t", {b"many": {str(n).encode(): b"x" for n in range(50)}, b"a.py": b"y"})
+    scan = scanner(tmp_path / "t", limits=Limits(files=20))
+    with pytest.raises(TreeTooLarge) as caught:
+        scan.scan()
+    assert caught.value.largest[0] == ("many", 50, 50)
+    assert scan.cache.directories == {}
+
+
+def test_a_walk_far_beyond_the_limit_is_given_up(tmp_path: Path) -> None:
+    write(tmp_path / "t", {b"many": {str(n).encode(): b"x" for n in range(50)}})
+    with pytest.raises(TreeTooLarge, match="9 files"):
+        scanner(tmp_path / "t", limits=Limits(files=2)).scan()
+
+
+def test_at_most_ten_entries_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "t", {str(n).encode(): b"x" * (100 + n) for n in range(30)})
+    with pytest.raises(TreeTooLarge) as caught:
+        scanner(tmp_path / "t", limits=Limits(bytes=10)).scan()
+    assert [entry[0] for entry in caught.value.largest] == [str(n) for n in range(29, 19, -1)]
+
+
+def interfering(monkeypatch: pytest.MonkeyPatch, path: Path, times: int) -> Callable[[], int]:
+    """Appends to ``path`` during the first ``times`` readings of it."""
+    count = 0
+    original = scan_module.chunks.cut
+
+    def cut(read: Callable[[int], bytes], size: int) -> object:
+        nonlocal count
+        outcome = original(read, size)
+        count += 1
+        if count <= times:
+            with path.open("ab") as out:
+                out.write(b"more")
+        return outcome
+
+    monkeypatch.setattr(scan_module.chunks, "cut", cut)
+    return lambda: count
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "t", {b"a": b"1"})
+    readings = interfering(monkeypatch, tmp_path / "t/a", 2)
+    tree = scanner(tmp_path / "t").scan().tree
+    assert readings() == 3
+    assert tree.size == len(b"1moremore")
+
+
+def test_a_file_that_never_rests_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "t", {b"a": b"1"})
+    interfering(monkeypatch, tmp_path / "t/a", 100)
+    with pytest.raises(UnstableFile, match="a changed during each of 5 attempts"):
+        scanner(tmp_path / "t").scan()
+
+
+def test_what_vanishes_during_the_walk_is_as_if_it_had_not_been_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "t", {b"a": b"1", b"b": b"2"})
+    original = Scanner._read
+
+    def read(self: Scanner, path: bytes) -> object:
+        (tmp_path / "t/b").unlink(missing_ok=True)
+        return original(self, path)
+
+    scan = scanner(tmp_path / "t")
+    scan.scan()
+    (tmp_path / "t/a").write_bytes(b"changed")
+    (tmp_path / "t/b").write_bytes(b"changed")
+    monkeypatch.setattr(Scanner, "_read", read)
+    assert paths(scan.scan().tree) == [b"a"]
+
+
+def test_a_missing_or_unreadable_tree_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(TreeError, match="nowhere cannot be read"):
+        scanner(tmp_path / "nowhere").scan()
+
+
+def test_the_git_root_is_the_nearest_directory_that_holds_dot_git(tmp_path: Path) -> None:
+    (tmp_path / "r/.git").mkdir(parents=True)
+    (tmp_path / "r/a/b").mkdir(parents=True)
+    assert git_root(tmp_path / "r/a/b") == str(tmp_path / "r")
+    assert git_root(tmp_path) is None
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+def test_rescans_of_any_edits_find_what_a_fresh_scan_finds(tmp_path: Path, data: st.DataObject) -> None:
+    scan = Scanner(tmp_path / "t")
+    for model in data.draw(st.lists(models, min_size=2, max_size=4)):
+        write(tmp_path / "t", model)
+        try:
+            expected = Scanner(tmp_path / "t").scan().tree
+        except LinkLeavesTree:
+            continue
+        assert scan.scan().tree == expected
