@@ -95,7 +95,7 @@ class LocalHosts:
                     *(sys.executable, "-m", "meshgate_worker", "--address", address, "--name", name),
                     *("--lifetime-fd", str(lifetime), "--ready-fd", str(ready_there), "--remove-directory"),
                 ],
-                environment=self._environment,
+                environment={**self._environment, **self._own(name)},
                 descriptors=(lifetime, ready_there),
                 on_line=lambda line: logger.debug("host output", line=line),
             )
@@ -108,6 +108,15 @@ class LocalHosts:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return host
+
+    def _own(self, name: str) -> dict[str, str]:
+        """What hosts of one machine must not share: where each keeps its code, its image steps and their files."""
+        home = self._directory / "homes" / name
+        return {
+            "MESHGATE_HOME": str(home),
+            "MESHGATE_HOST_NAME": name,
+            "MESHGATE_IMAGE_DIRECTORY": str(home / "files"),
+        }
 
     async def _await_ready(self, mesh: str, host: _LocalHost, descriptor: int) -> None:
         try:

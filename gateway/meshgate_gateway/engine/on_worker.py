@@ -17,8 +17,10 @@ import json
 import os
 import pickle
 import signal
+import site
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import ModuleType
@@ -62,7 +64,8 @@ async def begin(
 
     Standard output and error become sockets to the engine, so that every byte leaves as it is written, even
     the last ones of a crash. The engine never writes to them: when one reads as closed, the session is over
-    and this process ends with its children. With ``code`` it then takes hold of that version of the code.
+    and this process ends with its children. It then takes on what the host's image steps have left, and, with
+    ``code``, takes hold of that version of the code.
     """
     from monarch.actor import current_rank  # noqa: PLC0415 - a name of the worker's, not of this process's
 
@@ -79,6 +82,7 @@ async def begin(
     for file in (sys.stdout, sys.stderr):
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(line_buffering=True, write_through=True)
+    apply_image()
     if code is not None:
         activate(*code)
     if bootstrap is not None:
@@ -113,6 +117,45 @@ def activate(library: Library, root: str, paths: Sequence[str]) -> str:
     home: Any = importlib.import_module(f"{package_of(library)}.home")
     path: str = home.activate(home.default_home(), root, paths)
     return path
+
+
+def apply_image() -> None:
+    """Takes on what the image steps of the client have left in this host's ``$MESHGATE_HOME``.
+
+    That is the variables and the directory of ``environment.json``, and ``packages``, which come before those of
+    the interpreter. What the variables were before is in ``MESHGATE_IMAGE_REPLACED``, for steps that run again.
+    """
+    home = image_home()
+    packages = os.path.join(home, "packages")
+    try:
+        with open(os.path.join(home, "environment.json"), encoding="utf-8") as file:
+            image: dict[str, Any] = json.load(file)
+    except FileNotFoundError:
+        image = {}
+    variables: dict[str, str] = dict(image.get("variables", {}))
+    if os.path.isdir(packages):
+        before = list(sys.path)
+        site.addsitedir(packages)
+        sys.path[:] = [*(place for place in sys.path if place not in before), *before]
+        for name, place in (("PYTHONPATH", packages), ("PATH", os.path.join(packages, "bin"))):
+            rest = variables.get(name, os.environ.get(name, ""))
+            variables[name] = os.pathsep.join(filter(None, (place, rest)))
+    if variables:
+        replaced = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables, MESHGATE_IMAGE_REPLACED=json.dumps(replaced))
+    if image.get("directory"):
+        os.chdir(image["directory"])
+
+
+def image_home() -> str:
+    """As ``meshgate_sync.home.default_home``, which a bare pod has not got."""
+    home = os.environ.get("MESHGATE_HOME")
+    if home:
+        return os.path.abspath(home)
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    if os.path.isabs(cache) and os.access(os.path.dirname(cache), os.W_OK):
+        return os.path.join(cache, "meshgate")
+    return os.path.join(tempfile.gettempdir(), f"meshgate-{os.getuid()}")
 
 
 async def run_bootstrap(bootstrap: Callable[[], Awaitable[None] | None]) -> None:
