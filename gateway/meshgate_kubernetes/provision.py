@@ -6,6 +6,7 @@ through a ``Listener``; nothing is printed here. ``readiness`` waits for what wa
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 
@@ -109,7 +110,12 @@ def delete(api: Api, name: str, namespace: str, *, uid: str | None = None, timeo
         _delete_leftovers(api, names, namespace, kinds)
     sources = [Source(kind, names.selector()) for kind in ("ConfigMap", "Pod")]
     with Observer(api, namespace, sources) as seen:
-        seen.wait_for(lambda: not seen.objects("ConfigMap") and not seen.objects("Pod"), timeout)
+
+        def gone() -> bool:
+            _bury(api, namespace, seen.objects("Pod"))
+            return not seen.objects("ConfigMap") and not seen.objects("Pod")
+
+        seen.wait_for(gone, timeout)
     left = [
         f"{kind} {obj['metadata']['name']}" for kind in kinds for obj in api.find(kind, namespace, names.selector())[0]
     ]
@@ -118,6 +124,18 @@ def delete(api: Api, name: str, namespace: str, *, uid: str | None = None, timeo
             f"job {name!r} was deleted, but after {timeout:g} s this is still there: {', '.join(left)}. "
             "A finalizer or an unreachable node may hold it back"
         )
+
+
+def _bury(api: Api, namespace: str, pods: Sequence[Object]) -> None:
+    """Removes pods that are being deleted and of which nothing runs any more.
+
+    The kubelet would do so itself, but one of an older cluster only looks every ten seconds.
+    """
+    for pod in pods:
+        metadata, statuses = pod["metadata"], pod.get("status", {}).get("containerStatuses") or []
+        if "deletionTimestamp" in metadata and not any("running" in each.get("state", {}) for each in statuses):
+            with contextlib.suppress(NotFound, Forbidden):
+                api.delete("Pod", metadata["name"], namespace, uid=metadata["uid"], grace=0)
 
 
 def _delete_leftovers(api: Api, names: Names, namespace: str, kinds: Sequence[str]) -> None:

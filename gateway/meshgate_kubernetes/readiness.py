@@ -116,7 +116,7 @@ class _Waiter:
         self._api = api
         self._spec = spec
         self._seen = seen
-        self._since: dict[tuple[str, str], float] = {}
+        self._since: dict[tuple[str, str], float] = {}  # by subject and kind of reason
         self._picture = _Picture((), {})
         self._problems: list[Problem] = []
         self._cluster: Cluster | None = None
@@ -131,7 +131,7 @@ class _Waiter:
             self._cluster = _read_cluster(self._api)
             self._problems = self._diagnose(events)
         now = time.monotonic()
-        present = {(each.subject, each.reason) for each in self._problems}
+        present = {each.key for each in self._problems}
         self._since = {key: self._since.get(key, now) for key in present}
         return Progress(
             meshes=tuple(_stages(self._spec, self._picture, events)),
@@ -144,17 +144,13 @@ class _Waiter:
         return [
             each
             for each in self._problems
-            if each.patience is not None and now - self._since[each.subject, each.reason] >= each.patience
+            if each.patience is not None and now - self._since[each.key] >= each.patience
         ]
 
     def patience_left(self, at_most: float | None) -> float | None:
         """Seconds until a problem becomes hopeless if nothing changes."""
         now = time.monotonic()
-        ends = [
-            self._since[each.subject, each.reason] + each.patience - now
-            for each in self._problems
-            if each.patience is not None
-        ]
+        ends = [self._since[each.key] + each.patience - now for each in self._problems if each.patience is not None]
         if at_most is not None:
             ends.append(at_most)
         return max(0.0, min(ends)) if ends else None

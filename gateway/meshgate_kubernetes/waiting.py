@@ -64,6 +64,11 @@ class Problem:
     log_of: LogOf | None = None
     log: str = ""
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """The same for a problem that goes on, whichever word for it is the present one."""
+        return self.subject, "pull" if self.reason in _PULL_REASONS else self.reason
+
     def with_log(self, log: str) -> Problem:
         return replace(self, log=log)
 

@@ -18,6 +18,7 @@ from tests.kubernetes.cluster import Kubectl
 
 __all__ = ["monarch_operator"]
 
+_NAME = {"type": "string", "pattern": "^[a-z][a-z0-9]*$", "maxLength": 63}
 _ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
 CRD = {
