@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from meshgate_sync.home import open_version
+from meshgate_sync.plan import GATEWAY
+from meshgate_sync.relay import State
+from meshgate_sync.tree import EMPTY, Directory
+from tests.sync.trees import Content, models, on_disk, plain
+from tests.sync.village import Village, snapshot
+
+ANY = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=80
+)
+NAMES = [f"h{number}" for number in range(9)]
+MODEL: dict[bytes, object] = {
+    b"a.py": b"one", b"d": {b"b": (b"two", True), b"l": "../a.py", b"e": {}},
+    b"large": bytes(range(200)) + bytes(reversed(range(200))),
+}  # fmt: skip
+
+
+@pytest.fixture
+def village(tmp_path: Path) -> Village:
+    return Village(tmp_path, NAMES, Content())
+
+
+def assert_identical(village: Village, tree: Directory, model: dict[bytes, object]) -> None:
+    for name, host in village.hosts.items():
+        if host.alive and name != GATEWAY:
+            assert on_disk(snapshot(host, tree)) == plain(model)
+            assert host.disk.store.verify() == []
+
+
+def bring(village: Village, model: dict[bytes, object], base: Directory = EMPTY, **options: bool) -> Directory:
+    tree = village.content.tree(model)
+    village.publish(tree, base, **options)
+    village.run(lambda: village.everyone_ready(tree))
+    return tree
+
+
+@pytest.mark.parametrize("striped", [False, True])
+def test_every_host_gets_every_version(village: Village, striped: bool) -> None:
+    first = bring(village, MODEL, striped=striped)
+    assert_identical(village, first, MODEL)
+    changed = {**MODEL, b"a.py": b"changed"}
+    second = bring(village, changed, first, striped=striped)
+    assert_identical(village, second, changed)
+
+
+def test_pieces_that_come_with_the_offer_are_not_asked_for(village: Village) -> None:
+    tree = bring(village, MODEL, inline=True)
+    assert village.asked == []
+    assert_identical(village, tree, MODEL)
+
+
+def test_the_gateway_sends_each_piece_once_for_each_of_its_children(village: Village) -> None:
+    tree = bring(village, MODEL, striped=True)
+    assert village.hosts[GATEWAY].relay.bytes_sent == tree.size
+    for name in NAMES:
+        assert village.hosts[name].received_bytes == tree.size
+        assert village.hosts[name].relay.bytes_sent <= 2 * tree.size
+
+
+def test_pieces_are_passed_on_before_the_version_is_complete(village: Village) -> None:
+    village.silent_laptop = True
+    tree = village.content.tree(MODEL)
+    village.publish(tree)
+    village.run(lambda: len(village.asked) > 20)
+    digest = village.asked[0]
+    village.supply(digest)
+    village.run(lambda: all(village.hosts[name].received_bytes for name in NAMES))
+    assert not village.ready.get(tree.digest)
+
+
+def test_a_slow_laptop_does_not_upset_the_trees(village: Village) -> None:
+    village.silent_laptop = True
+    tree = village.content.tree(MODEL)
+    village.publish(tree, striped=True)
+    end = village.now + 20
+    village.run(lambda: village.now > end)
+    for digest in village.asked:
+        village.supply(digest)
+    village.run(lambda: village.everyone_ready(tree))
+    assert village.hosts[GATEWAY].relay.bytes_sent == tree.size
+
+
+def test_a_host_that_does_not_hold_the_base_is_told_the_whole_version(village: Village) -> None:
+    village.kill("h3")
+    first = bring(village, MODEL)
+    village.start("h3")
+    changed = {**MODEL, b"a.py": b"changed"}
+    second = bring(village, changed, first)
+    assert_identical(village, second, changed)
+
+
+def test_a_late_host_catches_up_by_itself(village: Village) -> None:
+    for name in ("h0", "h4", "h8"):
+        village.kill(name)
+    tree = bring(village, MODEL, striped=True)
+    for name in ("h0", "h4", "h8"):
+        village.start(name)
+    village.run(lambda: village.everyone_ready(tree))
+    assert_identical(village, tree, MODEL)
+
+
+def test_a_restarted_host_fetches_only_what_it_lost(village: Village) -> None:
+    tree = bring(village, MODEL)
+    village.kill("h5")
+    village.ready[tree.digest].discard("h5")
+    village.start("h5")
+    village.run(lambda: village.everyone_ready(tree))
+    assert village.hosts["h5"].received_bytes == 0
+
+
+def test_versions_in_a_burst_end_with_the_last(village: Village) -> None:
+    base = bring(village, MODEL)
+    for number in range(5):
+        model = {**MODEL, b"a.py": b"%d" % number, b"new": bytes([number]) * 100}
+        tree = village.content.tree(model)
+        village.publish(tree, base)
+        village.withdraw(base)
+        base = tree
+    village.run(lambda: village.everyone_ready(base))
+    assert_identical(village, base, model)
+
+
+def test_what_a_withdrawn_version_shared_is_still_fetched(village: Village) -> None:
+    village.silent_laptop = True
+    shared = bytes(range(150))
+    first, second = village.content.tree({b"f": shared}), village.content.tree({b"f": shared, b"g": b"1"})
+    village.publish(first)
+    village.run(lambda: len(village.asked) >= 10)
+    village.publish(second)
+    village.withdraw(first)
+    end = village.now + 1
+    village.run(lambda: village.now > end)
+    for digest in list(village.asked):
+        village.supply(digest)
+    village.run(lambda: village.everyone_ready(second))
+
+
+# --- trouble ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("silently", [False, True])
+@pytest.mark.parametrize("striped", [False, True])
+def test_a_relay_that_dies_is_routed_around(village: Village, silently: bool, striped: bool) -> None:
+    tree = village.content.tree(MODEL)
+    village.publish(tree, striped=striped)
+    parents = set(village.plan.control.values()) - {GATEWAY}
+    victim = min(parents)
+    village.run(lambda: village.hosts[victim].received_bytes > 50)
+    started = village.now
+    village.kill(victim, silently=silently)
+    village.run(lambda: village.everyone_ready(tree))
+    assert village.now - started < 5
+    assert_identical(village, tree, MODEL)
+
+
+def test_a_relay_that_stops_answering_is_left(village: Village) -> None:
+    tree = village.content.tree(MODEL)
+    village.publish(tree, striped=True)
+    victim = min(set(village.plan.stripes[0].values()) - {GATEWAY})
+    village.run(lambda: village.hosts[victim].received_bytes > 50)
+    village.hosts[victim].frozen = True
+    others = set(NAMES) - {victim}
+    village.run(lambda: others <= village.ready.get(tree.digest, set()), 10)
+    village.hosts[victim].frozen = False
+    village.run(lambda: village.everyone_ready(tree))
+    assert_identical(village, tree, MODEL)
+
+
+def test_a_cut_resumes_where_it_stopped(village: Village) -> None:
+    tree = village.content.tree(MODEL)
+    village.publish(tree)
+    child = next(name for name, parent in village.plan.control.items() if parent == GATEWAY)
+    village.run(lambda: village.hosts[child].received_bytes > 100)
+    village.cut(child, GATEWAY)
+    village.run(lambda: village.everyone_ready(tree))
+    assert village.hosts[child].received_bytes <= tree.size + 64
+
+
+def test_a_full_disk_is_reported_and_holds_up_nobody_else(village: Village) -> None:
+    victim = min(set(village.plan.control.values()) - {GATEWAY})
+    village.hosts[victim].full = True
+    tree = village.content.tree(MODEL)
+    village.publish(tree, striped=True)
+    others = set(NAMES) - {victim}
+    village.run(lambda: others <= village.ready.get(tree.digest, set()))
+    assert village.failed == {victim: "no space"}
+    village.hosts[victim].full = False
+    village.publish(tree, striped=True)
+    village.run(lambda: village.everyone_ready(tree))
+    assert village.failed == {}
+    assert_identical(village, tree, MODEL)
+
+
+def test_a_corrupt_object_of_a_relay_is_fetched_again(village: Village) -> None:
+    village.kill("h8")
+    tree = bring(village, MODEL)
+    parent = village.hosts[village.plan.control["h8"]]
+    for path in (parent.home / "objects").glob("*/*"):
+        path.chmod(0o644)
+        path.write_bytes(bytes(path.stat().st_size))
+    village.start("h8")
+    village.run(lambda: village.everyone_ready(tree))
+    village.run(lambda: all(host.relay.state(tree.digest) is State.READY for host in village.hosts.values()))
+    assert on_disk(snapshot(village.hosts["h8"], tree)) == plain(MODEL)
+
+
+def test_a_version_held_by_processes_survives_those_that_follow(village: Village) -> None:
+    first = bring(village, MODEL)
+    gateway = village.hosts[GATEWAY]
+    village._do(gateway, lambda: gateway.relay.hold(first.digest, village.now))
+    held = [open_version(str(village.hosts[name].home), first.digest.hex()) for name in NAMES]
+    bring(village, {b"a": b"other"}, first)
+    for name in NAMES:
+        assert on_disk(snapshot(village.hosts[name], first)) == plain(MODEL)
+    for version in held:
+        version.close()
+
+
+faults = st.lists(
+    st.tuples(
+        st.integers(0, 400),
+        st.sampled_from(["kill", "power", "cut", "freeze", "restart", "version"]),
+        st.sampled_from(NAMES),
+    ),
+    max_size=8,
+)
+
+
+@given(
+    seed=st.integers(0, 1000), sequence=st.lists(models, min_size=1, max_size=4), faults=faults, striped=st.booleans()
+)
+@ANY
+def test_any_sequence_of_versions_and_faults_ends_byte_identical(
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    sequence: list[dict[bytes, object]],
+    faults: list[tuple[int, str, str]],
+    striped: bool,
+) -> None:
+    village = Village(tmp_path_factory.mktemp("village"), NAMES, Content(), seed=seed)
+    pending = [{**model, b"large": bytes(range(100 + number))} for number, model in enumerate(sequence)]
+    before = EMPTY
+
+    def publish() -> dict[bytes, object]:
+        nonlocal before
+        model = pending.pop(0)
+        tree = village.content.tree(model)
+        village.publish(tree, before, striped=striped)
+        if before.entries and before != tree:
+            village.withdraw(before)
+        before = tree
+        return model
+
+    model = publish()
+    for steps, fault, name in faults:
+        for _ in range(steps):
+            village.step()
+        host = village.hosts[name]
+        if fault in ("kill", "power"):
+            village.kill(name, silently=fault == "power")
+        elif fault == "cut":
+            village.cut(name, village.plan.control[name])
+        elif fault == "freeze":
+            host.frozen = not host.frozen
+        elif fault == "restart" and not host.alive:
+            village.start(name)
+        elif fault == "version" and pending:
+            model = publish()
+    for name, host in village.hosts.items():
+        host.frozen = False
+        if not host.alive:
+            village.start(name)
+    while pending:
+        model = publish()
+    village.run(lambda: village.everyone_ready(before))
+    village.run(
+        lambda: all(host.relay.state(before.digest) is State.READY for host in village.hosts.values()), limit=300
+    )
+    assert_identical(village, before, model)
+    village.close()
