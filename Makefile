@@ -15,7 +15,9 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# By the environment rather than -c, so that what builds the package is pinned too; newer pips want a name of its own.
+PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	$(BIN)/python -m pip --disable-pip-version-check --quiet
 SET_UP := $(VENV)/.set-up
 PINNED := pyproject.toml constraints.txt
 
@@ -63,12 +65,10 @@ $(VENV)/bin/python:
 		|| { echo "meshgate needs Python 3.10 or later; name one with make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# hatchling first, so that the build of the package itself is pinned too.
 $(SET_UP)-demo: $(PINNED) | $(VENV)/bin/python
-	$(PIP) install -c constraints.txt hatchling editables
-	$(PIP) install -c constraints.txt --no-build-isolation -e '.[gateway,worker]'
+	$(PIP) install -e '.[gateway,worker]'
 	@touch $@
 
 $(SET_UP)-%: $(SET_UP)-demo
-	$(PIP) install -c constraints.txt --no-build-isolation -e '.[$*]'
+	$(PIP) install -e '.[$*]'
 	@touch $@
