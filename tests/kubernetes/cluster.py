@@ -29,6 +29,12 @@ class Kubectl:
         assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
         return done.stdout.strip()
 
+    def knows_the_user(self) -> bool:
+        """Whether the API server accepts the credentials, whatever they are good for."""
+        asked = [*self._arguments, "get", "--raw", "/version"]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+        return "Unauthorized" not in done.stderr
+
     def apply(self, *objects: dict[str, Any]) -> None:
         self("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
 
