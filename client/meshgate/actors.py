@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from meshgate import standins
@@ -111,6 +111,8 @@ MESH_ATTRIBUTES = frozenset(
     }
 )
 
+_MANY = 1 << 30  # more arguments than anyone passes
+
 _DEADLOCK = (
     "Synchronous endpoints cannot be mixed with async endpoints because they can cause the asyncio loop to "
     "deadlock if they wait."
@@ -126,10 +128,29 @@ class EndpointSpec:
     explicit_response_port: bool = False
     is_async: bool = False
     placeholders: int = 1
+    parameters: tuple[str, ...] = field(init=False)  # without the placeholders
+    _counts: range = field(init=False, repr=False)  # of arguments by position that fit, where none go by name
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", tuple(self.signature.parameters)[self.placeholders :])
+        object.__setattr__(self, "_counts", _fitting_counts(self.signature, self.placeholders))
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raises ``TypeError`` where a call with these arguments does not fit the signature."""
-        self.signature.bind(*(None,) * self.placeholders, *args, **kwargs)
+        if kwargs or len(args) not in self._counts:  # bind() is slow, and words the error
+            self.signature.bind(*(None,) * self.placeholders, *args, **kwargs)
+
+
+def _fitting_counts(signature: inspect.Signature, placeholders: int) -> range:
+    """Empty where some parameter must be named."""
+    parameters = signature.parameters.values()
+    if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
+        return range(0)
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    least = sum(p.default is p.empty for p in by_position) - placeholders
+    unlimited = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    most = _MANY if unlimited else len(by_position) - placeholders
+    return range(max(0, least), most + 1)
 
 
 @dataclass(frozen=True, slots=True)

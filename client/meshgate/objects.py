@@ -30,6 +30,7 @@ class RemoteObject:
     failure: Failure | None = None  # of its creation
     stopped: str = ""  # why, once the user has stopped it
     hosts: tuple[Host, ...] = ()
+    stands_on: tuple[RemoteObject, ...] = field(default=(), repr=False, compare=False)  # parents, and theirs
 
 
 @dataclass(slots=True)
@@ -41,15 +42,18 @@ class Objects:
 
     def create(self, kind: Kind, name: str, step: str, parents: Sequence[int] = ()) -> RemoteObject:
         """A new object with a number of its own."""
-        created = RemoteObject(next(self._numbers), kind, name, step, tuple(parents))
-        self._known[created.number] = created
-        return created
+        return self._add(RemoteObject(next(self._numbers), kind, name, step, tuple(parents)))
 
     def adopt(self, number: int, kind: Kind, name: str, parents: Sequence[int] = ()) -> RemoteObject:
         """An object that the gateway numbered."""
-        adopted = RemoteObject(number, kind, name, f"{name or kind}, which an endpoint returned", tuple(parents))
-        self._known[number] = adopted
-        return adopted
+        step = f"{name or kind}, which an endpoint returned"
+        return self._add(RemoteObject(number, kind, name, step, tuple(parents)))
+
+    def _add(self, new: RemoteObject) -> RemoteObject:
+        parents = [self._known[parent] for parent in new.parents if parent in self._known]
+        new.stands_on = tuple(parents) + tuple(known for parent in parents for known in parent.stands_on)
+        self._known[new.number] = new
+        return new
 
     def get(self, number: int) -> RemoteObject | None:
         return self._known.get(number)
@@ -69,18 +73,14 @@ class Objects:
 
     def trouble(self, number: int) -> tuple[RemoteObject, Failure] | None:
         """The object among ``number`` and what it stands on that does not work, and why; None if all do."""
-        known = self._known.get(number)
-        if known is None:
+        asked = self._known.get(number)
+        if asked is None:
             return None
-        if known.failure is not None:
-            return known, known.failure
-        if known.stopped:
-            message = f"{known.kind} mesh {known.name!r} was stopped: {known.stopped}"
-            return known, Failure(kind="supervision", message=message, mesh=known.name)
-        for parent in known.parents:
-            found = self.trouble(parent)
-            if found is not None:
-                return found
+        if asked.failure is not None or asked.stopped:
+            return _trouble_of(asked)
+        for known in asked.stands_on:  # every call comes by here: no recursion
+            if known.failure is not None or known.stopped:
+                return _trouble_of(known)
         return None
 
     def stands_on(self, number: int, base: int) -> bool:
@@ -96,3 +96,10 @@ class Objects:
         if known is None:
             return ()
         return known.hosts or (self.hosts_of(known.parents[0]) if known.parents else ())
+
+
+def _trouble_of(known: RemoteObject) -> tuple[RemoteObject, Failure]:
+    if known.failure is not None:
+        return known, known.failure
+    message = f"{known.kind} mesh {known.name!r} was stopped: {known.stopped}"
+    return known, Failure(kind="supervision", message=message, mesh=known.name)

@@ -122,6 +122,25 @@ class _ForeignFunction:
         )
 
 
+def _made(make: Callable[..., Any], *args: Any) -> Any:
+    return make(*args)
+
+
+# What these names mean is a method of the unpickler.
+_OWN = {
+    ("monarch._rust_bindings.monarch_hyperactor.pickle", "pop_mesh_reference"): "_pop",
+    ("monarch._src.actor.host_mesh", "HostMesh"): "_hosts",
+    ("monarch._src.actor.proc_mesh", "ProcMesh"): "_procs",
+    ("monarch._src.actor.actor_mesh", "ActorMesh"): "_actors",
+    ("cloudpickle.cloudpickle", "_builtin_type"): "_builtin_type",
+    ("cloudpickle.cloudpickle", "_make_function"): "_make_function",
+    ("cloudpickle.cloudpickle", "_function_setstate"): "_function_setstate",
+    ("cloudpickle.cloudpickle", "_make_skeleton_class"): "_make_class",
+    ("cloudpickle.cloudpickle", "_make_skeleton_enum"): "_make_enum",
+    ("cloudpickle.cloudpickle", "_class_setstate"): "_class_setstate",
+}
+
+
 class _Unpickler(pickle.Unpickler):
     def __init__(self, data: Data, objects: Sequence[int], make_proxy: MakeProxy | None, same_python: bool) -> None:
         super().__init__(io.BytesIO(data))
@@ -129,27 +148,12 @@ class _Unpickler(pickle.Unpickler):
         self._make = make_proxy
         self._same_python = same_python
         self._known_classes: set[type] = set()
-        self._meanings: dict[tuple[str, str], Callable[..., Any]] = {
-            ("monarch._rust_bindings.monarch_hyperactor.pickle", "pop_mesh_reference"): self._pop,
-            ("monarch._src.actor.host_mesh", "HostMesh"): self._hosts,
-            ("monarch._src.actor.proc_mesh", "ProcMesh"): self._procs,
-            ("monarch._src.actor.actor_mesh", "ActorMesh"): self._actors,
-            ("cloudpickle.cloudpickle", "_builtin_type"): self._builtin_type,
-            ("cloudpickle.cloudpickle", "_make_function"): self._make_function,
-            ("cloudpickle.cloudpickle", "_function_setstate"): self._function_setstate,
-            ("cloudpickle.cloudpickle", "_make_skeleton_class"): self._make_class,
-            ("cloudpickle.cloudpickle", "_make_skeleton_enum"): self._make_enum,
-            ("cloudpickle.cloudpickle", "_class_setstate"): self._class_setstate,
-        }
-        # Functions that Monarch pickles as code.
-        self._monarch_functions: dict[str, Callable[..., Any]] = {
-            "_from_initialized_hy_host_mesh": lambda make, *args: make(*args),
-            "_from_initialized_hy_proc_mesh": lambda make, *args: make(*args),
-            "_reconstruct_port": self._port,
-        }
 
     def find_class(self, module: str, name: str, /) -> Any:
-        meaning = self._meanings.get((module, name)) or MEANINGS.get((module, name))
+        own = _OWN.get((module, name))
+        if own is not None:
+            return getattr(self, own)
+        meaning = MEANINGS.get((module, name))
         if meaning is not None:
             return meaning
         try:
@@ -203,8 +207,11 @@ class _Unpickler(pickle.Unpickler):
 
     def _make_function(self, code: Any, namespace: dict[str, Any], *args: Any) -> Any:
         module = str(namespace.get("__name__", ""))
-        if module.startswith("monarch._src.") and code.co_name in self._monarch_functions:
-            return self._monarch_functions[code.co_name]
+        if module.startswith("monarch._src."):  # functions that Monarch pickles as code
+            if code.co_name in ("_from_initialized_hy_host_mesh", "_from_initialized_hy_proc_mesh"):
+                return _made
+            if code.co_name == "_reconstruct_port":
+                return self._port
         if isinstance(code, _ForeignCode):
             return _ForeignFunction(f"{module}.{code.co_name}")
         return by_value._make_function(code, namespace, *args)

@@ -35,7 +35,7 @@ class EndpointProxy(Generic[P, R]):
     ``TypeError`` where they do not fit the endpoint, ``UnpicklableArgument`` where they cannot travel.
     """
 
-    __slots__ = ("_label", "_mesh", "_parameters", "_shape", "_spec", "_target")
+    __slots__ = ("_label", "_mesh", "_shape", "_spec", "_target")
 
     def __init__(self, mesh: ActorMeshProxy, spec: EndpointSpec) -> None:
         self._mesh = mesh
@@ -43,7 +43,6 @@ class EndpointProxy(Generic[P, R]):
         self._target = mesh._object
         self._shape = mesh._shape
         self._label = f"{mesh._mesh_name}.{spec.name}"
-        self._parameters = tuple(spec.signature.parameters)[spec.placeholders :]
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> FutureProxy[ValueMesh[R]]:
         """Calls every actor; a value a rank."""
@@ -99,7 +98,8 @@ class EndpointProxy(Generic[P, R]):
         self._spec.check(args, kwargs)
         if not kwargs and all(type(value) in _PLAIN for value in args):
             return Pickled(pickle.dumps((args, kwargs), 5))  # nothing in it that needs looking at
-        return dumps_call(args, kwargs, self._mesh._client.resolve, called=self._label, parameters=self._parameters)
+        resolve = self._mesh._client.resolve
+        return dumps_call(args, kwargs, resolve, called=self._label, parameters=self._spec.parameters)
 
     def _header(self, call: int, adverb: Adverb, pickled: Pickled) -> Call:
         return Call(
