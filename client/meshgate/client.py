@@ -37,6 +37,7 @@ __all__ = ["Client", "current_client", "use_client"]
 log = logging.getLogger("meshgate.client")
 
 CONTROL = 0
+_THIS_PYTHON = "{}.{}.".format(*platform.python_version_tuple()[:2])
 
 
 class Client:
@@ -158,7 +159,7 @@ class Client:
     def same_python(self) -> bool:
         """Whether the workers run this Python minor version, so that code can travel."""
         peer = self._connection.peer
-        return peer is None or peer.python.split(".")[:2] == platform.python_version().split(".")[:2]
+        return peer is None or f"{peer.python}.".startswith(_THIS_PYTHON)
 
     @property
     def closed(self) -> bool:
