@@ -13,34 +13,27 @@ import contextlib
 import copy
 import logging
 import os
-import random
-import socket
-import ssl
 import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
 from websockets.frames import CloseCode
 
-from meshgate.dialing import Dialer, refusal
+from meshgate.dialing import Dialer
 from meshgate.errors import (
-    ConnectionFailedError,
     GatewayError,
     GatewayFault,
     GatewayLostError,
     MeshgateError,
-    SessionExpiredError,
     VersionMismatchError,
 )
 from meshgate.future import FutureProxy
-from meshgate.link import Link, open_link
+from meshgate.link import Link
+from meshgate.redialling import Redialler
 from meshgate.settings import ClientSettings
 from meshgate_wire import (
-    PROTOCOL_VERSION,
-    SOFTWARE_VERSION,
     Established,
     Header,
     Hello,
@@ -95,6 +88,7 @@ class Connection:
         self._session = Session(Role.CLIENT, manual_streams=None)
         self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="meshgate-connection", daemon=True)
+        self._redialler = Redialler(dialer, settings, session_id, self, self._session.limits)
         # Shared with callers: what they posted, and whether the loop has been woken for it.
         self._posted: deque[tuple[Header, Sequence[Sendable], int, int]] = deque()
         self._consumed: deque[MessageReceived] = deque()
@@ -110,8 +104,6 @@ class Connection:
         self._pump: Pump | None = None
         self._task: asyncio.Task[None] | None = None
         self._fatal: MeshgateError | None = None
-        self._last_failure = ""
-        self._attempts = 0
         _alive.add(self)
 
     def start(self) -> None:
@@ -242,9 +234,10 @@ class Connection:
             self._room.set()
 
     def link_open(self, link: Link) -> None:
+        self._detach()  # from one whose handshake succeeded too late
         self._link = link
         self._pump = Pump(self._session, link)
-        self._last_failure = ""
+        self._redialler.failure = ""
         self._loop.call_later(self._settings.attempt_timeout, self._check_established, link)
         self._session.connection_made()
         self._pump.flush()
@@ -259,10 +252,11 @@ class Connection:
             return
         for event in events:
             if isinstance(event, MessageReceived):
-                self._attempts = 0
+                self._redialler.progressed()
                 self._handler.received(event)
             elif isinstance(event, Established):
                 self._loop.call_later(_STABLE, self._check_stable, link)
+                self._redialler.resuming = True
                 self.established.settle(lambda: None)
         self._flush()
 
@@ -272,11 +266,13 @@ class Connection:
 
     def _check_stable(self, link: Link) -> None:
         if link is self._link:
-            self._attempts = 0
+            self._redialler.progressed()
 
     def _check_established(self, link: Link) -> None:
         if link is self._link and self._session.state is State.OPENING:
-            self._last_failure = f"connected, but the session did not answer in {self._settings.attempt_timeout:g} s"
+            self._redialler.failure = (
+                f"connected, but the session did not answer in {self._settings.attempt_timeout:g} s"
+            )
             link.abandon()
 
     def _misunderstood(self, link: Link, error: WireError) -> None:
@@ -286,7 +282,7 @@ class Connection:
             self._fatal = GatewayLostError(f"{self.dialer}: {error}")
         elif not error.resumable:
             self._fatal = GatewayFault(f"{self.dialer} broke the protocol: {error}. Please report this.")
-        self._last_failure = str(error)
+        self._redialler.failure = str(error)
         link.refuse(CloseCode.PROTOCOL_ERROR, str(error))
 
     # --- the loop's side: connecting and reconnecting ---------------------------------------------------
@@ -325,9 +321,8 @@ class Connection:
         _alive.discard(self)
 
     async def _stay_connected(self) -> None:
-        down_since = self._loop.time()
         while True:
-            link = await self._connect(down_since)
+            link = await self._redialler.connect()
             try:
                 await link.wait_lost()
             except asyncio.CancelledError:
@@ -336,10 +331,9 @@ class Connection:
                 raise
             if self._fatal is not None:
                 raise self._fatal
-            self._last_failure = self._last_failure or _why_lost(link)
+            self._redialler.failure = self._redialler.failure or _why_lost(link)
             self._detach()
-            log.debug("connection to %s lost: %s", self.dialer, self._last_failure)
-            down_since = self._loop.time()
+            log.debug("connection to %s lost: %s", self.dialer, self._redialler.failure)
 
     def _detach(self) -> None:
         if self._pump is not None:
@@ -347,84 +341,8 @@ class Connection:
         self._link = self._pump = None
         self._session.connection_lost()
 
-    async def _connect(self, down_since: float) -> Link:
-        """Dials until a connection is up. Raises the error that ends the session."""
-        told = False
-        gone_since: float | None = None
-        while True:
-            await self._back_off()
-            link = await self._attempt()
-            down_for = self._loop.time() - down_since
-            if link is not None:
-                if told:
-                    log.info("reconnected to %s after %.0f s; nothing was lost", self.dialer, down_for)
-                return link
-            gone = await self.dialer.gone()
-            if gone is not None:
-                gone_since = self._loop.time() if gone_since is None else gone_since
-                if self._loop.time() - gone_since >= self._settings.lost_after:
-                    raise GatewayLostError(
-                        f"{self.dialer} is gone: {gone}. What this session held is lost; apply the job again."
-                    )
-            else:
-                gone_since = None
-            self._check_patience(down_for)
-            if not told and down_for > self._settings.quiet:
-                told = True
-                log.info("no connection to %s for %.0f s, redialling: %s", self.dialer, down_for, self._last_failure)
-
-    async def _back_off(self) -> None:
-        if self._attempts:
-            longest = min(self._settings.retry_most, self._settings.retry_first * 2 ** min(self._attempts - 1, 30))
-            await asyncio.sleep(random.uniform(0, longest))
-        self._attempts += 1
-
-    def _check_patience(self, down_for: float) -> None:
-        settings = self._settings
-        if not self.established.done():
-            if down_for > settings.connect_timeout:
-                raise ConnectionFailedError(
-                    f"{self.dialer} could not be reached within {settings.connect_timeout:g} s: {self._last_failure}"
-                )
-        elif down_for > settings.lease:
-            raise SessionExpiredError(
-                f"no connection to {self.dialer} for {down_for:.0f} s, longer than the session's lease of "
-                f"{settings.lease:g} s: {self._last_failure}"
-            )
-
-    async def _attempt(self) -> Link | None:
-        """One attempt; None where another may succeed. Raises where none will."""
-        timeout = self._settings.attempt_timeout
-        try:
-            return await asyncio.wait_for(self._dial(), timeout)
-        except InvalidStatus as error:
-            status, body = error.response.status_code, error.response.body or b""
-            final = refusal(status, bytes(body), str(self.dialer))
-            if final is not None:
-                raise final from None
-            self._last_failure = f"HTTP {status}"
-        except (InvalidURI, ssl.SSLCertVerificationError, socket.gaierror) as error:
-            self._last_failure = str(error)
-            if not self.established.done():
-                raise ConnectionFailedError(f"{self.dialer} cannot be reached: {error}") from error
-        except (asyncio.TimeoutError, TimeoutError):
-            self._last_failure = f"no answer within {timeout:g} s"
-        except (OSError, WebSocketException, EOFError) as error:
-            self._last_failure = str(error) or type(error).__name__
-        if self._link is not None:
-            self._detach()
-        log.debug("no connection to %s: %s", self.dialer, self._last_failure)
-        return None
-
-    async def _dial(self) -> Link:
-        route = await self.dialer.dial()
-        headers = {"Meshgate-Protocol": str(PROTOCOL_VERSION), "Meshgate-Version": SOFTWARE_VERSION}
-        if self.established.done():
-            headers["Meshgate-Resume"] = "1"
-        path = f"/v1/sessions/{self.session_id}"
-        return await open_link(route, path, headers, self, max_size=self._session.limits.max_websocket_message)
-
     def _begin_close(self) -> None:
+        self._redialler.stop()
         if self._task is not None:
             self._task.cancel()
 

@@ -21,6 +21,8 @@ from meshgate.errors import (
     AuthenticationError,
     ConnectionFailedError,
     EngineDiedError,
+    GatewayError,
+    GatewayLostError,
     MeshgateError,
     SessionExpiredError,
     VersionMismatchError,
@@ -106,18 +108,25 @@ def refusal(status: int, body: bytes, gateway: str) -> MeshgateError | None:
     said = _said(body)
     text = str(said.get("error") or "").strip() or f"it answered HTTP {status}"
     if status in (401, 403):
-        return AuthenticationError(f"{gateway} refuses the token: {text}. Set MESHGATE_TOKEN to the job's token.")
+        hint = "" if "MESHGATE_TOKEN" in text else ". Set MESHGATE_TOKEN to the job's token"
+        return AuthenticationError(f"{gateway} refuses this client: {text}{hint}")
     if status == 426:
         return VersionMismatchError(f"{gateway}: {text}")
     if status == 410:
-        reason = str(said.get("reason") or text)
-        output = str(said.get("output") or "")
-        if said.get("kind") == "expired":
-            return SessionExpiredError(reason)
-        return EngineDiedError(reason, output)
+        return _over(gateway, str(said.get("kind")), str(said.get("reason") or text), str(said.get("output") or ""))
     if status in RETRIED_STATUS:
         return None
     return ConnectionFailedError(f"{gateway} refused the connection with HTTP {status}: {text}")
+
+
+def _over(gateway: str, kind: str, reason: str, output: str) -> MeshgateError:
+    if kind == "expired":
+        return SessionExpiredError(f"{gateway} has ended this session: {reason}")
+    if kind == "ended":
+        return GatewayError(f"{gateway} has ended this session: {reason}")
+    if kind == "unknown":
+        return GatewayLostError(f"{gateway} knows nothing of this session any more, what it held is lost: {reason}")
+    return EngineDiedError(reason, output)
 
 
 def _said(body: bytes) -> dict[str, Any]:

@@ -26,14 +26,14 @@ from tests.relay import Relay
 
 @contextmanager
 def ctrl_c_when(ready: Callable[[], bool]) -> Iterator[None]:
-    """Sends this process a SIGINT once ``ready``, from another thread."""
+    """Sends this process a SIGINT once ``ready``, from another thread; again where a finalizer swallowed it."""
     stop = threading.Event()
 
     def watch() -> None:
         while not stop.wait(0.01):
             if ready():
                 os.kill(os.getpid(), signal.SIGINT)
-                return
+                stop.wait(3)
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -86,6 +86,7 @@ def test_ctrl_c_in_get_is_a_keyboard_interrupt_and_the_call_goes_on(gateway: Fak
     assert one.add.call_one(2).get(timeout=30) == 2
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_while_sending_leaves_the_session_usable(gateway: FakeGateway, client: Client) -> None:
     gateway.functions["add"] = lambda rank, amount: amount
     one = one_of(client)
@@ -97,6 +98,7 @@ def test_ctrl_c_while_sending_leaves_the_session_usable(gateway: FakeGateway, cl
         assert [future.get(timeout=30) for future in sent] == list(range(len(sent)))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_while_blocked_by_back_pressure_leaves_the_session_usable(gateway: FakeGateway) -> None:
     gateway.functions["echo"] = lambda rank, value: len(value)
     settings = ClientSettings(queue_limit=1 << 16, close_timeout=5)

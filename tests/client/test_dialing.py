@@ -11,6 +11,8 @@ from meshgate.errors import (
     AuthenticationError,
     ConnectionFailedError,
     EngineDiedError,
+    GatewayError,
+    GatewayLostError,
     SessionExpiredError,
     VersionMismatchError,
 )
@@ -64,7 +66,9 @@ def test_only_a_dialer_that_can_know_says_that_the_gateway_is_gone() -> None:
         (403, {}, AuthenticationError),
         (426, {"error": "protocol 2"}, VersionMismatchError),
         (410, {"reason": "the lease was over", "kind": "expired"}, SessionExpiredError),
-        (410, {"reason": "killed", "output": "x"}, EngineDiedError),
+        (410, {"kind": "died", "reason": "killed", "output": "x"}, EngineDiedError),
+        (410, {"kind": "ended", "reason": "the job was killed"}, GatewayError),
+        (410, {"kind": "unknown", "reason": "not known here"}, GatewayLostError),
         (404, {"error": "no such path"}, ConnectionFailedError),
     ],
 )
