@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from meshgate_gateway.engine.monarch import Reply
 from meshgate_wire.messages import Adopted, ErrorGroup, Failed, Failure, Header, Item, Values
@@ -27,8 +27,7 @@ class HostOf(Protocol):
         """The name of the host of a base rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """A message to the laptop; ``last`` when the call is over."""
 
     header: Header
@@ -83,16 +82,19 @@ class Pending:
         if self.failed:
             return self._failures()
         positions = sorted(self.answered)
-        header = Values(
-            call=self.call,
-            ranks=tuple(positions) if self.adverb == "choose" else None,
-            objects={place: self.objects[at] for place, at in enumerate(positions) if at in self.objects},
-        )
+        if self.objects or self.adverb == "choose":
+            header = Values(
+                call=self.call,
+                ranks=tuple(positions) if self.adverb == "choose" else None,
+                objects={place: self.objects[at] for place, at in enumerate(positions) if at in self.objects},
+            )
+        else:
+            header = Values(call=self.call)
         return Answer(header, tuple(self.answered[position].data for position in positions))
 
     def died(self, dead: Mapping[int, str]) -> Answer | None:
         """``dead``: base rank to report. The answer if a rank that has not answered is among them."""
-        if self.over:
+        if self.over or not dead:
             return None
         lost = [at for at, rank in enumerate(self.ranks) if rank in dead and at not in self.answered]
         if not lost or (self.adverb == "choose" and len(lost) < len(self.ranks)):
