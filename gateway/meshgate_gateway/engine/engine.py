@@ -42,6 +42,7 @@ from meshgate_wire.messages import (
 log = logging.getLogger(__name__)
 
 CONTROL = 0
+_NO_MESHES = Adopted()
 Handler = Callable[[Any, Sequence[Fragments]], "Awaitable[None] | None"]
 
 
@@ -245,9 +246,10 @@ class Engine:
         """The actor mesh, Monarch's reference to the part ``ref`` of it, and that part's base ranks."""
         if not isinstance(target, Actors):
             raise invalid(f"object {ref.object} is not an actor mesh")
-        if ref.region is None or ref.region == target.region:
-            return target, target.inner, cached(target.parts, target.region, _Part(target)).ranks
-        part = cached(target.parts, ref.region, _Part(target, self.binding))
+        region = target.region if ref.region is None else ref.region
+        part = target.parts.get(region)
+        if part is None:
+            part = cached(target.parts, region, _Part(target, self.binding))
         return target, part.inner, part.ranks
 
     def _listen(self, pending: Pending, receiver: Any, stream: int) -> None:
@@ -259,7 +261,9 @@ class Engine:
                 self.finish_call(pending, pending.fail(failure_of(error)), stream)
                 return
             reply = self.binding.raw_reply(future.result())
-            references = Adopted(objects=tuple(self.objects.arrived(mesh) for mesh in reply.references))
+            references = _NO_MESHES
+            if reply.references:
+                references = Adopted(objects=tuple(self.objects.arrived(mesh) for mesh in reply.references))
             first_failure = reply.exception and not pending.failed
             if self.finish_call(pending, pending.reply(reply, references), stream):
                 return
@@ -327,16 +331,16 @@ class _Part:
 
     __slots__ = ("_actors", "_binding", "inner", "ranks")
 
-    def __init__(self, actors: Actors, binding: Binding | None = None) -> None:
+    def __init__(self, actors: Actors, binding: Binding) -> None:
         self._actors, self._binding = actors, binding
-        self.inner: Any = None
+        self.inner: Any = actors.inner
         self.ranks: Sequence[int] = ()
 
     def __call__(self, region: Any) -> _Part:
         self.ranks = ranks_of(region)
         if not set(self.ranks) <= set(ranks_of(self._actors.region)):
             raise invalid(f"region {region} is not part of mesh {self._actors.name}")
-        if self._binding is not None:
+        if region != self._actors.region:
             self.inner = self._binding.part_of_actors(self._actors.inner, region)
         return self
 
