@@ -18,7 +18,7 @@ import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import cloudpickle
 import cloudpickle.cloudpickle
@@ -50,8 +50,7 @@ class Fault:
     report: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """One actor's answer. ``data`` is a pickle nobody here has opened; ``references`` are the meshes it pops."""
 
     rank: int | None
@@ -109,16 +108,14 @@ _real_loads = cloudpickle.loads
 
 
 def _loads_or_borrow(data: Any, /, *args: Any, **kwargs: Any) -> Any:
-    if getattr(_decoding, "raw", False):
-        from monarch._rust_bindings.monarch_hyperactor.pickle import pop_mesh_reference  # noqa: PLC0415
+    count = getattr(_decoding, "references", None)
+    if count is None:
+        return _real_loads(data, *args, **kwargs)
+    if count == 0:
+        return _flat(data), ()
+    from monarch._rust_bindings.monarch_hyperactor.pickle import pop_mesh_reference  # noqa: PLC0415
 
-        references = []
-        while True:
-            try:
-                references.append(pop_mesh_reference())
-            except RuntimeError:  # how Monarch says that none is left
-                return _flat(data), tuple(references)
-    return _real_loads(data, *args, **kwargs)
+    return _flat(data), tuple(pop_mesh_reference() for _ in range(count))
 
 
 def _flat(data: Any) -> bytes | memoryview:
@@ -169,6 +166,10 @@ class Binding:
         self._native = self._instance._as_rust()
         self._ports = self._instance._mailbox
         self._kinds = {"sync": actor.ActorKind.SYNC, "async": actor.ActorKind.ASYNC}
+        self._exception = actor.PythonMessageKind.Exception
+        self._call_method = actor.PythonMessageKind.CallMethod
+        self._returns_response = actor.MethodSpecifier.ReturnsResponse
+        self._answers_itself = actor.MethodSpecifier.ExplicitPort
 
     # --- meshes -----------------------------------------------------------------------------------------
 
@@ -250,9 +251,8 @@ class Binding:
 
     def cast(self, inner: Any, endpoint: str, explicit_port: bool, arguments: Any, selection: str, port: Any) -> None:
         """Sends a call to an actor mesh, which may still be coming up. ``port``: where answers go, or None."""
-        specifier = self._actor.MethodSpecifier
-        method = (specifier.ExplicitPort if explicit_port else specifier.ReturnsResponse)(endpoint)
-        call = self._actor.PythonMessageKind.CallMethod(method, port, None)
+        method = self._answers_itself(endpoint) if explicit_port else self._returns_response(endpoint)
+        call = self._call_method(method, port, None)
         inner.cast_unresolved(self._pickle.PendingMessage(call, self._pickled(arguments)), selection, self._native)
 
     def _pickled(self, arguments: Any) -> Any:
@@ -275,13 +275,12 @@ class Binding:
     def raw_reply(self, message: Any) -> Reply:
         """The reply in ``message``, its pickle unopened."""
         kind = message.kind
-        _decoding.raw = True
+        _decoding.references = len(message.refs)
         try:
             data, references = message.decode()
         finally:
-            _decoding.raw = False
-        exception = isinstance(kind, self._actor.PythonMessageKind.Exception)
-        return Reply(kind.rank, exception, data, references)
+            _decoding.references = None
+        return Reply(kind.rank, isinstance(kind, self._exception), data, references)
 
     def port_argument(self, port: Any) -> Any:
         return self._api.Port(port, self._native, None)
