@@ -379,7 +379,7 @@ async def _close(link: Link) -> None:
 def _why_lost(link: Link) -> str:
     if link.close_code is not None and link.close_reason:
         return f"{link.close_reason} (code {link.close_code})"
-    return str(link.connection_exc or "the connection was cut")
+    return str(getattr(link, "connection_exc", None) or "the connection was cut")  # websockets tells it from 17 on
 
 
 def _nbytes(buffer: Sendable) -> int:
