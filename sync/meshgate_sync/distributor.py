@@ -122,24 +122,17 @@ class Distributor:
         replaces = before if reusable and before is not None and before != root else NOTHING
         size = brings(described)
         inline = tuple(pieces) if size <= INLINE else ()
-        self._runner.offer(Offer(root, described.base, replaces, size > INLINE, delta or encode(described), inline))
-        if not inline and pieces:
+        retired = [old for old in self._offered if old != root and not self.board.awaited(old)]
+        self._offered = [old for old in self._offered if old != root and old not in retired]
+        self._offered.append(root)
+        offer = Offer(root, described.base, replaces, size > INLINE, delta or encode(described), inline)
+        self._runner.publish(offer, retired)
+        if pieces and not inline:
             self._runner.supply(list(pieces))
-        if root in self._offered:
-            self._offered.remove(root)
         if replaces != NOTHING:
             self.board.forget(replaces)
-        self._retire()
-        self._offered.append(root)
         if root in self._opened:
             self._runner.hold(root)
-
-    def _retire(self) -> None:
-        """Stops announcing the versions that no one waits for. What hosts have of them they keep."""
-        for root in list(self._offered):
-            if not self.board.awaited(root):
-                self._offered.remove(root)
-                self._runner.withdraw(root)
 
     def _understand(self, root: bytes, delta: bytes | None) -> Delta:
         """What leads to ``root``, which is known from now on."""
@@ -187,7 +180,7 @@ class Distributor:
             for name in failed:
                 del standing.failed[name]
             described = self._describe(root)
-            self._runner.offer(Offer(root, NOTHING, NOTHING, brings(described) > INLINE, encode(described)))
+            self._runner.publish(Offer(root, NOTHING, NOTHING, brings(described) > INLINE, encode(described)))
         if root not in self._offered:
             self._offered.insert(0, root)
 

@@ -48,7 +48,8 @@ class Hello:
 class Offer:
     """``delta`` (see ``delta.encode``) leads from ``base`` to ``root``. ``replaces`` is a version that no process was
     or will be started from, or NOTHING. ``striped``: ask for each piece along its stripe. ``inline``: pieces that
-    come with the offer, as (digest, data)."""
+    come with the offer, as (digest, data). ``serial`` numbers the offers of a gateway; of the versions offered before
+    this one, those in ``live`` alone are still of use, whatever Withdraw a host may have missed."""
 
     root: bytes
     base: bytes
@@ -56,6 +57,8 @@ class Offer:
     striped: bool
     delta: bytes
     inline: tuple[tuple[bytes, bytes], ...] = ()
+    serial: int = 0
+    live: tuple[bytes, ...] = ()
 
     def without_pieces(self) -> Offer:
         return replace(self, inline=())
@@ -136,6 +139,8 @@ def _write(out: Writer, message: Message) -> None:
         for digest, data in message.inline:
             out.digest(digest)
             out.long(data)
+        out.u32(message.serial)
+        _write_digests(out, message.live)
     elif isinstance(message, Tell | Withdraw | Hold):
         out.digest(message.root)
     elif isinstance(message, Want):
@@ -180,7 +185,7 @@ def _read_offer(reader: Reader) -> Offer:
     striped, delta = reader.u8() != 0, reader.long()
     count = reader.count(DIGEST_SIZE + 4)
     inline = tuple([(reader.digest(), _piece(reader.long())) for _ in range(count)])
-    return Offer(root, base, replaces, striped, delta, inline)
+    return Offer(root, base, replaces, striped, delta, inline, reader.u32(), _digests(reader))
 
 
 def _read_ack(reader: Reader) -> Ack:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .commands import (
     Ask,
@@ -87,6 +87,7 @@ class Relay:
         self._early_acks: dict[bytes, list[Ack]] = {}
         self._told_at = self._announced_at = float("-inf")
         self._broken = False
+        self._serial = 0
 
     def commands(self) -> list[Command]:
         """What is to be done now, each once."""
@@ -118,8 +119,14 @@ class Relay:
 
     # --- versions ---------------------------------------------------------------------------------------
 
-    def offer(self, offer: Offer, now: float) -> None:
-        """A version to bring here and hand on: at the gateway from the engine, elsewhere from the parent."""
+    def publish(self, offer: Offer, now: float, *, retire: Iterable[bytes] = ()) -> None:
+        """At the gateway: a version to hand on, in place of those in ``retire``."""
+        self._serial += 1
+        retired = set(retire)
+        live = tuple(root for root in self._versions if root not in retired and root != offer.root)
+        self._offer(replace(offer, serial=self._serial, live=live), now)
+
+    def _offer(self, offer: Offer, now: float) -> None:
         version = self._versions.get(offer.root)
         if version is None:
             version = self._versions[offer.root] = _Version(offer.without_pieces())
@@ -140,6 +147,13 @@ class Relay:
             if version.state is State.FAILED:
                 del version.failed[self.name]
                 self._begin_again(version)
+        self._clear_out(offer, now)
+
+    def _clear_out(self, offer: Offer, now: float) -> None:
+        """Gives up what ``offer`` says is of no use any more."""
+        for root, version in list(self._versions.items()):
+            if version.offer.serial < offer.serial and root != offer.root and root not in offer.live:
+                self.withdraw(root, now)
 
     def _announce(self, offer: Offer, now: float) -> None:
         """Passes an offer on."""
@@ -159,6 +173,8 @@ class Relay:
             for other_root, other in self._versions.items():  # what they lack as well was asked for in this one's name
                 shared = {digest: size for digest, size in other.missing.items() if digest in version.missing}
                 self._upstream.want(other_root, shared, striped=other.offer.striped, now=now)
+        for other in self._versions.values():
+            other.offer = replace(other.offer, live=tuple(live for live in other.offer.live if live != root))
         if version.state is not State.READY:
             self._commands.append(Forget(root))
         for peer, child in self._downstream.children.items():
@@ -297,7 +313,7 @@ class Relay:
     def described(self, child: str, root: bytes, delta: bytes, now: float) -> None:
         version = self._versions.get(root)
         if version is not None and child in self._downstream.children:
-            whole = Offer(root, NOTHING, version.offer.replaces, version.offer.striped, delta)
+            whole = replace(version.offer, base=NOTHING, delta=delta)
             self._downstream.tell(child, whole, now)
 
     # --- links ------------------------------------------------------------------------------------------
@@ -356,7 +372,7 @@ class Relay:
             if self._upstream.got(peer, message.digest, len(message.data), now):
                 self._piece(message.digest, message.data, now)
         elif isinstance(message, Offer):
-            self.offer(message, now)
+            self._offer(message, now)
         elif isinstance(message, Withdraw):
             self.withdraw(message.root, now)
         elif isinstance(message, Hold):

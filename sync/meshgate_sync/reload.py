@@ -9,6 +9,7 @@ Imports nothing but the standard library.
 
 from __future__ import annotations
 
+import ast
 import filecmp
 import gc
 import importlib
@@ -99,17 +100,34 @@ def reload_order(modules: Mapping[str, ModuleType], changed: Iterable[str]) -> l
 
 
 def users(module: ModuleType, modules: Mapping[str, ModuleType]) -> set[str]:
-    """Which of ``modules`` the module refers to: as a module, or by something that was defined in it."""
+    """Which of ``modules`` the module uses: what its file imports, and what it refers to by other ways."""
     by_object = {id(other): name for name, other in modules.items()}
-    found = set()
+    found = {name for name in _imported(module) if name in modules}
     for value in list(vars(module).values()):
         name = by_object.get(id(value)) if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-        if isinstance(name, str) and name in modules and name != module.__name__:
+        if isinstance(name, str) and name in modules:
             found.add(name)
-    package = module.__name__.rpartition(".")[0]
-    if package in modules and modules[package] is not module:
-        found.discard(package)  # a package is not reloaded for its parts
-    return found
+    return found - {module.__name__, module.__name__.rpartition(".")[0]}  # a package is not reloaded for its parts
+
+
+def _imported(module: ModuleType) -> set[str]:
+    """The names of modules that the module's file imports, and of those that what it imports from might be."""
+    try:
+        with open(str(module.__file__), "rb") as file:
+            tree = ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError):
+        return set()  # its file is no longer there to be read: what it refers to says the rest
+    package = module.__name__ if hasattr(module, "__path__") else module.__name__.rpartition(".")[0]
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            names.add(base)
+            names.update(f"{base}.{alias.name}" for alias in node.names)
+    return names
 
 
 def still_old(actor: type, reloaded: Iterable[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
@@ -131,14 +131,9 @@ class Runner:
 
     # --- for the engine ---------------------------------------------------------------------------------
 
-    def offer(self, offer: Offer) -> None:
+    def publish(self, offer: Offer, retire: Iterable[bytes] = ()) -> None:
         assert self.relay is not None
-        self.relay.offer(offer, self._now())
-        self._work()
-
-    def withdraw(self, root: bytes) -> None:
-        assert self.relay is not None
-        self.relay.withdraw(root, self._now())
+        self.relay.publish(offer, self._now(), retire=retire)
         self._work()
 
     def hold(self, root: bytes) -> None:

@@ -137,7 +137,7 @@ class Simulation:
         inline = tuple((digest, self._data) for digest in self._pieces) if self._inline else ()
         offer = Offer(self._root, NOTHING, NOTHING, not self._inline, bytes(40 * len(self._pieces)), inline)
         self.started = self.now
-        self._do(origin, lambda: origin.relay.offer(offer, self.now))
+        self._do(origin, lambda: origin.relay.publish(offer, self.now))
 
     @property
     def _root(self) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from .errors import MalformedMessage, PeerRefused, SyncError
 from .frames import MAX_FRAME, Message, decode_frame
@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
     # --- asyncio.Protocol -------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)  # uvloop's is one without being a subclass
         self._transport = transport
         transport.set_write_buffer_limits(high=_HIGH_WATER)
         late = PeerRefused(f"no handshake within {_HANDSHAKE_SECONDS:.0f} s")

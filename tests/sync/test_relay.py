@@ -121,8 +121,7 @@ def test_versions_in_a_burst_end_with_the_last(village: Village) -> None:
     for number in range(5):
         model = {**MODEL, b"a.py": b"%d" % number, b"new": bytes([number]) * 100}
         tree = village.content.tree(model)
-        village.publish(tree, base)
-        village.withdraw(base)
+        village.publish(tree, base, retire=(base,))
         base = tree
     village.run(lambda: village.everyone_ready(base))
     assert_identical(village, base, model)
@@ -134,8 +133,7 @@ def test_what_a_withdrawn_version_shared_is_still_fetched(village: Village) -> N
     first, second = village.content.tree({b"f": shared}), village.content.tree({b"f": shared, b"g": b"1"})
     village.publish(first)
     village.run(lambda: len(village.asked) >= 10)
-    village.publish(second)
-    village.withdraw(first)
+    village.publish(second, retire=(first,))
     end = village.now + 1
     village.run(lambda: village.now > end)
     for digest in list(village.asked):
@@ -166,10 +164,10 @@ def test_a_relay_that_stops_answering_is_left(village: Village) -> None:
     village.publish(tree, striped=True)
     victim = min(set(village.plan.stripes[0].values()) - {GATEWAY})
     village.run(lambda: village.hosts[victim].received_bytes > 50)
-    village.hosts[victim].frozen = True
+    village.freeze(victim)
     others = set(NAMES) - {victim}
     village.run(lambda: others <= village.ready.get(tree.digest, set()), 10)
-    village.hosts[victim].frozen = False
+    village.thaw(victim)
     village.run(lambda: village.everyone_ready(tree))
     assert_identical(village, tree, MODEL)
 
@@ -253,9 +251,7 @@ def test_any_sequence_of_versions_and_faults_ends_byte_identical(
         nonlocal before
         model = pending.pop(0)
         tree = village.content.tree(model)
-        village.publish(tree, before, striped=striped)
-        if before.entries and before != tree:
-            village.withdraw(before)
+        village.publish(tree, before, striped=striped, retire=(before,))
         before = tree
         return model
 
@@ -269,13 +265,13 @@ def test_any_sequence_of_versions_and_faults_ends_byte_identical(
         elif fault == "cut":
             village.cut(name, village.plan.control[name])
         elif fault == "freeze":
-            host.frozen = not host.frozen
+            (village.thaw if host.frozen else village.freeze)(name)
         elif fault == "restart" and not host.alive:
             village.start(name)
         elif fault == "version" and pending:
             model = publish()
     for name, host in village.hosts.items():
-        host.frozen = False
+        village.thaw(name)
         if not host.alive:
             village.start(name)
     while pending:

@@ -45,6 +45,7 @@ class Inhabitant:
         self.disk = disk
         self.alive = True
         self.frozen = False
+        self.inbox: list[Callable[[], None]] = []  # what happens to it while it is frozen
         self.full = False
         self.links: dict[Link, int] = {}
         self.received_bytes = 0
@@ -111,16 +112,20 @@ class Village:
 
     # --- versions ---------------------------------------------------------------------------------------
 
-    def publish(self, tree: Directory, base: Directory = EMPTY, *, striped: bool = False, inline: bool = False) -> None:
+    def publish(
+        self,
+        tree: Directory,
+        base: Directory = EMPTY,
+        *,
+        striped: bool = False,
+        inline: bool = False,
+        retire: tuple[Directory, ...] = (),
+    ) -> None:
         delta = diff(base, tree)
         pieces = tuple(self.content.pieces.items()) if inline else ()
         offer = Offer(tree.digest, delta.base, base.digest if base.entries else NOTHING, striped, encode(delta), pieces)
         gateway = self.hosts[GATEWAY]
-        self._do(gateway, lambda: gateway.relay.offer(offer, self.now))
-
-    def withdraw(self, tree: Directory) -> None:
-        gateway = self.hosts[GATEWAY]
-        self._do(gateway, lambda: gateway.relay.withdraw(tree.digest, self.now))
+        self._do(gateway, lambda: gateway.relay.publish(offer, self.now, retire=[old.digest for old in retire]))
 
     def everyone_ready(self, tree: Directory) -> bool:
         alive = {name for name, host in self.hosts.items() if host.alive and name != GATEWAY}
@@ -149,7 +154,21 @@ class Village:
         self._serial += 1
         heapq.heappush(self._events, (self.now + delay, self._serial, step))
 
+    def freeze(self, name: str) -> None:
+        self.hosts[name].frozen = True
+
+    def thaw(self, name: str) -> None:
+        host = self.hosts[name]
+        host.frozen = False
+        inbox, host.inbox = host.inbox, []
+        for step in inbox:
+            if host.alive:
+                self._do(host, step)
+
     def _do(self, host: Inhabitant, step: Callable[[], None]) -> None:
+        if host.frozen:
+            host.inbox.append(step)
+            return
         step()
         while commands := host.relay.commands():
             for command in commands:
@@ -164,7 +183,7 @@ class Village:
             self._later(TICK, lambda: self._tick(host))
 
     def _wake(self, host: Inhabitant) -> None:
-        if host.alive and host.relay.deadline is not None and self.now >= host.relay.deadline:
+        if host.alive and not host.frozen and host.relay.deadline is not None and self.now >= host.relay.deadline:
             self._do(host, lambda: host.relay.tick(self.now))
 
     def _carry_out(self, host: Inhabitant, command: Command) -> None:
@@ -238,7 +257,7 @@ class Village:
         link, back = Link(peer, up=True), Link(host.name, up=False)
         if not host.alive:
             return
-        if not other.alive or other.frozen:
+        if not other.alive:
             self._later(self._delay(), lambda: self._lost(host, link))
             return
         self._serial += 1
@@ -270,7 +289,7 @@ class Village:
     def _deliver(self, host: Inhabitant, link: Link, serial: int, frame: bytes) -> None:
         other = self.hosts[link.peer]
         back = Link(host.name, up=not link.up)
-        if not other.alive or other.frozen or other.links.get(back) != serial:
+        if not other.alive or other.links.get(back) != serial:
             return
         message = decode_frame(frame[4:])
         if isinstance(message, Data):
