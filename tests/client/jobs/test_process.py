@@ -67,7 +67,7 @@ def drive(tmp_path: Path) -> Iterator[Driver]:
             stdout=subprocess.PIPE,
             text=True,
             cwd=cwd or tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},  # where this module is imported from
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         )
         started.append(driver)
         return driver
