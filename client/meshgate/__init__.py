@@ -41,10 +41,12 @@ if TYPE_CHECKING:
         EngineDiedError,
         GatewayError,
         GatewayLostError,
+        ImageStepFailed,
         InvalidRequestError,
         JobError,
         MeshFailure,
         MeshgateError,
+        PullFailed,
         SessionExpiredError,
         StaleCodeError,
         StepFailedError,
@@ -76,8 +78,9 @@ _HOMES = {
     "meshgate.dialing": "Dialer Route UrlDialer",
     "meshgate.errors": (
         "ActorError AuthenticationError ClassNotImportable ConnectionFailedError EngineDiedError GatewayError "
-        "GatewayLostError InvalidRequestError JobError MeshFailure MeshgateError SessionExpiredError StaleCodeError "
-        "StepFailedError SupervisionError UnpicklableArgument UnreadableResult VersionMismatchError"
+        "GatewayLostError ImageStepFailed InvalidRequestError JobError MeshFailure MeshgateError PullFailed "
+        "SessionExpiredError StaleCodeError StepFailedError SupervisionError UnpicklableArgument UnreadableResult "
+        "VersionMismatchError"
     ),
     "meshgate.extent": "Extent Point",
     "meshgate.future": "FutureProxy",
@@ -115,6 +118,7 @@ __all__ = [
     "HostMeshProxy",
     "Image",
     "ImageSpec",
+    "ImageStepFailed",
     "InvalidRequestError",
     "JobError",
     "JobState",
@@ -128,6 +132,7 @@ __all__ = [
     "PortReceiver",
     "ProcMeshProxy",
     "ProcessJob",
+    "PullFailed",
     "RankedPortReceiver",
     "Region",
     "Route",

@@ -22,6 +22,8 @@
     └── JobError                     a job
         ├── JobNotRunning            it is not running (or no longer)
         ├── JobStartFailed           it did not come up; carries its last output
+        ├── ImageStepFailed          a step of its image ended badly on a host
+        ├── PullFailed               a file could not be brought back from a host
         ├── JobUnsupported           a part of Monarch's jobs that this release has not (also a NotImplementedError)
         └── JobFileError             a saved job cannot be used (also a ValueError)
 
@@ -48,6 +50,7 @@ __all__ = [
     "GatewayError",
     "GatewayFault",
     "GatewayLostError",
+    "ImageStepFailed",
     "InvalidRequestError",
     "JobCacheWarning",
     "JobError",
@@ -57,6 +60,7 @@ __all__ = [
     "JobUnsupported",
     "MeshFailure",
     "MeshgateError",
+    "PullFailed",
     "SessionExpiredError",
     "StaleCodeError",
     "StepFailedError",
@@ -249,6 +253,40 @@ class JobStartFailed(JobError):
     def __init__(self, message: str, output: str = "") -> None:
         super().__init__(f"{message}\n{output}" if output else message)
         self.output = output
+
+
+class ImageStepFailed(JobError):
+    """A step of an image failed; nothing after it was run.
+
+    ``exit_code`` is None where the step could not be run at all, ``output`` is the last that it printed, and
+    ``others`` is on how many more hosts it failed.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        host: str = "",
+        step: str = "",
+        exit_code: int | None = None,
+        output: str = "",
+        others: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.host = host
+        self.step = step
+        self.exit_code = exit_code
+        self.output = output
+        self.others = others
+
+
+class PullFailed(JobError, OSError):
+    """A file could not be brought back. ``path`` is the one at fault, ``host`` where it is, empty for the laptop."""
+
+    def __init__(self, message: str, *, host: str = "", path: str = "") -> None:
+        super().__init__(message)
+        self.host = host
+        self.path = path
 
 
 class JobUnsupported(JobError, NotImplementedError):

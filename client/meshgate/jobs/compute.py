@@ -87,7 +87,7 @@ class Compute:
             "gpus": _whole(_one_of("gpus", gpus, "gpu", gpu)),
             "gpu_type": _gpu_type(gpu_type),
             "resources": dict(resources or {}),
-            "env_vars": {**self.image.env_vars, **(env_vars or {})},
+            "env_vars": dict(env_vars or {}),
             "secrets": tuple(secrets),
             "labels": dict(labels or {}),
             "annotations": dict(annotations or {}),

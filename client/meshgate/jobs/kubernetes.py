@@ -73,7 +73,7 @@ class KubernetesJob(JobTrait):
             raise JobUnsupported("KubernetesJob(sync_dirs=…): code does not follow yet; put it into the image")
         meshes: tuple[MeshAsked, ...] = ()
         if compute is not None:
-            _refuse_live_steps(compute)
+            self._images[DEFAULT_MESH] = compute.image
             meshes = (mesh_of_compute(DEFAULT_MESH, compute, port=monarch_port),)
         elif selector is not None:
             meshes = (mesh_of_selector(DEFAULT_MESH, selector, port=monarch_port),)
@@ -134,10 +134,11 @@ class KubernetesJob(JobTrait):
         if pod_spec is not None and pod_template is not None:
             raise ValueError("'pod_spec' and 'pod_template' are the same: give one of them.")
         raw = pod_spec if pod_spec is not None else pod_template
+        self._images.pop(name, None)
         if compute is not None:
             if image_spec is not None or raw is not None or label_selector is not None:
                 raise ValueError("'compute' describes the pods: 'image_spec', 'pod_spec' and 'label_selector' do too.")
-            _refuse_live_steps(compute)
+            self._images[name] = compute.image
             mesh = mesh_of_compute(name, compute, num_replicas, port)
             mesh = mesh.model_copy(update={"labels": dict(labels or {}), "annotations": dict(annotations or {})})
         else:
@@ -218,21 +219,6 @@ def _checked(**given: Any) -> JobAsked:
         return JobAsked(**given)
     except ValidationError as error:
         raise ValueError(describe("KubernetesJob", error)) from None
-
-
-def _refuse_live_steps(compute: Compute) -> None:
-    """A step that nobody runs must not be passed over in silence."""
-    if compute.image.dockerfile is not None:
-        raise JobUnsupported(
-            f"Image.from_dockerfile({compute.image.dockerfile!r}) is not in this release: build the image and name it "
-            "with Image().from_docker()"
-        )
-    if steps := compute.image.live_steps:
-        names = ", ".join(dict.fromkeys(type(step).__name__ for step in steps))
-        raise JobUnsupported(
-            f"image steps that run in the pods ({names}) are not in this release: build them into an image and name it "
-            "with Image().from_docker()"
-        )
 
 
 def _kubeconfig_path(given: Any) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from typing_extensions import Self
 
+from meshgate.jobs.image import Image
 from meshgate.jobs.process import GatewayProcessJob, LocalSpec
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import DEFAULT_JOB_PATH, JobTrait
@@ -28,13 +29,17 @@ class LocalJob(GatewayProcessJob):
     """
 
     def __init__(
-        self, hosts: Sequence[str] | Mapping[str, int] = ("hosts",), *, meshes: Mapping[str, int] | None = None
+        self,
+        hosts: Sequence[str] | Mapping[str, int] = ("hosts",),
+        *,
+        meshes: Mapping[str, int] | None = None,
+        image: Image | None = None,
     ) -> None:
         if isinstance(hosts, str):
             raise TypeError(f"LocalJob: hosts is a sequence of names, not {hosts!r}: write LocalJob([{hosts!r}])")
         asked = meshes if meshes is not None else hosts
         counts = dict(asked) if isinstance(asked, Mapping) else dict.fromkeys(asked, 1)
-        super().__init__(LocalSpec.of("LocalJob", meshes=counts))
+        super().__init__(LocalSpec.of("LocalJob", meshes=counts), image)
         self._script: subprocess.Popen[bytes] | None = None
 
     @property

@@ -19,6 +19,7 @@ from meshgate.dialing import UrlDialer
 from meshgate.errors import JobError, JobNotRunning
 from meshgate.jobs import registry
 from meshgate.jobs.gateway_process import GatewayProcess, GatewayRecord, Launch
+from meshgate.jobs.image import Image
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait
 
@@ -51,9 +52,11 @@ class LocalSpec(BaseModel):
 class GatewayProcessJob(JobTrait):
     """A job with a gateway process of its own."""
 
-    def __init__(self, asked: LocalSpec) -> None:
+    def __init__(self, asked: LocalSpec, image: Image | None = None) -> None:
         super().__init__()
         self._asked = asked
+        if image is not None:
+            self._images = dict.fromkeys(asked.meshes, image)
         self._gateway: GatewayProcess | None = None
         self._client: Client | None = None
 
@@ -146,7 +149,8 @@ class ProcessJob(GatewayProcessJob):
     or with ``state(cached_path=None)``, everything ends with this process, even when it is killed. A job that was
     saved (``state()`` saves it in ``.monarch/job_state.pkl``) outlives it, for other processes to find, and ends
     itself ``idle_timeout`` seconds (600) after its last session; 0 is never. ``lease`` is how long, in seconds
-    (3600), a session waits for a driver that went away without a word.
+    (3600), a session waits for a driver that went away without a word. The steps of ``image`` run on
+    every host when ``state()`` hands it out; its base is this machine, whatever it names.
     """
 
     def __init__(
@@ -156,8 +160,10 @@ class ProcessJob(GatewayProcessJob):
         *,
         lease: float | None = None,
         idle_timeout: float | None = None,
+        image: Image | None = None,
     ) -> None:
-        super().__init__(LocalSpec.of("ProcessJob", meshes=meshes, env=env, lease=lease, idle_timeout=idle_timeout))
+        asked = LocalSpec.of("ProcessJob", meshes=meshes, env=env, lease=lease, idle_timeout=idle_timeout)
+        super().__init__(asked, image)
 
     def can_run(self, spec: JobTrait) -> bool:
         """Whether ``spec`` is a ProcessJob that asks for just this, and the gateway answers."""

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from typing_extensions import Self
 
 from meshgate.errors import JobCacheWarning, JobError, JobFileError, JobUnsupported
+from meshgate.jobs.image import Image
 from meshgate.jobs.saved import SavedJob, locked, read_job_file, write_job_file
 from meshgate.jobs.state import JobState
 
@@ -63,6 +64,7 @@ class JobTrait(ABC):
         self._apply_id: str | None = None
         self._lock = threading.RLock()  # one apply, state or kill at a time
         self._scoped = False
+        self._images: dict[str, Image] = {}  # of each mesh; not saved: what is asked for now is what counts
         self._cache_file: str | None = None  # the one that state() wrote or found this job in
 
     # --- what a kind of job implements
@@ -135,7 +137,8 @@ class JobTrait(ABC):
 
         A job that is not applied yet is looked for in the file ``cached_path`` first; if what is there still runs
         and ``can_run`` this one, that is the job. Otherwise this one is applied and saved there, and from then on
-        outlives this process. With None no file is read or written.
+        outlives this process. With None no file is read or written. Steps of an image that the hosts have not run
+        are run now; raises ImageStepFailed where one fails.
         """
         if self._scoped and cached_path == DEFAULT_JOB_PATH:
             cached_path = None
@@ -146,7 +149,9 @@ class JobTrait(ABC):
             if running is None:
                 self.apply()
                 running = self
-            return running._state()
+            state = running._state()
+            self._apply_images(state)
+            return state
 
     def kill(self) -> None:
         """Ends the job, everywhere; does nothing when there is none."""
@@ -210,6 +215,13 @@ class JobTrait(ABC):
         return job_loads, (self._saved().to_bytes(),)
 
     # --- how it is done
+
+    def _apply_images(self, state: JobState) -> None:
+        for mesh, image in self._images.items():
+            if image.live_steps:
+                from meshgate.images.apply import apply_image  # noqa: PLC0415  (few jobs have steps)
+
+                apply_image(getattr(state, mesh), mesh, image)
 
     @property
     def _running(self) -> JobTrait | None:

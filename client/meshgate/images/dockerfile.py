@@ -1,0 +1,239 @@
+"""Reads a Dockerfile into a base image and steps. Pure: text in, steps out; no file but the text is looked at.
+
+What runs in started pods is read: one FROM, and RUN, ENV, COPY, WORKDIR, ARG. Everything else is refused with its
+line, for to pass over a USER or a second stage would make another image than the one that was written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from meshgate.images.on_host import expand
+from meshgate.images.steps import Argument, Copy, RunBash, SetEnvVars, Step, WorkDir
+
+__all__ = ["DockerfileError", "Parsed", "parse"]
+
+_DIRECTIVE = re.compile(r"#\s*(\w+)\s*=\s*(.*?)\s*$")
+_NAME = re.compile(r"[A-Za-z_]\w*$")
+_HEREDOC = re.compile(r"(?<!<)<<-?\s*[\"']?\w")
+_NO_STEP = {
+    "ADD": "copy local files by COPY, fetch others by RUN",
+    "USER": "steps run as the user of the worker process",
+    "SHELL": "commands run in bash where there is one, else in sh",
+}
+
+
+class DockerfileError(ValueError):
+    """A Dockerfile holds what cannot be run in a started pod. ``line`` counts from 1."""
+
+    def __init__(self, name: str, line: int, message: str) -> None:
+        super().__init__(f"{name}, line {line}: {message}")
+        self.line = line
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """``reference`` is the FROM."""
+
+    reference: str
+    steps: tuple[Step, ...]
+
+
+def parse(text: str, *, context: str, name: str = "Dockerfile", arguments: Mapping[str, str] | None = None) -> Parsed:
+    """Reads ``text``. ``context`` is the directory that COPY copies from, ``arguments`` are given to its ARGs.
+
+    Raises DockerfileError.
+    """
+    reader = _Reader(context, name, dict(arguments or {}))
+    for line, instruction in _instructions(text, name):
+        reader.read(line, instruction)
+    if reader.reference is None:
+        raise DockerfileError(name, 1, "there is no FROM")
+    return Parsed(reader.reference, tuple(reader.steps))
+
+
+def _instructions(text: str, name: str) -> Iterator[tuple[int, str]]:
+    """Each instruction with the line it begins on: continued lines joined, comments left out."""
+    begun, parts = 0, list[str]()
+    directives = True
+    for number, line in enumerate(text.splitlines(), 1):
+        bare = line.strip()
+        if directives and (found := _DIRECTIVE.match(bare)):
+            if found[1].lower() == "escape" and found[2] != "\\":
+                raise DockerfileError(name, number, f"the escape character {found[2]} is not supported")
+            continue
+        directives = False
+        if bare.startswith("#") or not bare:
+            continue
+        begun = begun if parts else number
+        if bare.endswith("\\"):
+            parts.append(line.rstrip()[:-1])
+            continue
+        yield begun, "".join((*parts, line)).strip()
+        parts = []
+    if parts:
+        yield begun, "".join(parts).strip()
+
+
+@dataclass(slots=True)
+class _Reader:
+    """``known`` are the variables whose values the text decides; what it takes from the base image is not known."""
+
+    context: str
+    name: str
+    given: dict[str, str]
+    reference: str | None = None
+    steps: list[Step] = field(default_factory=list)
+    before_from: dict[str, str | None] = field(default_factory=dict)
+    known: dict[str, str | None] = field(default_factory=dict)
+    line: int = 0
+
+    def read(self, line: int, instruction: str) -> None:
+        self.line = line
+        word, _, rest = instruction.partition(" ")
+        keyword, rest = word.upper(), rest.strip()
+        reading: dict[str, Callable[[str], None]] = {
+            "FROM": self._from,
+            "ARG": self._arg,
+            "ENV": self._env,
+            "RUN": self._run,
+            "COPY": self._copy,
+            "WORKDIR": self._workdir,
+        }
+        if keyword not in reading:
+            why = _NO_STEP.get(keyword, "only FROM, RUN, ENV, COPY, WORKDIR and ARG can be run in a started pod")
+            raise self._error(f"{keyword} is not supported: {why}")
+        if not rest:
+            raise self._error(f"{keyword} says nothing")
+        if keyword not in ("FROM", "ARG") and self.reference is None:
+            raise self._error(f"{keyword} comes before FROM")
+        reading[keyword](rest)
+
+    def _from(self, rest: str) -> None:
+        if self.reference is not None:
+            raise self._error("a second FROM: a started pod has one base image; build stages beforehand")
+        words = [word for word in rest.split() if not word.startswith("--platform=")]
+        if not (len(words) == 1 or (len(words) == 3 and words[1].upper() == "AS")):
+            raise self._error(f"FROM takes one image, not {rest!r}")
+        self.reference = self._resolved(words[0], self.before_from)
+
+    def _arg(self, rest: str) -> None:
+        for word in self._words(rest):
+            name, given, default = word.partition("=")
+            self._require_name(name)
+            if self.reference is None:
+                value = self._resolved(default, self.before_from) if given else None
+                self.before_from[name] = self.given.get(name, value)
+                continue
+            value = self._resolved(default, self.known) if given else self.before_from.get(name)
+            value = self.given.get(name, value)
+            if value is None:
+                continue
+            self.known[name] = value
+            self.steps.append(Argument(name, value))
+
+    def _env(self, rest: str) -> None:
+        words = self._words(rest)
+        if "=" not in words[0]:  # the form without =, for one variable
+            name, _, value = rest.partition(" ")
+            words = [f"{name}={value.strip()}"]
+            if not value.strip():
+                raise self._error(f"ENV {name} has no value")
+        variables = []
+        for word in words:
+            name, given, value = word.partition("=")
+            self._require_name(name)
+            if not given:
+                raise self._error(f"ENV takes NAME=value, not {word!r}")
+            variables.append((name, value))
+        values = {name: self._if_known(value) for name, value in variables}  # each sees what was before all of them
+        self.known.update(values)
+        self.steps.append(SetEnvVars(tuple(variables), expand=True))
+
+    def _run(self, rest: str) -> None:
+        if rest.startswith("--"):
+            raise self._error(f"the option {rest.split(maxsplit=1)[0]} of RUN is not supported")
+        if _HEREDOC.search(rest):
+            raise self._error("here-documents are not supported: use && and \\")
+        listed = self._json(rest)
+        self.steps.append(RunBash(shlex.join(listed) if listed is not None else rest))
+
+    def _copy(self, rest: str) -> None:
+        if rest.startswith("--"):
+            raise self._error(f"the option {rest.split(maxsplit=1)[0]} of COPY is not supported")
+        if _HEREDOC.search(rest):
+            raise self._error("here-documents are not supported")
+        words = self._json(rest) or rest.split()
+        if len(words) < 2:
+            raise self._error("COPY takes what to copy, and where")
+        sources = []
+        for word in words[:-1]:
+            path = os.path.normpath(self._resolved(word, self.known).lstrip("/") or ".")
+            if path.split(os.sep)[0] == os.pardir:
+                raise self._error(f"{word} is outside of the Dockerfile's directory")
+            sources.append(os.path.join(self.context, path))
+        destination = words[-1]
+        if len(sources) > 1 and not destination.endswith("/"):
+            raise self._error(f"several things are copied, so {destination!r} must end with /")
+        self._if_known(destination)
+        self.steps.append(Copy(tuple(sources), destination, expand=True, context=self.context))
+
+    def _workdir(self, rest: str) -> None:
+        self._if_known(rest)
+        self.steps.append(WorkDir(rest))
+
+    # --- words
+
+    def _words(self, rest: str) -> list[str]:
+        """Splits at white space outside of quotes; the quotes stay."""
+        found = re.findall(r"""(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|[^\s"'])+""", rest)
+        if "".join(found) != re.sub(r"\s", "", rest) and "".join("".join(found).split()) != "".join(rest.split()):
+            raise self._error(f"a quote does not end: {rest}")
+        return found
+
+    def _json(self, rest: str) -> list[str] | None:
+        if not rest.startswith("["):
+            return None
+        try:
+            listed = json.loads(rest)
+        except json.JSONDecodeError:
+            return None
+        return listed if isinstance(listed, list) and all(isinstance(each, str) for each in listed) else None
+
+    def _resolved(self, word: str, known: Mapping[str, str | None]) -> str:
+        """``word`` with its variables put in, which must be known here."""
+        unknown: list[str] = []
+        value = self._expanded(word, known, unknown)
+        if unknown:
+            raise self._error(f"${unknown[0]} has no value that this Dockerfile gives it")
+        return value
+
+    def _if_known(self, word: str) -> str | None:
+        """The value, or None where the base image has a say."""
+        unknown: list[str] = []
+        value = self._expanded(word, self.known, unknown)
+        return None if unknown else value
+
+    def _expanded(self, word: str, known: Mapping[str, str | None], unknown: list[str]) -> str:
+        def lookup(name: str) -> str | None:
+            value = known.get(name)
+            if value is None:
+                unknown.append(name)
+            return value
+
+        try:
+            return expand(word, lookup)
+        except ValueError as error:
+            raise self._error(str(error)) from None
+
+    def _require_name(self, name: str) -> None:
+        if not _NAME.match(name):
+            raise self._error(f"{name!r} is not the name of a variable")
+
+    def _error(self, message: str) -> DockerfileError:
+        return DockerfileError(self.name, self.line, message)

@@ -1,0 +1,205 @@
+"""From steps to orders for the hosts: what each needs, and a digest that says when it must run again.
+
+The digest of a step covers the step, the content it copies and every step before it, so what is the same from the
+start is done already and a change runs again with all that follows it.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import re
+import shlex
+import stat
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from pathspec import GitIgnoreSpec
+
+from meshgate.images.steps import Argument, Copy, PipInstall, RunBash, SetEnvVars, Step, SyncPackage, WorkDir, title
+from meshgate_sync.ignore import DEFAULTS
+
+__all__ = ["Content", "Order", "chunks", "plan"]
+
+_LINK, _DIRECTORY, _EXECUTABLE, _FILE = "link", "directory", "executable", "file"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a step copies: paths of this machine by the name they get, in the order of names. A file that nothing
+    keeps from changing is read twice: for its digest, and to be sent."""
+
+    entries: tuple[tuple[str, str], ...]
+
+    def digest(self) -> str:
+        total = hashlib.sha256()
+        for name, path in self.entries:
+            kind = _kind(path)
+            said = os.readlink(path) if kind == _LINK else "" if kind == _DIRECTORY else _file_digest(path)
+            total.update(json.dumps([name, kind, said]).encode())
+        return total.hexdigest()
+
+    def write_tar(self, file: IO[bytes]) -> None:
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for name, path in self.entries:
+                info = tar.gettarinfo(path, name)
+                info.uid = info.gid = 0
+                info.uname = info.gname = ""
+                if info.islnk():  # a second name of one file; what is wanted is its content
+                    info.type, info.size = tarfile.REGTYPE, os.path.getsize(path)
+                if info.isreg():
+                    with open(path, "rb") as source:
+                        tar.addfile(info, source)
+                else:
+                    tar.addfile(info)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One step as the host is told it, and what it copies."""
+
+    told: dict[str, Any]
+    content: Content | None = None
+
+    @property
+    def digest(self) -> str:
+        return str(self.told["digest"])
+
+    @property
+    def title(self) -> str:
+        return str(self.told["title"])
+
+
+def plan(steps: Sequence[Step]) -> tuple[Order, ...]:
+    """The orders for ``steps``. Reads what they copy; raises ValueError where there is no such thing."""
+    orders = []
+    before = ""
+    for step in steps:
+        told, content = _order(step)
+        before = hashlib.sha256(json.dumps([before, told], sort_keys=True).encode()).hexdigest()
+        orders.append(Order({**told, "digest": before, "title": title(step)}, content))
+    return tuple(orders)
+
+
+def _order(step: Step) -> tuple[dict[str, Any], Content | None]:
+    match step:
+        case PipInstall(packages):
+            options = [part for each in packages if each.startswith("-") for part in shlex.split(each)]
+            wanted = [each for each in packages if not each.startswith("-")]
+            told: dict[str, Any] = {"kind": "pip", "options": options, "packages": wanted}
+        case RunBash(command):
+            told = {"kind": "run", "command": command}
+        case SetEnvVars(variables, expand):
+            told = {"kind": "env", "variables": dict(variables), "expand": expand}
+        case Argument(name, value):
+            told = {"kind": "arg", "variables": {name: value}}
+        case WorkDir(path):
+            told = {"kind": "workdir", "path": path}
+        case Copy():
+            return _copy(step)
+        case SyncPackage(path):
+            return _package(path)
+    return told, None
+
+
+def _copy(step: Copy) -> tuple[dict[str, Any], Content]:
+    sources = [path for source in step.sources for path in _found(source, wildcards=step.expand)]
+    ignored = _dockerignore(step.context)
+    entries: dict[str, str] = {}
+    for source in sources:
+        if os.path.isdir(source):
+            entries.update(_tree(source, ignored, step.context or source))
+        else:
+            entries[os.path.basename(source)] = source
+    only_file = len(sources) == 1 and not os.path.isdir(sources[0])
+    destination = step.destination
+    if len(sources) > 1 and not destination.endswith("/"):  # wildcards
+        destination += "/"
+    content = Content(tuple(sorted(entries.items())))
+    told = {"kind": "copy", "destination": destination, "expand": step.expand, "content": content.digest()}
+    return {**told, "file": os.path.basename(sources[0]) if only_file else None}, content
+
+
+def _package(path: str) -> tuple[dict[str, Any], Content]:
+    if not os.path.isdir(path):
+        raise ValueError(f"sync_package({path!r}): there is no such directory")
+    base = os.path.basename(path)
+    entries = _tree(path, GitIgnoreSpec.from_lines(DEFAULTS), path)
+    root = "."
+    if "__init__.py" in entries:  # the import package itself
+        entries = {f"{base}/{name}": found for name, found in entries.items()}
+    elif os.path.isdir(os.path.join(path, "src")):
+        root = "src"
+    content = Content(tuple(sorted(entries.items())))
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", base)
+    return {"kind": "package", "name": name, "root": root, "content": content.digest()}, content
+
+
+def _found(source: str, *, wildcards: bool) -> list[str]:
+    if os.path.lexists(source):
+        return [source]
+    found = sorted(glob.glob(source)) if wildcards else []
+    if not found:
+        raise ValueError(f"there is nothing to copy at {source}")
+    return found
+
+
+def _dockerignore(context: str | None) -> GitIgnoreSpec:
+    lines: list[str] = []
+    if context is not None and os.path.isfile(path := os.path.join(context, ".dockerignore")):
+        with open(path, encoding="utf-8") as file:  # Docker's patterns begin at the context, git's anywhere
+            lines = [_anchored(line.strip()) for line in file if line.strip() and not line.startswith("#")]
+    return GitIgnoreSpec.from_lines(lines)
+
+
+def _anchored(pattern: str) -> str:
+    negated, pattern = ("!", pattern[1:]) if pattern.startswith("!") else ("", pattern)
+    return f"{negated}/{pattern.lstrip('/')}"
+
+
+def _tree(top: str, ignored: GitIgnoreSpec, context: str) -> dict[str, str]:
+    """What lies in ``top``: paths by their names below it. Raises ValueError on what cannot be copied."""
+    entries: dict[str, str] = {}
+    for directory, subdirectories, files in os.walk(top):
+        for name in (*subdirectories, *files):
+            path = os.path.join(directory, name)
+            is_directory = name in subdirectories and not os.path.islink(path)
+            if ignored.match_file(os.path.relpath(path, context) + ("/" if is_directory else "")):
+                continue
+            entries[os.path.relpath(path, top)] = path
+        subdirectories[:] = [
+            name for name in subdirectories if os.path.relpath(os.path.join(directory, name), top) in entries
+        ]
+    return entries
+
+
+def _kind(path: str) -> str:
+    mode = os.lstat(path).st_mode
+    if stat.S_ISLNK(mode):
+        return _LINK
+    if stat.S_ISDIR(mode):
+        return _DIRECTORY
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path} is neither a file nor a directory nor a link; it cannot be copied")
+    return _EXECUTABLE if mode & stat.S_IXUSR else _FILE
+
+
+def _file_digest(path: str) -> str:
+    total = hashlib.sha256()
+    with open(path, "rb") as file:
+        while data := file.read(1 << 20):
+            total.update(data)
+    return total.hexdigest()
+
+
+def chunks(file: IO[bytes], size: int) -> Iterator[tuple[int, bytes]]:
+    """What ``file`` holds, from its start, as (offset, data)."""
+    file.seek(0)
+    offset = 0
+    while data := file.read(size):
+        yield offset, data
+        offset += len(data)
