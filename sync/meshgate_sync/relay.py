@@ -80,7 +80,7 @@ class Relay:
         self.deadline: float | None = None
         self._timing = timing or Timing()
         self._commands: list[Command] = []
-        self._upstream = Upstream(routes, self._timing, self._commands) if routes is not None else None
+        self._upstream = Upstream(routes, self._timing, window, self._commands) if routes is not None else None
         self._downstream = Downstream(window, self._timing.heartbeat, self._timing.pulse, self._commands)
         self._versions: dict[bytes, _Version] = {}
         self._early: dict[bytes, list[tuple[str, tuple[bytes, ...]]]] = {}

@@ -89,7 +89,7 @@ class _Wanted:
 class Upstream:
     """Appends what is to be done to ``commands``. ``wanted`` holds every piece asked for and not yet here."""
 
-    def __init__(self, routes: Routes, timing: Timing, commands: list[Command]) -> None:
+    def __init__(self, routes: Routes, timing: Timing, window: int, commands: list[Command]) -> None:
         self.wanted: dict[bytes, _Wanted] = {}
         self.wasted = 0
         self.alert_until = 0.0
@@ -101,6 +101,10 @@ class Upstream:
         self._links: dict[str, _Link] = {}
         self._suspects: dict[str, float] = {}
         self._compared_at = 0.0
+        self._window = window
+        self._ticked_at = 0.0
+        self._came = 0
+        self._pace = 0.0
 
     @property
     def control(self) -> str:
@@ -146,6 +150,7 @@ class Upstream:
 
     def got(self, peer: str, digest: bytes, size: int, now: float) -> bool:
         """A piece came. Whether it was still wanted."""
+        self._came += size
         wanted = self.wanted.pop(digest, None)
         if wanted is None:
             self.wasted += size
@@ -244,19 +249,33 @@ class Upstream:
 
     def tick(self, now: float) -> None:
         timing = self._timing
+        grace = self._grace(now)
         for peer, link in list(self._links.items()):
             alert = peer == self.control and now < self.alert_until
-            if now - link.heard > (timing.alert if alert else timing.silence):
+            if now - link.heard > (timing.alert if alert else timing.silence) + grace:
                 self._commands.append(Disconnect(Link(peer, up=True)))
                 self.lost(peer, now)
         for lane in self._lanes:
             if lane.resting is not None and now >= lane.resting:
                 self._resume(lane, now)
             for peer, source in list(lane.sources.items()):
-                self._check_stall(lane, peer, source, now)
+                self._check_stall(lane, peer, source, now, grace)
         if now - self._compared_at >= timing.lag:
             self._compared_at = now
-            self._check_lag(now)
+            self._check_lag(now, grace)
+
+    def _grace(self, now: float) -> float:
+        """How much longer a living parent may seem silent because what it says waits behind pieces, its own and those
+        of others, for this host's own link: twice the time that the windows of all parents take to come in."""
+        if self._came:
+            pace = self._came / max(now - self._ticked_at, 1e-9)
+            self._pace = (self._pace + pace) / 2 if self._pace else pace
+            self._came = 0
+        self._ticked_at = now
+        busy = sum([1 for lane in self._lanes for source in lane.sources.values() if source.asked])
+        if not busy:
+            return 0.0
+        return 2 * busy * self._window / self._pace if self._pace else self._timing.stall
 
     def _resume(self, lane: _Lane, now: float) -> None:
         lane.resting = None
@@ -266,11 +285,11 @@ class Upstream:
         if lane is self._control:
             self._link(lane.current, now)
 
-    def _check_stall(self, lane: _Lane, peer: str, source: _Source, now: float) -> None:
+    def _check_stall(self, lane: _Lane, peer: str, source: _Source, now: float, grace: float) -> None:
         link = self._links[peer]
         allowed = self._timing.patience if link.starved else self._timing.stall
-        hushed = now - max(link.heard, source.since) > self._timing.hush and lane is not self._control
-        if not source.asked or not (hushed or now - source.progress > allowed):
+        hushed = now - max(link.heard, source.since) > self._timing.hush + grace and lane is not self._control
+        if not source.asked or not (hushed or now - source.progress > allowed + grace):
             return
         if hushed:
             self._suspects[peer] = now + self._timing.suspicion
@@ -281,7 +300,7 @@ class Upstream:
         else:
             self._leave(lane, peer, now)
 
-    def _check_lag(self, now: float) -> None:
+    def _check_lag(self, now: float, grace: float) -> None:
         """Splits the lane that would be done last, if it would be so by far."""
         remaining = {
             (index, peer): self._remaining(source, now)
@@ -294,7 +313,7 @@ class Upstream:
         slowest = max(remaining, key=lambda key: remaining[key])
         index, peer = slowest
         others = [time for key, time in remaining.items() if key != slowest]
-        if remaining[slowest] > 2 * max(others, default=0.0) + self._timing.lag:
+        if remaining[slowest] > 2 * max(others, default=0.0) + self._timing.lag + grace:
             self._split(self._lanes[index], peer, now)
 
     def _remaining(self, source: _Source, now: float) -> float:
