@@ -35,6 +35,12 @@ class Kubectl:
         done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
         return "Unauthorized" not in done.stderr
 
+    def wait_ready(self) -> None:
+        """Returns when the API server answers."""
+        asked = [*self._arguments, "get", "--raw", "/readyz"]
+        while subprocess.run(asked, capture_output=True, timeout=60, check=False).returncode != 0:
+            continue
+
     def apply(self, *objects: dict[str, Any]) -> None:
         self("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
 

@@ -1,0 +1,82 @@
+"""Restarts the API server of the cluster under test, as an upgrade of a control plane would.
+
+``MESHGATE_TEST_RESTART_API_SERVER`` is the command that does it. Without it the server is looked for among the
+processes of this machine, ended, and started again as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from tests.kubernetes.cluster import Kubectl
+
+__all__ = ["restart_api_server"]
+
+VARIABLE = "MESHGATE_TEST_RESTART_API_SERVER"
+
+
+def restart_api_server(kubectl: Kubectl) -> None:
+    """Returns when it answers again."""
+    if command := os.environ.get(VARIABLE):
+        subprocess.run(command, shell=True, check=True, timeout=60)
+    else:
+        _restart(_find())
+    kubectl.wait_ready()
+
+
+def _find() -> int:
+    for entry in os.listdir("/proc"):
+        with suppress(OSError):
+            if entry.isdigit() and Path(f"/proc/{entry}/comm").read_text().strip() == "kube-apiserver":
+                return int(entry)
+    raise AssertionError(f"no kube-apiserver runs on this machine: set {VARIABLE} to a command that restarts it")
+
+
+def _restart(pid: int) -> None:
+    process = Path(f"/proc/{pid}")
+    command = process.joinpath("cmdline").read_bytes().decode().split("\0")[:-1]
+    variables = process.joinpath("environ").read_bytes().decode().split("\0")[:-1]
+    executable, directory = os.readlink(process / "exe"), os.readlink(process / "cwd")
+    record = _record_of(pid, command)
+    with open(os.readlink(process / "fd" / "1"), "ab") as log:
+        ending = os.pidfd_open(pid)
+        os.kill(pid, 15)
+        _wait_ended(ending)
+        again = subprocess.Popen(
+            command,
+            executable=executable,
+            cwd=directory,
+            env=dict(variable.split("=", 1) for variable in variables),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    _servers.append(again)
+    if record is not None:
+        record.write_text(f"{again.pid}\n")
+
+
+_servers: list[subprocess.Popen[bytes]] = []  # never waited for: it outlives the tests
+
+
+def _record_of(pid: int, command: list[str]) -> Path | None:
+    """The file where whoever runs the cluster keeps the server's pid, if it is found near its certificates."""
+    for argument in command:
+        if argument.startswith("/") and argument.endswith(".crt"):
+            for path in Path(argument).parent.parent.glob("*/kube-apiserver"):
+                if path.is_file() and path.stat().st_size < 16 and path.read_text().strip() == str(pid):
+                    return path
+    return None
+
+
+def _wait_ended(pidfd: int) -> None:
+    import select
+
+    waiter = select.poll()
+    waiter.register(pidfd, select.POLLIN)
+    assert waiter.poll(30_000), "the API server did not end"
+    os.close(pidfd)

@@ -1,0 +1,55 @@
+"""What the cluster does to a job while it is used."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from meshgate import Compute, KubernetesJob
+from meshgate.errors import GatewayLostError, MeshgateError
+from tests.kubernetes.actors import Trainer
+from tests.kubernetes.api_server import restart_api_server
+from tests.kubernetes.cluster import Kubectl
+
+
+def test_a_pod_deleted_during_a_call_is_named_with_the_reason(namespace: str, kubectl: Kubectl) -> None:
+    with KubernetesJob(compute=Compute(replicas=2), name="victim", namespace=namespace) as job:
+        trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
+        trainers.pod.call().get(timeout=60)
+        call = trainers.wait.call(60.0)
+        deleted = time.monotonic()
+        kubectl("delete", "pod", "victim-workers-1", "--wait=false")
+        with pytest.raises(MeshgateError) as caught:
+            call.get(timeout=60)
+        assert time.monotonic() - deleted < 10
+        assert "victim-workers-1" in str(caught.value)
+        assert "deleted" in str(caught.value)
+        assert trainers.slice(hosts=0).pod.call_one().get(timeout=60) == "victim-workers-0"
+
+
+def test_a_deleted_gateway_is_told_and_the_job_can_be_applied_again(namespace: str, kubectl: Kubectl) -> None:
+    with KubernetesJob(compute=Compute(), name="headless", namespace=namespace) as job:
+        trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
+        trainers.pod.call_one().get(timeout=60)
+        call = trainers.wait.call_one(100.0)
+        deleted = time.monotonic()
+        kubectl("delete", "pod", "-l", "meshgate.dev/job=headless,app.kubernetes.io/component=gateway", "--wait=false")
+        with pytest.raises(GatewayLostError, match="headless-gateway"):
+            call.get(timeout=60)
+        assert time.monotonic() - deleted < 10
+        job.apply()
+        again = job.state().workers.spawn_procs().spawn("trainers", Trainer)
+        assert again.pod.call_one().get(timeout=60) == "headless-workers-0"
+
+
+@pytest.mark.disturbing
+def test_nothing_is_lost_when_the_api_server_restarts(namespace: str, kubectl: Kubectl) -> None:
+    with KubernetesJob(compute=Compute(replicas=2), name="upgrade", namespace=namespace) as job:
+        trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
+        trainers.pod.call().get(timeout=60)
+        before = trainers.wait.call(5.0)
+        restart_api_server(kubectl)
+        after = trainers.train_step.call(batch_size=1)
+        assert [*before.get(timeout=60).values()] == ["waited", "waited"]
+        assert len(after.get(timeout=60)) == 2

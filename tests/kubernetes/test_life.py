@@ -1,0 +1,128 @@
+"""How a job lives and ends: found again from anywhere, ended whole, and not left alone for ever."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from meshgate import Compute, KubernetesJob
+from meshgate.errors import JobNotRunning, JobStartFailed
+from tests.kubernetes.actors import Trainer
+from tests.kubernetes.cluster import Kubectl
+
+
+def first_pod(job: KubernetesJob) -> str:
+    trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
+    return str(trainers.slice(hosts=0).pod.call_one().get(timeout=60))
+
+
+def run(program: str, directory: Path) -> str:
+    """What another process, with nothing of this one but the environment, prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_another_process_finds_the_job_by_its_file_and_another_laptop_by_its_name(
+    namespace: str, tmp_path: Path
+) -> None:
+    start = f"""
+        from meshgate import Compute, KubernetesJob
+        job = KubernetesJob(compute=Compute(), name="found", namespace={namespace!r})
+        job.state()
+        print(job.apply_id)
+        """
+    first, second = run(start, tmp_path), run(start, tmp_path)
+    assert first == second
+    elsewhere = KubernetesJob(name="found", namespace=namespace)
+    try:
+        assert elsewhere.state(cached_path=None).workers.sizes == {"hosts": 1}
+        assert first_pod(elsewhere) == "found-workers-0"
+    finally:
+        elsewhere.kill()
+    elsewhere.kill()
+    with pytest.raises(JobNotRunning, match="there is no job 'found'"):
+        KubernetesJob(name="found", namespace=namespace).apply()
+
+
+def test_two_jobs_side_by_side(namespace: str) -> None:
+    one = KubernetesJob(compute=Compute(), name="left", namespace=namespace)
+    two = KubernetesJob(compute=Compute(), name="right", namespace=namespace)
+    with one, two:
+        assert first_pod(one) == "left-workers-0"
+        assert first_pod(two) == "right-workers-0"
+        one.kill()
+        assert first_pod(two) == "right-workers-0"
+
+
+def test_a_forgotten_job_ends_itself(namespace: str, kubectl: Kubectl, capfd: pytest.CaptureFixture[str]) -> None:
+    KubernetesJob(compute=Compute(inactivity_ttl="4s"), name="alone", namespace=namespace).apply()
+    assert "ends itself after 4 s without a session" in capfd.readouterr().err
+    kubectl("wait", "--for=delete", "configmap/alone", "--timeout=60s", timeout=70)
+
+
+def test_a_name_that_a_different_job_has_is_refused_and_that_job_lives_on(namespace: str) -> None:
+    with KubernetesJob(compute=Compute(), name="taken", namespace=namespace) as job:
+        job.apply()
+        with pytest.raises(JobStartFailed, match="a job 'taken' runs already"):
+            KubernetesJob(compute=Compute(replicas=2), name="taken", namespace=namespace).apply()
+        with KubernetesJob(compute=Compute(), name="taken", namespace=namespace) as same:
+            same.apply()
+            assert first_pod(same) == "taken-workers-0"
+
+
+def test_what_is_not_the_jobs_own_is_not_touched(namespace: str, kubectl: Kubectl) -> None:
+    kubectl("create", "service", "clusterip", "mine-gateway", "--tcp=80:80")
+    try:
+        with pytest.raises(JobStartFailed, match=r"Service 'mine-gateway' .* is not of job 'mine'"):
+            KubernetesJob(compute=Compute(), name="mine", namespace=namespace).apply()
+        assert kubectl("get", "service", "mine-gateway", "-o", "jsonpath={.spec.ports[0].port}") == "80"
+    finally:
+        kubectl("delete", "service", "mine-gateway")
+
+
+def test_ctrl_c_while_it_comes_up_leaves_nothing(namespace: str, kubectl: Kubectl) -> None:
+    program = f"""
+        from meshgate import Compute, KubernetesJob
+        pod_spec = {{"containers": [{{"name": "worker", "command": ["sleep", "600"]}}]}}
+        with KubernetesJob(compute=Compute(pod_spec=pod_spec), name="stopped", namespace={namespace!r}) as job:
+            job.apply()
+        """
+    driver = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stderr=subprocess.PIPE, text=True)
+    with driver:
+        assert driver.stderr is not None
+        while "workers: 1 running" not in driver.stderr.readline():
+            assert driver.poll() is None
+        driver.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in driver.stderr.read()
+        assert driver.wait(timeout=60) != 0
+
+
+def test_a_driver_that_is_killed_leaves_the_job_to_the_next(namespace: str, kubectl: Kubectl) -> None:
+    program = f"""
+        import time
+        from meshgate import Compute, KubernetesJob
+        job = KubernetesJob(compute=Compute(), name="orphan", namespace={namespace!r})
+        job.state(cached_path=None).workers.spawn_procs().initialized.get()
+        print("up", flush=True)
+        time.sleep(600)
+        """
+    driver = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
+    with driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "up\n"
+        driver.kill()
+    with KubernetesJob(name="orphan", namespace=namespace) as job:
+        assert first_pod(job) == "orphan-workers-0"
