@@ -1,22 +1,24 @@
 """One websocket connection to the gateway, driven with as little between it and the session as there can be.
 
-The websockets library does the handshake, TLS, proxies, pings and closing. Data takes a shorter way than its
-``recv()`` and ``send()``: what arrives goes to the session in the very callback that read it, and what is sent is
-written to the transport at once, with no task and no queue between.
+The websockets library does the handshake, TLS, proxies, pings and closing. Data goes past it: what arrives goes to
+the session in the very callback that read it, and what is sent is written to the transport at once, with no task and
+no queue between.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.client import ClientProtocol
-from websockets.frames import CloseCode, Frame, Opcode
+from websockets.frames import CloseCode, Frame, Opcode, apply_mask  # type: ignore[attr-defined]  # in C, where there is any
 from websockets.protocol import OPEN, Event
 
 from meshgate.dialing import Route
+from meshgate_wire.websocket import FrameReader, binary_header
 
 __all__ = ["Link", "Receiver", "open_link"]
 
@@ -25,6 +27,9 @@ PING_TIMEOUT = 20.0
 CLOSE_TIMEOUT = 2.0
 # The pump stops at 256 KiB in the transport's buffer. Below that, so that it hears when the buffer has run down.
 WRITE_LIMITS = (128 << 10, 32 << 10)
+_JOINED = 16 << 10  # a smaller message is joined with its header, which is cheaper than writing two pieces
+_MASKS = 64  # drawn at once
+_END_OF_HEAD = b"\r\n\r\n"
 
 
 class Receiver(Protocol):
@@ -43,10 +48,42 @@ class Receiver(Protocol):
 class Link(ClientConnection):
     """A websocket connection that calls its receiver. Made by :func:`open_link`."""
 
-    def __init__(self, protocol: ClientProtocol, *, receiver: Receiver, **options: Any) -> None:
+    def __init__(self, protocol: ClientProtocol, *, receiver: Receiver, max_message: int, **options: Any) -> None:
         super().__init__(protocol, **options)
         self._receiver = receiver
+        self._max_message = max_message
         self._fragments: list[bytes] = []
+        self._frames: FrameReader | None = None  # after the handshake
+        self._last = b""  # of the handshake, as far as its end may be in it
+        self._masks = b""
+
+    def data_received(self, data: bytes) -> None:
+        if self._frames is None:
+            data = self._shake_hands(data)
+            if self._frames is None:
+                return
+        for frame, other in self._frames.feed(data):
+            if other:
+                super().data_received(frame)
+            elif self.protocol.state is OPEN:
+                self._receiver.link_data(self, frame)
+
+    def _shake_hands(self, data: bytes) -> bytes:
+        """Has the library understand the response; returns what came after it once the connection is open."""
+        sought = self._last + data
+        end = sought.find(_END_OF_HEAD)
+        if end < 0 or self.response is not None:
+            self._last = sought[1 - len(_END_OF_HEAD) :]
+            super().data_received(data)
+            return b""
+        rest = len(sought) - end - len(_END_OF_HEAD)
+        head = len(data) - rest
+        self._frames = FrameReader(self._max_message)
+        super().data_received(data[:head])
+        if self.protocol.state is not OPEN:  # a refusal, which the library reads to its end
+            self._frames = None
+            super().data_received(data[head:])
+        return data[head:]
 
     def process_event(self, event: Event) -> None:
         if self.response is None:
@@ -73,8 +110,20 @@ class Link(ClientConnection):
     def write(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
         """Sends one binary message. Nothing happens on a connection that is closing: the session will replay."""
         if self.protocol.state is OPEN:
-            self.protocol.send_binary(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-            self.send_data()
+            payload = b"".join(pieces)
+            mask = self._next_mask()
+            header = binary_header(len(payload), mask)
+            if len(payload) < _JOINED:
+                self.transport.write(header + apply_mask(payload, mask))
+            else:
+                self.transport.writelines((header, apply_mask(payload, mask)))
+
+    def _next_mask(self) -> bytes:
+        """Four bytes that nobody can foresee: nobody on the way may be made to see bytes of our choice."""
+        if not self._masks:
+            self._masks = os.urandom(4 * _MASKS)
+        mask, self._masks = self._masks[:4], self._masks[4:]
+        return mask
 
     def buffered(self) -> int:
         """Bytes that the kernel has not taken yet."""
@@ -111,7 +160,7 @@ async def open_link(route: Route, path: str, headers: dict[str, str], receiver: 
     """
 
     def create(protocol: ClientProtocol, **options: Any) -> Link:
-        return Link(protocol, receiver=receiver, **options)
+        return Link(protocol, receiver=receiver, max_message=max_size, **options)
 
     options: dict[str, Any] = {}
     if route.ssl is not None:

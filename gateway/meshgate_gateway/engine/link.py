@@ -1,8 +1,8 @@
 """The engine's end of the websocket: an accepted socket from the server, bytes in, frames to a session.
 
 The server has read and checked the HTTP request; its bytes are replayed here into the sans-IO protocol of
-``websockets``, which answers the handshake. Frames go straight from the socket's callback to the session, with no
-queue or task between.
+``websockets``, which answers the handshake, pings and closing. Data goes straight from the socket's callback to the
+session, with no queue or task between, and past that protocol.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
-from websockets.frames import CloseCode, Frame, Opcode
+from websockets.frames import DATA_OPCODES, CloseCode, Frame, apply_mask  # type: ignore[attr-defined]  # in C
 from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
+
+from meshgate_wire.websocket import FrameReader, binary_header
 
 log = logging.getLogger(__name__)
 
 SILENCE = 60.0  # seconds; the client pings every 15
 MAX_MESSAGE = 8 * 2**20
+JOINED = 16 * 1024  # smaller messages are joined, which is cheaper than sending their pieces
 
 
 class Receiver(Protocol):
@@ -42,6 +45,7 @@ class Link(asyncio.Protocol):
     def __init__(self, receiver: Receiver, head: bytes, loop: asyncio.AbstractEventLoop) -> None:
         self._receiver, self._head, self._loop = receiver, head, loop
         self._protocol = ServerProtocol(max_size=MAX_MESSAGE)
+        self._reader = FrameReader(MAX_MESSAGE, apply_mask)
         self._transport: asyncio.Transport | None = None
         self._open = False
         self._reason = "the connection was cut"
@@ -51,9 +55,13 @@ class Link(asyncio.Protocol):
     # --- the transport of the wire's pump ---------------------------------------------------------------
 
     def write(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
-        if self._protocol.state is State.OPEN:
-            self._protocol.send_binary(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-            self._flush()
+        if self._protocol.state is not State.OPEN or self._transport is None:
+            return
+        size = sum(map(len, pieces))
+        if size < JOINED:
+            self._transport.write(b"".join((binary_header(size), *pieces)))
+        else:
+            self._transport.writelines((binary_header(size), *pieces))
 
     def buffered(self) -> int:
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
@@ -76,11 +84,19 @@ class Link(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are not instances of it
         transport = self._transport
         transport.set_write_buffer_limits(high=256 * 1024, low=64 * 1024)
-        self.data_received(self._head)
+        self._understand(self._head)
         self._watch = self._loop.call_later(SILENCE, self._check_silence)
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
+        for frame, other in self._reader.feed(data):
+            if other:
+                self._understand(frame)
+            elif self._protocol.state is State.OPEN:
+                self._receiver.link_data(self, frame)
+
+    def _understand(self, data: bytes) -> None:
+        """What is no data message: the handshake, control frames, and what goes wrong."""
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
             if isinstance(event, Request):
@@ -89,11 +105,9 @@ class Link(asyncio.Protocol):
                 if self._protocol.state is State.OPEN:
                     self._open = True
                     self._receiver.link_open(self)
-            elif isinstance(event, Frame) and event.opcode is Opcode.BINARY:
-                if not event.fin:
-                    self.close(CloseCode.UNSUPPORTED_DATA, "a fragmented websocket message")
-                    return
-                self._receiver.link_data(self, event.data)
+            elif isinstance(event, Frame) and event.opcode in DATA_OPCODES:
+                self.close(CloseCode.UNSUPPORTED_DATA, "a websocket message that is text or in fragments")
+                return
         self._flush()
 
     def _flush(self) -> None:
