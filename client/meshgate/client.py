@@ -29,8 +29,8 @@ from meshgate.pickling import Pickled, dumps
 from meshgate.proxies import HostMeshProxy, MeshProxy, Owned
 from meshgate.reading import ResultReader
 from meshgate.settings import ClientSettings
-from meshgate_wire import Header, MessageReceived, Sendable, Statistics
-from meshgate_wire.messages import Argument, AttachHosts, Configure, EndSession, stream_of
+from meshgate_wire import Fragments, Header, MessageReceived, Sendable, Statistics
+from meshgate_wire.messages import Argument, AttachHosts, Configure, EndSession, Sync, stream_of
 
 __all__ = ["Client", "current_client", "use_client"]
 
@@ -57,6 +57,9 @@ class Client:
         self.reader = ResultReader(self)
         self.code_version: str | None = None
         """Digest of the code that processes must run; set by the job's sync."""
+        self.code_paths: tuple[str, ...] = ()
+        """What of it comes first on their ``sys.path``."""
+        self._before_close: list[Callable[[], object]] = []
         self._closed = False
         self._dispatch = Dispatch(self.objects, self.calls, self.reader, self._consume)
         self._connection = Connection(dialer, self.settings, self._dispatch, self.session_id)
@@ -140,6 +143,14 @@ class Client:
         self._connection.manual(stream_of(number))
         return inbox
 
+    def before_close(self, step: Callable[[], object]) -> None:
+        """Has ``step`` called when the client is closed."""
+        self._before_close.append(step)
+
+    def on_sync(self, received: Callable[[Sync, Sequence[Fragments]], None]) -> None:
+        """``received`` gets the gateway's messages about code, on the connection's thread."""
+        self._dispatch.sync = received
+
     def release(self, number: int) -> None:
         """Nobody holds object ``number`` any more. For finalizers: takes no lock, never blocks."""
         self.objects.release(number)
@@ -183,6 +194,8 @@ class Client:
         if self._closed:
             return
         self._closed = True
+        for step in self._before_close:
+            step()
         timeout = self.settings.close_timeout if timeout is None else timeout
         try:
             if self._connection.error is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -15,7 +15,7 @@ from meshgate.faults import fault_hook
 from meshgate.objects import Objects
 from meshgate.output import OutputPrinter
 from meshgate.serial import SerialThread
-from meshgate_wire import Header, MessageReceived, MessageTooLarge
+from meshgate_wire import Fragments, Header, MessageReceived, MessageTooLarge
 from meshgate_wire.messages import (
     Done,
     Failed,
@@ -27,6 +27,7 @@ from meshgate_wire.messages import (
     Output,
     OutputLine,
     PortMessage,
+    Sync,
     Values,
 )
 
@@ -44,6 +45,7 @@ class Dispatch:
         self.inboxes: WeakValueDictionary[int, Inbox] = WeakValueDictionary()
         self._printer = OutputPrinter()
         self._faults = SerialThread("meshgate-faults")
+        self.sync: Callable[[Sync, Sequence[Fragments]], None] = lambda header, buffers: None
         self.hidden: set[int] = set()  # proc meshes whose output is not shown
         self._objects = objects
         self._calls = calls
@@ -59,6 +61,7 @@ class Dispatch:
             Fault: self._fault,
             Output: self._output,
             PortMessage: self._port_message,
+            Sync: lambda header, message: self.sync(header, message.buffers),
         }
 
     def close(self, timeout: float) -> None:

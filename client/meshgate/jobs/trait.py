@@ -17,10 +17,10 @@ import threading
 import uuid
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from typing_extensions import Self
 
@@ -28,6 +28,9 @@ from meshgate.errors import JobCacheWarning, JobError, JobFileError, JobUnsuppor
 from meshgate.jobs.image import Image
 from meshgate.jobs.saved import SavedJob, locked, read_job_file, write_job_file
 from meshgate.jobs.state import JobState
+
+if TYPE_CHECKING:
+    from meshgate.code import SyncReport
 
 __all__ = ["DEFAULT_JOB_PATH", "JobTrait", "job_load", "job_loads"]
 
@@ -152,6 +155,24 @@ class JobTrait(ABC):
             state = running._state()
             self._apply_images(state)
             return state
+
+    def sync(
+        self,
+        *,
+        watch: bool = False,
+        sync_dirs: Sequence[str] | None = None,
+        quiet: bool = False,
+    ) -> SyncReport:
+        """Brings the driver's code to every host, now; with ``watch`` also on every save from now on.
+
+        The tree is the git root around the working directory, or ``sync_dirs``. Processes that are spawned from now
+        on run it; ``procs.reload()`` brings running ones to it. Returns when every host has it, with a line on the
+        terminal unless ``quiet``. Raises StaleCodeError naming hosts that cannot get it, ValueError and
+        meshgate_sync.errors.TreeError where there is no reasonable tree, JobNotRunning before ``state()``.
+        """
+        from meshgate.jobs.code import sync_of  # noqa: PLC0415 - only who syncs pays for it
+
+        return sync_of(self._running or self, sync_dirs).now(watch=watch, quiet=quiet)
 
     def kill(self) -> None:
         """Ends the job, everywhere; does nothing when there is none."""

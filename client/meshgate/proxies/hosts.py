@@ -57,7 +57,12 @@ class HostMeshProxy(MeshProxy):
         step = f"spawn_procs({per_host}, name={name!r})"
         known = client.objects.create("procs", name, step, (self._object,))
         header = SpawnProcs(
-            object=known.number, hosts=self._ref, per_host=per_host, name=name, version=client.code_version
+            object=known.number,
+            hosts=self._ref,
+            per_host=per_host,
+            name=name,
+            version=client.code_version,
+            paths=client.code_paths,
         )
         client.post(header, buffers, stream=stream_of(known.number))
         extent = Extent((*labels, *per_host), (*self._ndslice.sizes, *per_host.values()))

@@ -8,13 +8,15 @@ import weakref
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from meshgate.actors import ActorClass, endpoints_of
-from meshgate.calls import Acknowledgement
+from meshgate.calls import Acknowledgement, Gathering
+from meshgate.errors import InvalidRequestError
 from meshgate.future import FutureProxy
 from meshgate.pickling import dump_class, dumps_call, travels_by_value
 from meshgate.proxies.actors import ActorMeshProxy
 from meshgate.proxies.mesh import MeshProxy, Owned
 from meshgate.shape import Shape
-from meshgate_wire.messages import Initialized, SpawnActors, Stop, stream_of
+from meshgate.value_mesh import ValueMesh
+from meshgate_wire.messages import Initialized, Reload, SpawnActors, Stop, stream_of
 
 if TYPE_CHECKING:
     from meshgate.proxies.hosts import HostMeshProxy
@@ -71,10 +73,33 @@ class ProcMeshProxy(MeshProxy):
             kind=actor.kind,
             arguments=pickled.arguments,
             version=client.code_version,
+            paths=client.code_paths,
         )
         client.post(header, (class_data, pickled.data, *pickled.buffers), stream=stream_of(known.number))
         mesh = ActorMeshProxy(Owned(client, known, self._shape), self._shape, actor, self)
         return cast("T", mesh)
+
+    def reload(self) -> FutureProxy[ValueMesh[Any]]:
+        """Brings these processes to the version that was synced last: modules that changed are reloaded, and those
+        that import them, in order.
+
+        Live objects keep the code they were made with; the report of each process says of which actor classes
+        there are any (``old_classes``), with the reloaded ``modules`` and those whose files have ``vanished``.
+        Raises ``InvalidRequestError`` where no code was synced.
+        """
+        client = self._client
+        if client.code_version is None:
+            raise InvalidRequestError("there is nothing to reload: job.sync() has not been called")
+        if not self._whole:
+            raise InvalidRequestError(f"{self!r} is a part of a process mesh; reload the whole")
+        version, paths = client.code_version, client.code_paths
+        answer = Gathering(self._object, f"{self._owned.known.name}.reload", self._shape)
+        client.ask(
+            answer,
+            lambda call: Reload(call=call, target=self._ref, version=version, paths=paths),
+            stream=self._stream,
+        )
+        return answer.future
 
     def stop(self, reason: str = "stopped by client") -> FutureProxy[None]:
         """Stops the processes and their actors. Stopping them again is harmless; stopping a part fails, as in

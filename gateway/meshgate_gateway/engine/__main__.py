@@ -49,7 +49,7 @@ class Process:
         self._control, self._host = control, host
         self._loop = asyncio.get_running_loop()
         self._binding = Binding(f"tcp://{host}:0" if host else None, self._on_fault)
-        self._engine = Engine(Session(Role.GATEWAY), self._binding, self._find_hosts, self._on_link)
+        self._engine = Engine(Session(Role.GATEWAY), self._binding, self._find_hosts, self._on_link, host)
         self._hosts: dict[str, asyncio.Future[Sequence[Host]]] = {}
 
     def _on_fault(self, fault: Fault) -> None:

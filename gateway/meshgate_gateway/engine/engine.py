@@ -16,6 +16,7 @@ from websockets.frames import CloseCode
 
 from meshgate_gateway.engine import channels, meshes
 from meshgate_gateway.engine.calls import GATHER_FAILURES, Answer, Pending
+from meshgate_gateway.engine.code import Code
 from meshgate_gateway.engine.link import Link
 from meshgate_gateway.engine.monarch import Binding, Fault
 from meshgate_gateway.engine.objects import Actors, Objects, RequestFailed, cached, invalid, ranks_of
@@ -50,6 +51,7 @@ class Engine:
     """Everything of one session but its process. All methods run on the loop.
 
     ``find_hosts(mesh)`` asks the server for a mesh's hosts; ``ended`` is set when the laptop is done for good.
+    ``host``: the address at which workers reach this process, where they do not share its machine.
     """
 
     def __init__(
@@ -58,17 +60,19 @@ class Engine:
         binding: Binding,
         find_hosts: Callable[[str], Awaitable[Sequence[Host]]],
         on_link: Callable[[bool], None],
+        host: str | None = None,
     ) -> None:
         self.session, self.binding, self.find_hosts = session, binding, find_hosts
         self.objects = Objects()
         self.streams = WorkerStreams(self._describe, self._printed, self._process_ended)
         self.meshes = meshes.Meshes(self)
         self.channels = channels.Channels(self)
+        self.code = Code(self, host)
         self.ended = asyncio.Event()
         self._on_link = on_link
         self._pump: Pump | None = None
         self._link: Link | None = None
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._flushing = False
         self._calls: dict[int, tuple[Pending, Actors, int]] = {}
         self._lanes: dict[int, deque[MessageReceived]] = {}
@@ -81,6 +85,7 @@ class Engine:
             EndSession: self._end,
             **self.meshes.handlers(),
             **self.channels.handlers(),
+            **self.code.handlers(),
         }
 
     # --- the connection ---------------------------------------------------------------------------------
@@ -134,7 +139,7 @@ class Engine:
         """Everything that becomes ready in this turn of the loop leaves as one websocket message."""
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flushing = False
@@ -155,12 +160,12 @@ class Engine:
 
     async def _drain(self, message: MessageReceived, waiting: Awaitable[None]) -> None:
         lane = self._lanes[message.stream]
-        await self._guarded(message, waiting)
+        await self.guarded(message.header, waiting)
         while lane:
             following = lane.popleft()
             again = self._handle(following)
             if again is not None:
-                await self._guarded(following, again)
+                await self.guarded(following.header, again)
         del self._lanes[message.stream]
 
     def _handle(self, message: MessageReceived) -> Awaitable[None] | None:
@@ -171,11 +176,12 @@ class Engine:
             self._refuse(message.header, error)
             return None
 
-    async def _guarded(self, message: MessageReceived, waiting: Awaitable[None]) -> None:
+    async def guarded(self, header: Header, waiting: Awaitable[None]) -> None:
+        """Waits; what is raised is the answer to ``header``."""
         try:
             await waiting
         except BaseException as error:  # noqa: BLE001 - Monarch's panics derive from BaseException alone
-            self._refuse(message.header, error)
+            self._refuse(header, error)
 
     def _refuse(self, header: Header, error: BaseException) -> None:
         if isinstance(error, (KeyboardInterrupt, SystemExit, asyncio.CancelledError)):
@@ -199,7 +205,7 @@ class Engine:
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs ``work`` beside everything else; kept until it ends."""
-        task = self._loop.create_task(work)
+        task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -219,7 +225,7 @@ class Engine:
 
     def _dispatch(self, header: Call, buffers: Sequence[Fragments], target: object, given: Sequence[Any]) -> None:
         actors, inner, ranks = self.actors_at(target, header.target)
-        pending = Pending(header.call, header.adverb, actors.name, header.endpoint, ranks, _HostOf(actors))
+        pending = Pending(header.call, header.adverb, actors.name, header.endpoint, ranks, HostsOf(actors))
         stream = stream_of(header.target.object)
         answer = pending.fail(actors.failed) if actors.failed else pending.died(actors.dead)
         if answer is not None:
@@ -231,9 +237,22 @@ class Engine:
         if header.adverb == "broadcast":
             self.binding.cast(inner, header.endpoint, header.explicit_port, payload, selection, None)
             return
+        self.start_call(pending, actors, inner, payload, stream, selection, header.explicit_port)
+
+    def start_call(
+        self,
+        pending: Pending,
+        actors: Actors,
+        inner: Any,
+        payload: Any,
+        stream: int,
+        selection: str = "all",
+        explicit_port: bool = False,
+    ) -> None:
+        """Sends a call whose answers go to the laptop on ``stream``."""
         port, receiver = self.binding.open_port()
-        self.binding.cast(inner, header.endpoint, header.explicit_port, payload, selection, port)
-        self._calls[header.call] = (pending, actors, stream)
+        self.binding.cast(inner, pending.endpoint, explicit_port, payload, selection, port)
+        self._calls[pending.call] = (pending, actors, stream)
         self._listen(pending, receiver, stream)
 
     def payload(self, buffers: Sequence[Fragments], given: Sequence[Any]) -> Any:
@@ -268,7 +287,7 @@ class Engine:
             if self.finish_call(pending, pending.reply(reply, references), stream):
                 return
             if first_failure and pending.adverb != "stream":
-                self._loop.call_later(GATHER_FAILURES, self._told_so_far, pending, stream)
+                self.loop.call_later(GATHER_FAILURES, self._told_so_far, pending, stream)
             self._listen(pending, receiver, stream)
 
         self.binding.receive(receiver).add_done_callback(arrived)
@@ -321,7 +340,7 @@ class Engine:
 
     async def close(self, reason: str) -> None:
         """Stops every mesh of the session and whatever process is left of it."""
-        await self.meshes.stop_all(reason)
+        await asyncio.gather(self.meshes.stop_all(reason), self.code.close())
         self.channels.close()
         await self.streams.close()
 
@@ -345,7 +364,7 @@ class _Part:
         return self
 
 
-class _HostOf:
+class HostsOf:
     """``dict.get`` over the hosts of an actor mesh, by base rank, without making the dict."""
 
     __slots__ = ("_actors",)

@@ -21,10 +21,9 @@ from meshgate_gateway.engine.objects import (
     Hosts,
     Object,
     Procs,
+    attached,
     cached,
-    hosts_region,
     invalid,
-    names_of,
     ranks_of,
 )
 from meshgate_gateway.engine.worker_streams import Source
@@ -75,8 +74,9 @@ class Meshes:
         engine = self._engine
         hosts = await engine.find_hosts(header.mesh)
         mesh = engine.binding.attach(header.mesh, [host.address for host in hosts])
-        region = hosts_region(len(hosts))
-        engine.objects.add(header.object, Hosts(mesh, header.mesh, names_of(hosts), region))
+        known = attached(mesh, header.mesh, hosts)
+        engine.objects.add(header.object, known)
+        engine.code.hosts_attached(known)
         engine.send(HostsAttached(object=header.object, hosts=tuple(hosts)))
 
     async def _spawn_procs(self, header: SpawnProcs, buffers: Sequence[Fragments]) -> None:
@@ -85,13 +85,16 @@ class Meshes:
         assert isinstance(hosts, Hosts)
         of = header.hosts.region or hosts.region
         names = tuple(hosts.names[rank] for rank in ranks_of(of))
+        if header.version is not None:
+            await engine.code.need(header.version, sorted(set(names)))
         bootstrap: Any = Forward(buffers[0].fragments) if buffers else None
+        code = engine.code.code_of(header.version, header.paths)
         begin = functools.partial(
-            on_worker.begin, engine.streams.address, engine.streams.secret, header.object, [], bootstrap
+            on_worker.begin, engine.streams.address, engine.streams.secret, header.object, code, bootstrap
         )
         spawned = engine.binding.spawn_procs(mesh, header.per_host, header.name, begin)
         region = _procs_region(of, header.per_host)
-        procs = Procs(spawned, header.name, region, names, hosts)
+        procs = Procs(spawned, header.name, region, names, hosts, header.version)
         engine.objects.add(header.object, procs)
         procs.up = engine.start(self._procs_up(header, procs))
 
@@ -109,6 +112,8 @@ class Meshes:
         assert isinstance(procs, Procs)
         if len(buffers) < 2:
             raise invalid("an actor came without its class or its arguments")
+        if header.version is not None and procs.version not in (None, header.version):
+            await engine.code.bring(header.procs.object, procs, header.version, header.paths)
         class_data = buffers[0].fragments
         payload = engine.payload(buffers[1:], await self.arguments(header.arguments))
         inner = engine.binding.spawn_actors(mesh, header.name, header.class_name, header.kind, class_data, payload)
@@ -153,7 +158,8 @@ class Meshes:
             raise invalid("a mesh that arrived from a worker came without its region")
         elif header.kind == "hosts":
             mesh = engine.binding.adopt_hosts(reference, header.region)
-            made = Hosts(mesh, header.name, ("",) * (max(ranks_of(header.region), default=0) + 1), header.region)
+            unnamed = ("",) * (max(ranks_of(header.region), default=0) + 1)
+            made = Hosts(mesh, header.name, unnamed, unnamed, header.region)
         elif header.kind == "procs":
             hosts = (await self._mesh(header.parent, Hosts))[1] if header.parent is not None else None
             root = header.root or header.region

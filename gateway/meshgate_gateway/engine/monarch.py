@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -221,6 +222,31 @@ class Binding:
             emulated=False,
             supervision_display_name=f"{self._instance}.<{class_name} {name}>",
         )
+
+    def spawn_own(self, procs: Any, name: str, Class: type, kind: Literal["sync", "async"], *args: Any) -> Any:
+        """Spawns an actor of the engine's own, its class delivered by value. Returns the native actor mesh."""
+        module = sys.modules[Class.__module__]
+        cloudpickle.register_pickle_by_value(module)
+        return self.spawn_actors(
+            procs, name, Class.__name__, kind, [cloudpickle.dumps(Class)], self.own_arguments(*args)
+        )
+
+    async def ask_own(self, inner: Any, count: int, endpoint: str, *args: Any) -> list[Any]:
+        """Calls an endpoint of such an actor; the ``count`` answers by rank. Raises the first exception among them."""
+        port, receiver = self.open_port()
+        self.cast(inner, endpoint, False, self.own_arguments(*args), "all", port)
+        answers: dict[int, Any] = {}
+        for _ in range(count):
+            reply = self.raw_reply(await self.receive(receiver))
+            value = pickle.loads(reply.data)
+            if reply.exception:
+                raise value
+            answers[reply.rank or 0] = value
+        return [answers[rank] for rank in range(count)]
+
+    def own_arguments(self, *args: Any) -> Any:
+        """Arguments of the engine's own, as ``cast`` and ``spawn_actors`` take them."""
+        return self.arguments([pickle.dumps((args, {}))], (), ())
 
     async def initialized(self, mesh: Any) -> None:
         await mesh.initialized

@@ -50,6 +50,7 @@ class Hosts:
     mesh: Any
     name: str
     names: tuple[str, ...]
+    addresses: tuple[str, ...]
     region: Region
     parts: dict[Region, Any] = field(default_factory=dict)
 
@@ -63,6 +64,7 @@ class Procs:
     region: Region
     host_names: tuple[str, ...]  # of the hosts it was spawned on, in their rank order
     hosts: Hosts | None = None
+    version: str | None = None  # of the code they run
     stopping: bool = False
     up: asyncio.Future[None] | None = None
     alive: dict[int, int] = field(default_factory=dict)  # base rank to pid
@@ -191,5 +193,7 @@ def hosts_region(count: int) -> Region:
     return Region(labels=("hosts",), offset=0, sizes=(count,), strides=(1,))
 
 
-def names_of(hosts: Sequence[Host]) -> tuple[str, ...]:
-    return tuple(host.name for host in hosts)
+def attached(mesh: Any, name: str, hosts: Sequence[Host]) -> Hosts:
+    """The object of hosts that ``mesh`` is attached to."""
+    names, addresses = tuple(host.name for host in hosts), tuple(host.address for host in hosts)
+    return Hosts(mesh, name, names, addresses, hosts_region(len(hosts)))

@@ -1,0 +1,276 @@
+"""Code follows live: what is saved here is what the next process over there runs.
+
+A sync scans the tree, tells the gateway how it differs from the version before, and knows when every host has it. The
+processes of a session are started from the version that was synced last; a spawn names it, so that no call
+runs stale code even when nobody waited for the sync.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, TypeAdapter
+
+from meshgate.errors import StaleCodeError
+from meshgate.serial import SerialThread
+from meshgate_sync.protocol import SyncNeed, SyncStatus, SyncWants
+from meshgate_sync.scan import Scanner, git_root
+from meshgate_sync.sender import Message, Sender
+from meshgate_sync.stat_cache import StatCache
+from meshgate_sync.tree import Directory, Node
+from meshgate_wire import Fragments
+from meshgate_wire.messages import Sync
+
+if TYPE_CHECKING:
+    from meshgate.client import Client
+
+__all__ = ["CodeSync", "SyncReport", "Tree", "tree_of"]
+
+log = logging.getLogger("meshgate.code")
+
+STREAM = 2**31 - 1
+SYNC_TIMEOUT = 600.0
+_FROM_GATEWAY: TypeAdapter[SyncNeed | SyncWants | SyncStatus] = TypeAdapter(
+    Annotated[SyncNeed | SyncWants | SyncStatus, Field(discriminator="type")]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """One sync: ``files`` changed (of a first one: all), ``nbytes`` that left this machine, hosts that have it."""
+
+    version: str
+    files: int
+    nbytes: int
+    ready: int
+    hosts: int
+    seconds: float
+
+    def __str__(self) -> str:
+        files = f"{self.files} file" + ("" if self.files == 1 else "s")
+        took = f"{self.seconds * 1000:.0f} ms" if self.seconds < 1 else f"{self.seconds:.1f} s"
+        return f"synced {files}, {_readable(self.nbytes)} → {self.ready}/{self.hosts} hosts in {took}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """What is synced: the directory ``top``, or of it only ``parts`` (relative paths). ``paths`` of it come first on
+    the workers' ``sys.path``."""
+
+    top: Path
+    parts: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ("",)
+
+
+def tree_of(sync_dirs: Sequence[str | os.PathLike[str]] | None, search_path: Sequence[str]) -> Tree:
+    """The tree of this driver: ``sync_dirs``, or else the git root around the working directory.
+
+    ``search_path``: where the driver imports its own modules from. Raises ValueError where no tree is meant.
+    """
+    if sync_dirs is not None:
+        given = [Path(directory).expanduser().resolve() for directory in sync_dirs]
+        for directory in given:
+            if not directory.is_dir():
+                raise ValueError(f"sync_dirs: {directory} is not a directory")
+        if not given:
+            raise ValueError("sync_dirs is empty: name a directory, or leave it out for the git root")
+        top = Path(os.path.commonpath(given))
+        parts = tuple(str(directory.relative_to(top)) for directory in given) if len(given) > 1 else ()
+    else:
+        top, parts = Path(git_root(os.getcwd()) or os.getcwd()).resolve(), ()
+    if top in (Path(top.anchor), Path.home().resolve()):
+        raise ValueError(f"{top} is no project: run in a git repository, or name what to sync with sync_dirs=[…]")
+    below = [Path(place).resolve() for place in search_path]
+    paths = [str(place.relative_to(top)) for place in below if place.is_relative_to(top)]
+    return Tree(top, parts, tuple("" if path == "." else path for path in paths) or ("",))
+
+
+class CodeSync:
+    """The sync of one client. ``push`` may be called from any thread; one at a time runs."""
+
+    def __init__(self, client: Client, tree: Tree, *, cache_file: Path | None = None) -> None:
+        self.tree = tree
+        self._client = client
+        self._sender = Sender(tree.top)
+        self._cache_file = cache_file
+        cache = StatCache.load(str(cache_file)) if cache_file else None
+        roots = [tree.top / part for part in tree.parts] or [tree.top]
+        self._scanners = [Scanner(root, cache=cache if len(roots) == 1 else None) for root in roots]
+        self._worker = SerialThread("meshgate-code")
+        self._pushing = threading.Lock()
+        self._statuses: dict[str, SyncStatus] = {}
+        self._news = threading.Condition()
+        self._watching: threading.Thread | None = None
+        self._stop = threading.Event()
+        client.on_sync(self._received)
+        client.before_close(self.close)
+
+    def push(
+        self,
+        changed: Iterable[str] | None = None,
+        *,
+        wait: bool = True,
+        progress: Callable[[SyncStatus], None] | None = None,
+    ) -> SyncReport:
+        """Brings what is on disk now to every host. ``changed``: the only paths that may differ, if known.
+
+        From here on the session's processes are started from it. With ``wait`` it returns when every host has it, and
+        raises StaleCodeError naming those that cannot; without, at once. Raises meshgate_sync.errors.TreeError.
+        """
+        begun = time.perf_counter()
+        with self._pushing:
+            before = self._sender.bytes_sent
+            tree, read = self._scan(changed)
+            offered = self._sender.offer(tree)
+            for path in read:
+                _check_syntax(self.tree.top / path)
+            for message in offered.messages:
+                self._post(message)
+            version = offered.root.hex()
+            self._client.code_version, self._client.code_paths = version, self.tree.paths
+        status = self._wait(version, progress) if wait else None
+        if self._cache_file is not None and len(self._scanners) == 1 and read:
+            self._scanners[0].cache.save(str(self._cache_file))
+        ready, hosts = (status.ready, status.hosts) if status is not None else (0, 0)
+        sent = self._sender.bytes_sent - before
+        return SyncReport(version, offered.files, sent, ready, hosts, time.perf_counter() - begun)
+
+    def watch(self, told: Callable[[SyncReport | Exception], None]) -> None:
+        """Pushes on every save, once for a burst, until ``close``; ``told`` hears of each, on a thread of its own."""
+        if self._watching is None:
+            self._watching = threading.Thread(target=self._watch, args=(told,), name="meshgate-watch", daemon=True)
+            self._watching.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._watching is not None:
+            self._watching.join(timeout=5)
+        self._worker.close(timeout=5)
+
+    # --- scanning
+
+    def _scan(self, changed: Iterable[str] | None) -> tuple[Directory, list[str]]:
+        if not self.tree.parts:
+            scan = self._scanners[0].scan(changed)
+            return scan.tree, [os.fsdecode(path) for path in scan.read]
+        nested: dict[bytes, Any] = {}
+        read = []
+        for part, scanner in zip(self.tree.parts, self._scanners, strict=True):
+            scan = scanner.scan()
+            read += [os.path.join(part, os.fsdecode(path)) for path in scan.read]
+            *above, name = os.fsencode(part).split(b"/")
+            inside = nested
+            for directory in above:
+                inside = inside.setdefault(directory, {})
+            inside[name] = scan.tree
+        return _directory(nested), read
+
+    def _watch(self, told: Callable[[SyncReport | Exception], None]) -> None:
+        from watchfiles import watch  # noqa: PLC0415 - only who watches pays for it
+
+        roots = [scanner.root.decode(errors="surrogateescape") for scanner in self._scanners]
+        started = False
+        for changes in watch(
+            *roots, stop_event=self._stop, debounce=50, step=10, rust_timeout=200, yield_on_timeout=True
+        ):
+            if not changes and started:
+                continue
+            relative = {os.path.relpath(path, self.tree.top) for _, path in changes}
+            # The first turn looks at everything: what was saved before the watch was up would go unnoticed.
+            partial, started = started and not self.tree.parts, True
+            try:
+                report = self.push(relative if partial else None)
+                if report.files:
+                    told(report)
+            except Exception as error:  # noqa: BLE001 - the user is told, and the next save is another chance
+                told(error)
+
+    # --- talking
+
+    def _post(self, message: Message) -> None:
+        header, buffers = message
+        self._client.post(Sync(body=header.model_dump_json()), buffers, stream=STREAM)
+
+    def _received(self, header: Sync, buffers: Sequence[Fragments]) -> None:
+        """On the connection's thread."""
+        message = _FROM_GATEWAY.validate_json(header.body)
+        if isinstance(message, SyncStatus):
+            with self._news:
+                self._statuses[message.root] = message
+                self._news.notify_all()
+        else:
+            self._worker.call(lambda: self._answer(message, buffers))
+
+    def _answer(self, message: SyncNeed | SyncWants, buffers: Sequence[Fragments]) -> None:
+        if isinstance(message, SyncNeed):
+            answers: Iterable[Message] = self._sender.needed(message)
+        else:
+            answers = self._sender.wanted(message, buffers[0].join())
+        for answer in answers:
+            self._post(answer)
+
+    def _wait(self, version: str, progress: Callable[[SyncStatus], None] | None) -> SyncStatus:
+        deadline = time.monotonic() + SYNC_TIMEOUT
+        told: SyncStatus | None = None
+        with self._news:
+            while True:
+                status = self._statuses.get(version)
+                if status is not None and status is not told:
+                    told = status
+                    if progress is not None:
+                        progress(status)
+                    if status.failed:
+                        raise StaleCodeError(_failed(status))
+                    if status.hosts and status.ready >= status.hosts:
+                        return status
+                if self._client.error is not None:
+                    raise self._client.error
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    ready = f"{status.ready} of {status.hosts} hosts have it" if status else "no host has answered"
+                    raise StaleCodeError(
+                        f"version {version[:12]} is not everywhere after {SYNC_TIMEOUT:.0f} s: {ready}"
+                    )
+                self._news.wait(min(left, 0.5))
+
+
+def _directory(nested: Mapping[bytes, Any]) -> Directory:
+    entries: dict[bytes, Node] = {
+        name: node if isinstance(node, Directory) else _directory(node) for name, node in nested.items()
+    }
+    return Directory(entries)
+
+
+def _check_syntax(path: Path) -> None:
+    """A mistake in a saved file is told at once; the sync goes on, for the next save will mend it."""
+    if path.suffix != ".py":
+        return
+    try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        print(f"meshgate: {path}:{error.lineno}: {error.msg}", file=sys.stderr)  # noqa: T201 - for the user's terminal
+    except (OSError, ValueError) as error:
+        log.debug("%s could not be checked: %s", path, error)
+
+
+def _failed(status: SyncStatus) -> str:
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in sorted(status.failed.items())[:8])
+    more = f" (and {len(status.failed) - 8} more)" if len(status.failed) > 8 else ""
+    return f"version {status.root[:12]} of the code did not get to {len(status.failed)} hosts: {reasons}{more}"
+
+
+def _readable(nbytes: int) -> str:
+    size = float(nbytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError

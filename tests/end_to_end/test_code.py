@@ -1,0 +1,145 @@
+"""Code follows live: what is saved here is what the next process over there runs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshgate import ActorError, InvalidRequestError, ProcessJob
+from meshgate_sync.errors import TreeTooLarge
+
+SETTINGS = "STEP = {step}\n"
+MODEL = """
+from meshgate import Actor, endpoint
+from settings_of_test import STEP
+
+class Model(Actor):
+    @endpoint
+    def step(self):
+        return STEP
+
+    @endpoint
+    def where(self):
+        return __file__
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "settings_of_test.py").write_text(SETTINGS.format(step=1))
+    (tmp_path / "model_of_test.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in ("settings_of_test", "model_of_test"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def job(project: Path) -> Iterator[ProcessJob]:
+    with ProcessJob({"workers": 2}) as job:
+        job.state()
+        yield job
+
+
+def model() -> Any:
+    return importlib.import_module("model_of_test").Model
+
+
+def steps(mesh: Any) -> list[int]:
+    return list(mesh.step.call().get(timeout=60).values())
+
+
+def test_processes_run_the_version_that_was_synced_last(job: Any, project: Path) -> None:
+    hosts = job.state().workers
+    report = job.sync(quiet=True)
+    assert (report.files, report.ready, report.hosts) == (2, 2, 2)
+    first = hosts.spawn_procs(per_host={"gpus": 2}).spawn("first", model())
+    assert steps(first) == [1] * 4
+    assert str(project) not in first.where.choose().get()
+    (project / "settings_of_test.py").write_text(SETTINGS.format(step=22))
+    report = job.sync(quiet=True)
+    assert (report.files, report.ready) == (1, 2)
+    assert steps(hosts.spawn_procs().spawn("second", model())) == [22] * 2
+    assert steps(first) == [1] * 4  # what was started from a version keeps seeing that version
+
+
+def test_an_unchanged_tree_moves_nothing(job: Any) -> None:
+    job.sync(quiet=True)
+    report = job.sync(quiet=True)
+    assert (report.files, report.nbytes) == (0, 0)
+
+
+def test_a_spawn_on_running_processes_brings_them_to_the_newest_version(job: Any, project: Path) -> None:
+    job.sync(quiet=True)
+    procs = job.state().workers.spawn_procs()
+    assert steps(procs.spawn("first", model())) == [1, 1]
+    (project / "settings_of_test.py").write_text(SETTINGS.format(step=333))
+    job.sync(quiet=True)
+    assert steps(procs.spawn("second", model())) == [333, 333]
+
+
+def test_reload_brings_running_processes_to_it_and_tells_what_still_runs_old_code(job: Any, project: Path) -> None:
+    job.sync(quiet=True)
+    procs = job.state().workers.spawn_procs()
+    first = procs.spawn("first", model())
+    assert steps(first) == [1, 1]
+    (project / "settings_of_test.py").write_text(SETTINGS.format(step=4444))
+    job.sync(quiet=True)
+    report = procs.reload().get(timeout=60).item(hosts=0)
+    assert report["modules"] == ("settings_of_test", "model_of_test")
+    assert report["old_classes"] == ("model_of_test.Model",)
+    assert steps(procs.spawn("second", model())) == [4444, 4444]
+
+
+def test_a_syntax_error_is_told_here_and_stops_neither_the_sync_nor_the_processes(
+    job: Any, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.sync(quiet=True)
+    procs = job.state().workers.spawn_procs()
+    assert steps(procs.spawn("first", model())) == [1, 1]
+    (project / "settings_of_test.py").write_text("STEP = (\n")
+    job.sync(quiet=True)
+    assert "settings_of_test.py:1:" in capsys.readouterr().err
+    with pytest.raises(ActorError, match="SyntaxError"):
+        procs.reload().get(timeout=60)
+    (project / "settings_of_test.py").write_text(SETTINGS.format(step=5))
+    job.sync(quiet=True)
+    assert steps(procs.spawn("second", model())) == [5, 5]
+
+
+def test_a_save_is_pushed_while_watching(job: Any, project: Path) -> None:
+    arrived = threading.Event()
+    job.sync(watch=True, quiet=True)
+    client = job._client
+    before = client.code_version
+    receive = client._dispatch.sync
+
+    def told(header: Any, buffers: Any) -> None:
+        receive(header, buffers)
+        if client.code_version != before and client.code_version in header.body:
+            arrived.set()
+
+    client.on_sync(told)
+    (project / "settings_of_test.py").write_text(SETTINGS.format(step=66))
+    assert arrived.wait(timeout=60)
+    assert steps(job.state().workers.spawn_procs().spawn("saved", model())) == [66, 66]
+
+
+def test_reload_without_a_sync_is_refused(job: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="sync"):
+        job.state().workers.spawn_procs().reload()
+
+
+def test_an_unreasonable_tree_is_refused_with_its_largest_entries(job: Any, project: Path) -> None:
+    big = project / "weights.bin"
+    with big.open("wb") as file:
+        file.truncate(3_000_000_000)
+    with pytest.raises(TreeTooLarge, match=r"weights\.bin"):
+        job.sync(quiet=True)
