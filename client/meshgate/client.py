@@ -89,6 +89,7 @@ class Client:
     def attach_hosts(self, mesh: str, count: int) -> HostMeshProxy:
         """The job's mesh ``mesh`` of ``count`` hosts."""
         known = self.objects.create("hosts", mesh, f"attaching the hosts of {mesh!r}")
+        known.expected_hosts = count
         self.post(AttachHosts(object=known.number, mesh=mesh), stream=stream_of(known.number))
         shape = Extent(("hosts",), (count,)).region.as_shape()
         return HostMeshProxy(Owned(self, known, shape), shape)

@@ -140,8 +140,13 @@ class Dispatch:
 
     def _hosts_attached(self, header: HostsAttached, message: MessageReceived) -> None:
         known = self._objects.get(header.object)
-        if known is not None:
-            known.hosts = header.hosts
+        if known is None:
+            return
+        known.hosts = header.hosts
+        if len(header.hosts) != known.expected_hosts:
+            message = f"mesh {known.name!r} has {len(header.hosts)} hosts, the job says {known.expected_hosts}"
+            self._objects.failed(known.number, Failure(kind="invalid", message=message))
+            self._fail_what_stands_on(known.number)
 
     def _fault(self, header: Fault, message: MessageReceived) -> None:
         failure = failure_of_fault(header)

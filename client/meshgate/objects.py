@@ -29,6 +29,7 @@ class RemoteObject:
     parents: tuple[int, ...] = ()
     failure: Failure | None = None  # of its creation
     stopped: str = ""  # why, once the user has stopped it
+    expected_hosts: int = 0  # of a job's host mesh: how many the job says there are
     hosts: tuple[Host, ...] = ()
     stands_on: tuple[RemoteObject, ...] = field(default=(), repr=False, compare=False)  # parents, and theirs
 

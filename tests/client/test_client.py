@@ -416,6 +416,13 @@ def test_hosts_know_their_names(gateway: FakeGateway, client: Client) -> None:
     assert client.objects.hosts_of(hosts._object) == (Host(name="workers-0"), Host(name="workers-1"))
 
 
+def test_a_mesh_of_another_size_than_the_job_says_is_told(gateway: FakeGateway, client: Client) -> None:
+    gateway.on[Call] = lambda *_: None
+    mesh: Any = client.attach_hosts("workers", 3).spawn("counters", Counter)
+    with pytest.raises(StepFailedError, match="mesh 'workers' has 2 hosts, the job says 3"):
+        mesh.add.call(1).get(timeout=20)
+
+
 def test_a_call_can_be_made_on_a_mesh_that_was_made_from_a_slice(gateway: FakeGateway, client: Client) -> None:
     gateway.functions["add"] = lambda rank, amount: rank
     hosts = client.attach_hosts("workers", 2)
