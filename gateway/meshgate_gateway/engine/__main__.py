@@ -77,12 +77,12 @@ class Process:
         await asyncio.wait([listening, ended], return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
             listening.cancel()
-            return "the client ended the session"
+            return self._engine.end_reason
         ended.cancel()
         reason = await listening
         try:
             await asyncio.wait_for(self._engine.close(reason), END_TIMEOUT)
-        except TimeoutError:
+        except asyncio.TimeoutError:
             log.warning("stopping the meshes took longer than %s s", END_TIMEOUT)
         return reason
 

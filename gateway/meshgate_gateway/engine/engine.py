@@ -69,6 +69,7 @@ class Engine:
         self.channels = channels.Channels(self)
         self.code = Code(self, host)
         self.ended = asyncio.Event()
+        self.end_reason = "the client ended the session"
         self._on_link = on_link
         self._pump: Pump | None = None
         self._link: Link | None = None
@@ -91,6 +92,9 @@ class Engine:
     # --- the connection ---------------------------------------------------------------------------------
 
     def link_open(self, link: Link) -> None:
+        if self.session.failure is not None:
+            link.close(CloseCode.PROTOCOL_ERROR, str(self.session.failure))
+            return
         if self._link is not None:
             self._link.close(CloseCode.GOING_AWAY, "another connection of this session took over")
             self._lost_link()
@@ -109,6 +113,8 @@ class Engine:
             log.warning("the connection is ended: %s", error)
             link.close(CloseCode.PROTOCOL_ERROR, str(error))
             self._lost_link()
+            if not error.resumable:
+                self.start(self._fail(f"the client broke the protocol: {error}"))
             return
         for event in events:
             if isinstance(event, MessageReceived):
@@ -336,6 +342,12 @@ class Engine:
         await self.close("the session ended")
         self.send(Done(call=header.call))
         self._flush()
+        self.ended.set()
+
+    async def _fail(self, reason: str) -> None:
+        """No connection can continue the session: it ends, and the server tells the reason to whoever redials."""
+        self.end_reason = reason
+        await self.close(reason)
         self.ended.set()
 
     async def close(self, reason: str) -> None:

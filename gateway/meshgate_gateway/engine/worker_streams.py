@@ -100,7 +100,7 @@ class WorkerStreams:
             hello = await self._hello(reader)
             if hello is not None:
                 await self._read(hello, reader)
-        except (ConnectionError, TimeoutError) as error:
+        except (ConnectionError, asyncio.TimeoutError) as error:
             log.debug("a worker's connection broke: %s", error)
         finally:
             writer.close()
