@@ -5,7 +5,7 @@ differs from a version that the gateway holds (``delta``). The gateway and every
 store (``store``) in which each version becomes a snapshot directory; relays (``relay``) hand the missing pieces
 from host to host along the routes that ``plan`` lays out.
 
-Everything a host runs imports nothing but the standard library, so that it works on a pod which holds
-torchmonarch alone: ``bundle`` packs those modules, and its list is what a test holds them to. ``docs/sync.md``
-describes the protocol and the store.
+Everything a host runs (``agent``, ``serve``, ``home``, and what they import) imports nothing but the standard library,
+so that it works on a pod which holds torchmonarch alone; a test holds them to it. ``docs/sync.md`` describes the
+protocol and the store.
 """

@@ -1,7 +1,7 @@
 """A host's relay as something to start and stop: a thread with an event loop of its own.
 
-It runs inside a process of meshgate's worker image, or inside an actor that the engine has spawned on a bare pod (see
-``bundle``); what the process does otherwise is no concern of it.
+It runs inside an actor that the engine has spawned on the host, or inside any other process (``serve``); what that does
+otherwise is no concern of it.
 
 Imports nothing but the standard library.
 """

@@ -1,0 +1,160 @@
+"""Hosts as processes of this machine, each with a store of its own, below a gateway in the test's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import meshgate_sync
+from meshgate_sync.delta import diff, encode
+from meshgate_sync.distributor import Distributor, Progress
+from meshgate_sync.home import snapshot_path
+from meshgate_sync.plan import GATEWAY, HostSlot, Routes
+from meshgate_sync.runner import Address
+from meshgate_sync.tree import EMPTY, Directory
+from tests.sync.trees import Content
+
+SECRET = b"a secret of the tests"
+_SOURCES = str(Path(meshgate_sync.__file__).parent.parent)
+
+LIMITED_DISK = """
+import errno, os, sys
+left = int(sys.argv[1])
+pwrite = os.pwrite
+def limited(handle, data, offset):
+    global left
+    left -= len(data)
+    if left < 0:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    return pwrite(handle, data, offset)
+os.pwrite = limited
+from meshgate_sync.serve import main
+main(sys.stdin, sys.stdout)
+"""
+"""Runs a host whose disk takes so many bytes."""
+
+
+class HostProcess:
+    """``python -m meshgate_sync.serve``, or with ``space`` the same on a disk of so many bytes."""
+
+    def __init__(self, name: str, home: Path, process: asyncio.subprocess.Process, address: Address) -> None:
+        self.name = name
+        self.home = home
+        self.address = address
+        self._process = process
+
+    @classmethod
+    async def start(cls, name: str, home: Path, *, owner: str = "driver", space: int | None = None) -> HostProcess:
+        program = ["-m", "meshgate_sync.serve"] if space is None else ["-c", LIMITED_DISK, str(space)]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *program,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": _SOURCES},
+        )  # fmt: skip
+        host = cls(name, home, process, ("", 0))
+        answer = await host._ask({"name": name, "secret": SECRET.hex(), "owner": owner, "home": str(home)})
+        host.address = (answer["address"][0], answer["address"][1])
+        return host
+
+    async def configure(self, routes: Routes, addresses: Mapping[str, Address]) -> None:
+        plain = {"control": routes.control, "stripes": routes.stripes}
+        await self._ask({"routes": plain, "addresses": dict(addresses)})
+
+    async def _ask(self, message: Mapping[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(message).encode() + b"\n")
+        await self._process.stdin.drain()
+        return json.loads(await self._process.stdout.readline())
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    async def stop(self) -> None:
+        """Ends the process as its host would, by closing its input; waits for the end however it came about."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await self._process.wait()
+        # The transport's pipes are closed in the next turns of the loop.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            await self._process.stdin.wait_closed()
+
+    def snapshot(self, tree: Directory) -> str:
+        return snapshot_path(str(self.home), tree.digest.hex())
+
+
+class Job:
+    """A driver with its gateway's end of the tree, and hosts."""
+
+    def __init__(self, content: Content, distributor: Distributor) -> None:
+        self.content = content
+        self.distributor = distributor
+        self.addresses: dict[str, Address] = {}
+        self.hosts: dict[str, HostProcess] = {}
+        self.asked = 0
+        self.progressed = asyncio.Event()
+        self.last: Progress | None = None
+        self.hold_back = False
+        self._held_back: list[bytes] = []
+
+    async def add(self, hosts: Sequence[HostProcess]) -> None:
+        routes = self.distributor.add_hosts([HostSlot(host.name) for host in hosts])
+        for host in hosts:
+            self.hosts[host.name] = host
+            self.addresses[host.name] = host.address
+        await asyncio.gather(*(host.configure(routes[host.name], self.addresses) for host in hosts))
+
+    def publish(self, tree: Directory, base: Directory = EMPTY, *, inline: bool = False) -> None:
+        pieces = tuple(self.content.pieces.items()) if inline else ()
+        self.distributor.publish(tree.digest, encode(diff(base, tree)), pieces)
+
+    async def bring(self, tree: Directory, base: Directory = EMPTY, *, timeout: float = 60) -> None:
+        self.publish(tree, base)
+        await self.distributor.wait(tree.digest, self.hosts, timeout)
+
+    # --- distributor.Laptop -----------------------------------------------------------------------------
+
+    def ask(self, root: bytes, digests: tuple[bytes, ...]) -> None:
+        self.asked += len(digests)
+        self._held_back += digests
+        if not self.hold_back:
+            self.let_go()
+
+    def let_go(self, share: float = 1.0) -> None:
+        """Sends what was asked for, or the first part of it."""
+        count = round(share * len(self._held_back))
+        now, self._held_back = self._held_back[:count], self._held_back[count:]
+        asyncio.get_running_loop().call_soon(
+            self.distributor.supply, [(digest, self.content.pieces[digest]) for digest in now]
+        )
+
+    def progress(self, progress: Progress) -> None:
+        self.last = progress
+        self.progressed.set()
+
+
+@contextlib.asynccontextmanager
+async def job(home: Path, content: Content, *, owner: str = "driver") -> AsyncIterator[Job]:
+    made = Job.__new__(Job)
+    distributor = Distributor(str(home), secret=SECRET, owner=owner, laptop=made)
+    made.__init__(content, distributor)  # type: ignore[misc]
+    made.addresses[GATEWAY] = await distributor.start()
+    try:
+        yield made
+    finally:
+        for host in made.hosts.values():
+            await host.stop()
+        await distributor.close()

@@ -1,0 +1,231 @@
+"""Real hosts: processes, sockets, disks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from meshgate_sync.digest import piece_digest
+from meshgate_sync.errors import BaseUnknown, HostsBehind, MalformedMessage
+from meshgate_sync.home import open_version
+from meshgate_sync.tree import Directory, File, Piece
+from tests.sync.hosts import HostProcess, Job, job
+from tests.sync.trees import Content, on_disk, plain
+
+MODEL: dict[bytes, object] = {
+    b"a.py": b"one", b"d": {b"b": (b"two", True), b"l": "../a.py", b"e": {}}, b"\xff": b"odd name",
+}  # fmt: skip
+
+
+class Large(Content):
+    """Content with one file of many real pieces."""
+
+    def __init__(self, megabytes: int) -> None:
+        super().__init__()
+        rng = random.Random(0)
+        parts = [rng.randbytes(64 * 1024) for _ in range(16 * megabytes)]
+        self.pieces |= {piece_digest(part): part for part in parts}
+        self.data = b"".join(parts)
+        self.file = File(tuple(Piece(piece_digest(part), len(part)) for part in parts))
+
+    def with_large(self, model: dict[bytes, object]) -> Directory:
+        return Directory({**self.tree(model).entries, b"large": self.file})
+
+
+def run(tmp_path: Path, content: Content, count: int, scenario: Callable[[Job], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with job(tmp_path / "gateway", content) as made:
+            starting = [HostProcess.start(f"h{number}", tmp_path / f"h{number}") for number in range(count)]
+            await made.add(await asyncio.gather(*starting))
+            await scenario(made)
+
+    asyncio.run(main())
+
+
+def test_sixteen_hosts_get_version_after_version(tmp_path: Path) -> None:
+    content = Large(1)
+
+    async def scenario(job: Job) -> None:
+        model = dict(MODEL)
+        before = content.with_large(model)
+        await job.bring(before)
+        assert job.distributor._runner.relay is not None
+        assert job.distributor._runner.relay.bytes_sent <= 8 * before.size
+        for number in range(5):
+            model[b"a.py"] = b"%d" % number
+            tree = content.with_large(model)
+            asked = job.asked
+            await job.bring(tree, before)
+            assert job.asked == asked + 1
+            before = tree
+        for host in job.hosts.values():
+            assert on_disk(host.snapshot(before)) == plain({**model, b"large": content.data})
+        assert job.last is not None
+        assert (len(job.last.ready), job.last.hosts) == (16, 16)
+
+    run(tmp_path, content, 16, scenario)
+
+
+def test_a_host_killed_in_the_middle_holds_up_nobody_and_catches_up(tmp_path: Path) -> None:
+    content = Large(4)
+    tree = content.with_large(MODEL)
+
+    async def scenario(job: Job) -> None:
+        job.hold_back = True
+        job.publish(tree)
+        await asyncio.wait_for(until(lambda: job.asked > 0), 30)
+        job.let_go(0.5)
+        victim = job.hosts["h3"]
+        await asyncio.wait_for(until(lambda: any((victim.home / "work").glob("*/partial-*"))), 30)
+        victim.kill()
+        job.hold_back = False
+        job.let_go()
+        others = sorted(set(job.hosts) - {"h3"})
+        await job.distributor.wait(tree.digest, others, 60)
+        with pytest.raises(HostsBehind, match="h3: did not acknowledge"):
+            await job.distributor.wait(tree.digest, ["h3"], 0.05)
+        await victim.stop()
+        await job.add([await HostProcess.start("h3", victim.home)])
+        await job.distributor.wait(tree.digest, ["h3"], 60)
+        for host in job.hosts.values():
+            assert on_disk(host.snapshot(tree)) == plain({**MODEL, b"large": content.data})
+
+    run(tmp_path, content, 6, scenario)
+
+
+def test_a_frozen_host_is_routed_around(tmp_path: Path) -> None:
+    content = Large(2)
+    tree = content.with_large(MODEL)
+
+    async def scenario(job: Job) -> None:
+        await job.bring(content.tree({b"first": b"1"}))
+        job.hosts["h1"].freeze()
+        job.publish(tree, content.tree({b"first": b"1"}))
+        try:
+            await job.distributor.wait(tree.digest, sorted(set(job.hosts) - {"h1"}), 60)
+        finally:
+            job.hosts["h1"].thaw()
+        await job.distributor.wait(tree.digest, ["h1"], 60)
+
+    run(tmp_path, content, 10, scenario)
+
+
+def test_a_full_disk_names_the_host_and_the_others_go_on(tmp_path: Path) -> None:
+    content = Large(2)
+    tree = content.with_large(MODEL)
+
+    async def scenario(job: Job) -> None:
+        await job.add([await HostProcess.start("small", tmp_path / "small", space=100_000)])
+        job.publish(tree)
+        await job.distributor.wait(tree.digest, ["h0", "h1", "h2"], 60)
+        with pytest.raises(HostsBehind, match="small: no space left on the disk that holds"):
+            await job.distributor.wait(tree.digest, job.hosts, 60)
+
+    run(tmp_path, content, 3, scenario)
+
+
+def test_two_drivers_bring_two_versions_to_the_same_hosts(tmp_path: Path) -> None:
+    one, two = Large(1), Content()
+    first, second = one.with_large(MODEL), two.tree({b"other": b"project"})
+
+    async def driver(owner: str, content: Content, tree: Directory, edits: int) -> None:
+        async with job(tmp_path / "gateway", content, owner=owner) as made:
+            homes = [tmp_path / f"h{number}" for number in range(4)]
+            await made.add([await HostProcess.start(home.name, home, owner=owner) for home in homes])
+            before = None
+            for number in range(edits):
+                edited = Directory({**tree.entries, b"n": content.tree({b"x": b"%d" % number}).entries[b"x"]})
+                await (made.bring(edited, before) if before is not None else made.bring(edited))
+                before = edited
+            assert before is not None
+            for home in homes:
+                with open_version(str(home), before.digest.hex()) as version:
+                    assert on_disk(version.path)[b"n"] == b"%d" % (edits - 1)
+
+    async def main() -> None:
+        await asyncio.gather(driver("one", one, first, 8), driver("two", two, second, 12))
+
+    asyncio.run(main())
+
+
+def test_a_version_is_waited_for_before_it_is_published(tmp_path: Path) -> None:
+    content = Content()
+    tree = content.tree(MODEL)
+
+    async def scenario(job: Job) -> None:
+        waiting = asyncio.ensure_future(job.distributor.wait(tree.digest, job.hosts, 30))
+        await asyncio.sleep(0)
+        job.publish(tree, inline=True)
+        await waiting
+        assert job.asked == 0
+
+    run(tmp_path, content, 2, scenario)
+
+
+def test_a_version_given_up_for_another_comes_back_when_it_is_needed(tmp_path: Path) -> None:
+    content = Content()
+    first, second = content.tree(MODEL), content.tree({b"a": b"2"})
+
+    async def scenario(job: Job) -> None:
+        job.publish(first)
+        await job.distributor.board.wait(first.digest, job.hosts, 30)
+        job.publish(second, first)
+        await job.distributor.board.wait(second.digest, job.hosts, 30)
+        assert not any(os.path.exists(host.snapshot(first)) for host in job.hosts.values())
+        await job.distributor.wait(first.digest, job.hosts, 30)
+        await job.distributor.wait(second.digest, job.hosts, 30)
+        for host in job.hosts.values():
+            assert on_disk(host.snapshot(first)) == plain(MODEL)
+            assert on_disk(host.snapshot(second)) == {b"a": b"2"}
+        asked = job.asked
+        job.distributor.publish(first.digest)
+        await job.distributor.wait(first.digest, job.hosts, 30)
+        assert job.asked == asked
+        assert job.distributor.current == first.digest
+
+    run(tmp_path, content, 2, scenario)
+
+
+def test_a_gateway_started_again_holds_what_it_held(tmp_path: Path) -> None:
+    content = Content()
+    tree = content.tree(MODEL)
+
+    async def scenario(job: Job) -> None:
+        if job.distributor.holds(tree.digest):
+            job.distributor.publish(tree.digest)
+            await job.distributor.wait(tree.digest, job.hosts, 30)
+            assert job.asked == 0
+        else:
+            await job.bring(tree)
+
+    for _ in range(2):
+        run(tmp_path, content, 1, scenario)
+
+
+def test_what_the_laptop_gets_wrong_is_refused(tmp_path: Path) -> None:
+    content = Content()
+    tree = content.tree(MODEL)
+
+    async def scenario(job: Job) -> None:
+        with pytest.raises(BaseUnknown):
+            job.publish(tree, content.tree({b"never": b"seen"}))
+        with pytest.raises(BaseUnknown):
+            job.distributor.publish(tree.digest)
+        with pytest.raises(MalformedMessage, match="a delta to"):
+            job.distributor.publish(b"r" * 32, b"MGD1" + bytes(64) + bytes(4))
+        with pytest.raises(MalformedMessage, match="not what its digest says"):
+            job.distributor.supply([(b"d" * 32, b"data")])
+        await job.bring(tree)
+
+    run(tmp_path, content, 1, scenario)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Looks every turn of the loop that something happened in."""
+    while not condition():  # noqa: ASYNC110 - it happens in another process, which tells nobody
+        await asyncio.sleep(0.01)
