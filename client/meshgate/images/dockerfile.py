@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from meshgate.images.on_host import expand
+from meshgate.images.on_host import REFERENCE, expand
 from meshgate.images.steps import Argument, Copy, RunBash, SetEnvVars, Step, WorkDir
 
 __all__ = ["DockerfileError", "Parsed", "parse"]
@@ -220,9 +220,11 @@ class _Reader:
         return None if unknown else value
 
     def _expanded(self, word: str, known: Mapping[str, str | None], unknown: list[str]) -> str:
+        decided = {found[2] for found in REFERENCE.finditer(word) if found[3]}  # ${A:-b}: the word itself says
+
         def lookup(name: str) -> str | None:
             value = known.get(name)
-            if value is None:
+            if value is None and name not in decided:
                 unknown.append(name)
             return value
 

@@ -34,11 +34,11 @@ from typing import Any
 
 from meshgate.sent_as_source import Actor, SentAsSource, endpoint
 
-__all__ = ["StepRunner", "expand"]
+__all__ = ["REFERENCE", "StepRunner", "expand"]
 
 LAST_LINES = 20
 _LAST_BYTES = 65536
-_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::([-+])([^}]*))?\})")
+REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::([-+])([^}]*))?\})")
 
 # Ends the process group $1 when the other end of standard input is gone.
 _GUARD = 'read _; kill -9 -"$1" 2>/dev/null'
@@ -75,7 +75,7 @@ def expand(word: str, lookup: Callable[[str], str | None]) -> str:
         elif character in "\"'" and quote in ("", character):
             quote = "" if quote else character
             place += 1
-        elif character == "$" and (found := _REFERENCE.match(word, place)):
+        elif character == "$" and (found := REFERENCE.match(word, place)):
             out.append(_value(found, lookup))
             place = found.end()
         else:

@@ -1,0 +1,129 @@
+"""What is read from a Dockerfile, and what is refused with its line."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshgate.images.dockerfile import DockerfileError, parse
+from meshgate.images.on_host import expand
+from meshgate.images.steps import Argument, Copy, RunBash, SetEnvVars, Step, WorkDir
+
+CONTEXT = "/project"
+
+
+def env(*variables: tuple[str, str]) -> SetEnvVars:
+    return SetEnvVars(variables, expand=True)
+
+
+def copied(*sources: str, to: str) -> Copy:
+    return Copy(tuple(f"{CONTEXT}/{source}" for source in sources), to, expand=True, context=CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("RUN make all", [RunBash("make all")]),
+        ("run make", [RunBash("make")]),
+        ('RUN ["echo", "a b"]', [RunBash("echo 'a b'")]),
+        ("RUN a && \\\n    b", [RunBash("a &&     b")]),
+        ("RUN a && \\\n# why\n\n    b", [RunBash("a &&     b")]),
+        ("RUN echo '# not a comment'", [RunBash("echo '# not a comment'")]),
+        ("RUN echo $HOME", [RunBash("echo $HOME")]),
+        ("RUN cat <<< here", [RunBash("cat <<< here")]),
+        ("# a comment\n\nRUN a", [RunBash("a")]),
+        ("ENV A=1", [env(("A", "1"))]),
+        ('ENV A="b c" D=e\\ f', [env(("A", '"b c"'), ("D", "e\\ f"))]),
+        ("ENV A b c", [env(("A", "b c"))]),
+        ("ENV PATH=/opt/bin:$PATH", [env(("PATH", "/opt/bin:$PATH"))]),
+        ("WORKDIR /app", [WorkDir("/app")]),
+        ("WORKDIR $HOME/app", [WorkDir("$HOME/app")]),
+        ("COPY a b", [copied("a", to="b")]),
+        ("COPY . .", [Copy((f"{CONTEXT}/.",), ".", expand=True, context=CONTEXT)]),
+        ("COPY a.py b.py /app/", [copied("a.py", "b.py", to="/app/")]),
+        ('COPY ["a b", "c"]', [copied("a b", to="c")]),
+        ("COPY /a b", [copied("a", to="b")]),
+        ("ARG V=1\nCOPY dist-$V /d", [Argument("V", "1"), copied("dist-1", to="/d")]),
+        ("ARG V", []),
+        ("ARG V=${W:-2}", [Argument("V", "2")]),
+        ("ENV V=3\nCOPY ${V} x", [env(("V", "3")), copied("3", to="x")]),
+    ],
+)
+def test_instructions_become_steps(text: str, steps: list[Step]) -> None:
+    assert list(parse(f"FROM base\n{text}\n", context=CONTEXT).steps) == steps
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("FROM python:3.11", "python:3.11"),
+        ("ARG V=3.11\nFROM python:$V", "python:3.11"),
+        ("ARG V=3.11\nFROM python:${V}-slim AS base", "python:3.11-slim"),
+        ("FROM --platform=linux/amd64 python", "python"),
+        ("# syntax=docker/dockerfile:1\nFROM python", "python"),
+    ],
+)
+def test_from_names_the_base(text: str, reference: str) -> None:
+    assert parse(text, context=CONTEXT).reference == reference
+
+
+def test_an_argument_that_is_given_wins_over_its_default() -> None:
+    read = parse("ARG V=1\nFROM python:$V\nARG V\nARG W=x", context=CONTEXT, arguments={"V": "2"})
+    assert read.reference == "python:2"
+    assert read.steps == (Argument("V", "2"), Argument("W", "x"))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("FROM a\nUSER me", 2, "USER is not supported: steps run as the user of the worker"),
+        ("FROM a\nADD x y", 2, "ADD is not supported"),
+        ("FROM a\n\n\nCMD run", 4, "CMD is not supported: only FROM, RUN, ENV, COPY, WORKDIR and ARG"),
+        ("FROM a\nRUN x \\\n  y\nEXPOSE 80", 4, "EXPOSE is not supported"),
+        ("FROM a\nFROM b", 2, "a second FROM"),
+        ("RUN x", 1, "RUN comes before FROM"),
+        ("FROM a\nRUN --mount=type=cache,target=/x make", 2, "--mount=type=cache,target=/x of RUN"),
+        ("FROM a\nCOPY --from=b x y", 2, "--from=b of COPY"),
+        ("FROM a\nRUN <<EOF\nx\nEOF", 2, "here-documents"),
+        ("FROM a\nCOPY ../x y", 2, "../x is outside"),
+        ("FROM a\nCOPY x", 2, "what to copy, and where"),
+        ("FROM a\nCOPY x y z", 2, "must end with /"),
+        ("FROM a\nCOPY $NAME y", 2, "$NAME has no value"),
+        ("FROM a:$V", 1, "$V has no value"),
+        ("FROM a\nENV 1A=2", 2, "'1A' is not the name of a variable"),
+        ("FROM a\nENV A", 2, "ENV A has no value"),
+        ('FROM a\nENV A="b', 2, "a quote does not end"),
+        ("FROM a\nRUN", 2, "RUN says nothing"),
+        ("# escape=`\nFROM a", 1, "escape character"),
+        ("", 1, "there is no FROM"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_its_line(text: str, line: int, said: str) -> None:
+    with pytest.raises(DockerfileError) as caught:
+        parse(text, context=CONTEXT, name="deploy/Dockerfile")
+    assert caught.value.line == line
+    assert str(caught.value).startswith(f"deploy/Dockerfile, line {line}: ")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("plain", "plain"),
+        ("$A", "one"),
+        ("${A}b", "oneb"),
+        ("$Ab", ""),
+        ("${NONE:-other}", "other"),
+        ("${NONE:-$A}", "one"),
+        ("${A:-other}", "one"),
+        ("${A:+yes}", "yes"),
+        ("${NONE:+yes}", ""),
+        ("\\$A", "$A"),
+        ("'$A'", "$A"),
+        ('"$A b"', "one b"),
+        ('"a\\"b"', 'a"b'),
+        ("a\\ b", "a b"),
+        ("5$", "5$"),
+    ],
+)
+def test_words_are_expanded_as_docker_does(word: str, value: str) -> None:
+    assert expand(word, {"A": "one"}.get) == value

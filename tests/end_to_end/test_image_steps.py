@@ -1,0 +1,223 @@
+"""Image steps on real hosts: run in order, once, and what follows a change again."""
+
+from __future__ import annotations
+
+import os
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import meshgate as kt
+from meshgate import Image, ImageStepFailed, ProcessJob
+from meshgate.images.apply import apply_image
+from meshgate.jobs.processes import marked
+
+
+class Looker(kt.Actor):
+    @kt.endpoint
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    @kt.endpoint
+    def read(self, path: str) -> str:
+        return Path(path).read_text()
+
+    @kt.endpoint
+    def executable(self, path: str) -> bool:
+        return os.access(path, os.X_OK)
+
+    @kt.endpoint
+    def value_of(self, module: str) -> Any:
+        return __import__(module).VALUE
+
+
+@pytest.fixture(scope="module")
+def record(job: ProcessJob) -> Any:
+    return job._gateway.record  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def fresh_hosts(record: Any) -> Iterator[Any]:
+    """The same hosts in a session of its own, which knows nothing of what others have run."""
+    with kt.Client(kt.UrlDialer(record.url, record.token)) as client:
+        yield client.attach_hosts("workers", 2)
+
+
+def look(hosts: Any) -> Any:
+    return hosts.spawn_procs().spawn("look", Looker)
+
+
+def values(mesh: Any) -> list[Any]:
+    return list(mesh.get().values())
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def test_steps_run_once_and_a_change_runs_again_what_follows(fresh_hosts: Any, record: Any, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    first = Image().run_bash(f"echo a >> {log}").run_bash(f"echo b >> {log}").run_bash(f"echo c >> {log}")
+    apply_image(fresh_hosts, "workers", first)
+    assert sorted(lines(log)) == ["a", "a", "b", "b", "c", "c"]
+    with kt.Client(kt.UrlDialer(record.url, record.token)) as other:
+        hosts = other.attach_hosts("workers", 2)
+        apply_image(hosts, "workers", first)
+        assert len(lines(log)) == 6
+        changed = Image().run_bash(f"echo a >> {log}").run_bash(f"echo B >> {log}").run_bash(f"echo c >> {log}")
+        apply_image(hosts, "workers", changed)
+    assert sorted(lines(log)[6:]) == ["B", "B", "c", "c"]
+
+
+def test_new_processes_see_variables_files_and_directories(fresh_hosts: Any, tmp_path: Path) -> None:
+    (tmp_path / "tree" / "deep").mkdir(parents=True)
+    (tmp_path / "tree" / "deep" / "data").write_text("deep data")
+    script = tmp_path / "script.sh"
+    script.write_text("#!/bin/sh\necho said by the script\n")
+    script.chmod(0o755)
+    image = (
+        Image()
+        .set_env_vars({"FLAVOUR": "mint $HOME"})
+        .copy(tmp_path / "tree", "tree")
+        .copy(script, "bin/")
+        .run_bash('echo "$FLAVOUR, $(bin/script.sh)" > told')
+    )
+    apply_image(fresh_hosts, "workers", image)
+    looker = look(fresh_hosts)
+    assert values(looker.variable.call("FLAVOUR")) == ["mint $HOME"] * 2
+    assert values(looker.read.call("tree/deep/data")) == ["deep data"] * 2
+    assert values(looker.executable.call("bin/script.sh")) == [True] * 2
+    assert values(looker.read.call("told")) == ["mint $HOME, said by the script\n"] * 2
+
+
+def test_variables_that_a_step_no_longer_sets_are_gone(fresh_hosts: Any, record: Any) -> None:
+    apply_image(fresh_hosts, "workers", Image().set_env_vars({"ONE": "1", "TWO": "2"}))
+    with kt.Client(kt.UrlDialer(record.url, record.token)) as other:
+        hosts = other.attach_hosts("workers", 2)
+        apply_image(hosts, "workers", Image().set_env_vars({"ONE": "one"}))
+        looker = look(hosts)
+        assert values(looker.variable.call("ONE")) == ["one"] * 2
+        assert values(looker.variable.call("TWO")) == [None] * 2
+
+
+def test_a_dockerfile_runs_with_the_variables_of_the_host(fresh_hosts: Any, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("copied")
+    (tmp_path / "Dockerfile").write_text(
+        f"FROM anything\nARG WHERE=app\nENV PLACE={tmp_path}/$WHERE-$MESHGATE_HOST_NAME PATH=/more:$PATH\n"
+        "WORKDIR $PLACE\nCOPY data here\nRUN echo $WHERE $(cat here) > out\n"
+    )
+    apply_image(fresh_hosts, "workers", Image.from_dockerfile(tmp_path / "Dockerfile"))
+    looker = look(fresh_hosts)
+    assert values(looker.read.call("out")) == ["app copied\n"] * 2
+    assert values(looker.variable.call("PLACE")) == [f"{tmp_path}/app-workers-{rank}" for rank in range(2)]
+    assert all(path.startswith("/more:") and "/bin" in path for path in values(looker.variable.call("PATH")))
+    assert values(looker.variable.call("WHERE")) == [None] * 2
+
+
+def test_a_failed_step_tells_host_code_and_last_lines_and_nothing_follows(fresh_hosts: Any, tmp_path: Path) -> None:
+    after = tmp_path / "after"
+    command = 'echo before; if [ "$MESHGATE_HOST_NAME" = workers-1 ]; then echo the reason >&2; exit 7; fi'
+    with pytest.raises(ImageStepFailed) as caught:
+        apply_image(fresh_hosts, "workers", Image().run_bash(command).run_bash(f"touch {after}"))
+    error = caught.value
+    assert (error.host, error.exit_code, error.others) == ("workers-1", 7, 0)
+    assert error.output == "before\nthe reason"
+    assert "ended with exit code 7 on workers-1. Its last lines:\nbefore\nthe reason" in str(error)
+    assert not after.exists()
+
+
+def test_two_sessions_at_once_run_a_step_once(job: ProcessJob, record: Any, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    image = Image().run_bash(f"echo begun >> {log}; until [ -e {tmp_path}/go ]; do read -t 0.01 < /dev/null; done")
+
+    def run() -> None:
+        with kt.Client(kt.UrlDialer(record.url, record.token)) as client:
+            apply_image(client.attach_hosts("workers", 2), "workers", image)
+
+    sessions = [threading.Thread(target=run) for _ in range(2)]
+    for session in sessions:
+        session.start()
+    (tmp_path / "go").touch()
+    for session in sessions:
+        session.join(60)
+    assert lines(log) == ["begun", "begun"]
+
+
+def test_what_a_step_left_in_the_background_ends_with_it(fresh_hosts: Any) -> None:
+    apply_image(fresh_hosts, "workers", Image().run_bash("LEFT_BEHIND=1 sleep 1000 & echo started"))
+    assert marked("LEFT_BEHIND", "1") == []
+
+
+def test_a_step_that_runs_ends_with_its_session(record: Any, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    os.mkfifo(started)
+    client = kt.Client(kt.UrlDialer(record.url, record.token))
+    hosts = client.attach_hosts("workers", 2)
+    command = f"export LEFT_BEHIND=2; sleep 1000 & echo > {started}; wait"
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            apply_image(hosts, "workers", Image().run_bash(command))
+        except Exception as error:
+            failed.append(error)
+
+    running = threading.Thread(target=run)
+    running.start()
+    assert started.read_text()  # waits for a host to have begun
+    left = marked("LEFT_BEHIND", "2")
+    client.close()
+    running.join(60)
+    assert failed
+    assert all(process.wait_ended(10) for process in left)
+    assert marked("LEFT_BEHIND", "2") == []
+
+
+def test_a_package_is_installed_beside_the_interpreter_and_replaced(
+    fresh_hosts: Any, record: Any, tmp_path: Path
+) -> None:
+    apply_image(fresh_hosts, "workers", Image().pip_install([wheel(tmp_path, "1.0"), "--no-index"]))
+    assert values(look(fresh_hosts).value_of.call("meshgate_test_package")) == ["1.0"] * 2
+    with kt.Client(kt.UrlDialer(record.url, record.token)) as other:
+        hosts = other.attach_hosts("workers", 2)
+        apply_image(hosts, "workers", Image().pip_install([wheel(tmp_path, "2.0"), "--no-index"]))
+        assert values(look(hosts).value_of.call("meshgate_test_package")) == ["2.0"] * 2
+    with pytest.raises(ImportError):
+        __import__("meshgate_test_package")
+
+
+def test_a_local_package_follows(fresh_hosts: Any, record: Any, tmp_path: Path) -> None:
+    package = tmp_path / "meshgate_followed"
+    package.mkdir()
+    (package / "__init__.py").write_text("VALUE = 1")
+    image = Image().sync_package(package)
+    apply_image(fresh_hosts, "workers", image)
+    assert values(look(fresh_hosts).value_of.call("meshgate_followed")) == [1, 1]
+    (package / "__init__.py").write_text("VALUE = 22")
+    apply_image(fresh_hosts, "workers", image)
+    assert values(look(fresh_hosts).value_of.call("meshgate_followed")) == [22, 22]
+
+
+def test_a_job_runs_the_steps_of_its_image_when_it_hands_out_its_hosts() -> None:
+    with ProcessJob({"workers": 1}, image=Image(name="mine").set_env_vars({"FLAVOUR": "lemon"})) as job:
+        assert values(look(job.state().workers).variable.call("FLAVOUR")) == ["lemon"]
+
+
+def wheel(directory: Path, version: str) -> str:
+    name = "meshgate_test_package"
+    path = directory / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}/__init__.py": f"VALUE = {version!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{file},,\n" for file in (*files, f"{info}/RECORD"))
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, text in {**files, f"{info}/RECORD": record}.items():
+            archive.writestr(file, text)
+    return str(path)
