@@ -144,8 +144,8 @@ class Dispatch:
             return
         known.hosts = header.hosts
         if len(header.hosts) != known.expected_hosts:
-            message = f"mesh {known.name!r} has {len(header.hosts)} hosts, the job says {known.expected_hosts}"
-            self._objects.failed(known.number, Failure(kind="invalid", message=message))
+            reason = f"mesh {known.name!r} has {len(header.hosts)} hosts, the job says {known.expected_hosts}"
+            self._objects.failed(known.number, Failure(kind="invalid", message=reason))
             self._fail_what_stands_on(known.number)
 
     def _fault(self, header: Fault, message: MessageReceived) -> None:

@@ -182,7 +182,7 @@ def test_a_failed_step_fails_what_depends_on_it_and_is_named(gateway: FakeGatewa
         session.send(ObjectFailed(object=header.object, failure=Failure(kind="supervision", message="no memory")))
 
     gateway.on[SpawnProcs] = refuse
-    gateway.on[Call] = lambda *_: None
+    gateway.on[SpawnActors] = gateway.on[Call] = lambda *_: None
     hosts = client.attach_hosts("workers", 2)
     procs = hosts.spawn_procs(per_host={"gpus": 2}, name="trainers")
     mesh: Any = procs.spawn("counters", Counter)
@@ -191,6 +191,7 @@ def test_a_failed_step_fails_what_depends_on_it_and_is_named(gateway: FakeGatewa
     assert caught.value.step == "spawn_procs({'gpus': 2}, name='trainers')"
     assert isinstance(caught.value.__cause__, SupervisionError)
 
+    hosts.initialized.get(timeout=20)
     sent = len(gateway.received)
     assert isinstance(mesh.add.call(2).exception(timeout=0), StepFailedError)
     assert isinstance(procs.initialized.exception(timeout=0), StepFailedError)
