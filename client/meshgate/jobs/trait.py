@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from typing_extensions import Self
 
-from meshgate.errors import JobCacheWarning, JobError, JobFileError, JobUnsupported
+from meshgate.errors import JobCacheWarning, JobError, JobFileError, JobNotRunning, JobUnsupported
 from meshgate.jobs.image import Image
 from meshgate.jobs.saved import SavedJob, locked, read_job_file, write_job_file
 from meshgate.jobs.state import JobState
 
 if TYPE_CHECKING:
     from meshgate.code import SyncReport
+    from meshgate.pull import Pulled
 
 __all__ = ["DEFAULT_JOB_PATH", "JobTrait", "job_load", "job_loads"]
 
@@ -186,6 +187,33 @@ class JobTrait(ABC):
                 self._cache_file = None
             self._status = "not_running"
 
+    def pull(
+        self,
+        remote: str,
+        local: str | os.PathLike[str],
+        ranks: Sequence[int] | int | None = None,
+        mesh: str | None = None,
+    ) -> Pulled:
+        """Brings the file or directory ``remote`` from the job's hosts to ``local``, with a progress bar.
+
+        ``mesh`` names whose hosts (default: the only mesh), ``ranks`` which of them (default: all). From one host
+        the file or what the directory holds comes into ``local``, from several each into ``local/rank-<n>``. What is
+        there already is not sent again, and a pull that was interrupted goes on where it stopped. Raises PullFailed,
+        JobNotRunning before ``state()``, ValueError on a mesh or rank that is not there.
+        """
+        from meshgate.pull import pull  # noqa: PLC0415  (few programs pull)
+
+        with self._lock:
+            running = self._running
+            if running is None:
+                raise JobNotRunning(f"{self!r} is not running: there is nothing to pull from")
+            meshes = running._state()._hosts
+        if mesh is None and len(meshes) > 1:
+            raise ValueError(f"pull(mesh=…): name one of the meshes {', '.join(sorted(meshes))}")
+        if mesh is not None and mesh not in meshes:
+            raise ValueError(f"pull(mesh={mesh!r}): the meshes are {', '.join(sorted(meshes))}")
+        return pull(meshes[mesh or next(iter(meshes))], remote, local, ranks)
+
     def dump(self, filename: str) -> None:
         """Saves the job to a file, following a symlink there; makes the directory. The file holds the job's token."""
         write_job_file(filename, self._saved().to_bytes())
@@ -212,7 +240,7 @@ class JobTrait(ABC):
         self, remote_mount_point: str, local_mount_point: str, meshes: list[str] | None = None
     ) -> None:
         """Not in this release: raises JobUnsupported."""
-        raise _unsupported(self, "gather_mount", "return files from an endpoint instead")
+        raise _unsupported(self, "gather_mount", "bring files back by pull() instead")
 
     def enable_telemetry(self, config: Any = None, *, mesh_admin_config: Any = None, **kwargs: Any) -> Self:
         """Not in this release: raises JobUnsupported."""
