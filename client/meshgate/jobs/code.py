@@ -36,6 +36,12 @@ class JobCode:
             self.code.watch(self._tell)
         return report
 
+    def follow(self, *, watch: bool) -> None:
+        """Sends what there is and does not wait: what is spawned next waits for it, on its own hosts."""
+        self.code.push(wait=False)
+        if watch:
+            self.code.watch(self._tell)
+
     def _tell(self, outcome: SyncReport | Exception) -> None:
         if isinstance(outcome, Exception):
             print(f"meshgate: the sync failed: {outcome}", file=sys.stderr)  # noqa: T201 - for the user's terminal

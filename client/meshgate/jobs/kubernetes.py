@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from typing_extensions import Self
 
 from meshgate.client import Client
-from meshgate.errors import JobError, JobNotRunning, JobUnsupported
+from meshgate.errors import JobError, JobNotRunning
 from meshgate.jobs.compute import DEFAULT_INACTIVITY_TTL, Compute, describe
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait
@@ -28,6 +28,7 @@ from meshgate.kubernetes.asked import (
 )
 from meshgate_kubernetes.names import POD_INDEX_LABEL, check_job_name
 from meshgate_kubernetes.spec import DEFAULT_PORT
+from meshgate_sync.scan import git_root
 
 if TYPE_CHECKING:
     from meshgate.kubernetes.cluster import Cluster, RunningJob
@@ -46,6 +47,8 @@ class KubernetesJob(JobTrait):
     ``timeout`` is how long, in seconds, ``apply`` waits for the pods (default: ``compute.launch_timeout``, else 900).
     ``gateway_url`` (default: ``$MESHGATE_URL`` or ``$KT_API_URL``) reaches the gateway through an ingress, rather
     than by a port-forward; ``$MESHGATE_CA`` is a file of certificates to trust there besides the system's.
+    The driver's code follows: ``state`` brings ``sync_dirs`` (default: the git root around the working directory, where
+    there is one) to the pods, and with ``watch`` so does every save; ``job.sync()`` does it at any time.
     ``use_websocket=False`` is refused: there is no other way. Raises ValueError or TypeError at once on what cannot
     be right; the cluster is asked nothing before ``apply`` or ``state``.
     """
@@ -63,14 +66,14 @@ class KubernetesJob(JobTrait):
         gateway_url: str | None = None,
         kubeconfig: Any = None,
         timeout: float | None = None,
+        watch: bool = False,
     ) -> None:
         super().__init__()
         if not use_websocket:
             raise ValueError("KubernetesJob(use_websocket=False): the gateway is reached by a websocket only")
         if compute is not None and selector is not None:
             raise ValueError("KubernetesJob(compute=…, selector=…): pods are either made or found; give one of them")
-        if sync_dirs is not None:
-            raise JobUnsupported("KubernetesJob(sync_dirs=…): code does not follow yet; put it into the image")
+        self._sync_dirs, self._watch = sync_dirs, watch
         meshes: tuple[MeshAsked, ...] = ()
         if compute is not None:
             self._images[DEFAULT_MESH] = compute.image
@@ -171,7 +174,12 @@ class KubernetesJob(JobTrait):
             dialer = self._the_cluster().dialer(found, self._asked.gateway_url, os.environ.get("MESHGATE_CA"))
             self._client = Client.connect(dialer)
         client = self._client
-        return JobState({name: client.attach_hosts(name, count) for name, count in found.meshes.items()})
+        state = JobState({name: client.attach_hosts(name, count) for name, count in found.meshes.items()})
+        if client.code_version is None and (self._sync_dirs is not None or git_root(os.getcwd()) is not None):
+            from meshgate.jobs.code import sync_of  # noqa: PLC0415 - it imports what jobs are made of
+
+            sync_of(self, self._sync_dirs).follow(watch=self._watch)
+        return state
 
     def _kill(self) -> None:
         if self._client is not None:
