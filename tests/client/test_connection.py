@@ -103,10 +103,10 @@ def test_connecting_waits_for_a_gateway_that_comes_up(gateway: FakeGateway) -> N
 
 
 def test_a_failed_connection_leaves_no_thread(gateway: FakeGateway) -> None:
-    before = threading.active_count()
+    before = threading.enumerate()
     with pytest.raises(AuthenticationError):
         Client.connect(UrlDialer(gateway.url, "wrong"), settings=QUICK)
-    assert threading.active_count() == before
+    assert [thread for thread in threading.enumerate() if thread not in before] == []
 
 
 # --- cuts -------------------------------------------------------------------------------------------------
