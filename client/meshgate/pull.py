@@ -87,7 +87,9 @@ def pull(
     From one host, what a directory holds goes into ``local``, and a file becomes ``local``, or goes into it where it
     is a directory or ends with ``/``. From several, each has a directory ``rank-<n>`` in ``local``.
     """
-    chosen = list(range(len(hosts))) if ranks is None else [ranks] if isinstance(ranks, int) else list(ranks)
+    chosen = (
+        list(range(len(hosts))) if ranks is None else [ranks] if isinstance(ranks, int) else list(dict.fromkeys(ranks))
+    )
     wrong = [rank for rank in chosen if not 0 <= rank < len(hosts)]
     if wrong or not chosen:
         raise ValueError(f"ranks={ranks!r}: the mesh has the ranks 0 to {len(hosts) - 1}")
