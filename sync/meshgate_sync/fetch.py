@@ -55,6 +55,7 @@ class Fetch:
                 self.missing[piece.digest] = piece.size
             return
         assembly = self._objects.assemble(file)
+        assembly.take_over()
         sizes = {piece.digest: piece.size for piece in file.pieces}
         for digest in list(assembly.missing):
             data = self._objects.read(digest)

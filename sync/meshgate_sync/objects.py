@@ -13,8 +13,10 @@ Imports nothing but the standard library.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from .digest import piece_digest
 from .tree import MAX_PIECE, File, Piece
@@ -22,6 +24,7 @@ from .tree import MAX_PIECE, File, Piece
 __all__ = ["Assembly", "Objects", "modified_at"]
 
 _EPOCH = 1_000_000_000
+_COPY_BUFFER = 1024 * 1024
 
 
 def modified_at(file: File) -> int:
@@ -43,6 +46,7 @@ class Objects:
         self._hashed: set[str] = set()
         self._places: dict[bytes, tuple[str, int, int]] = {}
         self._placed: dict[str, list[bytes]] = {}
+        self._files: dict[str, File] = {}
         self._assemblies: dict[str, Assembly] = {}
         self._serial = 0
 
@@ -138,7 +142,32 @@ class Objects:
         self.lost(temporary)
         self._learn(path, file)
 
+    def place_of(self, digest: bytes) -> tuple[str, int] | None:
+        """The file that holds a piece, and where in it."""
+        place = self._places.get(digest)
+        return place[:2] if place is not None else None
+
+    def copy(self, path: str, start: int, size: int, handle: int, offset: int) -> bool:
+        """Copies a stretch of an object, trusted as it is when snapshots are linked: by its size and time. Returns
+        whether that was done; the pieces of other files are to be read and verified."""
+        file = self._files.get(path)
+        if file is None or self._distrust:
+            return False
+        try:
+            source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            status = os.fstat(source)
+            if status.st_size != file.size or status.st_mtime != modified_at(file):
+                return False
+            _copy(source, start, size, handle, offset)
+        finally:
+            os.close(source)
+        return True
+
     def _learn(self, path: str, file: File) -> None:
+        self._files[path] = file
         for offset, piece in file.offsets():
             self.place(path, offset, piece.digest, piece.size)
 
@@ -148,6 +177,7 @@ class Objects:
 
     def lost(self, path: str) -> None:
         """The file ``path`` is gone, or no longer what it was."""
+        self._files.pop(path, None)
         for digest in self._placed.pop(path, ()):
             if digest in self._places and self._places[digest][0] == path:
                 del self._places[digest]
@@ -157,6 +187,16 @@ class Objects:
         for assembly in self._assemblies.values():
             assembly.close()
         self._assemblies.clear()
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Neighbouring pieces of a file that are neighbours in the file ``path`` too, from ``start`` there."""
+
+    path: str
+    start: int
+    size: int
+    pieces: list[tuple[int, Piece]]
 
 
 class Assembly:
@@ -189,6 +229,30 @@ class Assembly:
         if not self.missing:
             self.seal()
 
+    def take_over(self) -> None:
+        """Copies what other objects hold, stretch by stretch: most of a file is what it was before."""
+        stretch: _Stretch | None = None
+        for offset, piece in self.file.offsets():
+            place = self._objects.place_of(piece.digest) if offset in self.missing.get(piece.digest, ()) else None
+            if stretch is not None and place == (stretch.path, stretch.start + stretch.size):
+                stretch.size += piece.size
+                stretch.pieces.append((offset, piece))
+                continue
+            self._copy(stretch)
+            stretch = _Stretch(*place, piece.size, [(offset, piece)]) if place is not None else None
+        self._copy(stretch)
+
+    def _copy(self, stretch: _Stretch | None) -> None:
+        if stretch is None:
+            return
+        if self._objects.copy(stretch.path, stretch.start, stretch.size, self._handle, stretch.pieces[0][0]):
+            for offset, piece in stretch.pieces:
+                self._objects.place(self._path, offset, piece.digest, piece.size)
+                offsets = self.missing[piece.digest]
+                offsets.remove(offset)
+                if not offsets:
+                    del self.missing[piece.digest]
+
     def seal(self) -> None:
         if self._handle >= 0:
             self._objects.seal(self._handle, self._path, self.file)
@@ -212,6 +276,22 @@ def _write_all(handle: int, data: bytes, offset: int) -> None:
         written = os.pwrite(handle, view, offset)
         view = view[written:]
         offset += written
+
+
+def _copy(source: int, start: int, size: int, handle: int, offset: int) -> None:
+    """In the kernel where it can be, sharing the blocks where the file system can."""
+    while size:
+        try:
+            copied = os.copy_file_range(source, handle, size, start, offset)
+        except (AttributeError, OSError):
+            copied = 0  # not on this system, or not between these files
+        if not copied:
+            data = os.pread(source, min(size, _COPY_BUFFER), start)
+            if not data:
+                raise OSError(errno.EIO, "an object ended while it was copied")
+            _write_all(handle, data, offset)
+            copied = len(data)
+        size, start, offset = size - copied, start + copied, offset + copied
 
 
 def distinct(files: Iterable[File]) -> list[File]:

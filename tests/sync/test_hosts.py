@@ -176,7 +176,7 @@ def test_a_version_given_up_for_another_comes_back_when_it_is_needed(tmp_path: P
         await job.distributor.board.wait(first.digest, job.hosts, 30)
         job.publish(second, first)
         await job.distributor.board.wait(second.digest, job.hosts, 30)
-        assert not any(os.path.exists(host.snapshot(first)) for host in job.hosts.values())
+        assert not any(os.path.exists(host.snapshot(first)) for host in job.hosts.values())  # noqa: ASYNC240
         await job.distributor.wait(first.digest, job.hosts, 30)
         await job.distributor.wait(second.digest, job.hosts, 30)
         for host in job.hosts.values():

@@ -98,6 +98,39 @@ def test_only_pieces_that_are_new_are_fetched(host: Host, content: Content) -> N
     assert on_disk(path) == plain(renamed)
 
 
+def test_a_large_file_is_made_of_stretches_of_others(
+    host: Host, content: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = content.tree({b"one": bytes(range(200)), b"two": bytes(range(200, 0, -1)) * 2})
+    host.bring(first)
+    mixed = (
+        bytes(range(96)) + b"new piece of 16b" + bytes(range(200, 0, -1)) * 2 + bytes(range(96, 200)) + bytes(range(32))
+    )
+    for copying in ("in the kernel", "by reading"):
+        if copying == "by reading":
+            monkeypatch.setattr(os, "copy_file_range", refusing(errno.EXDEV))
+        host.fetched = 0
+        name = copying.encode()
+        path = host.bring(content.tree({**{b"one": bytes(range(200))}, name: mixed + name * 16}), first)
+        assert on_disk(path)[name] == mixed + name * 16
+        assert host.fetched < 20
+    assert host.store.verify() == []
+
+
+def refusing(number: int) -> Callable[..., object]:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, "refused")
+
+    return refuse
+
+
+def test_stretches_are_not_taken_from_an_object_that_was_written_to(host: Host, content: Content) -> None:
+    first, second = content.tree({b"f": bytes(range(200))}), content.tree({b"f": bytes(range(200)) + b"more"})
+    path = host.bring(first)
+    damage(Path(path, "f"), keep_time=False)
+    assert on_disk(host.bring(second, first)) == {b"f": bytes(range(200)) + b"more"}
+
+
 def test_going_back_to_an_earlier_version_fetches_nothing(host: Host, content: Content) -> None:
     first, second = content.tree(MODEL), content.tree({b"a": b"1"})
     host.bring(first)
@@ -207,10 +240,7 @@ def test_there_is_one_spare_at_most(host: Host, content: Content) -> None:
 def test_files_are_copied_where_links_are_refused(
     host: Host, content: Content, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EMLINK, "too many links")
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", refusing(errno.EMLINK))
     path = host.bring(content.tree(MODEL))
     assert on_disk(path) == plain(MODEL)
     assert os.stat(f"{path}/a.py").st_mode & 0o777 == 0o444
