@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pathspec import GitIgnoreSpec
 
@@ -47,7 +48,11 @@ class _Layer:
     def opinion(self, path: str) -> bool | None:
         if not path.startswith(self.prefix):  # pragma: no cover - layers are inherited downwards only
             return None
-        return self.spec.check_file(path[len(self.prefix) :]).include
+        here = path[len(self.prefix) :]
+        for pattern in reversed(self.spec.patterns):
+            if pattern.include is not None and _names(pattern, here):
+                return bool(pattern.include)
+        return None
 
 
 class Rules:
@@ -88,6 +93,16 @@ class Rules:
             if opinion is not None:
                 return opinion
         return False
+
+
+def _names(pattern: Any, path: str) -> bool:
+    """Whether the pattern names ``path`` itself. pathspec takes what lies in a directory for named with it, which git
+    leaves to the walk: ``!d/`` brings back the directory, not what another rule leaves out in it."""
+    found = pattern.regex.match(path)
+    if found is None:
+        return False
+    mark = found.start("ps_d") if "ps_d" in found.re.groupindex else -1
+    return mark in (-1, len(path) - 1)
 
 
 def _parse(text: bytes) -> GitIgnoreSpec:
