@@ -78,8 +78,10 @@ class Runner:
         self._timing = timing
         self._addresses: dict[str, Address] = {}
         self._links: dict[Link, Connection] = {}
-        self._waiting: list[Connection] = []
+        self._waiting: dict[Connection, list[Message]] = {}
         self._dialled: dict[Link, Connection] = {}
+        self._connections: set[Connection] = set()
+        self._none_left = asyncio.Event()
         self._dials: set[asyncio.Task[None]] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="meshgate-store")
         self._unkept = 0
@@ -94,9 +96,14 @@ class Runner:
 
     async def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(accepting(self, self._secret), host, port)
+        self._server = await loop.create_server(self._accept, host, port)
         bound = self._server.sockets[0].getsockname()
         return bound[0], bound[1]
+
+    def _accept(self) -> Connection:
+        connection = accepting(self, self._secret)
+        self._connections.add(connection)
+        return connection
 
     def configure(self, routes: Routes | None, addresses: Mapping[str, Address]) -> None:
         """Starts to take part: with ``routes``, as a host; without, as the gateway. Later calls change the addresses
@@ -107,9 +114,10 @@ class Runner:
         self.relay = Relay(self.name, routes, roots=self.disk.store.records.trees, timing=self._timing)
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
         self.relay.start(self._now())
-        waiting, self._waiting = self._waiting, []
-        for connection in waiting:
+        waiting, self._waiting = self._waiting, {}
+        for connection, messages in waiting.items():
             self.opened(connection)
+            self.received(connection, messages)
             connection.resume_reading()
         self._work()
 
@@ -124,9 +132,10 @@ class Runner:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._server is not None:
             self._server.close()
-        for connection in [*self._links.values(), *self._dialled.values(), *self._waiting]:
+        for connection in list(self._connections):
             connection.close()
-        self._links.clear()
+        if self._connections:
+            await self._none_left.wait()
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
 
     # --- for the engine ---------------------------------------------------------------------------------
@@ -155,7 +164,7 @@ class Runner:
     def opened(self, connection: Connection) -> None:
         if self.relay is None:
             connection.pause_reading()
-            self._waiting.append(connection)
+            self._waiting[connection] = []
             return
         link = Link(connection.peer, connection.up)
         if connection.up and self._dialled.pop(link, None) is not connection:
@@ -173,7 +182,10 @@ class Runner:
 
     def received(self, connection: Connection, messages: list[Message]) -> None:
         link = Link(connection.peer, connection.up)
-        if self.relay is None or self._links.get(link) is not connection:
+        if self.relay is None:
+            self._waiting[connection] += messages
+            return
+        if self._links.get(link) is not connection:
             return
         now = self._now()
         for message in messages:
@@ -189,9 +201,11 @@ class Runner:
             self._work()
 
     def closed(self, connection: Connection, reason: Exception | None) -> None:
+        self._connections.discard(connection)
+        if self._closed and not self._connections:
+            self._none_left.set()
         link = Link(connection.peer, connection.up)
-        if connection in self._waiting:
-            self._waiting.remove(connection)
+        self._waiting.pop(connection, None)
         if self._closed or self.relay is None:
             return
         if self._links.get(link) is connection:
@@ -281,6 +295,7 @@ class Runner:
 
     async def _dial(self, peer: str) -> None:
         connection = self._dialled[Link(peer, up=True)] = dialling(self, self._secret, self.name, peer)
+        self._connections.add(connection)
         try:
             address = self._addresses.get(peer)
             if address is None:
@@ -289,6 +304,10 @@ class Runner:
             await asyncio.wait_for(loop.create_connection(lambda: connection, *address), _DIAL_SECONDS)
         except (OSError, asyncio.TimeoutError) as problem:
             self.closed(connection, problem)
+        except asyncio.CancelledError:
+            if not connection.made:
+                self._connections.discard(connection)
+            raise
 
     # --- the store --------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ Imports nothing but the standard library.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol, cast
 
 from .errors import MalformedMessage, PeerRefused, SyncError
@@ -50,6 +49,12 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._undrained = 0
         self._reason: Exception | None = None
+        self._closing = False
+
+    @property
+    def made(self) -> bool:
+        """Whether there was a connection, so that its end will be told."""
+        return self._transport is not None
 
     def write(self, parts: list[bytes], piece_bytes: int) -> None:
         """Frames in parts, of which ``piece_bytes`` are to be reported when they have drained."""
@@ -61,7 +66,9 @@ class Connection(asyncio.Protocol):
             self._report()
 
     def close(self, reason: Exception | None = None) -> None:
+        """``Listener.closed`` follows, once there was a connection."""
         self._reason = self._reason or reason
+        self._closing = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -78,6 +85,9 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)  # uvloop's is one without being a subclass
         self._transport = transport
+        if self._closing:
+            transport.abort()
+            return
         transport.set_write_buffer_limits(high=_HIGH_WATER)
         late = PeerRefused(f"no handshake within {_HANDSHAKE_SECONDS:.0f} s")
         self._timeout = asyncio.get_running_loop().call_later(_HANDSHAKE_SECONDS, self.close, late)
@@ -156,6 +166,6 @@ def dialling(listener: Listener, secret: bytes, name: str, peer: str) -> Connect
     return Connection(listener, Asking(secret, name), peer, up=True)
 
 
-def accepting(listener: Listener, secret: bytes) -> Callable[[], Connection]:
+def accepting(listener: Listener, secret: bytes) -> Connection:
     """For ``loop.create_server``."""
-    return lambda: Connection(listener, Answering(secret), up=False)
+    return Connection(listener, Answering(secret), up=False)
