@@ -4,56 +4,58 @@
 #   docker build --target worker  -t meshgate-worker  .
 #   docker build --target worker --build-arg BASE=pytorch/pytorch:2.7.1-cuda12.8-cudnn9-runtime -t trainer .
 #
-# BASE must hold Python 3.10 to 3.13 with pip, and the workers the same minor version as the gateway: what
-# travels between them is pickled by the one and loaded by the other. Versions come from constraints.txt, so
-# that the images hold what was tested. Both run as user 1000 with a read-only root filesystem and write to
-# /home/meshgate and /tmp alone.
+# BASE must hold Python 3.10 to 3.13 with pip and venv, and the workers the same minor version as the gateway: what
+# travels between them is pickled by the one and loaded by the other. Versions come from constraints.txt, so that
+# the images hold what was tested. Both run as user 1000, need no write access to their root filesystem and write
+# to /home/meshgate and /tmp alone. A change in the sources rebuilds the last, small layer only.
 ARG BASE=python:3.11-slim
 
-# --- what both images hold: a virtual environment with the dependencies, made before the sources are copied,
-# --- so that a change in the sources rebuilds in seconds
 FROM ${BASE} AS build
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/meshgate/bin:$PATH
+# What BASE has installed (its torch, say) stays importable.
 RUN python3 -m venv --system-site-packages /opt/meshgate
-ENV PATH=/opt/meshgate/bin:$PATH
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
-# hatchling wants these to be there; the real ones come with the sources
-RUN mkdir -p client/meshgate gateway/meshgate_gateway gateway/meshgate_wire gateway/meshgate_kubernetes \
-      sync/meshgate_sync worker_image/meshgate_worker \
-    && touch README.md LICENSE client/meshgate/__init__.py
+# hatchling wants these to be there; the real ones come with the sources.
+RUN for package in client/meshgate gateway/meshgate_gateway gateway/meshgate_kubernetes gateway/meshgate_wire \
+      sync/meshgate_sync worker_image/meshgate_worker; do mkdir -p $package && touch $package/__init__.py; done \
+    && touch README.md LICENSE
 
-FROM build AS gateway-build
-RUN pip install -c constraints.txt '.[gateway]' && pip uninstall -q -y meshgate
+FROM build AS gateway-dependencies
+RUN pip install -c constraints.txt '.[gateway]' && pip uninstall -q -y meshgate \
+    && find /opt/meshgate -path '*/pyarrow/tests' -prune -exec rm -rf {} +
+
+FROM build AS worker-dependencies
+RUN pip install -c constraints.txt '.[worker]' && pip uninstall -q -y meshgate \
+    && find /opt/meshgate -path '*/pyarrow/tests' -prune -exec rm -rf {} +
+
+FROM build AS wheel
 COPY README.md LICENSE ./
 COPY client client
 COPY gateway gateway
 COPY sync sync
 COPY worker_image worker_image
-RUN pip install --no-deps . && find /opt/meshgate -name tests -path '*/pyarrow/*' -prune -exec rm -rf {} +
-
-FROM build AS worker-build
-RUN pip install -c constraints.txt '.[worker]' && pip uninstall -q -y meshgate
-COPY README.md LICENSE ./
-COPY client client
-COPY gateway gateway
-COPY sync sync
-COPY worker_image worker_image
-RUN pip install --no-deps . && find /opt/meshgate -name tests -path '*/pyarrow/*' -prune -exec rm -rf {} +
+RUN pip wheel -c constraints.txt --no-deps --wheel-dir /wheel .
 
 FROM ${BASE} AS runtime
 ENV PATH=/opt/meshgate/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/home/meshgate
 RUN mkdir -p /home/meshgate && chown 1000:1000 /home/meshgate
-USER 1000:1000
-WORKDIR /home/meshgate
 
 FROM runtime AS gateway
-COPY --from=gateway-build /opt/meshgate /opt/meshgate
+COPY --from=gateway-dependencies /opt/meshgate /opt/meshgate
+COPY --from=wheel /wheel /wheel
+RUN pip install --no-cache-dir --no-deps --no-index /wheel/meshgate-*.whl && rm -r /wheel
+USER 1000:1000
+WORKDIR /home/meshgate
 EXPOSE 8650
 ENTRYPOINT ["python", "-m", "meshgate_gateway"]
 CMD ["--host", "0.0.0.0", "--port", "8650"]
 
 FROM runtime AS worker
-COPY --from=worker-build /opt/meshgate /opt/meshgate
+COPY --from=worker-dependencies /opt/meshgate /opt/meshgate
+COPY --from=wheel /wheel /wheel
+RUN pip install --no-cache-dir --no-deps --no-index /wheel/meshgate-*.whl && rm -r /wheel
+USER 1000:1000
+WORKDIR /home/meshgate
 EXPOSE 26600
 ENTRYPOINT ["python", "-m", "meshgate_worker"]

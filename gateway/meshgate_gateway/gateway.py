@@ -60,6 +60,8 @@ async def serve(settings: Settings, listener: socket.socket, commands: Commands)
     hosts = _hosts(settings, environment, cluster)
     sessions = Sessions(lease=settings.lease, limit=settings.max_sessions, now=loop.time())
     keeper = Keeper(sessions, supply, hosts, lease=settings.lease, reap_command=commands.reap, environment=environment)
+    if cluster is not None:
+        cluster.on_host_lost = keeper.host_lost
     routes = Routes(_authenticator(settings, cluster), keeper, hosts)
     server = Server(listener, routes.answer)
     accepting = asyncio.create_task(server.serve())

@@ -28,6 +28,7 @@ __all__ = [
     "Disconnected",
     "End",
     "Ended",
+    "HostLost",
     "HostsReply",
     "HostsRequest",
     "Ready",
@@ -73,6 +74,15 @@ class HostsReply(_Model):
     error: str | None = None
 
 
+class HostLost(_Model):
+    """A host that was told by HostsReply has ended, and why; ``host`` is its name."""
+
+    type: Literal["host_lost"] = "host_lost"
+    mesh: str
+    host: str
+    reason: str
+
+
 class End(_Model):
     """Stop the meshes, say Ended and exit with 0."""
 
@@ -112,7 +122,7 @@ class Ended(_Model):
 
 
 ControlMessage: TypeAlias = (
-    Assign | Connection | HostsReply | End | Ready | HostsRequest | Connected | Disconnected | Ended
+    Assign | Connection | HostsReply | HostLost | End | Ready | HostsRequest | Connected | Disconnected | Ended
 )
 _messages: TypeAdapter[ControlMessage] = TypeAdapter(Annotated[ControlMessage, Field(discriminator="type")])
 

@@ -27,6 +27,7 @@ from meshgate_gateway.handoff import (
     Disconnected,
     End,
     Ended,
+    HostLost,
     HostsReply,
     HostsRequest,
 )
@@ -131,6 +132,12 @@ class Keeper:
         for offer in self._offered.pop(session, []):
             if not offer.done():
                 offer.set_result(taken)
+
+    def host_lost(self, mesh: str, host: str, reason: str) -> None:
+        """A host has ended: its sessions are told why, which they could not find out themselves."""
+        for session, engine in self._engines.items():
+            if mesh in self._sessions.meshes_of(session):
+                engine.send(HostLost(mesh=mesh, host=host, reason=reason))
 
     def _admit(self, visit: Visit) -> Admission:
         now = self._loop.time()

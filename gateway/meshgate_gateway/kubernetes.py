@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from meshgate_gateway.auth import Authenticator, TokenAuthenticator
 from meshgate_gateway.hosts import HostProvider
@@ -22,6 +23,7 @@ class InCluster:
     def __init__(self, api: Api, job: str, namespace: str) -> None:
         """Blocks. Raises KubernetesError, NotFound when there is no such job."""
         self._api = api
+        self.on_host_lost: Callable[[str, str, str], None] = lambda mesh, host, why: None
         self._spec, self._uid = read_spec(api, job, namespace)
 
     @classmethod
@@ -31,10 +33,13 @@ class InCluster:
         return cls(api, job, api.namespace)
 
     def hosts(self) -> HostProvider:
-        return KubernetesHosts(self._api, self._spec)
+        return KubernetesHosts(self._api, self._spec, self._host_lost)
 
     def authenticator(self, token: TokenAuthenticator) -> Authenticator:
         return KubernetesAuthenticator(token, self._api, self._spec.namespace)
+
+    def _host_lost(self, mesh: str, host: str, why: str) -> None:
+        self.on_host_lost(mesh, host, why)
 
     async def end_job(self) -> None:
         """Asks for the deletion of everything that belongs to the job, this very pod included."""

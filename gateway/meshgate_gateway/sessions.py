@@ -116,6 +116,11 @@ class Sessions:
         """The session has learnt the hosts of ``mesh``."""
         self._live[session].meshes.add(mesh)
 
+    def meshes_of(self, session: str) -> frozenset[str]:
+        """The meshes whose hosts the session has learnt."""
+        live = self._live.get(session)
+        return frozenset(live.meshes) if live is not None else frozenset()
+
     def ending(self, session: str, reason: str, kind: Kind = "ended") -> None:
         """The session is being ended, or says itself that it is over. The first reason counts."""
         live = self._live[session]

@@ -44,6 +44,8 @@ __all__ = ["Api", "Kind", "Tunnel", "Watch", "KINDS"]
 FIELD_MANAGER = "meshgate"
 _CONNECT_TIMEOUT = 10.0
 _READ_TIMEOUT = 60.0
+_RECONNECTS = 12
+"""Attempts, further and further apart, half a minute in all."""
 _FORBIDDEN = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<resource>[^"]*)" in API group "(?P<group>[^"]*)"'
     r'(?: in the namespace "(?P<namespace>[^"]*)")?'
@@ -113,6 +115,7 @@ class Api:
         """``load`` fills in a ``kubernetes.client.Configuration`` and returns the default namespace."""
         self._load = load
         self._lock = threading.Lock()
+        self._has_answered = False
         self.source = source
         self._connect()
 
@@ -333,15 +336,19 @@ class Api:
     def _send(
         self, method: str, path: str, body: Object | None, content_type: str, stream: bool
     ) -> urllib3.BaseHTTPResponse:
+        # An API server that has answered before is only being restarted: nothing was sent, so try again.
+        connects = _RECONNECTS if self._has_answered else 1
         try:
-            return self._pool.request(
+            response = self._pool.request(
                 method,
                 self.host + path,
                 body=None if body is None else json.dumps(body).encode(),
                 headers={"Content-Type": content_type, "Accept": "application/json", **self._headers()},
                 # A watch is silent for as long as nothing happens; the server's bookmarks end that each minute.
                 timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT, read=3 * _READ_TIMEOUT if stream else _READ_TIMEOUT),
-                retries=urllib3.Retry(connect=2, read=0, redirect=0, status=0, other=0, backoff_factor=0.2),
+                retries=urllib3.Retry(
+                    connect=connects, read=0, redirect=0, status=0, other=0, backoff_factor=0.1, backoff_max=3.0
+                ),
                 preload_content=not stream,
             )
         except urllib3.exceptions.HTTPError as error:
@@ -350,6 +357,8 @@ class Api:
                 f"the API server at {self.host} ({self.source}) does not answer: {reason}. "
                 "Is the cluster up, and reachable from here (a VPN, a proxy)?"
             ) from error
+        self._has_answered = True
+        return response
 
     def _error(self, response: urllib3.BaseHTTPResponse, method: str, path: str) -> KubernetesError:
         status = _status(response.data)

@@ -219,7 +219,7 @@ def _refused(subject: str, said: str) -> Problem:
     if "failed quota" in why:
         return Problem(subject, "QuotaExceeded", why, 0)
     if "failed calling webhook" in why or "error looking up service account" in why:
-        return Problem(subject, "FailedCreate", why, SOON)
+        return Problem(subject, "FailedCreate", why, PULL_PATIENCE)
     return Problem(subject, "FailedCreate", why, 0 if "forbidden" in why or "denied" in why else SOON)
 
 

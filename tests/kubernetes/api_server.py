@@ -7,6 +7,8 @@ processes of this machine, ended, and started again as it was.
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -42,9 +44,7 @@ def _restart(pid: int) -> None:
     executable, directory = os.readlink(process / "exe"), os.readlink(process / "cwd")
     record = _record_of(pid, command)
     with open(os.readlink(process / "fd" / "1"), "ab") as log:
-        ending = os.pidfd_open(pid)
-        os.kill(pid, 15)
-        _wait_ended(ending)
+        _end(pid)
         again = subprocess.Popen(
             command,
             executable=executable,
@@ -73,10 +73,11 @@ def _record_of(pid: int, command: list[str]) -> Path | None:
     return None
 
 
-def _wait_ended(pidfd: int) -> None:
-    import select
-
+def _end(pid: int) -> None:
+    """Ends it at once: asked politely, it would wait for its watches."""
+    ending = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
     waiter = select.poll()
-    waiter.register(pidfd, select.POLLIN)
+    waiter.register(ending, select.POLLIN)
     assert waiter.poll(30_000), "the API server did not end"
-    os.close(pidfd)
+    os.close(ending)

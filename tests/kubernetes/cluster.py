@@ -35,6 +35,12 @@ class Kubectl:
         done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
         return "Unauthorized" not in done.stderr
 
+    def wait_for_account(self) -> None:
+        """Returns when the namespace has its default service account, without which there are no pods."""
+        asked = [*self._arguments, "get", "serviceaccount", "default"]
+        while subprocess.run(asked, capture_output=True, timeout=60, check=False).returncode != 0:
+            continue
+
     def wait_ready(self) -> None:
         """Returns when the API server answers."""
         asked = [*self._arguments, "get", "--raw", "/readyz"]

@@ -48,6 +48,7 @@ def namespace(images: tuple[str, str]) -> Iterator[str]:
     kubectl = Kubectl("default")
     name = f"meshgate-test-{secrets.token_hex(3)}"
     kubectl("create", "namespace", name)
+    Kubectl(name).wait_for_account()
     yield name
     kubectl("delete", "namespace", name, "--wait=true", timeout=120)
 

@@ -85,6 +85,7 @@ def test_a_quota_that_is_used_up(namespace: str, kubectl: Kubectl) -> None:
             "metadata": {"name": "small", "namespace": space},
             "spec": {"hard": {"pods": "1"}},
         }
+        Kubectl(space).wait_for_account()
         Kubectl(space).apply(quota)
         with refused() as caught:
             start(Compute(replicas=2), space, "crowd")

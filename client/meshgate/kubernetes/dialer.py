@@ -36,6 +36,8 @@ class _Watched:
         if pod is None:
             raise ForwardFailed("no pod of it is ready")
         self._first = self._first or pod
+        if pod != self._first:  # it would only say that it knows nothing of the session; ``gone`` knows why
+            raise ForwardFailed("another gateway has taken its place")
         return pod
 
     async def gone(self) -> str | None:

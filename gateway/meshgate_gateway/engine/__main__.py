@@ -29,6 +29,7 @@ from meshgate_gateway.handoff import (
     Disconnected,
     End,
     Ended,
+    HostLost,
     HostsReply,
     HostsRequest,
     Ready,
@@ -100,6 +101,8 @@ class Process:
                 await open_link(self._engine, connection, message.head.encode("latin-1"))
             elif isinstance(message, HostsReply):
                 self._take_hosts(message)
+            elif isinstance(message, HostLost):
+                self._engine.meshes.host_lost(message.host, message.reason)
             elif isinstance(message, Assign):
                 log.debug("session %s", message.session)
 

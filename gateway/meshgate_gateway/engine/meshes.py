@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshgate_gateway.engine import on_worker
@@ -58,6 +58,7 @@ class Meshes:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._unclaimed: list[Fault] = []
+        self._lost_hosts: dict[str, str] = {}
 
     def handlers(self) -> dict[type, Handler]:
         return {
@@ -228,6 +229,14 @@ class Meshes:
         self._unclaimed.append(fault)
         del self._unclaimed[:-64]
 
+    def host_lost(self, host: str, reason: str) -> None:
+        """The server knows why a host ended; reports of what ends with it will say so."""
+        self._lost_hosts[host] = reason
+
+    def _why(self, report: str, hosts: Iterable[str]) -> str:
+        reasons = [f"{host}: {self._lost_hosts[host]}" for host in dict.fromkeys(hosts) if host in self._lost_hosts]
+        return f"{report} ({'; '.join(reasons)})" if reasons else report
+
     def process_ended(self, mesh: int, rank: int, pid: int) -> None:
         """A process's connection closed: if its mesh is not being stopped, it died."""
         procs = self._engine.objects.now(mesh)
@@ -249,15 +258,16 @@ class Meshes:
                     told = True
         if not told:
             hosts = {rank: procs.host_of(rank)}
-            report = procs.dead[rank]
+            report = self._why(procs.dead[rank], hosts.values())
             self._engine.send(FaultMessage(object=mesh, mesh=procs.name, ranks=(rank,), hosts=hosts, report=report))
 
     def _died(self, number: int, actors: Actors, ranks: Sequence[int], report: str) -> None:
         fresh = [rank for rank in ranks if rank not in actors.dead]
         if not fresh or actors.stopping:
             return
-        actors.dead.update(dict.fromkeys(fresh, report))
         hosts = {rank: actors.host_of(rank) for rank in fresh[:64]}
+        report = self._why(report, hosts.values())
+        actors.dead.update(dict.fromkeys(fresh, report))
         self._engine.send(FaultMessage(object=number, mesh=actors.name, ranks=tuple(fresh), hosts=hosts, report=report))
         self._engine.fail_calls(actors)
 
