@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshgate.code import SyncReport, tree_of
+
+
+def test_the_tree_is_the_git_root_and_the_drivers_places_in_it_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "src").mkdir()
+    monkeypatch.chdir(tmp_path / "src")
+    tree = tree_of(None, [str(tmp_path / "src"), str(tmp_path), "/somewhere/else"])
+    assert (tree.top, tree.parts, tree.paths) == (tmp_path.resolve(), (), ("src", ""))
+
+
+def test_several_directories_are_parts_of_what_they_have_in_common(tmp_path: Path) -> None:
+    for name in ("one", "two/inner"):
+        (tmp_path / name).mkdir(parents=True)
+    tree = tree_of([tmp_path / "one", tmp_path / "two/inner"], [])
+    assert (tree.top, tree.parts) == (tmp_path.resolve(), ("one", "two/inner"))
+
+
+def test_the_whole_home_or_a_missing_directory_is_no_project(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no project"):
+        tree_of([Path.home()], [])
+    with pytest.raises(ValueError, match="not a directory"):
+        tree_of([tmp_path / "missing"], [])
+    with pytest.raises(ValueError, match="empty"):
+        tree_of([], [])
+
+
+def test_a_report_reads_as_a_line() -> None:
+    assert str(SyncReport("ab", 3, 12_345, 16, 16, 0.0842)) == "synced 3 files, 12 kB → 16/16 hosts in 84 ms"
+    assert str(SyncReport("ab", 1, 7, 2, 2, 1.25)) == "synced 1 file, 7 B → 2/2 hosts in 1.2 s"
