@@ -20,7 +20,7 @@ from meshgate_gateway.engine.code import Code
 from meshgate_gateway.engine.link import Link
 from meshgate_gateway.engine.monarch import Binding, Fault
 from meshgate_gateway.engine.objects import Actors, Objects, RequestFailed, cached, invalid, ranks_of
-from meshgate_gateway.engine.output import Printed, fold
+from meshgate_gateway.engine.output import Printed, fold, in_messages
 from meshgate_gateway.engine.worker_streams import WorkerStreams
 from meshgate_wire import Fragments, MessageReceived, Pump, Session, WireError
 from meshgate_wire.messages import (
@@ -43,6 +43,10 @@ from meshgate_wire.messages import (
 log = logging.getLogger(__name__)
 
 CONTROL = 0
+# Bytes waiting for the laptop beyond which workers' output is not read, so that who prints more waits: little while
+# it listens, much while it is away, for training must not stop because a lid is closed.
+QUEUED_OUTPUT = 32 * 2**20
+QUEUED_WHILE_AWAY = 512 * 2**20
 _NO_MESHES = Adopted()
 Handler = Callable[[Any, Sequence[Fragments]], "Awaitable[None] | None"]
 
@@ -124,6 +128,7 @@ class Engine:
     def link_writable(self, link: Link) -> None:
         if link is self._link and self._pump is not None:
             self._pump.writable()
+            self._regulate_output()
 
     def link_closed(self, link: Link, reason: str) -> None:
         if link is self._link:
@@ -151,6 +156,11 @@ class Engine:
         self._flushing = False
         if self._pump is not None:
             self._pump.flush()
+        self._regulate_output()
+
+    def _regulate_output(self) -> None:
+        limit = QUEUED_OUTPUT if self._link is not None else QUEUED_WHILE_AWAY
+        self.streams.flow(self.session.queued_bytes < limit)
 
     # --- dispatch ---------------------------------------------------------------------------------------
 
@@ -327,7 +337,8 @@ class Engine:
 
     def _printed(self, lines: list[Printed]) -> None:
         if self._stream_output:
-            self.send(Output(lines=fold(lines)))
+            for part in in_messages(fold(lines)):
+                self.send(Output(lines=part))
 
     def _process_ended(self, mesh: int, rank: int, pid: int) -> None:
         self.meshes.process_ended(mesh, rank, pid)

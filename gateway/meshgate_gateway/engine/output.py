@@ -6,13 +6,14 @@ folding window is told once, with a count.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from meshgate_wire.messages import OutputLine
 
 MAX_LINE = 65_536
+MAX_MESSAGE = 512 * 1024
 MAX_RANKS_NAMED = 64
 End = Literal["\n", "\r", ""]
 
@@ -92,6 +93,21 @@ def fold(printed: Iterable[Printed]) -> tuple[OutputLine, ...]:
         groups[index].append(line)
         latest[line.rank] = index
     return tuple(_line(group) for group in groups)
+
+
+def in_messages(lines: Sequence[OutputLine]) -> Iterator[tuple[OutputLine, ...]]:
+    """``lines`` in parts that fit into a message's header each."""
+    part: list[OutputLine] = []
+    size = 0
+    for line in lines:
+        length = 6 * len(line.text) + 1024  # JSON writes a character as six at most
+        if part and size + length > MAX_MESSAGE:
+            yield tuple(part)
+            part, size = [], 0
+        part.append(line)
+        size += length
+    if part:
+        yield tuple(part)
 
 
 def _line(group: list[Printed]) -> OutputLine:

@@ -67,6 +67,8 @@ class WorkerStreams:
         self._batch: list[Printed] = []
         self._telling: asyncio.TimerHandle | None = None
         self._readers: set[asyncio.Task[None]] = set()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
 
     async def listen(self, host: str | None) -> None:
         """On ``host`` at a free port, or with None on a unix socket that only this user can reach."""
@@ -78,6 +80,13 @@ class WorkerStreams:
         else:
             self._server = await asyncio.start_server(self._accept, host, 0, limit=2**20)
             self.address = f"tcp:{host}:{self._server.sockets[0].getsockname()[1]}"
+
+    def flow(self, flowing: bool) -> None:
+        """Whether output is read. While it is not, workers that print a lot wait, and nobody's memory fills."""
+        if flowing:
+            self._flowing.set()
+        else:
+            self._flowing.clear()
 
     async def close(self) -> None:
         """Stops listening and drops every process still connected, which ends it."""
@@ -130,6 +139,7 @@ class WorkerStreams:
 
         try:
             while data := await reader.read(65_536):
+                await self._flowing.wait()
                 if unfinished is not None:
                     unfinished.cancel()
                     unfinished = None

@@ -3,7 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshgate_gateway.engine.output import LineSplitter, Printed, fold
+from meshgate_gateway.engine.output import MAX_LINE, LineSplitter, Printed, fold, in_messages
+from meshgate_wire.messages import Output, dump_header
 
 
 def printed(rank: int, text: str, host: str = "w-0", stream: str = "stdout") -> Printed:
@@ -65,3 +66,11 @@ def test_folding_loses_no_line_and_keeps_each_ranks_order(events: list[tuple[int
     for rank in range(4):
         told = [line.text for line in lines if rank in line.ranks]
         assert told == [text for each, text in events if each == rank]
+
+
+@given(st.lists(st.text(max_size=300_000), max_size=8))
+def test_output_of_any_length_fits_into_messages(texts: list[str]) -> None:
+    lines = fold([printed(0, text[:MAX_LINE]) for text in texts])
+    parts = list(in_messages(lines))
+    assert [line for part in parts for line in part] == list(lines)
+    assert all(len(dump_header(Output(lines=part))) < 2**20 for part in parts)
