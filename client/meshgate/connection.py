@@ -85,7 +85,7 @@ class Connection:
         self.error: MeshgateError | None = None
         self._settings = settings
         self._handler = handler
-        self._session = Session(Role.CLIENT, manual_streams=None)
+        self._session = Session(Role.CLIENT, manual_streams=None, views=True)
         self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="meshgate-connection", daemon=True)
         self._redialler = Redialler(dialer, settings, session_id, self, self._session.limits)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -110,13 +110,13 @@ class Link(ClientConnection):
     def write(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
         """Sends one binary message. Nothing happens on a connection that is closing: the session will replay."""
         if self.protocol.state is OPEN:
-            payload = b"".join(pieces)
+            size = sum(map(len, pieces))
             mask = self._next_mask()
-            header = binary_header(len(payload), mask)
-            if len(payload) < _JOINED:
-                self.transport.write(header + apply_mask(payload, mask))
+            header = binary_header(size, mask)
+            if size < _JOINED:
+                self.transport.write(header + apply_mask(b"".join(pieces), mask))
             else:
-                self.transport.writelines((header, apply_mask(payload, mask)))
+                self.transport.writelines((header, *_masked(pieces, mask)))
 
     def _next_mask(self) -> bytes:
         """Four bytes that nobody can foresee: nobody on the way may be made to see bytes of our choice."""
@@ -151,6 +151,15 @@ class Link(ClientConnection):
     async def wait_lost(self) -> None:
         """Returns once the connection is over."""
         await asyncio.shield(self.connection_lost_waiter)
+
+
+def _masked(pieces: Sequence[bytes | bytearray | memoryview], mask: bytes) -> Iterator[bytes]:
+    """The pieces as if they had been masked as one."""
+    at = 0
+    for piece in pieces:
+        turn = at % 4
+        yield apply_mask(piece, mask[turn:] + mask[:turn])
+        at += len(piece)
 
 
 async def open_link(route: Route, path: str, headers: dict[str, str], receiver: Receiver, *, max_size: int) -> Link:

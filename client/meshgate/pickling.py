@@ -33,6 +33,7 @@ from meshgate.refusals import Refusal, find_refusal
 from meshgate.shape import Region, Shape
 from meshgate.tensors import reduce_tensor
 from meshgate.value_mesh import ValueMesh
+from meshgate_wire import Sendable
 from meshgate_wire.messages import Argument
 
 __all__ = [
@@ -50,6 +51,7 @@ Buffer: TypeAlias = bytes | memoryview
 Resolve: TypeAlias = Callable[[object], Argument | None]
 
 OUT_OF_BAND = 4096
+COPIED_AT_ONCE = 1 << 20
 PROTOCOL = 5
 
 
@@ -61,7 +63,7 @@ class Pickled:
     """
 
     data: bytes
-    buffers: tuple[Buffer, ...] = ()
+    buffers: tuple[Sendable, ...] = ()
     arguments: tuple[Argument, ...] = ()
     code: tuple[str, ...] = ()
 
@@ -174,7 +176,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, resolve: Resolve | None, with_source: bool = False) -> None:
         self.file = io.BytesIO()
         self._sources: dict[str, Deferred] | None = {} if with_source else None
-        self.buffers: list[Buffer] = []
+        self.buffers: list[Sendable] = []
         self.arguments: list[Argument] = []
         self.code: dict[str, None] = {}
         self._resolve = resolve
@@ -184,7 +186,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         view = buffer.raw()
         if view.nbytes < OUT_OF_BAND:
             return True
-        self.buffers.append(view if type(view.obj) is bytes else bytes(view))
+        self.buffers.append(view if type(view.obj) is bytes else _copy(view))
         return False
 
     def reducer_override(self, obj: Any) -> Any:
@@ -251,6 +253,13 @@ class _ReferencePickler(_Pickler):
         self._held.append(obj)
         self._ids[id(obj)] = len(self.arguments) - 1
         return len(self.arguments) - 1
+
+
+def _copy(view: memoryview) -> Sendable:
+    """In pieces: a copy of gigabytes in one would keep every other thread from running."""
+    if view.nbytes <= COPIED_AT_ONCE:
+        return bytes(view)
+    return [bytes(view[at : at + COPIED_AT_ONCE]) for at in range(0, view.nbytes, COPIED_AT_ONCE)]
 
 
 def _dump(value: object, resolve: Resolve | None, with_source: bool = False) -> Pickled:

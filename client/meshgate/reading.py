@@ -35,12 +35,12 @@ class ResultReader:
 
     def value(self, buffer: Fragments, objects: Adopted) -> Any:
         same_python = self._client.same_python
-        return loads(buffer.join(), objects=objects.objects, make_proxy=self, same_python=same_python)
+        return loads(buffer, objects=objects.objects, make_proxy=self, same_python=same_python)
 
     def raised(self, buffer: Fragments, objects: Adopted) -> Raised:
         """What an endpoint raised."""
         same_python = self._client.same_python
-        return loads_raised(buffer.join(), objects=objects.objects, make_proxy=self, same_python=same_python)
+        return loads_raised(buffer, objects=objects.objects, make_proxy=self, same_python=same_python)
 
     def error(self, failure: Failure, buffers: Sequence[Fragments], endpoint: str) -> MeshgateError:
         raised = [self.raised(buffer, Adopted()) for buffer in buffers]

@@ -24,10 +24,11 @@ from meshgate.failures import Raised
 from meshgate.likeness import Likeness, likeness_of
 from meshgate.monarch_names import MEANINGS, PortAddress, absent
 from meshgate.shape import Region, Shape
+from meshgate_wire import Fragments, FragmentsFile
 
 __all__ = ["MakeProxy", "MeshHandle", "loads", "loads_raised"]
 
-Data: TypeAlias = bytes | bytearray | memoryview
+Data: TypeAlias = bytes | bytearray | memoryview | Fragments
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def loads_raised(
         return _raised(_LenientUnpickler(data, objects, make_proxy, same_python).load())
     except Exception as error:  # noqa: BLE001 (whatever the constructor of a user's exception raises)
         try:
-            return _raised(_LikenessUnpickler(io.BytesIO(data)).load())
+            return _raised(_LikenessUnpickler(_file(data)).load())
         except Exception:  # noqa: BLE001
             return Raised(None, f"A remote call failed, and its error cannot be read here: {error}", "")
 
@@ -122,6 +123,12 @@ class _ForeignFunction:
         )
 
 
+def _file(data: Data) -> io.BytesIO | FragmentsFile:
+    if not isinstance(data, Fragments):
+        return io.BytesIO(data)
+    return io.BytesIO(data.join()) if len(data.fragments) == 1 else data.open()
+
+
 def _made(make: Callable[..., Any], *args: Any) -> Any:
     return make(*args)
 
@@ -143,7 +150,7 @@ _OWN = {
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, data: Data, objects: Sequence[int], make_proxy: MakeProxy | None, same_python: bool) -> None:
-        super().__init__(io.BytesIO(data))
+        super().__init__(_file(data))
         self._objects = iter(objects)
         self._make = make_proxy
         self._same_python = same_python

@@ -12,7 +12,7 @@ from .errors import (
     WireError,
 )
 from .events import Established, Event, MessageReceived
-from .fragments import Buffer, Fragments, Sendable
+from .fragments import Buffer, Fragments, FragmentsFile, Sendable
 from .frames import Hello, PeerLimits
 from .handshake import Role
 from .limits import Limits
@@ -27,6 +27,7 @@ __all__ = [
     "Established",
     "Event",
     "Fragments",
+    "FragmentsFile",
     "Header",
     "Hello",
     "LimitExceeded",

@@ -75,12 +75,13 @@ class _Partial:
     """A message that has begun and not ended."""
 
     __slots__ = (
-        "_buffers", "_fragments", "_header", "_lengths", "_limits", "_missing", "_preamble", "_step", "_wanted",
-        "announced", "received", "stream",
+        "_buffers", "_fragments", "_header", "_lengths", "_limits", "_missing", "_preamble", "_step", "_views",
+        "_wanted", "announced", "received", "stream",
     )  # fmt: skip
 
-    def __init__(self, stream: int, limits: Limits) -> None:
+    def __init__(self, stream: int, limits: Limits, views: bool) -> None:
         self.stream = stream
+        self._views = views
         self.received = 0
         self.announced = 0  # the size of the whole, once it is known
         self._limits = limits
@@ -90,7 +91,7 @@ class _Partial:
         self._header: Header | None = None
         self._lengths: tuple[int, ...] = ()
         self._buffers: list[Fragments] = []
-        self._fragments: list[bytes] = []  # of the current buffer
+        self._fragments: list[bytes | memoryview] = []  # of the current buffer
         self._missing = 0  # of the current buffer
 
     def feed(self, data: bytes, start: int, end: int) -> None:
@@ -103,16 +104,18 @@ class _Partial:
             if len(self._preamble) < self._wanted:
                 return
             self._step()
+        # A view keeps all of ``data``: worth it where that is mostly this message.
+        source = memoryview(data) if self._views and 2 * (end - start) > len(data) else data
         while start < end:
             if not self._missing:
                 raise ProtocolError(
                     f"a message on stream {self.stream} announces {self.announced} bytes "
                     f"and has {self.received} or more"
                 )
-            part = data[start : min(end, start + self._missing)]
-            self._fragments.append(part)
-            start += len(part)
-            self._missing -= len(part)
+            fragment = source[start : min(end, start + self._missing)]
+            self._fragments.append(fragment)
+            start += len(fragment)
+            self._missing -= len(fragment)
             if not self._missing:
                 self._close_buffer()
 
@@ -159,12 +162,16 @@ class _Partial:
 
 
 class Assembly:
-    """The messages that are coming in, at most one a stream."""
+    """The messages that are coming in, at most one a stream.
 
-    __slots__ = ("_limits", "_partials", "announced")
+    With ``views`` their large buffers are views of what was received, rather than copies as ``bytes``.
+    """
 
-    def __init__(self, limits: Limits) -> None:
+    __slots__ = ("_limits", "_partials", "_views", "announced")
+
+    def __init__(self, limits: Limits, *, views: bool = False) -> None:
         self._limits = limits
+        self._views = views
         self._partials: dict[int, _Partial] = {}
         self.announced = 0  # bytes of all partial messages, as far as their sizes are known
 
@@ -204,7 +211,7 @@ class Assembly:
             raise LimitExceeded(
                 "a number of unfinished messages", len(self._partials) + 1, self._limits.max_partial_messages
             )
-        partial = self._partials[stream] = _Partial(stream, self._limits)
+        partial = self._partials[stream] = _Partial(stream, self._limits, self._views)
         return partial
 
     def _feed(self, partial: _Partial, data: bytes, start: int, end: int) -> None:

@@ -6,21 +6,21 @@ buffer need not pay: so a received buffer is its chunks, and joining is the read
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pickle import PickleBuffer
 from typing import TypeAlias
 
-__all__ = ["Buffer", "Fragments", "Sendable"]
+__all__ = ["Buffer", "Fragments", "FragmentsFile", "Sendable"]
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview | PickleBuffer"
 
 
 class Fragments:
-    """One received buffer, as the ``bytes`` it arrived in. Immutable; ``len()`` is its size in bytes."""
+    """One received buffer, in the pieces it arrived in. Immutable; ``len()`` is its size in bytes."""
 
     __slots__ = ("_length", "fragments")
 
-    def __init__(self, fragments: tuple[bytes, ...] = (), length: int | None = None) -> None:
+    def __init__(self, fragments: tuple[bytes | memoryview, ...] = (), length: int | None = None) -> None:
         self.fragments = fragments
         self._length = sum(map(len, fragments)) if length is None else length
 
@@ -29,9 +29,13 @@ class Fragments:
 
     def join(self) -> bytes:
         """The buffer in one piece. No copy where it arrived in one."""
-        if len(self.fragments) == 1:
+        if len(self.fragments) == 1 and isinstance(self.fragments[0], bytes):
             return self.fragments[0]
         return b"".join(self.fragments)
+
+    def open(self) -> FragmentsFile:
+        """The buffer as a file, for who reads it once and in order, such as ``pickle``."""
+        return FragmentsFile(self.fragments)
 
     def joined_bytearray(self) -> bytearray:
         """A copy that may be written to, made in one pass."""
@@ -46,6 +50,48 @@ class Fragments:
 
     def __repr__(self) -> str:
         return f"<Fragments {self._length} bytes in {len(self.fragments)}>"
+
+
+class FragmentsFile:
+    """A file of fragments: nothing is joined, and reading a large piece lets other threads run in between."""
+
+    __slots__ = ("_at", "_fragments", "_index")
+
+    def __init__(self, fragments: Sequence[bytes | memoryview]) -> None:
+        self._fragments = [memoryview(fragment) for fragment in fragments]
+        self._index = 0
+        self._at = 0  # in the fragment that is being read
+
+    def read(self, size: int) -> bytes:
+        """``size`` bytes, or what is left."""
+        return b"".join(self._pieces(size))
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fills ``buffer`` as far as there is data; returns how far."""
+        target = memoryview(buffer).cast("B")
+        at = 0
+        for piece in self._pieces(len(target)):
+            target[at : at + len(piece)] = piece
+            at += len(piece)
+        return at
+
+    def readline(self) -> bytes:
+        """Up to and with the next line end."""
+        line = bytearray()
+        while not line.endswith(b"\n") and (byte := self.read(1)):
+            line += byte
+        return bytes(line)
+
+    def _pieces(self, size: int) -> Iterator[memoryview]:
+        while size and self._index < len(self._fragments):
+            fragment = self._fragments[self._index]
+            piece = fragment[self._at : self._at + size]
+            size -= len(piece)
+            self._at += len(piece)
+            if self._at == len(fragment):
+                self._index += 1
+                self._at = 0
+            yield piece
 
 
 # A buffer to send: whole, in pieces that follow one another, or as it was received.

@@ -76,7 +76,7 @@ class Session:
     """One side of a session. ``software``: this side's version, for the peer's messages about a mismatch.
 
     ``manual_streams`` says of a stream whether its messages keep their credit until ``consume``; ``manual`` adds
-    single streams. Both count when a message is complete.
+    single streams. Both count when a message is complete. With ``views``, large buffers are received as views.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class Session:
         limits: Limits | None = None,
         software: str = SOFTWARE_VERSION,
         manual_streams: Callable[[int], bool] | None = None,
+        views: bool = False,
     ) -> None:
         self.role = role
         self.limits = limits or Limits()
@@ -98,7 +99,8 @@ class Session:
         self._outbox = Outbox(self.limits)
         self._sent = Unacknowledged()
         self._windows = ReceiveWindows(self.limits.window, self.limits.max_tracked_streams)
-        self._assembly = Assembly(self.limits)
+        self._views = views
+        self._assembly = Assembly(self.limits, views=views)
         self._undelivered: list[Event] = []  # from before an error
         self._received = 0  # the number of the last frame that was taken in
         self._hello_due = False
@@ -236,7 +238,7 @@ class Session:
             self.failure = error
             self._outbox = Outbox(self.limits)  # what they kept is of no more use
             self._sent = Unacknowledged()
-            self._assembly = Assembly(self.limits)
+            self._assembly = Assembly(self.limits, views=self._views)
 
     def _receive(self, data: bytes | bytearray | memoryview, events: list[Event]) -> None:
         size = len(data)

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import io
+import pickle
 from pickle import PickleBuffer
 
 import numpy
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshgate_wire import Fragments
 from meshgate_wire.fragments import flatten
@@ -73,3 +77,28 @@ def test_an_array_in_fortran_order_goes_as_its_memory_lies() -> None:
 def test_memory_with_gaps_is_refused() -> None:
     with pytest.raises(TypeError, match="contiguous"):
         flatten(numpy.arange(10, dtype="u1")[::2].data)
+
+
+@given(
+    pieces=st.lists(st.binary(max_size=20), max_size=6),
+    reads=st.lists(st.tuples(st.sampled_from(["read", "readinto", "readline"]), st.integers(0, 30)), max_size=8),
+)
+def test_a_buffer_reads_as_a_file(pieces: list[bytes], reads: list[tuple[str, int]]) -> None:
+    read, real = Fragments(tuple(pieces)).open(), io.BytesIO(b"".join(pieces))
+    for method, size in reads:
+        if method == "readinto":
+            got, expected = bytearray(size), bytearray(size)
+            assert read.readinto(memoryview(got)) == real.readinto(expected)
+            assert got == expected
+        else:
+            assert read.readline() == real.readline() if method == "readline" else read.read(size) == real.read(size)
+
+
+def test_a_pickle_is_read_without_joining() -> None:
+    value = {"array": numpy.arange(300_000), "text": "x" * 100_000, "few": list(range(1000))}
+    data = pickle.dumps(value, 5)
+    pieces = tuple(data[at : at + 65_536] for at in range(0, len(data), 65_536))
+    read = pickle.Unpickler(Fragments(pieces).open()).load()
+    assert read["text"] == value["text"]
+    assert read["few"] == value["few"]
+    assert (read["array"] == value["array"]).all()

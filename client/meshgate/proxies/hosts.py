@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeVar
 
@@ -14,6 +13,7 @@ from meshgate.pickling import dumps
 from meshgate.proxies.mesh import MeshProxy, Owned
 from meshgate.proxies.procs import ProcMeshProxy
 from meshgate.shape import Shape
+from meshgate_wire.fragments import flatten
 from meshgate_wire.messages import Initialized, SpawnProcs, Stop, stream_of
 
 __all__ = ["HostMeshProxy"]
@@ -135,7 +135,7 @@ def _refuse_unsupported(**given: object) -> None:
 def _pickled_bootstrap(bootstrap: Callable[[], Any]) -> bytes:
     pickled = dumps(bootstrap)
     if pickled.buffers:
-        size = math.fsum(len(buffer) for buffer in pickled.buffers)
+        size = sum(flatten(buffer)[0] for buffer in pickled.buffers)
         raise UnpicklableArgument(
             f"bootstrap carries {size / 1e6:.1f} MB of arrays or bytes; pass data to an actor instead",
             argument="bootstrap",

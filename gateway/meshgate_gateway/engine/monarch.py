@@ -38,7 +38,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "HYPERACTOR_CODEC_MAX_FRAME_LENGTH": str(16 * 2**30),
 }
 
-Fragments: TypeAlias = Sequence[bytes]
+Fragments: TypeAlias = Sequence[bytes | memoryview]  # views only of what this process itself has made
 SLICE_CACHE = 256
 COPIED = 16 * 1024  # smaller replies are copied, which is cheaper than a view
 

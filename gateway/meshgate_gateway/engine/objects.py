@@ -83,7 +83,7 @@ class Actors:
     inner: Any
     name: str
     class_name: str
-    class_data: Sequence[bytes]
+    class_data: Sequence[bytes | memoryview]
     region: Region
     procs: Procs | None
     procs_part: Any = None  # the mesh object the actors were spawned on
