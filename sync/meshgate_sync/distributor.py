@@ -26,7 +26,7 @@ from .versions import Board, Standing
 __all__ = ["Distributor", "Laptop", "Progress"]
 
 _REMEMBERED = 8
-INLINE = 512 * 1024
+INLINE = 2 * 1024 * 1024
 """Versions that bring no more bytes than this travel with their announcement; larger ones in stripes."""
 
 

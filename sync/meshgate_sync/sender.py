@@ -18,8 +18,9 @@ from .tree import EMPTY, Directory
 
 __all__ = ["Message", "Offered", "Sender"]
 
-INLINE = 512 * 1024
+INLINE = 2 * 1024 * 1024
 _PACK = 1024 * 1024
+_PIECE_OVERHEAD = 36
 _PROBE_FIRST = 64 * 1024
 _REMEMBERED = 8
 
@@ -83,8 +84,9 @@ class Sender:
         size = 0
         if pieces:
             packed = pack(pieces)
-            size = len(packed)
-            buffers.append(squeeze(packed))
+            if len(packed) <= MAX_PACK:  # else they are too many, and asked for
+                size = len(packed)
+                buffers.append(squeeze(packed))
         header = SyncOffer(root=tree.digest.hex(), delta_size=len(data), pack_size=size)
         return (self._count((header, tuple(buffers))),)
 
@@ -122,7 +124,7 @@ class Sender:
                 yield self._count((SyncGone(root=header.root, path=os.fsdecode(place[0]) if place else ""), ()))
                 return
             batch.append((digest, data))
-            size += len(data)
+            size += len(data) + _PIECE_OVERHEAD
             if size >= _PACK:
                 yield self._packed(header.root, batch)
                 batch, size = [], 0

@@ -169,6 +169,15 @@ def test_pieces_go_out_in_packs(tmp_path: Path) -> None:
     assert sum(len(unpack(unsqueeze(buffers[0], header.size))) for header, buffers in packs) == 50  # type: ignore[union-attr]
 
 
+def test_a_great_many_tiny_files_fit_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshgate_sync.sender.MAX_PACK", 5000)
+    monkeypatch.setattr("meshgate_sync.sender._PACK", 3000)
+    gateway = Gateway()
+    tree = scanned(tmp_path / "t", many(200))
+    bring(Sender(tmp_path / "t"), gateway, tree)
+    assert gateway.lacks(tree.digest) == ()
+
+
 @pytest.mark.parametrize("change", ["edited", "removed"])
 def test_a_file_changed_since_the_scan_is_told_gone(tmp_path: Path, change: str) -> None:
     tree = scanned(tmp_path / "t", {b"a": b"1", b"b": b"2"})
