@@ -180,14 +180,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.arguments: list[Argument] = []
         self.code: dict[str, None] = {}
         self._resolve = resolve
-        super().__init__(self.file, protocol=PROTOCOL, buffer_callback=self._in_band)
-
-    def _in_band(self, buffer: pickle.PickleBuffer) -> bool:
-        view = buffer.raw()
-        if view.nbytes < OUT_OF_BAND:
-            return True
-        self.buffers.append(view if type(view.obj) is bytes else _copy(view))
-        return False
+        # Not a method of this object: that would keep the buffers until a garbage collection.
+        super().__init__(self.file, protocol=PROTOCOL, buffer_callback=functools.partial(_in_band, self.buffers))
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -253,6 +247,15 @@ class _ReferencePickler(_Pickler):
         self._held.append(obj)
         self._ids[id(obj)] = len(self.arguments) - 1
         return len(self.arguments) - 1
+
+
+def _in_band(beside: list[Sendable], buffer: pickle.PickleBuffer) -> bool:
+    """Whether ``buffer`` goes into the pickle; otherwise it is put ``beside`` it."""
+    view = buffer.raw()
+    if view.nbytes < OUT_OF_BAND:
+        return True
+    beside.append(view if type(view.obj) is bytes else _copy(view))
+    return False
 
 
 def _copy(view: memoryview) -> Sendable:

@@ -86,7 +86,7 @@ class _Partial:
         self.announced = 0  # the size of the whole, once it is known
         self._limits = limits
         self._preamble = bytearray()  # what has come of counts, lengths and header
-        self._step = self._read_counts
+        self._step = _Partial._read_counts  # bound, it would keep the message until a garbage collection
         self._wanted = _COUNTS.size  # the size of the preamble at which the step can be taken
         self._header: Header | None = None
         self._lengths: tuple[int, ...] = ()
@@ -103,7 +103,7 @@ class _Partial:
             start += len(part)
             if len(self._preamble) < self._wanted:
                 return
-            self._step()
+            self._step(self)
         # A view keeps all of ``data``: worth it where that is mostly this message.
         source = memoryview(data) if self._views and 2 * (end - start) > len(data) else data
         while start < end:
@@ -130,7 +130,7 @@ class _Partial:
         header_bytes, count = _COUNTS.unpack(self._preamble)
         _check_counts(self._limits, header_bytes, count)
         self._wanted += 8 * count
-        self._step = self._read_lengths
+        self._step = _Partial._read_lengths
 
     def _read_lengths(self) -> None:
         count = (self._wanted - _COUNTS.size) // 8
@@ -141,7 +141,7 @@ class _Partial:
         self.announced = announced
         self._lengths = tuple(lengths)
         self._wanted += header_bytes
-        self._step = self._read_header
+        self._step = _Partial._read_header
 
     def _read_header(self) -> None:
         self._header = _parse_header(self.stream, bytes(self._preamble[_COUNTS.size + 8 * len(self._lengths) :]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import pickle
 import sys
@@ -547,3 +548,21 @@ def test_worker_names_are_names_of_monarch() -> None:
 def test_every_exported_shape_has_a_rule() -> None:
     for kind in (Shape, Extent, Point, extent.Extent):
         assert kind in pickling._RULES
+
+
+def test_what_was_pickled_is_let_go_at_once() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        assert dumps([np.zeros(OUT_OF_BAND), "text", {1: object}]).buffers
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def test_a_large_array_is_copied_in_pieces() -> None:
+    array = np.arange(400_000)
+    (beside,) = dumps(array).buffers
+    array[:] = 0
+    assert isinstance(beside, list)
+    assert (np.frombuffer(b"".join(beside), array.dtype) == np.arange(400_000)).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 from struct import pack
 
@@ -168,3 +169,28 @@ def test_what_is_announced_takes_no_memory_until_it_comes() -> None:
         tracemalloc.stop()
     assert assembly.announced > 4_000_000_000
     assert peak < 20_000
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_what_is_done_with_is_let_go_at_once(views: bool) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        assembly = Assembly(Limits(), views=views)
+        assert feed(assembly, encoded(1, 20 * KIB, 3), [2 * KIB, 9 * KIB]) is not None
+        del assembly
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def test_views_are_of_what_was_received_unless_that_is_mostly_something_else() -> None:
+    assembly = Assembly(Limits(), views=True)
+    data = encoded(1, 20 * KIB)
+    cut = 12 * KIB
+    assembly.receive(FIRST, 1, data[:cut], 0, cut)
+    rest = data[cut:]
+    whole = assembly.receive(LAST, 1, rest + bytes(20 * KIB), 0, len(rest))
+    assert whole is not None
+    assert [type(fragment) for fragment in whole.buffers[0].fragments] == [memoryview, bytes]
+    assert whole.buffers[0].join() == pattern(20 * KIB, 1)

@@ -24,7 +24,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")
 Selection = Literal["all", "choose"]
-_PLAIN = frozenset({int, float, bool, type(None)})
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 Adverb = Literal["call", "call_one", "choose", "stream", "broadcast"]
 
 
