@@ -18,7 +18,7 @@ from meshgate_kubernetes.observe import Observer, Source
 from meshgate_kubernetes.readiness import Listener
 from meshgate_kubernetes.spec import JobSpec, Object
 
-__all__ = ["create_owned", "create_parent", "delete", "read_spec"]
+__all__ = ["create_owned", "create_parent", "delete", "read_spec", "wait_gone"]
 
 DELETE_TIMEOUT = 120.0
 _EVERY_KIND = [
@@ -35,9 +35,9 @@ _EVERY_KIND = [
 ]
 
 
-def create_parent(api: Api, spec: JobSpec) -> Object:
+def create_parent(api: Api, spec: JobSpec, owner: str = "") -> Object:
     """Makes the job's parent, which all else will belong to. Conflict when there is a job of this name."""
-    return api.create(manifests.parent(spec))
+    return api.create(manifests.parent(spec, owner))
 
 
 def create_owned(api: Api, spec: JobSpec, parent: Object, token: str, listener: Listener) -> None:
@@ -108,7 +108,25 @@ def delete(api: Api, name: str, namespace: str, *, uid: str | None = None, timeo
         if uid is not None:
             return
         _delete_leftovers(api, names, namespace, kinds)
-    sources = [Source(kind, names.selector()) for kind in ("ConfigMap", "Pod")]
+    wait_gone(api, name, namespace, timeout)
+    left = [name for kind in kinds for name in _names_left(api, kind, namespace, names.selector())]
+    if left:
+        raise Refused(
+            f"job {name!r} was deleted, but after {timeout:g} s this is still there: {', '.join(left)}. "
+            "A finalizer or an unreachable node may hold it back"
+        )
+
+
+def _names_left(api: Api, kind: str, namespace: str, selector: str) -> list[str]:
+    try:
+        return [f"{kind} {obj['metadata']['name']}" for obj in api.find(kind, namespace, selector)[0]]
+    except Forbidden:  # whoever may not see it has not made it
+        return []
+
+
+def wait_gone(api: Api, name: str, namespace: str, timeout: float = DELETE_TIMEOUT) -> None:
+    """Returns when the parent and the pods of a job that is being deleted are gone, or after ``timeout`` seconds."""
+    sources = [Source(kind, Names(name).selector()) for kind in ("ConfigMap", "Pod")]
     with Observer(api, namespace, sources) as seen:
 
         def gone() -> bool:
@@ -116,14 +134,6 @@ def delete(api: Api, name: str, namespace: str, *, uid: str | None = None, timeo
             return not seen.objects("ConfigMap") and not seen.objects("Pod")
 
         seen.wait_for(gone, timeout)
-    left = [
-        f"{kind} {obj['metadata']['name']}" for kind in kinds for obj in api.find(kind, namespace, names.selector())[0]
-    ]
-    if left:
-        raise Refused(
-            f"job {name!r} was deleted, but after {timeout:g} s this is still there: {', '.join(left)}. "
-            "A finalizer or an unreachable node may hold it back"
-        )
 
 
 def _bury(api: Api, namespace: str, pods: Sequence[Object]) -> None:

@@ -31,7 +31,8 @@ from meshgate_kubernetes.spec import DEFAULT_PORT
 from meshgate_sync.scan import git_root
 
 if TYPE_CHECKING:
-    from meshgate.kubernetes.cluster import Cluster, RunningJob
+    from meshgate.kubernetes.cluster import Cluster
+    from meshgate_kubernetes.jobs import RunningJob
 
 __all__ = ["ImageSpec", "KubernetesJob"]
 
@@ -209,7 +210,7 @@ class KubernetesJob(JobTrait):
         job = cls()
         job._asked = JobAsked.model_validate(spec)
         if allocation is not None:
-            from meshgate.kubernetes.cluster import RunningJob  # noqa: PLC0415
+            from meshgate_kubernetes.jobs import RunningJob  # noqa: PLC0415
 
             job._found = RunningJob.model_validate(allocation)
         return job

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from meshgate.jobs.compute import Compute, default_gateway_image, describe, plain, selector_text
-from meshgate_kubernetes.manifests import monarch_mesh_name, own_selector
+from meshgate_kubernetes.manifests import OPERATOR_SELECTOR, own_selector
 from meshgate_kubernetes.names import POD_INDEX_LABEL, check_mesh_name
 from meshgate_kubernetes.spec import DEFAULT_PORT, JobSpec, MeshSpec, Object, WorkerSpec, parse_selector
 
 __all__ = ["ImageSpec", "JobAsked", "MeshAsked", "mesh_like_monarch", "mesh_of_compute", "mesh_of_selector"]
-
-OPERATOR_LABELS = "app.kubernetes.io/name=monarch-worker,monarch.pytorch.org/mesh-name="
 
 
 class ImageSpec(BaseModel):
@@ -56,20 +54,14 @@ class MeshAsked(BaseModel):
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
 
-    def spec(self, job: str, *, monarch: bool, replicas: int | None = None) -> MeshSpec:
-        """As a part of ``job``; ``monarch``: made by the MonarchMesh operator. ``replicas``: as many were found."""
-        way: Literal["statefulset", "monarchmesh", "selector"]
-        if self.worker is None:
-            way, selector = "selector", self.selector or f"{OPERATOR_LABELS}{self.name}"
-        elif monarch:
-            way, selector = "monarchmesh", f"{OPERATOR_LABELS}{monarch_mesh_name(job, self.name)}"
-        else:
-            way, selector = "statefulset", own_selector(job, self.name)
+    def spec(self, job: str) -> MeshSpec:
+        """As a part of the job called ``job``, before any cluster has had a say."""
+        selector = self.selector or f"{OPERATOR_SELECTOR}{self.name}"
         return MeshSpec(
             name=self.name,
-            replicas=self.replicas if replicas is None else replicas,
-            way=way,
-            selector=selector,
+            replicas=self.replicas,
+            way="selector" if self.worker is None else "statefulset",
+            selector=selector if self.worker is None else own_selector(job, self.name),
             rank_label=self.rank_label,
             port=self.port,
             worker=self.worker,
@@ -96,14 +88,14 @@ class JobAsked(BaseModel):
         others = tuple(each for each in self.meshes if each.name != mesh.name)
         return self.model_copy(update={"meshes": (*others, mesh)})
 
-    def spec(self, name: str, *, monarch: bool, found: Mapping[str, int]) -> JobSpec:
-        """The job as ``name``. ``found``: the number of pods of the meshes that take what there is."""
+    def spec(self, name: str) -> JobSpec:
+        """The job as ``name``, before any cluster has had a say. Raises ValueError."""
         workers = [mesh.worker for mesh in self.meshes if mesh.worker is not None]
         try:
             return JobSpec(
                 name=name,
                 namespace=self.namespace,
-                meshes=tuple(mesh.spec(name, monarch=monarch, replicas=found.get(mesh.name)) for mesh in self.meshes),
+                meshes=tuple(mesh.spec(name) for mesh in self.meshes),
                 gateway_image=default_gateway_image(),
                 gateway_pull_policy=next((each.image_pull_policy for each in workers if each.image_pull_policy), None),
                 image_pull_secrets=tuple(dict.fromkeys(name for each in workers for name in each.image_pull_secrets)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, TextIO
 
@@ -21,7 +22,7 @@ from meshgate_kubernetes.readiness import MeshProgress, Progress
 from meshgate_kubernetes.spec import Object
 from meshgate_kubernetes.waiting import Stage
 
-__all__ = ["Display", "PlainDisplay", "RichDisplay", "SilentDisplay", "choose_display", "duration"]
+__all__ = ["Display", "PlainDisplay", "RichDisplay", "SilentDisplay", "choose_display", "duration", "told_when_up"]
 
 
 class Display(Protocol):
@@ -168,3 +169,10 @@ def duration(seconds: int) -> str:
     if seconds < 120:
         return f"{seconds} s"
     return f"{seconds / 60:g} min" if seconds < 3600 else f"{seconds / 3600:g} h"
+
+
+def told_when_up(meshes: Mapping[str, int], idle_timeout: int) -> str:
+    """The line that remains."""
+    pods = ", ".join(f"{name} {count}" for name, count in meshes.items())
+    idle = f"ends itself after {duration(idle_timeout)} without a session"
+    return f"is up: {pods}; {idle if idle_timeout else 'runs until killed'}"

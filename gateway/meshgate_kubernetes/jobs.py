@@ -1,0 +1,138 @@
+"""The life of a job in a cluster, whole: started and up, or gone without a trace; found again; ended.
+
+This is what the client does with a user's kubeconfig, and a gateway for those who have no rights of their own.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import secrets
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from meshgate_kubernetes import provision
+from meshgate_kubernetes.api import Api
+from meshgate_kubernetes.discovery import ranked
+from meshgate_kubernetes.errors import Conflict, KubernetesError, NotFound
+from meshgate_kubernetes.manifests import OPERATOR_SELECTOR, OWNER_ANNOTATION, monarch_mesh_name
+from meshgate_kubernetes.names import Names
+from meshgate_kubernetes.readiness import Listener, wait_ready
+from meshgate_kubernetes.spec import JobSpec, MeshSpec
+
+__all__ = ["RunningJob", "end", "find", "owner_of", "resolve", "runs", "start"]
+
+log = logging.getLogger("meshgate.kubernetes")
+
+
+class RunningJob(BaseModel):
+    """What it takes to use and to end a job in a cluster, from any machine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    namespace: str
+    uid: str
+    token: str = Field(repr=False)
+    meshes: dict[str, int]
+
+
+def resolve(api: Api, spec: JobSpec) -> JobSpec:
+    """``spec`` as this cluster can have it: pods are left to the MonarchMesh operator where it is installed, and a
+    mesh that takes the pods it finds gets their number. Raises NotFound when it finds none."""
+    monarch = any(mesh.worker is not None for mesh in spec.meshes) and api.serves("MonarchMesh")
+    return spec.model_copy(update={"meshes": tuple(_resolved(api, spec, mesh, monarch) for mesh in spec.meshes)})
+
+
+def _resolved(api: Api, spec: JobSpec, mesh: MeshSpec, monarch: bool) -> MeshSpec:
+    if mesh.way == "selector":
+        if mesh.replicas:
+            return mesh
+        pods, _ = api.find("Pod", spec.namespace, mesh.selector)
+        count = len(ranked(mesh, pods))
+        if not count:
+            raise NotFound(f"no pod in namespace {spec.namespace!r} matches the selector {mesh.selector!r}")
+        return mesh.model_copy(update={"replicas": count})
+    if not monarch:
+        return mesh
+    selector = f"{OPERATOR_SELECTOR}{monarch_mesh_name(spec.name, mesh.name)}"
+    return mesh.model_copy(update={"way": "monarchmesh", "selector": selector})
+
+
+def start(api: Api, asked: JobSpec, listener: Listener, *, timeout: float | None, owner: str = "") -> RunningJob:
+    """Makes the job and waits until it is up, or takes the one of its name that is there if it is the same.
+
+    ``owner`` is written down as who asked for it. Whatever goes wrong, a Ctrl-C too, nothing of a new job remains.
+    Raises JobNotReady and the other KubernetesErrors; Conflict when a different job has the name.
+    """
+    spec = resolve(api, asked)
+    try:
+        parent = provision.create_parent(api, spec, owner)
+    except Conflict as error:
+        existing = _existing(api, spec, owner, error)
+        if existing is not None:
+            wait_ready(api, spec, listener, timeout)
+            return find(api, spec.name, spec.namespace)
+        parent = provision.create_parent(api, spec, owner)
+    uid, token = str(parent["metadata"]["uid"]), secrets.token_urlsafe(32)
+    try:
+        provision.create_owned(api, spec, parent, token, listener)
+        wait_ready(api, spec, listener, timeout)
+    except BaseException:
+        _clean_up(api, spec, uid)
+        raise
+    return _running(spec, uid, token)
+
+
+def _existing(api: Api, spec: JobSpec, owner: str, error: Conflict) -> JobSpec | None:
+    """The job of this name if it may be taken; None when it was on its way out and is gone by now."""
+    try:
+        existing, _ = provision.read_spec(api, spec.name, spec.namespace)
+    except NotFound:
+        provision.wait_gone(api, spec.name, spec.namespace)
+        return None
+    except ValueError:
+        raise error from None
+    if existing != spec or owner_of(api, spec.name, spec.namespace) != owner:
+        raise Conflict(
+            f"a job {spec.name!r} runs already in namespace {spec.namespace!r}, and is not what is asked for now: end "
+            "it first, or choose another name"
+        ) from error
+    return existing
+
+
+def _clean_up(api: Api, spec: JobSpec, uid: str) -> None:
+    try:
+        provision.delete(api, spec.name, spec.namespace, uid=uid)
+    except KubernetesError as error:  # the reason why the job failed matters more
+        log.warning("what was made of job %r could not be removed: %s", spec.name, error)
+
+
+def find(api: Api, name: str, namespace: str) -> RunningJob:
+    """The running job of this name. Raises NotFound."""
+    spec, uid = provision.read_spec(api, name, namespace)
+    secret = api.get("Secret", Names(name).secret, namespace)
+    return _running(spec, uid, base64.b64decode(secret["data"]["token"]).decode())
+
+
+def owner_of(api: Api, name: str, namespace: str) -> str:
+    """Who asked a gateway for the job, "" when nobody did. Raises NotFound."""
+    parent = api.get("ConfigMap", Names(name).parent, namespace)
+    return str((parent["metadata"].get("annotations") or {}).get(OWNER_ANNOTATION, ""))
+
+
+def runs(api: Api, job: RunningJob) -> bool:
+    try:
+        return provision.read_spec(api, job.name, job.namespace)[1] == job.uid
+    except NotFound:
+        return False
+
+
+def end(api: Api, job: RunningJob) -> None:
+    """Returns when nothing of the job is left. Harmless when nothing was."""
+    provision.delete(api, job.name, job.namespace, uid=job.uid)
+
+
+def _running(spec: JobSpec, uid: str, token: str) -> RunningJob:
+    meshes = {mesh.name: mesh.replicas for mesh in spec.meshes}
+    return RunningJob(name=spec.name, namespace=spec.namespace, uid=uid, token=token, meshes=meshes)
