@@ -32,6 +32,7 @@ from meshgate_gateway.settings import Settings
 
 if TYPE_CHECKING:
     from meshgate_gateway.kubernetes import InCluster
+    from meshgate_gateway.provisioning import Provisioner
 
 __all__ = ["Commands", "serve"]
 
@@ -63,6 +64,8 @@ async def serve(settings: Settings, listener: socket.socket, commands: Commands)
     if cluster is not None:
         cluster.on_host_lost = keeper.host_lost
     routes = Routes(_authenticator(settings, cluster), keeper, hosts)
+    provisioner = await _provisioner(settings)
+    routes.jobs = provisioner
     server = Server(listener, routes.answer)
     accepting = asyncio.create_task(server.serve())
     url = _url(listener)
@@ -76,6 +79,8 @@ async def serve(settings: Settings, listener: socket.socket, commands: Commands)
     if cluster is not None and end.idle:
         await cluster.end_job()
     try:
+        if provisioner is not None:
+            await provisioner.close()
         await keeper.close(routes.draining)
         await server.close()
     finally:
@@ -98,6 +103,15 @@ async def _cluster(settings: Settings) -> InCluster | None:
     from meshgate_gateway.kubernetes import InCluster  # noqa: PLC0415  (a fifth of a second that others save)
 
     return await asyncio.to_thread(InCluster.of_this_pod, settings.kubernetes_job)
+
+
+async def _provisioner(settings: Settings) -> Provisioner | None:
+    """What provisions jobs for others, if this gateway does."""
+    if settings.provision_policy is None:
+        return None
+    from meshgate_gateway.kubernetes import provisioner  # noqa: PLC0415  (as above)
+
+    return await provisioner(settings.provision_policy, TokenAuthenticator(settings.read_token()))
 
 
 def _authenticator(settings: Settings, cluster: InCluster | None) -> Authenticator:

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 from meshgate_gateway.auth import Authenticator, TokenAuthenticator
 from meshgate_gateway.hosts import HostProvider
-from meshgate_gateway.kubernetes_auth import KubernetesAuthenticator
+from meshgate_gateway.kubernetes_auth import KubernetesAuthenticator, KubernetesUsers
 from meshgate_gateway.kubernetes_hosts import KubernetesHosts
+from meshgate_gateway.policy import read_policy
+from meshgate_gateway.provisioning import Provisioner
 from meshgate_kubernetes.api import Api
 from meshgate_kubernetes.errors import NotFound
 from meshgate_kubernetes.names import Names
 from meshgate_kubernetes.provision import read_spec
 
-__all__ = ["InCluster"]
+__all__ = ["InCluster", "provisioner"]
+
+
+async def provisioner(policy: Path, token: TokenAuthenticator) -> Provisioner:
+    """What provisions jobs for others, with the rights of this pod's service account.
+
+    Raises ValueError when the policy cannot be used, KubernetesError outside a cluster.
+    """
+    api = await asyncio.to_thread(Api.in_cluster)
+    return Provisioner(api, read_policy(policy), token, KubernetesUsers(api))
 
 
 class InCluster:
@@ -36,7 +48,7 @@ class InCluster:
         return KubernetesHosts(self._api, self._spec, self._host_lost)
 
     def authenticator(self, token: TokenAuthenticator) -> Authenticator:
-        return KubernetesAuthenticator(token, self._api, self._spec.namespace)
+        return KubernetesAuthenticator(token, KubernetesUsers(self._api), self._spec.namespace)
 
     def _host_lost(self, mesh: str, host: str, why: str) -> None:
         self.on_host_lost(mesh, host, why)

@@ -10,7 +10,7 @@ import re
 import socket
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import structlog
@@ -29,6 +29,12 @@ log = structlog.get_logger()
 SESSION_PATH = re.compile(r"/v1/sessions/([0-9a-f]{32})")
 
 
+class Provisions(Protocol):
+    """Answers what is below ``/v1/jobs``, where a gateway provisions for others."""
+
+    async def answer(self, path: str, request: Request, connection: socket.socket) -> Response | None: ...
+
+
 @dataclass(slots=True)
 class Routes:
     """Answers one request each. ``draining``: why nobody is let in any more, None while they are."""
@@ -36,6 +42,7 @@ class Routes:
     authenticator: Authenticator
     keeper: Keeper
     hosts: HostProvider
+    jobs: Provisions | None = None
     draining: str | None = None
 
     async def answer(self, request: Request, connection: socket.socket) -> Response | None:
@@ -46,6 +53,8 @@ class Routes:
             return Response.error(HTTPStatus.METHOD_NOT_ALLOWED, reason, headers={"Allow": "GET, HEAD"})
         if session := SESSION_PATH.fullmatch(path):
             return await self._session(session[1], request, connection)
+        if self.jobs is not None and (path == "/v1/jobs" or path.startswith("/v1/jobs/")):
+            return await self.jobs.answer(path, request, connection)
         if path == "/v1/job":
             identity = await self._authenticate(request)
             return identity if isinstance(identity, Response) else self._job()

@@ -108,6 +108,9 @@ class Settings(BaseSettings):
     kubernetes_job: str | None = Field(
         None, description="name of the Kubernetes job whose gateway this is: its worker pods are the hosts"
     )
+    provision_policy: Path | None = Field(
+        None, description="in Kubernetes: a policy (JSON) by which jobs are made for callers without rights"
+    )
     lease: float = Field(14400, gt=0, allow_inf_nan=False, description="seconds that a session outlives its connection")
     idle_timeout: float = Field(
         0, ge=0, allow_inf_nan=False, description="seconds without a session until the gateway ends; 0: never"

@@ -19,7 +19,7 @@ class GatewayPod:
     """One gateway process for ever: the pod, and the container in it, which changes when it is restarted."""
 
     name: str
-    address: str
+    host: str
     uid: str
     container: str
     port: int = GATEWAY_PORT
@@ -33,9 +33,7 @@ def find_gateway(api: Api, job: str, namespace: str) -> GatewayPod | None:
         return None
     pod = max(ready, key=lambda each: str(each["metadata"]["creationTimestamp"]))
     ip = pod["status"]["podIP"]
-    return GatewayPod(
-        pod["metadata"]["name"], f"[{ip}]" if ":" in ip else ip, pod["metadata"]["uid"], container_id(pod)
-    )
+    return GatewayPod(pod["metadata"]["name"], ip, pod["metadata"]["uid"], container_id(pod))
 
 
 def why_gone(api: Api, job: str, namespace: str, known: GatewayPod | None) -> str | None:

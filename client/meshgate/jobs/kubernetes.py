@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ValidationError
 from typing_extensions import Self
 
 from meshgate.client import Client
+from meshgate.dialing import Dialer
 from meshgate.errors import JobError, JobNotRunning
 from meshgate.jobs.compute import DEFAULT_INACTIVITY_TTL, Compute, describe
 from meshgate.jobs.state import JobState
@@ -31,8 +32,28 @@ from meshgate_kubernetes.spec import DEFAULT_PORT
 from meshgate_sync.scan import git_root
 
 if TYPE_CHECKING:
-    from meshgate.kubernetes.cluster import Cluster
     from meshgate_kubernetes.jobs import RunningJob
+
+
+class Place(Protocol):
+    """Where jobs are made. All methods raise JobError or GatewayError."""
+
+    @property
+    def names_its_job(self) -> bool:
+        """Whether ``find_job`` needs no name."""
+
+    def start(self, asked: JobAsked) -> RunningJob:
+        """Makes the job and waits until it is up, or leaves nothing behind."""
+
+    def find_job(self, name: str | None, namespace: str) -> RunningJob:
+        """The running job of this name. Raises JobNotRunning."""
+
+    def runs(self, job: RunningJob) -> bool: ...
+
+    def end(self, job: RunningJob) -> None: ...
+
+    def dialer(self, job: RunningJob) -> Dialer: ...
+
 
 __all__ = ["ImageSpec", "KubernetesJob"]
 
@@ -92,7 +113,7 @@ class KubernetesJob(JobTrait):
             kubeconfig=_kubeconfig_path(kubeconfig),
         )
         self._found: RunningJob | None = None
-        self._cluster: Cluster | None = None
+        self._where: Place | None = None
         self._client: Client | None = None
 
     def __repr__(self) -> str:
@@ -156,11 +177,11 @@ class KubernetesJob(JobTrait):
     def _create(self, client_script: str | None) -> None:
         if client_script is not None:
             raise JobError("KubernetesJob cannot run batch-mode scripts")
-        cluster = self._the_cluster()
+        place = self._place()
         if self._asked.meshes:
-            self._found = cluster.start(self._asked)
-        elif self._asked.name is not None:
-            self._found = cluster.find_job(self._asked.name, self._asked.namespace)
+            self._found = place.start(self._asked)
+        elif place.names_its_job or self._asked.name is not None:
+            self._found = place.find_job(self._asked.name, self._asked.namespace)
         else:
             raise ValueError(
                 "KubernetesJob: nothing is asked for. Pass compute= or selector=, call add_mesh(), or name a job that "
@@ -171,9 +192,11 @@ class KubernetesJob(JobTrait):
         found = self._found
         if found is None:
             raise JobNotRunning(f"{self!r} is not running")
-        if self._client is None or self._client.closed:
-            dialer = self._the_cluster().dialer(found, self._asked.gateway_url, os.environ.get("MESHGATE_CA"))
-            self._client = Client.connect(dialer)
+        if self._client is not None and self._client.closed:
+            self._client.close()
+            self._client = None
+        if self._client is None:
+            self._client = Client.connect(self._place().dialer(found))
         client = self._client
         state = JobState({name: client.attach_hosts(name, count) for name, count in found.meshes.items()})
         if client.code_version is None and (self._sync_dirs is not None or git_root(os.getcwd()) is not None):
@@ -187,11 +210,11 @@ class KubernetesJob(JobTrait):
             self._client.close()
             self._client = None
         if self._found is not None:
-            self._the_cluster().end(self._found)
+            self._place().end(self._found)
             self._found = None
 
     def _is_running(self) -> bool:
-        return self._found is not None and self._the_cluster().runs(self._found)
+        return self._found is not None and self._place().runs(self._found)
 
     def can_run(self, spec: JobTrait) -> bool:
         """Whether ``spec`` is a KubernetesJob that asks for just this, and the job is still there."""
@@ -215,12 +238,23 @@ class KubernetesJob(JobTrait):
             job._found = RunningJob.model_validate(allocation)
         return job
 
-    def _the_cluster(self) -> Cluster:
-        if self._cluster is None:
-            from meshgate.kubernetes.cluster import Cluster  # noqa: PLC0415  (a fifth of a second; not for everyone)
+    def _place(self) -> Place:
+        """Who makes, finds and ends the job: the cluster that a kubeconfig leads to, or the gateway behind a URL."""
+        if self._where is None:
+            self._where = _find_place(self._asked)
+        return self._where
 
-            self._cluster = Cluster.find(self._asked.kubeconfig)
-        return self._cluster
+
+def _find_place(asked: JobAsked) -> Place:
+    # What these import takes a fifth of a second, and not every program has a job in a cluster.
+    ca = os.environ.get("MESHGATE_CA") or None
+    if asked.gateway_url is not None and asked.kubeconfig is None:
+        from meshgate.kubernetes.remote import RemoteGateway, token_here  # noqa: PLC0415
+
+        return RemoteGateway(asked.gateway_url, token_here(), ca)
+    from meshgate.kubernetes.cluster import Cluster  # noqa: PLC0415
+
+    return Cluster.find(asked.kubeconfig, url=asked.gateway_url, ca=ca)
 
 
 def _checked(**given: Any) -> JobAsked:

@@ -25,21 +25,24 @@ __all__ = ["Cluster"]
 class Cluster:
     """The cluster that a kubeconfig, or the pod that this process runs in, leads to."""
 
-    def __init__(self, api: Api, *, inside: bool) -> None:
-        self._api = api
-        self._inside = inside
+    names_its_job = False
+
+    def __init__(self, api: Api, *, inside: bool, url: str | None, ca: str | None) -> None:
+        """``url``: of an ingress to the gateways of jobs; without one they are reached by a port-forward."""
+        self._api, self._inside = api, inside
+        self._url, self._ca = url, ca
 
     @classmethod
-    def find(cls, kubeconfig: str | None) -> Cluster:
+    def find(cls, kubeconfig: str | None, *, url: str | None = None, ca: str | None = None) -> Cluster:
         """By ``kubeconfig``, or as kubectl would, or from inside. Raises JobError when there is no way to one."""
         try:
-            return cls(Api.from_kubeconfig(kubeconfig), inside=False)
+            return cls(Api.from_kubeconfig(kubeconfig), inside=False, url=url, ca=ca)
         except NoCluster as error:
             if kubeconfig is not None:
                 raise JobError(str(error)) from error
             outside = error
         try:
-            return cls(Api.in_cluster(), inside=True)
+            return cls(Api.in_cluster(), inside=True, url=url, ca=ca)
         except NoCluster as error:
             raise JobError(
                 f"no Kubernetes cluster is known here: {outside}; and this is no pod ({error}). Set KUBECONFIG, or "
@@ -60,8 +63,10 @@ class Cluster:
             display.done(told_when_up(running.meshes, spec.idle_timeout))
         return running
 
-    def find_job(self, name: str, namespace: str) -> RunningJob:
+    def find_job(self, name: str | None, namespace: str) -> RunningJob:
         """The running job of this name. Raises JobNotRunning."""
+        if name is None:
+            raise JobError("which job? Name it with KubernetesJob(name=…)")
         try:
             return jobs.find(self._api, name, namespace)
         except NotFound as error:
@@ -79,9 +84,9 @@ class Cluster:
         with _as_job_error():
             jobs.end(self._api, job)
 
-    def dialer(self, job: RunningJob, url: str | None, ca: str | None) -> Dialer:
-        if url is not None:
-            return WatchedUrlDialer(self._api, job.name, job.namespace, job.token, url, ca=ca)
+    def dialer(self, job: RunningJob) -> Dialer:
+        if self._url is not None:
+            return WatchedUrlDialer(self._api, job.name, job.namespace, job.token, self._url, ca=self._ca)
         kind = PodDialer if self._inside else PortForwardDialer
         return kind(self._api, job.name, job.namespace, job.token)
 

@@ -1,0 +1,187 @@
+"""Provisions jobs for callers without rights of their own, within the operator's policy, and relays to their gateways.
+
+A caller speaks to it over a websocket at ``/v1/jobs``: one question, then what happens until it is answered. Below
+``/v1/jobs/<namespace>/<name>`` the job's own gateway is reached, which checks the job's token itself; what passes
+there is not looked into.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from fnmatch import fnmatchcase
+from http import HTTPStatus
+
+import structlog
+from pydantic import ValidationError
+
+from meshgate_gateway.auth import Identity, Refusal, TokenAuthenticator, bearer_token
+from meshgate_gateway.conversation import Conversation, relay
+from meshgate_gateway.http import MalformedRequest, Request, Response
+from meshgate_gateway.kubernetes_auth import KubernetesUser, KubernetesUsers
+from meshgate_gateway.policy import Policy, violations
+from meshgate_kubernetes import jobs
+from meshgate_kubernetes.api import Api
+from meshgate_kubernetes.errors import KubernetesError, NotFound
+from meshgate_kubernetes.gateway_pod import find_gateway
+from meshgate_kubernetes.readiness import Progress
+from meshgate_kubernetes.requests import Answer, Ask, Created, End, Ended, Find, Refused, Start, Told, Up, read_ask
+from meshgate_kubernetes.spec import JobSpec, Object
+
+__all__ = ["Provisioner"]
+
+log = structlog.get_logger()
+
+JOB_PATH = re.compile(r"/v1/jobs/([a-z0-9-]{1,63})/([a-z0-9-]{1,63})(/v1/.*)")
+SEND_TIMEOUT = 30.0
+BY_TOKEN = "the gateway's token"
+
+
+class Provisioner:
+    """Answers what is below ``/v1/jobs``."""
+
+    def __init__(self, api: Api, policy: Policy, token: TokenAuthenticator, users: KubernetesUsers) -> None:
+        self._api, self._policy, self._token, self._users = api, policy, token, users
+        self._loop = asyncio.get_running_loop()
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    async def answer(self, path: str, request: Request, connection: socket.socket) -> Response | None:
+        """The answer, or None when the connection was taken over. Raises MalformedRequest."""
+        if job := JOB_PATH.fullmatch(path):
+            return await self._relay(job[1], job[2], job[3], request, connection)
+        if path != "/v1/jobs":
+            return Response.error(HTTPStatus.NOT_FOUND, "this gateway serves /v1/jobs and /v1/jobs/<namespace>/<name>")
+        if not request.is_websocket:
+            raise MalformedRequest(HTTPStatus.BAD_REQUEST, "jobs are asked for over a websocket: no Upgrade header")
+        caller = await self._caller(request)
+        if isinstance(caller, Refusal):
+            status = HTTPStatus.FORBIDDEN if caller.forbidden else HTTPStatus.UNAUTHORIZED
+            return Response.error(status, caller.reason)
+        self._start(self._converse(Conversation(connection.dup(), request.head), caller))
+        return None
+
+    async def close(self) -> None:
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    # --- who asks -----------------------------------------------------------------------------------------
+
+    async def _caller(self, request: Request) -> KubernetesUser | Refusal:
+        verdict = await self._token.check(request)
+        presented = bearer_token(request)
+        if isinstance(verdict, Identity):
+            return KubernetesUser(BY_TOKEN, (), {})
+        return verdict if presented is None else await self._users.user(presented)
+
+    async def _may_not_make(self, caller: KubernetesUser, namespace: str) -> str | None:
+        """Why the caller may not have jobs made in the namespace, None when it may: by the policy, or by right."""
+        names = (caller.name, *caller.groups)
+        if caller.name == BY_TOKEN or any(fnmatchcase(n, p) for n in names for p in self._policy.callers):
+            return None
+        return await self._has_no_right(caller, "create", "statefulsets", namespace)
+
+    async def _may_not_have(self, caller: KubernetesUser, ask: Find | End) -> str | None:
+        """Why the caller may not use or end the job, None when it may: as its owner, or by right, never by the
+        policy alone."""
+        owner = await asyncio.to_thread(jobs.owner_of, self._api, ask.name, ask.namespace)
+        if caller.name in (owner, BY_TOKEN):
+            return None
+        if isinstance(ask, Find):
+            return await self._has_no_right(caller, "get", "secrets", ask.namespace)
+        return await self._has_no_right(caller, "delete", "statefulsets", ask.namespace)
+
+    async def _has_no_right(self, caller: KubernetesUser, verb: str, resource: str, namespace: str) -> str | None:
+        group = {"group": "apps"} if resource == "statefulsets" else {}
+        deed = {"verb": verb, "resource": resource, "namespace": namespace, **group}
+        refused = await self._users.refusal(caller, deed, "this")
+        return refused.reason if refused is not None else None
+
+    # --- what is asked ------------------------------------------------------------------------------------
+
+    async def _converse(self, conversation: Conversation, caller: KubernetesUser) -> None:
+        async with conversation:
+            text = await conversation.receive()
+            if text is None:
+                return
+            try:
+                answer = await self._do(read_ask(text), caller, conversation)
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                answer = Refused(reason=f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+            except NotFound as error:
+                answer = Refused(reason=str(error), missing=True)
+            except KubernetesError as error:
+                answer = Refused(reason=str(error))
+            delivered = await conversation.send(answer.model_dump_json())
+            if isinstance(answer, Up) and not delivered:
+                log.info("nobody waits for the job any more", job=answer.job.name)
+                await asyncio.to_thread(jobs.end, self._api, answer.job)
+
+    async def _do(self, ask: Ask, caller: KubernetesUser, conversation: Conversation) -> Answer:
+        if isinstance(ask, Start):
+            return await self._make(ask, caller, conversation)
+        if reason := await self._may_not_have(caller, ask):
+            return Refused(reason=reason)
+        running = await asyncio.to_thread(jobs.find, self._api, ask.name, ask.namespace)
+        if isinstance(ask, End):
+            log.info("ending a job", job=ask.name, namespace=ask.namespace, caller=caller.name)
+            await asyncio.to_thread(jobs.end, self._api, running)
+            return Ended()
+        return Up(job=running)
+
+    async def _make(self, ask: Start, caller: KubernetesUser, conversation: Conversation) -> Answer:
+        spec = ask.job.model_copy(update={"gateway_image": self._policy.gateway_image})
+        if reason := await self._may_not_make(caller, spec.namespace):
+            return Refused(reason=reason)
+        if problems := violations(self._policy, spec):
+            return Refused(reason="the policy of this gateway does not allow it: " + "; ".join(problems))
+        log.info("making a job", job=spec.name, namespace=spec.namespace, caller=caller.name)
+        listener = _Teller(conversation, self._loop)
+        running = await asyncio.to_thread(self._make_now, spec, listener, ask.timeout, caller.name)
+        return Up(job=running)
+
+    def _make_now(self, spec: JobSpec, listener: _Teller, timeout: float | None, owner: str) -> jobs.RunningJob:
+        spec = jobs.resolve(self._api, spec)
+        pods = sum(mesh.replicas for mesh in spec.meshes)
+        if pods > self._policy.max_replicas:  # as many as the selector has found
+            raise NotFound(f"{pods} pods are more than the {self._policy.max_replicas} that the policy allows")
+        return jobs.start(self._api, spec, listener, timeout=timeout, owner=owner)
+
+    # --- the gateways of jobs -----------------------------------------------------------------------------
+
+    async def _relay(
+        self, namespace: str, name: str, rest: str, request: Request, connection: socket.socket
+    ) -> Response | None:
+        try:
+            pod = await asyncio.to_thread(find_gateway, self._api, name, namespace)
+        except KubernetesError as error:
+            return Response.error(HTTPStatus.BAD_GATEWAY, str(error))
+        if pod is None:
+            reason = f"no gateway of a job {name!r} is ready in namespace {namespace!r}"
+            return Response.error(HTTPStatus.BAD_GATEWAY, reason)
+        self._start(relay(connection.dup(), request, rest, pod.host, pod.port))
+        return None
+
+    def _start(self, work: object) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+
+class _Teller:
+    """A Listener on a thread of its own that tells the caller what it hears."""
+
+    def __init__(self, conversation: Conversation, loop: asyncio.AbstractEventLoop) -> None:
+        self._conversation, self._loop = conversation, loop
+
+    def created(self, obj: Object) -> None:
+        self._tell(Created(kind=obj["kind"], name=obj["metadata"]["name"]))
+
+    def progress(self, progress: Progress) -> None:
+        self._tell(Told(progress=progress))
+
+    def _tell(self, answer: Answer) -> None:
+        sending = self._conversation.send(answer.model_dump_json())
+        asyncio.run_coroutine_threadsafe(sending, self._loop).result(SEND_TIMEOUT)
