@@ -99,11 +99,6 @@ class Relay:
         version = self._versions.get(root)
         return version.state if version is not None else None
 
-    def missing(self, root: bytes) -> int:
-        """How many bytes of a version are still to come."""
-        version = self._versions.get(root)
-        return sum(version.missing.values()) if version is not None else 0
-
     @property
     def bytes_sent(self) -> int:
         return self._downstream.bytes_sent

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from meshgate_sync.commands import Disconnect, Finish, Keep, Link, Report, Send
+from meshgate_sync.digest import NOTHING
+from meshgate_sync.frames import Ack, Alive, Data, Hello, Offer, Tell, Unwant, Want, Withdraw
 from meshgate_sync.home import open_version
-from meshgate_sync.plan import GATEWAY
-from meshgate_sync.relay import State
+from meshgate_sync.plan import GATEWAY, Routes
+from meshgate_sync.relay import Relay, State
 from meshgate_sync.tree import EMPTY, Directory
 from tests.sync.trees import Content, models, on_disk, plain
 from tests.sync.village import Village, snapshot
@@ -95,6 +99,23 @@ def test_a_host_that_does_not_hold_the_base_is_told_the_whole_version(village: V
     changed = {**MODEL, b"a.py": b"changed"}
     second = bring(village, changed, first)
     assert_identical(village, second, changed)
+
+
+def test_a_host_asks_for_the_whole_version_when_it_cannot_follow(village: Village) -> None:
+    first = bring(village, MODEL)
+    for name in NAMES:
+        village.kill(name)
+        shutil.rmtree(village.hosts[name].home)
+    second = village.content.tree({b"other": b"1"})
+    village.publish(second, retire=(first,))
+    for name in NAMES:
+        village.start(name)
+    village.run(lambda: village.everyone_ready(second))
+    third_model = {**MODEL, b"a.py": b"third"}
+    third = village.content.tree(third_model)
+    village.publish(third, first, retire=(second,))  # the gateway holds what it builds on, the hosts no longer do
+    village.run(lambda: village.everyone_ready(third))
+    assert_identical(village, third, third_model)
 
 
 def test_a_late_host_catches_up_by_itself(village: Village) -> None:
@@ -282,3 +303,151 @@ def test_any_sequence_of_versions_and_faults_ends_byte_identical(
     )
     assert_identical(village, before, model)
     village.close()
+
+
+# --- one relay, by hand -------------------------------------------------------------------------------------
+
+ROOT, OTHER, DIGEST = b"r" * 32, b"o" * 32, b"d" * 32
+UP, DOWN = Link(GATEWAY, up=True), Link("child", up=False)
+ROUTES = Routes((GATEWAY,), ((GATEWAY,),))
+
+
+def offer_of(root: bytes, serial: int = 1, **options: object) -> Offer:
+    return Offer(root, NOTHING, NOTHING, False, b"", serial=serial, **options)  # type: ignore[arg-type]
+
+
+def host_relay() -> Relay:
+    """A connected host with one child that has said Hello."""
+    relay = Relay("host", ROUTES)
+    relay.start(0.0)
+    relay.connected(GATEWAY, 0.0)
+    relay.accepted("child", 0.0)
+    relay.received(DOWN, Hello("child", ()), 0.0)
+    relay.commands()
+    return relay
+
+
+def test_an_acknowledgement_that_is_early_is_kept_until_the_offer_comes() -> None:
+    relay = host_relay()
+    relay.received(DOWN, Ack(ROOT, ("child",)), 1.0)
+    assert relay.commands() == []
+    relay.received(UP, offer_of(ROOT), 1.0)
+    assert Send(UP, Ack(ROOT, ("child",))) in relay.commands()
+
+
+def test_early_acknowledgements_of_versions_long_gone_are_dropped() -> None:
+    relay = host_relay()
+    for number in range(200):
+        relay.received(DOWN, Ack(number.to_bytes(32, "big"), ("child",)), 1.0)
+    assert len(relay._early_acks) <= 64
+
+
+def test_wants_before_the_offer_are_served_after_it() -> None:
+    relay = host_relay()
+    relay.received(DOWN, Want(ROOT, (DIGEST,)), 1.0)
+    relay.accepted("leaver", 1.0)
+    relay.received(Link("leaver", up=False), Want(ROOT, (DIGEST,)), 1.0)
+    relay.lost(Link("leaver", up=False), 1.0)
+    relay.received(UP, offer_of(ROOT), 1.0)
+    relay.begun(ROOT, {DIGEST: 4}, 1.0)
+    relay.commands()
+    relay.received(UP, Data(DIGEST, b"data"), 1.0)
+    assert relay.commands() == [
+        Keep(DIGEST, b"data"), Send(DOWN, Data(DIGEST, b"data")), Finish(ROOT, NOTHING, NOTHING)
+    ]  # fmt: skip
+
+
+def test_what_comes_too_late_is_ignored() -> None:
+    relay = host_relay()
+    relay.begun(ROOT, {}, 1.0)
+    relay.base_unknown(ROOT, 1.0)
+    relay.finished(ROOT, 1.0)
+    relay.withdraw(ROOT, 1.0)
+    relay.hold(ROOT, 1.0)
+    relay.supplied(DIGEST, b"data", 1.0)
+    relay.described("child", ROOT, b"", 1.0)
+    relay.loaded("child", ROOT, [], (), (DIGEST,), 1.0)
+    relay.received(DOWN, Tell(ROOT), 1.0)
+    relay.received(Link("unknown", up=False), Tell(ROOT), 1.0)
+    relay.sent(UP, 1, 1.0)
+    relay.received(UP, Data(DIGEST, b"data"), 1.0)
+    relay.received(UP, Alive(False), 1.0)
+    assert relay.commands() == []
+    relay.connected("given up", 1.0)
+    assert relay.commands() == [Disconnect(Link("given up", up=True))]
+
+
+def test_a_newer_offer_says_what_is_over() -> None:
+    relay = host_relay()
+    relay.received(UP, offer_of(ROOT), 1.0)
+    relay.received(UP, offer_of(OTHER, 2, live=(ROOT,)), 1.0)
+    assert relay.state(ROOT) is State.BEGINNING
+    relay.received(UP, Withdraw(ROOT), 1.0)
+    assert relay.state(ROOT) is None
+    relay.received(UP, offer_of(ROOT, 3), 1.0)
+    assert relay.state(OTHER) is None
+    relay.received(UP, offer_of(OTHER, 2), 1.0)
+    assert relay.state(ROOT) is State.BEGINNING
+
+
+def test_a_piece_that_is_lost_again_and_again_ends_the_connection() -> None:
+    relay = host_relay()
+    relay.received(UP, offer_of(ROOT), 1.0)
+    for _ in range(4):
+        relay.begun(ROOT, {}, 1.0)
+        relay.finished(ROOT, 1.0)
+        relay.received(DOWN, Want(ROOT, (DIGEST,)), 1.0)
+        relay.commands()
+        relay.loaded("child", ROOT, [], (), (DIGEST,), 1.0)
+    assert relay.commands()[-1] == Disconnect(DOWN)
+
+
+def test_a_piece_lost_while_the_version_is_looked_through_waits() -> None:
+    relay = host_relay()
+    relay.received(UP, offer_of(ROOT), 1.0)
+    relay.loaded("child", ROOT, [], (), (DIGEST,), 1.0)
+    relay.begun(ROOT, {DIGEST: 4, OTHER: 4}, 1.0)
+    relay.loaded("child", ROOT, [], (), (OTHER,), 1.0)
+    relay.commands()
+    relay.received(UP, Data(OTHER, b"data"), 1.0)
+    assert Send(DOWN, Data(OTHER, b"data")) in relay.commands()
+
+
+def test_a_gateway_that_cannot_begin_says_so() -> None:
+    relay = Relay(GATEWAY, None)
+    relay.start(0.0)
+    relay.publish(offer_of(ROOT), 0.0)
+    relay.commands()
+    relay.base_unknown(ROOT, 0.0)
+    (report,) = relay.commands()
+    assert isinstance(report, Report)
+    assert dict(report.failed)[GATEWAY].startswith("the gateway does not hold")
+    relay.lost(UP, 0.0)
+    relay.tick(1.0)
+
+
+def test_a_child_that_takes_nothing_for_long_is_dropped() -> None:
+    relay = host_relay()
+    relay.received(UP, offer_of(ROOT), 1.0)
+    relay.begun(ROOT, {}, 1.0)
+    relay.received(DOWN, Want(ROOT, (DIGEST,)), 1.0)
+    relay.loaded("child", ROOT, [(DIGEST, b"data")], (), (), 1.0)
+    relay.commands()
+    relay.received(UP, Alive(False), 12.0)
+    relay.tick(12.0)
+    assert Disconnect(DOWN) in relay.commands()
+    relay.sent(DOWN, 4, 12.0)
+    relay.loaded("child", ROOT, [(DIGEST, b"data")], (), (), 12.0)
+
+
+def test_pieces_no_longer_wanted_are_not_sent() -> None:
+    relay = host_relay()
+    relay.received(UP, offer_of(ROOT), 1.0)
+    relay.begun(ROOT, {DIGEST: 4, OTHER: 4}, 1.0)
+    relay.received(DOWN, Want(ROOT, (DIGEST, OTHER, DIGEST)), 1.0)
+    relay.received(DOWN, Unwant((DIGEST, ROOT)), 1.0)
+    relay.commands()
+    relay.received(UP, Data(DIGEST, b"data"), 1.0)
+    assert Send(DOWN, Data(DIGEST, b"data")) not in relay.commands()
+    relay.received(UP, Data(OTHER, b"data"), 1.0)
+    assert Send(DOWN, Data(OTHER, b"data")) in relay.commands()
