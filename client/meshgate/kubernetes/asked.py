@@ -49,7 +49,7 @@ class MeshAsked(BaseModel):
     replicas: int
     selector: str | None = None
     rank_label: str = POD_INDEX_LABEL
-    port: int = DEFAULT_PORT
+    port: int = Field(default=DEFAULT_PORT, ge=1, le=65_535)
     worker: WorkerSpec | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}

@@ -1,0 +1,105 @@
+"""What KubernetesJob refuses, keeps and tells without any cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshgate import Compute, ImageSpec, KubernetesJob, job_loads
+from meshgate.errors import JobError
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nothing"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"compute": Compute(), "selector": {"a": "b"}}, "either made or found"),
+        ({"use_websocket": False}, "by a websocket only"),
+        ({"name": "Trainer"}, "job name 'Trainer' is invalid"),
+        ({"selector": ""}, "every pod of the namespace"),
+        ({"selector": {"a": "b c"}}, "is not a label value"),
+    ],
+)
+def test_arguments_that_cannot_be_right_are_refused_at_once(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        KubernetesJob(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"name": "Workers"}, "lowercase alphanumeric"),
+        ({"num_replicas": 0}, "num_replicas must be at least 1"),
+        ({"image_spec": ImageSpec("x"), "pod_spec": {"containers": [{}]}}, "'image_spec' and 'pod_spec' are mutually"),
+        ({"image_spec": ImageSpec("x"), "label_selector": "a=b"}, "'label_selector' cannot be customized"),
+        ({"image_spec": ImageSpec("x"), "pod_rank_label": "rank"}, "'pod_rank_label' cannot be customized"),
+        ({"labels": {"a": "b"}}, "'labels' can only be set when provisioning"),
+        ({"annotations": {"a": "b"}}, "'annotations' can only be set when provisioning"),
+        ({"pod_spec": {}}, "has no containers"),
+        ({"compute": Compute(), "image_spec": ImageSpec("x")}, "'compute' describes the pods"),
+        ({"image_spec": ImageSpec("x", resources={"memory": "1GB"})}, "not a Kubernetes quantity"),
+        ({"image_spec": ImageSpec("x"), "port": 0}, "port"),
+    ],
+)
+def test_add_mesh_has_monarchs_rules(given: dict[str, Any], told: str) -> None:
+    job = KubernetesJob()
+    arguments = {"name": "trainers", "num_replicas": 2, **given}
+    with pytest.raises(ValueError, match=told):
+        job.add_mesh(**arguments)
+
+
+def test_a_mesh_of_the_same_name_is_replaced() -> None:
+    job = KubernetesJob(compute=Compute(replicas=2))
+    job.add_mesh("workers", 3, image_spec=ImageSpec("x", resources={"nvidia.com/gpu": 4}, shared_memory_size="1Gi"))
+    (mesh,) = job._asked.meshes
+    assert mesh.replicas == 3
+    assert mesh.worker is not None
+    assert mesh.worker.resources == {"nvidia.com/gpu": "4"}
+    assert mesh.worker.shared_memory_limit == "1Gi"
+
+
+def test_the_pods_of_a_monarch_mesh_are_looked_for_by_default() -> None:
+    job = KubernetesJob()
+    job.add_mesh("trainers", 2)
+    assert job._asked.meshes[0].spec("any").selector == (
+        "app.kubernetes.io/name=monarch-worker,monarch.pytorch.org/mesh-name=trainers"
+    )
+
+
+def test_without_a_cluster_apply_says_what_to_set() -> None:
+    with pytest.raises(JobError, match="Set KUBECONFIG, or MESHGATE_URL"):
+        KubernetesJob(compute=Compute()).apply()
+
+
+def test_a_kubeconfig_that_is_not_there_is_named() -> None:
+    with pytest.raises(JobError, match="/no/such/file"):
+        KubernetesJob(compute=Compute(), kubeconfig="/no/such/file").apply()
+
+
+def test_a_gateway_by_url_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHGATE_URL", "wss://gateway.example")
+    with pytest.raises(JobError, match="set MESHGATE_TOKEN"):
+        KubernetesJob().apply()
+
+
+def test_a_job_that_was_not_applied_is_saved_and_loaded() -> None:
+    job = KubernetesJob(compute=Compute(gpus=1, replicas=2, env_vars={"A": "b"}), name="saved", namespace="team")
+    again = job_loads(job.dumps())
+    assert isinstance(again, KubernetesJob)
+    assert again._asked == job._asked
+    assert not again.active
+
+
+def test_two_jobs_are_the_same_when_they_ask_for_the_same_pods() -> None:
+    asked = KubernetesJob(compute=Compute(), name="a", timeout=5)._asked
+    assert asked.same_as(KubernetesJob(compute=Compute())._asked)
+    assert not asked.same_as(KubernetesJob(compute=Compute(), name="b")._asked)
+    assert not asked.same_as(KubernetesJob(compute=Compute(replicas=2), name="a")._asked)
+    assert not asked.same_as(KubernetesJob(compute=Compute(), name="a", namespace="other")._asked)
