@@ -18,7 +18,7 @@ __all__ = ["FaultReporter", "default_fault_hook", "fault_hook"]
 
 ALIKE_FOR = 60.0  # seconds for which a failure that looks like one before is told in one line
 _HINT = (
-    "  Slices without these ranks can still be used, and their hosts can be spawned on again. Set "
+    "  Slices without these ranks can still be used, and hosts that are left can be spawned on again. Set "
     "meshgate.unhandled_fault_hook to handle failures yourself.\n"
 )
 

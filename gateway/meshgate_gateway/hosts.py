@@ -7,12 +7,14 @@ mesh unavailable at once, with the reason, where attaching to it would take Mona
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeAlias
 
 from meshgate_wire.messages import Host
 
-__all__ = ["Host", "HostProvider", "Hosts", "HostsUnavailable", "StaticHosts"]
+__all__ = ["Host", "HostProvider", "Hosts", "HostsUnavailable", "OnLost", "StaticHosts"]
+
+OnLost: TypeAlias = Callable[[str, str, str], None]
 
 
 class HostsUnavailable(Exception):
@@ -33,6 +35,9 @@ class HostProvider(Protocol):
 
     def present(self, mesh: str) -> tuple[Host, ...]:
         """Those hosts of one of ``meshes()`` that are not known to be missing now."""
+
+    def watch(self, on_lost: OnLost) -> None:
+        """Has ``on_lost(mesh, host, why)`` called on the loop when a host that was handed out has ended."""
 
     async def close(self) -> None:
         """Lets go of the hosts; ends those that were started here, with all they started."""
@@ -57,6 +62,9 @@ class StaticHosts:
     def present(self, mesh: str) -> tuple[Host, ...]:
         return self._meshes[mesh]
 
+    def watch(self, on_lost: OnLost) -> None:
+        return None
+
     async def close(self) -> None:
         return None
 
@@ -80,6 +88,10 @@ class Hosts:
 
     def present(self, mesh: str) -> tuple[Host, ...]:
         return next((p.present(mesh) for p in self._providers if mesh in p.meshes()), ())
+
+    def watch(self, on_lost: OnLost) -> None:
+        for provider in self._providers:
+            provider.watch(on_lost)
 
     async def close(self) -> None:
         await asyncio.gather(*(provider.close() for provider in self._providers))

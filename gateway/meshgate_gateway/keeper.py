@@ -77,6 +77,7 @@ class Keeper:
         self._errands: set[asyncio.Task[None]] = set()
         self._expiry: asyncio.TimerHandle | None = None
         self.changed = asyncio.Event()
+        hosts.watch(self.host_lost)
 
     @property
     def idle_since(self) -> float | None:

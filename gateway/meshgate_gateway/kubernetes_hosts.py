@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Mapping
 
 import structlog
 
-from meshgate_gateway.hosts import Host, HostsUnavailable
+from meshgate_gateway.hosts import Host, HostsUnavailable, OnLost
 from meshgate_kubernetes import discovery
 from meshgate_kubernetes.api import Api
 from meshgate_kubernetes.gateway_pod import why_lost
@@ -25,8 +24,6 @@ from meshgate_kubernetes.waiting import diagnose
 __all__ = ["KubernetesHosts"]
 
 log = structlog.get_logger()
-
-OnLost: TypeAlias = Callable[[str, str, str], None]
 
 READY_TIMEOUT = 600.0
 
@@ -43,6 +40,9 @@ class KubernetesHosts:
         sources = [Source("Pod", mesh.selector) for mesh in spec.meshes]
         self._observer = Observer(api, spec.namespace, sources, on_change=self._changed)
         self._observer.open()
+
+    def watch(self, on_lost: OnLost) -> None:
+        self._on_lost = on_lost
 
     def meshes(self) -> Mapping[str, int]:
         return {mesh.name: mesh.replicas for mesh in self._spec.meshes}

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import structlog
 
-from meshgate_gateway.hosts import Host, HostsUnavailable
+from meshgate_gateway.hosts import Host, HostsUnavailable, OnLost
 from meshgate_gateway.processes import Child, kill_session
 
 __all__ = ["LocalHosts"]
@@ -51,6 +51,7 @@ class LocalHosts:
         self._environment = environment
         self._meshes: dict[str, list[_LocalHost]] = {mesh: [] for mesh in meshes}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._on_lost: OnLost = lambda mesh, host, why: None
         self._closing = False
         for mesh, count in meshes.items():
             for rank in range(count):
@@ -68,6 +69,9 @@ class LocalHosts:
 
     def present(self, mesh: str) -> tuple[Host, ...]:
         return tuple(host.host for host in self._meshes[mesh] if host.mark is not None and host.ended is None)
+
+    def watch(self, on_lost: OnLost) -> None:
+        self._on_lost = on_lost
 
     async def close(self) -> None:
         """Ends all hosts at once, in seconds, and removes their directory. Idempotent."""
@@ -138,6 +142,7 @@ class LocalHosts:
         if not self._closing:
             tail = exited.output.strip()[-2000:]
             log.warning("host ended", host=host.host.name, pid=host.child.pid, reason=exited.reason, output=tail)
+            self._on_lost(mesh, host.host.name, f"the host (pid {host.child.pid}) {exited.reason}")
         if not host.ready.done():
             reason = exited.output.strip().rpartition("\n")[2]
             message = f"{_unavailable(mesh, host)}. Its last words: {reason}" if reason else _unavailable(mesh, host)

@@ -10,7 +10,7 @@ from meshgate.errors import InvalidRequestError, UnpicklableArgument
 from meshgate.extent import Extent
 from meshgate.future import FutureProxy
 from meshgate.pickling import dumps
-from meshgate.proxies.mesh import MeshProxy, Owned
+from meshgate.proxies.mesh import MeshProxy, Owned, require_name
 from meshgate.proxies.procs import ProcMeshProxy
 from meshgate.shape import Shape
 from meshgate_wire.fragments import flatten
@@ -45,6 +45,7 @@ class HostMeshProxy(MeshProxy):
         self._require_up()
         per_host = dict(per_host or {})
         name = name or "anon"
+        require_name(name)
         _refuse_unsupported(proc_bind=proc_bind, bootstrap_command=bootstrap_command)
         labels = tuple(self._shape.labels)
         if set(per_host) & set(labels):

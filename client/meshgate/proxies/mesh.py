@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from meshgate.client import Client
     from meshgate.objects import RemoteObject
 
-__all__ = ["MeshProxy", "Owned"]
+__all__ = ["MeshProxy", "Owned", "require_name"]
+
+
+def require_name(name: object) -> None:
+    """Raises ``TypeError`` or ``ValueError`` where ``name`` cannot be the name of a mesh."""
+    if not isinstance(name, str):
+        raise TypeError(f"a mesh's name is text, not {name!r}")
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise ValueError(f"a mesh's name is text, not {name!r}: it holds halves of surrogate pairs")
 
 
 class Owned:

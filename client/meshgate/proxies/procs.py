@@ -13,7 +13,7 @@ from meshgate.errors import InvalidRequestError
 from meshgate.future import FutureProxy
 from meshgate.pickling import dump_class, dumps_call, travels_by_value
 from meshgate.proxies.actors import ActorMeshProxy
-from meshgate.proxies.mesh import MeshProxy, Owned
+from meshgate.proxies.mesh import MeshProxy, Owned, require_name
 from meshgate.shape import Shape
 from meshgate.value_mesh import ValueMesh
 from meshgate_wire.messages import Initialized, Reload, SpawnActors, Stop, stream_of
@@ -55,6 +55,7 @@ class ProcMeshProxy(MeshProxy):
         """
         if self._owned.known.stopped:
             raise RuntimeError(_STOPPED)
+        require_name(name)
         actor = class_of(Class)
         actor.check_init(args, kwargs)
         client = self._client

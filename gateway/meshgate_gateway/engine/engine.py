@@ -18,7 +18,7 @@ from meshgate_gateway.engine import channels, meshes
 from meshgate_gateway.engine.calls import GATHER_FAILURES, Answer, Pending
 from meshgate_gateway.engine.code import Code
 from meshgate_gateway.engine.link import Link
-from meshgate_gateway.engine.monarch import Binding, Fault
+from meshgate_gateway.engine.monarch import Binding, Fault, told
 from meshgate_gateway.engine.objects import Actors, Objects, RequestFailed, cached, invalid, ranks_of
 from meshgate_gateway.engine.output import Printed, fold, in_messages
 from meshgate_gateway.engine.worker_streams import WorkerStreams
@@ -408,5 +408,5 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, RequestFailed):
         return error.failure
     if isinstance(error, (ValueError, TypeError, RuntimeError, OSError)):
-        return Failure(kind="supervision" if isinstance(error, RuntimeError) else "invalid", message=str(error))
+        return Failure(kind="supervision" if isinstance(error, RuntimeError) else "invalid", message=told(error))
     return Failure(kind="internal", message=f"{type(error).__name__}: {error}")

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshgate_gateway.engine import on_worker
-from meshgate_gateway.engine.monarch import Fault, Forward
+from meshgate_gateway.engine.monarch import Fault, Forward, told
 from meshgate_gateway.engine.objects import (
     Actors,
     Channel,
     Hosts,
     Object,
     Procs,
+    RequestFailed,
     attached,
     cached,
     invalid,
@@ -86,6 +87,8 @@ class Meshes:
         assert isinstance(hosts, Hosts)
         of = header.hosts.region or hosts.region
         names = tuple(hosts.names[rank] for rank in ranks_of(of))
+        if lost := _lost_among(hosts, names):
+            raise RequestFailed(_failed_spawn(header, lost))
         if header.version is not None:
             await engine.code.need(header.version, sorted(set(names)))
         bootstrap: Any = Forward(buffers[0].fragments) if buffers else None
@@ -97,15 +100,16 @@ class Meshes:
         region = _procs_region(of, header.per_host)
         procs = Procs(spawned, header.name, region, names, hosts, header.version)
         engine.objects.add(header.object, procs)
-        procs.up = engine.start(self._procs_up(header, procs))
+        procs.up = engine.start(self._procs_up(header, hosts, procs))
 
-    async def _procs_up(self, header: SpawnProcs, procs: Procs) -> None:
+    async def _procs_up(self, header: SpawnProcs, hosts: Hosts, procs: Procs) -> None:
         try:
             await self._engine.binding.initialized(procs.mesh)
-        except Exception as error:  # noqa: BLE001 - whatever Monarch raises is the reason
-            step = f"spawn_procs({dict(header.per_host)}, name={header.name!r})"
-            failure = Failure(kind="supervision", message=str(error), step=step, mesh=header.name)
-            self._engine.object_failed(header.object, failure)
+        except (Exception, asyncio.CancelledError) as error:
+            lost = _lost_among(hosts, procs.host_names)
+            if isinstance(error, asyncio.CancelledError) and not lost:
+                raise
+            self._engine.object_failed(header.object, _failed_spawn(header, lost or told(error)))
 
     async def _spawn_actors(self, header: SpawnActors, buffers: Sequence[Fragments]) -> None:
         engine = self._engine
@@ -135,7 +139,7 @@ class Meshes:
             if actors.procs.up is not None:
                 await asyncio.wait([actors.procs.up])
             step = f"spawn({header.name!r}, {header.class_name})"
-            failure = Failure(kind="supervision", message=str(error), step=step, mesh=header.name)
+            failure = Failure(kind="supervision", message=told(error), step=step, mesh=header.name)
             try:
                 engine.objects.now(header.procs.object)
             except Exception as cause:  # noqa: BLE001 - the proc mesh's own failure is the better reason
@@ -230,8 +234,14 @@ class Meshes:
         del self._unclaimed[:-64]
 
     def host_lost(self, host: str, reason: str) -> None:
-        """The server knows why a host ended; reports of what ends with it will say so."""
+        """The server knows why a host ended; reports of what ends with it will say so, and no spawn waits for it."""
         self._lost_hosts[host] = reason
+        for known in self._engine.objects.each():
+            if isinstance(known, Hosts) and host in known.names:
+                known.lost[host] = reason
+        for known in self._engine.objects.each():
+            if isinstance(known, Procs) and known.up is not None and host in known.host_names:
+                known.up.cancel()  # where it still waits: Monarch would give up half a minute later
 
     def _why(self, report: str, hosts: Iterable[str]) -> str:
         reasons = [f"{host}: {self._lost_hosts[host]}" for host in dict.fromkeys(hosts) if host in self._lost_hosts]
@@ -355,6 +365,19 @@ class Meshes:
             for stop in late:
                 stop.cancel()
             await asyncio.gather(*stops, return_exceptions=True)
+
+
+def _lost_among(hosts: Hosts, names: Sequence[str]) -> str:
+    """Which of ``names`` have ended, and what to do; nothing where all of them are there."""
+    lost = [f"{name}: {hosts.lost[name]}" for name in dict.fromkeys(names) if name in hosts.lost]
+    if not lost:
+        return ""
+    return f"mesh {hosts.name!r} has lost hosts ({'; '.join(lost)}). Spawn on a slice of those that are left"
+
+
+def _failed_spawn(header: SpawnProcs, message: str) -> Failure:
+    step = f"spawn_procs({dict(header.per_host)}, name={header.name!r})"
+    return Failure(kind="supervision", message=message, step=step, mesh=header.name)
 
 
 def _procs_region(hosts: Region, per_host: dict[str, int]) -> Region:

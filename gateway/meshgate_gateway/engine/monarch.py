@@ -377,6 +377,11 @@ class _Keywords(_Positional):
         return operator.getitem, (self._both, 1)
 
 
+def told(error: BaseException) -> str:
+    """What Monarch says in ``error``, without the stack of its own that it appends."""
+    return str(error).partition("\n\nStack backtrace:\n")[0].rstrip()
+
+
 def _fault(failure: Any) -> Fault:
     """Monarch 0.7 tells the ranks in the failure's text alone."""
     text = repr(failure)

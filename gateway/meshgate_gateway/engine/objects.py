@@ -52,6 +52,7 @@ class Hosts:
     names: tuple[str, ...]
     addresses: tuple[str, ...]
     region: Region
+    lost: dict[str, str] = field(default_factory=dict)  # name to why, of hosts that have ended
     parts: dict[Region, Any] = field(default_factory=dict)
 
 
