@@ -106,7 +106,10 @@ class GatewayProcessJob(JobTrait):
         gateway = self._gateway
         if gateway is None or not gateway.alive:
             raise JobNotRunning(f"{self!r} has ended; apply() starts it again")
-        if self._client is None or self._client.closed:
+        if self._client is not None and self._client.closed:
+            self._client.close()  # its session is over: what it has running here ends too
+            self._client = None
+        if self._client is None:
             record = gateway.record
             self._client = Client.connect(UrlDialer(record.url, record.token, alive=lambda: gateway.alive))
         client = self._client
