@@ -5,6 +5,8 @@ from __future__ import annotations
 import typing
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from meshgate_wire import messages as m
@@ -117,3 +119,33 @@ def test_the_streams_of_both_sides_objects_never_meet() -> None:
     assert len(set(streams)) == len(streams)
     assert streams[:4] == numbers[:4]
     assert all(stream > 2**31 for stream in streams[4:])
+
+
+@given(calls=st.lists(st.integers(0, 2**53), min_size=2, max_size=5))
+@pytest.mark.parametrize(
+    "header",
+    [
+        m.Call(call=0, target=m.MeshRef(object=7), endpoint="echo", adverb="call"),
+        m.Values(call=0, ranks=(3,), objects={0: m.Adopted(objects=(-1,))}),
+        m.Values(call=0),
+        m.Done(call=0),
+    ],
+    ids=repr,
+)
+def test_headers_that_differ_in_their_call_alone(header: m.Header, calls: list[int]) -> None:
+    for call in calls:
+        expected = header.model_copy(update={"call": call})
+        other = m.numbered(header, call)
+        loaded = m.load_header(m.dump_header(other))
+        assert other == loaded == expected
+        assert repr(other) == repr(loaded) == repr(expected)
+        assert hash(other.model_dump_json()) == hash(loaded.model_dump_json())
+        assert loaded.model_copy() == expected
+
+
+@pytest.mark.parametrize("number", ["-1", "01", str(2**53 + 1), "1.5", "null", '"x"', "9" * 40])
+def test_a_call_of_a_known_form_is_refused_where_its_number_is_none(number: str) -> None:
+    assert m.load_header(b'{"type":"done","call":5}') == m.Done(call=5)
+    data = f'{{"type":"done","call":{number}}}'.encode()
+    with pytest.raises(ValidationError):
+        m.load_header(data)

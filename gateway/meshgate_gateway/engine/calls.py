@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from meshgate_gateway.engine.monarch import Reply
-from meshgate_wire.messages import Adopted, ErrorGroup, Failed, Failure, Header, Item, Values
+from meshgate_wire.messages import Adopted, ErrorGroup, Failed, Failure, Header, Item, Values, numbered
 
 GATHER_FAILURES = 0.25  # seconds between a call's first failure and its report
 MAX_RANKS_NAMED = 64
+_PLAIN_VALUES = Values(call=0)
 MAX_DISTINCT_ERRORS = 16
 
 Adverb: TypeAlias = Literal["call", "call_one", "choose", "stream", "broadcast"]
@@ -89,7 +90,7 @@ class Pending:
                 objects={place: self.objects[at] for place, at in enumerate(positions) if at in self.objects},
             )
         else:
-            header = Values(call=self.call)
+            header = numbered(_PLAIN_VALUES, self.call)
         return Answer(header, tuple(self.answered[position].data for position in positions))
 
     def died(self, dead: Mapping[int, str]) -> Answer | None:
