@@ -6,6 +6,7 @@ processes of this machine, ended, and started again as it was.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -27,6 +28,18 @@ def restart_api_server(kubectl: Kubectl) -> None:
     else:
         _restart(_find())
     kubectl.wait_ready()
+    _wait_collecting(kubectl)
+
+
+def _wait_collecting(kubectl: Kubectl) -> None:
+    """Until what an object owned goes with it again: the garbage collector takes a while to notice a new server."""
+    kubectl("create", "configmap", "owner")
+    uid = kubectl("get", "configmap", "owner", "-o", "jsonpath={.metadata.uid}")
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": uid}
+    owned = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "owned", "ownerReferences": [owner]}}
+    kubectl("create", "-f", "-", stdin=json.dumps(owned))
+    kubectl("delete", "configmap", "owner")
+    kubectl("wait", "--for=delete", "configmap/owned", "--timeout=120s", timeout=130)
 
 
 def _find() -> int:
