@@ -116,13 +116,14 @@ class Side:
         await asyncio.gather(*(host.stop() for host in self._hosts))
         await self._distributor.close()
 
-    async def sync(self) -> tuple[float, int, int]:
-        """Seconds from here to the last acknowledgement, bytes that left the laptop, bytes that left the gateway."""
+    async def sync(self, changed: Sequence[Path] | None = None) -> tuple[float, int, int]:
+        """Seconds from here to the last acknowledgement, bytes that left the laptop, bytes that left the gateway.
+        ``changed``: what a watcher has reported."""
         relay = self._distributor._runner.relay
         assert relay is not None
         left_laptop, left_gateway = self.sender.bytes_sent, relay.bytes_sent
         started = time.perf_counter()
-        scan = self.scanner.scan()
+        scan = self.scanner.scan(changed)
         for message in self.sender.offer(scan.tree).messages:
             self._to_gateway(message)
         await self._distributor.board.wait(scan.tree.digest, [host.name for host in self._hosts], _TIMEOUT)
@@ -211,6 +212,12 @@ def change_line(tree: Path, rng: random.Random) -> None:
         out.write(f"\nchanged = {rng.random()}")
 
 
+def save_line(tree: Path, rng: random.Random) -> list[Path]:
+    """As ``change_line``, with a watcher that tells what was saved."""
+    change_line(tree, rng)
+    return [tree / "package4" / "part42" / "module4242.py"]
+
+
 def change_500(tree: Path, rng: random.Random) -> None:
     for path in rng.sample(sorted(tree.glob("*/*/*.py")), 500):
         path.write_text(path.read_text() + f"\nchanged = {rng.random()}")
@@ -222,13 +229,14 @@ def change_byte(tree: Path, rng: random.Random) -> None:
         file.write(rng.randbytes(1))
 
 
-Change = Callable[[Path, random.Random], None]
+Change = Callable[[Path, random.Random], Sequence[Path] | None]
 CASES: tuple[tuple[Change, tuple[tuple[str, Change], ...]], ...] = (
     (
         make_sources,
         (
             ("10,000 files, unchanged", change_nothing),
             ("10,000 files, one line changed", change_line),
+            ("10,000 files, one line, watched", save_line),
             ("10,000 files, 500 changed", change_500),
         ),
     ),
@@ -255,9 +263,9 @@ async def measure(make: Change, cases: Sequence[tuple[str, Change]], count: int,
         for name, change in cases:
             ours, theirs = [], []
             for turn in range(-1, rounds):
-                change(tree, rng)
+                changed = change(tree, rng)
                 # Whichever goes first finds the change in the page cache for the other: they take turns.
-                steps = [side.sync(), None] if turn % 2 else [None, side.sync()]
+                steps = [side.sync(changed), None] if turn % 2 else [None, side.sync(changed)]
                 for step in steps:
                     mine = await step if step is not None else None
                     other = await asyncio.to_thread(rsync, tree, copies) if step is None else None

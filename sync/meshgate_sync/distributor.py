@@ -32,7 +32,7 @@ INLINE = 2 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a version has come. ``left``: bytes of pieces that the gateway has sent, of all versions."""
+    """How far a version has come. ``left``: bytes of pieces and deltas that the gateway has sent, of all versions."""
 
     root: bytes
     ready: frozenset[str]

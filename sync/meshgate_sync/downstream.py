@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from .commands import Command, Disconnect, Link, Load, Send
-from .frames import Alive, Data, Message
+from .frames import Alive, Data, Message, Offer
 
 __all__ = ["Child", "Downstream"]
 
@@ -41,7 +41,8 @@ class Downstream:
 
     def __init__(self, window: int, heartbeat: float, pulse: float, commands: list[Command]) -> None:
         self.children: dict[str, Child] = {}
-        self.bytes_sent = 0
+        self.piece_bytes_sent = 0
+        self.delta_bytes_sent = 0
         self._window = window
         self._heartbeat = heartbeat
         self._pulse = pulse
@@ -106,6 +107,9 @@ class Downstream:
 
     def tell(self, peer: str, message: Message, now: float) -> None:
         self.children[peer].told = now
+        if isinstance(message, Offer):
+            self.delta_bytes_sent += len(message.delta)
+            self.piece_bytes_sent += sum([len(data) for _, data in message.inline])
         self._commands.append(Send(Link(peer, up=False), message))
 
     def starve(self, root: bytes) -> list[tuple[str, bytes]]:
@@ -141,7 +145,7 @@ class Downstream:
         if not child.in_flight:
             child.moved = now
         child.in_flight += len(data)
-        self.bytes_sent += len(data)
+        self.piece_bytes_sent += len(data)
         self.tell(peer, Data(digest, data), now)
 
     def _stop_waiting(self, peer: str, digests: Iterable[bytes]) -> None:

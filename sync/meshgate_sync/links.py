@@ -65,7 +65,7 @@ def _remove(entry: bytes) -> None:
 def _put(objects: Objects, file: File, entry: bytes) -> None:
     if file.pieces:
         try:
-            os.link(objects.path(file), entry)
+            _link(objects.path(file), entry)
             return
         except OSError as problem:
             if problem.errno not in _NO_LINK:
@@ -76,3 +76,11 @@ def _put(objects: Objects, file: File, entry: bytes) -> None:
     os.chmod(entry, 0o555 if file.executable else 0o444)
     time = modified_at(file)
     os.utime(entry, (time, time))
+
+
+def _link(path: str, entry: bytes) -> None:
+    try:
+        os.link(path, entry)
+    except FileNotFoundError:
+        # Another process made the same object and renamed it over the one that was being linked.
+        os.link(path, entry)

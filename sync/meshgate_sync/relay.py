@@ -101,7 +101,12 @@ class Relay:
 
     @property
     def bytes_sent(self) -> int:
-        return self._downstream.bytes_sent
+        """Bytes of pieces and deltas that have gone to children."""
+        return self.piece_bytes_sent + self._downstream.delta_bytes_sent
+
+    @property
+    def piece_bytes_sent(self) -> int:
+        return self._downstream.piece_bytes_sent
 
     @property
     def wasted(self) -> int:

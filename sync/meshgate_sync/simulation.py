@@ -121,7 +121,7 @@ class Simulation:
             self.now, _, step, arguments = heapq.heappop(self._events)
             step(*arguments)
         for name, node in self._nodes.items():
-            self.outcome.sent[name] = node.relay.bytes_sent
+            self.outcome.sent[name] = node.relay.piece_bytes_sent
             self.outcome.wasted += node.relay.wasted
         return self.outcome
 

@@ -208,12 +208,12 @@ class Store:
         return left_behind
 
     def _drop_unrecorded(self, *, everything: bool) -> None:
-        known = self.records.trees
+        """Removes snapshots of which there is no record: those that other processes make are on record before."""
         for root in self.snapshots.roots():
-            if everything or root not in known:
+            if everything or self.records.tree(root) is None:
                 self.snapshots.remove(root)
         for root in self.snapshots.spares():
-            if everything or root not in known:
+            if everything or self.records.tree(root) is None:
                 self.snapshots.remove_spare(root)
 
 

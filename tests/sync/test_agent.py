@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
+
 from meshgate_sync.agent import HostAgent
 from meshgate_sync.errors import StoreError
 from meshgate_sync.plan import GATEWAY, Routes

@@ -55,7 +55,7 @@ def test_sixteen_hosts_get_version_after_version(tmp_path: Path) -> None:
         before = content.with_large(model)
         await job.bring(before)
         assert job.distributor._runner.relay is not None
-        assert job.distributor._runner.relay.bytes_sent <= 8 * before.size
+        assert job.distributor._runner.relay.piece_bytes_sent <= 8 * before.size
         for number in range(5):
             model[b"a.py"] = b"%d" % number
             tree = content.with_large(model)

@@ -63,10 +63,10 @@ def test_pieces_that_come_with_the_offer_are_not_asked_for(village: Village) -> 
 
 def test_the_gateway_sends_each_piece_once_for_each_of_its_children(village: Village) -> None:
     tree = bring(village, MODEL, striped=True)
-    assert village.hosts[GATEWAY].relay.bytes_sent == tree.size
+    assert village.hosts[GATEWAY].relay.piece_bytes_sent == tree.size
     for name in NAMES:
         assert village.hosts[name].received_bytes == tree.size
-        assert village.hosts[name].relay.bytes_sent <= 2 * tree.size
+        assert village.hosts[name].relay.piece_bytes_sent <= 2 * tree.size
 
 
 def test_pieces_are_passed_on_before_the_version_is_complete(village: Village) -> None:
@@ -89,7 +89,7 @@ def test_a_slow_laptop_does_not_upset_the_trees(village: Village) -> None:
     for digest in village.asked:
         village.supply(digest)
     village.run(lambda: village.everyone_ready(tree))
-    assert village.hosts[GATEWAY].relay.bytes_sent == tree.size
+    assert village.hosts[GATEWAY].relay.piece_bytes_sent == tree.size
 
 
 def test_a_host_that_does_not_hold_the_base_is_told_the_whole_version(village: Village) -> None:

@@ -532,6 +532,20 @@ def test_one_process_uses_what_the_other_has_recorded(tmp_path: Path, content: C
     assert {second.digest, third.digest} <= two.store.records.trees.keys()
 
 
+def test_an_object_replaced_while_it_is_linked_is_linked_all_the_same(
+    host: Host, content: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, failures = os.link, iter([True])
+
+    def link(source: str, target: bytes) -> None:
+        if next(failures, False):
+            raise FileNotFoundError(errno.ENOENT, "its last name was taken from it just now")
+        original(source, target)
+
+    monkeypatch.setattr(os, "link", link)
+    assert on_disk(host.bring(content.tree(MODEL))) == plain(MODEL)
+
+
 def test_what_a_living_process_builds_is_left_to_it(tmp_path: Path, content: Content) -> None:
     one = Host(tmp_path / "home", content)
     tree = content.tree({b"f": bytes(range(100))})
