@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT = 5.0
+STOP_WITHOUT_HOST = 1.0
 REASON_TIMEOUT = 1.5  # seconds that Monarch has to say why a process whose connection closed is gone
 
 
@@ -348,7 +349,8 @@ class Meshes:
             self._engine.send(Done(call=header.call), stream=stream)
 
     async def stop_all(self, reason: str) -> None:
-        """Stops every proc mesh, and with it every actor, within ``STOP_TIMEOUT``."""
+        """Stops every proc mesh, and with it every actor, within ``STOP_TIMEOUT``; sooner where a host is lost, for
+        Monarch would wait for it. What is left ends when its connection does."""
         procs = [known for known in self._engine.objects.each() if isinstance(known, Procs)]
         for mesh in procs:
             mesh.stopping = True
@@ -361,7 +363,8 @@ class Meshes:
             if mesh.host_names
         ]
         if stops:
-            _, late = await asyncio.wait(stops, timeout=STOP_TIMEOUT)
+            timeout = STOP_WITHOUT_HOST if self._lost_hosts else STOP_TIMEOUT
+            _, late = await asyncio.wait(stops, timeout=timeout)
             for stop in late:
                 stop.cancel()
             await asyncio.gather(*stops, return_exceptions=True)
