@@ -14,6 +14,8 @@ import asyncio
 import math
 import threading
 import warnings
+import weakref
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import Generic, TypeVar, cast
 
@@ -229,22 +231,48 @@ class FutureProxy(Generic[R]):
 class _Wake:
     """Settles ``arrival`` on its own loop, from any thread; harmless when either is over already."""
 
-    __slots__ = ("_arrival", "_loop")
+    __slots__ = ("_arrival", "_arrivals", "_loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, arrival: asyncio.Future[None]) -> None:
         self._loop = loop
         self._arrival = arrival
+        self._arrivals = _arrivals.get(loop) or _arrivals.setdefault(loop, _Arrivals())
 
     def __call__(self) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._arrive)
-        except RuntimeError:
-            if not self._loop.is_closed():
-                raise
+        self._arrivals.add(self._arrival, self._loop)
 
-    def _arrive(self) -> None:
-        if not self._arrival.done():
-            self._arrival.set_result(None)
+
+class _Arrivals:
+    """What has arrived for one loop and is not settled there yet: waking a loop is a system call, once for all."""
+
+    __slots__ = ("_due", "_woken")
+
+    def __init__(self) -> None:
+        self._due: deque[asyncio.Future[None]] = deque()
+        self._woken = False
+
+    def add(self, arrival: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
+        self._due.append(arrival)
+        if self._woken:  # and has not begun to look: it will find this one
+            return
+        self._woken = True
+        try:
+            loop.call_soon_threadsafe(self._settle)
+        except BaseException as error:
+            self._woken = False
+            if not (isinstance(error, RuntimeError) and loop.is_closed()):
+                raise
+            self._due.clear()
+
+    def _settle(self) -> None:
+        self._woken = False
+        while self._due:
+            arrival = self._due.popleft()
+            if not arrival.done():
+                arrival.set_result(None)
+
+
+_arrivals: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Arrivals] = weakref.WeakKeyDictionary()
 
 
 def _check_timeout(timeout: float) -> None:

@@ -12,7 +12,7 @@ from meshgate.errors import InvalidRequestError
 from meshgate.future import FutureProxy
 from meshgate.pickling import Pickled, dumps_call
 from meshgate.value_mesh import ValueMesh
-from meshgate_wire.messages import Call, SendTo
+from meshgate_wire.messages import Call, SendTo, numbered
 
 if TYPE_CHECKING:
     from meshgate.channel import Port
@@ -35,13 +35,14 @@ class EndpointProxy(Generic[P, R]):
     ``TypeError`` where they do not fit the endpoint, ``UnpicklableArgument`` where they cannot travel.
     """
 
-    __slots__ = ("_label", "_mesh", "_shape", "_spec", "_target")
+    __slots__ = ("_headers", "_label", "_mesh", "_shape", "_spec", "_target")
 
     def __init__(self, mesh: ActorMeshProxy, spec: EndpointSpec) -> None:
         self._mesh = mesh
         self._spec = spec
         self._target = mesh._object
         self._shape = mesh._shape
+        self._headers: dict[Adverb, Call] = {}  # of calls whose arguments hold no proxies: they differ in the number
         self._label = f"{mesh._mesh_name}.{spec.name}"
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> FutureProxy[ValueMesh[R]]:
@@ -102,7 +103,10 @@ class EndpointProxy(Generic[P, R]):
         return dumps_call(args, kwargs, resolve, called=self._label, parameters=self._spec.parameters)
 
     def _header(self, call: int, adverb: Adverb, pickled: Pickled) -> Call:
-        return Call(
+        known = self._headers.get(adverb)
+        if known is not None and not pickled.arguments:
+            return numbered(known, call)
+        header = Call(
             call=call,
             target=self._mesh._ref,
             endpoint=self._spec.name,
@@ -110,6 +114,9 @@ class EndpointProxy(Generic[P, R]):
             explicit_port=self._spec.explicit_response_port,
             arguments=pickled.arguments,
         )
+        if not pickled.arguments:
+            self._headers[adverb] = header
+        return header
 
     def _send(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], port: Port[Any] | None, selection: Selection
