@@ -8,6 +8,7 @@ no queue between.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -21,6 +22,11 @@ from meshgate.dialing import Route
 from meshgate_wire.websocket import FrameReader, binary_header
 
 __all__ = ["Link", "Receiver", "open_link"]
+
+# A cut is not an error, but the library prints one where a ping was under way. Whoever wants that gives it a handler.
+_library_log = logging.getLogger("meshgate.websockets")
+_library_log.addHandler(logging.NullHandler())
+_library_log.propagate = False
 
 PING_INTERVAL = 15.0  # seconds; the shortest idle limit met in load balancers is 30
 PING_TIMEOUT = 20.0
@@ -182,6 +188,7 @@ async def open_link(route: Route, path: str, headers: dict[str, str], receiver: 
         route.url + path,
         additional_headers={**route.headers, **headers},
         compression=None,
+        logger=_library_log,
         max_size=max_size,
         open_timeout=None,
         ping_interval=PING_INTERVAL,
