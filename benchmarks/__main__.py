@@ -17,7 +17,7 @@ from rich.console import Console
 
 from benchmarks.cases import GROUPS
 from benchmarks.processes import ROOT, adopt_orphans, end_leftovers
-from benchmarks.report import as_markdown, machine, show, write_into
+from benchmarks.report import as_markdown, disturbance, machine, show, write_into
 from benchmarks.results import Case
 from benchmarks.run import Run, settle
 
@@ -31,7 +31,7 @@ def main() -> int:
     logs = results / f"{stamp}-logs"
     logs.mkdir(parents=True)
     ray_version = _ray_version(options.ray_python)
-    run = Run(logs, options.rounds, options.ray_python if ray_version else None)
+    run = Run(logs, options.rounds, options.ray_python if ray_version else None, options.quiet)
     if not ray_version:
         run.trouble(f"{options.ray_python} has no Ray: its column stays empty (pip install 'ray[client]')")
     cases: list[Case] = []
@@ -48,7 +48,7 @@ def main() -> int:
         leftovers = end_leftovers()
     for command in leftovers:
         run.trouble(f"left running, now ended: {command[:120]}")
-    about = machine(ray_version, loads)
+    about = [*machine(ray_version, loads), ("cores that other processes took meanwhile", disturbance(run.others))]
     show(console, cases)
     for what, value in about:
         console.print(f"{what}: {value}", highlight=False)
@@ -66,6 +66,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("groups", nargs="*", choices=[[], *GROUPS], help="what to measure (default: everything)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each measurement, besides one to warm up")
     parser.add_argument("--ray-python", default=sys.executable, help="a Python that has Ray (default: this one)")
+    parser.add_argument("--quiet", type=float, help="repeat a round in which other processes took more cores than this")
     parser.add_argument("--docs", action="store_true", help="write the table into docs/benchmarks.md")
     return parser.parse_args()
 

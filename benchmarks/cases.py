@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from benchmarks.processes import ROOT
@@ -32,7 +33,7 @@ def start(run: Run) -> Rows:
         for turn in range(-1, run.rounds):
             for name, arguments in list(drivers.items()):
                 try:
-                    excluded, included = _start_once(run, name, arguments)
+                    excluded, included = run.undisturbed(partial(_start_once, run, name, arguments))
                 except (subprocess.SubprocessError, ValueError) as error:
                     run.trouble(f"start of {name}: {error}")
                     del drivers[name]

@@ -17,7 +17,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ROOT", "Usage", "adopt_orphans", "descendants", "end_tree", "relay", "usage_of"]
+__all__ = [
+    "ROOT",
+    "Others",
+    "Usage",
+    "adopt_orphans",
+    "descendants",
+    "end_leftovers",
+    "end_tree",
+    "relay",
+    "usage_of",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 _SET_CHILD_SUBREAPER = 36
@@ -64,6 +74,27 @@ def descendants(pid: int) -> list[int]:
         found += level
         level = [child for parent in level for child in parents.get(parent, [])]
     return found
+
+
+class Others:
+    """What processes that are none of this run's take of the machine, in cores, between making and ``taken``."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._before = _busy() - _own()
+
+    def taken(self) -> float:
+        return max(0.0, (_busy() - _own() - self._before) / max(1e-3, time.monotonic() - self._begun))
+
+
+def _busy() -> float:
+    fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    return (sum(fields[:8]) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")  # all but idle and waiting for disks
+
+
+def _own() -> float:
+    usages = [usage_of(pid) for pid in (os.getpid(), *descendants(os.getpid()))]
+    return sum(usage.cpu for usage in usages if usage is not None)
 
 
 def end_tree(process: subprocess.Popen[bytes], grace: float) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.results import Case
+from benchmarks.results import Case, percentile
 
-__all__ = ["BEGIN", "END", "as_markdown", "machine", "show", "write_into"]
+__all__ = ["BEGIN", "END", "as_markdown", "disturbance", "machine", "show", "write_into"]
 
 COLUMNS = {"direct": "direct Monarch", "meshgate": "meshgate", "ray": "Ray Client", "other": "beside"}
 BEGIN, END = "<!-- the table -->", "<!-- end of the table -->"
@@ -67,6 +67,12 @@ def machine(ray_version: str | None, loads: Sequence[str]) -> list[tuple[str, st
         ("commit", _commit()),
         ("load, one minute's average, at the start of each group", ", ".join(loads)),
     ]
+
+
+def disturbance(others: Sequence[float]) -> str:
+    if not others:
+        return "not measured"
+    return f"{percentile(others, 0.5):.2f} in the median round, {percentile(others, 0.9):.2f} in one of ten"
 
 
 def _cpu() -> str:

@@ -7,13 +7,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.peer import PeerFailed, RunningPeer
 from benchmarks.peers.ray_client import cluster
+from benchmarks.processes import Others
 
 __all__ = ["Peers", "Run"]
+
+T = TypeVar("T")
+PATIENCE = 8
 
 MODULES = {
     "direct": "benchmarks.peers.monarch_direct",
@@ -31,7 +36,9 @@ class Run:
     logs: Path
     rounds: int
     ray_python: str | None
+    quiet: float | None = None  # repeat a round in which other processes took more cores
     troubles: list[str] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)  # cores that other processes took, by round
     ray_address: str | None = None
 
     @contextmanager
@@ -65,6 +72,19 @@ class Run:
                     self.trouble(f"{name} did not open: {error}")
             yield Peers(self, running)
 
+    def undisturbed(self, measure: Callable[[], T]) -> T:
+        """What ``measure`` gives; notes what other processes took meanwhile, and repeats it where that was too much."""
+        for _ in range(PATIENCE):
+            if self.quiet is not None:
+                _wait_quiet(self.quiet)
+            others = Others()
+            value = measure()
+            taken = others.taken()
+            if self.quiet is None or taken <= self.quiet:
+                break
+        self.others.append(taken)
+        return value
+
     def trouble(self, what: str) -> None:
         """Something was not measured; the run goes on."""
         self.troubles.append(what)
@@ -91,7 +111,7 @@ class Peers:
         for turn in range(-int(warm), rounds or self.run.rounds):
             for name in list(found):
                 try:
-                    value = ask(self.running[name])
+                    value = self.run.undisturbed(partial(ask, self.running[name]))
                 except PeerFailed as error:
                     self.run.trouble(str(error))
                     del found[name]
@@ -99,6 +119,15 @@ class Peers:
                 if turn >= 0:
                     found[name].append(value)
         return found
+
+
+def _wait_quiet(cores: float) -> None:
+    deadline = time.monotonic() + 20.0
+    while time.monotonic() < deadline:
+        others = Others()
+        time.sleep(0.2)
+        if others.taken() <= max(cores, 0.15):
+            return
 
 
 def settle() -> None:
