@@ -14,6 +14,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from .acks import Acks
 from .commands import (
     Ask,
     Begin,
@@ -38,7 +39,6 @@ __all__ = ["Relay", "State", "Timing"]
 
 WINDOW = 2 * 1024 * 1024
 _RESTARTS = 3
-_EARLY = 64
 
 
 class State(enum.Enum):
@@ -57,10 +57,6 @@ class _Version:
     offer: Offer
     state: State = State.BEGINNING
     missing: dict[bytes, int] = field(default_factory=dict)
-    ready: dict[str, None] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    untold_ready: dict[str, None] = field(default_factory=dict)
-    untold_failed: dict[str, str] = field(default_factory=dict)
     parked: list[tuple[str, tuple[bytes, ...]]] = field(default_factory=list)
     untold_whole: list[str] = field(default_factory=list)
     restarts: int = 0
@@ -77,17 +73,21 @@ class Relay:
     ) -> None:  # fmt: skip
         self.name = name
         self.roots = set(roots)
-        self.deadline: float | None = None
         self._timing = timing or Timing()
         self._commands: list[Command] = []
         self._upstream = Upstream(routes, self._timing, window, self._commands) if routes is not None else None
         self._downstream = Downstream(window, self._timing.heartbeat, self._timing.pulse, self._commands)
         self._versions: dict[bytes, _Version] = {}
         self._early: dict[bytes, list[tuple[str, tuple[bytes, ...]]]] = {}
-        self._early_acks: dict[bytes, list[Ack]] = {}
-        self._told_at = self._announced_at = float("-inf")
+        self._acks = Acks(self._timing.gather)
+        self._announced_at = float("-inf")
         self._broken = False
         self._serial = 0
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, if that is soon."""
+        return self._acks.deadline
 
     def commands(self) -> list[Command]:
         """What is to be done now, each once."""
@@ -136,16 +136,15 @@ class Relay:
                 self._upstream.alert_until = now + 0.8 * self._timing.alert_for
             self._announce(offer, now)
             self._commands.append(Begin(offer))
-            for ack in self._early_acks.pop(offer.root, ()):
-                self._note(offer.root, dict.fromkeys(ack.ready), dict(ack.failed), now)
+            self._acks.open(offer.root, now)
+            self._tell_acks_if_due(now)
         elif version.state is State.BASELESS and offer.base == NOTHING:
             version.offer = offer.without_pieces()
             version.state = State.BEGINNING
             self._commands.append(Begin(offer))
-        elif version.failed:
+        elif self._acks.failed(offer.root):
             self._announce(offer, now)
             if version.state is State.FAILED:
-                del version.failed[self.name]
                 self._begin_again(version)
         self._clear_out(offer, now)
 
@@ -167,6 +166,7 @@ class Relay:
         if version is None:
             return
         self._early.pop(root, None)
+        self._acks.close(root)
         self._downstream.starve(root)
         if self._upstream is not None:
             self._upstream.unwant(version.missing)
@@ -224,7 +224,7 @@ class Relay:
         version = self._versions.get(root)
         if version is not None:
             version.state = State.READY
-            self._note(root, {self.name: None}, {}, now)
+            self._note(root, [self.name], {}, now)
 
     def failed(self, root: bytes | None, reason: str, now: float) -> None:
         """The store could not begin or finish a version, or, with ``root`` None, keep a piece. The children are sent
@@ -235,7 +235,7 @@ class Relay:
                 if self._upstream is not None:
                     self._upstream.unwant(version.missing)
                 version.missing = {}
-                self._note(of, {}, {self.name: reason}, now)
+                self._note(of, [], {self.name: reason}, now)
         if self._upstream is not None:
             self._broken = True
             for peer in list(self._downstream.children):
@@ -329,11 +329,8 @@ class Relay:
         assert self._upstream is not None
         link = Link(self._upstream.control, up=True)
         self._commands.append(Send(link, Hello(self.name, tuple(sorted(self.roots)))))
+        self._commands += [Send(link, ack) for ack in self._acks.everything(now)]
         for root, version in self._versions.items():
-            if version.ready or version.failed:
-                ack = Ack(root, tuple(version.ready), tuple(version.failed.items()))
-                self._commands.append(Send(link, ack))
-            version.untold_ready, version.untold_failed = {}, {}
             if version.state is State.BASELESS:
                 self._commands.append(Send(link, Tell(root)))
 
@@ -384,12 +381,7 @@ class Relay:
         elif isinstance(message, Unwant):
             self._downstream.unwant(peer, message.digests)
         elif isinstance(message, Ack):
-            if message.root in self._versions:
-                self._note(message.root, dict.fromkeys(message.ready), dict(message.failed), now)
-            else:
-                self._early_acks.setdefault(message.root, []).append(message)
-                if len(self._early_acks) > _EARLY:  # of versions withdrawn meanwhile
-                    del self._early_acks[next(iter(self._early_acks))]
+            self._note(message.root, message.ready, dict(message.failed), now)
         elif isinstance(message, Hello):
             child = self._downstream.children[peer]
             child.greeted, child.roots = True, frozenset(message.roots)
@@ -419,37 +411,21 @@ class Relay:
 
     # --- acknowledgements -------------------------------------------------------------------------------
 
-    def _note(self, root: bytes, ready: Mapping[str, None], failed: Mapping[str, str], now: float) -> None:
-        version = self._versions[root]
-        for name in ready:
-            version.failed.pop(name, None)
-            version.untold_failed.pop(name, None)
-        version.ready.update(ready)
-        version.untold_ready.update(ready)
-        for name, reason in failed.items():
-            version.ready.pop(name, None)
-            version.untold_ready.pop(name, None)
-            version.failed[name] = version.untold_failed[name] = reason
-        if now - self._told_at >= self._timing.gather:
-            self._tell_acks(now)
-        elif self.deadline is None:
-            self.deadline = self._told_at + self._timing.gather
+    def _note(self, root: bytes, ready: Iterable[str], failed: Mapping[str, str], now: float) -> None:
+        self._acks.note(root, ready, failed, now)
+        self._tell_acks_if_due(now)
 
-    def _tell_acks(self, now: float) -> None:
-        self.deadline = None
+    def _tell_acks_if_due(self, now: float) -> None:
         up = self._upstream
-        if up is not None and not up.connected_to_control:
-            return  # told with the greeting
-        for root, version in self._versions.items():
-            if not version.untold_ready and not version.untold_failed:
-                continue
-            ready, failed = tuple(version.untold_ready), tuple(version.untold_failed.items())
-            version.untold_ready, version.untold_failed = {}, {}
-            self._told_at = now
-            if up is None:
-                self._commands.append(Report(root, ready, failed))
-            else:
-                self._commands.append(Send(Link(up.control, up=True), Ack(root, ready, failed)))
+        if self.deadline is None or now < self.deadline:
+            return
+        if up is None:
+            self._commands += [Report(ack.root, ack.ready, ack.failed) for ack in self._acks.untold(now)]
+        elif up.connected_to_control:
+            link = Link(up.control, up=True)
+            self._commands += [Send(link, ack) for ack in self._acks.untold(now)]
+        else:
+            self._acks.deadline = None  # told with the greeting
 
     # --- time -------------------------------------------------------------------------------------------
 
@@ -461,8 +437,7 @@ class Relay:
             control = self._upstream.control
             self._upstream.tick(now)
             self._follow(control, now)
-        if self.deadline is not None and now >= self.deadline:
-            self._tell_acks(now)
+        self._tell_acks_if_due(now)
 
     def _follow(self, before: str, now: float) -> None:
         """Greets the parent that the control lane has moved to, if the connection to it is up already."""
