@@ -206,22 +206,22 @@ def cuts(run: Run) -> Rows:
 
 
 def memory(run: Run) -> Rows:
-    """Resident memory before and after 20,000 calls."""
-    with run.peers(meshgate={}) as peers:
-        for _ in range(2):
-            peers.turns("meshgate", method="in_flight", calls=1000, rounds=1, warm=False)
-        before = peers.turns("meshgate", method="memory", rounds=1, warm=False).get("meshgate")
-        peers.turns("meshgate", method="in_flight", calls=1000, rounds=20, warm=False)
-        after = peers.turns("meshgate", method="memory", rounds=1, warm=False).get("meshgate")
-        if not before or not after:
-            return
+    """Resident memory before and after 20,000 calls; direct Monarch's client beside the engine, which is one."""
+    with run.peers(direct={}, meshgate={}) as peers:
+        both = ("direct", "meshgate")
+        peers.turns(*both, method="in_flight", calls=1000, rounds=2, warm=False)
+        before = peers.turns(*both, method="memory", rounds=1, warm=False)
+        peers.turns(*both, method="in_flight", calls=1000, rounds=20, warm=False)
+        after = peers.turns(*both, method="memory", rounds=1, warm=False)
         for process in ("server", "engine", "client"):
-            now, grown = after[0][process] / MB, (after[0][process] - before[0][process]) / MB
-            yield Case(
-                f"memory of the {process} after 20,000 calls",
-                {"meshgate": Value("MB", (now,))},
-                note=f"{grown:+.1f} MB since 2,000 calls",
-            )
+            case = Case(f"memory of the {process} after 20,000 calls")
+            grown = []
+            for name, found in after.items():
+                if found and process in found[0]:
+                    case.columns[name] = Value("MB", (found[0][process] / MB,))
+                    grown.append(f"{name} {(found[0][process] - before[name][0][process]) / MB:+.1f} MB")
+            case.note = f"since 2,000 calls: {', '.join(grown)}"
+            yield case
 
 
 def _medians_ms(found: dict[str, list[list[float]]]) -> dict[str, Value]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from benchmarks.driver import Driver
 from benchmarks.peer import leave, serve
+from benchmarks.processes import usage_of
 
 
 class Direct(Driver):
@@ -18,6 +20,12 @@ class Direct(Driver):
         self.hosts = self._job.state(cached_path=None).workers
         self.open_meshes()
         return {}
+
+    def memory(self) -> dict[str, int]:
+        """Resident bytes of this process, which does what the engine does for meshgate."""
+        own = usage_of(os.getpid())
+        assert own is not None
+        return {"engine": own.rss}
 
     def close(self) -> None:
         self._job.kill()
