@@ -21,7 +21,7 @@ from pydantic import Field, TypeAdapter
 
 from meshgate.errors import StaleCodeError
 from meshgate.serial import SerialThread
-from meshgate_sync.protocol import SyncNeed, SyncStatus, SyncWants
+from meshgate_sync.protocol import SyncGone, SyncNeed, SyncStatus, SyncWants
 from meshgate_sync.scan import Scanner, git_root
 from meshgate_sync.sender import Message, Sender
 from meshgate_sync.stat_cache import StatCache
@@ -214,8 +214,12 @@ class CodeSync:
             answers: Iterable[Message] = self._sender.needed(message)
         else:
             answers = self._sender.wanted(message, buffers[0].join())
+        gone = False
         for answer in answers:
             self._post(answer)
+            gone = gone or isinstance(answer[0], SyncGone)
+        if gone:  # a file has changed since the scan: what it is now is another version
+            self.push(wait=False)
 
     def _wait(self, version: str, progress: Callable[[SyncStatus], None] | None) -> SyncStatus:
         deadline = time.monotonic() + SYNC_TIMEOUT
