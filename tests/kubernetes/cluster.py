@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 from collections.abc import Iterator
@@ -40,6 +41,32 @@ class Kubectl:
         asked = [*self._arguments, "get", "serviceaccount", "default"]
         while subprocess.run(asked, capture_output=True, timeout=60, check=False).returncode != 0:
             continue
+
+    def token_of(self, account: str) -> str:
+        """A token of a service account, which ends with the account."""
+        name = f"{account}-login"
+        secret = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "kubernetes.io/service-account-token",
+            "metadata": {"name": name, "annotations": {"kubernetes.io/service-account.name": account}},
+        }
+        self.apply(secret)
+        token = ""
+        while not token:  # a controller fills it in
+            token = self("get", "secret", name, "-o", "jsonpath={.data.token}")
+        return base64.b64decode(token).decode()
+
+    def wait_ended(self, pod: str) -> None:
+        """Returns when the pod has succeeded or failed."""
+        path = "jsonpath={.status.phase}"
+        watching = [*self._arguments, "get", "pod", pod, "--watch", "-o", path + '{"\\n"}']
+        with subprocess.Popen(watching, stdout=subprocess.PIPE, text=True) as watch:
+            assert watch.stdout is not None
+            for phase in watch.stdout:
+                if phase.strip() in ("Succeeded", "Failed"):
+                    break
+            watch.terminate()
 
     def wait_ready(self) -> None:
         """Returns when the API server answers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections.abc import Iterator
@@ -185,20 +184,11 @@ def test_a_token_that_has_expired(namespace: str, kubectl: Kubectl, tmp_path: Pa
 
 def _kubeconfig_of(kubectl: Kubectl, account: str, directory: Path) -> Path:
     """A kubeconfig that holds a service account's token."""
-    secret = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "type": "kubernetes.io/service-account-token",
-        "metadata": {"name": f"{account}-login", "annotations": {"kubernetes.io/service-account.name": account}},
-    }
-    kubectl.apply(secret)
-    token = ""
-    while not token:
-        token = kubectl("get", "secret", f"{account}-login", "-o", "jsonpath={.data.token}")
+    token = kubectl.token_of(account)
     path = directory / "kubeconfig"
     path.write_text(kubectl("config", "view", "--raw", "--minify", "--flatten"))
     as_user = Kubectl(kubectl.namespace, path)
     user = as_user("config", "view", "-o", "jsonpath={.users[0].name}")
     as_user("config", "unset", f"users.{user}")
-    as_user("config", "set-credentials", user, f"--token={base64.b64decode(token).decode()}")
+    as_user("config", "set-credentials", user, f"--token={token}")
     return path

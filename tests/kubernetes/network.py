@@ -1,0 +1,190 @@
+"""Ways to a gateway that are not ours: a local port, nginx with TLS, and a place that reaches nothing else."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.kubernetes.cluster import Kubectl
+
+__all__ = ["Nginx", "Place", "isolated_place", "local_port", "nginx"]
+
+
+@contextmanager
+def local_port(kubectl: Kubectl, target: str) -> Iterator[int]:
+    """A port of this machine that leads to port 8650 of ``target`` (``service/x``)."""
+    command = ["kubectl", "--namespace", kubectl.namespace, "port-forward", target, ":8650"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forward:
+        try:
+            assert forward.stdout is not None
+            said = forward.stdout.readline()  # Forwarding from 127.0.0.1:43211 -> 8650
+            assert "127.0.0.1:" in said, said
+            yield int(said.split("127.0.0.1:")[1].split()[0])
+        finally:
+            forward.terminate()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Somewhere to run a driver: ``address`` is this machine's, as seen from there."""
+
+    address: str
+    prefix: tuple[str, ...]
+
+    def run(self, program: str, environment: dict[str, str], timeout: float = 100) -> str:
+        """What the program prints. Fails with its errors. It has no kubeconfig."""
+        variables = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"} | environment
+        command = [*self.prefix, sys.executable, "-c", program]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=timeout, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@contextmanager
+def isolated_place() -> Iterator[Place]:
+    """A network namespace with one cable to this machine and no route to anything else.
+
+    Where namespaces cannot be made (without root) it is this machine itself.
+    """
+    if os.geteuid() != 0:
+        yield Place("127.0.0.1", ())
+        return
+    name = f"mg{secrets.token_hex(3)}"
+    network = f"198.18.{secrets.randbelow(256)}"
+    # Not by `ip netns add`: that mounts over /run/netns, where the cluster keeps the namespaces of its pods.
+    holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    try:
+        _wait_unshared(holder.pid)
+        _ip("link", "add", name, "type", "veth", "peer", "name", "laptop", "netns", str(holder.pid))
+        _ip("address", "add", f"{network}.1/30", "dev", name)
+        _ip("link", "set", name, "up")
+        inside = ("nsenter", f"--net=/proc/{holder.pid}/ns/net")
+        _run(*inside, "ip", "address", "add", f"{network}.2/30", "dev", "laptop")
+        for device in ("laptop", "lo"):
+            _run(*inside, "ip", "link", "set", device, "up")
+        yield Place(f"{network}.1", inside)
+    finally:
+        holder.communicate()  # its end takes the namespace and the cable along
+
+
+def _wait_unshared(pid: int) -> None:
+    while os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+        continue
+
+
+def _ip(*arguments: str) -> None:
+    _run("ip", *arguments)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+
+
+CONFIGURATION = """
+daemon off;
+pid {directory}/nginx.pid;
+error_log {directory}/error.log;
+worker_shutdown_timeout 200ms;
+events {{ worker_connections 64; }}
+http {{
+    access_log off;
+    client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
+    fastcgi_temp_path {directory}/f; uwsgi_temp_path {directory}/u; scgi_temp_path {directory}/s;
+    map $http_upgrade $connection_upgrade {{ default upgrade; '' close; }}
+    server {{
+        listen {address}:{port} ssl;
+        ssl_certificate {directory}/server.crt;
+        ssl_certificate_key {directory}/server.key;
+        location / {{
+            proxy_pass http://127.0.0.1:{upstream};
+            proxy_http_version 1.1;
+            proxy_set_header Upgrade $http_upgrade;
+            proxy_set_header Connection $connection_upgrade;
+        }}
+    }}
+}}
+"""
+
+
+class Nginx:
+    """nginx before one gateway. ``url`` and ``ca`` are what a driver needs to know."""
+
+    def __init__(self, directory: Path, address: str, port: int) -> None:
+        self.url, self.ca = f"wss://{address}:{port}", directory / "ca.crt"
+        self._pid_file = directory / "nginx.pid"
+
+    @contextmanager
+    def cutting_every(self, seconds: float) -> Iterator[None]:
+        """No connection lives longer: nginx begins anew so often, and gives what it has a moment."""
+        over = threading.Event()
+
+        def cut() -> None:
+            while not over.wait(seconds):
+                with suppress(ProcessLookupError):
+                    os.kill(int(self._pid_file.read_text()), 1)  # SIGHUP: reload
+
+        thread = threading.Thread(target=cut)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+@contextmanager
+def nginx(directory: Path, address: str, upstream: int) -> Iterator[Nginx]:
+    """TLS at ``address``, plain HTTP to the local port ``upstream``."""
+    program = shutil.which("nginx") or "/usr/sbin/nginx"
+    assert Path(program).exists(), "nginx is not installed: tests/kubernetes/images would have, as root"
+    _certificates(directory, address)
+    port = _free_port(address)
+    configuration = directory / "nginx.conf"
+    configuration.write_text(CONFIGURATION.format(directory=directory, address=address, port=port, upstream=upstream))
+    command = [program, "-p", str(directory), "-c", str(configuration)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while not _listens(address, port):
+                assert process.poll() is None, process.stderr and process.stderr.read()
+            yield Nginx(directory, address, port)
+        finally:
+            process.terminate()
+
+
+def _certificates(directory: Path, address: str) -> None:
+    def openssl(*arguments: str) -> None:
+        done = subprocess.run(["openssl", *arguments], cwd=directory, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    new_key: Sequence[str] = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl("req", "-x509", *new_key, "-subj", "/CN=test CA", "-days", "2", "-keyout", "ca.key", "-out", "ca.crt")
+    openssl("req", *new_key, "-subj", "/CN=gateway", "-keyout", "server.key", "-out", "server.csr")
+    (directory / "names").write_text(f"subjectAltName=IP:{address}\n")
+    signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
+    openssl("x509", "-req", "-in", "server.csr", *signed, "-out", "server.crt")
+
+
+def _free_port(address: str) -> int:
+    import socket
+
+    with socket.create_server((address, 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def _listens(address: str, port: int) -> bool:
+    import socket
+
+    try:
+        with socket.create_connection((address, port), timeout=1):
+            return True
+    except OSError:
+        return False

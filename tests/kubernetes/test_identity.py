@@ -1,0 +1,81 @@
+"""A gateway lets in Kubernetes identities that may run code in the job's pods, and tells others what they lack."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from meshgate import Client, Compute, KubernetesJob, UrlDialer
+from tests.kubernetes.actors import Trainer
+from tests.kubernetes.cluster import Kubectl
+from tests.kubernetes.network import local_port
+
+
+@pytest.fixture(scope="module")
+def gateway(namespace: str, kubectl: Kubectl) -> Iterator[int]:
+    """The local port of a job's gateway."""
+    with KubernetesJob(compute=Compute(), name="guarded", namespace=namespace) as job:
+        job.apply()
+        with local_port(kubectl, "service/guarded-gateway") as port:
+            yield port
+
+
+@pytest.fixture
+def delegated(namespace: str, kubectl: Kubectl) -> Iterator[None]:
+    """The gateway's account may review tokens and access."""
+    binding = f"meshgate-test-{namespace}"
+    account = f"--serviceaccount={namespace}:guarded-gateway"
+    kubectl("create", "clusterrolebinding", binding, "--clusterrole=system:auth-delegator", account)
+    yield
+    kubectl("delete", "clusterrolebinding", binding)
+
+
+@pytest.fixture
+def account(kubectl: Kubectl) -> Iterator[str]:
+    """The token of a service account without rights, called someone."""
+    kubectl("create", "serviceaccount", "someone")
+    yield kubectl.token_of("someone")
+    kubectl("delete", "serviceaccount", "someone")
+
+
+def refused(port: int, token: str) -> tuple[int, str]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/job", headers={"Authorization": f"Bearer {token}"})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=20)
+    with caught.value:
+        return caught.value.code, json.load(caught.value)["error"]
+
+
+def test_an_identity_that_may_exec_into_the_pods_has_a_session(
+    namespace: str, kubectl: Kubectl, gateway: int, delegated: None, account: str
+) -> None:
+    kubectl("create", "role", "runner", "--verb=create", "--resource=pods/exec")
+    kubectl("create", "rolebinding", "runner", "--role=runner", f"--serviceaccount={namespace}:someone")
+    try:
+        with Client.connect(UrlDialer(f"ws://127.0.0.1:{gateway}", account)) as client:
+            trainers = client.attach_hosts("workers", 1).spawn_procs().spawn("trainers", Trainer)
+            assert trainers.pod.call_one().get(timeout=60) == "guarded-workers-0"
+    finally:
+        kubectl("delete", "role/runner", "rolebinding/runner")
+
+
+def test_a_stranger_is_told_the_missing_right(namespace: str, gateway: int, delegated: None, account: str) -> None:
+    status, told = refused(gateway, account)
+    assert status == 403
+    assert f"system:serviceaccount:{namespace}:someone may not create pods/exec in namespace {namespace!r}" in told
+
+
+def test_a_token_that_nobody_has_is_no_identity(gateway: int, delegated: None) -> None:
+    forged = base64.urlsafe_b64encode(b'{"alg":"RS256"}').decode() + ".e30.c2ln"
+    assert refused(gateway, forged)[0] == 401
+
+
+def test_a_gateway_that_may_not_ask_says_what_it_lacks(gateway: int, account: str) -> None:
+    status, told = refused(gateway, account)
+    assert status == 401
+    assert "system:auth-delegator" in told
