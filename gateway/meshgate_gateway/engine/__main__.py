@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import faulthandler
+import gc
 import logging
 import os
 import socket
@@ -72,6 +73,7 @@ class Process:
     async def run(self) -> str:
         """Serves until the end; returns why it came."""
         await self._engine.streams.listen(self._host)
+        gc.freeze()  # what was imported is here to stay: garbage collections need not look through it
         self._control.send(Ready())
         listening = asyncio.create_task(self._listen())
         ended = asyncio.create_task(self._engine.ended.wait())

@@ -318,6 +318,8 @@ class Engine:
             self.answer(answer, stream)
         if pending.over:
             self._calls.pop(pending.call, None)
+            if not self._calls:
+                self._flush()  # no other answer is on its way that could leave with this one
         return pending.over
 
     def answer(self, answer: Answer, stream: int) -> None:
