@@ -169,11 +169,10 @@ def test_a_step_that_runs_ends_with_its_session(record: Any, tmp_path: Path) -> 
     running = threading.Thread(target=run)
     running.start()
     assert started.read_text()  # waits for a host to have begun
-    left = marked("LEFT_BEHIND", "2")
     client.close()
     running.join(60)
     assert failed
-    assert all(process.wait_ended(10) for process in left)
+    assert all(process.wait_ended(10) for process in marked("LEFT_BEHIND", "2"))
     assert marked("LEFT_BEHIND", "2") == []
 
 

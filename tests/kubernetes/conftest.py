@@ -27,6 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.kubernetes)
+            item.add_marker(pytest.mark.timeout(400))  # waiting for the disturbing ones, and for the cluster, counts
 
 
 @pytest.fixture(scope="session")
