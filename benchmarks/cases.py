@@ -70,7 +70,7 @@ def _start_once(run: Run, name: str, arguments: list[str]) -> tuple[float, float
 
 def calls(run: Run) -> Rows:
     """Sequential calls, 1,000 calls in flight, arrays: all on one machine, no delay."""
-    with run.ray(), run.peers(direct={}, meshgate={}, ray={}, websocket={}) as peers:
+    with run.ray(), run.peers(direct={}, meshgate={}, tcp={"tcp": True}, ray={}, websocket={}) as peers:
         yield from _sequential(peers)
         yield from _in_flight(peers)
         yield from _arrays(peers)
@@ -80,16 +80,19 @@ def _sequential(peers: Peers) -> Rows:
     for actors in (1, 4):
         found = peers.turns("direct", "meshgate", "ray", method="sequential", actors=actors, calls=200)
         case = Case(f"call to {actors} actor{'s' * (actors > 1)}, one after the other", _medians_ms(found))
-        if actors == 1:
-            bare = peers.turns("websocket", method="round_trip", calls=200)
-            case.columns |= dict(zip(["other"], _medians_ms(bare).values(), strict=False))
-            case.beside = "bare websocket"
         case.checks += at_most("of direct", case.ratio("meshgate", "direct"), 1.3)
         case.checks += at_least("faster than Ray", case.ratio("ray", "meshgate"), 2)
         yield case
     found = peers.turns("direct", "meshgate", method="sequential_async", calls=200)
     case = Case("the same, 1 actor, await", _medians_ms(found))
     case.checks += at_most("of direct", case.ratio("meshgate", "direct"), 1.3)
+    yield case
+    found = peers.turns("direct", "tcp", method="sequential", actors=1, calls=200)
+    bare = peers.turns("websocket", method="round_trip", calls=200)
+    case = Case("the same, 1 actor, over TCP", _medians_ms({**found, **bare}), beside="bare websocket")
+    case.rename(tcp="meshgate", websocket="other")
+    if (ratio := case.ratio("meshgate", "direct")) is not None:
+        case.note = f"{ratio:.2f} times direct"
     yield case
 
 
@@ -127,9 +130,8 @@ def _arrays(peers: Peers) -> Rows:
                 name: Value("MB/s", tuple(megabytes / median(seconds) for seconds in rounds))
                 for name, rounds in found.items()
             }
-            if "websocket" in columns:
-                columns["other"] = columns.pop("websocket")
             case = Case(f"array of {megabytes} MB {direction}", columns, beside="bare websocket")
+            case.rename(websocket="other")
             if megabytes == 100:
                 case.checks += at_least("of direct", case.ratio("meshgate", "direct"), 0.7)
                 case.checks += at_least("of Ray", case.ratio("meshgate", "ray"), 2)
@@ -183,8 +185,7 @@ def distance(run: Run) -> Rows:
 
 
 def _beside_attach(case: Case) -> Case:
-    if "attach" in case.columns:
-        case.columns["other"] = case.columns.pop("attach")
+    case.rename(attach="other")
     case.beside = "attach mode"
     case.checks += at_most("of attach mode", case.ratio("meshgate", "other"), 1.03)
     case.checks += at_least("faster than Ray", case.ratio("ray", "meshgate"), 2)

@@ -66,6 +66,12 @@ class Case:
             "note": self.note,
         }
 
+    def rename(self, **columns: str) -> None:
+        """Puts what a peer measured under another column: ``attach="other"``."""
+        for peer, column in columns.items():
+            if peer in self.columns:
+                self.columns[column] = self.columns.pop(peer)
+
     def ratio(self, over: str, under: str) -> float | None:
         """One peer's number over another's; None where either was not measured."""
         if over in self.columns and under in self.columns and self.columns[under].number:

@@ -23,6 +23,7 @@ PATIENCE = 8
 MODULES = {
     "direct": "benchmarks.peers.monarch_direct",
     "meshgate": "benchmarks.peers.gateway",
+    "tcp": "benchmarks.peers.gateway",
     "attach": "benchmarks.peers.monarch_attach",
     "ray": "benchmarks.peers.ray_client",
     "websocket": "benchmarks.peers.websocket",

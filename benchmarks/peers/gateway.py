@@ -24,26 +24,30 @@ from tests.relay import Relay
 
 
 class Through(Driver):
-    def open(self, round_trip: float = 0.0, cuts: bool = False) -> dict[str, Any]:
+    def open(self, round_trip: float = 0.0, cuts: bool = False, tcp: bool = False) -> dict[str, Any]:
+        """As ``ProcessJob``: by the gateway's unix socket, unless a relay is in between, or ``tcp`` is asked for."""
         self._stack = ExitStack()
         token = secrets.token_urlsafe(16)
-        url = self._gateway(token)
+        announced = self._gateway(token)
+        url, local = announced["url"], announced["socket"]
         target = urlsplit(url).netloc
+        if tcp or cuts or round_trip:
+            local = None
         if cuts:
             host, _, port = target.rpartition(":")
             self._relay = self._stack.enter_context(Relay(host, int(port)))
             url = f"ws://127.0.0.1:{self._relay.port}"
         elif round_trip:
             url = f"ws://127.0.0.1:{self._stack.enter_context(relay(target, round_trip=round_trip))}"
-        self._client = self._stack.enter_context(Client.connect(UrlDialer(url, token)))
+        self._client = self._stack.enter_context(Client.connect(UrlDialer(url, token, unix_socket=local)))
         self.hosts = self._client.attach_hosts("workers", 2)
         self.open_meshes()
         return {}
 
-    def _gateway(self, token: str) -> str:
+    def _gateway(self, token: str) -> dict[str, Any]:
         announced, announce = os.pipe()
         lifetime, held = os.pipe()
-        descriptors = ["--announce-fd", str(announce), "--lifetime-fd", str(lifetime)]
+        descriptors = ["--local-socket", "--announce-fd", str(announce), "--lifetime-fd", str(lifetime)]
         paths = filter(None, [os.environ.get("PYTHONPATH")])
         gateway = subprocess.Popen(
             [sys.executable, "-m", "meshgate_gateway", "--local-mesh", "workers=2", *descriptors],
@@ -55,7 +59,7 @@ class Through(Driver):
         self._stack.callback(gateway.wait)
         self._stack.callback(os.close, held)
         with os.fdopen(announced) as lines:
-            return str(json.loads(lines.readline())["url"])
+            return dict(json.loads(lines.readline()))
 
     def calls_with_cuts(self, calls: int, cuts: int, window: int) -> dict[str, Any]:
         """``cuts`` resets of the connection, spread over ``calls`` calls, of which ``window`` are under way."""

@@ -11,7 +11,7 @@ import ipaddress
 import json
 import ssl as ssl_module
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from socket import socket
 from typing import Any, Protocol
@@ -35,10 +35,14 @@ RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way to a gateway for one connection. ``sock``: a connected socket to use instead of dialling ``url``."""
+    """The way to a gateway for one connection.
+
+    Instead of dialling ``url``: ``sock``, a connected socket, or ``unix_socket``, the path of one to connect to.
+    """
 
     url: str  # ws:// or wss://, without the path of the session
     sock: socket | None = None
+    unix_socket: str | None = None
     ssl: ssl_module.SSLContext | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     through_proxy: bool = True
@@ -61,11 +65,17 @@ class UrlDialer:
     """A gateway behind a ``ws://`` or ``wss://`` (``http://``, ``https://``) URL.
 
     ``ca`` is a file of certificates to trust besides the system's. ``alive`` tells whether the gateway's process
-    lives, where that process is on this machine.
+    lives, where that process is on this machine; ``unix_socket`` is the shorter way there is then.
     """
 
     def __init__(
-        self, url: str, token: str, *, ca: str | Path | None = None, alive: Callable[[], bool] | None = None
+        self,
+        url: str,
+        token: str,
+        *,
+        ca: str | Path | None = None,
+        alive: Callable[[], bool] | None = None,
+        unix_socket: str | None = None,
     ) -> None:
         parts = urlsplit(url)
         scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
@@ -74,6 +84,7 @@ class UrlDialer:
         self.url = parts._replace(scheme=scheme, path=parts.path.rstrip("/"), query="", fragment="").geturl()
         self._token = token
         self._alive = alive
+        self._unix_socket = unix_socket
         self._through_proxy = not _is_loopback(parts.hostname)
         self._ssl: ssl_module.SSLContext | None = None
         if scheme == "wss":
@@ -83,7 +94,8 @@ class UrlDialer:
 
     async def dial(self) -> Route:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        return Route(self.url, ssl=self._ssl, headers=headers, through_proxy=self._through_proxy)
+        route = Route(self.url, ssl=self._ssl, headers=headers, through_proxy=self._through_proxy)
+        return replace(route, unix_socket=self._unix_socket) if _is_there(self._unix_socket) else route
 
     async def gone(self) -> str | None:
         if self._alive is None or self._alive():
@@ -92,6 +104,11 @@ class UrlDialer:
 
     def __str__(self) -> str:
         return f"the gateway at {self.url}"
+
+
+def _is_there(unix_socket: str | None) -> bool:
+    """A directory of temporary files may have been tidied; then the URL does."""
+    return unix_socket is not None and Path(unix_socket).is_socket()
 
 
 def _is_loopback(host: str) -> bool:

@@ -182,6 +182,8 @@ async def open_link(route: Route, path: str, headers: dict[str, str], receiver: 
         options["ssl"] = route.ssl
     if route.sock is not None:
         options["sock"] = route.sock
+    if route.unix_socket is not None:
+        options |= {"unix": True, "path": route.unix_socket}
     if not route.through_proxy:
         options["proxy"] = None
     link = await connect(

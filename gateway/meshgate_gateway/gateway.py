@@ -26,7 +26,7 @@ from meshgate_gateway.hosts import HostProvider, Hosts, StaticHosts
 from meshgate_gateway.keeper import Keeper
 from meshgate_gateway.local_hosts import LocalHosts
 from meshgate_gateway.routes import Routes
-from meshgate_gateway.server import Server
+from meshgate_gateway.server import LocalSocket, Server
 from meshgate_gateway.sessions import Sessions
 from meshgate_gateway.settings import Settings
 
@@ -66,10 +66,11 @@ async def serve(settings: Settings, listener: socket.socket, commands: Commands)
     routes = Routes(_authenticator(settings, cluster), keeper, hosts)
     provisioner = await _provisioner(settings)
     routes.jobs = provisioner
-    server = Server(listener, routes.answer)
+    local = LocalSocket() if settings.local_socket else None
+    server = Server([listener, local.listener] if local else [listener], routes.answer)
     accepting = asyncio.create_task(server.serve())
     url = _url(listener)
-    _announce(settings.announce_fd, url)
+    _announce(settings.announce_fd, url, local)
     log.info("serving", url=url, pid=os.getpid(), meshes=hosts.meshes())
 
     end = await _wait_for_end(settings, keeper)
@@ -85,6 +86,8 @@ async def serve(settings: Settings, listener: socket.socket, commands: Commands)
         await server.close()
     finally:
         await hosts.close()
+        if local is not None:
+            local.remove()
     log.info("ended", reason=end.reason)
 
 
@@ -133,10 +136,11 @@ def _url(listener: socket.socket) -> str:
     return f"ws://[{host}]:{port}" if ":" in host else f"ws://{host}:{port}"
 
 
-def _announce(descriptor: int | None, url: str) -> None:
+def _announce(descriptor: int | None, url: str, local: LocalSocket | None) -> None:
     if descriptor is not None:
+        said = {"url": url, "pid": os.getpid(), **({"socket": local.path} if local else {})}
         with os.fdopen(descriptor, "w") as announcement:
-            announcement.write(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+            announcement.write(json.dumps(said) + "\n")
 
 
 async def _wait_for_end(settings: Settings, keeper: Keeper) -> _End:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Awaitable, Callable
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import TypeAlias
 
@@ -18,7 +19,7 @@ import structlog
 
 from meshgate_gateway.http import HeadParser, MalformedRequest, Request, Response
 
-__all__ = ["Server", "listen"]
+__all__ = ["LocalSocket", "Server", "listen"]
 
 log = structlog.get_logger()
 
@@ -42,27 +43,46 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+class LocalSocket:
+    """A unix socket to listen at, in a directory that only this user enters: half of TCP's time for a small message."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="meshgate_")
+        self.path = f"{self._directory.name}/gateway"
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(self.path)
+        self.listener.listen(BACKLOG)
+        self.listener.setblocking(False)
+
+    def remove(self) -> None:
+        self.listener.close()
+        self._directory.cleanup()
+
+
 class Server:
-    """Serves one listener until closed. ``answer`` returns None when it has handed the connection on."""
+    """Serves its listeners until closed. ``answer`` returns None when it has handed the connection on."""
 
     def __init__(
         self,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         answer: Answer,
         *,
         head_timeout: float = HEAD_TIMEOUT,
         max_unanswered: int = MAX_UNANSWERED,
     ) -> None:
-        self._listener, self._answer = listener, answer
+        self._listeners, self._answer = listeners, answer
         self._head_timeout, self._max_unanswered = head_timeout, max_unanswered
         self._loop = asyncio.get_running_loop()
         self._conversations: dict[asyncio.Task[None], None] = {}  # the oldest first
 
     async def serve(self) -> None:
         """Accepts until cancelled."""
+        await asyncio.gather(*map(self._accept, self._listeners))
+
+    async def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                connection, peer = await self._loop.sock_accept(self._listener)
+                connection, peer = await self._loop.sock_accept(listener)
             except OSError as error:
                 if error.errno in RESOURCE_ERRORS:
                     log.warning("cannot accept a connection", reason=str(error))
@@ -71,13 +91,14 @@ class Server:
             if len(self._conversations) >= self._max_unanswered:
                 log.warning("too many unanswered connections", limit=self._max_unanswered)
                 next(iter(self._conversations)).cancel()
-            task = self._loop.create_task(self._converse(connection, str(peer[0])))
+            task = self._loop.create_task(self._converse(connection, str(peer[0]) if peer else "this machine"))
             self._conversations[task] = None
             task.add_done_callback(lambda done: self._conversations.pop(done, None))
 
     async def close(self) -> None:
         """Stops listening and lets answers under way finish, for a moment."""
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         if self._conversations:
             await asyncio.wait([*self._conversations], timeout=LINGER)
         for task in [*self._conversations]:
@@ -87,7 +108,8 @@ class Server:
         with connection:
             try:
                 connection.setblocking(False)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if connection.family != socket.AF_UNIX:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 method, response = await self._respond(connection, peer)
                 if response is not None:
                     await self._send(connection, response.encode(with_body=method != "HEAD"))

@@ -97,6 +97,9 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen at; 0.0.0.0 for all")
     port: int = Field(0, ge=0, le=65535, description="port to listen at; 0 takes a free one")
+    local_socket: bool = Field(
+        False, description="listen at a unix socket too, named in the announcement: a shorter way from this machine"
+    )
     token: CliSuppress[SecretStr | None] = None
     token_file: Path | None = Field(None, description="file whose content is the token")
     mesh: Annotated[tuple[StaticMesh, ...], NoDecode, BeforeValidator(_static_meshes)] = Field(

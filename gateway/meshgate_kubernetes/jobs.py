@@ -8,6 +8,9 @@ from __future__ import annotations
 import base64
 import logging
 import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,12 +18,23 @@ from meshgate_kubernetes import provision
 from meshgate_kubernetes.api import Api
 from meshgate_kubernetes.discovery import ranked
 from meshgate_kubernetes.errors import Conflict, KubernetesError, NotFound
-from meshgate_kubernetes.manifests import OPERATOR_SELECTOR, OWNER_ANNOTATION, monarch_mesh_name
-from meshgate_kubernetes.names import Names
+from meshgate_kubernetes.manifests import OPERATOR_SELECTOR, OWNER_ANNOTATION, SPEC_KEY, monarch_mesh_name
+from meshgate_kubernetes.names import COMPONENT_LABEL, JOB_LABEL, Names
 from meshgate_kubernetes.readiness import Listener, wait_ready
-from meshgate_kubernetes.spec import JobSpec, MeshSpec
+from meshgate_kubernetes.spec import JobSpec, MeshSpec, Object
 
-__all__ = ["RunningJob", "end", "find", "owner_of", "resolve", "runs", "start"]
+__all__ = [
+    "ListedJob",
+    "RunningJob",
+    "end",
+    "end_listed",
+    "find",
+    "listed",
+    "owner_of",
+    "resolve",
+    "runs",
+    "start",
+]
 
 log = logging.getLogger("meshgate.kubernetes")
 
@@ -113,6 +127,46 @@ def find(api: Api, name: str, namespace: str) -> RunningJob:
     spec, uid = provision.read_spec(api, name, namespace)
     secret = api.get("Secret", Names(name).secret, namespace)
     return _running(spec, uid, base64.b64decode(secret["data"]["token"]).decode())
+
+
+@dataclass(frozen=True, slots=True)
+class ListedJob:
+    """A job that is there. ``created``: seconds since 1970; ``owner``: who asked a gateway for it, or ""."""
+
+    name: str
+    namespace: str
+    uid: str
+    meshes: Mapping[str, int]
+    created: float
+    owner: str
+
+
+def listed(api: Api, namespace: str = "") -> list[ListedJob]:
+    """The jobs of a namespace, or of all of them, oldest first."""
+    parents, _ = api.find("ConfigMap", namespace, f"{JOB_LABEL},{COMPONENT_LABEL}=job")
+    found = [job for parent in parents if (job := _listed(parent)) is not None]
+    return sorted(found, key=lambda job: job.created)
+
+
+def _listed(parent: Object) -> ListedJob | None:
+    metadata = parent["metadata"]
+    try:
+        spec = JobSpec.model_validate_json((parent.get("data") or {}).get(SPEC_KEY, ""))
+    except ValueError:  # another version of meshgate made it
+        return None
+    return ListedJob(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        meshes={mesh.name: mesh.replicas for mesh in spec.meshes},
+        created=datetime.fromisoformat(metadata["creationTimestamp"].replace("Z", "+00:00")).timestamp(),
+        owner=str((metadata.get("annotations") or {}).get(OWNER_ANNOTATION, "")),
+    )
+
+
+def end_listed(api: Api, job: ListedJob) -> None:
+    """As ``end``."""
+    provision.delete(api, job.name, job.namespace, uid=job.uid)
 
 
 def owner_of(api: Api, name: str, namespace: str) -> str:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,3 +88,12 @@ def test_a_body_that_is_not_ours_still_makes_an_error(body: bytes) -> None:
     assert str(refusal(400, body, "the gateway")) == (
         "the gateway refused the connection with HTTP 400: it answered HTTP 400"
     )
+
+
+def test_the_unix_socket_is_the_way_while_it_is_there(tmp_path: Path) -> None:
+    path = str(tmp_path / "gateway")
+    dialer = UrlDialer("ws://127.0.0.1:1", "t", unix_socket=path)
+    assert asyncio.run(dialer.dial()).unix_socket is None
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        assert asyncio.run(dialer.dial()).unix_socket == path

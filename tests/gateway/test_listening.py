@@ -23,7 +23,7 @@ def with_server(test: Callable[[Dial], Awaitable[None]], **options: float) -> No
     async def run() -> None:
         listener = listen("127.0.0.1", 0)
         port = listener.getsockname()[1]
-        server = Server(listener, hello, **options)  # type: ignore[arg-type]
+        server = Server([listener], hello, **options)  # type: ignore[arg-type]
         serving = asyncio.create_task(server.serve())
         writers: list[asyncio.StreamWriter] = []
 
@@ -117,7 +117,7 @@ def test_a_failing_answer_is_an_error_of_that_request_alone() -> None:
             raise ZeroDivisionError
 
         listener = listen("127.0.0.1", 0)
-        server = Server(listener, fail)
+        server = Server([listener], fail)
         serving = asyncio.create_task(server.serve())
         for _ in range(2):
             reader, writer = await asyncio.open_connection(*listener.getsockname())

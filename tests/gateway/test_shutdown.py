@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import uuid
+from pathlib import Path
 
 import pytest
 
-from tests.gateway.server_process import ServerProcess, wait_gone
+from tests.gateway.server_process import ServerProcess, request, wait_gone
 
 
 def test_it_announces_where_it_serves() -> None:
     with ServerProcess() as server:
         assert server.announcement == {"url": f"ws://127.0.0.1:{server.port}", "pid": server.process.pid}
+
+
+def test_a_local_socket_is_for_this_user_alone_and_goes_with_the_gateway() -> None:
+    with ServerProcess("--local-socket") as server:
+        path = Path(server.announcement["socket"])
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            connection.sendall(request("/healthz"))
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK\r\n")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert not path.parent.exists()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from meshgate import Compute, KubernetesJob
-from meshgate.errors import JobStartFailed
+from meshgate.errors import JobNotRunning, JobStartFailed
+from tests.kubernetes.actors import Trainer
 from tests.kubernetes.cluster import Kubectl
 from tests.kubernetes.network import local_port
 
@@ -60,6 +61,23 @@ def test_a_pod_without_rights_runs_a_job(
         )
     finally:
         kubectl("delete", "pod", "driver", "--grace-period=1")
+
+
+def test_a_laptop_with_only_a_url_and_a_token_runs_a_job(
+    namespace: str, kubectl: Kubectl, provider: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESHGATE_TOKEN", TOKEN)
+    compute = Compute(memory="500Mi")
+    with local_port(kubectl, "service/meshgate") as port:
+        url = f"http://127.0.0.1:{port}"
+        with KubernetesJob(compute=compute, name="byurl", namespace=namespace, gateway_url=url) as job:
+            trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
+            assert trainers.pod.call_one().get(timeout=60) == "byurl-workers-0"
+            again = KubernetesJob(name="byurl", namespace=namespace, gateway_url=url)
+            assert again.state(cached_path=None).workers.sizes == {"hosts": 1}
+            again.kill()
+        with pytest.raises(JobNotRunning, match="byurl"):
+            KubernetesJob(name="byurl", namespace=namespace, gateway_url=url).apply()
 
 
 def test_what_the_policy_does_not_allow_is_refused_by_name(

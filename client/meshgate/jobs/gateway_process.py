@@ -65,6 +65,7 @@ class GatewayRecord(BaseModel):
 
     apply_id: str
     url: str
+    socket: str | None = None  # a unix socket, which is quicker
     token: str = Field(repr=False)
     pid: int
     started: str
@@ -83,7 +84,7 @@ class Launch:
 
     def arguments(self, announce: int, lifetime: int) -> list[str]:
         meshes = [part for name, count in self.meshes.items() for part in ("--local-mesh", f"{name}={count}")]
-        descriptors = ["--announce-fd", str(announce), "--lifetime-fd", str(lifetime)]
+        descriptors = ["--local-socket", "--announce-fd", str(announce), "--lifetime-fd", str(lifetime)]
         times = ["--lease", str(self.lease), "--idle-timeout", str(self.idle_timeout)]
         return [sys.executable, "-m", "meshgate_gateway", *meshes, *descriptors, *times]
 
@@ -129,9 +130,14 @@ class GatewayProcess:
             for descriptor in (announce_there, lifetime_there):
                 os.close(descriptor)
             said = _read_line(announce, time.monotonic() + START_TIMEOUT)
-            url = _announced_url(said, launch, child)
+            announced = _announced(said, launch, child)
             record = GatewayRecord(
-                apply_id=launch.apply_id, url=url, token=token, pid=child.pid, started=name.started if name else ""
+                apply_id=launch.apply_id,
+                url=announced.url,
+                socket=announced.socket,
+                token=token,
+                pid=child.pid,
+                started=name.started if name else "",
             )
             return cls(record, lifetime)
         except BaseException:
@@ -218,12 +224,13 @@ def _read_line(descriptor: int, deadline: float) -> bytes:
 class _Announcement(BaseModel):
     url: str
     pid: int
+    socket: str | None = None
 
 
-def _announced_url(said: bytes, launch: Launch, child: subprocess.Popen[bytes]) -> str:
-    """The URL that the gateway announced. Raises JobStartFailed with the reason why there is none."""
+def _announced(said: bytes, launch: Launch, child: subprocess.Popen[bytes]) -> _Announcement:
+    """What the gateway announced. Raises JobStartFailed with the reason why it did not."""
     try:
-        return _Announcement.model_validate_json(said).url
+        return _Announcement.model_validate_json(said)
     except ValidationError:
         if said:
             reason = f"it announced {said[:200]!r}, which is no address; are client and gateway of one version?"

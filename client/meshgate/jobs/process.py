@@ -111,7 +111,9 @@ class GatewayProcessJob(JobTrait):
             self._client = None
         if self._client is None:
             record = gateway.record
-            self._client = Client.connect(UrlDialer(record.url, record.token, alive=lambda: gateway.alive))
+            self._client = Client.connect(
+                UrlDialer(record.url, record.token, alive=lambda: gateway.alive, unix_socket=record.socket)
+            )
         client = self._client
         return JobState({name: client.attach_hosts(name, count) for name, count in self._asked.meshes.items()})
 

@@ -1,0 +1,120 @@
+"""A port-forward: bytes both ways, whichever end closes first, and what a refusal is told as."""
+
+from __future__ import annotations
+
+import http
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+from websockets.sync.server import Server, ServerConnection, serve
+
+from meshgate.kubernetes.forward import ForwardFailed, open_forward
+from meshgate_kubernetes.api import Tunnel
+
+PORT = (8650).to_bytes(2, "little")
+Handler = Callable[[ServerConnection], None]
+
+
+@contextmanager
+def api_server(handler: Handler, refuse: int = 0) -> Iterator[Tunnel]:
+    """A stand-in for an API server that forwards to ``handler``."""
+
+    def answer(connection: ServerConnection, request: Request) -> Response | None:
+        assert request.headers["Authorization"] == "Bearer me"
+        return Response(refuse, http.HTTPStatus(refuse).phrase, Headers(), b"no such pod") if refuse else None
+
+    def forward(connection: ServerConnection) -> None:
+        for channel in (0, 1):
+            connection.send(bytes([channel]) + PORT)
+        try:
+            handler(connection)
+        except ConnectionClosed:
+            return
+
+    server: Server = serve(
+        forward, "127.0.0.1", 0, subprotocols=["v4.channel.k8s.io"], process_request=answer, compression=None,
+        max_size=None, close_timeout=1,
+    )  # fmt: skip
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    port = server.socket.getsockname()[1]
+    try:
+        yield Tunnel(f"ws://127.0.0.1:{port}/forward", {"Authorization": "Bearer me"}, None, None, None)
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+def echo(connection: ServerConnection) -> None:
+    for message in connection:
+        assert isinstance(message, bytes)
+        connection.send(b"\0" + message[1:])
+
+
+def test_bytes_pass_both_ways_in_order_whatever_their_number() -> None:
+    data = bytes(range(256)) * 40_000
+    with api_server(echo) as tunnel, open_forward(tunnel).result(10) as sock:
+        sender = threading.Thread(target=sock.sendall, args=(data,))
+        sender.start()
+        received = bytearray()
+        while len(received) < len(data):
+            received += sock.recv(1 << 20)
+        sender.join()
+    assert bytes(received) == data
+
+
+def test_a_server_that_speaks_first_is_heard() -> None:
+    def greet(connection: ServerConnection) -> None:
+        connection.send(b"\0hello")
+        connection.recv()
+
+    with api_server(greet) as tunnel, open_forward(tunnel).result(10) as sock:
+        assert sock.recv(100) == b"hello"
+
+
+def test_the_end_of_the_tunnel_is_the_end_of_the_socket() -> None:
+    with api_server(lambda connection: None) as tunnel, open_forward(tunnel).result(10) as sock:
+        assert sock.recv(100) == b""
+
+
+def test_the_end_of_the_socket_is_the_end_of_the_tunnel() -> None:
+    ended = threading.Event()
+
+    def wait(connection: ServerConnection) -> None:
+        for _ in connection:
+            continue
+        ended.set()
+
+    with api_server(wait) as tunnel:
+        open_forward(tunnel).result(10).close()
+        assert ended.wait(10)
+
+
+def test_an_error_of_the_node_ends_it() -> None:
+    def fail(connection: ServerConnection) -> None:
+        connection.send(b"\1connection refused")
+        connection.recv()
+
+    with api_server(fail) as tunnel, open_forward(tunnel).result(10) as sock:
+        assert sock.recv(100) == b""
+
+
+def test_a_refusal_is_told_with_its_status() -> None:
+    with api_server(echo, refuse=404) as tunnel:
+        error = open_forward(tunnel).exception(10)
+    assert isinstance(error, ForwardFailed)
+    assert error.status == 404
+    assert "HTTP 404 no such pod" in str(error)
+
+
+def test_a_server_that_is_not_there_is_an_os_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(OSError, match="the port-forward failed"):
+        open_forward(Tunnel(f"ws://127.0.0.1:{port}/", {}, None, None, None)).result(10)
