@@ -97,8 +97,10 @@ class Connection:
         self._posting = threading.Lock()
         self._posted_bytes = 0
         self._woken = False
-        self._room = threading.Event()
-        self._room.set()
+        self._posted_small = 0  # of these, in messages that are not held up by large ones
+        self._room: threading.Event
+        self._small_room: threading.Event
+        self._open_doors()
         # Of the loop alone:
         self._link: Link | None = None
         self._pump: Pump | None = None
@@ -116,18 +118,21 @@ class Connection:
     def post(self, header: Header, buffers: Sequence[Sendable] = (), *, stream: int) -> None:
         """Queues a message; messages of one stream arrive in the order in which they are posted.
 
-        Blocks only while more than ``settings.queue_limit`` bytes wait to be sent. Raises what ended the session.
+        Blocks only while more than ``settings.queue_limit`` bytes wait to be sent; a small message waits for small
+        ones alone. Raises what ended the session.
         """
-        if not self._room.is_set() and threading.current_thread() is not self._thread:
-            self._room.wait()
+        nbytes = _WHOLE_MESSAGE + sum(map(_nbytes, buffers))
+        small = nbytes <= self._session.limits.small_message
+        room = self._small_room if small else self._room
+        if not room.is_set() and threading.current_thread() is not self._thread:
+            room.wait()
         if self.error is not None:
             raise self.why_over()
-        nbytes = _WHOLE_MESSAGE + sum(map(_nbytes, buffers))
         with self._posting:
             self._posted.append((header, buffers, stream, nbytes))
             self._posted_bytes += nbytes
-            if self._posted_bytes > self._settings.queue_limit:
-                self._room.clear()
+            self._posted_small += nbytes if small else 0
+            self._close_doors()
         self._wake()
 
     def consume(self, message: MessageReceived) -> None:
@@ -200,12 +205,26 @@ class Connection:
 
     # --- the loop's side: sending and receiving ---------------------------------------------------------
 
+    def _open_doors(self) -> None:
+        self._room, self._small_room = threading.Event(), threading.Event()
+        self._room.set()
+        self._small_room.set()
+
+    def _close_doors(self) -> None:
+        """Who posts more is to wait, where too much waits already."""
+        limit = self._settings.queue_limit
+        if self._posted_bytes + self._session.queued_bytes > limit:
+            self._room.clear()
+            if self._posted_small + self._session.queued_small_bytes > limit:
+                self._small_room.clear()
+
     def _take_posted(self) -> None:
         self._woken = False
-        taken = 0
+        taken = taken_small = 0
         while self._posted:
             header, buffers, stream, nbytes = self._posted.popleft()
             taken += nbytes
+            taken_small += nbytes if nbytes <= self._session.limits.small_message else 0
             try:
                 self._session.send(header, buffers, stream=stream)
             except MessageTooLarge as error:
@@ -219,24 +238,30 @@ class Connection:
             self._session.consume(self._consumed.popleft())
         with self._posting:
             self._posted_bytes -= taken
+            self._posted_small -= taken_small
         self._flush()
 
     def _flush(self) -> None:
         if self._pump is not None:
             self._pump.flush()
+        self._regulate()
+
+    def _regulate(self) -> None:
+        """Lets those go on who wait for what has been sent, and has others wait."""
         limit = self._settings.queue_limit
         waiting = self._posted_bytes + self._session.queued_bytes
         while self._draining and not waiting:
             self._draining.popleft().settle(lambda: None)
-        if waiting > limit:
-            self._room.clear()
-        elif not self._room.is_set():
+        self._close_doors()
+        if waiting <= limit and not self._room.is_set():
             self._room.set()
+        if not self._small_room.is_set() and self._posted_small + self._session.queued_small_bytes <= limit:
+            self._small_room.set()
 
     def link_open(self, link: Link) -> None:
         self._detach()  # from one whose handshake succeeded too late
         self._link = link
-        self._pump = Pump(self._session, link)
+        self._pump = Pump(self._session, link, flushed=self._regulate)
         self._redialler.failure = ""
         self._loop.call_later(self._settings.attempt_timeout, self._check_established, link)
         self._session.connection_made()
@@ -314,6 +339,7 @@ class Connection:
         self.error = error
         self._posted.clear()
         self._room.set()
+        self._small_room.set()
         self.established.fail(error)
         while self._draining:
             self._draining.popleft().fail(error)
@@ -354,8 +380,7 @@ class Connection:
             "this process was forked from one that is connected to a gateway; the connection stays with the parent. "
             "Connect again here, or start the process with the 'spawn' method."
         )
-        self._room = threading.Event()
-        self._room.set()
+        self._open_doors()
         self._posting = threading.Lock()
         self._handler.forked(self.error)
 

@@ -16,6 +16,7 @@ import io
 import linecache
 import pickle
 import sys
+import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -262,7 +263,11 @@ def _copy(view: memoryview) -> Sendable:
     """In pieces: a copy of gigabytes in one would keep every other thread from running."""
     if view.nbytes <= COPIED_AT_ONCE:
         return bytes(view)
-    return [bytes(view[at : at + COPIED_AT_ONCE]) for at in range(0, view.nbytes, COPIED_AT_ONCE)]
+    pieces = []
+    for at in range(0, view.nbytes, COPIED_AT_ONCE):
+        pieces.append(bytes(view[at : at + COPIED_AT_ONCE]))
+        time.sleep(0)  # lets go of the interpreter: who waits for it would otherwise wait 5 ms each time
+    return pieces
 
 
 def _dump(value: object, resolve: Resolve | None, with_source: bool = False) -> Pickled:

@@ -89,15 +89,19 @@ class _Stream:
 
 
 class Outbox:
-    """The queues of all streams. ``nbytes`` counts what has not been made into frames, frame headers aside."""
+    """The queues of all streams.
+
+    ``nbytes`` counts what has not been made into frames, frame headers aside; ``small_nbytes`` of that what goes as
+    single frames, which large messages do not hold up.
+    """
 
     __slots__ = (
         "_bulk", "_chunk", "_max_partial_bytes", "_max_partials", "_partial_bytes", "_partials", "_run", "_small",
-        "_streams", "_turn", "_waiting", "_window", "nbytes",
+        "_streams", "_turn", "_waiting", "_window", "nbytes", "small_nbytes",
     )  # fmt: skip
 
     def __init__(self, limits: Limits) -> None:
-        self.nbytes = 0
+        self.nbytes = self.small_nbytes = 0
         self._streams: dict[int, _Stream] = {}
         self._small: deque[_Stream] = deque()
         self._bulk: deque[_Stream] = deque()
@@ -131,6 +135,7 @@ class Outbox:
     def put_frame(self, number: int, frame: bytes) -> None:
         """Queues a whole small message, as the frame that it is."""
         self.nbytes += len(frame) - FRAME_HEADER_BYTES
+        self.small_nbytes += len(frame) - FRAME_HEADER_BYTES
         self._put(number, frame)
 
     def put_bulk(self, number: int, message: Bulk) -> None:
@@ -178,6 +183,7 @@ class Outbox:
         stream.queue.popleft()
         stream.credit -= nbytes - FRAME_HEADER_BYTES
         self.nbytes -= nbytes - FRAME_HEADER_BYTES
+        self.small_nbytes -= nbytes - FRAME_HEADER_BYTES
         self._run += nbytes
         self._place(stream)
         return Frame(nbytes, (frame,))
@@ -269,6 +275,7 @@ class Outbox:
         assert self.nbytes == sum(
             len(item) - FRAME_HEADER_BYTES if isinstance(item, bytes) else item.remaining for item in queued
         )
+        assert self.small_nbytes == sum(len(item) - FRAME_HEADER_BYTES for item in queued if isinstance(item, bytes))
         admitted = [s.queue[0] for s in self._streams.values() if s.place is _Place.BULK or _has_begun(s)]
         assert self._partials == len(admitted) <= self._max_partials
         assert self._partial_bytes == sum(m.nbytes for m in admitted if isinstance(m, Bulk))

@@ -16,6 +16,7 @@ from .session import Session
 __all__ = ["Pump", "Timer", "Transport"]
 
 ACK_DELAY = 0.05
+TURN = 512 * KIB
 
 
 class Timer(Protocol):
@@ -43,16 +44,27 @@ class Pump:
 
     Call ``flush`` (at once) or ``flush_soon`` (with whatever else comes up in this turn of the loop, in one
     message) after ``session.send``, ``session.consume`` and ``session.receive_data``; ``writable`` when the
-    transport's buffer has drained after it held more than ``high_water`` bytes.
+    transport's buffer has drained after it held more than ``high_water`` bytes. ``flushed`` is called after each
+    flush that a timer made: the owner does not see those, and less may wait now.
     """
 
-    __slots__ = ("_ack_delay", "_ack_timer", "_closed", "_flushing", "_high_water", "_session", "_soon", "_transport")
+    __slots__ = (
+        "_ack_delay", "_ack_timer", "_closed", "_flushed", "_flushing", "_high_water", "_session", "_soon",
+        "_transport",
+    )  # fmt: skip
 
     def __init__(
-        self, session: Session, transport: Transport, *, high_water: int = 256 * KIB, ack_delay: float = ACK_DELAY
+        self,
+        session: Session,
+        transport: Transport,
+        *,
+        flushed: Callable[[], None] = lambda: None,
+        high_water: int = 256 * KIB,
+        ack_delay: float = ACK_DELAY,
     ) -> None:
         self._session = session
         self._transport = transport
+        self._flushed = flushed
         self._high_water = high_water
         self._ack_delay = ack_delay
         self._ack_timer: Timer | None = None
@@ -61,16 +73,25 @@ class Pump:
         self._closed = False
 
     def flush(self) -> None:
-        """Writes until the session has nothing to send now or more than ``high_water`` bytes are in the transport."""
+        """Writes until the session has nothing to send now or more than ``high_water`` bytes are in the transport.
+
+        Where the peer takes it all at once it goes on in the next turn of the loop after ``TURN`` bytes: other
+        things are due as well.
+        """
         if self._flushing or self._closed:
             return  # write() may tell that the transport is writable: the loop below goes on
         self._flushing = True
+        written = 0
         try:
             while self._transport.buffered() <= self._high_water:
+                if written >= TURN:
+                    self.flush_soon()
+                    break
                 pieces = self._session.data_to_send()
                 if not pieces:
                     break
                 self._transport.write(pieces)
+                written += sum(map(len, pieces))
         finally:
             self._flushing = False
         if self._ack_timer is None and self._session.ack_due:
@@ -96,6 +117,7 @@ class Pump:
     def _flush_now(self) -> None:
         self._soon = None
         self.flush()
+        self._flushed()
 
     def _acknowledge(self) -> None:
         # The timer is not cancelled when an acknowledgement travels with other traffic, which is the usual
@@ -103,3 +125,4 @@ class Pump:
         self._ack_timer = None
         self._session.acknowledge()
         self.flush()
+        self._flushed()

@@ -363,6 +363,11 @@ class Session:
         return self._outbox.nbytes
 
     @property
+    def queued_small_bytes(self) -> int:
+        """Of ``queued_bytes``, those of messages up to ``limits.small_message``: large ones do not hold them up."""
+        return self._outbox.small_nbytes
+
+    @property
     def unacknowledged_bytes(self) -> int:
         """Bytes sent and not acknowledged."""
         return self._sent.nbytes

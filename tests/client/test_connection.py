@@ -366,6 +366,25 @@ def test_a_call_blocks_while_too_much_waits_to_be_sent(gateway: FakeGateway, set
         assert [future.get(timeout=60) for future in sent] == [1_000_000] * 100
 
 
+def test_a_small_call_is_not_blocked_by_what_waits_of_a_large_one(
+    gateway: FakeGateway, settings: ClientSettings
+) -> None:
+    gateway.functions["echo"] = lambda rank, value: len(value)
+    small = settings.model_copy(update={"queue_limit": 1 << 20})
+    with (
+        Relay("127.0.0.1", gateway.port) as relay,
+        Client.connect(UrlDialer(f"ws://127.0.0.1:{relay.port}", TOKEN), settings=small) as client,
+    ):
+        one = counter(client)
+        one.initialized.get(timeout=20)
+        relay.freeze()
+        large = one.echo.call_one(b"x" * 100_000_000)
+        quick = [one.echo.call_one(b"x") for _ in range(3)]  # does not block
+        relay.thaw()
+        assert [future.get(timeout=60) for future in quick] == [1, 1, 1]
+        assert large.get(timeout=60) == 100_000_000
+
+
 def test_who_is_blocked_hears_of_the_end(gateway: FakeGateway, settings: ClientSettings) -> None:
     small = settings.model_copy(update={"queue_limit": 1 << 20})
     client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=small)

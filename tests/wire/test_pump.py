@@ -62,6 +62,14 @@ def pumped() -> tuple[Session, Session, FakeTransport, Pump]:
     return channel.client.session, channel.gateway.session, transport, Pump(channel.client.session, transport)
 
 
+def drain_at_once(transport: FakeTransport, pump: Pump) -> None:
+    def drain() -> None:
+        transport.waiting.clear()
+        pump.writable()
+
+    transport.on_write = drain
+
+
 def test_a_flush_writes_all_there_is_as_one_message() -> None:
     session, peer, transport, pump = pumped()
     for number in range(5):
@@ -108,17 +116,40 @@ def test_a_small_message_overtakes_what_has_not_been_written() -> None:
 
 def test_a_transport_that_drains_within_a_write_is_not_entered_twice() -> None:
     session, peer, transport, pump = pumped()
-
-    def drain_at_once() -> None:
-        transport.waiting.clear()
-        pump.writable()
-
-    transport.on_write = drain_at_once
-    send_done(session, 1, 3 * MIB)
+    drain_at_once(transport, pump)
+    send_done(session, 1, 400 * KIB)
     pump.flush()
     assert session.queued_bytes == 0
     events = [event for message in transport.written for event in peer.receive_data(message)]
     assert numbers(events) == [1]
+
+
+def test_a_transport_that_takes_all_at_once_leaves_turns_of_the_loop_to_others() -> None:
+    session, peer, transport, pump = pumped()
+    drain_at_once(transport, pump)
+    send_done(session, 1, 3 * MIB)
+    pump.flush()
+    turns = 0
+    while session.queued_bytes:
+        assert transport.armed() == 1
+        transport.advance(0)
+        turns += 1
+    assert turns == 5  # 3 MiB in half MiBs, the first of them by flush()
+    events = [event for message in transport.written for event in peer.receive_data(message)]
+    assert numbers(events) == [1]
+
+
+def test_the_owner_hears_of_the_flushes_that_it_did_not_make() -> None:
+    channel = connected(client(), gateway())
+    session, transport, heard = channel.client.session, FakeTransport(), list[int]()
+    pump = Pump(session, transport, flushed=lambda: heard.append(session.queued_bytes))
+    drain_at_once(transport, pump)
+    send_done(session, 1, 1 * MIB)
+    pump.flush()
+    assert heard == []
+    while session.queued_bytes:
+        transport.advance(0)
+    assert heard == [0]
 
 
 def test_what_comes_up_in_one_turn_of_the_loop_leaves_together() -> None:

@@ -104,7 +104,7 @@ class Engine:
             self._lost_link()
         self._link = link
         self.session.connection_made()
-        self._pump = Pump(self.session, link)
+        self._pump = Pump(self.session, link, flushed=self._regulate_output)
         self._pump.flush()
         self._on_link(True)
 

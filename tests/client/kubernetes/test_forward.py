@@ -87,12 +87,15 @@ def test_the_end_of_the_socket_is_the_end_of_the_tunnel() -> None:
     ended = threading.Event()
 
     def wait(connection: ServerConnection) -> None:
+        connection.send(b"\0hello")
         for _ in connection:
             continue
         ended.set()
 
     with api_server(wait) as tunnel:
-        open_forward(tunnel).result(10).close()
+        sock = open_forward(tunnel).result(10)
+        assert sock.recv(100) == b"hello"
+        sock.close()
         assert ended.wait(10)
 
 
