@@ -50,7 +50,8 @@ class Bare:
 
 
 async def _connected(port: int) -> Any:
-    return await connect(f"ws://127.0.0.1:{port}", compression=None, max_size=None, proxy=None)
+    # Peers take turns: while another has its, nobody here runs the loop that would answer a ping.
+    return await connect(f"ws://127.0.0.1:{port}", compression=None, max_size=None, proxy=None, ping_interval=None)
 
 
 async def _echoes(socket: Any, calls: int) -> list[float]:
@@ -103,7 +104,8 @@ async def _answer(connection: ServerConnection) -> None:
 
 
 async def _serve() -> None:
-    async with serve_websocket(_answer, "127.0.0.1", 0, compression=None, max_size=None) as server:
+    options = {"compression": None, "max_size": None, "ping_interval": None}
+    async with serve_websocket(_answer, "127.0.0.1", 0, **options) as server:
         print(next(iter(server.sockets)).getsockname()[1], flush=True)
         await asyncio.get_running_loop().run_in_executor(None, os.read, sys.stdin.fileno(), 1)
 
