@@ -3,7 +3,7 @@
 A file appears under its name when it is whole. Until then it is ``<name>.part``, beside which ``<name>.part.json``
 says of which file it is a part and what its digest was so far; what is interrupted goes on there at the next call,
 and what is here already, with its size and time, is not sent again. Nothing is ever written outside the place that
-was named, whatever a host answers.
+was named, whatever a host answers (``pulling_place``).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import posixpath
 import shutil
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from meshgate.errors import PullFailed
 from meshgate.future import FutureProxy
 from meshgate.pulling_on_host import FileReader
+from meshgate.pulling_place import LeavesPlace, Place
 from meshgate.pulling_progress import PullProgress
 
 if TYPE_CHECKING:
@@ -171,16 +173,21 @@ class Landing:
         entries = self.source.listing()
         if len(entries) == 1 and not entries[0].name:
             return self._file(entries[0])
+        with self._opened(self.place) as place:
+            return self._directory(entries, place)
+
+    def _directory(self, entries: Sequence[Entry], place: Place) -> Pulled:
         left_out = [entry.name for entry in entries if entry.kind == "other"]
         files = [entry for entry in entries if entry.kind == "file"]
         with self._translated(self.place):
-            os.makedirs(self.place, exist_ok=True)
             for entry in entries:
                 if entry.kind == "directory":
-                    os.makedirs(self._inside(entry.name), exist_ok=True)
-        self._bring([(entry, self._inside(entry.name)) for entry in files])
+                    place.make_directory(entry.name)
+        self._bring(place, [(entry, entry.name) for entry in files])
         with self._translated(self.place):
-            left_out += [entry.name for entry in entries if entry.kind == "link" and not self._link(entry)]
+            for entry in entries:
+                if entry.kind == "link" and not place.make_link(entry.name, entry.target):
+                    left_out.append(entry.name)
         return Pulled(len(files), sum(entry.size for entry in files), self.travelled, tuple(left_out))
 
     def _file(self, entry: Entry) -> Pulled:
@@ -189,40 +196,17 @@ class Landing:
         path = self.place
         if path.endswith(os.sep) or os.path.isdir(path):
             path = os.path.join(path, posixpath.basename(self.remote.rstrip("/")))
-        with self._translated(path):
-            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        self._bring([(entry, path)])
+        parent, name = os.path.split(os.path.abspath(path))
+        with self._opened(parent) as place:
+            self._bring(place, [(entry, name)])
         return Pulled(1, entry.size, self.travelled)
-
-    def _inside(self, name: str) -> str:
-        """Where ``name`` goes. Raises PullFailed if that is not in ``place``, by its name or by a link that is here."""
-        parts = name.split("/")
-        path = os.path.join(self.place, *parts)
-        within = os.path.realpath(self.place)
-        parent = os.path.realpath(os.path.dirname(path))
-        if any(part in ("", ".", "..") or "\0" in part for part in parts) or (
-            parent != within and not parent.startswith(within + os.sep)
-        ):
-            raise PullFailed(f"{name!r} of {self.source.host} would be written outside of {self.place}", path=path)
-        return path
-
-    def _link(self, entry: Entry) -> bool:
-        """Makes a link that stays in the tree; of one that does not, says so."""
-        end = posixpath.normpath(posixpath.join(posixpath.dirname(entry.name), entry.target))
-        if entry.target.startswith("/") or end.split("/")[0] == "..":
-            return False
-        path = self._inside(entry.name)
-        if os.path.islink(path):
-            os.unlink(path)
-        os.symlink(entry.target, path)
-        return True
 
     # --- the content
 
-    def _bring(self, wanted: Sequence[tuple[Entry, str]]) -> None:
+    def _bring(self, place: Place, wanted: Sequence[tuple[Entry, str]]) -> None:
         """Several reads are on their way at any time, of one file or of many; they are written in their order."""
         with self._translated(self.place):
-            landings = [part for part in (Part.of(entry, path) for entry, path in wanted) if part is not None]
+            landings = [part for part in (Part.of(entry, place, name) for entry, name in wanted) if part is not None]
         missing = sum(part.entry.size - part.have for part in landings)
         self.expect(missing)
         self._require_space(missing)
@@ -263,12 +247,18 @@ class Landing:
                 f"{missing / 1e6:.1f} MB are to be pulled and {place} has {free / 1e6:.1f} MB free", path=place
             )
 
+    def _opened(self, path: str) -> Place:
+        with self._translated(path):
+            return Place(path)
+
     @contextlib.contextmanager
     def _translated(self, path: str) -> Iterator[None]:
         try:
             yield
         except PullFailed:
             raise
+        except LeavesPlace as error:
+            raise PullFailed(f"{error} ({self.source.host} lists it)", host=self.source.host, path=path) from error
         except OSError as error:
             place = error.filename or path
             if error.errno == errno.ENOSPC:
@@ -282,19 +272,19 @@ class Part:
     """A file that is on its way. ``have``: the bytes that are here."""
 
     @classmethod
-    def of(cls, entry: Entry, path: str) -> Part | None:
+    def of(cls, entry: Entry, place: Place, name: str) -> Part | None:
         """None where the file is here already."""
-        with contextlib.suppress(FileNotFoundError):
-            here = os.lstat(path)
-            if (here.st_size, here.st_mtime_ns) == (entry.size, entry.mtime) and not os.path.islink(path):
-                return None
-        return cls(entry, path)
+        here = place.stat(name)
+        known = here is not None and (stat.S_ISREG(here.st_mode), here.st_size, here.st_mtime_ns)
+        if known == (True, entry.size, entry.mtime):
+            return None
+        return cls(entry, place, name)
 
-    def __init__(self, entry: Entry, path: str) -> None:
+    def __init__(self, entry: Entry, place: Place, name: str) -> None:
         self.entry = entry
-        self.path = path
-        self._part = f"{path}.part"
-        self._note = f"{path}.part.json"
+        self.path = place.full(name)
+        self._place, self._name = place, name
+        self._part, self._note = f"{name}.part", f"{name}.part.json"
         self._file: int = -1
         self._digest = hashlib.sha256()
         self._noted = 0
@@ -310,8 +300,7 @@ class Part:
     def write(self, data: bytes) -> None:
         """Adds what comes next; with the last of it the file is whole and gets its name, time and mode."""
         if self._file < 0:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._file = os.open(self._part, flags, 0o600)
+            self._file = self._place.open(self._part, write=True) if self.have else self._place.create(self._part)
             os.ftruncate(self._file, self.have)
             os.lseek(self._file, self.have, os.SEEK_SET)
         view = memoryview(data)
@@ -338,36 +327,36 @@ class Part:
             os.close(self._file)
             self._file = -1
         self.have = 0
-        for path in (self._part, self._note):
+        for name in (self._part, self._note):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+                self._place.unlink(name)
 
     def _finish(self) -> None:
         os.fchmod(self._file, self.entry.mode & 0o777)
+        os.utime(self._file, ns=(time.time_ns(), self.entry.mtime))
         os.close(self._file)
         self._file = -1
-        os.utime(self._part, ns=(time.time_ns(), self.entry.mtime))
-        os.replace(self._part, self.path)
+        self._place.replace(self._part, self._name)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._note)
+            self._place.unlink(self._note)
 
     def _write_note(self) -> None:
         self._noted = self.have
         note = {"size": self.entry.size, "mtime": self.entry.mtime, "have": self.have}
-        with open(f"{self._note}.new", "w", encoding="utf-8") as file:
+        with os.fdopen(self._place.create(f"{self._note}.new"), "w", encoding="utf-8") as file:
             json.dump({**note, "sha256": self._digest.hexdigest()}, file)
-        os.replace(f"{self._note}.new", self._note)
+        self._place.replace(f"{self._note}.new", self._note)
 
     def _resume(self) -> int:
         """How much of the part that is here can be used: all that its note vouches for, or nothing."""
         try:
-            with open(self._note, encoding="utf-8") as file:
+            with os.fdopen(self._place.open(self._note), encoding="utf-8") as file:
                 note = json.load(file)
             if (note["size"], note["mtime"]) != (self.entry.size, self.entry.mtime):
                 return 0
             left = have = int(note["have"])
             digest = hashlib.sha256()
-            with open(self._part, "rb") as part:
+            with os.fdopen(self._place.open(self._part), "rb") as part:
                 while left and (data := part.read(min(left, CHUNK))):
                     digest.update(data)
                     left -= len(data)

@@ -134,6 +134,91 @@ def test_nothing_is_written_through_a_link_that_leads_outside(tmp_path: Path) ->
     assert content(tmp_path / "out") == {}
 
 
+def link(name: str, target: str) -> Entry:
+    return Entry(name, "link", 0, 5, 0o777, target)
+
+
+def directory(name: str) -> Entry:
+    return Entry(name, "directory", 0, 5, 0o755, "")
+
+
+def test_a_note_is_never_written_through_a_link_that_a_host_made(tmp_path: Path) -> None:
+    place = tmp_path / "in"
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    host = interrupted(place)
+    host.entries += [directory(name) for name in ("a", "a/b", "a/b/c", "s")]
+    host.entries += [link("a/b/c/d", "../../../s"), link("big.part.json.new", "a/b/c/d/../../victim")]
+    host.answer = lambda name, offset: ("failed", "no") if offset == 35 * CHUNK else None
+    for _ in range(2):
+        with pytest.raises(PullFailed, match="no"):
+            land(host, place)
+    host.answer = None
+    land(host, place)
+    assert victim.read_text() == "mine"
+    assert content(tmp_path) == {"in/big": BIG, "victim": b"mine"}
+
+
+@pytest.mark.parametrize("taken", ["big", "big.part", "big.part.json", "big.part.json.new"])
+def test_a_link_that_is_in_the_way_of_a_file_is_replaced_and_not_followed(tmp_path: Path, taken: str) -> None:
+    place = tmp_path / "in"
+    place.mkdir()
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (place / taken).symlink_to(victim)
+    land(interrupted(place), place)
+    assert victim.read_text() == "mine"
+    assert (place / "big").read_bytes() == BIG
+    assert not (place / "big").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        [("a/b/c/d", "../../../s"), ("x", "a/b/c/d/../../victim")],
+        [("x", "a/b/c/d/../../victim"), ("a/b/c/d", "../../../s")],
+        [("x", "a/../../victim")],
+        [("s/x", "../../victim")],
+        [("x", "theirs/victim")],
+    ],
+)
+def test_a_link_through_which_one_could_leave_is_left_out(tmp_path: Path, links: list[tuple[str, str]]) -> None:
+    place = tmp_path / "in"
+    place.mkdir()
+    (place / "theirs").symlink_to(tmp_path)
+    (tmp_path / "victim").write_text("mine")
+    host = FakeHost({})
+    host.entries = [directory(name) for name in ("a", "a/b", "a/b/c", "s")] + [link(*each) for each in links]
+    left_out = land(host, place).left_out
+    assert [name for name in left_out if name.endswith("x")] == [name for name, _ in links if name.endswith("x")]
+    outside = [path for path in place.rglob("*") if not path.resolve().is_relative_to(place)]
+    assert outside == [place / "theirs"]
+
+
+def test_no_order_of_replacing_links_leads_one_of_them_outside(tmp_path: Path) -> None:
+    place = tmp_path / "in"
+    deep = [directory(name) for name in ("a", "a/b", "s")]
+    for target in ("a/b", "s"):
+        host = FakeHost({})
+        host.entries = [*deep, link("turn", target), link("up", "turn/.."), link("upper", "turn/../../victim")]
+        assert land(host, place).left_out == ("up", "upper")
+
+
+def test_no_directory_is_made_through_a_link(tmp_path: Path) -> None:
+    place = tmp_path / "in"
+    place.mkdir()
+    (tmp_path / "out").mkdir()
+    (place / "a").symlink_to(tmp_path / "out")
+    host = FakeHost({})
+    host.entries = [directory("a/b")]
+    with pytest.raises(PullFailed, match="outside"):
+        land(host, place)
+    host.entries = [directory("a")]
+    with pytest.raises(PullFailed, match="outside"):
+        land(host, place)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 def test_links_that_stay_inside_are_kept_and_others_left_out(tmp_path: Path) -> None:
     links = [("latest", "step/1"), ("step/up", "../a"), ("out", "../../x"), ("absolute", "/etc/passwd")]
     host = FakeHost({"a": b"1"})
