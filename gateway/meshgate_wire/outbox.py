@@ -79,12 +79,13 @@ class _Place(Enum):
 
 
 class _Stream:
-    __slots__ = ("credit", "number", "place", "queue")
+    __slots__ = ("credit", "nbytes", "number", "place", "queue")
 
     def __init__(self, number: int, credit: int) -> None:
         self.number = number
         self.credit = credit
         self.queue: deque[Queued] = deque()
+        self.nbytes = 0  # queued
         self.place = _Place.NOWHERE
 
 
@@ -132,21 +133,27 @@ class Outbox:
                 self._place(stream)
         self._admit_waiting()
 
+    def queued_on(self, number: int) -> int:
+        """Of ``nbytes``, those of one stream."""
+        stream = self._streams.get(number)
+        return 0 if stream is None else stream.nbytes
+
     def put_frame(self, number: int, frame: bytes) -> None:
         """Queues a whole small message, as the frame that it is."""
-        self.nbytes += len(frame) - FRAME_HEADER_BYTES
-        self.small_nbytes += len(frame) - FRAME_HEADER_BYTES
-        self._put(number, frame)
+        nbytes = len(frame) - FRAME_HEADER_BYTES
+        self.small_nbytes += nbytes
+        self._put(number, frame, nbytes)
 
     def put_bulk(self, number: int, message: Bulk) -> None:
-        self.nbytes += message.nbytes
-        self._put(number, message)
+        self._put(number, message, message.nbytes)
 
-    def _put(self, number: int, queued: Queued) -> None:
+    def _put(self, number: int, queued: Queued, nbytes: int) -> None:
+        self.nbytes += nbytes
         stream = self._streams.get(number)
         if stream is None:
             stream = self._streams[number] = _Stream(number, self._window)
         stream.queue.append(queued)
+        stream.nbytes += nbytes
         if stream.place is _Place.NOWHERE:
             self._place(stream)
 
@@ -181,9 +188,11 @@ class Outbox:
             return None
         self._small.popleft()
         stream.queue.popleft()
-        stream.credit -= nbytes - FRAME_HEADER_BYTES
-        self.nbytes -= nbytes - FRAME_HEADER_BYTES
-        self.small_nbytes -= nbytes - FRAME_HEADER_BYTES
+        payload = nbytes - FRAME_HEADER_BYTES
+        stream.credit -= payload
+        stream.nbytes -= payload
+        self.nbytes -= payload
+        self.small_nbytes -= payload
         self._run += nbytes
         self._place(stream)
         return Frame(nbytes, (frame,))
@@ -203,6 +212,7 @@ class Outbox:
             stream.queue.popleft()
         pieces = message.take(size)
         stream.credit -= size
+        stream.nbytes -= size
         self.nbytes -= size
         self._run = 0
         self._place(stream)
@@ -271,10 +281,11 @@ class Outbox:
             assert bool(stream.queue) == (stream.place is not _Place.NOWHERE)
             assert 0 <= stream.credit <= self._window
             assert stream.queue or stream.credit < self._window
+            assert stream.nbytes == sum(
+                len(item) - FRAME_HEADER_BYTES if isinstance(item, bytes) else item.remaining for item in stream.queue
+            )
         queued = [item for stream in self._streams.values() for item in stream.queue]
-        assert self.nbytes == sum(
-            len(item) - FRAME_HEADER_BYTES if isinstance(item, bytes) else item.remaining for item in queued
-        )
+        assert self.nbytes == sum(stream.nbytes for stream in self._streams.values())
         assert self.small_nbytes == sum(len(item) - FRAME_HEADER_BYTES for item in queued if isinstance(item, bytes))
         admitted = [s.queue[0] for s in self._streams.values() if s.place is _Place.BULK or _has_begun(s)]
         assert self._partials == len(admitted) <= self._max_partials

@@ -367,6 +367,10 @@ class Session:
         """Of ``queued_bytes``, those of messages up to ``limits.small_message``: large ones do not hold them up."""
         return self._outbox.small_nbytes
 
+    def queued_on(self, stream: int) -> int:
+        """Of ``queued_bytes``, those of one stream."""
+        return self._outbox.queued_on(stream)
+
     @property
     def unacknowledged_bytes(self) -> int:
         """Bytes sent and not acknowledged."""

@@ -97,9 +97,9 @@ class Worker(Actor):
         return mesh
 
     @endpoint
-    def send_to(self, port: Any, count: int) -> None:
+    def send_to(self, port: Any, count: int, size: int = 0) -> None:
         for number in range(count):
-            port.send(number)
+            port.send((number, bytes(size)) if size else number)
 
     @endpoint
     def say(self, text: str, end: str = "\n", error: bool = False) -> None:

@@ -127,6 +127,14 @@ def test_what_actors_send_to_a_channel_is_received_in_order(workers: Any) -> Non
     assert [receiver.recv().get(timeout=30) for _ in range(50)] == list(range(50))
 
 
+def test_a_program_that_reads_late_gets_every_message_in_order_and_can_call_meanwhile(workers: Any) -> None:
+    port, receiver = Channel.open()
+    worker = workers.slice(hosts=0, gpus=0)
+    worker.send_to.call_one(port, 400, size=100_000).get(timeout=60)
+    assert worker.rank.call_one().get(timeout=60) == 0
+    assert [receiver.recv().get(timeout=60)[0] for _ in range(400)] == list(range(400))
+
+
 def test_an_accumulator_folds_the_answers(workers: Any) -> None:
     total = Accumulator(workers.rank, 0, lambda left, right: left + right)
     assert total.accumulate().get() == 6

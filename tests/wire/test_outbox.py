@@ -47,6 +47,16 @@ def test_a_large_message_leaves_in_chunks() -> None:
     assert box.nbytes == 0
 
 
+def test_what_is_queued_is_told_for_each_stream() -> None:
+    box = outbox()
+    bulk(box, 1, 3 * CHUNK)
+    small(box, 1)
+    small(box, 2)
+    assert (box.queued_on(1), box.queued_on(2), box.queued_on(3)) == (3 * CHUNK + 100, 100, 0)
+    leaving(box)
+    assert (box.queued_on(1), box.queued_on(2)) == (0, 0)
+
+
 def test_streams_take_turns() -> None:
     box = outbox()
     for stream in (1, 2, 3):

@@ -1,7 +1,8 @@
 """The engine of one session: what the laptop asks goes to Monarch, what Monarch answers goes back.
 
 Messages of one stream are handled in order; a message that must wait (for an object on its way) holds up its own
-stream only. A call whose object is there is sent to the actors in the callback that received it: no task, no queue.
+stream only, and what waits behind it keeps its credit. A call whose object is there is sent to the actors in the
+callback that received it: no task, no queue.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from meshgate_wire.messages import (
 log = logging.getLogger(__name__)
 
 CONTROL = 0
-# Bytes waiting for the laptop beyond which workers' output is not read, so that who prints more waits: little while
-# it listens, much while it is away, for training must not stop because a lid is closed.
+# Bytes of output waiting for the laptop beyond which no more is read from workers, so that who prints more waits:
+# little while it listens, much while it is away, for training must not stop because a lid is closed.
 QUEUED_OUTPUT = 32 * 2**20
 QUEUED_WHILE_AWAY = 512 * 2**20
 _NO_MESHES = Adopted()
@@ -104,7 +105,7 @@ class Engine:
             self._lost_link()
         self._link = link
         self.session.connection_made()
-        self._pump = Pump(self.session, link, flushed=self._regulate_output)
+        self._pump = Pump(self.session, link, flushed=self._regulate)
         self._pump.flush()
         self._on_link(True)
 
@@ -128,7 +129,7 @@ class Engine:
     def link_writable(self, link: Link) -> None:
         if link is self._link and self._pump is not None:
             self._pump.writable()
-            self._regulate_output()
+            self._regulate()
 
     def link_closed(self, link: Link, reason: str) -> None:
         if link is self._link:
@@ -156,11 +157,13 @@ class Engine:
         self._flushing = False
         if self._pump is not None:
             self._pump.flush()
-        self._regulate_output()
+        self._regulate()
 
-    def _regulate_output(self) -> None:
+    def _regulate(self) -> None:
+        """What was held up for what waits to be sent goes on where there is room again."""
         limit = QUEUED_OUTPUT if self._link is not None else QUEUED_WHILE_AWAY
-        self.streams.flow(self.session.queued_bytes < limit)
+        self.streams.flow(self.session.queued_on(CONTROL) < limit)
+        self.channels.regulate()
 
     # --- dispatch ---------------------------------------------------------------------------------------
 
@@ -172,6 +175,7 @@ class Engine:
         waiting = self._handle(message)
         if waiting is not None:
             self._lanes[message.stream] = deque()
+            self.session.manual(message.stream)
             self.start(self._drain(message, waiting))
 
     async def _drain(self, message: MessageReceived, waiting: Awaitable[None]) -> None:
@@ -182,6 +186,9 @@ class Engine:
             again = self._handle(following)
             if again is not None:
                 await self.guarded(following.header, again)
+            self.session.consume(following)
+            self.flush_soon()  # its credit
+        self.session.automatic(message.stream)
         del self._lanes[message.stream]
 
     def _handle(self, message: MessageReceived) -> Awaitable[None] | None:
