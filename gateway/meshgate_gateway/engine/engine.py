@@ -20,7 +20,7 @@ from meshgate_gateway.engine.calls import GATHER_FAILURES, Answer, Pending
 from meshgate_gateway.engine.code import Code
 from meshgate_gateway.engine.link import Link
 from meshgate_gateway.engine.monarch import Binding, Fault, told
-from meshgate_gateway.engine.objects import Actors, Objects, RequestFailed, cached, invalid, ranks_of
+from meshgate_gateway.engine.objects import Actors, Objects, RequestFailed, cached, invalid, ranks_within
 from meshgate_gateway.engine.output import Printed, fold, in_messages
 from meshgate_gateway.engine.worker_streams import WorkerStreams
 from meshgate_wire import Fragments, MessageReceived, Pump, Session, WireError
@@ -388,9 +388,7 @@ class _Part:
         self.ranks: Sequence[int] = ()
 
     def __call__(self, region: Any) -> _Part:
-        self.ranks = ranks_of(region)
-        if not set(self.ranks) <= set(ranks_of(self._actors.region)):
-            raise invalid(f"region {region} is not part of mesh {self._actors.name}")
+        self.ranks = ranks_within(region, self._actors.region, self._actors.name)
         if region != self._actors.region:
             self.inner = self._binding.part_of_actors(self._actors.inner, region)
         return self

@@ -25,7 +25,10 @@ from meshgate_gateway.engine.objects import (
     attached,
     cached,
     invalid,
+    procs_region,
     ranks_of,
+    ranks_within,
+    require_reasonable,
 )
 from meshgate_gateway.engine.worker_streams import Source
 from meshgate_wire import Fragments
@@ -87,6 +90,7 @@ class Meshes:
         hosts, mesh = await self._mesh(header.hosts, Hosts)
         assert isinstance(hosts, Hosts)
         of = header.hosts.region or hosts.region
+        region = procs_region(of, header.per_host)
         names = tuple(hosts.names[rank] for rank in ranks_of(of))
         if lost := _lost_among(hosts, names):
             raise RequestFailed(_failed_spawn(header, lost))
@@ -98,7 +102,6 @@ class Meshes:
             on_worker.begin, engine.streams.address, engine.streams.secret, header.object, code, bootstrap
         )
         spawned = engine.binding.spawn_procs(mesh, header.per_host, header.name, begin)
-        region = _procs_region(of, header.per_host)
         procs = Procs(spawned, header.name, region, names, hosts, header.version)
         engine.objects.add(header.object, procs)
         procs.up = engine.start(self._procs_up(header, hosts, procs))
@@ -163,14 +166,17 @@ class Meshes:
         elif header.region is None:
             raise invalid("a mesh that arrived from a worker came without its region")
         elif header.kind == "hosts":
-            mesh = engine.binding.adopt_hosts(reference, header.region)
             unnamed = ("",) * (max(ranks_of(header.region), default=0) + 1)
+            mesh = engine.binding.adopt_hosts(reference, header.region)
             made = Hosts(mesh, header.name, unnamed, unnamed, header.region)
         elif header.kind == "procs":
             hosts = (await self._mesh(header.parent, Hosts))[1] if header.parent is not None else None
             root = header.root or header.region
+            require_reasonable(header.region)
+            require_reasonable(root)
             made = Procs(engine.binding.adopt_procs(reference, hosts, header.region, root), "", header.region, ())
         else:
+            require_reasonable(header.region)
             parent, part = await self._mesh(header.parent, Procs) if header.parent is not None else (None, None)
             class_data = buffers[0].fragments if buffers else ()
             procs = parent if isinstance(parent, Procs) else None
@@ -186,8 +192,7 @@ class Meshes:
             raise invalid(f"object {ref.object} is not a {kind.__name__.lower()} mesh")
         if ref.region is None or ref.region == found.region:
             return found, found.mesh
-        if not set(ranks_of(ref.region)) <= set(ranks_of(found.region)):
-            raise invalid(f"region {ref.region} is not part of mesh {found.name}")
+        ranks_within(ref.region, found.region, found.name)
         mesh = found.mesh
         return found, cached(found.parts, ref.region, lambda region: self._engine.binding.part(mesh, region))
 
@@ -316,7 +321,9 @@ class Meshes:
         if isinstance(known, Hosts):
             spawned = [each for each in self._engine.objects.each() if isinstance(each, Procs)]
             return [end for procs in spawned if procs.hosts is known for end in self._ended_by(procs, None)]
-        ranks = None if region is None or region == known.region else set(ranks_of(region))
+        ranks = None
+        if region is not None and region != known.region:
+            ranks = set(ranks_within(region, known.region, known.name))
         ended: list[tuple[Procs | Actors, set[int] | None]] = [(known, ranks)]
         if isinstance(known, Procs):
             actors = [each for each in self._engine.objects.each() if isinstance(each, Actors)]
@@ -381,14 +388,3 @@ def _lost_among(hosts: Hosts, names: Sequence[str]) -> str:
 def _failed_spawn(header: SpawnProcs, message: str) -> Failure:
     step = f"spawn_procs({dict(header.per_host)}, name={header.name!r})"
     return Failure(kind="supervision", message=message, step=step, mesh=header.name)
-
-
-def _procs_region(hosts: Region, per_host: dict[str, int]) -> Region:
-    """The dense region of the processes: Monarch numbers them anew, hosts first."""
-    sizes = (*hosts.sizes, *per_host.values())
-    strides = []
-    stride = 1
-    for size in reversed(sizes):
-        strides.append(stride)
-        stride *= size
-    return Region(labels=(*hosts.labels, *per_host), offset=0, sizes=sizes, strides=tuple(reversed(strides)))

@@ -7,13 +7,15 @@ it. An object that depends on a failed one fails with that step named.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from meshgate_wire.messages import Failure, Host, MeshRef, Region
+from meshgate_wire.messages import MAX_DIMENSIONS, Failure, Host, MeshRef, Region
 
 SLICES_KEPT = 512
+MAX_RANKS = 2**18  # of one mesh: a request that names more is refused before anything is made of it
 
 
 class RequestFailed(Exception):
@@ -28,19 +30,37 @@ def invalid(message: str) -> RequestFailed:
     return RequestFailed(Failure(kind="invalid", message=message))
 
 
+def require_reasonable(region: Region) -> None:
+    """Raises RequestFailed for a region that no mesh can have; its sizes may be anything that fits the wire."""
+    last = region.offset + sum(max(size - 1, 0) * step for size, step in zip(region.sizes, region.strides, strict=True))
+    if extent_of(region) > MAX_RANKS or last >= MAX_RANKS:
+        raise invalid(f"a mesh has {MAX_RANKS} ranks at most, and {_told(region)} is asked for")
+
+
 def ranks_of(region: Region) -> list[int]:
-    """The base ranks of a region, in its own row-major order."""
+    """The base ranks of a region, in its own row-major order. Raises RequestFailed as ``require_reasonable``."""
+    require_reasonable(region)
     ranks = [region.offset]
     for size, stride in zip(region.sizes, region.strides, strict=True):
         ranks = [rank + step * stride for rank in ranks for step in range(size)]
     return ranks
 
 
+def ranks_within(region: Region, whole: Region, name: str) -> list[int]:
+    """The base ranks of ``region``. Raises RequestFailed where it is not a part of ``whole``, the mesh ``name``."""
+    ranks = ranks_of(region)
+    if not set(ranks) <= set(ranks_of(whole)):
+        raise invalid(f"{_told(region)} is not part of mesh {name!r}, which has {_told(whole)}")
+    return ranks
+
+
+def _told(region: Region) -> str:
+    sizes = ", ".join(f"{label}: {size}" for label, size in zip(region.labels[:8], region.sizes, strict=False))
+    return f"{{{sizes}}}" + (f" from rank {region.offset} on" if region.offset else "")
+
+
 def extent_of(region: Region) -> int:
-    size = 1
-    for length in region.sizes:
-        size *= length
-    return size
+    return math.prod(region.sizes)
 
 
 @dataclass(slots=True)
@@ -198,3 +218,16 @@ def attached(mesh: Any, name: str, hosts: Sequence[Host]) -> Hosts:
     """The object of hosts that ``mesh`` is attached to."""
     names, addresses = tuple(host.name for host in hosts), tuple(host.address for host in hosts)
     return Hosts(mesh, name, names, addresses, hosts_region(len(hosts)))
+
+
+def procs_region(hosts: Region, per_host: dict[str, int]) -> Region:
+    """The dense region of the processes: Monarch numbers them anew, hosts first. Raises RequestFailed past bounds."""
+    sizes = (*hosts.sizes, *per_host.values())
+    if math.prod(sizes) > MAX_RANKS or len(sizes) > MAX_DIMENSIONS:
+        raise invalid(f"a mesh has {MAX_RANKS} ranks in {MAX_DIMENSIONS} dimensions at most, and {per_host} makes more")
+    strides = []
+    stride = 1
+    for size in reversed(sizes):
+        strides.append(stride)
+        stride *= size
+    return Region(labels=(*hosts.labels, *per_host), offset=0, sizes=sizes, strides=tuple(reversed(strides)))

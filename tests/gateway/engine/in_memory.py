@@ -169,6 +169,10 @@ class Laptop:
         self.send(header, stream=number)
         return number
 
+    def spawn_up(self, **per_host: int) -> int:
+        """Actors, with all they stand on."""
+        return self.spawn_actors(self.spawn_procs(self.attach(), **per_host))
+
     def spawn_actors(self, procs: int) -> int:
         number = self.number()
         header = SpawnActors(
