@@ -120,10 +120,16 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def refusal(status: int, body: bytes, gateway: str) -> MeshgateError | None:
-    """The error behind an HTTP answer to the handshake; None where trying again may help."""
+def refusal(status: int, body: bytes, gateway: str, *, resuming: bool = False) -> MeshgateError | None:
+    """The error behind an HTTP answer to the handshake; None where trying again may help.
+
+    Only a gateway's own answer, a JSON object that says its ``error``, can end a session (``resuming``): what stands
+    before it says 404 or 403 of its own accord while it is restarted.
+    """
     said = _said(body)
-    text = str(said.get("error") or "").strip() or f"it answered HTTP {status}"
+    text = str(said.get("error") or "").strip()
+    if not text:
+        return None if resuming or status in RETRIED_STATUS else _not_a_gateway(status, gateway)
     if status in (401, 403):
         hint = "" if "MESHGATE_TOKEN" in text else ". Set MESHGATE_TOKEN to the job's token"
         return AuthenticationError(f"{gateway} refuses this client: {text}{hint}")
@@ -134,6 +140,13 @@ def refusal(status: int, body: bytes, gateway: str) -> MeshgateError | None:
     if status in RETRIED_STATUS:
         return None
     return ConnectionFailedError(f"{gateway} refused the connection with HTTP {status}: {text}")
+
+
+def _not_a_gateway(status: int, gateway: str) -> MeshgateError:
+    return ConnectionFailedError(
+        f"{gateway}: what answered there, with HTTP {status}, is not a meshgate gateway. Check the URL, and whether an "
+        "ingress or a proxy on the way leads to the gateway and lets its clients through"
+    )
 
 
 def _over(gateway: str, kind: str, reason: str, output: str) -> MeshgateError:

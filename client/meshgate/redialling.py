@@ -110,7 +110,7 @@ class Redialler:
             return await asyncio.wait_for(self._dial(), timeout)
         except InvalidStatus as error:
             status, body = error.response.status_code, error.response.body or b""
-            final = refusal(status, bytes(body), str(self._dialer))
+            final = refusal(status, bytes(body), str(self._dialer), resuming=self.resuming)
             if final is not None:
                 raise final from None
             self.failure = f"HTTP {status}"

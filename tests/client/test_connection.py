@@ -61,7 +61,9 @@ def test_a_wrong_token_names_the_variable_to_set(gateway: FakeGateway) -> None:
     [
         (426, {"error": "protocol 1 here, 2 there: upgrade the client"}, VersionMismatchError, "upgrade the client"),
         (404, {"error": "no such path"}, ConnectionFailedError, "HTTP 404: no such path"),
-        (400, {}, ConnectionFailedError, "HTTP 400"),
+        (400, {"error": "no Upgrade header"}, ConnectionFailedError, "HTTP 400: no Upgrade header"),
+        (404, {}, ConnectionFailedError, "with HTTP 404, is not a meshgate gateway"),
+        (403, {"message": "Forbidden"}, ConnectionFailedError, "with HTTP 403, is not a meshgate gateway"),
         (503, {"error": "draining"}, ConnectionFailedError, "within 0.3 s: HTTP 503"),
         (410, {"error": "gone", "reason": "killed by signal 9", "output": "Bus error"}, EngineDiedError, "Bus error"),
     ],
@@ -205,6 +207,21 @@ def test_a_long_absence_is_one_line_and_one_more_when_it_is_over(
     assert len(lines) == 2
     assert "redialling: HTTP 503" in lines[0]
     assert "nothing was lost" in lines[1]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 410])
+def test_what_an_ingress_says_while_it_restarts_ends_no_session(
+    gateway: FakeGateway, settings: ClientSettings, status: int
+) -> None:
+    gateway.functions["add"] = lambda rank, amount: amount
+    patient = settings.model_copy(update={"retry_most": 0.01})
+    with Client.connect(UrlDialer(gateway.url, TOKEN), settings=patient) as client:
+        one = counter(client)
+        one.add.call_one(0).get(timeout=20)
+        answers = iter([(status, {"message": "default backend"})] * 5)
+        gateway.refuse = lambda request: next(answers, None)
+        gateway.cut()
+        assert one.add.call_one(1).get(timeout=30) == 1
 
 
 # --- ends -------------------------------------------------------------------------------------------------

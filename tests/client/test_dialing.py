@@ -65,7 +65,7 @@ def test_only_a_dialer_that_can_know_says_that_the_gateway_is_gone() -> None:
     ("status", "body", "expected"),
     [
         (401, {"error": "no token"}, AuthenticationError),
-        (403, {}, AuthenticationError),
+        (403, {"error": "not yours"}, AuthenticationError),
         (426, {"error": "protocol 2"}, VersionMismatchError),
         (410, {"reason": "the lease was over", "kind": "expired"}, SessionExpiredError),
         (410, {"kind": "died", "reason": "killed", "output": "x"}, EngineDiedError),
@@ -81,13 +81,21 @@ def test_a_final_answer_is_an_error(status: int, body: dict[str, Any], expected:
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 def test_an_answer_that_may_change_is_none(status: int) -> None:
     assert refusal(status, b"<html>nginx</html>", "the gateway") is None
+    assert refusal(status, b'{"error": "busy"}', "the gateway") is None
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"null"])
-def test_a_body_that_is_not_ours_still_makes_an_error(body: bytes) -> None:
-    assert str(refusal(400, body, "the gateway")) == (
-        "the gateway refused the connection with HTTP 400: it answered HTTP 400"
-    )
+NOT_OURS = [b"", b"[]", b"\xff", b"null", b"{}", b'{"message": "Forbidden"}', b"default backend - 404"]
+
+
+@pytest.mark.parametrize("status", [302, 400, 401, 403, 404, 410, 426])
+@pytest.mark.parametrize("body", NOT_OURS)
+def test_an_answer_that_is_not_a_gateways_own_is_told_as_such_and_never_ends_a_session(
+    status: int, body: bytes
+) -> None:
+    told = refusal(status, body, "the gateway at ws://g")
+    assert type(told) is ConnectionFailedError
+    assert f"the gateway at ws://g: what answered there, with HTTP {status}, is not a meshgate gateway" in str(told)
+    assert refusal(status, body, "the gateway at ws://g", resuming=True) is None
 
 
 def test_the_unix_socket_is_the_way_while_it_is_there(tmp_path: Path) -> None:
