@@ -21,13 +21,14 @@ from pydantic import Field, TypeAdapter
 
 from meshgate.errors import StaleCodeError
 from meshgate.serial import SerialThread
+from meshgate_sync.errors import TreeError
 from meshgate_sync.protocol import SyncGone, SyncNeed, SyncStatus, SyncWants
 from meshgate_sync.scan import Scanner, git_root
 from meshgate_sync.sender import Message, Sender
 from meshgate_sync.stat_cache import StatCache
 from meshgate_sync.tree import Directory, Node
 from meshgate_wire import Fragments
-from meshgate_wire.messages import Sync
+from meshgate_wire.messages import SYNC_STREAM, Sync
 
 if TYPE_CHECKING:
     from meshgate.client import Client
@@ -36,8 +37,9 @@ __all__ = ["CodeSync", "SyncReport", "Tree", "tree_of"]
 
 log = logging.getLogger("meshgate.code")
 
-STREAM = 2**31 - 1
 SYNC_TIMEOUT = 600.0
+RESTLESS = 5  # times in a row that a file may have changed before it could be sent
+_REMEMBERED = 64
 _FROM_GATEWAY: TypeAdapter[SyncNeed | SyncWants | SyncStatus] = TypeAdapter(
     Annotated[SyncNeed | SyncWants | SyncStatus, Field(discriminator="type")]
 )
@@ -58,6 +60,17 @@ class SyncReport:
         files = f"{self.files} file" + ("" if self.files == 1 else "s")
         took = f"{self.seconds * 1000:.0f} ms" if self.seconds < 1 else f"{self.seconds:.1f} s"
         return f"synced {files}, {_readable(self.nbytes)} → {self.ready}/{self.hosts} hosts in {took}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Pushed:
+    """A push that was not waited for: what is known of it so far, when it began, what had been sent before, and
+    whether any file was read for it."""
+
+    report: SyncReport
+    begun: float
+    sent_before: int
+    read: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +118,11 @@ class CodeSync:
         roots = [tree.top / part for part in tree.parts] or [tree.top]
         self._scanners = [Scanner(root, cache=cache if len(roots) == 1 else None) for root in roots]
         self._worker = SerialThread("meshgate-code")
+        self._teller = SerialThread("meshgate-told")
         self._pushing = threading.Lock()
         self._statuses: dict[str, SyncStatus] = {}
+        self._pushed: list[str] = []  # the newest last
+        self._restless = 0
         self._news = threading.Condition()
         self._watching: threading.Thread | None = None
         self._stop = threading.Event()
@@ -125,6 +141,13 @@ class CodeSync:
         From here on the session's processes are started from it. With ``wait`` it returns when every host has it, and
         raises StaleCodeError naming those that cannot; without, at once. Raises meshgate_sync.errors.TreeError.
         """
+        pushed = self._push(changed)
+        if not wait:
+            self._save_cache(pushed)
+            return pushed.report
+        return self._finished(pushed, progress)
+
+    def _push(self, changed: Iterable[str] | None) -> _Pushed:
         begun = time.perf_counter()
         with self._pushing:
             before = self._sender.bytes_sent
@@ -132,16 +155,35 @@ class CodeSync:
             offered = self._sender.offer(tree)
             for path in read:
                 _check_syntax(self.tree.top / path)
+            version = offered.root.hex()
+            self._note(version)
             for message in offered.messages:
                 self._post(message)
-            version = offered.root.hex()
             self._client.code_version, self._client.code_paths = version, self.tree.paths
-        status = self._wait(version, progress) if wait else None
-        if self._cache_file is not None and len(self._scanners) == 1 and read:
+        report = SyncReport(version, offered.files, self._sender.bytes_sent - before, 0, 0, time.perf_counter() - begun)
+        return _Pushed(report, begun, before, bool(read))
+
+    def _finished(self, pushed: _Pushed, progress: Callable[[SyncStatus], None] | None = None) -> SyncReport:
+        """Waits until every host has it."""
+        status = self._wait(pushed.report.version, progress)
+        self._save_cache(pushed)
+        return SyncReport(
+            status.root,
+            pushed.report.files,
+            self._sender.bytes_sent - pushed.sent_before,
+            status.ready,
+            status.hosts,
+            time.perf_counter() - pushed.begun,
+        )
+
+    def _save_cache(self, pushed: _Pushed) -> None:
+        if self._cache_file is not None and len(self._scanners) == 1 and pushed.read:
             self._scanners[0].cache.save(str(self._cache_file))
-        ready, hosts = (status.ready, status.hosts) if status is not None else (0, 0)
-        sent = self._sender.bytes_sent - before
-        return SyncReport(version, offered.files, sent, ready, hosts, time.perf_counter() - begun)
+
+    def _note(self, version: str) -> None:
+        with self._news:
+            self._pushed = [*(known for known in self._pushed[-_REMEMBERED:] if known != version), version]
+            self._statuses = {root: status for root, status in self._statuses.items() if root in self._pushed}
 
     def watch(self, told: Callable[[SyncReport | Exception], None]) -> None:
         """Pushes on every save, once for a burst, until ``close``; ``told`` hears of each, on a thread of its own."""
@@ -154,6 +196,9 @@ class CodeSync:
         if self._watching is not None:
             self._watching.join(timeout=5)
         self._worker.close(timeout=5)
+        with self._news:
+            self._news.notify_all()
+        self._teller.close(timeout=5)
 
     # --- scanning
 
@@ -187,63 +232,101 @@ class CodeSync:
             # The first turn looks at everything: what was saved before the watch was up would go unnoticed.
             partial, started = started and not self.tree.parts, True
             try:
-                report = self.push(relative if partial else None)
-                if report.files:
-                    told(report)
+                pushed = self._push(relative if partial else None)
+                if pushed.report.files:
+                    self._teller.call(lambda pushed=pushed: self._tell(pushed, told))  # type: ignore[misc]
             except Exception as error:  # noqa: BLE001 - the user is told, and the next save is another chance
+                told(error)
+
+    def _tell(self, pushed: _Pushed, told: Callable[[SyncReport | Exception], None]) -> None:
+        """Beside the watch: a host that is slow does not hold up the next save."""
+        try:
+            told(self._finished(pushed))
+        except Exception as error:  # noqa: BLE001 - the user is told, and the next save is another chance
+            if not self._stop.is_set():
                 told(error)
 
     # --- talking
 
     def _post(self, message: Message) -> None:
         header, buffers = message
-        self._client.post(Sync(body=header.model_dump_json()), buffers, stream=STREAM)
+        self._client.post(Sync(body=header.model_dump_json()), buffers, stream=SYNC_STREAM)
 
     def _received(self, header: Sync, buffers: Sequence[Fragments]) -> None:
         """On the connection's thread."""
         message = _FROM_GATEWAY.validate_json(header.body)
         if isinstance(message, SyncStatus):
             with self._news:
-                self._statuses[message.root] = message
+                if message.root in self._pushed:
+                    self._statuses[message.root] = message
                 self._news.notify_all()
         else:
             self._worker.call(lambda: self._answer(message, buffers))
 
     def _answer(self, message: SyncNeed | SyncWants, buffers: Sequence[Fragments]) -> None:
         if isinstance(message, SyncNeed):
-            answers: Iterable[Message] = self._sender.needed(message)
+            for answer in self._sender.needed(message):
+                self._post(answer)
         else:
-            answers = self._sender.wanted(message, buffers[0].join())
-        gone = False
+            self._send_wanted(message, buffers[0].join())
+
+    def _send_wanted(self, message: SyncWants, digests: bytes) -> None:
+        """Sends what the gateway lacks. Where a file has changed since the scan, what it is now is another version, and
+        that follows; a file that does not rest is named, and left to the next sync."""
+        while (gone := self._send_pieces(self._sender.wanted(message, digests))) is not None:
+            self._restless += 1
+            why = f"{gone.path} changes faster than it can be sent" if self._restless > RESTLESS else ""
+            try:
+                newer = why or self._push(None).report.version != message.root
+            except (TreeError, OSError) as error:
+                newer = why = str(error)
+            if newer:
+                self._post((gone.model_copy(update={"why": why[:4096]}), ()))
+                return
+        self._restless = 0
+
+    def _send_pieces(self, answers: Iterable[Message]) -> SyncGone | None:
         for answer in answers:
+            if isinstance(answer[0], SyncGone):
+                return answer[0]
             self._post(answer)
-            gone = gone or isinstance(answer[0], SyncGone)
-        if gone:  # a file has changed since the scan: what it is now is another version
-            self.push(wait=False)
+        return None
 
     def _wait(self, version: str, progress: Callable[[SyncStatus], None] | None) -> SyncStatus:
+        """Until every host has ``version``, or one that was pushed after it."""
         deadline = time.monotonic() + SYNC_TIMEOUT
         told: SyncStatus | None = None
         with self._news:
             while True:
-                status = self._statuses.get(version)
-                if status is not None and status is not told:
-                    told = status
-                    if progress is not None:
-                        progress(status)
-                    if status.failed:
-                        raise StaleCodeError(_failed(status))
-                    if status.hosts and status.ready >= status.hosts:
+                for status in self._statuses_since(version):
+                    if status.hosts and status.ready >= status.hosts and not status.failed:
                         return status
+                newest = self._statuses.get(self._pushed[-1])
+                if newest is not None and newest is not told:
+                    told = newest
+                    if progress is not None:
+                        progress(newest)
+                    if newest.failed:
+                        self._forget(newest.root)
+                        raise StaleCodeError(_failed(newest), tuple(newest.failed))
                 if self._client.error is not None:
                     raise self._client.error
+                if self._stop.is_set():
+                    raise StaleCodeError(f"the sync was ended before version {version[:12]} was everywhere")
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    ready = f"{status.ready} of {status.hosts} hosts have it" if status else "no host has answered"
-                    raise StaleCodeError(
-                        f"version {version[:12]} is not everywhere after {SYNC_TIMEOUT:.0f} s: {ready}"
-                    )
+                    raise StaleCodeError(_late(version, newest))
                 self._news.wait(min(left, 0.5))
+
+    def _forget(self, version: str) -> None:
+        """Has the next push offer it again, whatever the tree is then."""
+        self._sender.forget(bytes.fromhex(version))
+        self._statuses.pop(version, None)
+
+    def _statuses_since(self, version: str) -> list[SyncStatus]:
+        """Of ``version`` and those pushed after it, the newest first."""
+        start = self._pushed.index(version) if version in self._pushed else 0
+        return [self._statuses[root] for root in reversed(self._pushed[start:]) if root in self._statuses]
 
 
 def _directory(nested: Mapping[bytes, Any]) -> Directory:
@@ -263,6 +346,11 @@ def _check_syntax(path: Path) -> None:
         print(f"meshgate: {path}:{error.lineno}: {error.msg}", file=sys.stderr)  # noqa: T201 - for the user's terminal
     except (OSError, ValueError) as error:
         log.debug("%s could not be checked: %s", path, error)
+
+
+def _late(version: str, status: SyncStatus | None) -> str:
+    ready = f"{status.ready} of {status.hosts} hosts have it" if status else "no host has answered"
+    return f"version {version[:12]} is not everywhere after {SYNC_TIMEOUT:.0f} s: {ready}"
 
 
 def _failed(status: SyncStatus) -> str:

@@ -63,8 +63,6 @@ async def serve(settings: Settings, listener: socket.socket, commands: Commands)
     hosts = _hosts(settings, environment, cluster)
     sessions = Sessions(lease=settings.lease, limit=settings.max_sessions, now=loop.time())
     keeper = Keeper(sessions, supply, hosts, lease=settings.lease, reap_command=commands.reap, environment=environment)
-    if cluster is not None:
-        cluster.on_host_lost = keeper.host_lost
     routes = Routes(_authenticator(settings, cluster), keeper, hosts)
     provisioner = await _provisioner(settings)
     routes.jobs = provisioner

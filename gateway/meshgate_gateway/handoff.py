@@ -28,6 +28,7 @@ __all__ = [
     "Disconnected",
     "End",
     "Ended",
+    "HostBack",
     "HostLost",
     "HostsReply",
     "HostsRequest",
@@ -35,7 +36,8 @@ __all__ = [
     "control_pair",
 ]
 
-MAX_MESSAGE = 160 * 1024  # the addresses of some 2,000 hosts; the kernel keeps at least this much for us
+MAX_MESSAGE = 160 * 1024  # the kernel keeps at least this much for us
+HOSTS_IN_A_MESSAGE = 256
 RIGHTS_SPACE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
 CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # what user code starts must not inherit a connection
 
@@ -66,12 +68,13 @@ class Connection(_Model):
 
 
 class HostsReply(_Model):
-    """Where the hosts of ``mesh`` are, in rank order; or why there are none to be had."""
+    """Where the hosts of ``mesh`` are, in rank order; or why there are none to be had. ``more``: others follow."""
 
     type: Literal["hosts"] = "hosts"
     mesh: str
     hosts: tuple[Host, ...] = ()
     error: str | None = None
+    more: bool = False
 
 
 class HostLost(_Model):
@@ -81,6 +84,15 @@ class HostLost(_Model):
     mesh: str
     host: str
     reason: str
+
+
+class HostBack(_Model):
+    """In the place of a host that was lost, ``rank`` of its mesh, there is one again, perhaps under another name."""
+
+    type: Literal["host_back"] = "host_back"
+    mesh: str
+    rank: int
+    host: Host
 
 
 class End(_Model):
@@ -122,7 +134,17 @@ class Ended(_Model):
 
 
 ControlMessage: TypeAlias = (
-    Assign | Connection | HostsReply | HostLost | End | Ready | HostsRequest | Connected | Disconnected | Ended
+    Assign
+    | Connection
+    | HostsReply
+    | HostLost
+    | HostBack
+    | End
+    | Ready
+    | HostsRequest
+    | Connected
+    | Disconnected
+    | Ended
 )
 _messages: TypeAdapter[ControlMessage] = TypeAdapter(Annotated[ControlMessage, Field(discriminator="type")])
 

@@ -1,7 +1,8 @@
 """Where a job's Monarch hosts are: a table of providers, one for each kind of mesh.
 
-A mesh has its hosts for its whole life: none is replaced or started again here. A host that has ended makes its
-mesh unavailable at once, with the reason, where attaching to it would take Monarch a minute to fail.
+A mesh has as many hosts as its ranks for its whole life. None is started again here, but what started them may do so
+(a StatefulSet makes a pod anew), and then the mesh is whole again. A host that has ended is told at once, with the
+reason, where attaching to it would take Monarch a minute to fail.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Protocol, TypeAlias
 
 from meshgate_wire.messages import Host
 
-__all__ = ["Host", "HostProvider", "Hosts", "HostsUnavailable", "OnLost", "StaticHosts"]
+__all__ = ["Host", "HostProvider", "Hosts", "HostsUnavailable", "OnBack", "OnLost", "StaticHosts"]
 
 OnLost: TypeAlias = Callable[[str, str, str], None]
+OnBack: TypeAlias = Callable[[str, int, Host], None]
 
 
 class HostsUnavailable(Exception):
@@ -36,8 +38,9 @@ class HostProvider(Protocol):
     def present(self, mesh: str) -> tuple[Host, ...]:
         """Those hosts of one of ``meshes()`` that are not known to be missing now."""
 
-    def watch(self, on_lost: OnLost) -> None:
-        """Has ``on_lost(mesh, host, why)`` called on the loop when a host that was handed out has ended."""
+    def watch(self, on_lost: OnLost, on_back: OnBack) -> None:
+        """Has ``on_lost(mesh, host, why)`` called on the loop when a host that was handed out has ended, and
+        ``on_back(mesh, rank, host)`` when there is one in its place."""
 
     async def close(self) -> None:
         """Lets go of the hosts; ends those that were started here, with all they started."""
@@ -62,7 +65,7 @@ class StaticHosts:
     def present(self, mesh: str) -> tuple[Host, ...]:
         return self._meshes[mesh]
 
-    def watch(self, on_lost: OnLost) -> None:
+    def watch(self, on_lost: OnLost, on_back: OnBack) -> None:
         return None
 
     async def close(self) -> None:
@@ -89,9 +92,9 @@ class Hosts:
     def present(self, mesh: str) -> tuple[Host, ...]:
         return next((p.present(mesh) for p in self._providers if mesh in p.meshes()), ())
 
-    def watch(self, on_lost: OnLost) -> None:
+    def watch(self, on_lost: OnLost, on_back: OnBack) -> None:
         for provider in self._providers:
-            provider.watch(on_lost)
+            provider.watch(on_lost, on_back)
 
     async def close(self) -> None:
         await asyncio.gather(*(provider.close() for provider in self._providers))

@@ -20,6 +20,7 @@ import structlog
 
 from meshgate_gateway.engines import Engine, EngineSupply
 from meshgate_gateway.handoff import (
+    HOSTS_IN_A_MESSAGE,
     Assign,
     Connected,
     Connection,
@@ -27,11 +28,12 @@ from meshgate_gateway.handoff import (
     Disconnected,
     End,
     Ended,
+    HostBack,
     HostLost,
     HostsReply,
     HostsRequest,
 )
-from meshgate_gateway.hosts import HostProvider, HostsUnavailable
+from meshgate_gateway.hosts import Host, HostProvider, HostsUnavailable
 from meshgate_gateway.processes import Child
 from meshgate_gateway.sessions import Admission, Begin, Gone, Kind, Refuse, Sessions, Statistics
 
@@ -77,7 +79,7 @@ class Keeper:
         self._errands: set[asyncio.Task[None]] = set()
         self._expiry: asyncio.TimerHandle | None = None
         self.changed = asyncio.Event()
-        hosts.watch(self.host_lost)
+        hosts.watch(self.host_lost, self.host_back)
 
     @property
     def idle_since(self) -> float | None:
@@ -140,6 +142,12 @@ class Keeper:
             if mesh in self._sessions.meshes_of(session):
                 engine.send(HostLost(mesh=mesh, host=host, reason=reason))
 
+    def host_back(self, mesh: str, rank: int, host: Host) -> None:
+        """In the place of a host that has ended there is one again: the sessions of its mesh can use it."""
+        for session, engine in self._engines.items():
+            if mesh in self._sessions.meshes_of(session):
+                engine.send(HostBack(mesh=mesh, rank=rank, host=host))
+
     def _admit(self, visit: Visit) -> Admission:
         now = self._loop.time()
         return self._sessions.admit(visit.session, visit.owner, resume=visit.resume, now=now)
@@ -190,13 +198,13 @@ class Keeper:
         if reaping := self._reaping.get(mesh):  # what starts there now would be reaped as well
             await asyncio.wait([reaping])
         try:
-            reply = HostsReply(mesh=mesh, hosts=await self._hosts.hosts(mesh))
+            hosts = await self._hosts.hosts(mesh)
         except HostsUnavailable as error:
-            reply = HostsReply(mesh=mesh, error=str(error))
-        try:
-            engine.send(reply)
-        except ValueError as error:
-            engine.send(HostsReply(mesh=mesh, error=f"mesh {mesh!r} has too many hosts: {error}"))
+            engine.send(HostsReply(mesh=mesh, error=str(error)))
+            return
+        for start in range(0, max(len(hosts), 1), HOSTS_IN_A_MESSAGE):
+            end = start + HOSTS_IN_A_MESSAGE
+            engine.send(HostsReply(mesh=mesh, hosts=hosts[start:end], more=end < len(hosts)))
 
     def _end(self, session: str, reason: str, kind: Kind = "ended") -> None:
         self._sessions.ending(session, reason, kind)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 from meshgate_gateway.auth import Authenticator, TokenAuthenticator
@@ -35,7 +34,6 @@ class InCluster:
     def __init__(self, api: Api, job: str, namespace: str) -> None:
         """Blocks. Raises KubernetesError, NotFound when there is no such job."""
         self._api = api
-        self.on_host_lost: Callable[[str, str, str], None] = lambda mesh, host, why: None
         self._spec, self._uid = read_spec(api, job, namespace)
 
     @classmethod
@@ -45,13 +43,10 @@ class InCluster:
         return cls(api, job, api.namespace)
 
     def hosts(self) -> HostProvider:
-        return KubernetesHosts(self._api, self._spec, self._host_lost)
+        return KubernetesHosts(self._api, self._spec)
 
     def authenticator(self, token: TokenAuthenticator) -> Authenticator:
         return KubernetesAuthenticator(token, KubernetesUsers(self._api), self._spec.namespace)
-
-    def _host_lost(self, mesh: str, host: str, why: str) -> None:
-        self.on_host_lost(mesh, host, why)
 
     async def end_job(self) -> None:
         """Asks for the deletion of everything that belongs to the job, this very pod included."""

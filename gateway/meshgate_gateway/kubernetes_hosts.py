@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import structlog
 
-from meshgate_gateway.hosts import Host, HostsUnavailable, OnLost
+from meshgate_gateway.hosts import Host, HostsUnavailable, OnBack, OnLost
 from meshgate_kubernetes import discovery
 from meshgate_kubernetes.api import Api
 from meshgate_kubernetes.gateway_pod import why_lost
@@ -31,18 +31,20 @@ READY_TIMEOUT = 600.0
 class KubernetesHosts:
     """A HostProvider whose hosts are pods."""
 
-    def __init__(self, api: Api, spec: JobSpec, on_lost: OnLost = lambda mesh, host, why: None) -> None:
-        """``on_lost(mesh, host, why)`` is called on the loop when a host that was handed out has ended."""
-        self._spec, self._on_lost = spec, on_lost
+    def __init__(self, api: Api, spec: JobSpec) -> None:
+        self._spec = spec
+        self._on_lost: OnLost = lambda mesh, host, why: None
+        self._on_back: OnBack = lambda mesh, rank, host: None
         self._loop = asyncio.get_running_loop()
-        self._handed_out: dict[str, dict[str, discovery.Host]] = {mesh.name: {} for mesh in spec.meshes}
+        # By rank, since they were asked for: None where one has ended and there is none in its place yet.
+        self._handed_out: dict[str, dict[int, discovery.Host | None]] = {mesh.name: {} for mesh in spec.meshes}
         self._waiting: set[asyncio.Event] = set()
         sources = [Source("Pod", mesh.selector) for mesh in spec.meshes]
         self._observer = Observer(api, spec.namespace, sources, on_change=self._changed)
         self._observer.open()
 
-    def watch(self, on_lost: OnLost) -> None:
-        self._on_lost = on_lost
+    def watch(self, on_lost: OnLost, on_back: OnBack) -> None:
+        self._on_lost, self._on_back = on_lost, on_back
 
     def meshes(self) -> Mapping[str, int]:
         return {mesh.name: mesh.replicas for mesh in self._spec.meshes}
@@ -57,13 +59,15 @@ class KubernetesHosts:
             raise HostsUnavailable(self._why_not_ready(asked)) from None
         finally:
             self._waiting.discard(changed)
-        self._handed_out[mesh] = {host.uid: host for host in found}
-        return tuple(Host(name=host.name, address=host.address) for host in found)
+        self._look()  # what those before have to be told comes before what is new
+        known = self._handed_out[mesh]
+        known.update({host.rank: host for host in found if host.rank not in known})
+        return tuple(_told(host) for host in found)
 
     def present(self, mesh: str) -> tuple[Host, ...]:
         asked = self._mesh(mesh)
         found = discovery.present_hosts(asked, self._pods(asked))
-        return tuple(Host(name=host.name, address=host.address) for host in found)
+        return tuple(_told(host) for host in found)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._observer.close)
@@ -101,12 +105,27 @@ class KubernetesHosts:
     def _look(self) -> None:
         for changed in self._waiting:
             changed.set()
-        pods = {pod["metadata"]["uid"]: pod for pod in self._observer.objects("Pod")}
-        for mesh, hosts in self._handed_out.items():
-            for host in [*hosts.values()]:
-                pod = pods.get(host.uid)
-                why = "was deleted" if pod is None else why_lost(pod, host.uid, host.container)
-                if why is not None:
-                    del hosts[host.uid]
-                    log.warning("a host is lost", mesh=mesh, host=host.name, reason=f"its pod {why}")
-                    self._on_lost(mesh, host.name, f"its pod {why}")
+        for mesh in self._spec.meshes:
+            pods = self._pods(mesh)
+            self._look_for_lost(mesh.name, {pod["metadata"]["uid"]: pod for pod in pods})
+            known = self._handed_out[mesh.name]
+            for rank, host in discovery.successors(mesh, known, pods).items():
+                known[rank] = host
+                log.info("a host is back", mesh=mesh.name, host=host.name, rank=rank)
+                self._on_back(mesh.name, rank, _told(host))
+
+    def _look_for_lost(self, mesh: str, pods: Mapping[str, Object]) -> None:
+        known = self._handed_out[mesh]
+        for rank, host in known.items():
+            if host is None:
+                continue
+            pod = pods.get(host.uid)
+            why = "was deleted" if pod is None else why_lost(pod, host.uid, host.container)
+            if why is not None:
+                known[rank] = None
+                log.warning("a host is lost", mesh=mesh, host=host.name, reason=f"its pod {why}")
+                self._on_lost(mesh, host.name, f"its pod {why}")
+
+
+def _told(host: discovery.Host) -> Host:
+    return Host(name=host.name, address=host.address, node=host.node, zone=host.zone)

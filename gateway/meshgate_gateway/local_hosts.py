@@ -19,7 +19,7 @@ from pathlib import Path
 
 import structlog
 
-from meshgate_gateway.hosts import Host, HostsUnavailable, OnLost
+from meshgate_gateway.hosts import Host, HostsUnavailable, OnBack, OnLost
 from meshgate_gateway.processes import Child, kill_session
 
 __all__ = ["LocalHosts"]
@@ -70,7 +70,7 @@ class LocalHosts:
     def present(self, mesh: str) -> tuple[Host, ...]:
         return tuple(host.host for host in self._meshes[mesh] if host.mark is not None and host.ended is None)
 
-    def watch(self, on_lost: OnLost) -> None:
+    def watch(self, on_lost: OnLost, on_back: OnBack) -> None:
         self._on_lost = on_lost
 
     async def close(self) -> None:

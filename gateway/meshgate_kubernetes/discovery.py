@@ -7,19 +7,24 @@ of a StatefulSet is ranked by its ordinal instead, and pods that have neither (a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshgate_kubernetes.spec import MeshSpec, Object
 
-__all__ = ["Host", "container_id", "is_ready", "present_hosts", "ranked", "ready_hosts"]
+__all__ = ["Host", "container_id", "is_ready", "present_hosts", "ranked", "ready_hosts", "successors"]
 
 _ORDINAL = re.compile(r"-(\d+)$")
+ZONE_LABEL = "topology.kubernetes.io/zone"
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A ready worker pod, and where Monarch reaches it."""
+    """A ready worker pod, and where Monarch reaches it.
+
+    ``zone`` is the pod's own label, which Kubernetes sets from 1.35 on, or whoever made the pod; "" where nobody has.
+    The node's label would need a right on all nodes of the cluster, which a job does not ask for.
+    """
 
     name: str
     rank: int
@@ -27,6 +32,8 @@ class Host:
     uid: str
     container: str
     """Which container of the pod: a restarted one is another host, at the same address."""
+    node: str = ""
+    zone: str = ""
 
 
 def ranked(mesh: MeshSpec, pods: Iterable[Object]) -> dict[int, Object]:
@@ -62,10 +69,26 @@ def present_hosts(mesh: MeshSpec, pods: Iterable[Object]) -> list[Host]:
             address=_address(pod["status"]["podIP"], _port(mesh, pod)),
             uid=pod["metadata"]["uid"],
             container=container_id(pod),
+            node=pod["spec"].get("nodeName") or "",
+            zone=(pod["metadata"].get("labels") or {}).get(ZONE_LABEL) or "",
         )
         for rank, pod in ranked(mesh, pods).items()
         if is_ready(pod)
     ]
+
+
+def successors(mesh: MeshSpec, known: Mapping[int, Host | None], pods: Iterable[Object]) -> dict[int, Host]:
+    """For ranks of ``known`` whose host has ended (None), the ready host that has taken its place, where there is one.
+
+    A pod with a rank of its own takes the place of that rank; pods that are ranked by name alone, any.
+    """
+    pods = list(pods)
+    vacant = sorted(rank for rank, host in known.items() if host is None)
+    taken = {(host.uid, host.container) for host in known.values() if host is not None}
+    new = [host for host in present_hosts(mesh, pods) if (host.uid, host.container) not in taken]
+    if any(_rank(mesh, pod) is None for pod in pods):
+        return dict(zip(vacant, new, strict=False))
+    return {host.rank: host for host in new if host.rank in vacant}
 
 
 def container_id(pod: Object) -> str:

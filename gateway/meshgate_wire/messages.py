@@ -18,7 +18,7 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-__all__ = ["Header", "dump_header", "load_header", "numbered", "stream_of"]
+__all__ = ["SYNC_STREAM", "Header", "dump_header", "load_header", "numbered", "stream_of"]
 
 Label: TypeAlias = Annotated[str, Field(max_length=256)]
 Path: TypeAlias = Annotated[str, Field(max_length=4096)]
@@ -241,6 +241,8 @@ class EndSession(_Model):
 class Host(_Model):
     name: Label  # the pod's name; for a local process its own, such as "workers-0"
     address: Annotated[str, Field(max_length=4096)] = ""
+    node: Label = ""  # of a pod: where it runs, and in which zone, as far as that is known
+    zone: Label = ""
 
 
 class HostsAttached(_Model):
@@ -432,6 +434,10 @@ def numbered(header: H, call: int) -> H:
     _set(new, "__pydantic_extra__", None)
     _set(new, "__pydantic_private__", None)
     return new
+
+
+SYNC_STREAM = 2**31 - 1
+"""The stream of all messages about code; no object's number gets there."""
 
 
 def stream_of(number: int) -> int:

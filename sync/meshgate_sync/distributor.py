@@ -23,7 +23,7 @@ from .tree import Directory
 from .upstream import Timing
 from .versions import Board, Standing
 
-__all__ = ["Distributor", "Laptop", "Progress"]
+__all__ = ["Distributor", "Laptop", "Progress", "Understood"]
 
 _REMEMBERED = 8
 INLINE = 2 * 1024 * 1024
@@ -32,13 +32,24 @@ INLINE = 2 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a version has come. ``left``: bytes of pieces and deltas that the gateway has sent, of all versions."""
+    """How far a version has come. ``hosts`` counts those in ``failed``, lost ones among them. ``left``: bytes of pieces
+    and deltas that the gateway has sent, of all versions."""
 
     root: bytes
     ready: frozenset[str]
     failed: Mapping[str, str]
     hosts: int
     left: int
+
+
+@dataclass(frozen=True, slots=True)
+class Understood:
+    """A version that can be published: what leads to it, also as it is sent, and what it is."""
+
+    delta: Delta
+    encoded: bytes
+    size: int
+    tree: Directory
 
 
 class Laptop(Protocol):
@@ -63,6 +74,7 @@ class Distributor:
         self._owner = owner
         self._runner = Runner(GATEWAY, self._store, secret=secret, owner=owner, gateway=self, timing=timing)
         self._hosts: dict[str, HostSlot] = {}
+        self._routes: dict[str, Routes] = {}
         self._offered: list[bytes] = []
         self._opened: set[bytes] = set()
         self._trees: dict[bytes, Directory] = {}
@@ -81,17 +93,32 @@ class Distributor:
     # --- hosts ------------------------------------------------------------------------------------------
 
     def add_hosts(self, hosts: Sequence[HostSlot]) -> dict[str, Routes]:
-        """Takes hosts in, or in again after a restart; returns the routes to configure each of them with. Those taken
-        in before keep theirs."""
+        """Takes hosts in, or in again after a restart; returns the routes to configure each of them with.
+
+        A host keeps its routes for good, also when it is started again: all that anyone asks were there before, so
+        that no two hosts ever wait for each other.
+        """
         for host in hosts:
             self._hosts[host.name] = host
-            self.board.gone(host.name)
-        routes = plan(list(self._hosts.values())).routes
-        return {host.name: routes[host.name] for host in hosts}
+            self.board.came(host.name)
+        if any(host.name not in self._routes for host in hosts):
+            routes = plan(list(self._hosts.values())).routes
+            self._routes.update({host.name: routes[host.name] for host in hosts if host.name not in self._routes})
+        return {host.name: self._routes[host.name] for host in hosts}
 
-    def remove_host(self, name: str) -> None:
+    def restart_host(self, name: str) -> None:
+        """The host's relay ended: it has nothing until it is added again, for which everyone waits."""
+        self.board.came(name)
+
+    def remove_host(self, name: str, why: str | None) -> None:
+        """The host is lost: whoever waits for it, and the laptop, are told why. None: it is not expected any more."""
         self._hosts.pop(name, None)
-        self.board.gone(name)
+        if why is None:
+            self.board.came(name)
+        else:
+            self.board.gone(name, why)
+        if self.current is not None:
+            self._tell_laptop(self.current)
 
     # --- versions ---------------------------------------------------------------------------------------
 
@@ -108,24 +135,56 @@ class Distributor:
         """Whether a delta against ``root`` can be understood, and ``root`` itself published without one."""
         return root in self._trees or self._store.records.tree(root) is not None
 
-    def publish(self, root: bytes, delta: bytes | None = None, pieces: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        """Brings version ``root`` to all hosts. ``delta`` leads to it from a version held here; without one, it is
-        held here itself. ``pieces`` came with it. Raises BaseUnknown, DeltaMismatch, MalformedMessage.
+    def understand(self, root: bytes, delta: bytes | None) -> Understood:
+        """What ``publish`` needs to know of version ``root``, to which ``delta`` leads from a version held here;
+        without one, it is held here itself. Raises BaseUnknown, DeltaMismatch, MalformedMessage.
+
+        Changes nothing and takes long for large trees: it may run in another thread, one at a time.
+        """
+        if delta is None:
+            tree = self._tree(root)
+            described = whole(tree)
+            return Understood(described, encode(described), brings(described), tree)
+        described = decode(delta)
+        if described.root != root:
+            raise MalformedMessage(f"a delta to {short(described.root)} in the offer of {short(root)}")
+        tree = patch(self._tree(described.base), described)
+        if described.base not in (NOTHING, *self._offered) and self._store.records.tree(described.base) is None:
+            described = whole(tree)  # what it was told against is remembered here, but no longer on the disk
+            delta = encode(described)
+        return Understood(described, delta, brings(described), tree)
+
+    def _tree(self, root: bytes) -> Directory:
+        tree = self._trees.get(root) or self._store.records.tree(root)
+        if tree is None:
+            raise BaseUnknown(root)
+        return tree
+
+    def publish(
+        self, root: bytes, delta: bytes | Understood | None = None, pieces: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        """Brings version ``root`` to all hosts. ``delta``: as ``understand`` takes it, or what that returned.
+        ``pieces`` came with it. Raises as ``understand``.
 
         The version before is given up on the hosts unless processes were started from it or someone waits for it.
         """
-        described = self._understand(root, delta)
+        understood = delta if isinstance(delta, Understood) else self.understand(root, delta)
+        self._trees.pop(root, None)
+        self._trees[root] = understood.tree
+        for old in list(self._trees)[:-_REMEMBERED]:
+            del self._trees[old]
         before = self.current
         if root == before and not self.board.standing(root).failed:
+            self._tell_laptop(root)
             return
         reusable = before is not None and before not in self._opened and not self.board.awaited(before)
         replaces = before if reusable and before is not None and before != root else NOTHING
-        size = brings(described)
+        size = understood.size
         inline = tuple(pieces) if size <= INLINE else ()
         retired = [old for old in self._offered if old != root and not self.board.awaited(old)]
         self._offered = [old for old in self._offered if old != root and old not in retired]
         self._offered.append(root)
-        offer = Offer(root, described.base, replaces, size > INLINE, delta or encode(described), inline)
+        offer = Offer(root, understood.delta.base, replaces, size > INLINE, understood.encoded, inline)
         self._runner.publish(offer, retired)
         if pieces and not inline:
             self._runner.supply(list(pieces))
@@ -133,28 +192,8 @@ class Distributor:
             self.board.forget(replaces)
         if root in self._opened:
             self._runner.hold(root)
-
-    def _understand(self, root: bytes, delta: bytes | None) -> Delta:
-        """What leads to ``root``, which is known from now on."""
-        if delta is None:
-            return self._describe(root)
-        described = decode(delta)
-        if described.root != root:
-            raise MalformedMessage(f"a delta to {short(described.root)} in the offer of {short(root)}")
-        base = self._trees.get(described.base) or self._store.records.tree(described.base)
-        if base is None:
-            raise BaseUnknown(described.base)
-        self._trees.pop(root, None)
-        self._trees[root] = patch(base, described)
-        for old in list(self._trees)[:-_REMEMBERED]:
-            del self._trees[old]
-        return described
-
-    def _describe(self, root: bytes) -> Delta:
-        tree = self._trees.get(root) or self._store.records.tree(root)
-        if tree is None:
-            raise BaseUnknown(root)
-        return whole(tree)
+        if self.board.missing:
+            self._tell_laptop(root)
 
     def supply(self, pieces: list[tuple[bytes, bytes]]) -> None:
         """Pieces that the laptop was asked for. Raises MalformedMessage when one is not what its digest says."""
@@ -179,8 +218,8 @@ class Distributor:
         if failed or root not in self._offered:
             for name in failed:
                 del standing.failed[name]
-            described = self._describe(root)
-            self._runner.publish(Offer(root, NOTHING, NOTHING, brings(described) > INLINE, encode(described)))
+            told = self.understand(root, None)
+            self._runner.publish(Offer(root, NOTHING, NOTHING, told.size > INLINE, told.encoded))
         if root not in self._offered:
             self._offered.insert(0, root)
 
@@ -194,6 +233,11 @@ class Distributor:
 
     def report(self, root: bytes, ready: tuple[str, ...], failed: tuple[tuple[str, str], ...]) -> None:
         self.board.note(root, [name for name in ready if name != GATEWAY], dict(failed))
+        self._tell_laptop(root)
+
+    def _tell_laptop(self, root: bytes) -> None:
         standing = self.board.standing(root)
         left = self._runner.relay.bytes_sent if self._runner.relay is not None else 0
-        self._laptop.progress(Progress(root, frozenset(standing.ready), dict(standing.failed), len(self._hosts), left))
+        failed = {**standing.failed, **self.board.missing}
+        hosts = len(self._hosts.keys() | failed.keys())
+        self._laptop.progress(Progress(root, frozenset(standing.ready), failed, hosts, left))

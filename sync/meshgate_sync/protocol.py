@@ -77,9 +77,12 @@ class SyncPieces(_Model):
 
 
 class SyncGone(_Model):
+    """``path`` is no longer what it is in ``root``. A newer version follows; or else ``why`` none does."""
+
     type: Literal["sync_gone"] = "sync_gone"
     root: Digest
     path: Annotated[str, Field(max_length=4096)] = ""
+    why: Annotated[str, Field(max_length=4096)] = ""
 
 
 class SyncStatus(_Model):

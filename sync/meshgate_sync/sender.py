@@ -74,6 +74,11 @@ class Sender:
             return Offered(root, tree.files, (self._count((SyncOffer(root=root.hex()), ())),))
         return Offered(root, len(delta.operations), self._described(tree, delta, data))
 
+    def forget(self, root: bytes) -> None:
+        """The version did not get through: it is offered again when it is met again."""
+        self._versions.pop(root, None)
+        self._places.pop(root, None)
+
     def _described(self, tree: Directory, delta: Delta, data: bytes) -> tuple[Message, ...]:
         pieces: list[tuple[bytes, bytes]] = []
         if brings(delta) <= INLINE:

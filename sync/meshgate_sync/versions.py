@@ -27,6 +27,7 @@ class Board:
     def __init__(self) -> None:
         self._standings: dict[bytes, Standing] = {}
         self._waiting: dict[bytes, list[asyncio.Future[None]]] = {}
+        self._gone: dict[str, str] = {}
 
     def standing(self, root: bytes) -> Standing:
         return self._standings.get(root) or Standing()
@@ -43,6 +44,9 @@ class Board:
         for name, reason in failed.items():
             standing.ready.discard(name)
             standing.failed[name] = reason
+        self._wake(root)
+
+    def _wake(self, root: bytes) -> None:
         for waiter in self._waiting.pop(root, []):
             if not waiter.done():
                 waiter.set_result(None)
@@ -51,8 +55,24 @@ class Board:
         """No host has this version any more."""
         self._standings.pop(root, None)
 
-    def gone(self, host: str) -> None:
-        """A host was lost or replaced: it has nothing."""
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """The hosts that are gone, and why."""
+        return self._gone
+
+    def gone(self, host: str, why: str) -> None:
+        """A host was lost: it has nothing, and whoever waits for it is told why."""
+        self._gone[host] = why
+        self._clear(host)
+        for root in list(self._waiting):
+            self._wake(root)
+
+    def came(self, host: str) -> None:
+        """A host is there, new or again: it has nothing yet."""
+        self._gone.pop(host, None)
+        self._clear(host)
+
+    def _clear(self, host: str) -> None:
         for standing in self._standings.values():
             standing.ready.discard(host)
             standing.failed.pop(host, None)
@@ -68,7 +88,8 @@ class Board:
             lacking = wanted - standing.ready
             if not lacking:
                 return
-            failed = {name: standing.failed[name] for name in sorted(lacking) if name in standing.failed}
+            why = {**standing.failed, **self._gone}
+            failed = {name: why[name] for name in sorted(lacking) if name in why}
             if failed:
                 raise HostsBehind(root.hex(), failed)
             waiter: asyncio.Future[None] = loop.create_future()

@@ -72,7 +72,7 @@ def test_one_who_gives_up_waiting_leaves_the_others_waiting() -> None:
 def test_what_is_forgotten_or_gone_is_not_ready() -> None:
     board = Board()
     board.note(ROOT, ["a", "b"], {})
-    board.gone("a")
+    board.gone("a", "its pod was deleted")
     assert board.standing(ROOT).ready == {"b"}
     board.note(ROOT, [], {"b": "lost it"})
     assert board.standing(ROOT).ready == set()

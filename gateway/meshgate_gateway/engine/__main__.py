@@ -30,6 +30,7 @@ from meshgate_gateway.handoff import (
     Disconnected,
     End,
     Ended,
+    HostBack,
     HostLost,
     HostsReply,
     HostsRequest,
@@ -53,6 +54,7 @@ class Process:
         self._binding = Binding(f"tcp://{host}:0" if host else None, self._on_fault)
         self._engine = Engine(Session(Role.GATEWAY), self._binding, self._find_hosts, self._on_link, host)
         self._hosts: dict[str, asyncio.Future[Sequence[Host]]] = {}
+        self._told: dict[str, list[Host]] = {}
 
     def _on_fault(self, fault: Fault) -> None:
         self._loop.call_soon_threadsafe(self._engine.fault, fault)
@@ -105,17 +107,24 @@ class Process:
                 self._take_hosts(message)
             elif isinstance(message, HostLost):
                 self._engine.meshes.host_lost(message.host, message.reason)
+            elif isinstance(message, HostBack):
+                self._engine.meshes.host_back(message.mesh, message.rank, message.host)
             elif isinstance(message, Assign):
                 log.debug("session %s", message.session)
 
     def _take_hosts(self, reply: HostsReply) -> None:
+        told = self._told.setdefault(reply.mesh, [])
+        told += reply.hosts
+        if reply.more:
+            return
+        del self._told[reply.mesh]
         asked = self._hosts.get(reply.mesh)
         if asked is None or asked.done():
             return
         if reply.error:
             asked.set_exception(invalid(reply.error))
         else:
-            asked.set_result(tuple(reply.hosts))
+            asked.set_result(tuple(told))
 
 
 async def serve(control_fd: int, host: str | None) -> str:

@@ -7,23 +7,21 @@ own that Monarch spawns there, and the relays hand on what they get (``meshgate_
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from meshgate_gateway.engine import on_worker
 from meshgate_gateway.engine.calls import Pending
-from meshgate_gateway.engine.library import OF_HOSTS, OF_PROCESSES, library
+from meshgate_gateway.engine.library import OF_PROCESSES, library
 from meshgate_gateway.engine.objects import Actors, Hosts, Procs, RequestFailed, extent_of, invalid, ranks_of
+from meshgate_gateway.engine.relays import Relays
 from meshgate_sync.compress import unsqueeze
-from meshgate_sync.distributor import Distributor, Progress
+from meshgate_sync.distributor import Distributor, Progress, Understood
 from meshgate_sync.errors import BaseUnknown, HostsBehind, SyncError
 from meshgate_sync.home import default_home
-from meshgate_sync.plan import GATEWAY, HostSlot
 from meshgate_sync.protocol import (
     SyncGone,
     SyncNeed,
@@ -35,19 +33,33 @@ from meshgate_sync.protocol import (
     unpack,
 )
 from meshgate_wire import Fragments
-from meshgate_wire.messages import Failure, Reload, Sync, stream_of
+from meshgate_wire.messages import SYNC_STREAM, Failure, Reload, Sync, stream_of
 
 if TYPE_CHECKING:
     from meshgate_gateway.engine.engine import Engine, Handler
 
 log = logging.getLogger(__name__)
 
-STREAM = 2**31 - 1
 OFFER_TIMEOUT = 120.0  # seconds that a version which a spawn names may take to be offered
 CODE_TIMEOUT = 600.0  # seconds that hosts may take to get it
 _FROM_LAPTOP: TypeAdapter[SyncOffer | SyncPieces | SyncGone] = TypeAdapter(
     Annotated[SyncOffer | SyncPieces | SyncGone, Field(discriminator="type")]
 )
+
+
+class _Version:
+    """A version that was offered, or that a spawn has named; ``superseded``: by which."""
+
+    def __init__(self) -> None:
+        self.offered = asyncio.Event()
+        self.refused = ""
+        self.gone = False
+        self.superseded: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def supersede(self, root: bytes) -> None:
+        self.gone = False
+        if not self.superseded.done():
+            self.superseded.set_result(root)
 
 
 class Code:
@@ -58,11 +70,9 @@ class Code:
         self._secret = secrets.token_bytes(32)
         self._owner = secrets.token_hex(8)
         self._distributor: Distributor | None = None
+        self._relays: Relays | None = None
         self._starting: asyncio.Task[Distributor] | None = None
-        self._offered: dict[bytes, asyncio.Event] = {}
-        self._relays: dict[str, asyncio.Task[None]] = {}  # by mesh of hosts
-        self._addresses: dict[str, tuple[str, int]] = {}
-        self._spawned: list[Any] = []
+        self._versions: dict[bytes, _Version] = {}
         self._reloaders: dict[int, Actors] = {}
 
     def handlers(self) -> dict[type, Handler]:
@@ -75,26 +85,57 @@ class Code:
             message = _FROM_LAPTOP.validate_json(header.body)
         except ValidationError as error:
             raise invalid(f"a sync message that is none: {error}") from None
-        distributor = await self._started()
-        if isinstance(message, SyncOffer):
-            self._offer(distributor, message, buffers)
-        elif isinstance(message, SyncPieces):
-            distributor.supply(unpack(unsqueeze(buffers[0].join(), message.size)))
-
-    def _offer(self, distributor: Distributor, offer: SyncOffer, buffers: Sequence[Fragments]) -> None:
-        root = bytes.fromhex(offer.root)
-        delta = unsqueeze(buffers[0].join(), offer.delta_size) if offer.delta_size else None
-        pieces = unpack(unsqueeze(buffers[1].join(), offer.pack_size)) if offer.pack_size else ()
         try:
-            distributor.publish(root, delta, pieces)
+            distributor = await self._started()
+            if isinstance(message, SyncOffer):
+                await self._offer(distributor, message, buffers)
+            elif isinstance(message, SyncPieces):
+                distributor.supply(await asyncio.to_thread(_unpacked, buffers[0], message.size))
+            else:
+                self._gone(distributor, message)
+        except Exception as error:  # noqa: BLE001 - the laptop is told whatever it is
+            log.warning("version %s is refused: %s", message.root[:12], error)
+            self._refuse(message.root, f"{error or type(error).__name__}")
+
+    async def _offer(self, distributor: Distributor, offer: SyncOffer, buffers: Sequence[Fragments]) -> None:
+        """Large ones take a while to be understood, in a thread, while calls go on; those that follow wait."""
+        root = bytes.fromhex(offer.root)
+        try:
+            understood, pieces = await asyncio.to_thread(_understood, distributor, offer, buffers)
         except BaseUnknown:
             held = tuple(version.hex() for version in distributor.held())
             self._tell(SyncNeed(root=offer.root, held=held[:64]))
             return
-        self._offered.setdefault(root, asyncio.Event()).set()
+        distributor.publish(root, understood, pieces)
+        if self._version(root).superseded.done() or self._version(root).refused:
+            del self._versions[root]  # it is offered anew
+        self._version(root).offered.set()
+        for other, version in self._versions.items():
+            if version.gone and other != root:
+                version.supersede(root)
+
+    def _gone(self, distributor: Distributor, message: SyncGone) -> None:
+        """Files of a version changed before they could be sent: who waits for it waits for the one after it."""
+        if message.why:
+            self._refuse(message.root, message.why)
+            return
+        root = bytes.fromhex(message.root)
+        version = self._version(root)
+        version.gone = True
+        if distributor.current not in (None, root):
+            version.supersede(distributor.current)
+
+    def _refuse(self, root: str, reason: str) -> None:
+        version = self._version(bytes.fromhex(root))
+        version.refused = f"version {root[:12]} of the code: the gateway could not take it: {reason}"
+        version.offered.set()
+        self._tell(SyncStatus(root=root, ready=0, hosts=0, failed={"the gateway": reason[:4096]}))
+
+    def _version(self, root: bytes) -> _Version:
+        return self._versions.setdefault(root, _Version())
 
     def _tell(self, message: SyncNeed | SyncWants | SyncStatus, buffers: Sequence[bytes] = ()) -> None:
-        self._engine.send(Sync(body=message.model_dump_json()), buffers, stream=STREAM)
+        self._engine.send(Sync(body=message.model_dump_json()), buffers, stream=SYNC_STREAM)
 
     def ask(self, root: bytes, digests: tuple[bytes, ...]) -> None:
         """``Laptop.ask`` of the distributor."""
@@ -111,68 +152,68 @@ class Code:
         )
         self._tell(status)
 
-    async def need(self, version: str, hosts: Sequence[str]) -> None:
-        """Waits until processes can be started from ``version`` on ``hosts``. Raises RequestFailed, kind stale_code."""
+    async def need(self, version: str, hosts: Sequence[str]) -> str:
+        """Waits until processes can be started on ``hosts`` from ``version``, or, where its files changed before they
+        could be sent, from the one after it; returns which. Raises RequestFailed, kind stale_code."""
+        wanted = sorted({name for name in hosts if name})
         root = bytes.fromhex(version)
-        offered = self._offered.setdefault(root, asyncio.Event())
         try:
-            await asyncio.wait_for(offered.wait(), OFFER_TIMEOUT)
-            distributor = await self._started()
-            for relays in list(self._relays.values()):
-                await asyncio.shield(relays)
-            await distributor.wait(root, hosts, CODE_TIMEOUT)
+            while True:
+                found = self._version(root)
+                await asyncio.wait_for(found.offered.wait(), OFFER_TIMEOUT)
+                if found.refused:
+                    raise _stale(found.refused)
+                distributor = await self._started()
+                assert self._relays is not None
+                await self._relays.ready(wanted, root.hex())
+                if await _before(found.superseded, distributor.wait(root, wanted, CODE_TIMEOUT)):
+                    return root.hex()
+                root = found.superseded.result()
         except asyncio.TimeoutError:
             raise _stale(f"version {version[:12]} was not offered within {OFFER_TIMEOUT:.0f} s") from None
         except HostsBehind as error:
-            raise _stale(str(error)) from error
-        except SyncError as error:
+            raise _stale(str(error), error.hosts) from error
+        except (SyncError, OSError) as error:
             raise _stale(f"version {version[:12]} of the code: {error}") from error
 
     # --- relays -----------------------------------------------------------------------------------------
 
     async def _started(self) -> Distributor:
-        if self._starting is None:
+        if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
             self._starting = self._engine.loop.create_task(self._start())
         return await asyncio.shield(self._starting)
 
     async def _start(self) -> Distributor:
         distributor = Distributor(default_home(), secret=self._secret, owner=self._owner, laptop=self)
-        self._addresses[GATEWAY] = await distributor.start(self._host or "127.0.0.1")
+        try:
+            gateway = await distributor.start(self._host or "127.0.0.1")
+        except BaseException:
+            await distributor.close()
+            raise
         self._distributor = distributor
+        self._relays = Relays(self._engine, distributor, gateway, secret=self._secret, owner=self._owner)
         for known in self._engine.objects.each():
             if isinstance(known, Hosts):
-                self.hosts_attached(known)
+                self._relays.give(known)
         return distributor
 
     def hosts_attached(self, hosts: Hosts) -> None:
         """Gives the hosts relays, if there is code to be synced."""
-        if self._distributor is not None and hosts.name not in self._relays:
-            self._relays[hosts.name] = self._engine.start(self._start_relays(self._distributor, hosts))
+        if self._relays is not None:
+            self._relays.give(hosts)
 
-    async def _start_relays(self, distributor: Distributor, hosts: Hosts) -> None:
-        from meshgate_gateway.engine.code_on_worker import HostCode  # noqa: PLC0415 - it imports Monarch
+    def host_lost(self, name: str, why: str) -> None:
+        if self._relays is not None:
+            self._relays.host_lost(name, why)
 
-        binding = self._engine.binding
-        streams = self._engine.streams
-        begin = functools.partial(on_worker.begin, streams.address, streams.secret, 0, None, None)
-        procs = binding.spawn_procs(hosts.mesh, {}, "meshgate_code", begin)
-        self._spawned.append(procs)
-        relays = binding.spawn_own(procs, "relay", HostCode, "sync", library(OF_HOSTS))
-        count = len(hosts.names)
-        bind = "0.0.0.0" if self._host else "127.0.0.1"
-        told = [_ip_of(address) if self._host else "" for address in hosts.addresses]
-        try:
-            started = await binding.ask_own(
-                relays, count, "start", list(hosts.names), self._secret, self._owner, bind, told
-            )
-            for name, address in zip(hosts.names, started, strict=True):
-                self._addresses[name] = (address[0], address[1])
-            routes = distributor.add_hosts([HostSlot(name) for name in hosts.names])
-            plain = {name: (route.control, route.stripes) for name, route in routes.items()}
-            await binding.ask_own(relays, count, "configure", plain, dict(self._addresses))
-        except Exception as error:
-            log.warning("hosts of %s got no relay: %s", hosts.name, error)
-            raise _stale(f"the hosts of {hosts.name!r} could not be given a relay for code: {error}") from error
+    def host_left(self, name: str) -> None:
+        """The host was lost, and another has its place: nobody waits for it any more."""
+        if self._relays is not None:
+            self._relays.host_left(name)
+
+    def process_ended(self, number: int, rank: int) -> bool:
+        """A process's connection closed; whether it was a relay's."""
+        return self._relays is not None and self._relays.process_ended(number, rank)
 
     # --- processes --------------------------------------------------------------------------------------
 
@@ -182,22 +223,27 @@ class Code:
 
     async def bring(self, number: int, procs: Procs, version: str, paths: Sequence[str]) -> None:
         """Brings running processes to ``version`` before actors are spawned in them. Raises RequestFailed."""
-        reloader = await self._reloader(number, procs, version)
+        reloader, version = await self._reloader(number, procs, version)
+        count = extent_of(procs.region)
+        reloading = self._engine.binding.ask_own(reloader.inner, count, "reload", version, list(paths))
+        behind = f"the processes of {procs.name!r} could not be brought to the newest code"
         try:
-            await self._engine.binding.ask_own(reloader.inner, extent_of(procs.region), "reload", version, list(paths))
+            done = await _before(procs.broken, reloading)
         except Exception as error:
-            raise _stale(f"the processes of {procs.name!r} could not be brought to the newest code: {error}") from error
+            raise _stale(f"{behind}: {error}") from error
+        if not done:
+            raise _stale(f"{behind}: {procs.broken.result()}")
         procs.version = version
 
-    async def _reloader(self, number: int, procs: Procs, version: str) -> Actors:
-        """The actors that reload these processes, whose hosts have ``version`` by now."""
+    async def _reloader(self, number: int, procs: Procs, version: str) -> tuple[Actors, str]:
+        """The actors that reload these processes, and the version that their hosts have by now."""
         from meshgate_gateway.engine.code_on_worker import ProcessCode  # noqa: PLC0415 - it imports Monarch
 
         if procs.version is None:
             raise invalid(f"the processes of {procs.name!r} were spawned before sync(): spawn them again")
         if procs.dead:
             raise invalid(f"ranks {sorted(procs.dead)} of {procs.name!r} are dead: spawn the processes again")
-        await self.need(version, sorted(set(procs.host_names)))
+        version = await self.need(version, procs.host_names)
         reloader = self._reloaders.get(number)
         if reloader is None:
             inner = self._engine.binding.spawn_own(
@@ -205,7 +251,14 @@ class Code:
             )
             reloader = Actors(inner, procs.name, "ProcessCode", (), procs.region, procs)
             self._reloaders[number] = reloader
-        return reloader
+        return reloader, version
+
+    def process_died(self, number: int, rank: int, why: str) -> None:
+        """Ends a reload that waits for a process which is gone."""
+        reloader = self._reloaders.get(number)
+        if reloader is not None:
+            reloader.dead[rank] = why
+            self._engine.fail_calls(reloader)
 
     async def _reload(self, header: Reload, buffers: Sequence[Fragments]) -> None:
         self._engine.start(self._engine.guarded(header, self._reload_now(header)))
@@ -217,27 +270,44 @@ class Code:
         procs = await self._engine.objects.when(number)
         if not isinstance(procs, Procs):
             raise invalid(f"object {number} is not a proc mesh")
-        reloader = await self._reloader(number, procs, header.version)
+        reloader, version = await self._reloader(number, procs, header.version)
         pending = Pending(header.call, "call", procs.name, "reload", ranks_of(procs.region), HostsOf(reloader))
-        arguments = self._engine.binding.own_arguments(header.version, list(header.paths))
+        arguments = self._engine.binding.own_arguments(version, list(header.paths))
         self._engine.start_call(pending, reloader, reloader.inner, arguments, stream_of(number))
-        procs.version = header.version
+        procs.version = version
 
     async def close(self) -> None:
         """Ends the relays with their processes, and the gateway's own."""
-        await asyncio.gather(
-            *(self._engine.binding.stop_procs(procs, "the session ended") for procs in self._spawned),
-            return_exceptions=True,
-        )
+        if self._relays is not None:
+            await self._relays.close()
         if self._distributor is not None:
             await self._distributor.close()
 
 
-def _stale(message: str) -> RequestFailed:
-    return RequestFailed(Failure(kind="stale_code", message=message))
+def _understood(
+    distributor: Distributor, offer: SyncOffer, buffers: Sequence[Fragments]
+) -> tuple[Understood, list[tuple[bytes, bytes]]]:
+    delta = unsqueeze(buffers[0].join(), offer.delta_size) if offer.delta_size else None
+    pieces = _unpacked(buffers[1], offer.pack_size) if offer.pack_size else []
+    return distributor.understand(bytes.fromhex(offer.root), delta), pieces
 
 
-def _ip_of(address: str) -> str:
-    """The host part of ``tcp://10.0.0.3:26600`` or ``tcp://10.0.0.3:26600@tcp://0.0.0.0:26600``."""
-    dialled = address.partition("tcp://")[2].partition("@")[0]
-    return dialled.rpartition(":")[0].strip("[]")
+async def _before(other: asyncio.Future[Any], work: Coroutine[Any, Any, Any]) -> bool:
+    """Whether ``work`` is done before ``other`` is, and else ends it. Raises what it raises."""
+    task = asyncio.ensure_future(work)
+    either: tuple[asyncio.Future[Any], ...] = (task, other)
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        return task.done()
+    finally:
+        task.cancel()
+
+
+def _unpacked(packed: Fragments, size: int) -> list[tuple[bytes, bytes]]:
+    return unpack(unsqueeze(packed.join(), size))
+
+
+def _stale(message: str, hosts: Iterable[str] = ()) -> RequestFailed:
+    return RequestFailed(Failure(kind="stale_code", message=message, hosts=dict(enumerate(hosts))))

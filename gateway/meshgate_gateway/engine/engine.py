@@ -350,7 +350,8 @@ class Engine:
                 self.send(Output(lines=part))
 
     def _process_ended(self, mesh: int, rank: int, pid: int) -> None:
-        self.meshes.process_ended(mesh, rank, pid)
+        if not self.code.process_ended(mesh, rank):
+            self.meshes.process_ended(mesh, rank, pid)
 
     def fault(self, fault: Fault) -> None:
         self.meshes.fault(fault)

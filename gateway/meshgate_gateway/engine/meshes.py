@@ -38,6 +38,7 @@ from meshgate_wire.messages import (
     AttachHosts,
     Done,
     Failure,
+    Host,
     HostsAttached,
     Initialized,
     MeshRef,
@@ -56,6 +57,7 @@ log = logging.getLogger(__name__)
 
 STOP_TIMEOUT = 5.0
 STOP_WITHOUT_HOST = 1.0
+BACK = "it is back, and can be used when no host of its mesh is missing"  # for Monarch attaches to all or none
 REASON_TIMEOUT = 1.5  # seconds that Monarch has to say why a process whose connection closed is gone
 
 
@@ -94,15 +96,16 @@ class Meshes:
         names = tuple(hosts.names[rank] for rank in ranks_of(of))
         if lost := _lost_among(hosts, names):
             raise RequestFailed(_failed_spawn(header, lost))
-        if header.version is not None:
-            await engine.code.need(header.version, sorted(set(names)))
+        version = header.version
+        if version is not None:
+            version = await engine.code.need(version, names)
         bootstrap: Any = Forward(buffers[0].fragments) if buffers else None
-        code = engine.code.code_of(header.version, header.paths)
+        code = engine.code.code_of(version, header.paths)
         begin = functools.partial(
             on_worker.begin, engine.streams.address, engine.streams.secret, header.object, code, bootstrap
         )
         spawned = engine.binding.spawn_procs(mesh, header.per_host, header.name, begin)
-        procs = Procs(spawned, header.name, region, names, hosts, header.version)
+        procs = Procs(spawned, header.name, region, names, hosts, version)
         engine.objects.add(header.object, procs)
         procs.up = engine.start(self._procs_up(header, hosts, procs))
 
@@ -114,6 +117,7 @@ class Meshes:
             if isinstance(error, asyncio.CancelledError) and not lost:
                 raise
             self._engine.object_failed(header.object, _failed_spawn(header, lost or told(error)))
+            self._engine.streams.drop(header.object)  # those that did come up are nobody's
 
     async def _spawn_actors(self, header: SpawnActors, buffers: Sequence[Fragments]) -> None:
         engine = self._engine
@@ -166,9 +170,9 @@ class Meshes:
         elif header.region is None:
             raise invalid("a mesh that arrived from a worker came without its region")
         elif header.kind == "hosts":
-            unnamed = ("",) * (max(ranks_of(header.region), default=0) + 1)
+            unnamed = (Host(name=""),) * (max(ranks_of(header.region), default=0) + 1)
             mesh = engine.binding.adopt_hosts(reference, header.region)
-            made = Hosts(mesh, header.name, unnamed, unnamed, header.region)
+            made = Hosts(mesh, header.name, unnamed, header.region)
         elif header.kind == "procs":
             hosts = (await self._mesh(header.parent, Hosts))[1] if header.parent is not None else None
             root = header.root or header.region
@@ -190,11 +194,19 @@ class Meshes:
         found = await self._engine.objects.when(ref.object)
         if not isinstance(found, kind):
             raise invalid(f"object {ref.object} is not a {kind.__name__.lower()} mesh")
+        mesh = self.mesh_of(found) if isinstance(found, Hosts) else found.mesh
         if ref.region is None or ref.region == found.region:
-            return found, found.mesh
+            return found, mesh
         ranks_within(ref.region, found.region, found.name)
-        mesh = found.mesh
         return found, cached(found.parts, ref.region, lambda region: self._engine.binding.part(mesh, region))
+
+    def mesh_of(self, hosts: Hosts) -> Any:
+        """Monarch's mesh of these hosts, as they are now."""
+        if hosts.moved:
+            hosts.mesh = self._engine.binding.attach(hosts.name, hosts.addresses)
+            hosts.moved = False
+            hosts.parts.clear()
+        return hosts.mesh
 
     async def arguments(self, arguments: Sequence[Argument]) -> list[Any]:
         """Monarch's own objects for what a pickled argument refers to."""
@@ -218,7 +230,8 @@ class Meshes:
         return engine.binding.actors_argument(actors.class_data, actors.name, inner, region, actors.procs_part)
 
     def describe(self, mesh: int, rank: int) -> Source:
-        known = self._engine.objects.now(mesh)
+        """Who the process is, for people; nameless where its mesh is not there, or failed."""
+        known = self._engine.objects.known(mesh)
         if not isinstance(known, Procs):
             return Source("", "")
         names = [
@@ -248,6 +261,25 @@ class Meshes:
         for known in self._engine.objects.each():
             if isinstance(known, Procs) and known.up is not None and host in known.host_names:
                 known.up.cancel()  # where it still waits: Monarch would give up half a minute later
+        self._engine.code.host_lost(host, reason)
+
+    def host_back(self, mesh: str, rank: int, host: Host) -> None:
+        """There is a host again in the place of one that was lost."""
+        for number, known in self._engine.objects.items():
+            if not (isinstance(known, Hosts) and known.name == mesh and rank < len(known.hosts)):
+                continue
+            before = known.hosts[rank]
+            known.hosts = (*known.hosts[:rank], host, *known.hosts[rank + 1 :])
+            self._lost_hosts.pop(before.name, None)
+            known.lost.pop(before.name, None)
+            known.lost[host.name] = BACK
+            if host.name != before.name:
+                self._engine.code.host_left(before.name)
+            if all(why == BACK for why in known.lost.values()):
+                known.lost.clear()
+                known.moved = True
+                self._engine.code.hosts_attached(known)
+                self._engine.send(HostsAttached(object=number, hosts=known.hosts))
 
     def _why(self, report: str, hosts: Iterable[str]) -> str:
         reasons = [f"{host}: {self._lost_hosts[host]}" for host in dict.fromkeys(hosts) if host in self._lost_hosts]
@@ -255,10 +287,11 @@ class Meshes:
 
     def process_ended(self, mesh: int, rank: int, pid: int) -> None:
         """A process's connection closed: if its mesh is not being stopped, it died."""
-        procs = self._engine.objects.now(mesh)
+        procs = self._engine.objects.known(mesh)
         if isinstance(procs, Procs) and not procs.stopping and rank not in procs.dead:
             report = f"process {pid} of rank {rank} on {procs.host_of(rank) or 'its host'} ended"
-            procs.dead[rank] = report
+            procs.died(rank, report)
+            self._engine.code.process_died(mesh, rank, report)
             asyncio.get_running_loop().call_later(REASON_TIMEOUT, self._ended_silently, mesh, procs, rank)
 
     def _ended_silently(self, mesh: int, procs: Procs, rank: int) -> None:

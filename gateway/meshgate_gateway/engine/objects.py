@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from meshgate_wire.messages import MAX_DIMENSIONS, Failure, Host, MeshRef, Region
+from meshgate_wire.messages import MAX_DIMENSIONS, Failure, Host, Region
 
 SLICES_KEPT = 512
 MAX_RANKS = 2**18  # of one mesh: a request that names more is refused before anything is made of it
@@ -65,15 +65,23 @@ def extent_of(region: Region) -> int:
 
 @dataclass(slots=True)
 class Hosts:
-    """Attached hosts. ``names`` are in base rank order."""
+    """Attached hosts, in base rank order; of a mesh that an endpoint returned they are not known."""
 
     mesh: Any
     name: str
-    names: tuple[str, ...]
-    addresses: tuple[str, ...]
+    hosts: tuple[Host, ...]
     region: Region
     lost: dict[str, str] = field(default_factory=dict)  # name to why, of hosts that have ended
+    moved: bool = False  # some have come back: ``mesh`` does not reach them
     parts: dict[Region, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(host.name for host in self.hosts)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(host.address for host in self.hosts)
 
 
 @dataclass(slots=True)
@@ -90,7 +98,14 @@ class Procs:
     up: asyncio.Future[None] | None = None
     alive: dict[int, int] = field(default_factory=dict)  # base rank to pid
     dead: dict[int, str] = field(default_factory=dict)  # base rank to why
+    broken: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     parts: dict[Region, Any] = field(default_factory=dict)
+
+    def died(self, rank: int, why: str) -> None:
+        """``broken`` tells the first one's reason to who waits for all of them."""
+        self.dead[rank] = why
+        if not self.broken.done():
+            self.broken.set_result(why)
 
     def host_of(self, rank: int) -> str:
         each = extent_of(self.region) // len(self.host_names) if self.host_names else 0
@@ -155,6 +170,11 @@ class Objects:
             raise RequestFailed(_as_step(known))
         return known
 
+    def known(self, number: int) -> Object | None:
+        """The object if it is there and has not failed."""
+        known = self._known.get(number)
+        return None if isinstance(known, Failure) else known
+
     async def when(self, number: int) -> Object:
         known = self.now(number)
         while known is None:
@@ -206,18 +226,13 @@ def cached(parts: dict[Region, Any], region: Region, make: Any) -> Any:
     return part
 
 
-def whole(region: Region, part: MeshRef) -> bool:
-    return part.region is None or part.region == region
-
-
 def hosts_region(count: int) -> Region:
     return Region(labels=("hosts",), offset=0, sizes=(count,), strides=(1,))
 
 
 def attached(mesh: Any, name: str, hosts: Sequence[Host]) -> Hosts:
     """The object of hosts that ``mesh`` is attached to."""
-    names, addresses = tuple(host.name for host in hosts), tuple(host.address for host in hosts)
-    return Hosts(mesh, name, names, addresses, hosts_region(len(hosts)))
+    return Hosts(mesh, name, tuple(hosts), hosts_region(len(hosts)))
 
 
 def procs_region(hosts: Region, per_host: dict[str, int]) -> Region:

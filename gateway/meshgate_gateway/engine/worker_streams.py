@@ -67,6 +67,8 @@ class WorkerStreams:
         self._batch: list[Printed] = []
         self._telling: asyncio.TimerHandle | None = None
         self._readers: set[asyncio.Task[None]] = set()
+        self._connected: dict[int, set[asyncio.StreamWriter]] = {}
+        self._dropped: set[int] = set()
         self._flowing = asyncio.Event()
         self._flowing.set()
 
@@ -88,6 +90,12 @@ class WorkerStreams:
         else:
             self._flowing.clear()
 
+    def drop(self, mesh: int) -> None:
+        """Ends the processes of a mesh, also those that are still coming up: each ends itself with its connection."""
+        self._dropped.add(mesh)
+        for writer in self._connected.get(mesh, ()):
+            writer.close()
+
     async def close(self) -> None:
         """Stops listening and drops every process still connected, which ends it."""
         if self._server is not None:
@@ -107,12 +115,22 @@ class WorkerStreams:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             hello = await self._hello(reader)
-            if hello is not None:
-                await self._read(hello, reader)
+            if hello is not None and hello.mesh not in self._dropped:
+                await self._read_as(hello, reader, writer)
         except (ConnectionError, asyncio.TimeoutError) as error:
             log.debug("a worker's connection broke: %s", error)
         finally:
             writer.close()
+
+    async def _read_as(self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected = self._connected.setdefault(hello.mesh, set())
+        connected.add(writer)
+        try:
+            await self._read(hello, reader)
+        finally:
+            connected.discard(writer)
+            if not connected:
+                self._connected.pop(hello.mesh, None)
 
     async def _hello(self, reader: asyncio.StreamReader) -> Hello | None:
         line = await asyncio.wait_for(reader.readline(), HELLO_TIMEOUT)

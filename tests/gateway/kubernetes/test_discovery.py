@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshgate_kubernetes.discovery import present_hosts, ranked, ready_hosts
+from meshgate_kubernetes.discovery import ZONE_LABEL, Host, present_hosts, ranked, ready_hosts, successors
 from tests.gateway.kubernetes.objects import found_mesh, mesh, pod
 
 
@@ -49,3 +49,37 @@ def test_the_port_is_the_pods_own_where_it_says_one() -> None:
     assert host.address == "tcp://10.0.0.1:7000"
     (host,) = present_hosts(mesh(), [pod(podIP="fd00::1")])
     assert host.address == "tcp://[fd00::1]:26600"
+
+
+def the_host(of: object) -> Host:
+    (host,) = present_hosts(mesh(), [of])  # type: ignore[list-item]
+    return host
+
+
+def test_a_host_says_its_node_and_the_zone_that_its_pod_is_labelled_with() -> None:
+    known = pod("trainer-workers-0")
+    assert (the_host(known).node, the_host(known).zone) == ("", "")
+    known["spec"]["nodeName"] = "node-7"
+    known["metadata"]["labels"][ZONE_LABEL] = "zone-b"
+    assert (the_host(known).node, the_host(known).zone) == ("node-7", "zone-b")
+
+
+def test_a_pod_made_anew_takes_the_place_of_the_one_that_ended() -> None:
+    first, second = pod("trainer-workers-0"), pod("trainer-workers-1")
+    second["metadata"]["uid"] = "another"
+    known = {0: the_host(first), 1: None}
+    assert successors(mesh(), known, [first]) == {}
+    assert {rank: host.uid for rank, host in successors(mesh(), known, [first, second]).items()} == {1: "another"}
+    assert successors(mesh(), {0: the_host(first)}, [first, second]) == {}  # nobody asked for rank 1
+
+
+def test_a_container_started_again_takes_its_own_place() -> None:
+    again = pod("trainer-workers-0", containerStatuses=[{"containerID": "second"}])
+    assert list(successors(mesh(), {0: None}, [again])) == [0]
+
+
+def test_pods_without_ranks_of_their_own_take_any_place() -> None:
+    stayed, new = pod("deployment-b2", owner="ReplicaSet"), pod("deployment-a1", owner="ReplicaSet")
+    (known,) = present_hosts(found_mesh(), [stayed])
+    found = successors(found_mesh(), {0: known, 1: None}, [stayed, new])
+    assert {rank: host.name for rank, host in found.items()} == {1: "deployment-a1"}

@@ -1,0 +1,158 @@
+"""Code gets where it is needed although relays die, hosts end, and files change while they are read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshgate import Actor, MeshgateError, ProcessJob, StaleCodeError, endpoint
+from meshgate.jobs.code import sync_of
+from meshgate_sync.sender import Sender
+
+
+class Reader(Actor):
+    """Reads what is on the host's disk beside it."""
+
+    @endpoint
+    def read(self, name: str) -> str:
+        import sys
+        from pathlib import Path
+
+        return next(Path(place, name).read_text() for place in sys.path if Path(place, name).is_file())
+
+    @endpoint
+    def end_siblings(self) -> int:
+        """Kills the other processes of this host: its relay."""
+        import os
+        import signal
+        from pathlib import Path
+
+        siblings = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            pid, _, rest = stat.read_text().partition(" ")
+            if rest.rpartition(")")[2].split()[1] == str(os.getppid()) and int(pid) != os.getpid():
+                siblings.append(int(pid))
+        for pid in siblings:
+            os.kill(pid, signal.SIGKILL)
+        return len(siblings)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "note").write_text("one")
+    monkeypatch.chdir(project)
+    monkeypatch.syspath_prepend(str(project))
+    return project
+
+
+@pytest.fixture
+def job(project: Path) -> Iterator[ProcessJob]:
+    with ProcessJob({"workers": 2}) as job:
+        job.state()
+        yield job
+
+
+def notes(hosts: Any, name: str = "note") -> list[str]:
+    return list(hosts.spawn_procs().spawn("reader", Reader).read.call(name).get(timeout=60).values())
+
+
+def test_a_host_whose_relay_died_gets_another_and_the_newest_version(job: Any, project: Path) -> None:
+    hosts = job.state().workers
+    job.sync(quiet=True)
+    reader = hosts.spawn_procs().spawn("reader", Reader)
+    assert list(reader.end_siblings.call().get(timeout=60).values()) == [1, 1]
+    (project / "note").write_text("two")
+    sync_of(job, None).code.push(wait=False)
+    assert notes(hosts) == ["two", "two"]
+    assert list(reader.read.call("note").get(timeout=60).values()) == ["one", "one"]
+
+
+def test_a_lost_host_is_named_by_a_sync_and_holds_up_no_other(job: Any, project: Path) -> None:
+    hosts = job.state().workers
+    job.sync(quiet=True)
+    os.kill(host_processes(job)[1], signal.SIGKILL)
+    with pytest.raises(MeshgateError, match="workers-1"):
+        notes(hosts)
+    (project / "note").write_text("two")
+    begun = time.monotonic()
+    with pytest.raises(StaleCodeError, match=r"workers-1: the host .* was killed") as caught:
+        job.sync(quiet=True)
+    assert caught.value.hosts == ("workers-1",)
+    assert time.monotonic() - begun < 10
+    assert notes(hosts.slice(hosts=slice(0, 1))) == ["two"]
+
+
+def host_processes(job: Any) -> list[int]:
+    """The host processes of the job, in rank order."""
+    found = {}
+    gateway = job._gateway.record.pid
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = command.read_bytes().split(b"\0")
+            parent = command.with_name("stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue
+        if b"meshgate_worker" in words and int(parent) == gateway:
+            found[words[words.index(b"--name") + 1]] = int(command.parent.name)
+    return [pid for _, pid in sorted(found.items())]
+
+
+def test_a_file_that_changes_while_it_is_sent_follows_in_the_next_version(
+    job: Any, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = project / "large"
+    large.write_bytes(os.urandom(5_000_000))
+    wanted = Sender.wanted
+    changes = iter(["changed meanwhile"])
+
+    def wanted_and_changed(self: Sender, header: Any, digests: bytes) -> Any:
+        if text := next(changes, None):
+            large.write_text(text)
+        return wanted(self, header, digests)
+
+    monkeypatch.setattr(Sender, "wanted", wanted_and_changed)
+    hosts = job.state().workers
+    sync_of(job, None).code.push(wait=False)
+    assert notes(hosts, "large") == ["changed meanwhile"] * 2  # the spawn had named the version before
+    assert job.sync(quiet=True).ready == 2
+
+
+def test_a_file_that_never_rests_is_named_soon(job: Any, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = Sender.wanted
+    count = iter(range(1000))
+
+    def wanted_and_changed(self: Sender, header: Any, digests: bytes) -> Any:
+        (project / "busy.log").write_bytes(b"%d" % next(count) * 3_000_000)
+        return wanted(self, header, digests)
+
+    (project / "busy.log").write_bytes(os.urandom(3_000_000))
+    with monkeypatch.context() as patched:
+        patched.setattr(Sender, "wanted", wanted_and_changed)
+        with pytest.raises(StaleCodeError, match=r"busy\.log changes faster"):
+            job.sync(quiet=True)
+    assert job.sync(quiet=True).ready == 2
+
+
+def test_a_gateway_that_cannot_take_a_version_says_so_and_takes_the_next(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.write_text("a file, where the store would be")
+    monkeypatch.setenv("MESHGATE_HOME", str(home))
+    with ProcessJob({"workers": 1}) as job:
+        hosts = job.state().workers
+        with pytest.raises(StaleCodeError, match=r"the gateway: .*home"):
+            job.sync(quiet=True)
+        with pytest.raises(MeshgateError, match="the gateway could not take it"):
+            notes(hosts)
+        home.unlink()
+        assert job.sync(quiet=True).ready == 1
+        assert notes(hosts) == ["one"]
