@@ -79,7 +79,8 @@ class MeshgateError(Exception):
 class ErrorKind:
     """Ranks whose endpoints failed in the same way, told by one of them.
 
-    ``ranks``: those that are known, ``count``: all of them. ``varied``: the others' texts differ in detail.
+    ``ranks``: those that are known, ``count``: all of them. ``varied``: the others' texts differ in detail. With
+    ``sent`` false it is all ranks whose errors were too many different ones to be sent: nothing is known of them.
     """
 
     ranks: tuple[int, ...]
@@ -88,6 +89,7 @@ class ErrorKind:
     message: str
     exception_formatted: str
     varied: bool = False
+    sent: bool = True
 
 
 class ActorError(MeshgateError, MonarchActorError):

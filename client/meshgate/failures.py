@@ -51,7 +51,7 @@ _OUTER_FRAMES = re.compile(
     r'^(Traceback [^\n]*\n)(?:  File "[^"\n]*/monarch/_src/actor/[^\n]*\n(?:    [^\n]*\n)*)+(?=  File )',
     re.MULTILINE,
 )
-_NOT_SENT = Raised(None, "there were too many different errors to send them all", "")
+_NOT_SENT = Raised(None, "their errors were too many different ones to be sent", "")
 
 
 def from_failure(
@@ -114,12 +114,12 @@ def _actor_error(failure: messages.Failure, raised: Sequence[Raised], endpoint: 
 
 
 def _fold(failure: messages.Failure, raised: Sequence[Raised]) -> tuple[ErrorKind, ...]:
-    """The kinds of errors, most frequent first."""
+    """The kinds of errors, most frequent first, and last those that were not sent."""
     kinds: dict[object, ErrorKind] = {}
     for group in failure.errors:
         known = group.buffer is not None and group.buffer < len(raised)
         what = raised[group.buffer or 0] if known else _NOT_SENT
-        kind = ErrorKind(group.ranks, group.count, what.exception, what.message, what.exception_formatted)
+        kind = ErrorKind(group.ranks, group.count, what.exception, what.message, what.exception_formatted, sent=known)
         before = kinds.get(what.place())
         if before is not None:
             ranks = tuple(sorted({*before.ranks, *kind.ranks}))
@@ -130,7 +130,7 @@ def _fold(failure: messages.Failure, raised: Sequence[Raised]) -> tuple[ErrorKin
         what = raised[0] if raised else Raised(None, failure.message, "")
         count = max(len(failure.ranks), 1)
         kinds[0] = ErrorKind(failure.ranks, count, what.exception, what.message, what.exception_formatted)
-    return tuple(sorted(kinds.values(), key=lambda kind: -kind.count))
+    return tuple(sorted(kinds.values(), key=lambda kind: (not kind.sent, -kind.count)))
 
 
 def _report(error: ActorError, unanswered: int) -> str:
@@ -141,7 +141,9 @@ def _report(error: ActorError, unanswered: int) -> str:
         worth_telling = error.host or (error.ranks and error.total > 1)
         where = f" on {_where(kind.ranks, error.hosts)}" if worth_telling else ""
         return f"{called} failed{where}{late}: {_headline(kind)}\n{_traceback(kind)}".rstrip()
-    distinct = "1 error" if len(error.kinds) == 1 else f"{len(error.kinds)} distinct errors"
+    sent = sum(kind.sent for kind in error.kinds)
+    distinct = "1 error" if sent <= 1 else f"{sent} distinct errors"
+    distinct += "" if sent == len(error.kinds) else " or more"
     head = f"{called} failed: {error.count} of {error.total} ranks failed, {distinct}{late}:"
     return "\n".join([head, *(_kind_text(kind, error.hosts) for kind in error.kinds)])
 

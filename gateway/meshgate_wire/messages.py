@@ -281,10 +281,11 @@ class Done(_Model):
 
 
 class ErrorGroup(_Model):
-    """The ranks whose failures were the same bytes. ``buffer``: index of the pickled ActorError."""
+    """The ranks whose failures were the same bytes. ``buffer``: index of the pickled ActorError; None, in the last
+    group alone, of all ranks whose errors are too many different ones to be sent."""
 
     ranks: Ranks  # the first ranks, at most 64
-    count: Count
+    count: Count  # of all
     buffer: Count | None = None
 
 

@@ -132,7 +132,19 @@ def test_errors_that_were_not_sent_are_counted() -> None:
     groups = [*one_each([0]), ErrorGroup(ranks=(1,), count=1), ErrorGroup(ranks=(2,), count=1, buffer=7)]
     error = built(actor_failure(groups, total=3), [raised(0)])
     assert error.count == 3
-    assert "ranks 1-2 (workers-0): there were too many different errors to send them all" in str(error)
+    assert "ranks 1-2 (workers-0): their errors were too many different ones to be sent" in str(error)
+
+
+def test_512_ranks_that_each_say_something_else_are_all_counted_and_one_is_told() -> None:
+    """Sixteen different errors travel, and all other ranks are one group without any."""
+    groups = [*one_each(list(range(16))), ErrorGroup(ranks=tuple(range(16, 80)), count=496)]
+    error = built(actor_failure(groups, total=512), [raised(rank) for rank in range(16)])
+    assert str(error).startswith("trainers.step failed: 512 of 512 ranks failed, 1 error or more:\n\nranks 0-15 (")
+    assert "\nranks 16-79 (" in str(error)
+    assert "and 432 more: their errors were too many different ones to be sent" in str(error)
+    assert (error.count, error.total) == (512, 512)
+    assert isinstance(error.exception, ValueError)
+    assert [(kind.count, kind.sent) for kind in error.kinds] == [(16, True), (496, False)]
 
 
 def test_a_failure_without_groups_is_told() -> None:

@@ -125,17 +125,14 @@ class Pending:
         for position in sorted(self.failed):
             digest = hashlib.blake2b(self.answered[position].data, digest_size=16).digest()
             groups.setdefault(digest, []).append(position)
-        errors: list[ErrorGroup] = []
-        buffers: list[Data] = []
-        for ranks in sorted(groups.values(), key=len, reverse=True):
-            buffer = None
-            if len(buffers) < MAX_DISTINCT_ERRORS:
-                buffer = len(buffers)
-                buffers.append(self.answered[ranks[0]].data)
-            errors.append(ErrorGroup(ranks=tuple(ranks[:MAX_RANKS_NAMED]), count=len(ranks), buffer=buffer))
-        kept = tuple(errors[: MAX_DISTINCT_ERRORS * 4])
-        failure = self._failure(sorted(self.failed)).model_copy(update={"errors": kept})
-        return Answer(Failed(call=self.call, failure=failure), tuple(buffers))
+        ordered = sorted(groups.values(), key=len, reverse=True)
+        sent, rest = ordered[:MAX_DISTINCT_ERRORS], ordered[MAX_DISTINCT_ERRORS:]
+        errors = [_group(ranks, buffer) for buffer, ranks in enumerate(sent)]
+        if rest:
+            errors.append(_group(sorted(position for ranks in rest for position in ranks), None))
+        failure = self._failure(sorted(self.failed)).model_copy(update={"errors": tuple(errors)})
+        buffers = tuple(self.answered[ranks[0]].data for ranks in sent)
+        return Answer(Failed(call=self.call, failure=failure), buffers)
 
     def _failure(self, positions: Sequence[int]) -> Failure:
         named = positions[:MAX_RANKS_NAMED]
@@ -145,7 +142,11 @@ class Pending:
             mesh=self.mesh,
             ranks=tuple(named),
             hosts={at: self.host_of.get(self.ranks[at], "") for at in named if at < len(self.ranks)},
-            errors=(ErrorGroup(ranks=tuple(named), count=len(positions), buffer=0),),
+            errors=(_group(positions, 0),),
             total=len(self.ranks),
             unanswered=self.expected - len(self.answered),
         )
+
+
+def _group(positions: Sequence[int], buffer: int | None) -> ErrorGroup:
+    return ErrorGroup(ranks=tuple(positions[:MAX_RANKS_NAMED]), count=len(positions), buffer=buffer)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from meshgate_gateway.engine.calls import Answer, Pending
+from meshgate_gateway.engine.calls import MAX_DISTINCT_ERRORS, Answer, Pending
 from meshgate_gateway.engine.monarch import Reply
 from meshgate_wire.messages import Adopted, Failed, Failure, Item, Values
 
@@ -65,6 +65,20 @@ def test_distinct_failures_are_distinct_groups_largest_first() -> None:
     assert [group.count for group in failure(answer).errors] == [2, 1]
     assert answer is not None
     assert [bytes(buffer) for buffer in answer.buffers] == [b"often", b"rare"]
+
+
+def test_however_many_errors_differ_every_failed_rank_is_counted() -> None:
+    call = pending(ranks=tuple(range(512)))
+    for rank in range(511):
+        assert call.reply(reply(rank, f"rank {rank}".encode(), exception=True), NOTHING) is None
+    answer = call.reply(reply(511, b"rank 511", exception=True), NOTHING)
+    assert answer is not None
+    *sent, rest = failure(answer).errors
+    assert len(answer.buffers) == len(sent) == MAX_DISTINCT_ERRORS
+    assert [group.buffer for group in sent] == list(range(MAX_DISTINCT_ERRORS))
+    assert (rest.buffer, rest.count) == (None, 512 - MAX_DISTINCT_ERRORS)
+    assert rest.ranks == tuple(range(MAX_DISTINCT_ERRORS, MAX_DISTINCT_ERRORS + 64))
+    assert sum(group.count for group in failure(answer).errors) == failure(answer).total == 512
 
 
 def test_a_failure_can_be_told_before_slow_ranks_answer() -> None:
