@@ -43,15 +43,15 @@ def rates(mesh: Any) -> list[float]:
 
 def make_job(arguments: argparse.Namespace) -> Any:
     if arguments.kubernetes:
-        return kt.KubernetesJob(
-            compute=kt.Compute(replicas=2, image=kt.Image("live").from_docker(arguments.kubernetes))
-        )
+        compute = kt.Compute(replicas=2, image=kt.Image("live").from_docker(arguments.kubernetes))
+        return kt.KubernetesJob(compute=compute, namespace=arguments.namespace)
     return kt.ProcessJob({"workers": 2})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kubernetes", metavar="IMAGE", help="run on the cluster that KUBECONFIG names")
+    parser.add_argument("--namespace", default="default", help="of the cluster")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="live-code-") as directory:
         project = Path(directory)

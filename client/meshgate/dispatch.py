@@ -142,6 +142,8 @@ class Dispatch:
         known = self._objects.get(header.object)
         if known is None:
             return
+        if known.hosts:
+            self._objects.returned[known.name] = self._objects.returned.get(known.name, 0) + 1
         known.hosts = header.hosts
         if len(header.hosts) != known.expected_hosts:
             reason = f"mesh {known.name!r} has {len(header.hosts)} hosts, the job says {known.expected_hosts}"

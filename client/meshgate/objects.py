@@ -38,6 +38,8 @@ class RemoteObject:
 class Objects:
     """The table. Numbers are positive and never reused; those that the gateway gave are negative."""
 
+    returned: dict[str, int] = field(default_factory=dict)
+    """How often, by mesh, hosts have come back in the place of others: those have nothing of what was done there."""
     _known: dict[int, RemoteObject] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 

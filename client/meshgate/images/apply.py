@@ -1,7 +1,7 @@
 """Runs the steps of an image on the hosts of a mesh, through an actor on each.
 
 Every step runs on all hosts side by side, and the next begins when it is done everywhere. A session asks its
-hosts once; while nothing has changed, later calls cost nothing.
+hosts once, and again when one has come back; while nothing has changed, later calls cost nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["apply_image"]
 CHUNK = 2 << 20
 IN_FLIGHT = 4  # chunks for each host
 
-_applied: weakref.WeakKeyDictionary[Client, dict[str, str]] = weakref.WeakKeyDictionary()
+_applied: weakref.WeakKeyDictionary[Client, dict[str, tuple[str, int]]] = weakref.WeakKeyDictionary()
 
 
 def apply_image(hosts: HostMeshProxy, mesh: str, image: Image) -> None:
@@ -36,7 +36,10 @@ def apply_image(hosts: HostMeshProxy, mesh: str, image: Image) -> None:
     """
     orders = plan(image.live_steps)
     applied = _applied.setdefault(hosts._client, {})
-    if not orders or applied.get(mesh) == orders[-1].digest:
+    if not orders:
+        return
+    wanted = (orders[-1].digest, hosts._client.objects.returned.get(mesh, 0))
+    if applied.get(mesh) == wanted:
         return
     procs = hosts.spawn_procs(name="image")
     try:
@@ -45,7 +48,7 @@ def apply_image(hosts: HostMeshProxy, mesh: str, image: Image) -> None:
             runners.run(index)
     finally:
         procs.stop()
-    applied[mesh] = orders[-1].digest
+    applied[mesh] = wanted
 
 
 class _Runners:

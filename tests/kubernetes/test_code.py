@@ -1,0 +1,103 @@
+"""Code on the pods of a cluster: what follows when a pod is made anew, where pods are, and the example."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshgate import Compute, Image, KubernetesJob
+from tests.kubernetes.actors import Trainer
+from tests.kubernetes.cluster import Kubectl
+
+ROOT = Path(__file__).parents[2]
+MODEL = """
+from meshgate import Actor, endpoint
+from step_of_pods import STEP
+
+class Model(Actor):
+    @endpoint
+    def step(self):
+        return STEP
+
+    @endpoint
+    def mark(self):
+        import os
+        return os.environ.get("MARK", "none")
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "step_of_pods.py").write_text("STEP = 1\n")
+    (tmp_path / "model_of_pods.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def model() -> Any:
+    import importlib
+
+    return importlib.import_module("model_of_pods").Model
+
+
+def steps(mesh: Any) -> list[int]:
+    return list(mesh.step.call().get(timeout=90).values())
+
+
+def replace_pod(kubectl: Kubectl, name: str) -> None:
+    """Deletes the pod, and returns when there is another one of its name that is ready."""
+    before = kubectl("get", "pod", name, "-o", "jsonpath={.metadata.uid}")
+    kubectl("delete", "pod", name, timeout=90)
+    while kubectl("get", "pod", name, "--ignore-not-found", "-o", "jsonpath={.metadata.uid}") in ("", before):
+        time.sleep(0.2)
+    kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=90s", timeout=100)
+
+
+def test_a_pod_made_anew_gets_the_newest_version_in_the_same_session(
+    namespace: str, kubectl: Kubectl, project: Path
+) -> None:
+    image = Image("anew").set_env_vars({"MARK": "set by a step"})
+    with KubernetesJob(compute=Compute(replicas=3, image=image), name="anew", namespace=namespace) as job:
+        hosts = job.state().workers
+        job.sync(quiet=True)
+        first = hosts.spawn_procs().spawn("first", model())
+        assert steps(first) == [1, 1, 1]
+        replace_pod(kubectl, "anew-workers-1")
+        (project / "step_of_pods.py").write_text("STEP = 22\n")
+        assert job.sync(quiet=True).ready == 3
+        again = hosts.spawn_procs().spawn("again", model())
+        assert steps(again) == [22, 22, 22]
+        assert steps(first.slice(hosts=0)) == [1]
+        anew = job.state().workers.spawn_procs().spawn("anew", model())
+        assert list(anew.mark.call().get(timeout=90).values()) == ["set by a step"] * 3
+
+
+def test_the_gateway_knows_the_node_of_each_pod(namespace: str, kubectl: Kubectl) -> None:
+    with KubernetesJob(compute=Compute(replicas=2), name="placed", namespace=namespace) as job:
+        hosts = job.state().workers
+        hosts.spawn_procs().spawn("trainers", Trainer).pod.call().get(timeout=60)
+        (node,) = {*kubectl("get", "pods", "-o", "jsonpath={.items[*].spec.nodeName}").split()}
+        known = hosts._owned.known.hosts
+        assert [(host.name, host.node) for host in known] == [("placed-workers-0", node), ("placed-workers-1", node)]
+
+
+def test_the_example_of_live_code_runs_in_the_cluster(namespace: str, images: tuple[str, str], tmp_path: Path) -> None:
+    example = [str(ROOT / "examples" / "live_code.py"), "--kubernetes", images[1], "--namespace", namespace]
+    done = subprocess.run(
+        [sys.executable, *example], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split(":", 1) for line in done.stdout.splitlines() if ":" in line)
+    assert said["four processes run it"].split() == ["[0.1,", "0.1,", "0.1,", "0.1]"]
+    assert said["new processes run the new line"].strip() == "[0.02, 0.02]"
+    assert said["the old ones see their version, whole"].strip() == "[0.1, 0.1, 0.1, 0.1]"
+    assert said["reload() brought them up to date"].strip() == "rates, model reloaded"
+    assert said["an actor spawned in the same processes"].strip() == "[0.003, 0.003, 0.003, 0.003]"
+    assert "synced 2 files" in done.stderr
+    assert "2/2 hosts in" in done.stderr
