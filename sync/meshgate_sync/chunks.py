@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from fastcdc import fastcdc
+from pyfastcdc import FastCDC
 
 from .digest import piece_digest
 from .tree import MAX_PIECE, Piece
@@ -22,6 +22,7 @@ WHOLE = 64 * 1024
 """Files up to this many bytes are one piece."""
 
 _WINDOW = 16 * 1024 * 1024
+_CUTTER = FastCDC(AVERAGE, min_size=LEAST, max_size=MAX_PIECE, normalized_chunking=2)
 
 
 def cut(read: Callable[[int], bytes], size: int) -> tuple[tuple[Piece, ...], int]:
@@ -51,7 +52,7 @@ def _cut_large(read: Callable[[int], bytes], window: bytes) -> Iterator[Piece]:
         window += more
         view = memoryview(window)
         consumed = 0
-        for chunk in fastcdc(view, LEAST, AVERAGE, MAX_PIECE):
+        for chunk in _CUTTER.cut_buf(view):
             end = chunk.offset + chunk.length
             if end == len(window) and not ended:
                 break
