@@ -8,7 +8,6 @@ whose engine is gone ends itself. Monarch's own supervision tells the reason, a 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import secrets
@@ -18,14 +17,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from meshgate_gateway.engine.output import LineSplitter, Printed
 
 log = logging.getLogger(__name__)
 
-HELLO_LIMIT = 4096
+HELLO_LIMIT = 4096  # bytes that are read of who has not proved to be a worker
 HELLO_TIMEOUT = 10.0
+MAX_STRANGERS = 1024  # who have not yet; the one that has dawdled longest gives way
 FOLDING_WINDOW = 0.02  # seconds; output of many ranks within it is told together
 UNFINISHED_LINE = 0.1  # seconds that a line without an end waits for it
 
@@ -67,6 +67,7 @@ class WorkerStreams:
         self._batch: list[Printed] = []
         self._telling: asyncio.TimerHandle | None = None
         self._readers: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.Task[None], None] = {}  # of the readers, the oldest first
         self._connected: dict[int, set[asyncio.StreamWriter]] = {}
         self._dropped: set[int] = set()
         self._flowing = asyncio.Event()
@@ -77,10 +78,10 @@ class WorkerStreams:
         if host is None:
             self._folder = tempfile.mkdtemp(prefix="meshgate-")
             path = os.path.join(self._folder, "workers")
-            self._server = await asyncio.start_unix_server(self._accept, path, limit=2**20)
+            self._server = await asyncio.start_unix_server(self._accept, path, limit=HELLO_LIMIT)
             self.address = f"unix:{path}"
         else:
-            self._server = await asyncio.start_server(self._accept, host, 0, limit=2**20)
+            self._server = await asyncio.start_server(self._accept, host, 0, limit=HELLO_LIMIT)
             self.address = f"tcp:{host}:{self._server.sockets[0].getsockname()[1]}"
 
     def flow(self, flowing: bool) -> None:
@@ -108,13 +109,25 @@ class WorkerStreams:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._strangers) >= MAX_STRANGERS:
+            log.warning("%d connections to the worker socket have not said what they are", MAX_STRANGERS)
+            dawdler = next(iter(self._strangers))
+            del self._strangers[dawdler]
+            dawdler.cancel()
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._readers.add(task)
-        task.add_done_callback(self._readers.discard)
+        self._strangers[task] = None
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._readers.discard(task)
+        self._strangers.pop(task, None)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             hello = await self._hello(reader)
+            if (known := asyncio.current_task()) is not None:
+                self._strangers.pop(known, None)
             if hello is not None and hello.mesh not in self._dropped:
                 await self._read_as(hello, reader, writer)
         except (ConnectionError, asyncio.TimeoutError) as error:
@@ -133,13 +146,13 @@ class WorkerStreams:
                 self._connected.pop(hello.mesh, None)
 
     async def _hello(self, reader: asyncio.StreamReader) -> Hello | None:
-        line = await asyncio.wait_for(reader.readline(), HELLO_TIMEOUT)
         try:
-            hello = Hello.model_validate(json.loads(line[:HELLO_LIMIT]))
-        except (ValueError, ValidationError):
+            line = await asyncio.wait_for(reader.readline(), HELLO_TIMEOUT)  # ValueError past the limit
+            hello = Hello.model_validate_json(line)
+        except ValueError:
             log.warning("something that is not a worker of this session connected to the worker socket")
             return None
-        if not secrets.compare_digest(hello.secret, self.secret):
+        if not secrets.compare_digest(hello.secret.encode(), self.secret.encode()):
             log.warning("a process with another session's secret connected to the worker socket")
             return None
         return hello
