@@ -14,6 +14,8 @@ from http import HTTPStatus
 
 from websockets import http11
 from websockets.datastructures import Headers
+from websockets.exceptions import InvalidHandshake, InvalidHeader, InvalidUpgrade
+from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
 __all__ = ["HeadParser", "MalformedRequest", "Request", "Response"]
@@ -51,9 +53,19 @@ class Request:
 
     @property
     def is_websocket(self) -> bool:
-        """Whether it asks for a websocket. What else the handshake needs is checked by who completes it."""
-        upgrade = ",".join(self.headers.get_all("Upgrade")).lower().split(",")
-        return "websocket" in (token.strip() for token in upgrade)
+        """Whether it is a whole handshake of a websocket: whoever is handed the connection can complete it."""
+        return self.websocket_problem is None
+
+    @property
+    def websocket_problem(self) -> str | None:
+        """Which header keeps it from being that, None where none does. Checked by what completes the handshake."""
+        try:
+            ServerProtocol().process_request(http11.Request(self.path, self.headers))
+        except (InvalidHeader, InvalidUpgrade) as error:
+            return f"the header {error.name} is absent or wrong"
+        except InvalidHandshake:
+            return "the handshake is wrong"
+        return None
 
 
 class HeadParser:

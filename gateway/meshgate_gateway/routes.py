@@ -91,8 +91,10 @@ class Routes:
         )
 
     async def _session(self, session: str, request: Request, connection: socket.socket) -> Response | None:
-        if request.method != "GET" or not request.is_websocket:
-            raise MalformedRequest(HTTPStatus.BAD_REQUEST, "a session is spoken to by a websocket: no Upgrade header")
+        # All of it here, though the engine completes it: half a handshake must not begin a session.
+        problem = "GET only" if request.method != "GET" else request.websocket_problem
+        if problem is not None:
+            raise MalformedRequest(HTTPStatus.BAD_REQUEST, f"a session is spoken to by a websocket: {problem}")
         if mismatch := _version_mismatch(request):
             return mismatch
         identity = await self._authenticate(request)

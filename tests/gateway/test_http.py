@@ -60,9 +60,33 @@ def test_neither_head_nor_headers_show_when_a_request_is_printed() -> None:
     assert "secret" not in repr(parse(HEAD))
 
 
-def test_an_upgrade_to_a_websocket_is_recognised_among_others() -> None:
-    assert parse(HEAD).is_websocket
-    assert not parse(b"GET / HTTP/1.1\r\nUpgrade: h2c\r\n\r\n").is_websocket
+HANDSHAKE = {
+    "Connection": "keep-alive, Upgrade",
+    "Upgrade": "WebSocket",
+    "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    "Sec-WebSocket-Version": "13",
+}
+
+
+def handshake(**other: str | None) -> Request:
+    headers = {**HANDSHAKE, **{name.replace("_", "-"): value for name, value in other.items()}}
+    lines = [f"{name}: {value}" for name, value in headers.items() if value is not None]
+    return parse("\r\n".join(["GET / HTTP/1.1", *lines, "", ""]).encode())
+
+
+def test_a_whole_handshake_of_a_websocket_is_one() -> None:
+    assert handshake().is_websocket
+
+
+@pytest.mark.parametrize("name", HANDSHAKE)
+@pytest.mark.parametrize("value", [None, "h2c", "12", "\u00e9", "x, websocket, "])
+def test_a_handshake_with_one_header_amiss_is_none_and_the_header_is_told(name: str, value: str | None) -> None:
+    request = handshake(**{name: value})
+    assert not request.is_websocket
+    assert request.websocket_problem == f"the header {name} is absent or wrong"
+
+
+def test_what_asks_for_no_websocket_is_none() -> None:
     assert not parse(b"GET / HTTP/1.1\r\n\r\n").is_websocket
 
 

@@ -168,6 +168,19 @@ def test_a_session_needs_a_websocket(server: ServerProcess) -> None:
     assert "websocket" in answer.error
 
 
+@pytest.mark.parametrize("missing", ["Sec-WebSocket-Key", "Sec-WebSocket-Version", "Connection"])
+def test_half_a_handshake_begins_no_session(server: ServerProcess, missing: str) -> None:
+    before = server.ask("/v1/job", token=TOKEN).body["sessions"]
+    whole = dialling(uuid.uuid4().hex)
+    lines = [line for line in whole.split(b"\r\n") if not line.startswith(missing.encode() + b":")]
+    assert len(lines) == whole.count(b"\r\n")
+    with server.connect() as connection:
+        connection.send(b"\r\n".join(lines))
+        answer = connection.http()
+    assert (answer.status, missing in answer.error) == (400, True)
+    assert server.ask("/v1/job", token=TOKEN).body["sessions"] == before
+
+
 def test_a_head_may_come_byte_by_byte(server: ServerProcess) -> None:
     with server.connect() as connection:
         for byte in request("/healthz"):

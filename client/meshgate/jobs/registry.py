@@ -39,11 +39,18 @@ class LocalEntry(BaseModel):
 
 
 def register(entry: LocalEntry) -> None:
-    """Writes the entry down. Where that is impossible the job runs unlisted."""
+    """Writes the entry down, whole or not at all: who reads removes what is no entry. Where that is impossible the
+    job runs unlisted."""
     with contextlib.suppress(OSError):
-        path = _directory() / f"{entry.apply_id}.json"
-        path.touch(mode=0o600)
-        path.write_text(entry.model_dump_json())
+        directory = _directory()
+        handle, aside = tempfile.mkstemp(prefix=f"{entry.apply_id}.", suffix=".new", dir=directory)
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(entry.model_dump_json())
+            os.replace(aside, directory / f"{entry.apply_id}.json")
+        except BaseException:
+            os.unlink(aside)
+            raise
 
 
 def unregister(apply_id: str) -> None:
