@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.pop(0)  # this directory: a file called kubernetes.py in it hides the library of that name
+
 import meshgate as kt
 
 MODEL = """

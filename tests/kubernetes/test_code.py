@@ -70,6 +70,7 @@ def test_a_pod_made_anew_gets_the_newest_version_in_the_same_session(
         assert steps(first) == [1, 1, 1]
         replace_pod(kubectl, "anew-workers-1")
         (project / "step_of_pods.py").write_text("STEP = 22\n")
+        job.state().workers.initialized.get(timeout=90)
         assert job.sync(quiet=True).ready == 3
         again = hosts.spawn_procs().spawn("again", model())
         assert steps(again) == [22, 22, 22]

@@ -1,7 +1,7 @@
 """Runs the steps of an image on the hosts of a mesh, through an actor on each.
 
 Every step runs on all hosts side by side, and the next begins when it is done everywhere. A session asks its
-hosts once, and again when one has come back; while nothing has changed, later calls cost nothing.
+hosts once, and again when one has come back; while nothing has changed, later calls cost a round trip.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ def apply_image(hosts: HostMeshProxy, mesh: str, image: Image) -> None:
     applied = _applied.setdefault(hosts._client, {})
     if not orders:
         return
+    if mesh in applied:
+        hosts.initialized.get()  # by now it is known here whether hosts have come back
     wanted = (orders[-1].digest, hosts._client.objects.returned.get(mesh, 0))
     if applied.get(mesh) == wanted:
         return
