@@ -22,23 +22,12 @@ import contextlib
 import fcntl
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 
 from .errors import VersionUnavailable
+from .place import default_home
 
 __all__ = ["OpenVersion", "activate", "default_home", "locked", "open_version", "snapshot_path", "unlocked"]
-
-
-def default_home() -> str:
-    """``$MESHGATE_HOME``, else below the user's cache directory, else below the temporary one."""
-    home = os.environ.get("MESHGATE_HOME")
-    if home:
-        return os.path.abspath(home)
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    if os.path.isabs(cache) and os.access(os.path.dirname(cache), os.W_OK):
-        return os.path.join(cache, "meshgate")
-    return os.path.join(tempfile.gettempdir(), f"meshgate-{os.getuid()}")
 
 
 def snapshot_path(home: str, root: str) -> str:

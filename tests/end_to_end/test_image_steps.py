@@ -27,6 +27,11 @@ class Looker(kt.Actor):
         return Path(path).read_text()
 
     @kt.endpoint
+    def modes(self, *names: str) -> list[str]:
+        """Of files of the host's home."""
+        return [oct(Path(os.environ["MESHGATE_HOME"], name).stat().st_mode & 0o777) for name in names]
+
+    @kt.endpoint
     def executable(self, path: str) -> bool:
         return os.access(path, os.X_OK)
 
@@ -92,6 +97,12 @@ def test_new_processes_see_variables_files_and_directories(fresh_hosts: Any, tmp
     assert values(looker.read.call("tree/deep/data")) == ["deep data"] * 2
     assert values(looker.executable.call("bin/script.sh")) == [True] * 2
     assert values(looker.read.call("told")) == ["mint $HOME, said by the script\n"] * 2
+
+
+def test_what_tells_of_variables_is_for_its_user_alone(fresh_hosts: Any) -> None:
+    apply_image(fresh_hosts, "workers", Image().set_env_vars({"PASSWORD": "secret"}))
+    modes = look(fresh_hosts).modes.call("environment.json", "image/steps.json", "image")
+    assert values(modes) == [["0o600", "0o600", "0o700"]] * 2
 
 
 def test_variables_that_a_step_no_longer_sets_are_gone(fresh_hosts: Any, record: Any) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from meshgate_sync.delta import decode, diff, encode, whole
 from meshgate_sync.digest import NOTHING
 from meshgate_sync.errors import BaseUnknown, StoreError, StoreFull, VersionUnavailable
-from meshgate_sync.home import activate, default_home, locked, open_version, snapshot_path
+from meshgate_sync.home import activate, locked, open_version, snapshot_path
 from meshgate_sync.store import Store
 from meshgate_sync.tree import EMPTY, Directory
 from meshgate_sync.upkeep import Policy, collect
@@ -303,18 +303,6 @@ def test_a_newer_version_takes_the_older_one_s_place_on_the_path(
     assert activate(str(host.home), second.digest.hex()) == two
     assert sys.path == [two, "", "/elsewhere"]
     assert host.store.snapshots.in_use(first.digest)
-
-
-def test_the_home_is_named_by_the_environment_or_the_cache_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MESHGATE_HOME", str(tmp_path / "here"))
-    assert default_home() == str(tmp_path / "here")
-    monkeypatch.delenv("MESHGATE_HOME")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert default_home() == str(tmp_path / "cache/meshgate")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none/cache")
-    assert default_home().endswith(f"meshgate-{os.getuid()}")
 
 
 # --- damage -------------------------------------------------------------------------------------------------

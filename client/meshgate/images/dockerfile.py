@@ -13,8 +13,8 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from meshgate.images.on_host import REFERENCE, expand
 from meshgate.images.steps import Argument, Copy, RunBash, SetEnvVars, Step, WorkDir
+from meshgate.images.words import REFERENCE, expand
 
 __all__ = ["DockerfileError", "Parsed", "parse"]
 

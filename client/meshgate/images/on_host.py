@@ -21,87 +21,31 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from meshgate.images.commands import StepFailed, execute, say  # sent along
+from meshgate.images.words import expand  # sent along
 from meshgate.sent_as_source import Actor, SentAsSource, endpoint
+from meshgate_sync.place import default_home  # sent along
 
-__all__ = ["REFERENCE", "StepRunner", "expand"]
+__all__ = ["StepRunner"]
 
-LAST_LINES = 20
-_LAST_BYTES = 65536
-REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::([-+])([^}]*))?\})")
-
-# Ends the process group $1 when the other end of standard input is gone.
-_GUARD = 'read _; kill -9 -"$1" 2>/dev/null'
-
-
-class StepFailed(Exception):
-    """A command ended with ``code``."""
-
-    def __init__(self, code: int, output: str) -> None:
-        super().__init__(code, output)
-        self.code = code
-        self.output = output
-
-
-def expand(word: str, lookup: Callable[[str], str | None]) -> str:
-    """A word of a Dockerfile as Docker reads it: quotes taken off, ``$A``, ``${A}``, ``${A:-b}``, ``${A:+b}`` put in.
-
-    A variable that ``lookup`` does not know is empty. Raises ValueError on a quote that does not end.
-    """
-    out: list[str] = []
-    place, quote = 0, ""
-    while place < len(word):
-        character = word[place]
-        if quote == "'":
-            if character == "'":
-                quote = ""
-            else:
-                out.append(character)
-            place += 1
-        elif character == "\\" and place + 1 < len(word):
-            following = word[place + 1]
-            out.append(following if not quote or following in '"$\\' else character + following)
-            place += 2
-        elif character in "\"'" and quote in ("", character):
-            quote = "" if quote else character
-            place += 1
-        elif character == "$" and (found := REFERENCE.match(word, place)):
-            out.append(_value(found, lookup))
-            place = found.end()
-        else:
-            out.append(character)
-            place += 1
-    if quote:
-        raise ValueError(f"a quote does not end: {word}")
-    return "".join(out)
-
-
-def _value(found: re.Match[str], lookup: Callable[[str], str | None]) -> str:
-    plain, braced, operator, other = found.groups()
-    value = lookup(plain or braced) or ""
-    if operator == "-":
-        return value or expand(other, lookup)
-    if operator == "+":
-        return expand(other, lookup) if value else ""
-    return value
 
 
 class StepRunner(Actor, metaclass=SentAsSource):
     """The steps of one host. Each order is a mapping with ``kind``, ``title``, ``digest`` and what its kind needs."""
 
     def __init__(self, home: str | None = None) -> None:
-        self.home = home or _home()
+        self.home = home or default_home()
         self.base = _environment_before()
+        # What steps set may be secret: the directory is its owner's alone, and so are the files that tell of it.
+        os.makedirs(self.home, exist_ok=True)
+        os.makedirs(os.path.join(self.home, "image"), mode=0o700, exist_ok=True)
         for part in ("image/incoming", "synced"):
             os.makedirs(os.path.join(self.home, part), exist_ok=True)
 
@@ -132,7 +76,7 @@ class StepRunner(Actor, metaclass=SentAsSource):
                 done = _common(states, digests)
                 if done == index:
                     self._save(states[:index])  # from here on, what follows is not done
-                    _say(f"step {index + 1}/{len(orders)}: {orders[index]['title']}")
+                    say(f"step {index + 1}/{len(orders)}: {orders[index]['title']}")
                     after = self._do(orders[index], states[index - 1] if index else {})
                     self._save([*states[:index], {**after, "digest": digests[index]}])
         except StepFailed as failure:
@@ -155,7 +99,7 @@ class StepRunner(Actor, metaclass=SentAsSource):
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                _say("another session runs a step here; waiting for it")
+                say("another session runs a step here; waiting for it")
                 fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         finally:
@@ -196,7 +140,7 @@ class StepRunner(Actor, metaclass=SentAsSource):
                 state["directory"] = self._directory(order["path"], state, expanding=True)
             case "run":
                 shell = shutil.which("bash") or "/bin/sh"
-                _execute([shell, "-c", order["command"]], self._environment(state), self._directory("", state))
+                execute([shell, "-c", order["command"]], self._environment(state), self._directory("", state))
             case "pip":
                 self._install(order["options"], order["packages"], state)
             case "copy":
@@ -271,15 +215,15 @@ class StepRunner(Actor, metaclass=SentAsSource):
         environment, directory = self._environment(state), self._directory("", state)
         with tempfile.TemporaryDirectory(dir=os.path.join(self.home, "image")) as aside:
             report = os.path.join(aside, "report.json")
-            _execute([*pip, "--quiet", "--dry-run", "--report", report, *packages], environment, directory)
+            execute([*pip, "--quiet", "--dry-run", "--report", report, *packages], environment, directory)
             with open(report, encoding="utf-8") as file:
                 missing = json.load(file)["install"]
             if not missing:
-                _say("everything is there already")
+                say("everything is there already")
                 return
             wanted = [_requirement(item) for item in missing]
             staged = os.path.join(aside, "packages")
-            _execute([*pip, "--no-deps", "--upgrade", "--target", staged, *wanted], environment, directory)
+            execute([*pip, "--no-deps", "--upgrade", "--target", staged, *wanted], environment, directory)
             _uninstall(target, {_normal(item["metadata"]["name"]) for item in missing})
             _merge(staged, target)
 
@@ -322,63 +266,6 @@ def _extract(archive: str, place: str) -> None:
         tar.extractall(place)
 
 
-def _execute(argv: Sequence[str], environment: Mapping[str, str], directory: str) -> None:
-    """Runs a command in a process group of its own, which ends with it, and with this process.
-
-    What it prints is printed here as it comes. Raises StepFailed with the last lines.
-    """
-    process = subprocess.Popen(
-        argv,
-        env=dict(environment),
-        cwd=directory,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    guard = subprocess.Popen(
-        ["/bin/sh", "-c", _GUARD, "guard", str(process.pid)], stdin=subprocess.PIPE, start_new_session=True
-    )
-    tail: deque[bytes] = deque()
-    assert process.stdout is not None
-    reading = threading.Thread(target=_pass_on, args=(process.stdout.fileno(), tail), daemon=True)
-    reading.start()
-    try:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: the group's number stays taken
-    finally:
-        guard.kill()
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        code = process.wait()
-        guard.communicate()
-    reading.join(5.0)  # a daemon that left the group may hold the pipe
-    if not reading.is_alive():
-        process.stdout.close()
-    if code:
-        lines = b"".join(tail)[-_LAST_BYTES:].decode(errors="replace").splitlines()
-        raise StepFailed(code if code > 0 else 128 - code, "\n".join(lines[-LAST_LINES:]))
-
-
-def _pass_on(descriptor: int, tail: deque[bytes]) -> None:
-    kept = 0
-    while data := os.read(descriptor, 65536):
-        _print(data)
-        tail.append(data)
-        kept += len(data)
-        while kept - len(tail[0]) > _LAST_BYTES:
-            kept -= len(tail.popleft())
-
-
-def _say(text: str) -> None:
-    _print(f"{text}\n".encode())
-
-
-def _print(data: bytes) -> None:
-    sys.stdout.flush()
-    while data:
-        data = data[os.write(1, data) :]
-
-
 def _common(states: Sequence[Mapping[str, Any]], digests: Sequence[str]) -> int:
     """How many of the leading steps are the same."""
     count = 0
@@ -400,16 +287,6 @@ def _environment_before() -> dict[str, str]:
     return environment
 
 
-def _home() -> str:
-    home = os.environ.get("MESHGATE_HOME")
-    if home:
-        return os.path.abspath(home)
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    if os.path.isabs(cache) and os.access(os.path.dirname(cache), os.W_OK):
-        return os.path.join(cache, "meshgate")
-    return os.path.join(tempfile.gettempdir(), f"meshgate-{os.getuid()}")
-
-
 def _host_name() -> str:
     return os.environ.get("MESHGATE_HOST_NAME") or socket.gethostname()
 
@@ -419,9 +296,8 @@ def _write_json(path: str, value: Any) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    """At once or not at all."""
+    """At once or not at all, and for this user alone."""
     handle, aside = tempfile.mkstemp(dir=os.path.dirname(path))
     with open(handle, "w", encoding="utf-8") as file:
         file.write(text)
-    os.chmod(aside, 0o644)
     os.replace(aside, path)

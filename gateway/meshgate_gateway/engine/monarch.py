@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import cloudpickle
 import cloudpickle.cloudpickle
 
+from meshgate_sync import place
 from meshgate_wire.messages import Region
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -158,7 +159,8 @@ class Binding:
 
         from meshgate_gateway.engine import on_worker  # noqa: PLC0415
 
-        cloudpickle.register_pickle_by_value(on_worker)
+        for module in (on_worker, place):
+            cloudpickle.register_pickle_by_value(module)
         self._api, self._actor, self._buffers, self._mailbox = api, actor, buffers, mailbox
         self._pickle, self._actor_mesh, self._native_procs = monarch_pickle, actor_mesh, ProcMesh
         if transport is not None:

@@ -1,7 +1,8 @@
 """Functions that run in worker processes, delivered by value: a worker needs nothing but torchmonarch.
 
 cloudpickle sends the code of this module's functions, and of those they call, rather than their names; so only the
-standard library may be used here, and Monarch's own names where the worker has them.
+standard library may be used here, what is registered to travel as well, and Monarch's own names where the worker has
+them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import signal
 import site
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
+
+from meshgate_sync.place import default_home  # by value too: ``Binding`` registers its module
 
 # Modules of meshgate_sync, which a worker may not have: name to source.
 Library: TypeAlias = "Mapping[str, str]"
@@ -125,7 +127,7 @@ def apply_image() -> None:
     That is the variables and the directory of ``environment.json``, and ``packages``, which come before those of
     the interpreter. What the variables were before is in ``MESHGATE_IMAGE_REPLACED``, for steps that run again.
     """
-    home = image_home()
+    home = default_home()
     packages = os.path.join(home, "packages")
     try:
         with open(os.path.join(home, "environment.json"), encoding="utf-8") as file:
@@ -145,17 +147,6 @@ def apply_image() -> None:
         os.environ.update(variables, MESHGATE_IMAGE_REPLACED=json.dumps(replaced))
     if image.get("directory"):
         os.chdir(image["directory"])
-
-
-def image_home() -> str:
-    """As ``meshgate_sync.home.default_home``, which a bare pod has not got."""
-    home = os.environ.get("MESHGATE_HOME")
-    if home:
-        return os.path.abspath(home)
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    if os.path.isabs(cache) and os.access(os.path.dirname(cache), os.W_OK):
-        return os.path.join(cache, "meshgate")
-    return os.path.join(tempfile.gettempdir(), f"meshgate-{os.getuid()}")
 
 
 async def run_bootstrap(bootstrap: Callable[[], Awaitable[None] | None]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from meshgate.images.dockerfile import DockerfileError, parse
-from meshgate.images.on_host import expand
 from meshgate.images.steps import Argument, Copy, RunBash, SetEnvVars, Step, WorkDir
+from meshgate.images.words import expand
 
 CONTEXT = "/project"
 

@@ -61,4 +61,5 @@ def on_worker_source() -> str:
 
 
 def _future(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
+    """Imports that are not made there; what is of ``meshgate_sync`` goes along by value."""
+    return isinstance(node, ast.ImportFrom) and node.module in ("__future__", "meshgate_sync.place")
