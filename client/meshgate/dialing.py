@@ -28,7 +28,7 @@ from meshgate.errors import (
     VersionMismatchError,
 )
 
-__all__ = ["Dialer", "Route", "UrlDialer", "refusal"]
+__all__ = ["Dialer", "Route", "UrlDialer", "answered", "refusal"]
 
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -118,6 +118,12 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def answered(status: int, body: bytes) -> str:
+    """What a gateway, or an ingress before it, answered instead of taking a connection."""
+    text = str(_said(body).get("error") or "").strip()
+    return f"HTTP {status}: {text}" if text else f"HTTP {status}"
 
 
 def refusal(status: int, body: bytes, gateway: str, *, resuming: bool = False) -> MeshgateError | None:

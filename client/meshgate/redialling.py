@@ -10,7 +10,7 @@ import ssl
 
 from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
 
-from meshgate.dialing import Dialer, refusal
+from meshgate.dialing import Dialer, answered, refusal
 from meshgate.errors import ConnectionFailedError, GatewayLostError, SessionExpiredError
 from meshgate.link import Link, Receiver, open_link
 from meshgate.settings import ClientSettings
@@ -113,7 +113,7 @@ class Redialler:
             final = refusal(status, bytes(body), str(self._dialer), resuming=self.resuming)
             if final is not None:
                 raise final from None
-            self.failure = f"HTTP {status}"
+            self.failure = answered(status, bytes(body))
         except (InvalidURI, ssl.SSLCertVerificationError, socket.gaierror) as error:
             self.failure = str(error)
             if not self.resuming:

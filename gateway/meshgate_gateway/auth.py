@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Protocol
 
 from pydantic import SecretStr
 
-from meshgate_gateway.http import Request
+from meshgate_gateway.http import Request, Response
 
 __all__ = ["Authenticator", "Identity", "Refusal", "TokenAuthenticator", "bearer_token"]
 
@@ -27,10 +28,21 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why not, as one line for the caller. ``forbidden``: the caller is known, but may not do this."""
+    """Why not, as one line for the caller.
+
+    ``status``: UNAUTHORIZED where nobody is known by these credentials, FORBIDDEN where the caller is known but may
+    not do this, SERVICE_UNAVAILABLE where nobody can tell at present, so that the caller asks again.
+    """
 
     reason: str
-    forbidden: bool = False
+    status: HTTPStatus = HTTPStatus.UNAUTHORIZED
+
+    def answer(self) -> Response:
+        headers = {
+            HTTPStatus.UNAUTHORIZED: {"WWW-Authenticate": "Bearer"},
+            HTTPStatus.SERVICE_UNAVAILABLE: {"Retry-After": "1"},
+        }
+        return Response.error(self.status, self.reason, headers=headers.get(self.status))
 
 
 class Authenticator(Protocol):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Awaitable
 from contextlib import suppress
 from types import TracebackType
+from typing import TypeVar
 
 from typing_extensions import Self
 from websockets.frames import CloseCode, Frame, Opcode
@@ -21,13 +23,18 @@ from meshgate_gateway.http import Request
 
 __all__ = ["Conversation", "relay"]
 
+T = TypeVar("T")
 MAX_MESSAGE = 1 << 20
 CONNECT_TIMEOUT = 5.0
+SEND_TIMEOUT = 10.0
 _READ = 1 << 17
 
 
 class Conversation:
-    """A websocket of whole text messages. Owns the socket; an async context manager that closes it."""
+    """A websocket of whole text messages. Owns the socket; an async context manager that closes it.
+
+    ``said_goodbye``: the peer has closed it in order, rather than been cut off.
+    """
 
     def __init__(self, connection: socket.socket, head: bytes) -> None:
         connection.setblocking(False)
@@ -36,6 +43,7 @@ class Conversation:
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
         self._over = False
+        self.said_goodbye = False
 
     async def __aenter__(self) -> Self:
         self._protocol.receive_data(self._head)
@@ -70,12 +78,26 @@ class Conversation:
                     return bytes(event.data).decode(errors="replace")
                 if isinstance(event, Frame) and event.opcode not in (Opcode.PING, Opcode.PONG):
                     self._over = True
+                    self.said_goodbye = event.opcode is Opcode.CLOSE
             await self._flush()
         return None
 
+    async def wait_over(self) -> None:
+        """Returns when the peer has left. Until then its pings are answered, and what it says is passed over."""
+        while await self.receive() is not None:
+            continue
+
+    async def meanwhile(self, work: Awaitable[T]) -> T:
+        """What ``work`` comes to, while the peer's pings are answered; it goes on when the peer leaves."""
+        answering = asyncio.create_task(self.wait_over())
+        try:
+            return await work
+        finally:
+            answering.cancel()
+
     async def send(self, text: str) -> bool:
-        """Whether the peer was still there to be sent it."""
-        if self._protocol.state is not State.OPEN:
+        """Whether the peer was still there to be sent it, and took it in time."""
+        if self._over or self._protocol.state is not State.OPEN:
             return False
         self._protocol.send_text(text.encode())
         return await self._flush()
@@ -85,8 +107,8 @@ class Conversation:
             try:
                 for data in self._protocol.data_to_send():
                     if data:
-                        await self._loop.sock_sendall(self._socket, data)
-            except OSError:
+                        await asyncio.wait_for(self._loop.sock_sendall(self._socket, data), SEND_TIMEOUT)
+            except (OSError, asyncio.TimeoutError):
                 self._over = True
         return not self._over
 

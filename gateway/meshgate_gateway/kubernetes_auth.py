@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import structlog
@@ -30,6 +31,7 @@ __all__ = ["KubernetesAuthenticator", "KubernetesUser", "KubernetesUsers"]
 
 log = structlog.get_logger()
 
+_BIND = "have its service account bound to the cluster role system:auth-delegator"
 REMEMBERED = 1024
 REMEMBER_FOR = 10.0
 """Seconds. A right that is withdrawn is withdrawn here as late; a stranger costs the API server one review in them."""
@@ -66,7 +68,7 @@ class KubernetesUsers:
             found = await asyncio.to_thread(self._review, token)
         except KubernetesError as error:
             log.warning("an identity could not be verified", reason=str(error))
-            return Refusal(f"the token is not the gateway's, and the cluster cannot be asked whose it is: {error}")
+            return _cannot_tell(f"the token is not the gateway's, and the cluster cannot be asked whose it is: {error}")
         self._remembered[digest] = _Remembered(found, time.monotonic() + REMEMBER_FOR)
         while len(self._remembered) > REMEMBERED:
             self._remembered.popitem(last=False)
@@ -76,16 +78,19 @@ class KubernetesUsers:
         """None when the user may do ``deed`` (resourceAttributes); ``why`` says what the right is for."""
         try:
             allowed = await asyncio.to_thread(self._api.user_may, user.facts, deed)
+        except Forbidden:
+            told = f"this gateway may not ask what {user.name} may do: {_BIND}"
+            return Refusal(told, HTTPStatus.FORBIDDEN)
         except KubernetesError as error:
             log.warning("a right could not be verified", user=user.name, reason=str(error))
-            return Refusal(f"the cluster cannot be asked what {user.name} may do: {error}", forbidden=True)
+            return _cannot_tell(f"the cluster cannot be asked what {user.name} may do: {error}")
         if allowed:
             return None
         resource = "/".join(filter(None, (deed["resource"], deed.get("subresource"))))
         resource += f".{deed['group']}" if deed.get("group") else ""
         namespace = deed["namespace"]
         told = f"{user.name} may not {deed['verb']} {resource} in namespace {namespace!r}, which {why} takes"
-        return Refusal(told, forbidden=True)
+        return Refusal(told, HTTPStatus.FORBIDDEN)
 
     def _review(self, token: str) -> KubernetesUser | Refusal:
         try:
@@ -93,11 +98,16 @@ class KubernetesUsers:
         except Forbidden:
             return Refusal(
                 "the token is not the gateway's, and this gateway may not verify Kubernetes identities: set "
-                "MESHGATE_TOKEN to its token, or have its service account bound to system:auth-delegator"
+                f"MESHGATE_TOKEN to its token, or {_BIND}"
             )
         if user is None:
             return Refusal("the token is neither the gateway's nor one of this cluster's (or it has expired)")
         return KubernetesUser(str(user.get("username", "")), tuple(user.get("groups") or ()), user)
+
+
+def _cannot_tell(reason: str) -> Refusal:
+    """The API server is away, perhaps for a moment: a client that redials must not be sent off for good."""
+    return Refusal(reason, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 class KubernetesAuthenticator:

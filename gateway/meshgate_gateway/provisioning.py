@@ -11,6 +11,7 @@ import asyncio
 import re
 import socket
 from fnmatch import fnmatchcase
+from functools import partial
 from http import HTTPStatus
 
 import structlog
@@ -20,21 +21,21 @@ from meshgate_gateway.auth import Identity, Refusal, TokenAuthenticator, bearer_
 from meshgate_gateway.conversation import Conversation, relay
 from meshgate_gateway.http import MalformedRequest, Request, Response
 from meshgate_gateway.kubernetes_auth import KubernetesUser, KubernetesUsers
+from meshgate_gateway.making import Makings
 from meshgate_gateway.policy import Policy, violations
 from meshgate_kubernetes import jobs
 from meshgate_kubernetes.api import Api
-from meshgate_kubernetes.errors import KubernetesError, NotFound
+from meshgate_kubernetes.errors import KubernetesError
 from meshgate_kubernetes.gateway_pod import find_gateway
-from meshgate_kubernetes.readiness import Progress
-from meshgate_kubernetes.requests import Answer, Ask, Created, End, Ended, Find, Refused, Start, Told, Up, read_ask
-from meshgate_kubernetes.spec import JobSpec, Object
+from meshgate_kubernetes.readiness import Listener
+from meshgate_kubernetes.requests import Answer, Ask, End, Ended, Find, Refused, Start, Up, read_ask, refused
+from meshgate_kubernetes.spec import JobSpec
 
 __all__ = ["Provisioner"]
 
 log = structlog.get_logger()
 
 JOB_PATH = re.compile(r"/v1/jobs/([a-z0-9-]{1,63})/([a-z0-9-]{1,63})(/v1/.*)")
-SEND_TIMEOUT = 30.0
 BY_TOKEN = "the gateway's token"
 
 
@@ -45,6 +46,7 @@ class Provisioner:
         self._api, self._policy, self._token, self._users = api, policy, token, users
         self._loop = asyncio.get_running_loop()
         self._under_way: set[asyncio.Task[None]] = set()
+        self._makings = Makings(partial(jobs.end, api))
 
     async def answer(self, path: str, request: Request, connection: socket.socket) -> Response | None:
         """The answer, or None when the connection was taken over. Raises MalformedRequest."""
@@ -56,8 +58,8 @@ class Provisioner:
             raise MalformedRequest(HTTPStatus.BAD_REQUEST, "jobs are asked for over a websocket: no Upgrade header")
         caller = await self._caller(request)
         if isinstance(caller, Refusal):
-            status = HTTPStatus.FORBIDDEN if caller.forbidden else HTTPStatus.UNAUTHORIZED
-            return Response.error(status, caller.reason)
+            log.warning("refused", path=path, reason=caller.reason)
+            return caller.answer()
         self._start(self._converse(Conversation(connection.dup(), request.head), caller))
         return None
 
@@ -65,6 +67,7 @@ class Provisioner:
         for task in self._under_way:
             task.cancel()
         await asyncio.gather(*self._under_way, return_exceptions=True)
+        await self._makings.close()
 
     # --- who asks -----------------------------------------------------------------------------------------
 
@@ -106,47 +109,41 @@ class Provisioner:
             if text is None:
                 return
             try:
-                answer = await self._do(read_ask(text), caller, conversation)
-            except ValidationError as error:
-                first = error.errors(include_url=False)[0]
-                answer = Refused(reason=f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
-            except NotFound as error:
-                answer = Refused(reason=str(error), missing=True)
-            except KubernetesError as error:
-                answer = Refused(reason=str(error))
-            delivered = await conversation.send(answer.model_dump_json())
-            if isinstance(answer, Up) and not delivered:
-                log.info("nobody waits for the job any more", job=answer.job.name)
-                await asyncio.to_thread(jobs.end, self._api, answer.job)
+                answer = await self._answer(read_ask(text), caller, conversation)
+            except (ValidationError, KubernetesError) as error:
+                answer = refused(error)
+            if answer is not None:
+                await conversation.send(answer.model_dump_json())
 
-    async def _do(self, ask: Ask, caller: KubernetesUser, conversation: Conversation) -> Answer:
+    async def _answer(self, ask: Ask, caller: KubernetesUser, conversation: Conversation) -> Answer | None:
+        """The answer, or None when the caller was told already."""
         if isinstance(ask, Start):
             return await self._make(ask, caller, conversation)
         if reason := await self._may_not_have(caller, ask):
             return Refused(reason=reason)
         running = await asyncio.to_thread(jobs.find, self._api, ask.name, ask.namespace)
-        if isinstance(ask, End):
-            log.info("ending a job", job=ask.name, namespace=ask.namespace, caller=caller.name)
-            await asyncio.to_thread(jobs.end, self._api, running)
-            return Ended()
-        return Up(job=running)
+        if isinstance(ask, Find):
+            return Up(job=running)
+        log.info("ending a job", job=ask.name, namespace=ask.namespace, caller=caller.name)
+        await conversation.meanwhile(asyncio.to_thread(jobs.end, self._api, running))
+        return Ended()
 
-    async def _make(self, ask: Start, caller: KubernetesUser, conversation: Conversation) -> Answer:
+    async def _make(self, ask: Start, caller: KubernetesUser, conversation: Conversation) -> Answer | None:
         spec = ask.job.model_copy(update={"gateway_image": self._policy.gateway_image})
         if reason := await self._may_not_make(caller, spec.namespace):
             return Refused(reason=reason)
         if problems := violations(self._policy, spec):
             return Refused(reason="the policy of this gateway does not allow it: " + "; ".join(problems))
         log.info("making a job", job=spec.name, namespace=spec.namespace, caller=caller.name)
-        listener = _Teller(conversation, self._loop)
-        running = await asyncio.to_thread(self._make_now, spec, listener, ask.timeout, caller.name)
-        return Up(job=running)
+        make = partial(self._make_now, spec, ask.timeout, caller.name)
+        await self._makings.of(f"{caller.name} {spec.model_dump_json()}", make).attend(conversation)
+        return None
 
-    def _make_now(self, spec: JobSpec, listener: _Teller, timeout: float | None, owner: str) -> jobs.RunningJob:
+    def _make_now(self, spec: JobSpec, timeout: float | None, owner: str, listener: Listener) -> jobs.RunningJob:
         spec = jobs.resolve(self._api, spec)
         pods = sum(mesh.replicas for mesh in spec.meshes)
         if pods > self._policy.max_replicas:  # as many as the selector has found
-            raise NotFound(f"{pods} pods are more than the {self._policy.max_replicas} that the policy allows")
+            raise NotAllowed(f"{pods} pods are more than the {self._policy.max_replicas} that the policy allows")
         return jobs.start(self._api, spec, listener, timeout=timeout, owner=owner)
 
     # --- the gateways of jobs -----------------------------------------------------------------------------
@@ -170,18 +167,5 @@ class Provisioner:
         task.add_done_callback(self._under_way.discard)
 
 
-class _Teller:
-    """A Listener on a thread of its own that tells the caller what it hears."""
-
-    def __init__(self, conversation: Conversation, loop: asyncio.AbstractEventLoop) -> None:
-        self._conversation, self._loop = conversation, loop
-
-    def created(self, obj: Object) -> None:
-        self._tell(Created(kind=obj["kind"], name=obj["metadata"]["name"]))
-
-    def progress(self, progress: Progress) -> None:
-        self._tell(Told(progress=progress))
-
-    def _tell(self, answer: Answer) -> None:
-        sending = self._conversation.send(answer.model_dump_json())
-        asyncio.run_coroutine_threadsafe(sending, self._loop).result(SEND_TIMEOUT)
+class NotAllowed(KubernetesError):
+    """The operator's policy is against it."""

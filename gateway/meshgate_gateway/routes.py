@@ -72,9 +72,7 @@ class Routes:
         if isinstance(checked, Identity):
             return checked
         log.warning("refused", path=request.path, reason=checked.reason)
-        if checked.forbidden:
-            return Response.error(HTTPStatus.FORBIDDEN, checked.reason)
-        return Response.error(HTTPStatus.UNAUTHORIZED, checked.reason, headers={"WWW-Authenticate": "Bearer"})
+        return checked.answer()
 
     def _job(self) -> Response:
         python = PYTHON_VERSION.rpartition(".")[0]

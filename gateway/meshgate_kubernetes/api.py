@@ -21,80 +21,27 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import kubernetes.client
 import kubernetes.config
 import urllib3
+import yaml
 
-from meshgate_kubernetes.errors import (
-    Conflict,
-    Forbidden,
-    KubernetesError,
-    NoCluster,
-    NotFound,
-    Refused,
-    Unauthenticated,
-    Unreachable,
-)
+from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError, NoCluster, NotFound, Unreachable
+from meshgate_kubernetes.kinds import KINDS, Kind
+from meshgate_kubernetes.refusals import refusal
 from meshgate_kubernetes.spec import Object
 
-__all__ = ["Api", "Kind", "Tunnel", "Watch", "KINDS"]
+__all__ = ["Api", "Tunnel", "Watch"]
 
 FIELD_MANAGER = "meshgate"
 _CONNECT_TIMEOUT = 10.0
 _READ_TIMEOUT = 60.0
 _RECONNECTS = 12
 """Attempts, further and further apart, half a minute in all."""
-_FORBIDDEN = re.compile(
-    r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<resource>[^"]*)" in API group "(?P<group>[^"]*)"'
-    r'(?: in the namespace "(?P<namespace>[^"]*)")?'
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Where the API serves a kind: ``api_version`` as objects write it, and the plural in its path."""
-
-    name: str
-    api_version: str
-    plural: str
-    namespaced: bool = True
-
-    @property
-    def group(self) -> str:
-        return self.api_version.rpartition("/")[0]
-
-    @property
-    def resource(self) -> str:
-        """As people and RBAC write it: ``statefulsets.apps``."""
-        return f"{self.plural}.{self.group}" if self.group else self.plural
-
-    def path(self, namespace: str, name: str = "") -> str:
-        root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
-        scope = f"/namespaces/{quote(namespace)}" if self.namespaced else ""
-        return f"{root}{scope}/{self.plural}" + (f"/{quote(name)}" if name else "")
-
-
-KINDS: Mapping[str, Kind] = {
-    kind.name: kind
-    for kind in (
-        Kind("ConfigMap", "v1", "configmaps"),
-        Kind("Event", "v1", "events"),
-        Kind("Node", "v1", "nodes", namespaced=False),
-        Kind("Pod", "v1", "pods"),
-        Kind("Secret", "v1", "secrets"),
-        Kind("Service", "v1", "services"),
-        Kind("ServiceAccount", "v1", "serviceaccounts"),
-        Kind("Deployment", "apps/v1", "deployments"),
-        Kind("ReplicaSet", "apps/v1", "replicasets"),
-        Kind("StatefulSet", "apps/v1", "statefulsets"),
-        Kind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
-        Kind("Role", "rbac.authorization.k8s.io/v1", "roles"),
-        Kind("RoleBinding", "rbac.authorization.k8s.io/v1", "rolebindings"),
-        Kind("MonarchMesh", "monarch.pytorch.org/v1alpha1", "monarchmeshes"),
-    )
-}
+# Besides its own error the package lets pass whatever a file that is no kubeconfig makes it stumble over.
+_STUMBLES = (yaml.YAMLError, OSError, ValueError, TypeError, KeyError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +70,8 @@ class Api:
         configuration = kubernetes.client.Configuration()
         try:
             self.namespace = self._load(configuration) or "default"
-        except kubernetes.config.ConfigException as error:
-            raise NoCluster(f"{self.source} cannot be used: {error}") from error
+        except (kubernetes.config.ConfigException, *_STUMBLES) as error:
+            raise NoCluster(f"{self.source} cannot be used: {error or type(error).__name__}") from error
         self._configuration = configuration
         self._pool: urllib3.PoolManager = kubernetes.client.ApiClient(configuration).rest_client.pool_manager
 
@@ -135,6 +82,8 @@ class Api:
         chosen = str(path) if path is not None else os.environ.get("KUBECONFIG") or "~/.kube/config"
 
         def load(configuration: Any) -> str:
+            if not any(Path(each).expanduser().exists() for each in filter(None, chosen.split(os.pathsep))):
+                raise FileNotFoundError("there is no such file")
             kubernetes.config.load_kube_config(chosen, context, configuration)  # type: ignore[no-untyped-call]
             contexts, active = kubernetes.config.list_kube_config_contexts(chosen)  # type: ignore[no-untyped-call]
             used = next((each for each in contexts if each["name"] == context), active)
@@ -238,10 +187,29 @@ class Api:
 
     # --- who may ------------------------------------------------------------------------------------------
 
-    def may(self, verb: str, kind: str, namespace: str) -> bool:
-        """Whether this user may ``verb`` objects of ``kind``."""
-        attributes = {"namespace": namespace, "verb": verb, "group": KINDS[kind].group, "resource": KINDS[kind].plural}
-        return self._review("SelfSubjectAccessReview", {"resourceAttributes": attributes})
+    def may(self, deed: Mapping[str, str]) -> bool:
+        """Whether this user may do ``deed`` (resourceAttributes)."""
+        return self._review("SelfSubjectAccessReview", {"resourceAttributes": dict(deed)})
+
+    def rules(self, namespace: str) -> list[Object]:
+        """What this user may do in ``namespace``, as rules of RBAC; there may be more that the server cannot list."""
+        version = "authorization.k8s.io/v1"
+        body = {"apiVersion": version, "kind": "SelfSubjectRulesReview", "spec": {"namespace": namespace}}
+        status = self._json("POST", f"/apis/{version}/selfsubjectrulesreviews", body)["status"]
+        return list(status.get("resourceRules") or [])
+
+    def user_who_may_not(self, verb: str, kind: str, namespace: str) -> str:
+        """The name of this user, as the API server says it when it refuses a deed; "" where it does not. Nothing
+        is changed: the deed is only tried."""
+        method = {"create": "POST", "patch": "PATCH", "delete": "DELETE"}.get(verb, "GET")
+        path = KINDS[kind].path(namespace, "" if verb in ("create", "list", "watch") else "any")
+        try:
+            self._json(method, path, {}, query={"dryRun": "All"} if method != "GET" else None)
+        except Forbidden as error:
+            return error.user
+        except KubernetesError:
+            return ""
+        return ""
 
     def user_may(self, user: Mapping[str, Any], attributes: Mapping[str, str]) -> bool:
         """Whether the user of a token review may do what ``attributes`` (resourceAttributes) say."""
@@ -330,7 +298,8 @@ class Api:
             self._connect()
             response = self._send(method, path, body, content_type, stream)
         if response.status >= 400:
-            raise self._error(response, method, path)
+            request = f"{method} {path.partition('?')[0]}"
+            raise refusal(response.status, response.data, host=self.host, source=self.source, request=request)
         return response
 
     def _send(
@@ -359,26 +328,6 @@ class Api:
             ) from error
         self._has_answered = True
         return response
-
-    def _error(self, response: urllib3.BaseHTTPResponse, method: str, path: str) -> KubernetesError:
-        status = _status(response.data)
-        message, reason = status.get("message") or response.data.decode(errors="replace"), status.get("reason")
-        match response.status:
-            case 401:
-                return Unauthenticated(
-                    f"the API server at {self.host} does not accept the credentials of {self.source}: they have "
-                    "expired or belong to another cluster. Log in again, then check with `kubectl auth can-i get pods`"
-                )
-            case 403 if denied := _FORBIDDEN.search(message):
-                verb, resource, user = denied["verb"], denied["resource"], denied["user"]
-                full = f"{resource}.{denied['group']}" if denied["group"] else resource
-                return Forbidden(verb, full, denied["namespace"] or "", user=user)
-            case 404:
-                return NotFound(message)
-            case 409 if reason in ("AlreadyExists", "Conflict"):
-                return Conflict(message)
-            case code:
-                return Refused(f"{message.strip()} (HTTP {code} to {method} {path.partition('?')[0]})")
 
 
 class Watch(Iterator[tuple[str, Object]]):
@@ -437,11 +386,3 @@ def _namespace_of(obj: Object) -> str:
 
 def _selectors(selector: str = "", fields: str = "") -> dict[str, str]:
     return {**({"labelSelector": selector} if selector else {}), **({"fieldSelector": fields} if fields else {})}
-
-
-def _status(data: bytes) -> Object:
-    with suppress(ValueError):
-        parsed = json.loads(data)
-        if isinstance(parsed, dict):
-            return parsed
-    return {}

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import base64
 import logging
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from meshgate_kubernetes import provision
+from meshgate_kubernetes import provision, rights
 from meshgate_kubernetes.api import Api
 from meshgate_kubernetes.discovery import ranked
 from meshgate_kubernetes.errors import Conflict, KubernetesError, NotFound
 from meshgate_kubernetes.manifests import OPERATOR_SELECTOR, OWNER_ANNOTATION, SPEC_KEY, monarch_mesh_name
 from meshgate_kubernetes.names import COMPONENT_LABEL, JOB_LABEL, Names
-from meshgate_kubernetes.readiness import Listener, wait_ready
+from meshgate_kubernetes.readiness import JobNotReady, Listener, wait_ready
 from meshgate_kubernetes.spec import JobSpec, MeshSpec, Object
 
 __all__ = [
@@ -73,46 +72,63 @@ def _resolved(api: Api, spec: JobSpec, mesh: MeshSpec, monarch: bool) -> MeshSpe
     return mesh.model_copy(update={"way": "monarchmesh", "selector": selector})
 
 
-def start(api: Api, asked: JobSpec, listener: Listener, *, timeout: float | None, owner: str = "") -> RunningJob:
+def start(
+    api: Api,
+    asked: JobSpec,
+    listener: Listener,
+    *,
+    timeout: float | None,
+    owner: str = "",
+    forward: bool = False,
+) -> RunningJob:
     """Makes the job and waits until it is up, or takes the one of its name that is there if it is the same.
 
-    ``owner`` is written down as who asked for it. Whatever goes wrong, a Ctrl-C too, nothing of a new job remains.
-    Raises JobNotReady and the other KubernetesErrors; Conflict when a different job has the name.
+    ``owner`` is written down as who asked for it; ``forward``: it will be reached by a port-forward. Whatever goes
+    wrong, a Ctrl-C too, nothing of a new job remains. Raises JobNotReady and the other KubernetesErrors: Forbidden
+    with every right that is missing, before anything is made, and Conflict when a different job has the name.
     """
     spec = resolve(api, asked)
+    rights.require(api, spec, forward=forward)
+    parent, new = _create_or_find(api, spec, owner)
+    uid = str(parent["metadata"]["uid"])
     try:
-        parent = provision.create_parent(api, spec, owner)
-    except Conflict as error:
-        existing = _existing(api, spec, owner, error)
-        if existing is not None:
-            wait_ready(api, spec, listener, timeout)
-            return find(api, spec.name, spec.namespace)
-        parent = provision.create_parent(api, spec, owner)
-    uid, token = str(parent["metadata"]["uid"]), secrets.token_urlsafe(32)
-    try:
-        provision.create_owned(api, spec, parent, token, listener)
-        wait_ready(api, spec, listener, timeout)
-    except BaseException:
+        provision.create_owned(api, spec, parent, listener)
+        wait_ready(api, spec, uid, listener, timeout)
+        return find(api, spec.name, spec.namespace)
+    except JobNotReady as error:
+        if not new:
+            raise error.with_note(f"it is another program's, and left as it is; {_how_to_end(spec)}") from None
         _clean_up(api, spec, uid)
         raise
-    return _running(spec, uid, token)
+    except BaseException:
+        if new:
+            _clean_up(api, spec, uid)
+        raise
 
 
-def _existing(api: Api, spec: JobSpec, owner: str, error: Conflict) -> JobSpec | None:
-    """The job of this name if it may be taken; None when it was on its way out and is gone by now."""
+def _create_or_find(api: Api, spec: JobSpec, owner: str) -> tuple[Object, bool]:
+    """The parent of the job, and whether it is new."""
     try:
-        existing, _ = provision.read_spec(api, spec.name, spec.namespace)
-    except NotFound:
+        return provision.create_parent(api, spec, owner), True
+    except Conflict as error:
+        conflict = error
+    try:
+        existing, parent = provision.read_parent(api, spec.name, spec.namespace)
+    except NotFound:  # it was on its way out
         provision.wait_gone(api, spec.name, spec.namespace)
-        return None
+        return provision.create_parent(api, spec, owner), True
     except ValueError:
-        raise error from None
-    if existing != spec or owner_of(api, spec.name, spec.namespace) != owner:
+        raise conflict from None
+    if existing != spec or _owner(parent) != owner:
         raise Conflict(
-            f"a job {spec.name!r} runs already in namespace {spec.namespace!r}, and is not what is asked for now: end "
-            "it first, or choose another name"
-        ) from error
-    return existing
+            f"a job {spec.name!r} runs already in namespace {spec.namespace!r}, and is not what is asked for now: "
+            f"choose another name, or end that one first; {_how_to_end(spec)}"
+        ) from conflict
+    return parent, False
+
+
+def _how_to_end(spec: JobSpec) -> str:
+    return f"`meshgate kill -n {spec.namespace} {spec.name}` ends it"
 
 
 def _clean_up(api: Api, spec: JobSpec, uid: str) -> None:
@@ -126,7 +142,9 @@ def find(api: Api, name: str, namespace: str) -> RunningJob:
     """The running job of this name. Raises NotFound."""
     spec, uid = provision.read_spec(api, name, namespace)
     secret = api.get("Secret", Names(name).secret, namespace)
-    return _running(spec, uid, base64.b64decode(secret["data"]["token"]).decode())
+    token = base64.b64decode(secret["data"]["token"]).decode()
+    meshes = {mesh.name: mesh.replicas for mesh in spec.meshes}
+    return RunningJob(name=name, namespace=namespace, uid=uid, token=token, meshes=meshes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +178,7 @@ def _listed(parent: Object) -> ListedJob | None:
         uid=metadata["uid"],
         meshes={mesh.name: mesh.replicas for mesh in spec.meshes},
         created=datetime.fromisoformat(metadata["creationTimestamp"].replace("Z", "+00:00")).timestamp(),
-        owner=str((metadata.get("annotations") or {}).get(OWNER_ANNOTATION, "")),
+        owner=_owner(parent),
     )
 
 
@@ -171,7 +189,10 @@ def end_listed(api: Api, job: ListedJob) -> None:
 
 def owner_of(api: Api, name: str, namespace: str) -> str:
     """Who asked a gateway for the job, "" when nobody did. Raises NotFound."""
-    parent = api.get("ConfigMap", Names(name).parent, namespace)
+    return _owner(api.get("ConfigMap", Names(name).parent, namespace))
+
+
+def _owner(parent: Object) -> str:
     return str((parent["metadata"].get("annotations") or {}).get(OWNER_ANNOTATION, ""))
 
 
@@ -185,8 +206,3 @@ def runs(api: Api, job: RunningJob) -> bool:
 def end(api: Api, job: RunningJob) -> None:
     """Returns when nothing of the job is left. Harmless when nothing was."""
     provision.delete(api, job.name, job.namespace, uid=job.uid)
-
-
-def _running(spec: JobSpec, uid: str, token: str) -> RunningJob:
-    meshes = {mesh.name: mesh.replicas for mesh in spec.meshes}
-    return RunningJob(name=spec.name, namespace=spec.namespace, uid=uid, token=token, meshes=meshes)

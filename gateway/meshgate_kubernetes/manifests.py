@@ -36,16 +36,20 @@ __all__ = [
 
 SPEC_KEY = "job.json"
 OWNER_ANNOTATION = "meshgate.dev/asked-for-by"
+ATTEMPT_ANNOTATION = "meshgate.dev/attempt"
 OPERATOR_SELECTOR = "app.kubernetes.io/name=monarch-worker,monarch.pytorch.org/mesh-name="
 MONARCH_API = "monarch.pytorch.org/v1alpha1"
 _RBAC = "rbac.authorization.k8s.io/v1"
 
 
-def parent(spec: JobSpec, owner: str = "") -> Object:
-    """The object that owns the job, and tells whoever finds it what the job is, and who asked a gateway for it."""
+def parent(spec: JobSpec, owner: str = "", attempt: str = "") -> Object:
+    """The object that owns the job, and tells whoever finds it what the job is, and who asked a gateway for it.
+
+    By ``attempt`` the one who made it knows it again.
+    """
     head = _head("v1", "ConfigMap", spec, Names(spec.name).parent, "job")
-    if owner:
-        head["metadata"]["annotations"] = {OWNER_ANNOTATION: owner}
+    if notes := {key: value for key, value in ((OWNER_ANNOTATION, owner), (ATTEMPT_ANNOTATION, attempt)) if value}:
+        head["metadata"]["annotations"] = notes
     return {
         **head,
         "data": {SPEC_KEY: spec.model_dump_json(exclude_defaults=True)},

@@ -80,6 +80,12 @@ class Observer:
         for thread in self._threads:
             thread.join()
 
+    @property
+    def listed(self) -> bool:
+        """Whether every source has been listed, so that what is not in ``objects`` is not there."""
+        with self._changed:
+            return len(self._objects) == len(self._threads)
+
     def objects(self, kind: str, selector: str | None = None) -> list[Object]:
         """The objects of ``kind`` from all its sources, each once, or from the one with this selector."""
         with self._changed:

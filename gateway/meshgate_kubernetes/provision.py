@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 from collections.abc import Sequence
 
 from meshgate_kubernetes import manifests
-from meshgate_kubernetes.api import KINDS, Api
-from meshgate_kubernetes.errors import Conflict, Forbidden, NotFound, Refused
+from meshgate_kubernetes.api import Api
+from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError, NotFound, Refused
 from meshgate_kubernetes.names import JOB_LABEL, Names
 from meshgate_kubernetes.observe import Observer, Source
 from meshgate_kubernetes.readiness import Listener
 from meshgate_kubernetes.spec import JobSpec, Object
 
-__all__ = ["create_owned", "create_parent", "delete", "read_spec", "wait_gone"]
+__all__ = ["create_owned", "create_parent", "delete", "read_parent", "read_spec", "wait_gone"]
 
 DELETE_TIMEOUT = 120.0
 _EVERY_KIND = [
@@ -36,63 +37,78 @@ _EVERY_KIND = [
 
 
 def create_parent(api: Api, spec: JobSpec, owner: str = "") -> Object:
-    """Makes the job's parent, which all else will belong to. Conflict when there is a job of this name."""
-    return api.create(manifests.parent(spec, owner))
+    """Makes the job's parent, which all else will belong to. Conflict when there is a job of this name.
+
+    An interruption leaves none, wherever it comes.
+    """
+    attempt = secrets.token_hex(8)
+    try:
+        return api.create(manifests.parent(spec, owner, attempt))
+    except (Conflict, Forbidden, NotFound):
+        raise
+    except BaseException:  # the API server may have made it all the same
+        with contextlib.suppress(KubernetesError):
+            made = api.get("ConfigMap", Names(spec.name).parent, spec.namespace)
+            if (made["metadata"].get("annotations") or {}).get(manifests.ATTEMPT_ANNOTATION) == attempt:
+                api.delete("ConfigMap", made["metadata"]["name"], spec.namespace, uid=made["metadata"]["uid"])
+        raise
 
 
-def create_owned(api: Api, spec: JobSpec, parent: Object, token: str, listener: Listener) -> None:
-    """Makes everything else. Raises Forbidden with every right that is missing.
+def create_owned(api: Api, spec: JobSpec, parent: Object, listener: Listener) -> None:
+    """Makes everything else that is not there yet. Does not wait, and does not clean up.
 
-    Does not wait, and does not clean up: the caller, who knows the parent, deletes that.
+    Two programs may do so at once, and one may go on where another was killed: what there is of the job stays.
     """
     listener.created(parent)
-    objects = [manifests.token_secret(spec, token), *manifests.gateway_objects(spec)]
+    objects = [manifests.token_secret(spec, secrets.token_urlsafe(32)), *manifests.gateway_objects(spec)]
     objects += [obj for mesh in spec.meshes for obj in manifests.mesh_objects(spec, mesh)]
     for obj in manifests.owned_by(parent, objects):
-        try:
-            listener.created(_create_or_apply(api, spec, obj))
-        except Forbidden as error:
-            raise _all_missing_rights(api, spec, objects, error) from error
+        listener.created(_create_or_take(api, spec, obj))
 
 
-def _create_or_apply(api: Api, spec: JobSpec, obj: Object) -> Object:
-    """Creating comes first, so that whoever makes a job needs no right to patch. What is there already is
-    changed only if it is the job's."""
+def _create_or_take(api: Api, spec: JobSpec, obj: Object) -> Object:
     try:
         return api.create(obj)
     except Conflict:
         kind, name = obj["kind"], obj["metadata"]["name"]
-        existing = api.get(kind, name, spec.namespace)
-        if (existing["metadata"].get("labels") or {}).get(JOB_LABEL) != spec.name:
+        existing = api.get(kind, name, spec.namespace)["metadata"]
+        (parent,) = obj["metadata"]["ownerReferences"]
+        if any(owner["uid"] == parent["uid"] for owner in existing.get("ownerReferences") or []):
+            return obj
+        if (existing.get("labels") or {}).get(JOB_LABEL) != spec.name:
             raise Conflict(
                 f"{kind} {name!r} in namespace {spec.namespace!r} exists already and is not of job {spec.name!r}: "
                 "choose another name for the job"
             ) from None
-        return api.apply(obj)
+        return _replace(api, obj, existing["uid"])
 
 
-def _all_missing_rights(api: Api, spec: JobSpec, objects: Sequence[Object], first: Forbidden) -> Forbidden:
-    kinds = list(dict.fromkeys(obj["kind"] for obj in objects))
-    missing = [KINDS[kind].resource for kind in kinds if not api.may("create", kind, spec.namespace)]
-    others = [resource for resource in missing if resource != first.resource]
-    if not others:
-        return first
-    return Forbidden(
-        first.verb,
-        first.resource,
-        first.namespace,
-        user=first.user,
-        detail=f"nor {first.verb} {', '.join(others)}. docs/kubernetes.md lists the rights a user needs",
-    )
+def _replace(api: Api, obj: Object, uid: str) -> Object:
+    """Makes ``obj`` in the place of what a job of this name left, whose parent was deleted without it."""
+    kind, name, namespace = obj["kind"], obj["metadata"]["name"], obj["metadata"]["namespace"]
+    with contextlib.suppress(NotFound):
+        api.delete(kind, name, namespace, propagation="Foreground", uid=uid)
+    with Observer(api, namespace, [Source(kind)]) as seen:
+        gone = seen.wait_for(lambda: all(each["metadata"]["uid"] != uid for each in seen.objects(kind)), DELETE_TIMEOUT)
+    if not gone:
+        raise Refused(f"{kind} {name!r}, left by an earlier job, was deleted, but is there after {DELETE_TIMEOUT:g} s")
+    return api.create(obj)
 
 
 def read_spec(api: Api, name: str, namespace: str) -> tuple[JobSpec, str]:
     """The specification of the job ``name``, and the uid of its parent. NotFound when there is none."""
+    spec, parent = read_parent(api, name, namespace)
+    return spec, str(parent["metadata"]["uid"])
+
+
+def read_parent(api: Api, name: str, namespace: str) -> tuple[JobSpec, Object]:
+    """The specification of the job ``name``, and its parent. NotFound when there is none or it is going, ValueError
+    when another version of meshgate made it."""
     parent = api.get("ConfigMap", Names(name).parent, namespace)
     text = (parent.get("data") or {}).get(manifests.SPEC_KEY)
     if text is None or "deletionTimestamp" in parent["metadata"]:
         raise NotFound(f"there is no job {name!r} in namespace {namespace!r}")
-    return JobSpec.model_validate(json.loads(text)), str(parent["metadata"]["uid"])
+    return JobSpec.model_validate(json.loads(text)), parent
 
 
 def delete(api: Api, name: str, namespace: str, *, uid: str | None = None, timeout: float = DELETE_TIMEOUT) -> None:

@@ -15,7 +15,7 @@ from meshgate_kubernetes import manifests
 from meshgate_kubernetes.api import Api
 from meshgate_kubernetes.capacity import Cluster
 from meshgate_kubernetes.discovery import ranked
-from meshgate_kubernetes.errors import KubernetesError
+from meshgate_kubernetes.errors import KubernetesError, NotFound
 from meshgate_kubernetes.names import COMPONENT_LABEL, Names
 from meshgate_kubernetes.observe import Observer, Source
 from meshgate_kubernetes.spec import JobSpec, Object
@@ -23,6 +23,7 @@ from meshgate_kubernetes.waiting import Problem, Stage, diagnose, stage
 
 __all__ = ["JobNotReady", "Listener", "MeshProgress", "Progress", "wait_ready"]
 
+HEARTBEAT = 5.0
 _LOG_LINES = 20
 OPERATOR_PATIENCE = 60.0
 SELECTOR_PATIENCE = 15.0
@@ -49,13 +50,13 @@ class Progress:
 
 
 class Listener(Protocol):
-    """Told what happens while a job comes up or goes. Called on the thread that waits."""
+    """Told what happens while a job comes up. Called on the thread that waits; what it raises ends the waiting."""
 
     def created(self, obj: Object) -> None:
-        """The API server has taken an object."""
+        """The API server has taken an object, or has it."""
 
     def progress(self, progress: Progress) -> None:
-        """The pods or their problems have changed."""
+        """The pods or their problems have changed, or ``HEARTBEAT`` seconds have passed without."""
 
 
 class JobNotReady(KubernetesError):
@@ -72,29 +73,44 @@ class JobNotReady(KubernetesError):
             head += f" within {timeout:g} s; not ready: {', '.join(waiting_for)}"
         super().__init__("\n".join([f"{head}:" if problems else head, *(f"  {each}" for each in problems)]))
 
+    def with_note(self, note: str) -> JobNotReady:
+        """The same with a last line."""
+        self.args = (f"{self}\n{note}",)
+        return self
 
-def wait_ready(api: Api, spec: JobSpec, listener: Listener, timeout: float | None) -> None:
-    """Returns when the gateway and every mesh are ready. Raises JobNotReady as soon as that is hopeless."""
+
+def wait_ready(api: Api, spec: JobSpec, uid: str, listener: Listener, timeout: float | None) -> None:
+    """Returns when the gateway and every mesh of the job whose parent is ``uid`` are ready.
+
+    Raises JobNotReady as soon as that is hopeless, and NotFound when somebody ends the job meanwhile.
+    """
     started = time.monotonic()
     job = Names(spec.name).selector()
     sources = [Source("ConfigMap", job), Source("Event", optional=True), Source("Pod", _gateway_selector(spec))]
     sources += [Source("Pod", mesh.selector) for mesh in spec.meshes]
     with Observer(api, spec.namespace, sources) as seen:
         waiter = _Waiter(api, spec, seen)
-        version, told = -1, None
+        version = -1
         while True:
-            left = None if timeout is None else started + timeout - time.monotonic()
+            left = HEARTBEAT if timeout is None else min(HEARTBEAT, started + timeout - time.monotonic())
             version = seen.wait(version, waiter.patience_left(left))
+            if seen.listed and not any(_is(uid, parent) for parent in seen.objects("ConfigMap")):
+                raise NotFound(
+                    f"job {spec.name!r} was ended while it came up: by another program, or by its own idle timeout of "
+                    f"{spec.idle_timeout} s. Apply it again"
+                )
             progress = waiter.look()
-            if progress != told:
-                listener.progress(progress)
-                told = progress
+            listener.progress(progress)
             if all(mesh.ready for mesh in progress.meshes):
                 return
             hopeless = waiter.hopeless()
             late = timeout is not None and time.monotonic() - started >= timeout
             if hopeless or late:
                 raise waiter.failure(hopeless, None if hopeless else timeout)
+
+
+def _is(uid: str, parent: Object) -> bool:
+    return parent["metadata"]["uid"] == uid and "deletionTimestamp" not in parent["metadata"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +163,11 @@ class _Waiter:
             if each.patience is not None and now - self._since[each.key] >= each.patience
         ]
 
-    def patience_left(self, at_most: float | None) -> float | None:
+    def patience_left(self, at_most: float) -> float:
         """Seconds until a problem becomes hopeless if nothing changes."""
         now = time.monotonic()
         ends = [self._since[each.key] + each.patience - now for each in self._problems if each.patience is not None]
-        if at_most is not None:
-            ends.append(at_most)
-        return max(0.0, min(ends)) if ends else None
+        return max(0.0, min([*ends, at_most]))
 
     def failure(self, hopeless: Sequence[Problem], timeout: float | None) -> JobNotReady:
         problems = [self._with_log(each) for each in hopeless or self._problems]
@@ -167,6 +181,8 @@ class _Waiter:
         )
 
     def _diagnose(self, events: Sequence[Object]) -> list[Problem]:
+        if not self._seen.listed:  # nobody knows yet what is there
+            return []
         missing = _missing(self._spec, self._picture)
         found = diagnose(self._picture.pods, events, missing=missing, cluster=self._cluster)
         return [*found, *_nobody_there(self._spec, self._picture)]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from meshgate_kubernetes.errors import KubernetesError, NotFound
 from meshgate_kubernetes.jobs import RunningJob
 from meshgate_kubernetes.readiness import Progress
 from meshgate_kubernetes.spec import JobSpec
@@ -26,6 +27,7 @@ __all__ = [
     "Up",
     "read_answer",
     "read_ask",
+    "refused",
 ]
 
 MAX_MESSAGE = 1 << 20
@@ -85,6 +87,14 @@ class Refused(_Model):
     say: Literal["refused"] = "refused"
     reason: str
     missing: bool = False
+
+
+def refused(error: ValidationError | KubernetesError) -> Refused:
+    """The answer to what could not be read, or done."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return Refused(reason=f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+    return Refused(reason=str(error), missing=isinstance(error, NotFound))
 
 
 Ask: TypeAlias = Start | Find | End

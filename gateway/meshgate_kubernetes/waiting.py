@@ -220,7 +220,8 @@ def _refused(subject: str, said: str) -> Problem:
         return Problem(subject, "QuotaExceeded", why, 0)
     if "failed calling webhook" in why or "error looking up service account" in why:
         return Problem(subject, "FailedCreate", why, PULL_PATIENCE)
-    return Problem(subject, "FailedCreate", why, 0 if "forbidden" in why or "denied" in why else SOON)
+    definite = any(word in why for word in ("forbidden", "denied", "is invalid"))
+    return Problem(subject, "FailedCreate", why, 0 if definite else SOON)
 
 
 def _of_pod(pod: Object, events: Iterable[Object]) -> list[Object]:

@@ -133,3 +133,15 @@ class Async(Actor):
     @endpoint
     async def echo(self, value: Any) -> Any:
         return value
+
+
+class Ranked(Actor):
+    """Reads its rank as Kubetorch's programs do; ``named`` has one of its own making."""
+
+    def __init__(self, named: bool = False) -> None:
+        if named:
+            self.rank = "mine"
+
+    @endpoint
+    def own(self) -> object:
+        return self.rank

@@ -12,7 +12,7 @@ import pytest
 
 import meshgate as kt
 from meshgate import Accumulator, ActorError, Channel, FutureProxy, SupervisionError, ValueMesh
-from tests.end_to_end.actors import Async, Point2, Ported, Refused, Refusing, Worker
+from tests.end_to_end.actors import Async, Point2, Ported, Ranked, Refused, Refusing, Worker
 
 
 def test_call_gives_a_value_for_each_rank(workers: Any) -> None:
@@ -30,6 +30,13 @@ def test_a_slice_calls_exactly_its_ranks(procs: Any) -> None:
     assert list(workers.add.call(0).get().values()) == [0, 7, 5, 12]
     assert workers.slice(hosts=0, gpus=1).coordinates.call_one().get() == {}
     assert workers.flatten("rank").slice(rank=slice(0, 4, 3)).add.call(0).get().item(rank=1) == 12
+
+
+def test_an_actor_has_its_rank_and_may_set_another(procs: Any) -> None:
+    ranked = procs.spawn("ranked", Ranked)
+    assert list(ranked.own.call().get().values()) == [0, 1, 2, 3]
+    assert ranked.slice(hosts=1, gpus=1).own.call_one().get() == 3
+    assert set(procs.spawn("named", Ranked, named=True).own.call().get().values()) == {"mine"}
 
 
 def test_choose_and_broadcast_and_stream(procs: Any) -> None:

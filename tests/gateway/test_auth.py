@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 
 import pytest
 from pydantic import SecretStr
@@ -35,7 +36,7 @@ def test_nothing_else_does(value: str) -> None:
     refused = check(value)
     assert isinstance(refused, Refusal)
     assert "MESHGATE_TOKEN" in refused.reason
-    assert not refused.forbidden
+    assert refused.status is HTTPStatus.UNAUTHORIZED
 
 
 def test_no_credentials_are_refused() -> None:

@@ -15,11 +15,13 @@ from meshgate.kubernetes.dialer import PodDialer, PortForwardDialer, WatchedUrlD
 from meshgate.kubernetes.progress import choose_display, told_when_up
 from meshgate_kubernetes import jobs
 from meshgate_kubernetes.api import Api
-from meshgate_kubernetes.errors import KubernetesError, NoCluster, NotFound
+from meshgate_kubernetes.errors import Forbidden, KubernetesError, NoCluster, NotFound
 from meshgate_kubernetes.jobs import RunningJob
 from meshgate_kubernetes.names import generate_job_name
 
 __all__ = ["Cluster"]
+
+_ASK_A_GATEWAY = ". A pod has no rights of its own: set MESHGATE_URL to a gateway that makes jobs for others"
 
 
 class Cluster:
@@ -57,7 +59,10 @@ class Cluster:
         spec = asked.spec(asked.name or generate_job_name("meshgate"))
         with choose_display(f"{spec.namespace}/{spec.name}") as display:
             try:
-                running = jobs.start(self._api, spec, display, timeout=asked.timeout)
+                forward = not self._inside and self._url is None
+                running = jobs.start(self._api, spec, display, timeout=asked.timeout, forward=forward)
+            except Forbidden as error:
+                raise JobStartFailed(f"{error}{_ASK_A_GATEWAY if self._inside else ''}") from error
             except KubernetesError as error:
                 raise JobStartFailed(str(error)) from error
             display.done(told_when_up(running.meshes, spec.idle_timeout))

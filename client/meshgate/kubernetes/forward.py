@@ -15,15 +15,18 @@ import threading
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.frames import Frame, Opcode
+from websockets.http11 import Response
 from websockets.protocol import OPEN, Event
 from websockets.typing import Subprotocol
 
 from meshgate_kubernetes.api import Tunnel
+from meshgate_kubernetes.refusals import refusal
 
 __all__ = ["ForwardFailed", "open_forward"]
 
@@ -58,14 +61,19 @@ def _run(tunnel: Tunnel, here: socket.socket, there: socket.socket, opened: Futu
         asyncio.run(_forward(tunnel, here, there, opened))
     except InvalidStatus as error:
         status = error.response.status_code
-        said = bytes(error.response.body or b"").decode(errors="replace").strip()
-        _fail(opened, ForwardFailed(f"the API server refuses the port-forward: HTTP {status} {said[:300]}", status))
+        _fail(opened, ForwardFailed(f"the API server refuses the port-forward: {_why(tunnel, error.response)}", status))
     except (OSError, WebSocketException, EOFError, TimeoutError, asyncio.TimeoutError) as error:
         _fail(opened, ForwardFailed(f"the port-forward failed: {error or type(error).__name__}"))
     finally:
         there.close()
         if not opened.done() or opened.cancelled() or opened.exception() is not None:
             here.close()
+
+
+def _why(tunnel: Tunnel, response: Response) -> str:
+    host, request = urlsplit(tunnel.url).netloc, f"GET {urlsplit(tunnel.url).path}"
+    body = bytes(response.body or b"")
+    return str(refusal(response.status_code, body, host=host, source="this user", request=request))
 
 
 def _fail(opened: Future[socket.socket], error: ForwardFailed) -> None:

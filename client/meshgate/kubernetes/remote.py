@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import ssl
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from meshgate.dialing import Dialer, UrlDialer, refusal
+from meshgate.dialing import Dialer, UrlDialer, answered, refusal
 from meshgate.errors import ConnectionFailedError, JobError, JobNotRunning, JobStartFailed
 from meshgate.kubernetes.asked import JobAsked
 from meshgate.kubernetes.progress import choose_display, told_when_up
@@ -32,6 +34,8 @@ __all__ = ["RemoteGateway", "token_here"]
 SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 TIMEOUT = 30.0
 END_TIMEOUT = 180.0
+AWAY = 60.0
+FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
 
 
 def token_here() -> str:
@@ -59,8 +63,9 @@ class RemoteGateway:
     def start(self, asked: JobAsked) -> RunningJob:
         """Has the gateway make the job. Raises JobStartFailed, with nothing left behind."""
         spec = asked.spec(asked.name or generate_job_name("meshgate"))
-        with choose_display(f"{spec.namespace}/{spec.name}") as display:
-            for answer in self._ask(Start(job=spec, timeout=asked.timeout), (asked.timeout or 0) + END_TIMEOUT):
+        answers = self._ask_through_cuts(Start(job=spec, timeout=asked.timeout))
+        with choose_display(f"{spec.namespace}/{spec.name}") as display, closing(answers):
+            for answer in answers:
                 if isinstance(answer, Created):
                     display.created({"kind": answer.kind, "metadata": {"name": answer.name}})
                 elif isinstance(answer, Told):
@@ -70,7 +75,7 @@ class RemoteGateway:
                     return answer.job
                 elif isinstance(answer, Refused):
                     raise JobStartFailed(f"{self._dialer}: {answer.reason}")
-        raise JobStartFailed(f"{self._dialer} went away while the job came up")
+        raise AssertionError("the last answer is one of these")
 
     def find_job(self, name: str | None, namespace: str) -> RunningJob:
         """The job that this is the gateway of, or else the one of this name. Raises JobNotRunning."""
@@ -133,6 +138,28 @@ class RemoteGateway:
                 except TimeoutError:
                     raise ConnectionFailedError(f"{self._dialer} said nothing for {timeout:g} s") from None
 
+    def _ask_through_cuts(self, ask: Start) -> Generator[Answer, None, None]:
+        """What the gateway says to ``ask``, whoever cuts the connection meanwhile: asked again, it tells of the job
+        where that is by then. Raises JobStartFailed when the gateway stays away."""
+        heard, last, delay = False, time.monotonic(), FIRST_DELAY
+        while True:
+            why: object = "it closes each connection"
+            try:
+                for answer in self._ask(ask, TIMEOUT):
+                    heard, last, delay = True, time.monotonic(), FIRST_DELAY
+                    yield answer
+            except ConnectionFailedError as error:
+                if not heard:
+                    raise
+                why = error
+            if time.monotonic() - last > AWAY:
+                raise JobStartFailed(
+                    f"{self._dialer} went away while the job came up, and was not back after {AWAY:g} s: {why}. "
+                    "What it has made by then it ends itself"
+                )
+            time.sleep(random.uniform(0, delay))
+            delay = min(2 * delay, LONGEST_DELAY)
+
     @contextmanager
     def _connected(self) -> Iterator[ClientConnection]:
         headers = {"Authorization": f"Bearer {self._token}"}
@@ -149,4 +176,4 @@ class RemoteGateway:
 
     def _refused(self, status: int, body: bytes) -> Exception:
         known = refusal(status, body, str(self._dialer))
-        return known or JobError(f"{self._dialer} refused: HTTP {status}")
+        return known or ConnectionFailedError(f"{self._dialer} cannot be reached now: {answered(status, body)}")

@@ -84,11 +84,26 @@ async def begin(
     for file in (sys.stdout, sys.stderr):
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(line_buffering=True, write_through=True)
+    give_ranks()
     apply_image()
     if code is not None:
         activate(*code)
     if bootstrap is not None:
         await run_bootstrap(bootstrap)
+
+
+def give_ranks() -> None:
+    """An actor's own rank as ``self.rank``, which Kubetorch's programs read, unless it has a ``rank`` of its own."""
+    from monarch.actor import Actor, context  # noqa: PLC0415 - names of the worker's
+
+    class Rank:
+        """No data descriptor, so that ``self.rank = ...`` and a class's own ``rank`` go before it."""
+
+        def __get__(self, actor: Any, owner: Any = None) -> Any:
+            return self if actor is None else context().actor_instance.rank.rank
+
+    if not hasattr(Actor, "rank"):
+        Actor.rank = Rank()
 
 
 def package_of(library: Library) -> str:

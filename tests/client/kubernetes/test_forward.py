@@ -113,7 +113,7 @@ def test_a_refusal_is_told_with_its_status() -> None:
         error = open_forward(tunnel).exception(10)
     assert isinstance(error, ForwardFailed)
     assert error.status == 404
-    assert "HTTP 404 no such pod" in str(error)
+    assert str(error) == "the API server refuses the port-forward: no such pod"
 
 
 def test_a_server_that_is_not_there_is_an_os_error() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshgate import Compute, ImageSpec, KubernetesJob, job_loads
-from meshgate.errors import JobError
+from meshgate.errors import JobError, JobStartFailed
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +81,44 @@ def test_without_a_cluster_apply_says_what_to_set() -> None:
 def test_a_kubeconfig_that_is_not_there_is_named() -> None:
     with pytest.raises(JobError, match="/no/such/file"):
         KubernetesJob(compute=Compute(), kubeconfig="/no/such/file").apply()
+
+
+GOOD = """
+apiVersion: v1
+kind: Config
+current-context: dev
+contexts: [{name: dev, context: {cluster: dev, user: me}}]
+clusters: [{name: dev, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: me, user: {token: secret}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (GOOD.replace("current-context: dev", "current-context: prod"), "name prod in .*kubeconfig/contexts"),
+        (GOOD.replace("current-context: dev", ""), "Expected key current-context"),
+        (GOOD.replace("user: {token: secret}", "user: {client-certificate: gone.crt}"), "gone.crt"),
+        ("", "file is empty"),
+        ("just words", "cannot be used"),
+        ("[1, 2]", "cannot be used"),
+        ("{unclosed: [", "cannot be used"),
+        ("\x00", "cannot be used"),
+    ],
+)
+def test_a_kubeconfig_that_is_none_is_named_with_what_is_wrong(text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    with pytest.raises(JobError, match=told) as caught:
+        KubernetesJob(compute=Compute(), kubeconfig=path).apply()
+    assert str(path) in str(caught.value)
+
+
+def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(GOOD)
+    with pytest.raises(JobStartFailed, match=r"https://127\.0\.0\.1:1 .* does not answer"):
+        KubernetesJob(compute=Compute(), kubeconfig=path).apply()
 
 
 def test_a_gateway_by_url_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,54 @@
+"""Where the API serves each kind of object that a job is made of, or looked at for. Data alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote
+
+__all__ = ["KINDS", "Kind"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Where the API serves a kind: ``api_version`` as objects write it, and the plural in its path."""
+
+    name: str
+    api_version: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def group(self) -> str:
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def resource(self) -> str:
+        """As people and RBAC write it: ``statefulsets.apps``."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    def path(self, namespace: str, name: str = "") -> str:
+        root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
+        scope = f"/namespaces/{quote(namespace)}" if self.namespaced else ""
+        return f"{root}{scope}/{self.plural}" + (f"/{quote(name)}" if name else "")
+
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("ConfigMap", "v1", "configmaps"),
+        Kind("Event", "v1", "events"),
+        Kind("Node", "v1", "nodes", namespaced=False),
+        Kind("Pod", "v1", "pods"),
+        Kind("Secret", "v1", "secrets"),
+        Kind("Service", "v1", "services"),
+        Kind("ServiceAccount", "v1", "serviceaccounts"),
+        Kind("Deployment", "apps/v1", "deployments"),
+        Kind("ReplicaSet", "apps/v1", "replicasets"),
+        Kind("StatefulSet", "apps/v1", "statefulsets"),
+        Kind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
+        Kind("Role", "rbac.authorization.k8s.io/v1", "roles"),
+        Kind("RoleBinding", "rbac.authorization.k8s.io/v1", "rolebindings"),
+        Kind("MonarchMesh", "monarch.pytorch.org/v1alpha1", "monarchmeshes"),
+    )
+}
