@@ -40,6 +40,29 @@ state.dataloaders # HostMesh with 1 host
 """
 
 
+COMPUTE = """
+import meshgate as kt
+from meshgate import KubernetesJob
+
+# Convenient but fully customizable compute specification
+compute = kt.Compute(
+    gpu=8,
+    cpu="32",
+    memory="256Gi",
+    replicas=4,
+    image=kt.Image(name="my-training").pip_install(["torch", "transformers"]),
+)
+
+job = KubernetesJob(compute=compute)
+"""
+
+
+def test_kubetorchs_example_of_compute_asks_for_what_it_says(tmp_path: Path) -> None:
+    printed = run_program(COMPUTE + "print(job, compute)\n", tmp_path)
+    for told in ("{'workers': 4}", "cpu='32'", "memory='256Gi'", "gpus=8", "replicas=4"):
+        assert told in printed
+
+
 def test_the_first_job_of_the_overview_runs_as_it_stands(tmp_path: Path) -> None:
     run_program(FIRST_JOB, tmp_path)
     assert os.listdir(tmp_path) == ["program.py"]

@@ -10,7 +10,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Kubectl", "bare_worker_pods"]
+__all__ = ["KINDS", "Kubectl", "bare_worker_pods", "kubeconfig_of"]
+
+KINDS = "all,configmap,secret,serviceaccount,role,rolebinding,networkpolicy"
 
 
 class Kubectl:
@@ -86,6 +88,18 @@ class Kubectl:
         finally:
             names = [f"{each['kind']}/{each['metadata']['name']}" for each in reversed(objects)]
             self("delete", "--ignore-not-found", "--grace-period=1", *names, timeout=120)
+
+
+def kubeconfig_of(kubectl: Kubectl, account: str, directory: Path) -> Path:
+    """A kubeconfig that holds a service account's token."""
+    token = kubectl.token_of(account)
+    path = directory / "kubeconfig"
+    path.write_text(kubectl("config", "view", "--raw", "--minify", "--flatten"))
+    as_user = Kubectl(kubectl.namespace, path)
+    user = as_user("config", "view", "-o", "jsonpath={.users[0].name}")
+    as_user("config", "unset", f"users.{user}")
+    as_user("config", "set-credentials", user, f"--token={token}")
+    return path
 
 
 WORKER_LOOP = (

@@ -17,9 +17,7 @@ import pytest
 
 from meshgate_kubernetes.api import Api
 from meshgate_kubernetes.names import JOB_LABEL
-from tests.kubernetes.cluster import Kubectl
-
-KINDS = "all,configmap,secret,serviceaccount,role,rolebinding,networkpolicy"
+from tests.kubernetes.cluster import KINDS, Kubectl
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -74,6 +72,21 @@ def _nothing_left(_alone_or_not: None, kubectl: Kubectl, monkeypatch: pytest.Mon
     before = _objects(kubectl)  # of jobs that outlive the test, because others of its module use them too
     yield
     assert _objects(kubectl) - before == set(), "the test left objects of a job behind"
+
+
+@pytest.fixture
+def two_gpus(_alone_or_not: None, api: Api) -> Iterator[None]:
+    """A node has two GPUs, as far as the scheduler knows. For ``disturbing`` tests."""
+    nodes, _ = api.find("Node", "")
+    path = f"/api/v1/nodes/{nodes[0]['metadata']['name']}/status"
+
+    def patch(op: str, **value: str) -> None:  # kubectl of that age cannot patch a status
+        change = [{"op": op, "path": "/status/capacity/nvidia.com~1gpu", **value}]
+        api._request("PATCH", path, change, content_type="application/json-patch+json")  # type: ignore[arg-type]
+
+    patch("add", value="2")
+    yield
+    patch("remove")
 
 
 def _objects(kubectl: Kubectl) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.kubernetes.cluster import Kubectl
+from tests.programs import ROOT
 
 __all__ = ["Nginx", "Place", "isolated_place", "local_port", "nginx"]
 
@@ -91,28 +93,27 @@ def _run(*command: str) -> None:
 
 CONFIGURATION = """
 daemon off;
-pid {directory}/nginx.pid;
-error_log {directory}/error.log;
+pid %(directory)s/nginx.pid;
+error_log %(directory)s/error.log;
 worker_shutdown_timeout 200ms;
-events {{ worker_connections 64; }}
-http {{
+events { worker_connections 64; }
+http {
     access_log off;
-    client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
-    fastcgi_temp_path {directory}/f; uwsgi_temp_path {directory}/u; scgi_temp_path {directory}/s;
-    map $http_upgrade $connection_upgrade {{ default upgrade; '' close; }}
-    server {{
-        listen {address}:{port} ssl;
-        ssl_certificate {directory}/server.crt;
-        ssl_certificate_key {directory}/server.key;
-        location / {{
-            proxy_pass http://127.0.0.1:{upstream};
-            proxy_http_version 1.1;
-            proxy_set_header Upgrade $http_upgrade;
-            proxy_set_header Connection $connection_upgrade;
-        }}
-    }}
-}}
+    client_body_temp_path %(directory)s/body; proxy_temp_path %(directory)s/proxy;
+    fastcgi_temp_path %(directory)s/f; uwsgi_temp_path %(directory)s/u; scgi_temp_path %(directory)s/s;
+    %(documented)s
+}
 """
+
+
+def documented(replacements: dict[str, str]) -> str:
+    """What docs/kubernetes.md has for nginx, for this place."""
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    (text,) = re.findall(r"^```nginx\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    for old, new in replacements.items():
+        assert text.count(old) == 1, f"docs/kubernetes.md: {old} is not there once"
+        text = text.replace(old, new)
+    return text
 
 
 class Nginx:
@@ -149,7 +150,15 @@ def nginx(directory: Path, address: str, upstream: int) -> Iterator[Nginx]:
     _certificates(directory, address)
     port = _free_port(address)
     configuration = directory / "nginx.conf"
-    configuration.write_text(CONFIGURATION.format(directory=directory, address=address, port=port, upstream=upstream))
+    server = documented(
+        {
+            "listen 443": f"listen {address}:{port}",
+            "server.crt": f"{directory}/server.crt",
+            "server.key": f"{directory}/server.key",
+            "NAME-gateway.NAMESPACE:8650": f"127.0.0.1:{upstream}",
+        }
+    )
+    configuration.write_text(CONFIGURATION % {"directory": directory, "documented": server})
     command = [program, "-p", str(directory), "-c", str(configuration)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -3,48 +3,80 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from meshgate import Compute, KubernetesJob
-from tests.kubernetes.cluster import Kubectl
+from meshgate_kubernetes.names import JOB_LABEL
+from tests.kubernetes.cluster import KINDS, Kubectl, bare_worker_pods
+from tests.programs import ROOT, python_blocks
 
-ROOT = Path(__file__).parents[2]
-
-KUBETORCH = """
+# Kubetorch's examples, letter for letter but for their import lines.
+BASIC = """
 import meshgate as kt
-from meshgate import Actor, KubernetesJob, endpoint, current_rank
+from meshgate import KubernetesJob
+from meshgate import Actor, endpoint
 
+# Define your actor
 class Trainer(Actor):
-    def __init__(self):
-        self.rank = current_rank().rank
-
     @endpoint
     def train_step(self, batch_size: int) -> str:
-        return f"Training step with batch_size={batch_size}"
+        import torch
+        device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
+        return f"Training step on {device} with batch_size={batch_size}"
 
     @endpoint
     def get_rank(self) -> dict:
         return {"rank": self.rank}
 
+# Create job with compute specification
 job = KubernetesJob(
     compute=kt.Compute(
-        gpu=0,
+        gpu=1,
         replicas=2,
         image=kt.Image(name="monarch-worker").pip_install(["torchmonarch"]),
     )
 )
+
+# Get job state with host mesh
 state = job.state()
 host_mesh = state.workers
+
+# Spawn processes (one per GPU)
 proc_mesh = host_mesh.spawn_procs(per_host={"gpus": 1})
+
+# Spawn actors on processes
 trainers = proc_mesh.spawn("trainers", Trainer)
+
+# Call actor methods
 results = trainers.train_step.call(batch_size=32).get()
-print(results)
+print(results)  # Results from all actors
+
+# Get individual ranks
 ranks = trainers.get_rank.call().get()
 print(ranks)
+
+# Clean up
 job.kill()
 """
+
+PREALLOCATED = """
+from meshgate import KubernetesJob
+
+job = KubernetesJob(
+    selector={"app": "my-monarch-workers"},
+    namespace="my-namespace",
+)
+state = job.state()
+# ... use state.workers as normal
+"""
+
+# The image has no torch: what the program needs of it comes with the program, as its code.
+TORCH = "class cuda:\n    is_available = staticmethod(lambda: False)\n"
 
 MODEL = """
 from meshgate import Actor, endpoint
@@ -73,31 +105,62 @@ with KubernetesJob(compute=Compute(replicas=8), name="live", namespace=sys.argv[
 """
 
 
-def run(program: list[str], cwd: Path) -> str:
+def run(program: list[str], cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, *program],
         cwd=cwd,
-        env=dict(os.environ),
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done
 
 
-def test_the_example_runs_as_it_stands(namespace: str, tmp_path: Path) -> None:
-    printed = run([str(ROOT / "examples" / "kubernetes.py"), "--namespace", namespace], tmp_path)
-    assert "'rank 1 is done'" in printed
+def assert_nothing_left(told: str) -> None:
+    """Of the job in the namespace ``default`` whose progress is ``told``."""
+    (name,) = set(re.findall(r"^default/(\S+): is up", told, re.MULTILINE))
+    assert Kubectl("default")("get", KINDS, "-l", f"{JOB_LABEL}={name}", "-o", "name") == ""
 
 
-def test_kubetorchs_first_example_runs(namespace: str, tmp_path: Path) -> None:
-    program = tmp_path / "basic.py"
-    program.write_text(KUBETORCH.replace("    )\n)\nstate", f"    ),\n    namespace={namespace!r},\n)\nstate"))
-    printed = run([str(program)], tmp_path)
-    assert printed.count("Training step with batch_size=32") == 2
-    assert "{'rank': 1}" in printed
+def test_the_example_runs_as_it_stands(tmp_path: Path, images: tuple[str, str]) -> None:
+    done = run([str(ROOT / "examples" / "kubernetes.py")], tmp_path)
+    assert "'rank 1 is done'" in done.stdout
+    assert_nothing_left(done.stderr)
+
+
+def test_the_readmes_program_runs_as_pasted(tmp_path: Path, images: tuple[str, str]) -> None:
+    (program,) = [block for block in python_blocks(ROOT / "README.md") if "KubernetesJob" in block]
+    (tmp_path / "program.py").write_text(program)
+    done = run(["program.py"], tmp_path)
+    assert "'rank 1 is done'" in done.stdout
+    assert "a step of 32 samples" in done.stdout
+    assert_nothing_left(done.stderr)
+
+
+@pytest.mark.disturbing
+def test_kubetorchs_basic_example_runs_as_it_stands(tmp_path: Path, images: tuple[str, str], two_gpus: None) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "basic.py").write_text(BASIC)
+    (tmp_path / "torch.py").write_text(TORCH)
+    done = run(["basic.py"], tmp_path)
+    assert done.stdout.count("Training step on cpu with batch_size=32") == 2
+    assert "{'rank': 0}" in done.stdout
+    assert "{'rank': 1}" in done.stdout
+    assert_nothing_left(done.stderr)
+
+
+def test_kubetorchs_example_of_preallocated_pods_runs(
+    namespace: str, kubectl: Kubectl, images: tuple[str, str], tmp_path: Path
+) -> None:
+    use = "print(len(state.workers.spawn_procs().initialized.get() or state.workers)); job.kill()\n"
+    (tmp_path / "preallocated.py").write_text(PREALLOCATED.replace("my-namespace", namespace) + use)
+    with bare_worker_pods(kubectl, images[1], "my-monarch-workers", 2):
+        kubectl("rollout", "status", "statefulset/my-monarch-workers", "--timeout=60s", timeout=70)
+        assert run(["preallocated.py"], tmp_path).stdout == "2\n"
+        assert kubectl("get", "pods", "-l", "app=my-monarch-workers", "-o", "name").count("pod/") == 2
 
 
 def test_a_save_is_what_the_next_processes_of_eight_pods_run(namespace: str, tmp_path: Path) -> None:
@@ -105,7 +168,7 @@ def test_a_save_is_what_the_next_processes_of_eight_pods_run(namespace: str, tmp
     (tmp_path / "step_of_cluster.py").write_text("STEP = 1\n")
     (tmp_path / "model_of_cluster.py").write_text(MODEL)
     (tmp_path / "driver.py").write_text(DRIVER)
-    printed = run(["driver.py", namespace], tmp_path)
+    printed = run(["driver.py", namespace], tmp_path).stdout
     assert printed.splitlines() == [
         "{1}", "8 hosts", "{22}", "['model_of_cluster', 'step_of_cluster']", "{22}",
     ]  # fmt: skip

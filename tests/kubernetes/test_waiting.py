@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +11,7 @@ import pytest
 
 from meshgate import Compute, Image, KubernetesJob
 from meshgate.errors import JobStartFailed
-from meshgate_kubernetes.api import Api
-from tests.kubernetes.cluster import Kubectl
+from tests.kubernetes.cluster import Kubectl, kubeconfig_of
 
 SOON = 60.0  # seconds; without stopping early these would take the job's 15 minutes
 
@@ -52,26 +50,14 @@ def test_gpus_that_no_node_has(namespace: str) -> None:
 
 
 @pytest.mark.disturbing
-def test_gpus_that_a_node_has(namespace: str, kubectl: Kubectl, api: Api) -> None:
-    node = kubectl("get", "nodes", "-o", "jsonpath={.items[0].metadata.name}")
-    path = f"/api/v1/nodes/{node}/status"
-    patch = '[{"op": "%s", "path": "/status/capacity/nvidia.com~1gpu"%s}]'
-    _patch_status(api, path, patch % ("add", ', "value": "2"'))
-    try:
-        with KubernetesJob(compute=Compute(gpus=1, replicas=2), name="gpus", namespace=namespace) as job:
-            job.apply()
-            asked = kubectl("get", "pod", "gpus-workers-1", "-o", "jsonpath={.spec.containers[0].resources.limits}")
-            assert '"nvidia.com/gpu":"1"' in asked
-        with refused() as caught:
-            start(Compute(gpus=3), namespace, "more")
-        assert "it asks for 3, the largest node has 2 (1 short)" in str(caught.value)
-    finally:
-        _patch_status(api, path, patch % ("remove", ""))
-
-
-def _patch_status(api: Api, path: str, patch: str) -> None:
-    """kubectl of that age cannot patch a status."""
-    api._request("PATCH", path, json.loads(patch), content_type="application/json-patch+json")
+def test_gpus_that_a_node_has(namespace: str, kubectl: Kubectl, two_gpus: None) -> None:
+    with KubernetesJob(compute=Compute(gpus=1, replicas=2), name="gpus", namespace=namespace) as job:
+        job.apply()
+        asked = kubectl("get", "pod", "gpus-workers-1", "-o", "jsonpath={.spec.containers[0].resources.limits}")
+        assert '"nvidia.com/gpu":"1"' in asked
+    with refused() as caught:
+        start(Compute(gpus=3), namespace, "more")
+    assert "it asks for 3, the largest node has 2 (1 short)" in str(caught.value)
 
 
 def test_a_quota_that_is_used_up(namespace: str, kubectl: Kubectl) -> None:
@@ -90,6 +76,27 @@ def test_a_quota_that_is_used_up(namespace: str, kubectl: Kubectl) -> None:
             start(Compute(replicas=2), space, "crowd")
         assert "QuotaExceeded: quota small leaves no room" in str(caught.value)
         assert "pods=1" in str(caught.value)
+        assert Kubectl(space)("get", "all,configmap,secret", "-l", "meshgate.dev/job", "-o", "name") == ""
+    finally:
+        kubectl("delete", "namespace", space, timeout=120)
+
+
+def test_a_pod_that_admission_refuses(namespace: str, kubectl: Kubectl) -> None:
+    space = f"{namespace}-limited"
+    limits = {
+        "apiVersion": "v1",
+        "kind": "LimitRange",
+        "metadata": {"name": "small", "namespace": space},
+        "spec": {"limits": [{"type": "Container", "max": {"memory": "2Gi"}}]},
+    }
+    kubectl("create", "namespace", space)
+    try:
+        Kubectl(space).wait_for_account()
+        Kubectl(space).apply(limits)
+        with refused() as caught:
+            start(Compute(memory="3Gi"), space, "large")
+        assert "statefulset large-workers: FailedCreate" in str(caught.value)
+        assert "maximum memory usage per Container is 2Gi, but limit is 3Gi" in str(caught.value)
         assert Kubectl(space)("get", "all,configmap,secret", "-l", "meshgate.dev/job", "-o", "name") == ""
     finally:
         kubectl("delete", "namespace", space, timeout=120)
@@ -145,7 +152,7 @@ def test_a_timeout_names_what_was_not_ready(namespace: str) -> None:
 def test_a_kubeconfig_without_rights_names_them(namespace: str, kubectl: Kubectl, tmp_path: Path) -> None:
     kubectl("create", "serviceaccount", "stranger")
     try:
-        kubeconfig = _kubeconfig_of(kubectl, "stranger", tmp_path)
+        kubeconfig = kubeconfig_of(kubectl, "stranger", tmp_path)
         with refused() as caught:
             start(Compute(), namespace, "norights", kubeconfig=str(kubeconfig))
         assert f"system:serviceaccount:{namespace}:stranger may not create configmaps" in str(caught.value)
@@ -159,7 +166,7 @@ def test_some_rights_that_are_missing_are_all_named(namespace: str, kubectl: Kub
     kubectl("create", "role", "halfway", "--verb=*", "--resource=configmaps,pods,secrets")
     kubectl("create", "rolebinding", "halfway", "--role=halfway", f"--serviceaccount={namespace}:halfway")
     try:
-        kubeconfig = _kubeconfig_of(kubectl, "halfway", tmp_path)
+        kubeconfig = kubeconfig_of(kubectl, "halfway", tmp_path)
         with refused() as caught:
             start(Compute(), namespace, "halfway", kubeconfig=str(kubeconfig))
         told = str(caught.value)
@@ -172,7 +179,7 @@ def test_some_rights_that_are_missing_are_all_named(namespace: str, kubectl: Kub
 
 def test_a_token_that_has_expired(namespace: str, kubectl: Kubectl, tmp_path: Path) -> None:
     kubectl("create", "serviceaccount", "gone")
-    kubeconfig = _kubeconfig_of(kubectl, "gone", tmp_path)
+    kubeconfig = kubeconfig_of(kubectl, "gone", tmp_path)
     kubectl("delete", "serviceaccount", "gone")
     while Kubectl(namespace, kubeconfig).knows_the_user():  # the API server remembers a good token for seconds
         pass
@@ -180,15 +187,3 @@ def test_a_token_that_has_expired(namespace: str, kubectl: Kubectl, tmp_path: Pa
         start(Compute(), namespace, "expired", kubeconfig=str(kubeconfig))
     assert "does not accept the credentials" in str(caught.value)
     assert "expired" in str(caught.value)
-
-
-def _kubeconfig_of(kubectl: Kubectl, account: str, directory: Path) -> Path:
-    """A kubeconfig that holds a service account's token."""
-    token = kubectl.token_of(account)
-    path = directory / "kubeconfig"
-    path.write_text(kubectl("config", "view", "--raw", "--minify", "--flatten"))
-    as_user = Kubectl(kubectl.namespace, path)
-    user = as_user("config", "view", "-o", "jsonpath={.users[0].name}")
-    as_user("config", "unset", f"users.{user}")
-    as_user("config", "set-credentials", user, f"--token={token}")
-    return path

@@ -1,0 +1,133 @@
+"""What a newcomer gets wrong is told once, with what to do about it, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from meshgate import Compute, ImageSpec, KubernetesJob
+from meshgate.errors import GatewayLostError, JobNotRunning, JobStartFailed
+from tests.kubernetes.actors import Trainer
+from tests.kubernetes.cluster import Kubectl
+
+
+def refusal(job: KubernetesJob) -> str:
+    started = time.monotonic()
+    with pytest.raises(JobStartFailed) as caught, job:
+        job.apply()
+    assert time.monotonic() - started < 30
+    return str(caught.value)
+
+
+def test_a_namespace_that_is_not_there(namespace: str) -> None:
+    told = refusal(KubernetesJob(compute=Compute(), name="nowhere", namespace=f"{namespace}-not"))
+    assert f"there is no namespace '{namespace}-not'" in told
+    assert f"kubectl create namespace {namespace}-not" in told
+
+
+def test_a_kubeconfig_without_credentials(namespace: str, kubectl: Kubectl, tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(kubectl("config", "view", "--raw", "--minify", "--flatten"))
+    anonymous = Kubectl(namespace, path)
+    anonymous("config", "unset", f"users.{anonymous('config', 'view', '-o', 'jsonpath={.users[0].name}')}")
+    told = refusal(KubernetesJob(compute=Compute(), name="nobody", namespace=namespace, kubeconfig=path))
+    assert f"the kubeconfig {path} gives no credentials that the API server at" in told
+
+
+def test_a_selector_that_finds_nothing(namespace: str) -> None:
+    told = refusal(KubernetesJob(selector={"app": "none"}, name="empty", namespace=namespace))
+    assert f"no pod in namespace '{namespace}' matches the selector 'app=none'" in told
+
+
+@pytest.mark.parametrize(
+    ("compute", "told"),
+    [
+        (Compute(volumes=["data:/tmp"]), "mountPath: Invalid value: \"/tmp\": must be unique"),
+        (Compute(pod_spec={"containers": [{"name": "worker", "imagePullPolicy": "Sometimes"}]}), "imagePullPolicy"),
+    ],
+    ids=["a mount where meshgate has one", "a value that there is not"],
+)
+def test_a_pod_that_cannot_be(namespace: str, compute: Compute, told: str) -> None:
+    said = refusal(KubernetesJob(compute=compute, name="impossible", namespace=namespace))
+    assert 'statefulset impossible-workers: FailedCreate: Pod "impossible-workers-0" is invalid' in said
+    assert told in said
+
+
+def test_a_workload_that_cannot_be(namespace: str) -> None:
+    compute = Compute(pod_spec={"restartPolicy": "Never"})
+    said = refusal(KubernetesJob(compute=compute, name="impossible", namespace=namespace))
+    assert 'StatefulSet.apps "impossible-workers" is invalid' in said
+    assert 'restartPolicy: Unsupported value: "Never"' in said
+
+
+def test_a_template_that_is_no_pods(namespace: str) -> None:
+    job = KubernetesJob(name="notemplate", namespace=namespace)
+    job.add_mesh("workers", 1, pod_spec={"containers": [{"image": "x"}]})
+    said = refusal(job)
+    assert 'Pod "notemplate-workers-0" is invalid: spec.containers[0].name: Required value' in said
+
+
+def test_applied_twice_and_killed_twice(namespace: str, kubectl: Kubectl, images: tuple[str, str]) -> None:
+    job = KubernetesJob(name="twice", namespace=namespace)
+    job.add_mesh("workers", 1, image_spec=ImageSpec(images[1]))
+    job.apply()
+    pod = "jsonpath={.items[0].metadata.uid}"
+    first = kubectl("get", "pods", "-l", "meshgate.dev/job=twice", "-o", pod)
+    job.apply()
+    assert kubectl("get", "pods", "-l", "meshgate.dev/job=twice", "-o", pod) == first
+    job.kill()
+    job.kill()
+
+
+def test_two_laptops_that_start_the_same_at_once_share_it(namespace: str, kubectl: Kubectl) -> None:
+    laptops = [KubernetesJob(compute=Compute(), name="both", namespace=namespace) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda job: job.apply(), laptops))
+    one, other = laptops
+    try:
+        trainers = one.state(cached_path=None).workers.spawn_procs().spawn("trainers", Trainer)
+        assert trainers.pod.call_one().get(timeout=60) == "both-workers-0"
+        trainers = other.state(cached_path=None).workers.spawn_procs().spawn("trainers", Trainer)
+        assert trainers.pod.call_one().get(timeout=60) == "both-workers-0"
+    finally:
+        one.kill()
+    other.kill()
+
+
+def test_a_job_that_another_laptop_has_ended(namespace: str) -> None:
+    job = KubernetesJob(compute=Compute(), name="ended", namespace=namespace)
+    job.apply()
+    trainers = job.state(cached_path=None).workers.spawn_procs().spawn("trainers", Trainer)
+    trainers.pod.call_one().get(timeout=60)
+    elsewhere = KubernetesJob(name="ended", namespace=namespace)
+    elsewhere.apply()
+    elsewhere.kill()
+    with pytest.raises(GatewayLostError, match="the job was deleted"):
+        trainers.pod.call_one().get(timeout=30)
+    with pytest.raises(GatewayLostError, match=r"job 'ended' .* is gone: the job was deleted.*apply the job again"):
+        job.state(cached_path=None)
+    with pytest.raises(JobNotRunning, match="there is no job 'ended' in namespace"):
+        KubernetesJob(name="ended", namespace=namespace).state(cached_path=None)
+    job.kill()
+
+
+def test_what_a_killed_program_has_begun_the_next_one_takes_on(namespace: str, tmp_path: Path) -> None:
+    program = f"""
+        import os
+        from meshgate import Compute, KubernetesJob
+        from meshgate_kubernetes import provision
+        made = provision.create_owned
+        provision.create_owned = lambda *arguments: os.kill(os.getpid(), 9)
+        KubernetesJob(compute=Compute(), name="begun", namespace={namespace!r}).apply()
+        """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == -9
+    with KubernetesJob(compute=Compute(), name="begun", namespace=namespace) as job:
+        trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
+        assert trainers.pod.call_one().get(timeout=60) == "begun-workers-0"
