@@ -26,8 +26,9 @@ _NOTHING = Adopted()
 class Reader(Protocol):
     """Turns what arrived into values and errors, in the thread of whoever wants them."""
 
-    def value(self, buffer: Fragments, objects: Adopted) -> Any:
-        """The object in ``buffer``; ``objects`` are the meshes in it. Raises MeshgateError where it cannot be read."""
+    def value(self, buffer: Fragments, objects: Adopted, endpoint: str) -> Any:
+        """The object in ``buffer``; ``objects`` are the meshes in it. Raises MeshgateError, which names ``endpoint``,
+        where it cannot be read."""
 
     def error(self, failure: Failure, buffers: Sequence[Fragments], endpoint: str) -> MeshgateError:
         """The error that ``failure`` tells of."""
@@ -88,7 +89,7 @@ class Single(Answer):
 
     def values(self, reader: Reader, header: Values, buffers: Sequence[Fragments]) -> None:
         buffer, objects = buffers[0], header.objects.get(0, _NOTHING)
-        self.settle(lambda: reader.value(buffer, objects))
+        self.settle(lambda: reader.value(buffer, objects, self.endpoint))
 
 
 class Gathering(Answer):
@@ -109,7 +110,7 @@ class Gathering(Answer):
         objects = header.objects
 
         def reading(rank: int, buffer: Fragments) -> Callable[[], Any]:
-            return lambda: reader.value(buffer, objects.get(rank, _NOTHING))
+            return lambda: reader.value(buffer, objects.get(rank, _NOTHING), self.endpoint)
 
         self.settle(lambda: ValueMesh.lazy(self._shape, [reading(rank, buffer) for rank, buffer in enumerate(buffers)]))
 
@@ -132,7 +133,7 @@ class Stream(Answer):
 
     def item(self, reader: Reader, header: Item, buffers: Sequence[Fragments]) -> bool:
         buffer = buffers[0]
-        return self._settle_next(lambda: reader.value(buffer, header.objects))
+        return self._settle_next(lambda: reader.value(buffer, header.objects, self.endpoint))
 
     def failed(self, reader: Reader, header: Failed, buffers: Sequence[Fragments]) -> bool:
         if header.rank is None:

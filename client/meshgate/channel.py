@@ -131,7 +131,7 @@ class PortReceiver(Generic[R]):
         assert isinstance(header, PortMessage)
         reader = self._client.reader
         if not header.exception:
-            return reader.value(message.buffers[0], header.objects)
+            return reader.value(message.buffers[0], header.objects, "PortReceiver.recv")
         raised = reader.raised(message.buffers[0], header.objects)
         error = ActorError(raised.exception, raised.message)
         error.exception_formatted = raised.exception_formatted

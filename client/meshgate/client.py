@@ -25,7 +25,7 @@ from meshgate.dispatch import Dispatch, step_failure
 from meshgate.errors import GatewayError, MeshgateError
 from meshgate.extent import Extent
 from meshgate.objects import Objects
-from meshgate.pickling import Pickled, dumps
+from meshgate.pickling import Pickled, dumps, require_same_python
 from meshgate.proxies import HostMeshProxy, MeshProxy, Owned
 from meshgate.reading import ResultReader
 from meshgate.settings import ClientSettings
@@ -129,7 +129,20 @@ class Client:
             raise step_failure(self.objects, number, endpoint)()
 
     def pickle(self, value: object) -> Pickled:
-        return dumps(value, self.resolve)
+        pickled = dumps(value, self.resolve)
+        self.require_same_python(pickled.code)
+        return pickled
+
+    def require_same_python(self, code: Sequence[str]) -> None:
+        """Raises UnpicklableArgument where ``code`` would travel to workers of another Python minor version.
+
+        Who knows is the gateway: where there is code, its first answer is waited for.
+        """
+        if code:
+            if self._connection.peer is None:
+                self._connection.established.get()
+            assert self._connection.peer is not None
+            require_same_python(code, self._connection.peer.python)
 
     def resolve(self, value: object) -> Argument | None:
         """What stands for a proxy or a port in an argument; None for anything else."""

@@ -185,11 +185,12 @@ class UnpicklableArgument(MeshgateError, TypeError):
 
 
 class UnreadableResult(MeshgateError, TypeError):
-    """A value that came back needs something that is not on the laptop; ``module`` names it."""
+    """What ``endpoint`` returned needs something that is not on the laptop; ``module`` names it."""
 
-    def __init__(self, message: str, *, module: str = "") -> None:
+    def __init__(self, message: str, *, module: str = "", endpoint: str = "") -> None:
         super().__init__(message)
         self.module = module
+        self.endpoint = endpoint
 
 
 class ClassNotImportable(MeshgateError, ImportError):

@@ -33,9 +33,12 @@ class ResultReader:
 
     # --- Reader
 
-    def value(self, buffer: Fragments, objects: Adopted) -> Any:
+    def value(self, buffer: Fragments, objects: Adopted, endpoint: str) -> Any:
         same_python = self._client.same_python
-        return loads(buffer, objects=objects.objects, make_proxy=self, same_python=same_python)
+        try:
+            return loads(buffer, objects=objects.objects, make_proxy=self, same_python=same_python)
+        except UnreadableResult as error:
+            raise UnreadableResult(f"{endpoint}: {error}", module=error.module, endpoint=endpoint) from error
 
     def raised(self, buffer: Fragments, objects: Adopted) -> Raised:
         """What an endpoint raised."""

@@ -21,7 +21,7 @@ class PlainReader:
     def __init__(self) -> None:
         self.read = 0
 
-    def value(self, buffer: Fragments, objects: Adopted) -> Any:
+    def value(self, buffer: Fragments, objects: Adopted, endpoint: str) -> Any:
         self.read += 1
         return pickle.loads(buffer.join())
 

@@ -100,7 +100,7 @@ def test_actors_of_a_class_that_is_none_are_refused(client: Client) -> None:
 
 
 def test_values_and_errors_are_read(client: Client) -> None:
-    assert client.reader.value(Fragments((pickle.dumps([1, 2]),)), Adopted()) == [1, 2]
+    assert client.reader.value(Fragments((pickle.dumps([1, 2]),)), Adopted(), "counters.count") == [1, 2]
     failure = Failure(kind="actor", message="failed", errors=(ErrorGroup(ranks=(0,), count=1, buffer=0),), total=1)
     error = client.reader.error(failure, [Fragments((pickle.dumps(KeyError("x")),))], "counters.add")
     assert isinstance(error.__cause__, KeyError)

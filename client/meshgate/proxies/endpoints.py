@@ -99,8 +99,10 @@ class EndpointProxy(Generic[P, R]):
         self._spec.check(args, kwargs)
         if not kwargs and all(type(value) in _PLAIN for value in args):
             return Pickled(pickle.dumps((args, kwargs), 5))  # nothing in it that needs looking at
-        resolve = self._mesh._client.resolve
-        return dumps_call(args, kwargs, resolve, called=self._label, parameters=self._spec.parameters)
+        client = self._mesh._client
+        pickled = dumps_call(args, kwargs, client.resolve, called=self._label, parameters=self._spec.parameters)
+        client.require_same_python(pickled.code)
+        return pickled
 
     def _header(self, call: int, adverb: Adverb, pickled: Pickled) -> Call:
         known = self._headers.get(adverb)

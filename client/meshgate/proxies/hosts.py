@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from meshgate.calls import Acknowledgement
 from meshgate.errors import InvalidRequestError, UnpicklableArgument
@@ -15,6 +15,9 @@ from meshgate.proxies.procs import ProcMeshProxy
 from meshgate.shape import Shape
 from meshgate_wire.fragments import flatten
 from meshgate_wire.messages import Initialized, SpawnProcs, Stop, stream_of
+
+if TYPE_CHECKING:
+    from meshgate.client import Client
 
 __all__ = ["HostMeshProxy"]
 
@@ -53,8 +56,8 @@ class HostMeshProxy(MeshProxy):
         for label, count in per_host.items():
             if not isinstance(count, int) or isinstance(count, bool) or count < 1:
                 raise ValueError(f"per_host[{label!r}] is {count!r}: expected a number of processes, at least 1")
-        buffers = (_pickled_bootstrap(bootstrap),) if bootstrap is not None else ()
         client = self._client
+        buffers = (_pickled_bootstrap(bootstrap, client),) if bootstrap is not None else ()
         step = f"spawn_procs({per_host}, name={name!r})"
         known = client.objects.create("procs", name, step, (self._object,))
         header = SpawnProcs(
@@ -133,8 +136,9 @@ def _refuse_unsupported(**given: object) -> None:
             )
 
 
-def _pickled_bootstrap(bootstrap: Callable[[], Any]) -> bytes:
+def _pickled_bootstrap(bootstrap: Callable[[], Any], client: Client) -> bytes:
     pickled = dumps(bootstrap)
+    client.require_same_python(pickled.code)
     if pickled.buffers:
         size = sum(flatten(buffer)[0] for buffer in pickled.buffers)
         raise UnpicklableArgument(

@@ -59,10 +59,13 @@ class ProcMeshProxy(MeshProxy):
         actor = class_of(Class)
         actor.check_init(args, kwargs)
         client = self._client
-        class_data = dump_class(Class, by_value=travels_by_value(Class))
+        by_value = travels_by_value(Class)
+        client.require_same_python([f"class {actor.name}"] if by_value else [])
+        class_data = dump_class(Class, by_value=by_value)
         pickled = dumps_call(
             args, kwargs, client.resolve, called=f"{actor.name}.__init__", parameters=_parameters(Class)
         )
+        client.require_same_python(pickled.code)
         step = f"spawn({name!r}, {actor.name})"
         parents = (self._object, *(argument.ref.object for argument in pickled.arguments))
         known = client.objects.create("actors", name, step, parents)
