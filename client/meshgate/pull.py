@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from meshgate.errors import PullFailed
+from meshgate.errors import PullFailed, StepFailedError, SupervisionError
 from meshgate.future import FutureProxy
 from meshgate.pulling_on_host import FileReader
 from meshgate.pulling_place import LeavesPlace, Place
@@ -133,7 +133,7 @@ class HostFiles:
         self.host = ""
 
     def listing(self) -> list[Entry]:
-        self.host, answer = self._reader.listing.call_one(self._remote).get()
+        self.host, answer = _answer(self._reader.listing.call_one(self._remote), self.host, self._remote)
         if isinstance(answer, tuple):
             raise told(answer, self.host, self._remote)
         return [Entry(*row) for row in answer]
@@ -143,6 +143,14 @@ class HostFiles:
             self._remote, entry.name, offset, length, entry.size, entry.mtime
         )
         return future
+
+
+def _answer(future: FutureProxy[Any], host: str, path: str) -> Any:
+    """What the host says; PullFailed where it is lost."""
+    try:
+        return future.get()
+    except (StepFailedError, SupervisionError) as error:
+        raise PullFailed(f"{path} cannot be read: {error}", host=host, path=path) from error
 
 
 def told(answer: tuple[str, str], host: str, path: str) -> PullFailed:
@@ -227,7 +235,7 @@ class Landing:
     def _land(self, part: Part, length: int, future: FutureProxy[Any]) -> None:
         if self.stopped:
             raise PullFailed("another host failed", path=part.path)
-        data = future.get()
+        data = _answer(future, self.source.host, self.remote)
         if isinstance(data, tuple):
             if data[0] == "changed":
                 part.forget()

@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import meshgate as kt
-from meshgate import Actor, MeshgateError, ProcessJob, endpoint
+from meshgate import Actor, MeshgateError, ProcessJob, PullFailed, current_client, endpoint
 from tests.end_to_end.actors import Worker
 
 GRACE = 60.0
@@ -49,6 +50,49 @@ def test_a_spawn_on_a_killed_host_is_refused_soon_and_the_other_host_goes_on(mon
             assert time.monotonic() - begun < SOON
         left = hosts.slice(hosts=slice(0, 1)).spawn_procs().spawn("left", Worker)
         assert list(left.rank.call().get(timeout=GRACE).values()) == [0]
+
+
+def test_files_of_a_host_that_is_left_can_be_pulled_and_the_job_asked_for_its_state(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(kt, "unhandled_fault_hook", lambda failure: None)
+    (tmp_path / "checkpoint").write_text("weights")
+    with ProcessJob({"workers": 2}) as job:
+        hosts = job.state(cached_path=None).workers
+        trainers = hosts.spawn_procs().spawn("trainers", Worker)
+        trainers.rank.call().get(timeout=GRACE)
+        os.kill(host_pids(job)[1], signal.SIGKILL)
+        with pytest.raises(MeshgateError, match="workers-1"):
+            trainers.slice(hosts=1).rank.call().get(timeout=GRACE)
+        job.pull(str(tmp_path / "checkpoint"), tmp_path / "here", ranks=0)
+        assert (tmp_path / "here").read_text() == "weights"
+        again = job.state(cached_path=None).workers
+        assert again == hosts
+        left = again.slice(hosts=slice(0, 1)).spawn_procs().spawn("left", Worker)
+        assert list(left.rank.call().get(timeout=GRACE).values()) == [0]
+        with pytest.raises(PullFailed, match=r"workers-1: the host .* was killed by SIGKILL"):
+            job.pull(str(tmp_path / "checkpoint"), tmp_path / "there", ranks=1)
+
+
+@pytest.mark.parametrize("shutdown", [False, True])
+def test_stopping_hosts_through_one_mesh_stops_what_was_spawned_through_another_without_a_fault(
+    monkeypatch: pytest.MonkeyPatch, shutdown: bool
+) -> None:
+    faults: list[kt.MeshFailure] = []
+    monkeypatch.setattr(kt, "unhandled_fault_hook", faults.append)
+    with ProcessJob({"workers": 2}) as job:
+        hosts = job.state(cached_path=None).workers
+        workers = hosts.spawn_procs().spawn("workers", Worker)
+        workers.rank.call().get(timeout=GRACE)
+        other = current_client().attach_hosts("workers", 2)
+        (other.shutdown() if shutdown else other.stop()).get(timeout=GRACE)
+        with pytest.raises(MeshgateError, match="was stopped"):
+            workers.rank.call().get(timeout=GRACE)
+        if not shutdown:
+            again = hosts.spawn_procs().spawn("again", Worker)
+            assert len(again.rank.call().get(timeout=GRACE)) == 2
+            hosts.stop().get(timeout=GRACE)
+    assert not faults
 
 
 def test_a_constructor_that_raises_is_told_with_its_traceback_and_no_stack_of_monarchs_own(hosts: Any) -> None:

@@ -17,7 +17,7 @@ from meshgate.client import Client
 from meshgate.dialing import Dialer
 from meshgate.errors import JobError, JobNotRunning
 from meshgate.jobs.compute import DEFAULT_INACTIVITY_TTL, Compute, describe
-from meshgate.jobs.state import JobState
+from meshgate.jobs.state import JobState, attached
 from meshgate.jobs.trait import JobTrait
 from meshgate.kubernetes.asked import (
     ImageSpec,
@@ -198,7 +198,7 @@ class KubernetesJob(JobTrait):
         if self._client is None:
             self._client = Client.connect(self._place().dialer(found))
         client = self._client
-        state = JobState({name: client.attach_hosts(name, count) for name, count in found.meshes.items()})
+        state = self._attached = attached(client, found.meshes, self._attached)
         if client.code_version is None and (self._sync_dirs is not None or git_root(os.getcwd()) is not None):
             from meshgate.jobs.code import sync_of  # noqa: PLC0415 - it imports what jobs are made of
 

@@ -20,7 +20,7 @@ from meshgate.errors import JobError, JobNotRunning
 from meshgate.jobs import registry
 from meshgate.jobs.gateway_process import GatewayProcess, GatewayRecord, Launch
 from meshgate.jobs.image import Image
-from meshgate.jobs.state import JobState
+from meshgate.jobs.state import JobState, attached
 from meshgate.jobs.trait import JobTrait
 
 __all__ = ["GatewayProcessJob", "LocalSpec", "ProcessJob"]
@@ -114,8 +114,8 @@ class GatewayProcessJob(JobTrait):
             self._client = Client.connect(
                 UrlDialer(record.url, record.token, alive=lambda: gateway.alive, unix_socket=record.socket)
             )
-        client = self._client
-        return JobState({name: client.attach_hosts(name, count) for name, count in self._asked.meshes.items()})
+        self._attached = attached(self._client, self._asked.meshes, self._attached)
+        return self._attached
 
     @property
     def _bound(self) -> bool:

@@ -68,6 +68,7 @@ class JobTrait(ABC):
         self._apply_id: str | None = None
         self._lock = threading.RLock()  # one apply, state or kill at a time
         self._scoped = False
+        self._attached: JobState | None = None  # what the present session has attached to
         self._images: dict[str, Image] = {}  # of each mesh; not saved: what is asked for now is what counts
         self._cache_file: str | None = None  # the one that state() wrote or found this job in
 
@@ -182,6 +183,7 @@ class JobTrait(ABC):
             if running is None:
                 return
             running._kill()
+            running._attached = None
             if self._cache_file is not None:
                 _forget(self._cache_file, running._apply_id)
                 self._cache_file = None

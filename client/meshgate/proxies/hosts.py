@@ -108,6 +108,10 @@ class HostMeshProxy(MeshProxy):
         self._client.ask(answer, lambda call: Initialized(call=call, target=self._ref), stream=self._stream)
         return answer.future
 
+    def is_usable_in(self, client: Client) -> bool:
+        """Whether it is a mesh of ``client``'s session that neither failed nor was shut down."""
+        return self._client is client and client.objects.trouble(self._object) is None
+
     async def __aenter__(self) -> HostMeshProxy:
         self._require_up()
         return self

@@ -352,8 +352,9 @@ class Meshes:
         if isinstance(known, Channel):
             return []
         if isinstance(known, Hosts):
+            same = self._same_hosts(known)
             spawned = [each for each in self._engine.objects.each() if isinstance(each, Procs)]
-            return [end for procs in spawned if procs.hosts is known for end in self._ended_by(procs, None)]
+            return [end for procs in spawned if procs.hosts in same for end in self._ended_by(procs, None)]
         ranks = None
         if region is not None and region != known.region:
             ranks = set(ranks_within(region, known.region, known.name))
@@ -363,6 +364,13 @@ class Meshes:
             ended += [(each, ranks) for each in actors if each.procs is known]
         return ended
 
+    def _same_hosts(self, known: Hosts) -> list[Hosts]:
+        """``known`` and whatever else of the session is attached to the same hosts."""
+        if not all(known.addresses):
+            return [known]  # an endpoint returned it: where its hosts are is not known
+        attached = [each for each in self._engine.objects.each() if isinstance(each, Hosts)]
+        return [each for each in attached if (each.name, each.addresses) == (known.name, known.addresses)]
+
     async def _stop_now(
         self, header: Stop, known: Object, ended: Sequence[tuple[Procs | Actors, set[int] | None]]
     ) -> None:
@@ -371,8 +379,13 @@ class Meshes:
             await binding.stop_actors(self._engine.actors_at(known, header.target)[1], header.reason)
         elif isinstance(known, Procs):
             await binding.stop_procs((await self._mesh(header.target, Procs))[1], header.reason)
+        elif isinstance(known, Hosts) and header.shutdown:
+            await binding.shut_down_hosts(self.mesh_of(known))
         elif isinstance(known, Hosts):
-            await (binding.shut_down_hosts if header.shutdown else binding.stop_hosts)(known.mesh)
+            same = self._same_hosts(known)
+            await asyncio.gather(*(binding.stop_hosts(self.mesh_of(hosts)) for hosts in same))
+            for hosts in same:
+                hosts.moved = True  # Monarch takes what it stopped for good; the hosts are there for whoever comes next
         for mesh, ranks in ended:
             why = f"mesh {mesh.name!r} was stopped: {header.reason}"
             mesh.dead.update(dict.fromkeys(ranks if ranks is not None else ranks_of(mesh.region), why))

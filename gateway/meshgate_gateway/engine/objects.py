@@ -63,7 +63,7 @@ def extent_of(region: Region) -> int:
     return math.prod(region.sizes)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Hosts:
     """Attached hosts, in base rank order; of a mesh that an endpoint returned they are not known."""
 
@@ -72,7 +72,7 @@ class Hosts:
     hosts: tuple[Host, ...]
     region: Region
     lost: dict[str, str] = field(default_factory=dict)  # name to why, of hosts that have ended
-    moved: bool = False  # some have come back: ``mesh`` does not reach them
+    moved: bool = False  # they were stopped, or some have come back: ``mesh`` does not reach them
     parts: dict[Region, Any] = field(default_factory=dict)
 
     @property
@@ -84,7 +84,7 @@ class Hosts:
         return tuple(host.address for host in self.hosts)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Procs:
     """A proc mesh; ``host_of(rank)`` names the host of a base rank."""
 
@@ -112,7 +112,7 @@ class Procs:
         return self.host_names[rank // each] if each and rank // each < len(self.host_names) else ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Actors:
     """An actor mesh. ``inner`` is Monarch's reference; ``unique`` its name there, once it is up."""
 
@@ -133,7 +133,7 @@ class Actors:
         return self.procs.host_of(rank) if self.procs is not None else ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Channel:
     """An open channel: ``port`` is sent along, ``receiver`` is read by a task."""
 
