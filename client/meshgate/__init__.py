@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from meshgate.actors import (
         Actor,
+        Context,
         Endpoint,
         as_endpoint,
         concurrent_endpoint,
@@ -56,12 +57,21 @@ if TYPE_CHECKING:
         VersionMismatchError,
     )
     from meshgate.extent import Extent, Point
-    from meshgate.future import FutureProxy
+    from meshgate.future import Future, FutureProxy
     from meshgate.jobs import JobState, JobTrait, LocalJob, ProcessJob, job_load, job_loads
     from meshgate.jobs.compute import Compute
     from meshgate.jobs.image import Image
     from meshgate.jobs.kubernetes import ImageSpec, KubernetesJob
-    from meshgate.proxies import Accumulator, ActorMeshProxy, EndpointProxy, HostMeshProxy, ProcMeshProxy, send
+    from meshgate.proxies import (
+        Accumulator,
+        ActorMeshProxy,
+        EndpointProxy,
+        HostMesh,
+        HostMeshProxy,
+        ProcMesh,
+        ProcMeshProxy,
+        send,
+    )
     from meshgate.settings import ClientSettings
     from meshgate.shape import Region, Shape, Slice
     from meshgate.value_mesh import ValueMesh
@@ -70,8 +80,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "meshgate.actors": (
-        "Actor Endpoint as_endpoint concurrent_endpoint context current_actor_name current_rank current_size endpoint "
-        "get_or_spawn_controller this_host this_proc"
+        "Actor Context Endpoint as_endpoint concurrent_endpoint context current_actor_name current_rank current_size "
+        "endpoint get_or_spawn_controller this_host this_proc"
     ),
     "meshgate.channel": "Channel Port PortReceiver RankedPortReceiver",
     "meshgate.client": "Client current_client use_client",
@@ -83,12 +93,14 @@ _HOMES = {
         "VersionMismatchError"
     ),
     "meshgate.extent": "Extent Point",
-    "meshgate.future": "FutureProxy",
+    "meshgate.future": "Future FutureProxy",
     "meshgate.jobs.compute": "Compute",
     "meshgate.jobs.image": "Image",
     "meshgate.jobs.kubernetes": "ImageSpec KubernetesJob",
     "meshgate.jobs": "JobState JobTrait LocalJob ProcessJob job_load job_loads",
-    "meshgate.proxies": "Accumulator ActorMeshProxy EndpointProxy HostMeshProxy ProcMeshProxy send",
+    "meshgate.proxies": (
+        "Accumulator ActorMeshProxy EndpointProxy HostMesh HostMeshProxy ProcMesh ProcMeshProxy send"
+    ),
     "meshgate.settings": "ClientSettings",
     "meshgate.shape": "Region Shape Slice",
     "meshgate.value_mesh": "ValueMesh",
@@ -107,14 +119,17 @@ __all__ = [
     "ClientSettings",
     "Compute",
     "ConnectionFailedError",
+    "Context",
     "Dialer",
     "Endpoint",
     "EndpointProxy",
     "EngineDiedError",
     "Extent",
+    "Future",
     "FutureProxy",
     "GatewayError",
     "GatewayLostError",
+    "HostMesh",
     "HostMeshProxy",
     "Image",
     "ImageSpec",
@@ -130,6 +145,7 @@ __all__ = [
     "Point",
     "Port",
     "PortReceiver",
+    "ProcMesh",
     "ProcMeshProxy",
     "ProcessJob",
     "PullFailed",

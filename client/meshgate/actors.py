@@ -16,6 +16,7 @@ from meshgate import standins
 if TYPE_CHECKING:
     from meshgate.standins import (
         Actor,
+        Context,
         Endpoint,
         EndpointProperty,
         concurrent_endpoint,
@@ -39,6 +40,7 @@ else:
     try:
         from monarch.actor import (
             Actor,
+            Context,
             Endpoint,
             concurrent_endpoint,
             context,
@@ -58,6 +60,7 @@ else:
     except ImportError:
         from meshgate.standins import (
             Actor,
+            Context,
             Endpoint,
             EndpointProperty,
             concurrent_endpoint,
@@ -83,6 +86,7 @@ else:
 __all__ = [
     "Actor",
     "ActorClass",
+    "Context",
     "Endpoint",
     "EndpointProperty",
     "EndpointSpec",

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Generic, TypeVar, cast
 
-__all__ = ["FutureProxy"]
+__all__ = ["Future", "FutureProxy"]
 
 R = TypeVar("R")
 
@@ -273,6 +273,9 @@ class _Arrivals:
 
 
 _arrivals: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Arrivals] = weakref.WeakKeyDictionary()
+
+
+Future = FutureProxy  # Monarch's name, for annotations of programs that come from there
 
 
 def _check_timeout(timeout: float) -> None:

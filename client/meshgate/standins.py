@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Actor",
+    "Context",
     "Endpoint",
     "EndpointProperty",
     "concurrent_endpoint",
@@ -222,7 +223,14 @@ def _only_inside_an_actor(name: str) -> NoReturn:
     )
 
 
-def context() -> Any:
+class Context:
+    """What ``context`` returns inside an actor, for annotations."""
+
+    actor_instance: Any
+    message_rank: Point
+
+
+def context() -> Context:
     """What runs now: the actor and the message. Only inside an actor."""
     _only_inside_an_actor("context")
 

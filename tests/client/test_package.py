@@ -4,8 +4,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_origin, get_type_hints
 
 import meshgate
+from tests.client.laptop import run_without
 
 
 def test_every_public_name_can_be_had() -> None:
@@ -19,6 +21,25 @@ def test_type_checkers_see_the_names_that_programs_get() -> None:
     block = source.partition("if TYPE_CHECKING:")[2].partition("\n__version__")[0]
     imported = set(re.findall(r"\b(\w+)\b(?=[,\n])", re.sub(r"from [\w.]+ import", "", block).replace("(", "")))
     assert imported == set(meshgate.__all__) - {"unhandled_fault_hook"}
+
+
+class Annotated:
+    """As a program from Monarch is written."""
+
+    def run(self, hosts: meshgate.HostMesh, procs: meshgate.ProcMesh, ctx: meshgate.Context) -> meshgate.Future[int]:
+        raise NotImplementedError
+
+
+def test_a_program_may_annotate_with_monarchs_names() -> None:
+    hints = get_type_hints(Annotated.run)
+    assert (hints["hosts"], hints["procs"]) == (meshgate.HostMeshProxy, meshgate.ProcMeshProxy)
+    assert get_origin(hints["return"]) is meshgate.FutureProxy
+
+
+def test_a_program_may_annotate_with_them_without_monarch() -> None:
+    assert run_without("monarch", code="from meshgate import Context; print(Context.__module__)").split() == [
+        b"meshgate.standins"
+    ]
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from meshgate.proxies.actors import ActorMeshProxy, NotAnEndpoint
 from meshgate.proxies.endpoints import Accumulator, EndpointProxy, send
-from meshgate.proxies.hosts import HostMeshProxy
+from meshgate.proxies.hosts import HostMesh, HostMeshProxy
 from meshgate.proxies.mesh import MeshProxy, Owned
-from meshgate.proxies.procs import ProcMeshProxy, class_of
+from meshgate.proxies.procs import ProcMesh, ProcMeshProxy, class_of
 
 __all__ = [
     "Accumulator",
     "ActorMeshProxy",
     "EndpointProxy",
+    "HostMesh",
     "HostMeshProxy",
     "MeshProxy",
     "NotAnEndpoint",
     "Owned",
+    "ProcMesh",
     "ProcMeshProxy",
     "class_of",
     "send",

@@ -19,7 +19,7 @@ from meshgate_wire.messages import Initialized, SpawnProcs, Stop, stream_of
 if TYPE_CHECKING:
     from meshgate.client import Client
 
-__all__ = ["HostMeshProxy"]
+__all__ = ["HostMesh", "HostMeshProxy"]
 
 T = TypeVar("T")
 
@@ -129,6 +129,9 @@ class HostMeshProxy(MeshProxy):
 
     def __repr__(self) -> str:
         return f"HostMesh({self._owned.known.name!r}, {self._shape})"
+
+
+HostMesh = HostMeshProxy  # Monarch's name, for annotations of programs that come from there
 
 
 def _refuse_unsupported(**given: object) -> None:

@@ -21,7 +21,7 @@ from meshgate_wire.messages import Initialized, Reload, SpawnActors, Stop, strea
 if TYPE_CHECKING:
     from meshgate.proxies.hosts import HostMeshProxy
 
-__all__ = ["ProcMeshProxy", "class_of"]
+__all__ = ["ProcMesh", "ProcMeshProxy", "class_of"]
 
 T = TypeVar("T")
 
@@ -164,6 +164,9 @@ class ProcMeshProxy(MeshProxy):
 
     def __repr__(self) -> str:
         return f"ProcMesh({self._owned.known.name!r}, {self._shape})"
+
+
+ProcMesh = ProcMeshProxy  # Monarch's name, for annotations of programs that come from there
 
 
 def _parameters(Class: type) -> tuple[str, ...]:
