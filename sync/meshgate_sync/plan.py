@@ -11,8 +11,8 @@ A host asks its parent. When that one dies, stalls or is too slow, it asks the n
 up to the gateway. All of them are nearer to the gateway in that tree, so that no two hosts ever wait for each
 other. A host that joins late needs its own routes alone; nobody else's change.
 
-Neighbours in the list are neighbours in the trees: hosts are sorted by zone and node, and a subtree is a stretch
-of the list.
+Neighbours in the list are neighbours in the trees: hosts are sorted by zone and node, those that pass on are a stretch
+of the list in each subtree, and the others hang below one of their own node, or else zone, where it has room.
 
 Imports nothing but the standard library.
 """
@@ -80,7 +80,8 @@ def _heads(hosts: list[HostSlot], fanout: int, roots: int, turn: int = 0) -> lis
     fast = [position for position, host in enumerate(hosts) if not host.slow]
     step = max(1, len(fast) // max(count, 1))
     chosen = [position for index, position in enumerate(fast) if index % step == turn % step][:count]
-    spare = [position for position in fast if position not in set(chosen)]
+    taken = set(chosen)
+    spare = [position for position in fast if position not in taken]
     spare += [position for position, host in enumerate(hosts) if host.slow]
     return sorted(chosen + spare[: count - len(chosen)])
 
@@ -96,11 +97,42 @@ def _tree(hosts: list[HostSlot], *, fanout: int, roots: int, heads: list[int]) -
         parents[name] = parent
         room[parent] -= 1
         pending += [(name, part) for part in _split(segment[1:], fanout, fanout)]
+    left = [host for host in hosts if host.name not in parents]
+    by_name = {host.name: host for host in hosts}
+    for kind in ("node", "zone"):
+        left = _place_near(left, kind, room, by_name, parents)
     places = (parent for parent, free in room.items() for _ in range(free))
-    for host in hosts:
-        if host.name not in parents:
-            parents[host.name] = next(places)
+    for host in left:
+        parents[host.name] = next(places)
     return parents
+
+
+def _place_near(
+    left: list[HostSlot], kind: str, room: dict[str, int], by_name: dict[str, HostSlot], parents: dict[str, str]
+) -> list[HostSlot]:
+    """Puts hosts below heads of their own node, or zone, where these have room; returns the others."""
+    near: dict[tuple[str, str], list[str]] = {}
+    for name, free in room.items():
+        if name != GATEWAY and free:
+            near.setdefault(_neighbourhood(by_name[name], kind), []).append(name)
+    others = []
+    for host in left:
+        heads = near.get(_neighbourhood(host, kind), [])
+        while heads and not room[heads[0]]:
+            heads.pop(0)
+        if heads and _neighbourhood(host, kind) != ("", ""):
+            parents[host.name] = heads[0]
+            room[heads[0]] -= 1
+        else:
+            others.append(host)
+    return others
+
+
+def _neighbourhood(host: HostSlot, kind: str) -> tuple[str, str]:
+    """What a host shares with its neighbours; empty where it is not known."""
+    if kind == "zone":
+        return host.zone, ""
+    return (host.zone, host.node) if host.node else ("", "")
 
 
 def _split(positions: Sequence[int], parts: int, fanout: int) -> list[Sequence[int]]:

@@ -13,6 +13,7 @@ import pytest
 from meshgate_sync.digest import piece_digest
 from meshgate_sync.errors import BaseUnknown, HostsBehind, MalformedMessage
 from meshgate_sync.home import open_version
+from meshgate_sync.plan import HostSlot
 from meshgate_sync.tree import Directory, File, Piece
 from tests.sync.hosts import HostProcess, Job, job
 from tests.sync.trees import Content, on_disk, plain
@@ -96,6 +97,43 @@ def test_a_host_killed_in_the_middle_holds_up_nobody_and_catches_up(tmp_path: Pa
             assert on_disk(host.snapshot(tree)) == plain({**MODEL, b"large": content.data})
 
     run(tmp_path, content, 6, scenario)
+
+
+def test_a_host_started_again_keeps_its_routes_whoever_came_meanwhile(tmp_path: Path) -> None:
+    content = Content()
+    tree = content.tree(MODEL)
+
+    async def scenario(job: Job) -> None:
+        before = job.distributor.add_hosts([HostSlot("h3")])
+        late = [await HostProcess.start(f"a{number}", tmp_path / f"a{number}") for number in range(9)]
+        await job.add(late)
+        assert job.distributor.add_hosts([HostSlot("h3")]) == before  # else two could come to wait for each other
+        await job.bring(tree)
+
+    run(tmp_path, content, 4, scenario)
+
+
+def test_a_lost_host_is_told_to_who_waits_at_once_and_counts_until_it_is_back(tmp_path: Path) -> None:
+    content = Content()
+    tree = content.tree(MODEL)
+
+    async def scenario(job: Job) -> None:
+        await job.bring(tree)
+        waiting = asyncio.ensure_future(job.distributor.wait(b"r" * 32, ["h1"], 60))
+        await asyncio.sleep(0)
+        job.hosts["h1"].kill()
+        job.distributor.remove_host("h1", "its pod was deleted")
+        with pytest.raises(HostsBehind, match="h1: its pod was deleted"):
+            await waiting
+        assert job.last is not None
+        assert (job.last.ready, job.last.failed, job.last.hosts) == ({"h0"}, {"h1": "its pod was deleted"}, 2)
+        home = job.hosts["h1"].home
+        await job.hosts["h1"].stop()
+        await job.add([await HostProcess.start("h1", home)])
+        await job.distributor.wait(tree.digest, ["h0", "h1"], 60)
+        assert (job.last.ready, job.last.failed, job.last.hosts) == ({"h0", "h1"}, {}, 2)
+
+    run(tmp_path, content, 2, scenario)
 
 
 def test_a_frozen_host_is_routed_around(tmp_path: Path) -> None:

@@ -94,6 +94,25 @@ def test_zones_are_crossed_rarely() -> None:
         assert crossing < len(hosts) / 10
 
 
+def crossings(hosts: list[HostSlot], tree: dict[str, str], kind: str) -> int:
+    of = {host.name: getattr(host, kind) for host in hosts}
+    return sum(1 for child, parent in tree.items() if parent != GATEWAY and of[child] != of[parent])
+
+
+def test_where_nodes_hold_many_hosts_most_get_it_from_their_own() -> None:
+    hosts = [HostSlot(f"h{n}", zone=f"z{n % 2}", node=f"z{n % 2}n{n // 2 % 8}") for n in range(256)]  # 16 to a node
+    made = plan(hosts)
+    assert crossings(hosts, made.control, "node") <= 256 / 5
+    assert all(crossings(hosts, tree, "node") <= 256 / 2.5 for tree in made.stripes)
+    unplaced = plan([HostSlot(host.name) for host in hosts])
+    assert crossings(hosts, unplaced.control, "node") > 200  # what comes of not knowing
+
+
+def test_sixteen_hosts_in_two_zones_cross_once() -> None:
+    hosts = [HostSlot(f"h{number}", zone=f"z{number % 2}") for number in range(16)]
+    assert crossings(hosts, plan(hosts).control, "zone") <= 1
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_few_hosts_hang_below_the_gateway(count: int) -> None:
     made = plan(slots(count))
