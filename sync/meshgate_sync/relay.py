@@ -10,9 +10,8 @@ Imports nothing but the standard library.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from .acks import Acks
 from .commands import (
@@ -34,33 +33,12 @@ from .downstream import Downstream
 from .frames import Ack, Alive, Data, Hello, Hold, Message, Offer, Tell, Unwant, Want, Withdraw
 from .plan import Routes
 from .upstream import Timing, Upstream
+from .version import State, Version
 
 __all__ = ["Relay", "State", "Timing"]
 
 WINDOW = 2 * 1024 * 1024
 _RESTARTS = 3
-
-
-class State(enum.Enum):
-    """Of a version on this host."""
-
-    BEGINNING = "the store is looking what it lacks"
-    BASELESS = "waiting for the parent to tell the version whole"
-    FETCHING = "pieces are missing"
-    FINISHING = "the store is making the snapshot"
-    READY = "processes can be started from it"
-    FAILED = "the disk refused"
-
-
-@dataclass(slots=True)
-class _Version:
-    offer: Offer
-    state: State = State.BEGINNING
-    missing: dict[bytes, int] = field(default_factory=dict)
-    parked: list[tuple[str, tuple[bytes, ...]]] = field(default_factory=list)
-    untold_whole: list[str] = field(default_factory=list)
-    restarts: int = 0
-    held: bool = False
 
 
 class Relay:
@@ -77,7 +55,7 @@ class Relay:
         self._commands: list[Command] = []
         self._upstream = Upstream(routes, self._timing, window, self._commands) if routes is not None else None
         self._downstream = Downstream(window, self._timing.heartbeat, self._timing.pulse, self._commands)
-        self._versions: dict[bytes, _Version] = {}
+        self._versions: dict[bytes, Version] = {}
         self._early: dict[bytes, list[tuple[str, tuple[bytes, ...]]]] = {}
         self._acks = Acks(self._timing.gather)
         self._announced_at = float("-inf")
@@ -129,7 +107,7 @@ class Relay:
     def _offer(self, offer: Offer, now: float) -> None:
         version = self._versions.get(offer.root)
         if version is None:
-            version = self._versions[offer.root] = _Version(offer.without_pieces())
+            version = self._versions[offer.root] = Version(offer.without_pieces())
             self._announced_at = now
             if self._upstream is not None:
                 # The parent goes on pulsing a little longer than we rely on it.
@@ -242,12 +220,12 @@ class Relay:
                 self._commands.append(Disconnect(Link(peer, up=False)))
                 self._downstream.remove(peer)
 
-    def _finish(self, version: _Version) -> None:
+    def _finish(self, version: Version) -> None:
         version.state = State.FINISHING
         offer = version.offer
         self._commands.append(Finish(offer.root, offer.base, offer.replaces))
 
-    def _begin_again(self, version: _Version) -> None:
+    def _begin_again(self, version: Version) -> None:
         version.state = State.BEGINNING
         self._commands.append(Begin(version.offer))
 
@@ -277,7 +255,7 @@ class Relay:
         else:
             self._downstream.want(peer, root, digests, version.missing, now)
 
-    def _unpark(self, version: _Version, now: float) -> None:
+    def _unpark(self, version: Version, now: float) -> None:
         root = version.offer.root
         parked, version.parked = version.parked + self._early.pop(root, []), []
         for peer, digests in parked:
@@ -390,7 +368,7 @@ class Relay:
         elif isinstance(message, Tell):
             self._describe(peer, message.root)
 
-    def _introduce(self, peer: str, root: bytes, version: _Version, now: float) -> None:
+    def _introduce(self, peer: str, root: bytes, version: Version, now: float) -> None:
         """Offers a version to a child that came after it was announced."""
         roots = self._downstream.children[peer].roots
         if version.offer.base in roots or version.offer.base == NOTHING or root in roots:
