@@ -27,6 +27,7 @@ T = TypeVar("T")
 MAX_MESSAGE = 1 << 20
 CONNECT_TIMEOUT = 5.0
 SEND_TIMEOUT = 10.0
+LINGER = 2.0
 _READ = 1 << 17
 
 
@@ -59,6 +60,10 @@ class Conversation:
         if self._protocol.state is State.OPEN:
             self._protocol.send_close(CloseCode.NORMAL_CLOSURE)
             await self._flush()
+        # A socket that is closed with something unread resets the connection, and some port-forwards end with that.
+        with suppress(OSError, asyncio.TimeoutError):
+            self._socket.shutdown(socket.SHUT_WR)
+            await asyncio.wait_for(_read_to_the_end(self._socket), LINGER)
         self._socket.close()
 
     async def receive(self) -> str | None:
@@ -126,6 +131,7 @@ async def relay(connection: socket.socket, request: Request, path: str, host: st
             ways = [asyncio.create_task(_pass_on(*ends)) for ends in ((connection, there), (there, connection))]
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(ways, timeout=LINGER)
             finally:
                 for way in ways:
                     way.cancel()
@@ -137,6 +143,12 @@ async def _pass_on(source: socket.socket, target: socket.socket) -> None:
     with suppress(OSError):
         while data := await loop.sock_recv(source, _READ):
             await loop.sock_sendall(target, data)
+        target.shutdown(socket.SHUT_WR)
+
+
+async def _read_to_the_end(source: socket.socket) -> None:
+    while await asyncio.get_running_loop().sock_recv(source, _READ):
+        continue
 
 
 def _head(request: Request, path: str) -> bytes:

@@ -121,11 +121,10 @@ class Provisioner:
             return await self._make(ask, caller, conversation)
         if reason := await self._may_not_have(caller, ask):
             return Refused(reason=reason)
-        running = await asyncio.to_thread(jobs.find, self._api, ask.name, ask.namespace)
         if isinstance(ask, Find):
-            return Up(job=running)
+            return Up(job=await asyncio.to_thread(jobs.find, self._api, ask.name, ask.namespace))
         log.info("ending a job", job=ask.name, namespace=ask.namespace, caller=caller.name)
-        await conversation.meanwhile(asyncio.to_thread(jobs.end, self._api, running))
+        await conversation.meanwhile(asyncio.to_thread(jobs.end_by_name, self._api, ask.name, ask.namespace))
         return Ended()
 
     async def _make(self, ask: Start, caller: KubernetesUser, conversation: Conversation) -> Answer | None:

@@ -26,6 +26,7 @@ __all__ = [
     "ListedJob",
     "RunningJob",
     "end",
+    "end_by_name",
     "end_listed",
     "find",
     "listed",
@@ -201,6 +202,11 @@ def runs(api: Api, job: RunningJob) -> bool:
         return provision.read_spec(api, job.name, job.namespace)[1] == job.uid
     except NotFound:
         return False
+
+
+def end_by_name(api: Api, name: str, namespace: str) -> None:
+    """As ``end``, whether the job is up, coming up, or on its way out already."""
+    provision.delete(api, name, namespace)
 
 
 def end(api: Api, job: RunningJob) -> None:

@@ -31,6 +31,14 @@ class Trainer(Actor):
         print(text)
 
     @endpoint
+    def process(self) -> str:
+        return str(os.getpid())
+
+    @endpoint
+    def fill(self, megabytes: int) -> int:
+        return len(bytearray(b"x") * (megabytes << 20))
+
+    @endpoint
     def wait(self, seconds: float) -> str:
         time.sleep(seconds)
         return "waited"

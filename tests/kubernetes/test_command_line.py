@@ -28,7 +28,8 @@ def test_a_forgotten_job_is_listed_and_ended(namespace: str, monkeypatch: pytest
 
 
 def test_a_cluster_that_cannot_be_reached_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBECONFIG", "/no/such/file")
-    code, told = run("ls", "-A")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("KUBECONFIG", "/no/such/file")
+        code, told = run("ls", "-A")
     assert code == 1
     assert "/no/such/file cannot be used" in told

@@ -7,10 +7,20 @@ import time
 import pytest
 
 from meshgate import Compute, KubernetesJob
-from meshgate.errors import GatewayLostError, MeshgateError
+from meshgate.errors import GatewayLostError, SupervisionError
 from tests.kubernetes.actors import Trainer
 from tests.kubernetes.api_server import restart_api_server
 from tests.kubernetes.cluster import Kubectl
+
+TOLD_WITHIN = 5.0  # seconds
+
+
+def assert_told(error: SupervisionError, rank: int, pod: str, reason: str) -> None:
+    assert error.failure is not None
+    assert error.failure.ranks == (rank,)
+    assert error.failure.hosts[rank] == pod
+    for told in (f"rank {rank}", pod, reason):
+        assert told in str(error)
 
 
 def test_a_pod_deleted_during_a_call_is_named_with_the_reason(namespace: str, kubectl: Kubectl) -> None:
@@ -20,18 +30,32 @@ def test_a_pod_deleted_during_a_call_is_named_with_the_reason(namespace: str, ku
         call = trainers.wait.call(60.0)
         deleted = time.monotonic()
         kubectl("delete", "pod", "victim-workers-1", "--wait=false")
-        with pytest.raises(MeshgateError) as caught:
+        with pytest.raises(SupervisionError) as caught:
             call.get(timeout=60)
-        assert time.monotonic() - deleted < 10
-        assert "victim-workers-1" in str(caught.value)
-        assert "deleted" in str(caught.value)
+        assert time.monotonic() - deleted < TOLD_WITHIN
+        assert_told(caught.value, 1, "victim-workers-1", "its pod is being deleted")
         assert trainers.slice(hosts=0).pod.call_one().get(timeout=60) == "victim-workers-0"
+
+
+def test_a_process_that_runs_out_of_memory_is_named_with_its_rank_and_pod(namespace: str) -> None:
+    compute = Compute(replicas=2, memory="400Mi")
+    with KubernetesJob(compute=compute, name="starving", namespace=namespace) as job:
+        trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
+        trainers.pod.call().get(timeout=60)
+        filled = time.monotonic()
+        with pytest.raises(SupervisionError) as caught:
+            trainers.slice(hosts=1).fill.call_one(600).get(timeout=60)
+        assert time.monotonic() - filled < TOLD_WITHIN
+        assert_told(caught.value, 0, "starving-workers-1", "failed: ")  # Monarch may or may not know by what
+        assert trainers.slice(hosts=0).pod.call_one().get(timeout=60) == "starving-workers-0"
+        again = job.state().workers.spawn_procs().spawn("again", Trainer)
+        assert len(again.pod.call().get(timeout=60)) == 2
 
 
 def test_a_deleted_gateway_is_told_and_the_job_can_be_applied_again(namespace: str, kubectl: Kubectl) -> None:
     with KubernetesJob(compute=Compute(), name="headless", namespace=namespace) as job:
         trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
-        trainers.pod.call_one().get(timeout=60)
+        process = trainers.process.call_one().get(timeout=60)
         call = trainers.wait.call_one(100.0)
         deleted = time.monotonic()
         kubectl("delete", "pod", "-l", "meshgate.dev/job=headless,app.kubernetes.io/component=gateway", "--wait=false")
@@ -41,6 +65,7 @@ def test_a_deleted_gateway_is_told_and_the_job_can_be_applied_again(namespace: s
         job.apply()
         again = job.state().workers.spawn_procs().spawn("trainers", Trainer)
         assert again.pod.call_one().get(timeout=60) == "headless-workers-0"
+        assert process not in kubectl("exec", "headless-workers-0", "--", "ls", "/proc").split()
 
 
 @pytest.mark.disturbing

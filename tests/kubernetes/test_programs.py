@@ -76,7 +76,20 @@ state = job.state()
 """
 
 # The image has no torch: what the program needs of it comes with the program, as its code.
-TORCH = "class cuda:\n    is_available = staticmethod(lambda: False)\n"
+TORCH = """
+import contextlib
+
+class cuda:
+    is_available = staticmethod(lambda: False)
+
+class storage:  # what Monarch looks for where it finds torch
+    class UntypedStorage: ...
+    class TypedStorage: ...
+
+class utils:
+    class _python_dispatch:
+        _disable_current_modes = contextlib.nullcontext
+"""
 
 MODEL = """
 from meshgate import Actor, endpoint
@@ -155,7 +168,7 @@ def test_kubetorchs_basic_example_runs_as_it_stands(tmp_path: Path, images: tupl
 def test_kubetorchs_example_of_preallocated_pods_runs(
     namespace: str, kubectl: Kubectl, images: tuple[str, str], tmp_path: Path
 ) -> None:
-    use = "print(len(state.workers.spawn_procs().initialized.get() or state.workers)); job.kill()\n"
+    use = "state.workers.spawn_procs().initialized.get(); print(len(state.workers)); job.kill()\n"
     (tmp_path / "preallocated.py").write_text(PREALLOCATED.replace("my-namespace", namespace) + use)
     with bare_worker_pods(kubectl, images[1], "my-monarch-workers", 2):
         kubectl("rollout", "status", "statefulset/my-monarch-workers", "--timeout=60s", timeout=70)

@@ -12,7 +12,7 @@ from meshgate import Compute, KubernetesJob
 from meshgate.errors import JobNotRunning, JobStartFailed
 from tests.kubernetes.actors import Trainer
 from tests.kubernetes.cluster import Kubectl
-from tests.kubernetes.network import local_port
+from tests.kubernetes.network import local_port, nginx
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "provisioning-gateway.yaml"
 TOKEN = secrets.token_hex(24)
@@ -78,6 +78,18 @@ def test_a_laptop_with_only_a_url_and_a_token_runs_a_job(
             again.kill()
         with pytest.raises(JobNotRunning, match="byurl"):
             KubernetesJob(name="byurl", namespace=namespace, gateway_url=url).apply()
+
+
+def test_a_job_comes_up_through_an_ingress_that_cuts_every_connection_after_seconds(
+    namespace: str, kubectl: Kubectl, provider: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MESHGATE_TOKEN", TOKEN)
+    with local_port(kubectl, "service/meshgate") as port, nginx(tmp_path, "127.0.0.1", port) as proxy:
+        monkeypatch.setenv("MESHGATE_CA", str(proxy.ca))
+        job = KubernetesJob(compute=Compute(memory="500Mi"), name="cut", namespace=namespace, gateway_url=proxy.url)
+        with proxy.cutting_every(1.5), job:
+            trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
+            assert trainers.pod.call_one().get(timeout=60) == "cut-workers-0"
 
 
 def test_what_the_policy_does_not_allow_is_refused_by_name(

@@ -27,7 +27,7 @@ from meshgate.kubernetes.asked import JobAsked
 from meshgate.kubernetes.progress import choose_display, told_when_up
 from meshgate_kubernetes.jobs import RunningJob
 from meshgate_kubernetes.names import generate_job_name
-from meshgate_kubernetes.requests import Answer, Ask, Created, End, Find, Refused, Start, Told, Up, read_answer
+from meshgate_kubernetes.requests import Answer, Ask, Created, End, Ended, Find, Refused, Start, Told, Up, read_answer
 
 __all__ = ["RemoteGateway", "token_here"]
 
@@ -61,7 +61,7 @@ class RemoteGateway:
             self._ssl.load_verify_locations(ca)
 
     def start(self, asked: JobAsked) -> RunningJob:
-        """Has the gateway make the job. Raises JobStartFailed, with nothing left behind."""
+        """Has the gateway make the job. Raises JobStartFailed, with nothing left behind, and ConnectionFailedError."""
         spec = asked.spec(asked.name or generate_job_name("meshgate"))
         answers = self._ask_through_cuts(Start(job=spec, timeout=asked.timeout))
         with choose_display(f"{spec.namespace}/{spec.name}") as display, closing(answers):
@@ -82,12 +82,12 @@ class RemoteGateway:
         about = self._get("/v1/job")
         if about["meshes"] or name is None:
             return RunningJob(name=name or "", namespace=namespace, uid="", token=self._token, meshes=about["meshes"])
-        for answer in self._ask(Find(name=name, namespace=namespace), TIMEOUT):
+        for answer in self._ask_through_cuts(Find(name=name, namespace=namespace)):
             if isinstance(answer, Up):
                 return answer.job
             if isinstance(answer, Refused):
                 raise (JobNotRunning if answer.missing else JobError)(f"{self._dialer}: {answer.reason}")
-        raise JobError(f"{self._dialer} did not answer")
+        raise AssertionError("the last answer is one of these")
 
     def runs(self, job: RunningJob) -> bool:
         """Whether the job is there still. Raises GatewayError or JobError when nobody can tell."""
@@ -102,9 +102,11 @@ class RemoteGateway:
         """Has the gateway end a job that it made; one that was only reached through it lives on."""
         if not job.uid:
             return
-        for answer in self._ask(End(name=job.name, namespace=job.namespace), END_TIMEOUT):
+        for answer in self._ask_through_cuts(End(name=job.name, namespace=job.namespace)):
             if isinstance(answer, Refused) and not answer.missing:
                 raise JobError(f"{self._dialer}: {answer.reason}")
+            if isinstance(answer, (Refused, Ended)):
+                return
 
     def dialer(self, job: RunningJob) -> Dialer:
         if not job.uid:
@@ -138,14 +140,14 @@ class RemoteGateway:
                 except TimeoutError:
                     raise ConnectionFailedError(f"{self._dialer} said nothing for {timeout:g} s") from None
 
-    def _ask_through_cuts(self, ask: Start) -> Generator[Answer, None, None]:
+    def _ask_through_cuts(self, ask: Ask) -> Generator[Answer, None, None]:
         """What the gateway says to ``ask``, whoever cuts the connection meanwhile: asked again, it tells of the job
-        where that is by then. Raises JobStartFailed when the gateway stays away."""
+        where that is by then. Raises ConnectionFailedError when the gateway stays away."""
         heard, last, delay = False, time.monotonic(), FIRST_DELAY
         while True:
             why: object = "it closes each connection"
             try:
-                for answer in self._ask(ask, TIMEOUT):
+                for answer in self._ask(ask, END_TIMEOUT if isinstance(ask, End) else TIMEOUT):
                     heard, last, delay = True, time.monotonic(), FIRST_DELAY
                     yield answer
             except ConnectionFailedError as error:
@@ -153,10 +155,8 @@ class RemoteGateway:
                     raise
                 why = error
             if time.monotonic() - last > AWAY:
-                raise JobStartFailed(
-                    f"{self._dialer} went away while the job came up, and was not back after {AWAY:g} s: {why}. "
-                    "What it has made by then it ends itself"
-                )
+                raise ConnectionFailedError(f"{self._dialer} went away, and was not back after {AWAY:g} s: {why}")
+            heard = True
             time.sleep(random.uniform(0, delay))
             delay = min(2 * delay, LONGEST_DELAY)
 

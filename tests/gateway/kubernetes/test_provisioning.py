@@ -20,7 +20,7 @@ from meshgate_gateway.kubernetes_auth import KubernetesUsers
 from meshgate_gateway.policy import Policy
 from meshgate_gateway.provisioning import Provisioner
 from meshgate_gateway.server import Server, listen
-from meshgate_kubernetes import readiness
+from meshgate_kubernetes import provision, readiness
 from meshgate_kubernetes.api import Api
 from meshgate_kubernetes.errors import Unreachable
 from meshgate_kubernetes.requests import Answer, Ask, Created, End, Ended, Find, Refused, Start, Told, Up, read_answer
@@ -205,6 +205,12 @@ def test_who_asked_for_a_job_finds_and_ends_it_and_no_other_caller_does(api: Fak
     assert ask(api, End(**here)) == [Ended()]
     assert api.left() == []
     assert refusal(api, Find(**here)).missing
+
+
+def test_a_job_that_is_not_up_yet_is_ended_whole_as_well(api: FakeApi) -> None:
+    provision.create_parent(cast("Api", api), wanted(), owner="alice")
+    assert ask(api, End(name="trainer", namespace="team")) == [Ended()]
+    assert api.left() == []
 
 
 def test_rights_in_the_namespace_open_the_jobs_of_others(api: FakeApi) -> None:
