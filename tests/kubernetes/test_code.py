@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from meshgate import Compute, Image, KubernetesJob
+from meshgate import Compute, Image, KubernetesJob, StepFailedError
 from tests.kubernetes.actors import Trainer
 from tests.kubernetes.cluster import Kubectl
 
@@ -77,6 +77,24 @@ def test_a_pod_made_anew_gets_the_newest_version_in_the_same_session(
         assert steps(first.slice(hosts=0)) == [1]
         anew = job.state().workers.spawn_procs().spawn("anew", model())
         assert list(anew.mark.call().get(timeout=90).values()) == ["set by a step"] * 3
+
+
+def test_a_container_started_again_in_its_pod_is_told_apart_and_serves_a_new_session(
+    namespace: str, kubectl: Kubectl, project: Path
+) -> None:
+    with KubernetesJob(compute=Compute(replicas=2), name="crash", namespace=namespace) as job:
+        hosts = job.state().workers
+        job.sync(quiet=True)
+        assert steps(hosts.spawn_procs().spawn("first", model())) == [1, 1]
+        kubectl("exec", "crash-workers-1", "--", "python", "-c", "import os; os.kill(1, 15)")
+        job.state().workers.initialized.exception(timeout=90)  # until it is there again
+        with pytest.raises(StepFailedError, match=r"crash-workers-1: it was started again at its old address"):
+            steps(hosts.spawn_procs().spawn("again", model()))
+        assert steps(hosts.slice(hosts=slice(0, 1)).spawn_procs().spawn("left", model())) == [1]
+        job._client.close()
+        anew = job.state().workers
+        job.sync(quiet=True)
+        assert steps(anew.spawn_procs().spawn("anew", model())) == [1, 1]
 
 
 def test_the_gateway_knows_the_node_of_each_pod(namespace: str, kubectl: Kubectl) -> None:

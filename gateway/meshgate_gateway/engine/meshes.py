@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 STOP_TIMEOUT = 5.0
 STOP_WITHOUT_HOST = 1.0
 BACK = "it is back, and can be used when no host of its mesh is missing"  # for Monarch attaches to all or none
+SAME_PLACE = "it was started again at its old address, where Monarch reaches it in a new session only"
 REASON_TIMEOUT = 1.5  # seconds that Monarch has to say why a process whose connection closed is gone
 
 
@@ -272,7 +273,7 @@ class Meshes:
             known.hosts = (*known.hosts[:rank], host, *known.hosts[rank + 1 :])
             self._lost_hosts.pop(before.name, None)
             known.lost.pop(before.name, None)
-            known.lost[host.name] = BACK
+            known.lost[host.name] = BACK if host.address != before.address else SAME_PLACE
             if host.name != before.name:
                 self._engine.code.host_left(before.name)
             if all(why == BACK for why in known.lost.values()):
