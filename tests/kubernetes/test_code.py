@@ -87,8 +87,10 @@ def test_a_container_started_again_in_its_pod_is_told_apart_and_serves_a_new_ses
         job.sync(quiet=True)
         assert steps(hosts.spawn_procs().spawn("first", model())) == [1, 1]
         kubectl("exec", "crash-workers-1", "--", "python", "-c", "import os; os.kill(1, 15)")
-        job.state().workers.initialized.exception(timeout=90)  # until it is there again
-        with pytest.raises(StepFailedError, match=r"crash-workers-1: it was started again at its old address"):
+        again = r"crash-workers-1: it was started again at its old address"
+        with pytest.raises(StepFailedError, match=again):  # attaching waits until it is there again
+            steps(job.state().workers.spawn_procs().spawn("again", model()))
+        with pytest.raises(StepFailedError, match=again):
             steps(hosts.spawn_procs().spawn("again", model()))
         assert steps(hosts.slice(hosts=slice(0, 1)).spawn_procs().spawn("left", model())) == [1]
         job._client.close()

@@ -67,6 +67,7 @@ class Meshes:
         self._engine = engine
         self._unclaimed: list[Fault] = []
         self._lost_hosts: dict[str, str] = {}
+        self._ended: set[str] = set()  # addresses of hosts that have ended
 
     def handlers(self) -> dict[type, Handler]:
         return {
@@ -82,6 +83,8 @@ class Meshes:
     async def attach(self, header: AttachHosts, buffers: Sequence[Fragments]) -> None:
         engine = self._engine
         hosts = await engine.find_hosts(header.mesh)
+        if again := [host.name for host in hosts if host.address in self._ended]:
+            raise invalid(f"mesh {header.mesh!r} cannot be attached to: {', '.join(again)}: {SAME_PLACE}")
         mesh = engine.binding.attach(header.mesh, [host.address for host in hosts])
         known = attached(mesh, header.mesh, hosts)
         engine.objects.add(header.object, known)
@@ -259,6 +262,7 @@ class Meshes:
         for known in self._engine.objects.each():
             if isinstance(known, Hosts) and host in known.names:
                 known.lost[host] = reason
+                self._ended.add(known.addresses[known.names.index(host)])
         for known in self._engine.objects.each():
             if isinstance(known, Procs) and known.up is not None and host in known.host_names:
                 known.up.cancel()  # where it still waits: Monarch would give up half a minute later
@@ -273,7 +277,7 @@ class Meshes:
             known.hosts = (*known.hosts[:rank], host, *known.hosts[rank + 1 :])
             self._lost_hosts.pop(before.name, None)
             known.lost.pop(before.name, None)
-            known.lost[host.name] = BACK if host.address != before.address else SAME_PLACE
+            known.lost[host.name] = SAME_PLACE if host.address in self._ended else BACK
             if host.name != before.name:
                 self._engine.code.host_left(before.name)
             if all(why == BACK for why in known.lost.values()):
