@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import meshgate as kt
-from meshgate import EngineDiedError, MeshFailure, ProcessJob, SupervisionError
+from meshgate import EngineDiedError, MeshFailure, MeshgateError, ProcessJob, SupervisionError
 from meshgate.jobs.processes import marked
 from tests.end_to_end.actors import Worker
 
@@ -150,3 +150,26 @@ def test_a_killed_driver_leaves_nothing_behind(moment: str) -> None:
                 break
         driver.kill()
     wait_until(lambda: not marked("MESHGATE_END_TO_END", mark), "everything of a killed driver is gone")
+
+
+def test_what_came_up_of_a_spawn_that_failed_ends_with_it_and_what_it_printed_arrives(
+    job: Any, hosts: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mark = f"half-{os.getpid()}-{time.monotonic_ns()}"
+
+    def half() -> None:
+        import sys
+
+        from monarch.actor import current_rank
+
+        os.environ["MESHGATE_HALF"] = mark
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])  # carries the mark
+        print("half of them comes up", flush=True)
+        if current_rank().rank == 1:
+            raise ValueError("the other half does not")
+
+    procs = hosts.spawn_procs(bootstrap=half)
+    with pytest.raises(MeshgateError):
+        procs.initialized.get(timeout=60)
+    wait_until(lambda: not marked("MESHGATE_HALF", mark), "the processes of the failed spawn are gone")
+    assert "half of them comes up" in capfd.readouterr().out
