@@ -136,7 +136,8 @@ class CodeSync:
         wait: bool = True,
         progress: Callable[[SyncStatus], None] | None = None,
     ) -> SyncReport:
-        """Brings what is on disk now to every host. ``changed``: the only paths that may differ, if known.
+        """Brings what is on disk now to every host. ``changed``: the only paths that may differ, if known; absolute, or
+        below the top of the tree.
 
         From here on the session's processes are started from it. With ``wait`` it returns when every host has it, and
         raises StaleCodeError naming those that cannot; without, at once. Raises meshgate_sync.errors.TreeError.
@@ -228,11 +229,11 @@ class CodeSync:
         ):
             if not changes and started:
                 continue
-            relative = {os.path.relpath(path, self.tree.top) for _, path in changes}
+            paths = [path for _, path in changes]
             # The first turn looks at everything: what was saved before the watch was up would go unnoticed.
             partial, started = started and not self.tree.parts, True
             try:
-                pushed = self._push(relative if partial else None)
+                pushed = self._push(paths if partial else None)
                 if pushed.report.files:
                     self._teller.call(lambda pushed=pushed: self._tell(pushed, told))  # type: ignore[misc]
             except Exception as error:  # noqa: BLE001 - the user is told, and the next save is another chance

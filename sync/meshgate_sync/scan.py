@@ -67,8 +67,8 @@ class Scanner:
     def scan(self, changed: Iterable[str | os.PathLike[str]] | None = None) -> Scan:
         """The tree as it is now.
 
-        With ``changed``, as it would be if nothing but those paths (and what lies below them) had changed since
-        the last scan: what a file watcher reported. Raises TreeTooLarge, LinkLeavesTree, UnstableFile, and
+        With ``changed``, as it would be if nothing but those paths (absolute, or below the root; and what lies below
+        them) had changed since the last scan: what a file watcher reported. Raises TreeTooLarge, LinkLeavesTree, UnstableFile, and
         TreeError when there is no such directory.
         """
         started = time.perf_counter()
@@ -118,7 +118,7 @@ class Scanner:
             return None
         touched = _Touched(set(), [])
         for path in changed:
-            relative = os.path.relpath(os.fsencode(os.path.abspath(path)), self.root)
+            relative = os.path.relpath(os.path.join(self.root, os.fsencode(path)), self.root)
             if relative == b"." or relative.startswith(b"..") or os.path.basename(relative) in IGNORE_FILES:
                 return None
             touched.subtrees.append(relative + b"/")

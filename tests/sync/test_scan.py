@@ -157,6 +157,17 @@ def test_the_first_scan_is_full_whatever_is_reported(tmp_path: Path) -> None:
     assert scanner(tmp_path / "t").scan([tmp_path / "t/other"]).read == (b"d/a",)
 
 
+def test_changed_paths_may_be_told_from_the_root_wherever_the_process_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "t", {b"d": {b"a": b"1"}, b"e": {}})
+    scan = scanner(tmp_path / "t")
+    scan.scan()
+    monkeypatch.chdir(tmp_path / "t/e")
+    (tmp_path / "t/d/a").write_bytes(b"changed")
+    assert scan.scan(["d/a"]).read == (b"d/a",)
+
+
 @given(models, models)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
 def test_a_true_report_finds_what_a_full_scan_finds(

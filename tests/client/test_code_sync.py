@@ -1,0 +1,89 @@
+"""What a client's sync sends when, told by a gateway that takes everything at once."""
+
+from __future__ import annotations
+
+import json
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshgate.client import Client
+from meshgate.code import CodeSync, SyncReport, Tree
+from meshgate_sync.protocol import SyncStatus
+from meshgate_wire.messages import SYNC_STREAM, Sync
+from tests.client.fake_gateway import FakeGateway, FakeSession
+
+WAIT = 30.0
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    for folder in ("src", "experiments"):
+        (tmp_path / "repository" / folder).mkdir(parents=True)
+    (tmp_path / "repository/src/model.py").write_text("STEP = 1\n")
+    return tmp_path / "repository"
+
+
+class Answering:
+    """Says of every version that its hosts have it, or why ``failed`` have not."""
+
+    def __init__(self, gateway: FakeGateway) -> None:
+        self.failed: dict[str, str] = {}
+        self.offers = 0
+        gateway.on[Sync] = self._answer
+
+    def _answer(self, session: FakeSession, header: Sync, _: Any) -> None:
+        body = json.loads(header.body)
+        if body["type"] == "sync_offer":
+            self.offers += 1
+            ready = 2 - len(self.failed)
+            status = SyncStatus(root=body["root"], ready=ready, hosts=2, failed=self.failed)
+            session.send(Sync(body=status.model_dump_json()), stream=SYNC_STREAM)
+
+
+@pytest.fixture
+def answering(gateway: FakeGateway) -> Answering:
+    return Answering(gateway)
+
+
+@pytest.fixture
+def code(client: Client, answering: Answering, repository: Path) -> Iterator[CodeSync]:
+    code = CodeSync(client, Tree(repository))
+    yield code
+    code.close()
+
+
+class Told:
+    """What a watch tells, in order."""
+
+    def __init__(self, code: CodeSync) -> None:
+        self._heard: queue.Queue[SyncReport | Exception] = queue.Queue()
+        self._code = code
+
+    def __call__(self, outcome: SyncReport | Exception) -> None:
+        self._heard.put(outcome)
+
+    def next(self) -> Any:
+        return self._heard.get(timeout=WAIT)
+
+
+@pytest.fixture
+def told(code: CodeSync, repository: Path) -> Told:
+    """Of a watch that is up: what was saved before it has been told."""
+    told = Told(code)
+    code.push()
+    (repository / "before").write_text("saved before the watch")
+    code.watch(told)
+    assert told.next().files == 1
+    return told
+
+
+def test_a_save_is_seen_from_another_folder_of_the_tree(
+    told: Told, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(repository / "experiments")
+    (repository / "src/model.py").write_text("STEP = 22\n")
+    assert told.next().files == 1
