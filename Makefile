@@ -6,7 +6,7 @@
 #   make test     sets up, then runs the tests         (make test ARGS="tests/wire -x" for a part)
 #   make lint     ruff and the layers (import-linter)
 #   make types    mypy, strict
-#   make bench    direct Monarch, meshgate and Ray Client side by side      (make bench ARGS=--docs for docs/benchmarks.md)
+#   make bench    beside direct Monarch, Ray Client and rsync (make bench ARGS=--docs for docs/benchmarks.md, --only sync)
 #   make docs     builds the documentation into build/docs, warnings being errors
 #   make lock     renews constraints.txt
 #   make clean    removes what the other verbs made

@@ -1,4 +1,4 @@
-"""The table: on the terminal, as Markdown for docs/benchmarks.md, and as JSON with everything behind it."""
+"""The tables: on the terminal, and as Markdown for docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -6,31 +6,88 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import rich.table
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.results import Case, percentile
 
-__all__ = ["BEGIN", "END", "as_markdown", "disturbance", "machine", "show", "write_into"]
+__all__ = ["TABLES", "Table", "as_markdown", "disturbance", "machine", "show", "write_into"]
 
-COLUMNS = {"direct": "direct Monarch", "meshgate": "meshgate", "ray": "Ray Client", "other": "beside"}
-BEGIN, END = "<!-- the table -->", "<!-- end of the table -->"
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """``columns``: heading by peer. ``checked``: with a column for targets and notes."""
+
+    title: str
+    columns: Mapping[str, str]
+    checked: bool = True
+
+
+_BESIDE_RSYNC = {
+    "meshgate": "meshgate",
+    "rsync": "rsync",
+    "times": "times as fast",
+    "laptop": "left the laptop",
+    "rsync_laptop": "with rsync",
+    "gateway": "left the gateway",
+    "cpu": "processors, meshgate",
+    "rsync_cpu": "rsync",
+}
+_OF_ITS_SIZE = "left the gateway, of its size"
+_HOSTS = {"h8": "8 hosts", "h16": "16 hosts", "h32": "32 hosts"}
+TABLES = {
+    "calls": Table(
+        "direct Monarch, meshgate and Ray Client, in one run",
+        {"direct": "direct Monarch", "meshgate": "meshgate", "ray": "Ray Client", "other": "beside"},
+    ),
+    "sync": Table("a change brought to every host, beside rsync", _BESIDE_RSYNC),
+    "far sync": Table("the same with a round trip of 50 ms between laptop and gateway", _BESIDE_RSYNC),
+    "live": Table(
+        "from save to the first call that runs the new line",
+        {"median": "median", "p95": "95th percentile", "worst": "worst"},
+    ),
+    "simulation": Table(
+        "4,096 simulated hosts",
+        {"seconds": "time", "bound": "bound", "ratio": "of the bound", "gateway": _OF_ITS_SIZE, "twice": "came twice"},
+    ),
+    "fan-out": Table(
+        "one line changed, by the control tree's fan-out",
+        {**_HOSTS, "simulated": "1,024 simulated", "simulated_gateway": _OF_ITS_SIZE},
+        checked=False,
+    ),
+    "stripes": Table(
+        "a large version, by the number of stripes: 40 MB here, 200 MB simulated",
+        {**_HOSTS, "simulated": "1,024 simulated", "simulated_gateway": _OF_ITS_SIZE},
+        checked=False,
+    ),
+}
 
 
 def show(console: Console, cases: Sequence[Case]) -> None:
-    table = Table(title="direct Monarch, meshgate and Ray Client, in one run", pad_edge=False)
-    table.add_column("what")
-    for heading in COLUMNS.values():
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("targets")
+    for name, table in TABLES.items():
+        rows = [case for case in cases if case.table == name]
+        if rows:
+            console.print(_rendered(table, rows))
+
+
+def _rendered(table: Table, cases: Sequence[Case]) -> rich.table.Table:
+    rendered = rich.table.Table(title=table.title, pad_edge=False)
+    rendered.add_column("what")
+    for heading in table.columns.values():
+        rendered.add_column(heading, justify="right")
+    if table.checked:
+        rendered.add_column("targets")
     for case in cases:
-        checks = "\n".join(f"[{'green' if check.met else 'red'}]{check}[/]" for check in case.checks)
-        note = f"[dim]{case.note}[/]" if case.note else ""
-        table.add_row(case.name, *(_cell(case, peer) for peer in COLUMNS), "\n".join(filter(None, [checks, note])))
-    console.print(table)
+        cells = [case.name, *(_cell(case, peer) for peer in table.columns)]
+        if table.checked:
+            checks = [f"[{'green' if check.met else 'red'}]{check}[/]" for check in case.checks]
+            cells.append("\n".join([*checks, *([f"[dim]{case.note}[/]"] if case.note else [])]))
+        rendered.add_row(*cells)
+    return rendered
 
 
 def _cell(case: Case, peer: str) -> str:
@@ -40,21 +97,32 @@ def _cell(case: Case, peer: str) -> str:
     return f"{case.columns[peer]}{beside}"
 
 
-def as_markdown(cases: Sequence[Case], about: Sequence[tuple[str, str]]) -> str:
-    lines = [f"| what | {' | '.join(COLUMNS.values())} | targets |", "|---|" + "---:|" * len(COLUMNS) + "---|"]
+def as_markdown(table: Table, cases: Sequence[Case], about: Sequence[tuple[str, str]]) -> str:
+    headings = ["what", *table.columns.values(), *(["targets"] if table.checked else [])]
+    lines = [f"| {' | '.join(headings)} |", "|---|" + "---:|" * len(table.columns) + "---|" * table.checked]
     for case in cases:
-        cells = [_cell(case, peer) for peer in COLUMNS]
-        said = "<br>".join([*map(str, case.checks), *([case.note] if case.note else [])])
-        lines.append(f"| {case.name.strip()} | {' | '.join(cells)} | {said} |")
+        cells = [case.name.strip(), *(_cell(case, peer) for peer in table.columns)]
+        if table.checked:
+            cells.append("<br>".join([*map(str, case.checks), *([case.note] if case.note else [])]))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", *(f"- {name}: {value}" for name, value in about)])
 
 
-def write_into(document: Path, markdown: str) -> None:
-    """Puts the table in place of the one between the two marks."""
+def write_into(document: Path, cases: Sequence[Case], about: Sequence[tuple[str, str]]) -> None:
+    """Puts each table that there are cases of in place of the one between its two marks. Raises ValueError where the
+    document has no such marks."""
     text = document.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    document.write_text(f"{before}{BEGIN}\n\n{markdown}\n\n{END}{after}")
+    for name, table in TABLES.items():
+        rows = [case for case in cases if case.table == name]
+        if not rows:
+            continue
+        begin, end = f"<!-- table: {name} -->", f"<!-- end of table: {name} -->"
+        before, found, rest = text.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not found or not ended:
+            raise ValueError(f"{document} has no place for the table {name!r}: {begin} and {end}")
+        text = f"{before}{begin}\n\n{as_markdown(table, rows, about)}\n\n{end}{after}"
+    document.write_text(text)
 
 
 def machine(ray_version: str | None, loads: Sequence[str]) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 __all__ = ["Case", "Check", "Value", "at_least", "at_most", "median", "percentile"]
 
-Unit = Literal["ms", "s", "/s", "MB/s", "MB", "", "round trips"]
+Unit = Literal["ms", "s", "/s", "MB/s", "MB", "bytes", "times", "%", "", "round trips"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +43,19 @@ class Check:
 
 @dataclass(slots=True)
 class Case:
-    """A row of the table. ``columns`` by peer: direct, meshgate, ray, and other with what it is in ``beside``."""
+    """A row of the table ``table`` (see ``report.TABLES``). ``columns`` by peer; in the first table: direct, meshgate,
+    ray, and other with what it is in ``beside``. A column that the table does not have is in the JSON alone."""
 
     name: str
     columns: dict[str, Value] = field(default_factory=dict)
     beside: str = ""
     checks: list[Check] = field(default_factory=list)
     note: str = ""
+    table: str = "calls"
 
     def as_json(self) -> dict[str, Any]:
         return {
+            "table": self.table,
             "name": self.name,
             "columns": {
                 peer: {"median": value.number, "unit": value.unit, "rounds": list(value.rounds)}
@@ -111,5 +114,17 @@ def shown(number: float, unit: str) -> str:
         return f"{number:,.0f}/s"
     if unit in ("MB/s", "MB"):
         return f"{number:,.0f} {unit}"
+    if unit == "bytes":
+        return _size(number)
     digits = 0 if number >= 100 else 1 if number >= 20 else 2
+    if unit in ("times", "%"):
+        return f"{number:,.{digits}f}{' %' if unit == '%' else ''}"
     return f"{number:.{digits}f} {unit}".strip()
+
+
+def _size(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            break
+        number /= 1000
+    return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.{1 if number >= 10 else 2}f} {unit}"

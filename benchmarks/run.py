@@ -27,6 +27,7 @@ MODULES = {
     "attach": "benchmarks.peers.monarch_attach",
     "ray": "benchmarks.peers.ray_client",
     "websocket": "benchmarks.peers.websocket",
+    "saving": "benchmarks.peers.saving",
 }
 
 
@@ -84,6 +85,13 @@ class Run:
             if self.quiet is None or taken <= self.quiet:
                 break
         self.others.append(taken)
+        return value
+
+    def noted(self, measure: Callable[[], T]) -> T:
+        """What ``measure``, which cannot be repeated, gives; notes what other processes took meanwhile."""
+        others = Others()
+        value = measure()
+        self.others.append(others.taken())
         return value
 
     def trouble(self, what: str) -> None:

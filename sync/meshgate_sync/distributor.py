@@ -16,7 +16,7 @@ from .delta import Delta, brings, decode, encode, patch, whole
 from .digest import NOTHING, short
 from .errors import BaseUnknown, MalformedMessage
 from .frames import Offer
-from .plan import GATEWAY, HostSlot, Routes, plan
+from .plan import CONTROL_FANOUT, GATEWAY, STRIPES, HostSlot, Routes, plan
 from .runner import Address, Runner
 from .store import Store
 from .tree import Directory
@@ -65,10 +65,12 @@ class Laptop(Protocol):
 
 
 class Distributor:
-    """One session's. ``owner`` names the session. Lives in the engine's event loop: ``start`` first, ``close`` last."""
+    """One session's. ``owner`` names the session; ``fanout`` and ``stripes`` are as in ``plan``. Lives in the engine's
+    event loop: ``start`` first, ``close`` last."""
 
     def __init__(self, home: str, *, secret: bytes, owner: str, laptop: Laptop, timing: Timing | None = None) -> None:
         self.board = Board()
+        self.fanout, self.stripes = CONTROL_FANOUT, STRIPES
         self._laptop = laptop
         self._store = Store(home, snapshots=False)
         self._owner = owner
@@ -102,7 +104,7 @@ class Distributor:
             self._hosts[host.name] = host
             self.board.came(host.name)
         if any(host.name not in self._routes for host in hosts):
-            routes = plan(list(self._hosts.values())).routes
+            routes = plan(list(self._hosts.values()), fanout=self.fanout, stripes=self.stripes).routes
             self._routes.update({host.name: routes[host.name] for host in hosts if host.name not in self._routes})
         return {host.name: self._routes[host.name] for host in hosts}
 

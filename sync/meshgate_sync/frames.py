@@ -112,13 +112,15 @@ class Alive:
 
 Message = Hello | Offer | Tell | Want | Unwant | Data | Ack | Withdraw | Alive | Hold
 _TYPES = (Hello, Offer, Tell, Want, Unwant, Data, Ack, Withdraw, Alive, Hold)
+_DATA = _TYPES.index(Data)
+_DATA_HEAD = 1 + DIGEST_SIZE
 
 
 def encode_frame(message: Message) -> tuple[bytes, ...]:
     """The frame in parts, so that a piece is not copied."""
     kind = bytes((_TYPES.index(type(message)),))
     if isinstance(message, Data):
-        head = (1 + DIGEST_SIZE + len(message.data)).to_bytes(4, "big") + kind + message.digest
+        head = (_DATA_HEAD + len(message.data)).to_bytes(4, "big") + kind + message.digest
         return head, message.data
     out = Writer()
     _write(out, message)
@@ -166,9 +168,11 @@ def _write_digests(out: Writer, digests: tuple[bytes, ...]) -> None:
     out.raw(b"".join(digests))
 
 
-def decode_frame(frame: bytes) -> Message:
+def decode_frame(frame: bytes | memoryview) -> Message:
     """The message in a frame, its length prefix removed. Raises MalformedMessage."""
-    reader = Reader(frame)
+    if len(frame) > _DATA_HEAD and frame[0] == _DATA:  # most of what comes, and copied once
+        return Data(bytes(frame[1:_DATA_HEAD]), _piece(bytes(frame[_DATA_HEAD:])))
+    reader = Reader(bytes(frame))
     kind = reader.u8()
     if kind >= len(_TYPES):
         raise MalformedMessage(f"a frame of unknown type {kind}: is one side older than the other?")

@@ -42,7 +42,7 @@ _RESTARTS = 3
 
 
 class Relay:
-    """``routes``: None at the gateway. Call ``start`` first, ``tick`` every tenth of a second or so, and, when
+    """``routes``: None at the gateway. Call ``start`` first, ``tick`` every twentieth of a second or so, and, when
     ``deadline`` is not None, at that time."""
 
     def __init__(

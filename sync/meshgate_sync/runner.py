@@ -43,9 +43,10 @@ __all__ = ["Address", "Gateway", "Runner"]
 
 Address = tuple[str, int]
 
-_TICK = 0.1
+_TICK = 0.05
 _DIAL_SECONDS = 2.0
 _MOST_UNKEPT = 64 * 1024 * 1024
+_KEPT_AT_ONCE = 1024 * 1024
 _UPKEEP_SECONDS = 0.5
 
 
@@ -84,6 +85,8 @@ class Runner:
         self._none_left = asyncio.Event()
         self._dials: set[asyncio.Task[None]] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="meshgate-store")
+        self._gathered: list[tuple[bytes, bytes]] = []
+        self._gathered_bytes = 0
         self._unkept = 0
         self._paused = False
         self._working = False
@@ -227,7 +230,6 @@ class Runner:
         try:
             while commands := self.relay.commands():
                 frames: dict[Link, tuple[list[bytes], list[int]]] = {}
-                kept: list[tuple[bytes, bytes]] = []
                 for command in commands:
                     if isinstance(command, Send):
                         parts, sizes = frames.setdefault(command.link, ([], []))
@@ -235,15 +237,15 @@ class Runner:
                         if isinstance(command.message, Data):
                             sizes.append(len(command.message.data))
                     elif isinstance(command, Keep):
-                        kept.append((command.digest, command.data))
+                        self._keep(command.digest, command.data)
                     else:
-                        kept = self._keep(kept)
                         if isinstance(command, Disconnect):
                             self._flush(command.link, frames)
                         self._carry_out(command)
-                self._keep(kept)
                 for link in list(frames):
                     self._flush(link, frames)
+            if self._gathered_bytes >= _KEPT_AT_ONCE:
+                self._keep_gathered()
         finally:
             self._working = False
         if self.relay.deadline is not None and self._due is None:
@@ -313,6 +315,10 @@ class Runner:
 
     def _in_store(self, step: Callable[[], _T], then: Callable[[_T], None]) -> None:
         """Runs ``step`` in the store's thread, after all before it, and ``then`` with its result in the loop."""
+        self._keep_gathered()
+        self._to_store(step, then)
+
+    def _to_store(self, step: Callable[[], _T], then: Callable[[_T], None]) -> None:
         if not self._closed:
             future = asyncio.get_running_loop().run_in_executor(self._thread, step)
             future.add_done_callback(lambda done: self._after_store(done, then))
@@ -331,13 +337,19 @@ class Runner:
             self.relay.failed(None, f"unexpectedly: {problem!r}", self._now())
         self._work()
 
-    def _keep(self, pieces: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    def _keep(self, digest: bytes, data: bytes) -> None:
+        """Gathers pieces, for a turn of the store's thread costs more than most of them do. Whatever else the store is
+        asked to do comes after them."""
+        self._gathered.append((digest, data))
+        self._gathered_bytes += len(data)
+
+    def _keep_gathered(self) -> None:
+        pieces, self._gathered = self._gathered, []
+        size, self._gathered_bytes = self._gathered_bytes, 0
         if pieces:
-            size = sum([len(data) for _, data in pieces])
             self._unkept += size
             self._throttle()
-            self._in_store(lambda: self.disk.add(pieces), lambda failure: self._kept(size, failure))
-        return []
+            self._to_store(lambda: self.disk.add(pieces), lambda failure: self._kept(size, failure))
 
     def _kept(self, size: int, failure: str | None) -> None:
         self._unkept -= size

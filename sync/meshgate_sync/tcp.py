@@ -15,6 +15,8 @@ from .handshake import Answering, Asking
 __all__ = ["Connection", "Listener", "accepting", "dialling"]
 
 _HIGH_WATER = 256 * 1024
+_ROOM = 512 * 1024  # holds a frame with the largest piece, and then some
+_LEAST_READ = 64 * 1024
 _HANDSHAKE_SECONDS = 10.0
 
 
@@ -35,8 +37,12 @@ class Listener(Protocol):
         ...
 
 
-class Connection(asyncio.Protocol):
-    """One connection, from dialling or accepting to its end. ``peer`` is the other's name once it is open."""
+class Connection(asyncio.BufferedProtocol):
+    """One connection, from dialling or accepting to its end. ``peer`` is the other's name once it is open.
+
+    What comes is read into one buffer, and a piece is copied out of it once. ``_start`` and ``_end`` bound what of the
+    buffer is still to be understood.
+    """
 
     def __init__(self, listener: Listener, handshake: Asking | Answering, peer: str = "", *, up: bool) -> None:
         self.peer = peer
@@ -45,7 +51,8 @@ class Connection(asyncio.Protocol):
         self._handshake: Asking | Answering | None = handshake
         self._transport: asyncio.Transport | None = None
         self._timeout: asyncio.TimerHandle | None = None
-        self._buffer = bytearray()
+        self._buffer = bytearray(_LEAST_READ)
+        self._start = self._end = 0
         self._paused = False
         self._undrained = 0
         self._reason: Exception | None = None
@@ -94,12 +101,22 @@ class Connection(asyncio.Protocol):
         if isinstance(self._handshake, Asking):
             transport.write(self._handshake.opening)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._start == self._end:
+            self._start = self._end = 0
+            if len(self._buffer) > 2 * _ROOM:
+                self._buffer = bytearray(_ROOM)
+        if len(self._buffer) - self._end < _LEAST_READ:
+            self._make_room(_ROOM)
+        return memoryview(self._buffer)[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._end += nbytes
         try:
             if self._handshake is not None:
-                data = self._shake(data)
-            if data:
-                self._frames(data)
+                self._shake()
+            if self._handshake is None:
+                self._frames()
         except SyncError as problem:
             self.close(problem)
 
@@ -121,44 +138,55 @@ class Connection(asyncio.Protocol):
             # Not at once: the listener may be in the middle of writing.
             asyncio.get_running_loop().call_soon(self._listener.drained, self, size)
 
-    def _shake(self, data: bytes) -> bytes:
-        """Continues the handshake; returns what belongs to frames."""
+    def _shake(self) -> None:
+        """Continues the handshake; what comes after it belongs to frames."""
         assert self._transport is not None
+        data = bytes(memoryview(self._buffer)[self._start : self._end])
+        self._start = self._end
         if isinstance(self._handshake, Asking):
             outcome = self._handshake.receive(data)
             if outcome is None:
-                return b""
+                return
             reply, rest = outcome
             self._transport.write(reply)
         else:
             assert self._handshake is not None
             self._transport.write(self._handshake.receive(data))
             if self._handshake.name is None:
-                return b""
+                return
             self.peer, rest = self._handshake.name, self._handshake.rest
+        self._start = self._end - len(rest)  # the handshake gives back the end of what it was fed
         self._handshake = None
         assert self._timeout is not None
         self._timeout.cancel()
         self._listener.opened(self)
-        return rest
 
-    def _frames(self, data: bytes) -> None:
-        buffer = self._buffer
-        buffer += data
-        start = 0
+    def _frames(self) -> None:
+        view, start, end, length = memoryview(self._buffer), self._start, self._end, 0
         messages: list[Message] = []
-        while len(buffer) - start >= 4:
-            length = int.from_bytes(buffer[start : start + 4], "big")
+        while end - start >= 4:
+            length = int.from_bytes(view[start : start + 4], "big")
             if not 0 < length <= MAX_FRAME:
                 raise MalformedMessage(f"a frame of {length} bytes")
-            if len(buffer) - start - 4 < length:
+            if end - start - 4 < length:
                 break
-            frame = bytes(memoryview(buffer)[start + 4 : start + 4 + length])
-            start += 4 + length
-            messages.append(decode_frame(frame))
-        if start:
-            del buffer[:start]
+            messages.append(decode_frame(view[start + 4 : start + 4 + length]))
+            start, length = start + 4 + length, 0
+        self._start = start
+        needed = 4 + length + _LEAST_READ  # of a frame that has begun; so there is always something left to read into
+        if length and needed > len(self._buffer) - start:
+            self._make_room(needed)
+        if messages:
             self._listener.received(self, messages)
+
+    def _make_room(self, size: int) -> None:
+        """Has a buffer of at least ``size`` bytes, beginning with what is still to be understood. The old one may be
+        lent to the transport, and is never resized."""
+        rest = bytes(memoryview(self._buffer)[self._start : self._end])
+        if len(self._buffer) < size:
+            self._buffer = bytearray(max(size, _ROOM))
+        self._buffer[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
 
 
 def dialling(listener: Listener, secret: bytes, name: str, peer: str) -> Connection:

@@ -1,0 +1,25 @@
+"""The measurements of the sync: beside rsync, from save to call, by fan-out, and with 4,096 simulated hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from benchmarks.results import Case
+from benchmarks.run import Run
+from benchmarks.sync.beside_rsync import changes_beside_rsync
+from benchmarks.sync.fanout import by_fanout
+from benchmarks.sync.live import from_save_to_call
+from benchmarks.sync.simulated import simulated
+
+__all__ = ["GROUPS"]
+
+_ROUND_TRIP = 0.05
+
+GROUPS: dict[str, Callable[[Run], Iterator[Case]]] = {
+    "rsync": partial(changes_beside_rsync, round_trip=0.0),
+    "far-rsync": partial(changes_beside_rsync, round_trip=_ROUND_TRIP),
+    "live": from_save_to_call,
+    "simulation": simulated,
+    "fan-out": by_fanout,
+}

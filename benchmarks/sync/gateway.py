@@ -1,0 +1,77 @@
+"""A gateway for the measurements: the real engine with its code sync and its websocket, and hosts that are told to it
+instead of spawned through Monarch.
+
+``python -m benchmarks.sync.gateway``, with ``$MESHGATE_HOME`` for its store. One JSON object a line. Standard output:
+``{"port", "relay", "secret"}``. Standard input: ``{"hosts": {name: [host, port]}, "fanout"?, "stripes"?}``, answered
+with ``{"routes": {name: {"control", "stripes"}}}``. It ends when its input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from dataclasses import asdict
+from typing import Any, cast
+
+import uvloop
+
+from meshgate_gateway.engine.engine import Engine
+from meshgate_gateway.engine.link import open_link
+from meshgate_sync.plan import GATEWAY, HostSlot
+from meshgate_wire import Role, Session
+
+_MOST_HEAD = 64 * 1024
+
+
+async def serve() -> None:
+    async def no_hosts(mesh: str) -> Any:
+        raise LookupError(f"there is no mesh {mesh!r} here")
+
+    engine = Engine(Session(Role.GATEWAY), cast(Any, None), no_hosts, lambda up: None)
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    accepting = asyncio.ensure_future(_accept(engine, listener))
+    distributor = await engine.code._started()
+    _say(
+        {
+            "port": listener.getsockname()[1],
+            "relay": engine.code._addresses[GATEWAY],
+            "secret": engine.code._secret.hex(),
+        }
+    )
+    lines = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    while line := await lines.readline():
+        told = json.loads(line)
+        if "fanout" in told:
+            distributor.fanout, distributor.stripes = told["fanout"], told["stripes"]
+        routes = distributor.add_hosts([HostSlot(name) for name in told["hosts"]])
+        _say({"routes": {name: asdict(route) for name, route in routes.items()}})
+    accepting.cancel()
+    if not engine.ended.is_set():
+        await engine.close("the measurement ended")
+
+
+async def _accept(engine: Engine, listener: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        connection, _ = await loop.sock_accept(listener)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        head = b""
+        while b"\r\n\r\n" not in head:
+            more = await loop.sock_recv(connection, _MOST_HEAD)
+            if not more or len(head) > _MOST_HEAD:
+                raise ConnectionError("no websocket's request")
+            head += more
+        await open_link(engine, connection, head)
+
+
+def _say(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    uvloop.run(serve())

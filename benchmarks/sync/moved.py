@@ -1,0 +1,46 @@
+"""What one sync took: time, bytes that left the laptop and the gateway, and processor time of all that took part."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["CpuClock", "Moved"]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """``cpu`` in seconds, user and system, of every process that took part."""
+
+    seconds: float
+    laptop: int
+    gateway: int
+    cpu: float
+
+
+class CpuClock:
+    """Processor time of living processes and of what they have waited for, and of this process: its own, or with
+    ``children`` that of the children it has waited for."""
+
+    def __init__(self, pids: Callable[[], Iterable[int]], *, children: bool = False) -> None:
+        self._pids = pids
+        self._who = resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF
+        self._before = 0.0
+
+    def start(self) -> None:
+        self._before = self._now()
+
+    def taken(self) -> float:
+        return self._now() - self._before
+
+    def _now(self) -> float:
+        own = resource.getrusage(self._who)
+        return own.ru_utime + own.ru_stime + sum(map(_cpu_of, self._pids()))
+
+
+def _cpu_of(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK")
