@@ -302,6 +302,11 @@ class Relay:
         self._upstream.connected(peer, now)
         if peer == self._upstream.control:
             self._greet(now)
+        elif peer == self._upstream.second:
+            self._tell_second(peer, now)
+
+    def _tell_second(self, peer: str, now: float) -> None:
+        self._commands += [Send(Link(peer, up=True), ack) for ack in self._acks.everything(now)]
 
     def _greet(self, now: float) -> None:
         assert self._upstream is not None
@@ -400,8 +405,9 @@ class Relay:
         if up is None:
             self._commands += [Report(ack.root, ack.ready, ack.failed) for ack in self._acks.untold(now)]
         elif up.connected_to_control:
-            link = Link(up.control, up=True)
-            self._commands += [Send(link, ack) for ack in self._acks.untold(now)]
+            takers = [up.control, up.second] if up.second is not None else [up.control]
+            acks = self._acks.untold(now)
+            self._commands += [Send(Link(peer, up=True), ack) for peer in takers for ack in acks]
         else:
             self._acks.deadline = None  # told with the greeting
 
@@ -412,9 +418,11 @@ class Relay:
         alert = now < self._announced_at + self._timing.alert_for
         self._downstream.tick(now, hungry=hungry, alert=alert)
         if self._upstream is not None:
-            control = self._upstream.control
+            control, second = self._upstream.control, self._upstream.second
             self._upstream.tick(now)
             self._follow(control, now)
+            if self._upstream.second is not None and second is None:
+                self._tell_second(self._upstream.second, now)
         self._tell_acks_if_due(now)
 
     def _follow(self, before: str, now: float) -> None:

@@ -34,7 +34,7 @@ from .relay import Relay, Timing
 
 __all__ = ["Machine", "Outcome", "Simulation"]
 
-_TICK = 0.1
+_TICK = 0.05
 _SETTLED = 0.1  # by then all control connections are up: a version is offered to a mesh that stands
 _SMALL_MESSAGE = 100
 

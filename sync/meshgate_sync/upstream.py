@@ -15,11 +15,15 @@ from dataclasses import dataclass, field
 
 from .commands import Command, Connect, Disconnect, Link, Send
 from .frames import Unwant, Want
-from .plan import Routes
+from .plan import GATEWAY, Routes
 
 __all__ = ["Timing", "Upstream"]
 
 _WANTS_IN_A_MESSAGE = 8192
+_SPREAD = 3
+_FEW = 4
+_LATER = 4
+_FORGET = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +31,10 @@ class Timing:
     """Seconds.
 
     A parent says something every ``heartbeat``, while it owes something every ``pulse``. One that has said nothing
-    for ``hush`` while it owed pieces is asked no longer for those of a stripe; the one that announces versions is taken
-    for dead after ``alert`` of silence within ``alert_for`` of an announcement, any parent after ``silence``.
+    for ``hush`` while it owed pieces is asked no longer for those of a stripe, nor is one to which a connection has
+    taken ``dial``. While the one that announces versions has said nothing for ``doubt``, acknowledgements go to the
+    next as well; it is taken for dead after ``alert`` of silence within ``alert_for`` of an announcement, any parent
+    after ``silence``.
     One that talks and owes pieces but has sent none for ``stall`` is left; one that waits itself (for a slow laptop,
     say) only after ``patience``, for there is nothing to be had elsewhere. A lane that would take ``lag`` longer than
     the others is split. A route that has failed to its end is begun anew after ``retry``; a host that failed is
@@ -36,8 +42,10 @@ class Timing:
     """
 
     heartbeat: float = 0.5
-    pulse: float = 0.1
-    hush: float = 0.4
+    pulse: float = 0.05
+    hush: float = 0.25
+    dial: float = 0.15
+    doubt: float = 0.2
     alert: float = 0.8
     alert_for: float = 5.0
     silence: float = 2.0
@@ -102,7 +110,9 @@ class Upstream:
         self._suspects: dict[str, float] = {}
         self._compared_at = 0.0
         self._window = window
-        self._ticked_at = 0.0
+        self._ticked_at: float | None = None
+        self._late = 0.0
+        self._second: str | None = None
         self._came = 0
         self._pace = 0.0
 
@@ -115,6 +125,13 @@ class Upstream:
     def connected_to_control(self) -> bool:
         link = self._links.get(self.control)
         return link is not None and link.up
+
+    @property
+    def second(self) -> str | None:
+        """Who takes acknowledgements as well, while ``control`` is in doubt; None while it is not, or no other is
+        connected."""
+        link = self._links.get(self._second) if self._second is not None else None
+        return self._second if link is not None and link.up else None
 
     def start(self, now: float) -> None:
         self._link(self.control, now)
@@ -214,6 +231,8 @@ class Upstream:
             link.heard, link.starved = now, starved
 
     def lost(self, peer: str, now: float) -> None:
+        if peer == self._second:
+            self._second = None
         if self._links.pop(peer, None) is not None:
             self._suspects[peer] = now + self._timing.suspicion
             for lane in self._lanes:
@@ -231,10 +250,21 @@ class Upstream:
         if lane.resting is not None:
             lane.owed.update(owed)
         else:
-            if owed:
-                self._ask(lane, lane.current, owed, now)
+            self._ask_several(lane, list(owed), now)
             if lane is self._control:
                 self._link(lane.current, now)
+
+    def _ask_several(self, lane: _Lane, owed: list[bytes], now: float) -> None:
+        """Asks for what a parent owed. Those who are asked now have children of their own: on a stripe no one of them
+        has all of it to deliver on top. The last few pieces are asked of each, for one of them may be dead as well. The
+        gateway is asked when it is its turn alone."""
+        peers = [lane.current]
+        if lane is not self._control:
+            others = lane.route[lane.position + 1 :]
+            peers += [peer for peer in others if peer != GATEWAY and self._suspects.get(peer, 0.0) <= now]
+        peers = peers[: min(_SPREAD, len(owed))]
+        for turn, peer in enumerate(peers):
+            self._ask(lane, peer, owed[turn :: len(peers)] if len(owed) > _FEW else owed[turn:] + owed[:turn], now)
 
     def _advance(self, lane: _Lane, now: float) -> None:
         """To the next parent on the route that is not suspected; past the end, the lane rests."""
@@ -263,19 +293,35 @@ class Upstream:
         if now - self._compared_at >= timing.lag:
             self._compared_at = now
             self._check_lag(now, grace)
+        self._check_doubt(now, grace)
+
+    def _check_doubt(self, now: float, grace: float) -> None:
+        """That a parent is dead takes long to be sure of, and to have said twice that a host is ready does no harm."""
+        link = self._links.get(self.control)
+        if link is None or now >= self.alert_until or now - link.heard <= self._timing.doubt + grace:
+            self._second = None
+        elif self._second is None:
+            others = self._control.route[self._control.position + 1 :]
+            self._second = next((peer for peer in others if self._suspects.get(peer, 0.0) <= now), None)
+            if self._second is not None:
+                self._link(self._second, now)
 
     def _grace(self, now: float) -> float:
-        """How much longer a living parent may seem silent because what it says waits behind pieces, its own and those
-        of others, for this host's own link: twice the time that the windows of all parents take to come in."""
+        """How much longer a living parent may seem silent: because what it says waits behind pieces, its own and those
+        of others, for this host's own link (twice the time that the windows of all parents take to come in); and
+        because processors are short, if those of others are as short as this host's, whose ticks come late."""
+        since = now - self._ticked_at if self._ticked_at is not None else 0.0
+        self._ticked_at = now
+        self._late = max(since - self._timing.pulse, _FORGET * self._late)
         if self._came:
-            pace = self._came / max(now - self._ticked_at, 1e-9)
+            pace = self._came / max(since, 1e-9)
             self._pace = (self._pace + pace) / 2 if self._pace else pace
             self._came = 0
-        self._ticked_at = now
+        late = _LATER * max(self._late - self._timing.pulse, 0.0)
         busy = sum([1 for lane in self._lanes for source in lane.sources.values() if source.asked])
         if not busy:
-            return 0.0
-        return 2 * busy * self._window / self._pace if self._pace else self._timing.stall
+            return late
+        return late + (2 * busy * self._window / self._pace if self._pace else self._timing.stall)
 
     def _resume(self, lane: _Lane, now: float) -> None:
         lane.resting = None
@@ -288,7 +334,8 @@ class Upstream:
     def _check_stall(self, lane: _Lane, peer: str, source: _Source, now: float, grace: float) -> None:
         link = self._links[peer]
         allowed = self._timing.patience if link.starved else self._timing.stall
-        hushed = now - max(link.heard, source.since) > self._timing.hush + grace and lane is not self._control
+        limit = self._timing.hush if link.up else self._timing.dial
+        hushed = now - max(link.heard, source.since) > limit + grace and lane is not self._control
         if not source.asked or not (hushed or now - source.progress > allowed + grace):
             return
         if hushed:
