@@ -68,8 +68,8 @@ class Scanner:
         """The tree as it is now.
 
         With ``changed``, as it would be if nothing but those paths (absolute, or below the root; and what lies below
-        them) had changed since the last scan: what a file watcher reported. Raises TreeTooLarge, LinkLeavesTree, UnstableFile, and
-        TreeError when there is no such directory.
+        them) had changed since the last scan: what a file watcher reported. Raises TreeTooLarge, LinkLeavesTree,
+        UnstableFile, and TreeError when there is no such directory.
         """
         started = time.perf_counter()
         walk = _Walk(self.root, self.cache, Sizes(os.fsdecode(self.root), self._limits), self._touched(changed))
