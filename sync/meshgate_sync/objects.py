@@ -3,7 +3,7 @@
 An object is a file named by its content and executable bit, read-only, with a modification time computed from its
 content. So the same content has the same time in every snapshot and on every host, a changed file always has
 another (compiled modules are told stale by it), and an object that a process wrote through a hard link is noticed by
-a ``stat``.
+a ``stat``. Its access time is when a version that is being brought together last had a use for it.
 
 A large file is assembled beside the objects, piece by piece at its place, and becomes an object by a rename: a
 crash loses nothing but the renames, and what is assembled is found again by its digests.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ __all__ = ["Assembly", "Objects", "modified_at"]
 
 _EPOCH = 1_000_000_000
 _COPY_BUFFER = 1024 * 1024
+_RENEWED_AFTER = 60.0
 
 
 def modified_at(file: File) -> int:
@@ -55,7 +57,8 @@ class Objects:
         return os.path.join(self._directory, key[:2], key[2:])
 
     def holds(self, file: File) -> bool:
-        """Whether the object is there, and as it was written; if not, whatever is there is removed."""
+        """Whether the object is there, and as it was written; if not, whatever is there is removed. For one who
+        has a use for it: it counts as written now."""
         path = self.path(file)
         try:
             status = os.stat(path)
@@ -68,6 +71,9 @@ class Objects:
         if not sound:
             self.discard(file)
             return False
+        now = time.time()
+        if now - status.st_atime > _RENEWED_AFTER:
+            os.utime(path, (now, modified_at(file)))
         if file.pieces and file.pieces[-1].digest not in self._places:
             self._learn(path, file)
         return True
@@ -131,8 +137,7 @@ class Objects:
         """Turns the open file ``temporary`` into the object of ``file``."""
         self._assemblies.pop(file.key, None)
         os.fchmod(handle, 0o555 if file.executable else 0o444)
-        time = modified_at(file)
-        os.utime(handle, (time, time))
+        os.utime(handle, (time.time(), modified_at(file)))
         path = self.path(file)
         try:
             os.rename(temporary, path)

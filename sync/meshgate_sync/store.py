@@ -28,7 +28,7 @@ from .records import Records
 from .snapshots import Snapshots
 from .tree import Directory, File, files, lookup
 
-__all__ = ["Problem", "Store"]
+__all__ = ["Problem", "Store", "translated"]
 
 _DIRECTORIES = ("objects", "versions", "snapshots", "opened", "spares", "pins", "work")
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -55,7 +55,7 @@ class Store:
         self._materialise = snapshots
         self._complete: set[bytes] = set()
         self._fetches: dict[bytes, Fetch] = {}
-        with _translated(home):
+        with translated(home):
             for name in _DIRECTORIES:
                 os.makedirs(os.path.join(home, name), exist_ok=True)
             self._work = os.path.join(home, "work", f"{os.getpid()}-{uuid.uuid4().hex[:8]}")
@@ -91,7 +91,7 @@ class Store:
             needed = ()
         elif delta.base in self._complete:
             needed = _put_by(delta, tree)
-        with _translated(self.home):
+        with translated(self.home):
             fetch = self._fetches[delta.root] = Fetch(self.objects, tree, needed)
         return fetch
 
@@ -100,13 +100,17 @@ class Store:
         fetch = self._fetches.get(root)
         return fetch.tree if fetch is not None else self.records.tree(root)
 
+    def brings(self, root: bytes) -> bool:
+        """Whether a version is on its way."""
+        return root in self._fetches
+
     def trees(self) -> list[Directory]:
         """All versions that objects are kept for."""
         return [*self.records.trees.values(), *(fetch.tree for fetch in self._fetches.values())]
 
     def add(self, digest: bytes, data: bytes) -> None:
         """Takes in a piece, whose digest the caller has checked, for every version that lacks it."""
-        with _translated(self.home):
+        with translated(self.home):
             for fetch in self._fetches.values():
                 fetch.add(digest, data)
 
@@ -123,7 +127,7 @@ class Store:
         self._fetches.pop(root, None)
 
     def forget_complete(self, root: bytes) -> None:
-        """The version was collected: begin it from nothing next time."""
+        """The version's objects may be collected: begin it from nothing next time."""
         self._complete.discard(root)
 
     def finish(self, root: bytes, *, base: bytes, owner: str = "", replaces: bytes | None = None) -> str:
@@ -136,7 +140,7 @@ class Store:
         fetch = self._fetches[root]
         assert fetch.complete
         try:
-            with _translated(self.home):
+            with translated(self.home):
                 self.records.add(fetch.tree, base)
                 if self._materialise and not self.snapshots.ready(root):
                     self.snapshots.make(fetch.tree, owner, replaces)
@@ -151,14 +155,14 @@ class Store:
 
     def prepare_spare(self, root: bytes) -> bool:
         """See ``Snapshots.prepare_spare``. Raises StoreError."""
-        with _translated(self.home):
+        with translated(self.home):
             return self.snapshots.prepare_spare(root)
 
     def verify(self) -> list[Problem]:
         """Reads everything. What is wrong is removed, so that it is fetched again, and so are the snapshots that
         hold it, save those in use."""
         problems: list[Problem] = []
-        with _translated(self.home):
+        with translated(self.home):
             for root, tree in list(self.records.trees.items()):
                 if root in self._complete or self.snapshots.ready(root):
                     problems += self._verify_version(root, tree)
@@ -243,7 +247,8 @@ def _hold(directory: str) -> int:
 
 
 @contextlib.contextmanager
-def _translated(home: str) -> Iterator[None]:
+def translated(home: str) -> Iterator[None]:
+    """What the disk refuses below ``home`` becomes a StoreError."""
     try:
         yield
     except OSError as problem:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from .objects import distinct
-from .store import Store
+from .store import Store, translated
 from .tree import files
 
 __all__ = ["Collected", "Policy", "collect"]
@@ -24,7 +25,8 @@ __all__ = ["Collected", "Policy", "collect"]
 @dataclass(frozen=True, slots=True)
 class Policy:
     """``newest`` versions are kept whatever their age; others go after ``age`` seconds, or when objects take more
-    than ``bytes``. An object that nothing names is left for ``grace`` seconds: a version may be on its way."""
+    than ``bytes``, as many as it takes. An object that nothing names is left for ``grace`` seconds after a version had
+    a use for it: one may be on its way in another process."""
 
     newest: int = 4
     age: float = 24 * 3600
@@ -40,29 +42,42 @@ class Collected:
 
 
 def collect(store: Store, policy: Policy | None = None, *, now: float | None = None) -> Collected:
-    """Removes what ``policy`` lets go, and returns what that was."""
+    """Removes what ``policy`` lets go, and returns what that was. Raises StoreError."""
     policy = policy or Policy()
     now = time.time() if now is None else now
-    store.records.refresh()
+    with translated(store.home):
+        store.records.refresh()
+        removed = _remove_versions(store, policy, now)
+        count, size = _sweep(store, removed, now, policy.grace)
+        # Last, for it may take room to write those anew that were recorded against them; the newest of them first,
+        # so that none of those is one that goes as well.
+        for root in reversed(removed):
+            store.records.remove(root)
+    return Collected(len(removed), count, size)
+
+
+def _remove_versions(store: Store, policy: Policy, now: float) -> list[bytes]:
+    """Removes the snapshots of the versions that are to go, oldest first; returns which those are."""
     pinned = set(store.snapshots.pins().values())
     stamps = dict(_ages(store))
     by_age = sorted(stamps, key=lambda root: stamps[root])
-    removed = objects = size = 0
-    for position, root in enumerate(by_age):
-        newest = len(by_age) - position <= policy.newest
+    naming = Counter(file for tree in store.trees() for file in distinct(files(tree)))
+    excess = sum([file.size for file in naming]) - policy.bytes
+    removed = []
+    for root in by_age[: max(0, len(by_age) - policy.newest)]:
         too_old = now - stamps[root] > policy.age
-        if root in pinned or newest or not (too_old or _object_bytes(store) > policy.bytes):
+        if root in pinned or store.brings(root) or not (too_old or excess > 0):
             continue
-        if store.snapshots.remove(root):
-            store.snapshots.remove_spare(root)
-            store.records.remove(root)
-            store.forget_complete(root)
-            removed += 1
-            if not too_old:
-                count, freed = _sweep(store, now, policy.grace)
-                objects, size = objects + count, size + freed
-    count, freed = _sweep(store, now, policy.grace)
-    return Collected(removed, objects + count, size + freed)
+        if not store.snapshots.remove(root):
+            continue
+        store.snapshots.remove_spare(root)
+        store.forget_complete(root)
+        removed.append(root)
+        for file in distinct(files(store.records.trees[root])):
+            naming[file] -= 1
+            if not naming[file]:
+                excess -= file.size
+    return removed
 
 
 def _ages(store: Store) -> Iterator[tuple[bytes, float]]:
@@ -73,28 +88,22 @@ def _ages(store: Store) -> Iterator[tuple[bytes, float]]:
             yield root, os.stat(os.path.join(directory, root.hex())).st_mtime
 
 
-def _sweep(store: Store, now: float, grace: float) -> tuple[int, int]:
-    """Removes the objects that no version on record or on its way is made of."""
-    named = {file.key for tree in store.trees() for file in distinct(files(tree))}
+def _sweep(store: Store, going: Collection[bytes], now: float, grace: float) -> tuple[int, int]:
+    """Removes the objects that no version on record or on its way is made of, those ``going`` aside."""
+    staying = (tree for tree in store.trees() if tree.digest not in going)
+    named = {file.key for tree in staying for file in distinct(files(tree))}
     count = size = 0
     for path, key in _objects(store):
         if key in named:
             continue
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(path)
-            if now - status.st_ctime > grace:
+            # Not by its change time: that is renewed whenever a snapshot that links it is removed.
+            if now - status.st_atime >= grace:
                 os.unlink(path)
                 store.objects.lost(path)
                 count, size = count + 1, size + status.st_size
     return count, size
-
-
-def _object_bytes(store: Store) -> int:
-    total = 0
-    for path, _ in _objects(store):
-        with contextlib.suppress(FileNotFoundError):
-            total += os.stat(path).st_size
-    return total
 
 
 def _objects(store: Store) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@ import errno
 import os
 import random
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -574,6 +575,58 @@ def test_a_store_over_its_size_gives_up_the_oldest_first(host: Host, content: Co
         os.utime(host.home / "versions" / tree.digest.hex(), (number, number))
     collect(host.store, Policy(newest=1, age=1e15, bytes=30, grace=0), now=10**12)
     assert set(host.store.snapshots.roots()) == {tree.digest for tree in trees[2:]}
+
+
+def versions_in_order(host: Host, content: Content, count: int, size: int) -> list[Directory]:
+    """So many versions, each with a file of its own of ``size`` bytes and one in common, the first the oldest."""
+    trees = [content.tree({b"a": bytes([number]) * size, b"same": b"same"}) for number in range(count)]
+    now = time.time()
+    for number, tree in enumerate(trees):
+        host.bring(tree, trees[number - 1] if number else EMPTY)
+        os.utime(host.home / "versions" / tree.digest.hex(), (now, now - 60 * (count - number)))
+    return trees
+
+
+def test_a_full_disk_is_relieved_at_once(host: Host, content: Content) -> None:
+    trees = versions_in_order(host, content, 6, 10)
+    collected = collect(host.store, Policy(newest=1, age=0.0, grace=0.0))
+    assert (collected.versions, collected.objects, collected.bytes) == (5, 5, 50)
+    assert host.store.snapshots.roots() == [trees[5].digest]
+    assert host.store.verify() == []
+
+
+def test_a_store_one_byte_over_its_size_gives_up_one_version(host: Host, content: Content) -> None:
+    trees = versions_in_order(host, content, 6, 10)
+    collected = collect(host.store, Policy(newest=1, bytes=6 * 10 + 4 - 1, grace=0.0))
+    assert (collected.versions, collected.objects, collected.bytes) == (1, 1, 10)
+    assert set(host.store.snapshots.roots()) == {tree.digest for tree in trees[1:]}
+
+
+def test_objects_that_another_process_has_just_found_use_for_are_left_to_it(tmp_path: Path, content: Content) -> None:
+    one, two = Host(tmp_path / "home", content), Host(tmp_path / "home", content)
+    first, second, third = (content.tree({name: b"of %s" % name, b"same": b"same"}) for name in (b"a", b"b", b"c"))
+    one.bring(first)
+    for path in objects(one):
+        os.utime(path, (0, path.stat().st_mtime))
+    two.store.begin(whole(content.tree({b"s": b"same", b"other": b"o"})))
+    one.bring(second, first)
+    one.bring(third, second)
+    one.store.records.remove(first.digest)
+    one.store.records.remove(second.digest)
+    one.bring(content.tree({b"c": b"of c"}), third)
+    collect(one.store, Policy(newest=1, age=0.0, grace=600))
+    left = {path.read_bytes() for path in objects(one)}
+    assert b"same" in left
+    assert b"of a" not in left
+
+
+def test_collecting_a_disk_that_refuses_is_an_error_of_the_store(
+    host: Host, content: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions_in_order(host, content, 3, 10)
+    crashing(monkeypatch, 0, lambda: OSError(errno.EIO, "broken"))
+    with pytest.raises(StoreError, match="broken"):
+        collect(host.store, Policy(newest=1, age=0.0, grace=0.0))
 
 
 def test_pinned_versions_and_fresh_objects_are_kept(host: Host, content: Content) -> None:
