@@ -20,11 +20,12 @@ __all__ = ["TABLES", "Table", "as_markdown", "disturbance", "machine", "show", "
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """``columns``: heading by peer. ``checked``: with a column for targets and notes."""
+    """``columns``: heading by peer. ``checked``: with targets and notes. ``plot``: what to show above it."""
 
     title: str
     columns: Mapping[str, str]
     checked: bool = True
+    plot: str = ""
 
 
 _BESIDE_RSYNC = {
@@ -44,20 +45,23 @@ TABLES = {
         "direct Monarch, meshgate and Ray Client, in one run",
         {"direct": "direct Monarch", "meshgate": "meshgate", "ray": "Ray Client", "other": "beside"},
     ),
-    "sync": Table("a change brought to every host, beside rsync", _BESIDE_RSYNC),
+    "sync": Table("a change brought to every host, beside rsync", _BESIDE_RSYNC, plot="sync"),
     "far sync": Table("the same with a round trip of 50 ms between laptop and gateway", _BESIDE_RSYNC),
     "live": Table(
         "from save to the first call that runs the new line",
         {"median": "median", "p95": "95th percentile", "worst": "worst"},
+        plot="save-to-call",
     ),
     "simulation": Table(
         "4,096 simulated hosts",
         {"seconds": "time", "bound": "bound", "ratio": "of the bound", "gateway": _OF_ITS_SIZE, "twice": "came twice"},
+        plot="simulation",
     ),
     "fan-out": Table(
         "one line changed, by the control tree's fan-out",
         {**_HOSTS, "simulated": "1,024 simulated", "simulated_gateway": _OF_ITS_SIZE},
         checked=False,
+        plot="fan-out",
     ),
     "stripes": Table(
         "a large version, by the number of stripes: 40 MB here, 200 MB simulated",
@@ -105,7 +109,8 @@ def as_markdown(table: Table, cases: Sequence[Case], about: Sequence[tuple[str, 
         if table.checked:
             cells.append("<br>".join([*map(str, case.checks), *([case.note] if case.note else [])]))
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *(f"- {name}: {value}" for name, value in about)])
+    plot = [f"![{table.title}](plots/{table.plot}.svg)", ""] if table.plot else []
+    return "\n".join([*plot, *lines, "", *(f"- {name}: {value}" for name, value in about)])
 
 
 def write_into(document: Path, cases: Sequence[Case], about: Sequence[tuple[str, str]]) -> None:
