@@ -90,6 +90,19 @@ def test_a_lost_host_is_named_by_a_sync_and_holds_up_no_other(job: Any, project:
     assert notes(hosts.slice(hosts=slice(0, 1))) == ["two"]
 
 
+def test_a_host_lost_before_the_first_sync_holds_up_no_other(job: Any) -> None:
+    hosts = job.state().workers
+    hosts.initialized.get(timeout=60)
+    os.kill(host_processes(job)[1], signal.SIGKILL)
+    with pytest.raises(MeshgateError, match="workers-1"):
+        notes(hosts)
+    begun = time.monotonic()
+    with pytest.raises(StaleCodeError, match=r"workers-1: the host .* was killed"):
+        job.sync(quiet=True)
+    assert notes(hosts.slice(hosts=slice(0, 1))) == ["one"]
+    assert time.monotonic() - begun < 20
+
+
 def host_processes(job: Any) -> list[int]:
     """The host processes of the job, in rank order."""
     found = {}

@@ -12,7 +12,7 @@ import pytest
 
 from meshgate import Compute, Image, KubernetesJob, StepFailedError
 from tests.kubernetes.actors import Trainer
-from tests.kubernetes.cluster import Kubectl
+from tests.kubernetes.cluster import Kubectl, bare_worker_pods
 
 ROOT = Path(__file__).parents[2]
 MODEL = """
@@ -97,6 +97,20 @@ def test_a_container_started_again_in_its_pod_is_told_apart_and_serves_a_new_ses
         anew = job.state().workers
         job.sync(quiet=True)
         assert steps(anew.spawn_procs().spawn("anew", model())) == [1, 1]
+
+
+def test_pods_that_hold_only_torchmonarch_run_what_is_saved(
+    namespace: str, kubectl: Kubectl, images: tuple[str, str], project: Path
+) -> None:
+    with bare_worker_pods(kubectl, images[1], "bare-code", 2):
+        kubectl("rollout", "status", "statefulset/bare-code", "--timeout=60s", timeout=70)
+        with KubernetesJob(selector={"app": "bare-code"}, namespace=namespace) as job:
+            hosts = job.state().workers
+            assert job.sync(quiet=True).ready == 2
+            assert steps(hosts.spawn_procs().spawn("first", model())) == [1, 1]
+            (project / "step_of_pods.py").write_text("STEP = 333\n")
+            assert job.sync(quiet=True).ready == 2
+            assert steps(hosts.spawn_procs().spawn("second", model())) == [333, 333]
 
 
 def test_the_gateway_knows_the_node_of_each_pod(namespace: str, kubectl: Kubectl) -> None:

@@ -24,21 +24,10 @@ from tests.sync.trees import Content
 SECRET = b"a secret of the tests"
 _SOURCES = str(Path(meshgate_sync.__file__).parent.parent)
 
-LIMITED_DISK = """
-import errno, os, sys
-left = int(sys.argv[1])
-pwrite = os.pwrite
-def limited(handle, data, offset):
-    global left
-    left -= len(data)
-    if left < 0:
-        raise OSError(errno.ENOSPC, "No space left on device")
-    return pwrite(handle, data, offset)
-os.pwrite = limited
-from meshgate_sync.serve import main
-main(sys.stdin, sys.stdout)
+SMALL_DISK = """
+mkdir -p "$1" && mount -t tmpfs -o "size=$2" none "$1" && exec "$3" -m meshgate_sync.serve
 """
-"""Runs a host whose disk takes so many bytes."""
+"""Runs a host whose home is a disk of so many bytes, which only it sees and which goes with it."""
 
 
 class HostProcess:
@@ -52,9 +41,12 @@ class HostProcess:
 
     @classmethod
     async def start(cls, name: str, home: Path, *, owner: str = "driver", space: int | None = None) -> HostProcess:
-        program = ["-m", "meshgate_sync.serve"] if space is None else ["-c", LIMITED_DISK, str(space)]
+        program = [sys.executable, "-m", "meshgate_sync.serve"]
+        if space is not None:
+            arguments = (SMALL_DISK, "sh", str(home), str(space), sys.executable)
+            program = ["unshare", "--mount", "--map-root-user", "sh", "-c", *arguments]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *program,
+            *program,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": _SOURCES},
         )  # fmt: skip

@@ -158,7 +158,7 @@ def test_a_full_disk_names_the_host_and_the_others_go_on(tmp_path: Path) -> None
     tree = content.with_large(MODEL)
 
     async def scenario(job: Job) -> None:
-        await job.add([await HostProcess.start("small", tmp_path / "small", space=100_000)])
+        await job.add([await HostProcess.start("small", tmp_path / "small", space=1_000_000)])
         job.publish(tree)
         await job.distributor.wait(tree.digest, ["h0", "h1", "h2"], 60)
         with pytest.raises(HostsBehind, match="small: no space left on the disk that holds"):

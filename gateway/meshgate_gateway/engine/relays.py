@@ -92,13 +92,10 @@ class Relays:
     def give(self, hosts: Hosts) -> None:
         """Gives relays to those hosts that have none. Of hosts that are known already it learns where they are now."""
         for rank, name in enumerate(hosts.names if hosts.hosts[0].name else ()):
-            seat = self._seats.get(name)
-            if seat is None:
-                self._seats[name] = _Seat(name, hosts, rank)
-            else:
-                seat.hosts, seat.rank = hosts, rank
-                if name not in hosts.lost:
-                    seat.lost = False
+            seat = self._seats.setdefault(name, _Seat(name, hosts, rank))
+            seat.hosts, seat.rank, seat.lost = hosts, rank, name in hosts.lost
+            if seat.lost:
+                self._without(seat, hosts.lost[name])
         self._give([self._seats[name] for name in hosts.names if name in self._seats])
 
     async def ready(self, names: Iterable[str], root: str) -> None:
