@@ -61,7 +61,7 @@ class Client:
         """What of it comes first on their ``sys.path``."""
         self._before_close: list[Callable[[], object]] = []
         self._closed = False
-        self._dispatch = Dispatch(self.objects, self.calls, self.reader, self._consume)
+        self._dispatch = Dispatch(self.objects, self.calls, self.reader, self._consume, self.release)
         self._connection = Connection(dialer, self.settings, self._dispatch, self.session_id)
         self._connection.manual(CONTROL)  # output keeps its credit until it is printed
         self._connection.start()
@@ -167,8 +167,19 @@ class Client:
 
     def release(self, number: int) -> None:
         """Nobody holds object ``number`` any more. For finalizers: takes no lock, never blocks."""
-        self.objects.release(number)
-        self._connection.release(number)
+        if self.objects.release(number):
+            self._connection.release(number)
+
+    def drop(self, number: int) -> None:
+        """Nobody holds the mesh ``number`` any more: it is released when it has failed or was stopped, and what it
+        stands on as well. For finalizers, as ``release``."""
+        if self.objects.drop(number):
+            self.release(number)
+
+    def stopped(self, number: int, reason: str) -> None:
+        """The user stops ``number``, and with it all that stands on it."""
+        for dropped in self.objects.stop(number, reason):
+            self.release(dropped)
 
     def show_output(self, procs: int, shown: bool) -> None:
         """Whether what the proc mesh ``procs`` prints appears here."""

@@ -220,6 +220,7 @@ class Connection:
 
     def _take_posted(self) -> None:
         self._woken = False
+        released = len(self._released)  # by now: whatever was posted of these objects was posted before
         taken = taken_small = 0
         while self._posted:
             header, buffers, stream, nbytes = self._posted.popleft()
@@ -231,7 +232,7 @@ class Connection:
                 self._handler.unsendable(header, error)
             except WireError:
                 return  # the session has failed, and whoever waits is being told
-        while self._released:
+        for _ in range(released):
             number = self._released.popleft()
             self._session.send(Release(objects=(number,)), stream=stream_of(number))
         while self._consumed:

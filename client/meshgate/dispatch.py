@@ -37,10 +37,16 @@ log = logging.getLogger("meshgate.dispatch")
 
 
 class Dispatch:
-    """The connection's ``Handler``. ``consume`` gives a message's credit back to the gateway."""
+    """The connection's ``Handler``. ``consume`` gives a message's credit back to the gateway, ``release`` tells it
+    that nobody holds an object."""
 
     def __init__(
-        self, objects: Objects, calls: Calls, reader: Reader, consume: Callable[[MessageReceived], None]
+        self,
+        objects: Objects,
+        calls: Calls,
+        reader: Reader,
+        consume: Callable[[MessageReceived], None],
+        release: Callable[[int], None],
     ) -> None:
         self.inboxes: WeakValueDictionary[int, Inbox] = WeakValueDictionary()
         self._printer = OutputPrinter()
@@ -51,6 +57,7 @@ class Dispatch:
         self._calls = calls
         self._reader = reader
         self._consume = consume
+        self._release = release
         self._handlers: dict[type, Callable[[Any, MessageReceived], None]] = {
             Values: self._values,
             Item: self._item,
@@ -89,8 +96,7 @@ class Dispatch:
         failure = Failure(kind="invalid", message=f"{type(header).__name__} was not sent: {error}")
         number = getattr(header, "object", None)
         if number is not None:
-            self._objects.failed(number, failure)
-            self._fail_what_stands_on(number)
+            self._creation_failed(number, failure)
         self._end(getattr(header, "call", None), lambda: InvalidRequestError(failure.message))
 
     def over(self, error: MeshgateError) -> None:
@@ -131,12 +137,14 @@ class Dispatch:
             self._calls.end(header.call)
 
     def _object_failed(self, header: ObjectFailed, message: MessageReceived) -> None:
-        self._objects.failed(header.object, header.failure)
-        self._fail_what_stands_on(header.object)
+        self._creation_failed(header.object, header.failure)
 
-    def _fail_what_stands_on(self, number: int) -> None:
+    def _creation_failed(self, number: int, failure: Failure) -> None:
+        dropped = self._objects.failed(number, failure)
         for answer in self._calls.end_where(lambda answer: self._objects.stands_on(answer.target, number)):
-            answer.fail(step_failure(self._objects, answer.target, answer.endpoint))
+            answer.fail(step_failure(self._objects, answer.target, answer.endpoint, failure))
+        for each in dropped:
+            self._release(each)
 
     def _hosts_attached(self, header: HostsAttached, message: MessageReceived) -> None:
         known = self._objects.get(header.object)
@@ -147,8 +155,7 @@ class Dispatch:
         known.hosts = header.hosts
         if len(header.hosts) != known.expected_hosts:
             reason = f"mesh {known.name!r} has {len(header.hosts)} hosts, the job says {known.expected_hosts}"
-            self._objects.failed(known.number, Failure(kind="invalid", message=reason))
-            self._fail_what_stands_on(known.number)
+            self._creation_failed(known.number, Failure(kind="invalid", message=reason))
 
     def _fault(self, header: Fault, message: MessageReceived) -> None:
         failure = failure_of_fault(header)
@@ -181,14 +188,17 @@ class Dispatch:
         self._end(call, lambda: from_failure(failure))
 
 
-def step_failure(objects: Objects, number: int, endpoint: str) -> Callable[[], MeshgateError]:
-    """How to make the error of ``endpoint``, which cannot run because of what ``number`` stands on."""
+def step_failure(
+    objects: Objects, number: int, endpoint: str, reason: Failure | None = None
+) -> Callable[[], MeshgateError]:
+    """How to make the error of ``endpoint``, which cannot run because of what ``number`` stands on.
+
+    ``reason`` is why, where ``number`` may have been released.
+    """
     found = objects.trouble(number)
-    assert found is not None
-    known, failure = found
-    if known.stopped and known.failure is None:
+    known, failure = found if found is not None else (None, reason)
+    assert failure is not None
+    if (known is not None and known.stopped and known.failure is None) or failure.kind == "step":
         return lambda: from_failure(failure, endpoint=endpoint)
-    if failure.kind == "step":
-        return lambda: from_failure(failure, endpoint=endpoint)
-    as_step = failure.model_copy(update={"kind": "step", "step": failure.step or known.step})
+    as_step = failure.model_copy(update={"kind": "step", "step": failure.step or (known.step if known else "")})
     return lambda: from_failure(as_step, endpoint=endpoint, cause=from_failure(failure))

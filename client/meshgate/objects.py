@@ -18,7 +18,7 @@ __all__ = ["Kind", "Objects", "RemoteObject"]
 Kind: TypeAlias = Literal["hosts", "procs", "actors", "port"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RemoteObject:
     """One object of the session. ``step`` says for people how it was made; ``parents`` are what it was made from."""
 
@@ -29,6 +29,7 @@ class RemoteObject:
     parents: tuple[int, ...] = ()
     failure: Failure | None = None  # of its creation
     stopped: str = ""  # why, once the user has stopped it
+    dropped: bool = False  # the program holds no proxy of it any more
     expected_hosts: int = 0  # of a job's host mesh: how many the job says there are
     hosts: tuple[Host, ...] = ()
     stands_on: tuple[RemoteObject, ...] = field(default=(), repr=False, compare=False)  # parents, and theirs
@@ -63,16 +64,44 @@ class Objects:
 
     def named(self, name: str) -> list[int]:
         """The numbers of all objects of this name."""
-        return [number for number, known in list(self._known.items()) if known.name == name]
+        # list() of the values makes no tuples: a garbage collection amid it might drop objects.
+        return [known.number for known in list(self._known.values()) if known.name == name]
 
-    def release(self, number: int) -> None:
-        self._known.pop(number, None)
+    def __len__(self) -> int:
+        return len(self._known)
 
-    def failed(self, number: int, failure: Failure) -> None:
-        """The gateway says that the creation of ``number`` failed."""
+    def release(self, number: int) -> bool:
+        """Forgets an object; whether it was known."""
+        return self._known.pop(number, None) is not None
+
+    def drop(self, number: int) -> bool:
+        """The program holds no proxy of an object any more; whether nothing can come of it, so that it may be released.
+
+        What still works is kept: its processes run. For finalizers: takes no lock.
+        """
         known = self._known.get(number)
-        if known is not None and known.failure is None:
-            known.failure = failure
+        if known is None:
+            return False
+        known.dropped = True
+        return self.trouble(number) is not None
+
+    def stop(self, number: int, reason: str) -> list[int]:
+        """An object was stopped. Returns what may be released: what stood on it and has been dropped."""
+        known = self._known[number]
+        known.stopped = known.stopped or reason
+        return self._dropped_on(known)
+
+    def _dropped_on(self, base: RemoteObject) -> list[int]:
+        dropped = [known for known in list(self._known.values()) if known.dropped]
+        return [known.number for known in dropped if base is known or base in known.stands_on]
+
+    def failed(self, number: int, failure: Failure) -> list[int]:
+        """The gateway says that the creation of ``number`` failed. Returns what may be released, as ``stop``."""
+        known = self._known.get(number)
+        if known is None:
+            return []
+        known.failure = known.failure or failure
+        return self._dropped_on(known)
 
     def trouble(self, number: int) -> tuple[RemoteObject, Failure] | None:
         """The object among ``number`` and what it stands on that does not work, and why; None if all do."""

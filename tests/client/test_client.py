@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 import threading
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from meshgate.errors import (
 from meshgate.extent import Extent
 from meshgate.proxies import ActorMeshProxy, HostMeshProxy
 from meshgate.settings import ClientSettings
-from meshgate_wire import Fragments
+from meshgate_wire import Fragments, Header
 from meshgate_wire.messages import (
     AttachHosts,
     Call,
@@ -36,8 +37,10 @@ from meshgate_wire.messages import (
     ObjectFailed,
     Output,
     OutputLine,
+    Release,
     SpawnActors,
     SpawnProcs,
+    Stop,
     Values,
     stream_of,
 )
@@ -264,6 +267,63 @@ def test_calls_on_a_stopped_mesh_fail_here_and_at_once(gateway: FakeGateway, cli
         mesh.add.call(1).get(timeout=0)
     with pytest.raises(RuntimeError, match="`ProcMesh` has already been stopped"):
         procs.spawn("more", Counter)
+
+
+def released(gateway: FakeGateway, client: Client) -> list[int]:
+    """What the gateway was told to let go, in order; ends the session, so that all has arrived."""
+    gc.collect()
+    client.close()
+    return [number for header in gateway.got(Release) for number in header.objects]
+
+
+def test_a_stopped_mesh_that_nobody_holds_is_let_go_on_both_sides(gateway: FakeGateway, client: Client) -> None:
+    gateway.functions["add"] = lambda rank, amount: rank
+    hosts = client.attach_hosts("workers", 2)
+    for _ in range(20):
+        procs = hosts.spawn_procs()
+        mesh: Any = procs.spawn("counters", Counter)
+        mesh.add.call(1).get(timeout=20)
+        procs.stop()
+        del procs, mesh
+    gc.collect()
+    assert len(client.objects) == 1
+    stopped = [header.target.object for header in gateway.received if isinstance(header, Stop)]
+    gone = released(gateway, client)
+    assert sorted(gone) == list(range(2, 42))
+    for number in stopped:
+        told = [header for header in gateway.received if number in _names(header)]
+        assert [type(header) for header in told] == [SpawnProcs, Stop, Release]
+
+
+def _names(header: Header) -> tuple[int, ...]:
+    if isinstance(header, Release):
+        return header.objects
+    if isinstance(header, Stop):
+        return (header.target.object,)
+    return (header.object,) if isinstance(header, SpawnProcs) else ()
+
+
+def test_a_mesh_that_works_is_kept_though_nobody_holds_it_until_what_it_stands_on_is_stopped(
+    gateway: FakeGateway, client: Client
+) -> None:
+    hosts = client.attach_hosts("workers", 2)
+    procs = hosts.spawn_procs()
+    procs.spawn("counters", Counter)
+    gc.collect()
+    assert len(client.objects) == 3
+    procs.stop().get(timeout=20)
+    assert len(client.objects) == 2
+    assert released(gateway, client) == [3]
+
+
+def test_a_mesh_whose_creation_failed_is_let_go(gateway: FakeGateway, client: Client) -> None:
+    gateway.on[SpawnActors] = lambda session, header, _: session.send(
+        ObjectFailed(object=header.object, failure=Failure(kind="invalid", message="no"))
+    )
+    with pytest.raises(StepFailedError):
+        counters(client).add.call(1).get(timeout=20)
+    gc.collect()
+    assert [client.objects.get(number) is None for number in (1, 2, 3)] == [False, False, True]
 
 
 def test_a_part_of_a_mesh_cannot_be_stopped_and_stays_usable(gateway: FakeGateway, client: Client) -> None:

@@ -26,7 +26,8 @@ from meshgate.errors import (
     VersionMismatchError,
 )
 from meshgate.settings import ClientSettings
-from meshgate_wire.messages import Call, Initialized
+from meshgate_wire import Header
+from meshgate_wire.messages import Call, Initialized, Release, Stop
 from tests.client.counting import Counter
 from tests.client.fake_gateway import TOKEN, FakeGateway
 from tests.relay import Relay
@@ -456,3 +457,30 @@ def test_a_forked_child_is_told_that_the_connection_is_not_its_own(gateway: Fake
     assert all("forked" in text for text in told)
     one.initialized.get(timeout=20)
     assert gateway.got(Initialized) != []
+
+
+# --- letting go -------------------------------------------------------------------------------------------
+
+
+def test_what_is_let_go_amid_a_batch_of_messages_is_told_after_the_last_that_names_it(
+    gateway: FakeGateway, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread may post its last message and let go while the connection takes what others have posted."""
+    procs = client.attach_hosts("workers", 2).spawn_procs()
+    procs.initialized.get(timeout=20)
+    session = client._connection._session
+    send = session.send
+    meanwhile: list[Callable[[], object]] = [procs.stop, lambda: client.release(procs._object)]
+
+    def interrupted(header: Header, buffers: Any = (), *, stream: int) -> None:
+        send(header, buffers, stream=stream)
+        if isinstance(header, Initialized):
+            client._connection.release(4711)  # one more, let go before
+            while meanwhile:
+                meanwhile.pop(0)()
+
+    monkeypatch.setattr(session, "send", interrupted)
+    client.attach_hosts("workers", 2).initialized.get(timeout=20)
+    client.close()
+    told = [header for header in gateway.received if isinstance(header, (Stop, Release))]
+    assert [type(header) for header in told if header != Release(objects=(4711,))] == [Stop, Release]

@@ -48,6 +48,27 @@ def test_what_was_stopped_is_in_trouble_for_all_that_stands_on_it() -> None:
     assert objects.trouble(hosts) is None
 
 
+def test_what_works_is_kept_though_nobody_holds_it_and_goes_when_it_is_stopped() -> None:
+    objects, hosts, procs, actors = family()
+    assert not objects.drop(actors)
+    assert objects.stop(procs, "done") == [actors]
+    assert objects.release(actors)
+    assert not objects.release(actors)
+    assert objects.drop(procs)
+    assert not objects.drop(hosts)
+
+
+def test_what_was_stopped_or_failed_or_stands_on_that_goes_when_it_is_dropped() -> None:
+    objects, _, procs, actors = family()
+    assert objects.stop(actors, "done") == []
+    assert objects.drop(actors)
+    objects, _, procs, actors = family()
+    objects.failed(procs, FAILURE)
+    assert objects.drop(actors)
+    assert objects.drop(procs)
+    assert not objects.drop(4711)
+
+
 def test_unknown_and_released_objects_are_in_no_trouble() -> None:
     objects, hosts, *_ = family()
     objects.failed(hosts, FAILURE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import meshgate as kt
-from meshgate import Accumulator, ActorError, Channel, FutureProxy, SupervisionError, ValueMesh
+from meshgate import Accumulator, ActorError, Channel, FutureProxy, SupervisionError, ValueMesh, current_client
 from tests.end_to_end.actors import Async, Point2, Ported, Ranked, Refused, Refusing, Worker
 
 
@@ -184,3 +185,22 @@ def test_two_drivers_use_one_gateway(job: Any, hosts: Any) -> None:
     with kt.Client(kt.UrlDialer(job.gateway_url, job._gateway.record.token)) as other:
         theirs = other.attach_hosts("workers", 2).spawn_procs(per_host={"gpus": 1}).spawn("theirs", Worker, 100)
         assert list(theirs.add.call(1).get().values()) == [101, 101]
+
+
+def test_meshes_that_were_spawned_and_stopped_are_let_go_and_their_last_lines_arrive(
+    hosts: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = current_client()
+    gc.collect()
+    before = len(client.objects)
+    for number in range(3):
+        procs = hosts.spawn_procs()
+        stopped = procs.spawn("passing", Worker)
+        stopped.say.call(f"line {number} of many").get(timeout=60)
+        procs.stop().get(timeout=60)
+        del procs, stopped
+    gc.collect()
+    assert len(client.objects) <= before
+    assert hosts.spawn_procs().spawn("after", Worker).rank.call().get(timeout=60).values()
+    out = capsys.readouterr().out
+    assert [f"line {number} of many" in out for number in range(3)] == [True] * 3

@@ -61,7 +61,7 @@ class ActorMeshProxy(MeshProxy):
             message = "Cannot call stop on an ActorMeshRef, requires an owned ActorMesh"
             return FutureProxy.failed(NotImplementedError(message))
         known = self._owned.known
-        known.stopped = known.stopped or reason
+        self._client.stopped(known.number, reason)
         answer = Acknowledgement(self._object, f"{known.name}.stop")
         self._client.ask(
             answer,

@@ -91,7 +91,7 @@ class HostMeshProxy(MeshProxy):
         if not self._whole:
             raise RuntimeError(f"cannot {verb} {self!r}: it is a part of a host mesh; {verb} the whole")
         if shutdown:
-            self._owned.known.stopped = "the hosts were shut down"
+            self._client.stopped(self._object, "the hosts were shut down")
         answer = Acknowledgement(self._object, f"{self._owned.known.name}.{verb.replace(' ', '')}")
         self._client.ask(
             answer,

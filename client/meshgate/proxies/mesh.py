@@ -33,8 +33,8 @@ def require_name(name: object) -> None:
 class Owned:
     """One object of a session, shared by every slice of its proxy.
 
-    With ``release`` the gateway is told when nobody holds any of them any more: for objects that it keeps for this
-    session only, such as a mesh that an endpoint returned.
+    When nobody holds any of them any more, both sides let go of an object that was stopped or has failed; with
+    ``release`` of any object: of those that the gateway keeps for this session only, as one that an endpoint returned.
     """
 
     __slots__ = ("__weakref__", "client", "known", "root")
@@ -43,8 +43,7 @@ class Owned:
         self.client = client
         self.known = known
         self.root = root
-        if release:
-            weakref.finalize(self, client.release, known.number).atexit = False
+        weakref.finalize(self, client.release if release else client.drop, known.number).atexit = False
 
     @property
     def number(self) -> int:

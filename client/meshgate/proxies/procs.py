@@ -111,7 +111,7 @@ class ProcMeshProxy(MeshProxy):
         if not self._whole:
             return FutureProxy.failed(ValueError("ProcMesh is not owned; must be stopped by an owner"))
         known = self._owned.known
-        known.stopped = known.stopped or reason
+        self._client.stopped(known.number, reason)
         answer = Acknowledgement(self._object, f"{known.name}.stop")
         self._client.ask(
             answer,

@@ -85,9 +85,10 @@ class Channels:
 
     def _release(self, header: Release, buffers: Sequence[Fragments]) -> None:
         for number in header.objects:
-            released = self._engine.objects.release(number)
-            if isinstance(released, Channel) and released.reading is not None:
-                released.reading.cancel()
+            known = self._engine.objects.known(number)
+            if isinstance(known, Channel) and known.reading is not None:
+                known.reading.cancel()
+            self._engine.lifetimes.release(number)
 
     def close(self) -> None:
         for known in self._engine.objects.each():

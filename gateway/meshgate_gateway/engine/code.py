@@ -276,6 +276,10 @@ class Code:
         self._engine.start_call(pending, reloader, reloader.inner, arguments, stream_of(number))
         procs.version = version
 
+    def released(self, number: int) -> None:
+        """The proc mesh ``number`` has stopped, and nobody holds it."""
+        self._reloaders.pop(number, None)
+
     async def close(self) -> None:
         """Ends the relays with their processes, and the gateway's own."""
         if self._relays is not None:

@@ -18,6 +18,7 @@ from websockets.frames import CloseCode
 from meshgate_gateway.engine import channels, meshes
 from meshgate_gateway.engine.calls import GATHER_FAILURES, Answer, Pending
 from meshgate_gateway.engine.code import Code
+from meshgate_gateway.engine.lifetimes import Lifetimes
 from meshgate_gateway.engine.link import Link
 from meshgate_gateway.engine.monarch import Binding, Fault, told
 from meshgate_gateway.engine.objects import Actors, Objects, RequestFailed, cached, invalid, ranks_within
@@ -71,6 +72,7 @@ class Engine:
         self.objects = Objects()
         self.streams = WorkerStreams(self._describe, self._printed, self._process_ended)
         self.meshes = meshes.Meshes(self)
+        self.lifetimes = Lifetimes(self)
         self.channels = channels.Channels(self)
         self.code = Code(self, host)
         self.ended = asyncio.Event()
@@ -90,6 +92,7 @@ class Engine:
             Configure: self._configure,
             EndSession: self._end,
             **self.meshes.handlers(),
+            **self.lifetimes.handlers(),
             **self.channels.handlers(),
             **self.code.handlers(),
         }
@@ -373,7 +376,7 @@ class Engine:
 
     async def close(self, reason: str) -> None:
         """Stops every mesh of the session and whatever process is left of it."""
-        await asyncio.gather(self.meshes.stop_all(reason), self.code.close())
+        await asyncio.gather(self.lifetimes.stop_all(reason), self.code.close())
         self.channels.close()
         await self.streams.close()
 

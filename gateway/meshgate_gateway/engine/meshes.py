@@ -1,4 +1,4 @@
-"""The meshes of a session: made, sliced, watched, stopped.
+"""The meshes of a session: made, sliced, watched.
 
 A mesh is in the table as soon as its creation has been handed to Monarch, so that what depends on it goes on at
 once; when Monarch says later that it failed, its failure takes its place and everything that depends on it learns
@@ -36,17 +36,12 @@ from meshgate_wire.messages import (
     Adopt,
     Argument,
     AttachHosts,
-    Done,
     Failure,
     Host,
     HostsAttached,
-    Initialized,
     MeshRef,
-    Region,
     SpawnActors,
     SpawnProcs,
-    Stop,
-    stream_of,
 )
 from meshgate_wire.messages import Fault as FaultMessage
 
@@ -55,8 +50,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STOP_TIMEOUT = 5.0
-STOP_WITHOUT_HOST = 1.0
 BACK = "it is back, and can be used when no host of its mesh is missing"  # for Monarch attaches to all or none
 SAME_PLACE = "it was started again at its old address, where Monarch reaches it in a new session only"
 REASON_TIMEOUT = 1.5  # seconds that Monarch has to say why a process whose connection closed is gone
@@ -66,15 +59,13 @@ class Meshes:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._unclaimed: list[Fault] = []
-        self._lost_hosts: dict[str, str] = {}
+        self.lost_hosts: dict[str, str] = {}
         self._ended: set[str] = set()  # addresses of hosts that have ended
 
     def handlers(self) -> dict[type, Handler]:
         return {
             SpawnProcs: self._spawn_procs,
             SpawnActors: self._spawn_actors,
-            Initialized: self._initialized,
-            Stop: self._stop,
             Adopt: self._adopt,
         }
 
@@ -93,7 +84,7 @@ class Meshes:
 
     async def _spawn_procs(self, header: SpawnProcs, buffers: Sequence[Fragments]) -> None:
         engine = self._engine
-        hosts, mesh = await self._mesh(header.hosts, Hosts)
+        hosts, mesh = await self.mesh(header.hosts, Hosts)
         assert isinstance(hosts, Hosts)
         of = header.hosts.region or hosts.region
         region = procs_region(of, header.per_host)
@@ -125,7 +116,7 @@ class Meshes:
 
     async def _spawn_actors(self, header: SpawnActors, buffers: Sequence[Fragments]) -> None:
         engine = self._engine
-        procs, mesh = await self._mesh(header.procs, Procs)
+        procs, mesh = await self.mesh(header.procs, Procs)
         assert isinstance(procs, Procs)
         if len(buffers) < 2:
             raise invalid("an actor came without its class or its arguments")
@@ -178,14 +169,14 @@ class Meshes:
             mesh = engine.binding.adopt_hosts(reference, header.region)
             made = Hosts(mesh, header.name, unnamed, header.region)
         elif header.kind == "procs":
-            hosts = (await self._mesh(header.parent, Hosts))[1] if header.parent is not None else None
+            hosts = (await self.mesh(header.parent, Hosts))[1] if header.parent is not None else None
             root = header.root or header.region
             require_reasonable(header.region)
             require_reasonable(root)
             made = Procs(engine.binding.adopt_procs(reference, hosts, header.region, root), "", header.region, ())
         else:
             require_reasonable(header.region)
-            parent, part = await self._mesh(header.parent, Procs) if header.parent is not None else (None, None)
+            parent, part = await self.mesh(header.parent, Procs) if header.parent is not None else (None, None)
             class_data = buffers[0].fragments if buffers else ()
             procs = parent if isinstance(parent, Procs) else None
             made = Actors(reference, header.name, header.name, class_data, header.region, procs, part)
@@ -193,7 +184,7 @@ class Meshes:
 
     # --- finding ----------------------------------------------------------------------------------------
 
-    async def _mesh(self, ref: MeshRef, kind: type[Hosts] | type[Procs]) -> tuple[Object, Any]:
+    async def mesh(self, ref: MeshRef, kind: type[Hosts] | type[Procs]) -> tuple[Object, Any]:
         """The host or proc mesh behind ``ref``, and Monarch's object for the part it names."""
         found = await self._engine.objects.when(ref.object)
         if not isinstance(found, kind):
@@ -219,9 +210,9 @@ class Meshes:
     async def _argument(self, argument: Argument) -> Any:
         engine, ref = self._engine, argument.ref
         if argument.kind == "hosts":
-            return (await self._mesh(ref, Hosts))[1]
+            return (await self.mesh(ref, Hosts))[1]
         if argument.kind == "procs":
-            return (await self._mesh(ref, Procs))[1]
+            return (await self.mesh(ref, Procs))[1]
         found = await engine.objects.when(ref.object)
         if argument.kind == "port":
             if not isinstance(found, Channel):
@@ -258,7 +249,7 @@ class Meshes:
 
     def host_lost(self, host: str, reason: str) -> None:
         """The server knows why a host ended; reports of what ends with it will say so, and no spawn waits for it."""
-        self._lost_hosts[host] = reason
+        self.lost_hosts[host] = reason
         for known in self._engine.objects.each():
             if isinstance(known, Hosts) and host in known.names:
                 known.lost[host] = reason
@@ -275,7 +266,7 @@ class Meshes:
                 continue
             before = known.hosts[rank]
             known.hosts = (*known.hosts[:rank], host, *known.hosts[rank + 1 :])
-            self._lost_hosts.pop(before.name, None)
+            self.lost_hosts.pop(before.name, None)
             known.lost.pop(before.name, None)
             known.lost[host.name] = SAME_PLACE if host.address in self._ended else BACK
             if host.name != before.name:
@@ -287,7 +278,7 @@ class Meshes:
                 self._engine.send(HostsAttached(object=number, hosts=known.hosts))
 
     def _why(self, report: str, hosts: Iterable[str]) -> str:
-        reasons = [f"{host}: {self._lost_hosts[host]}" for host in dict.fromkeys(hosts) if host in self._lost_hosts]
+        reasons = [f"{host}: {self.lost_hosts[host]}" for host in dict.fromkeys(hosts) if host in self.lost_hosts]
         return f"{report} ({'; '.join(reasons)})" if reasons else report
 
     def process_ended(self, mesh: int, rank: int, pid: int) -> None:
@@ -324,108 +315,6 @@ class Meshes:
         actors.dead.update(dict.fromkeys(fresh, report))
         self._engine.send(FaultMessage(object=number, mesh=actors.name, ranks=tuple(fresh), hosts=hosts, report=report))
         self._engine.fail_calls(actors)
-
-    # --- waiting and stopping ---------------------------------------------------------------------------
-
-    async def _initialized(self, header: Initialized, buffers: Sequence[Fragments]) -> None:
-        # Beside the lane: others must not wait for a mesh to come up.
-        self._engine.start(self._tell_initialized(header))
-
-    async def _tell_initialized(self, header: Initialized) -> None:
-        engine = self._engine
-
-        async def wait() -> None:
-            known = await engine.objects.when(header.target.object)
-            if isinstance(known, (Hosts, Procs)):
-                await engine.binding.initialized(known.mesh)
-            elif isinstance(known, Actors):
-                await engine.binding.actors_initialized(known.inner)
-
-        await self._answered(header, wait())
-
-    async def _stop(self, header: Stop, buffers: Sequence[Fragments]) -> None:
-        known = await self._engine.objects.when(header.target.object)
-        if isinstance(known, Channel):
-            raise invalid(f"object {header.target.object} is a port: there is nothing to stop")
-        ended = self._ended_by(known, header.target.region)
-        for mesh, ranks in ended:
-            mesh.stopping = mesh.stopping or ranks is None
-        self._engine.start(self._answered(header, self._stop_now(header, known, ended)))
-
-    def _ended_by(self, known: Object, region: Region | None) -> list[tuple[Procs | Actors, set[int] | None]]:
-        """The meshes that end with ``known``, and which of their base ranks, where not all."""
-        if isinstance(known, Channel):
-            return []
-        if isinstance(known, Hosts):
-            same = self._same_hosts(known)
-            spawned = [each for each in self._engine.objects.each() if isinstance(each, Procs)]
-            return [end for procs in spawned if procs.hosts in same for end in self._ended_by(procs, None)]
-        ranks = None
-        if region is not None and region != known.region:
-            ranks = set(ranks_within(region, known.region, known.name))
-        ended: list[tuple[Procs | Actors, set[int] | None]] = [(known, ranks)]
-        if isinstance(known, Procs):
-            actors = [each for each in self._engine.objects.each() if isinstance(each, Actors)]
-            ended += [(each, ranks) for each in actors if each.procs is known]
-        return ended
-
-    def _same_hosts(self, known: Hosts) -> list[Hosts]:
-        """``known`` and whatever else of the session is attached to the same hosts."""
-        if not all(known.addresses):
-            return [known]  # an endpoint returned it: where its hosts are is not known
-        attached = [each for each in self._engine.objects.each() if isinstance(each, Hosts)]
-        return [each for each in attached if (each.name, each.addresses) == (known.name, known.addresses)]
-
-    async def _stop_now(
-        self, header: Stop, known: Object, ended: Sequence[tuple[Procs | Actors, set[int] | None]]
-    ) -> None:
-        binding = self._engine.binding
-        if isinstance(known, Actors):
-            await binding.stop_actors(self._engine.actors_at(known, header.target)[1], header.reason)
-        elif isinstance(known, Procs):
-            await binding.stop_procs((await self._mesh(header.target, Procs))[1], header.reason)
-        elif isinstance(known, Hosts) and header.shutdown:
-            await binding.shut_down_hosts(self.mesh_of(known))
-        elif isinstance(known, Hosts):
-            same = self._same_hosts(known)
-            await asyncio.gather(*(binding.stop_hosts(self.mesh_of(hosts)) for hosts in same))
-            for hosts in same:
-                hosts.moved = True  # Monarch takes what it stopped for good; the hosts are there for whoever comes next
-        for mesh, ranks in ended:
-            why = f"mesh {mesh.name!r} was stopped: {header.reason}"
-            mesh.dead.update(dict.fromkeys(ranks if ranks is not None else ranks_of(mesh.region), why))
-            if isinstance(mesh, Actors):
-                self._engine.fail_calls(mesh)
-
-    async def _answered(self, header: Stop | Initialized, work: Any) -> None:
-        stream = stream_of(header.target.object)
-        try:
-            await work
-        except Exception as error:  # noqa: BLE001 - the laptop is told whatever it is
-            self._engine._refuse(header, error)
-        else:
-            self._engine.send(Done(call=header.call), stream=stream)
-
-    async def stop_all(self, reason: str) -> None:
-        """Stops every proc mesh, and with it every actor, within ``STOP_TIMEOUT``; sooner where a host is lost, for
-        Monarch would wait for it. What is left ends when its connection does."""
-        procs = [known for known in self._engine.objects.each() if isinstance(known, Procs)]
-        for mesh in procs:
-            mesh.stopping = True
-        for actors in self._engine.objects.each():
-            if isinstance(actors, Actors):
-                actors.stopping = True
-        stops = [
-            asyncio.ensure_future(self._engine.binding.stop_procs(mesh.mesh, reason))
-            for mesh in procs
-            if mesh.host_names
-        ]
-        if stops:
-            timeout = STOP_WITHOUT_HOST if self._lost_hosts else STOP_TIMEOUT
-            _, late = await asyncio.wait(stops, timeout=timeout)
-            for stop in late:
-                stop.cancel()
-            await asyncio.gather(*stops, return_exceptions=True)
 
 
 def _lost_among(hosts: Hosts, names: Sequence[str]) -> str:

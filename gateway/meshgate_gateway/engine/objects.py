@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from meshgate_wire.messages import MAX_DIMENSIONS, Failure, Host, Region
 
 SLICES_KEPT = 512
+GONE_KEPT = 65_536
 MAX_RANKS = 2**18  # of one mesh: a request that names more is refused before anything is made of it
 
 
@@ -95,6 +96,7 @@ class Procs:
     hosts: Hosts | None = None
     version: str | None = None  # of the code they run
     stopping: bool = False
+    over: bool = False  # it has stopped
     up: asyncio.Future[None] | None = None
     alive: dict[int, int] = field(default_factory=dict)  # base rank to pid
     dead: dict[int, str] = field(default_factory=dict)  # base rank to why
@@ -125,6 +127,7 @@ class Actors:
     procs_part: Any = None  # the mesh object the actors were spawned on
     unique: str = ""
     stopping: bool = False
+    over: bool = False  # it was stopped, not what it stands on
     failed: Failure | None = None  # the whole mesh: its constructor raised
     dead: dict[int, str] = field(default_factory=dict)  # base rank to why
     parts: dict[Region, Any] = field(default_factory=dict)
@@ -150,22 +153,32 @@ class Objects:
 
     def __init__(self) -> None:
         self._known: dict[int, Object | Failure] = {}
+        self._gone: dict[int, None] = {}  # released, the latest of them: messages of other streams may come yet
         self._awaited: dict[int, asyncio.Future[None]] = {}
         self._arrived: dict[int, Any] = {}
         self._next_arrived = -1
 
     def add(self, number: int, made: Object | Failure) -> None:
         """Defines ``number``, once. Whoever waits for it goes on."""
-        if number in self._known and not isinstance(made, Failure):
+        if isinstance(made, Failure):
+            if number in self._gone:
+                return  # nobody asks any more
+        elif number in self._known or number in self._gone:
             raise invalid(f"object {number} exists already")
         self._known[number] = made
+        self._wake(number)
+
+    def _wake(self, number: int) -> None:
         waiting = self._awaited.pop(number, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
 
     def now(self, number: int) -> Object | None:
-        """The object if it is there; None if it is on its way. Raises RequestFailed if its creation failed."""
+        """The object if it is there; None if it is on its way. Raises RequestFailed if its creation failed, or it was
+        released."""
         known = self._known.get(number)
+        if known is None and number in self._gone:
+            raise invalid(f"object {number} was released before a message that needs it came")
         if isinstance(known, Failure):
             raise RequestFailed(_as_step(known))
         return known
@@ -201,6 +214,10 @@ class Objects:
     def release(self, number: int) -> Object | None:
         self._arrived.pop(number, None)
         released = self._known.pop(number, None)
+        self._gone[number] = None
+        if len(self._gone) > GONE_KEPT:
+            del self._gone[next(iter(self._gone))]
+        self._wake(number)
         return None if isinstance(released, Failure) else released
 
     def each(self) -> list[Object]:

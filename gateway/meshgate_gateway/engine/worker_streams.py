@@ -161,9 +161,12 @@ class WorkerStreams:
         splitter = LineSplitter()
         loop = asyncio.get_running_loop()
         unfinished: asyncio.TimerHandle | None = None
+        source = Source("", "")
 
         def take(lines: list[tuple[str, Literal["\n", "\r", ""]]]) -> None:
-            source = self._describe(hello.mesh, hello.rank)
+            nonlocal source
+            told = self._describe(hello.mesh, hello.rank)
+            source = told if told.mesh else source  # its last lines may come when its mesh is no longer known
             for text, end in lines:
                 if text or end == "\n":
                     self._add(Printed(hello.stream, source.mesh, hello.rank, source.host, text, end))
