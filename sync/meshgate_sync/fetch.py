@@ -5,7 +5,7 @@ Imports nothing but the standard library.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from .objects import Assembly, Objects, distinct
 from .tree import Directory, File
@@ -33,6 +33,11 @@ class Fetch:
     @property
     def complete(self) -> bool:
         return not self.missing
+
+    @property
+    def assembling(self) -> Iterator[str]:
+        """The keys of the large files that it waits for."""
+        return (assembly.file.key for assemblies in self._parts.values() for assembly in assemblies)
 
     def add(self, digest: bytes, data: bytes) -> None:
         """Puts a piece, whose digest the caller has checked, where it belongs. One that is not missing is ignored."""

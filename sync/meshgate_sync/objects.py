@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from .digest import piece_digest
@@ -27,6 +27,7 @@ __all__ = ["Assembly", "Objects", "modified_at"]
 _EPOCH = 1_000_000_000
 _COPY_BUFFER = 1024 * 1024
 _RENEWED_AFTER = 60.0
+_PARTIAL = "partial-"
 
 
 def modified_at(file: File) -> int:
@@ -110,9 +111,28 @@ class Objects:
         """A large file to be completed, with what an earlier attempt left of it; one and the same for all who ask."""
         assembly = self._assemblies.get(file.key)
         if assembly is None:
-            assembly = Assembly(self, os.path.join(self._work, "partial-" + file.key), file)
+            assembly = Assembly(self, os.path.join(self._work, _PARTIAL + file.key), file)
             self._assemblies[file.key] = assembly
         return assembly
+
+    def close_assemblies(self, *, but: Container[str] = ()) -> None:
+        """Of files that nobody brings together any more: all but those with these keys. What is assembled stays for
+        whoever asks for the file again, until ``drop_partials``."""
+        for key in [key for key in self._assemblies if key not in but]:
+            self._assemblies.pop(key).close()
+
+    def drop_partials(self, before: float) -> int:
+        """Removes what was last written to at the time ``before``, or earlier, of files that nobody brings together;
+        returns how many bytes that was."""
+        freed = 0
+        for name in os.listdir(self._work):
+            key = name.removeprefix(_PARTIAL)
+            path = os.path.join(self._work, name)
+            if key != name and key not in self._assemblies and (status := os.stat(path)).st_mtime <= before:
+                self.lost(path)
+                os.unlink(path)
+                freed += status.st_blocks * 512
+        return freed
 
     def read(self, digest: bytes) -> bytes | None:
         """A piece, verified; None when it is not held, or no longer as it was."""
@@ -186,12 +206,6 @@ class Objects:
         for digest in self._placed.pop(path, ()):
             if digest in self._places and self._places[digest][0] == path:
                 del self._places[digest]
-
-    def close(self) -> None:
-        """Leaves what is assembled so far for whoever opens the store next."""
-        for assembly in self._assemblies.values():
-            assembly.close()
-        self._assemblies.clear()
 
 
 @dataclass(slots=True)

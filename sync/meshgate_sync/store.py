@@ -91,8 +91,11 @@ class Store:
             needed = ()
         elif delta.base in self._complete:
             needed = _put_by(delta, tree)
-        with translated(self.home):
-            fetch = self._fetches[delta.root] = Fetch(self.objects, tree, needed)
+        try:
+            with translated(self.home):
+                fetch = self._fetches[delta.root] = Fetch(self.objects, tree, needed)
+        finally:
+            self._close_assemblies()
         return fetch
 
     def tree(self, root: bytes) -> Directory | None:
@@ -125,6 +128,10 @@ class Store:
     def forget(self, root: bytes) -> None:
         """Gives up bringing version ``root`` together; its pieces stay until collected."""
         self._fetches.pop(root, None)
+        self._close_assemblies()
+
+    def _close_assemblies(self) -> None:
+        self.objects.close_assemblies(but={key for fetch in self._fetches.values() for key in fetch.assembling})
 
     def forget_complete(self, root: bytes) -> None:
         """The version's objects may be collected: begin it from nothing next time."""
@@ -158,6 +165,16 @@ class Store:
         with translated(self.home):
             return self.snapshots.prepare_spare(root)
 
+    def drop_partials(self, before: float) -> int:
+        """Removes what was assembled of files that no version on its way is made of, by this process or by one that
+        is gone, unless it was written to later than at ``before``; returns how many bytes that was."""
+        with translated(self.home):
+            with locked(self.home):
+                leftovers = self._adopt_leftovers()
+            for left in leftovers:
+                shutil.rmtree(left, ignore_errors=True)
+            return self.objects.drop_partials(before)
+
     def verify(self) -> list[Problem]:
         """Reads everything. What is wrong is removed, so that it is fetched again, and so are the snapshots that
         hold it, save those in use."""
@@ -179,7 +196,7 @@ class Store:
 
     def close(self) -> None:
         """Leaves the pieces of unfinished files where the next process finds them."""
-        self.objects.close()
+        self.objects.close_assemblies()
         os.close(self._held)
 
     # --- opening ----------------------------------------------------------------------------------------

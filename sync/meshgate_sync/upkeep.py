@@ -36,13 +36,15 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
+    """What was removed; ``bytes``, those of large files that were never completed among them."""
+
     versions: int
     objects: int
     bytes: int
 
 
 def collect(store: Store, policy: Policy | None = None, *, now: float | None = None) -> Collected:
-    """Removes what ``policy`` lets go, and returns what that was. Raises StoreError."""
+    """Removes what ``policy`` lets go and no one will complete, and returns what that was. Raises StoreError."""
     policy = policy or Policy()
     now = time.time() if now is None else now
     with translated(store.home):
@@ -53,6 +55,7 @@ def collect(store: Store, policy: Policy | None = None, *, now: float | None = N
         # so that none of those is one that goes as well.
         for root in reversed(removed):
             store.records.remove(root)
+        size += store.drop_partials(now - policy.grace)
     return Collected(len(removed), count, size)
 
 

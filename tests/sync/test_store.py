@@ -177,6 +177,47 @@ def test_a_version_given_up_keeps_its_pieces(host: Host, content: Content) -> No
     assert first not in host.store.begin(whole(tree)).missing
 
 
+def superseded(host: Host, content: Content, count: int) -> None:
+    """So many versions given up, a piece of the large file of each having come."""
+    for number in range(count):
+        tree = content.tree({b"f": bytes([number]) + bytes(range(100))})
+        fetch = host.store.begin(whole(tree))
+        first = next(iter(fetch.missing))
+        host.store.add(first, content.pieces[first])
+        host.store.forget(tree.digest)
+
+
+def partials(host: Host) -> list[Path]:
+    return list((host.home / "work").glob("*/partial-*"))
+
+
+def test_versions_given_up_hold_no_files_open(host: Host, content: Content) -> None:
+    superseded(host, content, 1)
+    before = len(os.listdir("/dev/fd"))
+    superseded(host, content, 20)
+    assert len(os.listdir("/dev/fd")) == before
+    assert len(partials(host)) == 20
+
+
+def test_what_was_assembled_in_vain_is_collected_after_a_while(tmp_path: Path, content: Content) -> None:
+    host, dead = Host(tmp_path / "home", content), Host(tmp_path / "home", content)
+    superseded(host, content, 3)
+    fetch = dead.store.begin(whole(content.tree({b"g": bytes(range(200))})))
+    assert fetch.missing
+    dead.store.close()
+    going = host.store.begin(whole(content.tree({b"f": bytes(range(90, 200))})))
+    fresh, *old = (path for path in sorted(partials(host)) if not path.name.endswith(next(going.assembling)))
+    for path in old:
+        os.utime(path, (0, 0))
+    collect(host.store)
+    assert {path.name for path in partials(host)} == {fresh.name, "partial-" + next(going.assembling)}
+    assert collect(host.store, Policy(grace=0.0)).bytes > 0
+    assert len(partials(host)) == 1
+    for digest in list(going.missing):
+        host.store.add(digest, content.pieces[digest])
+    assert partials(host) == []
+
+
 def test_a_gateway_s_store_makes_no_snapshots(tmp_path: Path, content: Content) -> None:
     host = Host(tmp_path / "home", content, snapshots=False)
     tree = content.tree(MODEL)

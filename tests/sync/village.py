@@ -91,7 +91,7 @@ class Village:
         if not host.alive:
             return
         host.alive = False
-        host.disk.store.objects.close()
+        host.disk.store.objects.close_assemblies()
         os.close(host.disk.store._held)
         for link in list(host.links):
             if silently:
