@@ -32,6 +32,11 @@ class Looker(kt.Actor):
         return [oct(Path(os.environ["MESHGATE_HOME"], name).stat().st_mode & 0o777) for name in names]
 
     @kt.endpoint
+    def names(self, directory: str) -> int:
+        """How many there are in a directory of the host's home."""
+        return len(os.listdir(os.path.join(os.environ["MESHGATE_HOME"], directory)))
+
+    @kt.endpoint
     def executable(self, path: str) -> bool:
         return os.access(path, os.X_OK)
 
@@ -210,6 +215,19 @@ def test_a_local_package_follows(fresh_hosts: Any, record: Any, tmp_path: Path) 
     (package / "__init__.py").write_text("VALUE = 22")
     apply_image(fresh_hosts, "workers", image)
     assert values(look(fresh_hosts).value_of.call("meshgate_followed")) == [22, 22]
+
+
+def test_copies_of_a_local_package_go_when_nobody_has_loaded_them(fresh_hosts: Any, tmp_path: Path) -> None:
+    package = tmp_path / "meshgate_copied"
+    package.mkdir()
+    holder = None
+    for value in range(1, 5):
+        (package / "__init__.py").write_text(f"VALUE = {value}")
+        apply_image(fresh_hosts, "workers", Image().sync_package(package))
+        holder = holder or look(fresh_hosts)
+    assert values(holder.value_of.call("meshgate_copied")) == [1, 1]
+    # The one that is held, the newest, and the one before it, which the last step had loaded itself.
+    assert values(holder.names.call("synced/meshgate_copied")) == [3, 3]
 
 
 def test_a_job_runs_the_steps_of_its_image_when_it_hands_out_its_hosts() -> None:

@@ -53,6 +53,7 @@ class StepRunner(Actor, metaclass=SentAsSource):
     def begin(self, digests: Sequence[str]) -> tuple[str, int]:
         """This host's name, and how many of the leading steps are done. Whatever follows those is forgotten."""
         with self._locked():
+            self._clear_incoming()
             states = self._states()
             done = _common(states, digests)
             if done == len(digests) < len(states):
@@ -122,6 +123,13 @@ class StepRunner(Actor, metaclass=SentAsSource):
     def _incoming(self, digest: str) -> str:
         return os.path.join(self.home, "image", "incoming", f"{digest}.{os.getpid()}")
 
+    def _clear_incoming(self) -> None:
+        """Removes what sessions that ended in the middle have left."""
+        incoming = os.path.join(self.home, "image", "incoming")
+        for name in os.listdir(incoming):
+            if not os.path.isdir(f"/proc/{name.rpartition('.')[2]}") and os.path.isdir("/proc/self"):
+                os.unlink(os.path.join(incoming, name))
+
     # --- the steps
 
     def _do(self, order: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,7 +198,10 @@ class StepRunner(Actor, metaclass=SentAsSource):
             state["directory"] = start
 
     def _sync_package(self, order: Mapping[str, Any]) -> None:
-        """A copy of a local package, importable by a ``.pth``; the copy that processes have loaded stays."""
+        """A copy of a local package, importable by a ``.pth``; copies that processes have loaded stay.
+
+        Those hold a lock on them (``on_worker.hold_packages``), and so does this process on the one before.
+        """
         place = os.path.join(self.home, "synced", order["name"], order["content"])
         if not os.path.isdir(place):
             with tempfile.TemporaryDirectory(dir=os.path.join(self.home, "synced")) as aside:
@@ -202,6 +213,10 @@ class StepRunner(Actor, metaclass=SentAsSource):
         packages = os.path.join(self.home, "packages")
         os.makedirs(packages, exist_ok=True)
         _write(os.path.join(packages, f"_meshgate_{order['name']}.pth"), os.path.join(place, order["root"]) + "\n")
+
+        for content in os.listdir(os.path.dirname(place)):
+            if content != order["content"]:
+                _remove_unused(os.path.join(os.path.dirname(place), content))
 
     def _install(self, options: Sequence[str], packages: Sequence[str], state: dict[str, Any]) -> None:
         """Installs into ``<home>/packages`` what the interpreter lacks, and leaves the interpreter as it is.
@@ -226,6 +241,17 @@ class StepRunner(Actor, metaclass=SentAsSource):
             execute([*pip, "--no-deps", "--upgrade", "--target", staged, *wanted], environment, directory)
             _uninstall(target, {_normal(item["metadata"]["name"]) for item in missing})
             _merge(staged, target)
+
+
+def _remove_unused(directory: str) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(directory)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(handle)
 
 
 def _requirement(item: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import importlib
 import importlib.abc
@@ -151,6 +152,7 @@ def apply_image() -> None:
         image = {}
     variables: dict[str, str] = dict(image.get("variables", {}))
     if os.path.isdir(packages):
+        hold_packages(os.path.join(home, "synced"), packages)
         before = list(sys.path)
         site.addsitedir(packages)
         sys.path[:] = [*(place for place in sys.path if place not in before), *before]
@@ -162,6 +164,17 @@ def apply_image() -> None:
         os.environ.update(variables, MESHGATE_IMAGE_REPLACED=json.dumps(replaced))
     if image.get("directory"):
         os.chdir(image["directory"])
+
+
+def hold_packages(synced: str, packages: str) -> None:
+    """Locks the copies of local packages that this process may load from, for as long as it lives."""
+    for name in os.listdir(packages):
+        if name.startswith("_meshgate_") and name.endswith(".pth"):
+            with open(os.path.join(packages, name), encoding="utf-8") as file:
+                package, content = os.path.relpath(file.read().strip(), synced).split(os.sep)[:2]
+            with contextlib.suppress(FileNotFoundError):  # it was replaced just now: the import will find the next
+                handle = os.open(os.path.join(synced, package, content), os.O_RDONLY | os.O_CLOEXEC)
+                fcntl.flock(handle, fcntl.LOCK_SH)  # stays open, and is locked until the process ends
 
 
 async def run_bootstrap(bootstrap: Callable[[], Awaitable[None] | None]) -> None:
