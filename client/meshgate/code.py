@@ -224,20 +224,21 @@ class CodeSync:
         from watchfiles import watch  # noqa: PLC0415 - only who watches pays for it
 
         roots = [scanner.root.decode(errors="surrogateescape") for scanner in self._scanners]
+        whole = True  # what was saved before the watch was up would go unnoticed
         started = False
         for changes in watch(
             *roots, stop_event=self._stop, debounce=50, step=10, rust_timeout=200, yield_on_timeout=True
         ):
             if not changes and started:
                 continue
-            paths = [path for _, path in changes]
-            # The first turn looks at everything: what was saved before the watch was up would go unnoticed.
-            partial, started = started and not self.tree.parts, True
+            started = True
             try:
-                pushed = self._push(paths if partial else None)
+                pushed = self._push(None if whole or self.tree.parts else [path for _, path in changes])
+                whole = False
                 if pushed.report.files:
                     self._teller.call(lambda pushed=pushed: self._tell(pushed, told))  # type: ignore[misc]
             except Exception as error:  # noqa: BLE001 - the user is told, and the next save is another chance
+                whole = True  # what changed this time will not be reported again
                 told(error)
 
     def _tell(self, pushed: _Pushed, told: Callable[[SyncReport | Exception], None]) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from meshgate.client import Client
 from meshgate.code import CodeSync, SyncReport, Tree
+from meshgate_sync.errors import LinkLeavesTree
 from meshgate_sync.protocol import SyncStatus
 from meshgate_wire.messages import SYNC_STREAM, Sync
 from tests.client.fake_gateway import FakeGateway, FakeSession
@@ -87,3 +88,16 @@ def test_a_save_is_seen_from_another_folder_of_the_tree(
     monkeypatch.chdir(repository / "experiments")
     (repository / "src/model.py").write_text("STEP = 22\n")
     assert told.next().files == 1
+
+
+def test_what_was_saved_beside_a_mistake_follows_once_it_is_mended(
+    told: Told, code: CodeSync, repository: Path
+) -> None:
+    link = repository / "experiments/data"
+    link.symlink_to("/far/away")
+    assert isinstance(told.next(), LinkLeavesTree)
+    (repository / "src/model.py").write_text("STEP = 333\n")
+    assert isinstance(told.next(), LinkLeavesTree)
+    link.unlink()
+    assert told.next().files == 1
+    assert code.push().files == 0
