@@ -3,6 +3,7 @@
 ::
 
     <home>/objects/ab/<digest>[x]   files by content
+    <home>/unread/ab/<digest>[x]    the same from before the machine went down, until they have been read
     <home>/versions/<root>          how each version is made of others
     <home>/snapshots/<root>/        each version as a directory
     <home>/opened/<root>            locked (shared) by the processes that run from that snapshot

@@ -13,10 +13,11 @@ Imports nothing but the standard library.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from .digest import piece_digest
@@ -38,15 +39,14 @@ def modified_at(file: File) -> int:
 class Objects:
     """The objects below ``directory``; ``work`` is a directory of this process alone on the same file system.
 
-    With ``distrust``, the content of each object is hashed before it is first relied on: the machine may have gone
-    down before the disk had everything.
+    Those below ``unread`` were there when the machine went down, perhaps before the disk had everything. Each is
+    hashed before it is first relied on, by whichever process that is, and becomes an object like any other.
     """
 
-    def __init__(self, directory: str, work: str, *, distrust: bool = False) -> None:
+    def __init__(self, directory: str, unread: str, work: str) -> None:
         self._directory = directory
+        self._unread = unread
         self._work = work
-        self._distrust = distrust
-        self._hashed: set[str] = set()
         self._places: dict[bytes, tuple[str, int, int]] = {}
         self._placed: dict[str, list[bytes]] = {}
         self._files: dict[str, File] = {}
@@ -64,12 +64,10 @@ class Objects:
         try:
             status = os.stat(path)
         except FileNotFoundError:
-            return False
-        sound = status.st_size == file.size and status.st_mtime == modified_at(file)
-        if sound and self._distrust and file.key not in self._hashed:
-            sound = self.hashes(file)
-            self._hashed.add(file.key)
-        if not sound:
+            if not self._recover(file):
+                return False
+            status = os.stat(path)
+        if status.st_size != file.size or status.st_mtime != modified_at(file):
             self.discard(file)
             return False
         now = time.time()
@@ -81,11 +79,38 @@ class Objects:
 
     def hashes(self, file: File) -> bool:
         """Whether every byte of the object is what its name says."""
-        try:
-            with open(self.path(file), "rb") as content:
-                return all(piece_digest(content.read(piece.size)) == piece.digest for piece in file.pieces)
-        except FileNotFoundError:
+        return _hashes(self.path(file), file)
+
+    def distrust(self) -> None:
+        """The machine went down: sets aside all objects, to be read before they are used. Under the store's lock; cut
+        short, it is to be done again."""
+        if not os.path.lexists(self._unread):
+            os.rename(self._directory, self._unread)
+            os.mkdir(self._directory)
+            return
+        for path, key in _walk(self._directory):
+            aside = os.path.join(self._unread, key[:2], key[2:])
+            os.makedirs(os.path.dirname(aside), exist_ok=True)
+            os.rename(path, aside)
+
+    def _recover(self, file: File) -> bool:
+        """Takes the object back from among the unread, if it is there and has all its bytes."""
+        aside = os.path.join(self._unread, file.key[:2], file.key[2:])
+        if not os.path.lexists(aside):
             return False
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if not _hashes(aside, file):
+                os.unlink(aside)
+                return False
+            os.chmod(aside, 0o555 if file.executable else 0o444)
+            os.utime(aside, (time.time(), modified_at(file)))
+            _rename_into(aside, self.path(file))
+        return os.path.lexists(self.path(file))
+
+    def paths(self) -> Iterator[tuple[str, str]]:
+        """Every object there is, unread ones too, with its key."""
+        yield from _walk(self._directory)
+        yield from _walk(self._unread)
 
     def discard(self, file: File) -> None:
         path = self.path(file)
@@ -159,11 +184,7 @@ class Objects:
         os.fchmod(handle, 0o555 if file.executable else 0o444)
         os.utime(handle, (time.time(), modified_at(file)))
         path = self.path(file)
-        try:
-            os.rename(temporary, path)
-        except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            os.rename(temporary, path)
+        _rename_into(temporary, path)
         self.lost(temporary)
         self._learn(path, file)
 
@@ -176,7 +197,7 @@ class Objects:
         """Copies a stretch of an object, trusted as it is when snapshots are linked: by its size and time. Returns
         whether that was done; the pieces of other files are to be read and verified."""
         file = self._files.get(path)
-        if file is None or self._distrust:
+        if file is None:
             return False
         try:
             source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -287,6 +308,30 @@ class Assembly:
             return False
         self._objects.place(self._path, offset, piece.digest, piece.size)
         return True
+
+
+def _walk(top: str) -> Iterator[tuple[str, str]]:
+    if os.path.lexists(top):
+        for prefix in os.listdir(top):
+            for name in os.listdir(os.path.join(top, prefix)):
+                yield os.path.join(top, prefix, name), prefix + name
+
+
+def _hashes(path: str, file: File) -> bool:
+    try:
+        with open(path, "rb") as content:
+            sound = all(piece_digest(content.read(piece.size)) == piece.digest for piece in file.pieces)
+            return sound and not content.read(1)
+    except FileNotFoundError:
+        return False
+
+
+def _rename_into(temporary: str, path: str) -> None:
+    try:
+        os.rename(temporary, path)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.rename(temporary, path)
 
 
 def _write_all(handle: int, data: bytes, offset: int) -> None:

@@ -84,16 +84,29 @@ class Snapshots:
 
     def remove(self, root: bytes) -> bool:
         """Removes a snapshot unless it is in use; tells whether it is gone."""
-        trash = os.path.join(self._work, f"trash-{root.hex()}")
         with locked(self._home):
-            if self.in_use(root):
-                return False
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(self.path(root), trash)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._mark(root))
+            trash = self._take_away(root)
+        if trash is None:
+            return False
         shutil.rmtree(trash, ignore_errors=True)
         return True
+
+    def _take_away(self, root: bytes) -> str | None:
+        """Under the store's lock: where the snapshot is now, to be removed from; None when it is in use."""
+        if self.in_use(root):
+            return None
+        trash = os.path.join(self._work, f"trash-{root.hex()}")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self.path(root), trash)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._mark(root))
+        return trash
+
+    def take_all_away(self) -> list[str]:
+        """Under the store's lock: all snapshots and spares that are not in use are gone; returns what is to be
+        removed of them."""
+        trash = [taken for root in self.roots() if (taken := self._take_away(root)) is not None]
+        return trash + [self._take_spare_away(root) for root in self.spares()]
 
     # --- spares -----------------------------------------------------------------------------------------
 
@@ -115,10 +128,15 @@ class Snapshots:
         return True
 
     def remove_spare(self, root: bytes) -> None:
-        trash = os.path.join(self._work, f"spare-{root.hex()}")
-        with locked(self._home), contextlib.suppress(FileNotFoundError):
-            os.rename(self._spare(root), trash)
+        with locked(self._home):
+            trash = self._take_spare_away(root)
         shutil.rmtree(trash, ignore_errors=True)
+
+    def _take_spare_away(self, root: bytes) -> str:
+        trash = os.path.join(self._work, f"spare-{root.hex()}")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self._spare(root), trash)
+        return trash
 
     # --- pins -------------------------------------------------------------------------------------------
 

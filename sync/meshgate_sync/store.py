@@ -2,7 +2,7 @@
 
 Whatever moment it is killed at, a store opens again and ``verify`` finds nothing wrong: everything is made aside and
 gets its name by a rename, and a version is on record before its snapshot appears. A store whose machine went down
-is distrusted: objects are hashed again before they are used, and snapshots are made anew. Several processes may share
+is distrusted: objects are set aside until they have been hashed, and snapshots are made anew. Several processes may share
 a store; each instance belongs to one thread.
 
 Imports nothing but the standard library.
@@ -59,17 +59,17 @@ class Store:
             for name in _DIRECTORIES:
                 os.makedirs(os.path.join(home, name), exist_ok=True)
             self._work = os.path.join(home, "work", f"{os.getpid()}-{uuid.uuid4().hex[:8]}")
+            self.objects = Objects(os.path.join(home, "objects"), os.path.join(home, "unread"), self._work)
             with locked(home):
                 os.mkdir(self._work)
                 self._held = _hold(self._work)
                 leftovers = self._adopt_leftovers()
-                rebooted = self._note_boot(boot or _boot_id())
-            self.objects = Objects(os.path.join(home, "objects"), self._work, distrust=rebooted)
-            self.records = Records(os.path.join(home, "versions"), self._work)
-            self.snapshots = Snapshots(home, self._work, self.objects, self.records)
-            self._drop_unrecorded(everything=rebooted)
+                self.records = Records(os.path.join(home, "versions"), self._work)
+                self.snapshots = Snapshots(home, self._work, self.objects, self.records)
+                leftovers += self._follow_boot(boot or _boot_id())
             for left in leftovers:
                 shutil.rmtree(left, ignore_errors=True)
+            self._drop_unrecorded()
 
     def ready(self, root: bytes) -> bool:
         """Whether version ``root`` is complete here: processes can be started from it, or it can be handed on."""
@@ -201,18 +201,22 @@ class Store:
 
     # --- opening ----------------------------------------------------------------------------------------
 
-    def _note_boot(self, boot: str) -> bool:
-        """Whether the machine went down since the store was last opened."""
+    def _follow_boot(self, boot: str) -> list[str]:
+        """Sets aside all that was there when the machine went down; returns what is to be removed of it.
+
+        That it was done is noted last, so that whatever moment this is cut short at, the next process does it.
+        """
         path = os.path.join(self.home, "boot")
-        earlier = ""
         with contextlib.suppress(FileNotFoundError), open(path) as noted:
-            earlier = noted.read()
-        if earlier != boot:
-            temporary = os.path.join(self._work, "boot")
-            with open(temporary, "w") as out:
-                out.write(boot)
-            os.rename(temporary, path)
-        return earlier not in ("", boot)
+            if noted.read() == boot:
+                return []
+        self.objects.distrust()
+        left = self.snapshots.take_all_away()
+        temporary = os.path.join(self._work, "boot")
+        with open(temporary, "w") as out:
+            out.write(boot)
+        os.rename(temporary, path)
+        return left
 
     def _adopt_leftovers(self) -> list[str]:
         """Takes over the pieces that processes now gone had assembled; returns what else they left, to be removed."""
@@ -228,13 +232,13 @@ class Store:
                 left_behind.append(os.path.join(self._work, f"left-{name}"))
         return left_behind
 
-    def _drop_unrecorded(self, *, everything: bool) -> None:
+    def _drop_unrecorded(self) -> None:
         """Removes snapshots of which there is no record: those that other processes make are on record before."""
         for root in self.snapshots.roots():
-            if everything or self.records.tree(root) is None:
+            if self.records.tree(root) is None:
                 self.snapshots.remove(root)
         for root in self.snapshots.spares():
-            if everything or self.records.tree(root) is None:
+            if self.records.tree(root) is None:
                 self.snapshots.remove_spare(root)
 
 

@@ -96,7 +96,7 @@ def _sweep(store: Store, going: Collection[bytes], now: float, grace: float) -> 
     staying = (tree for tree in store.trees() if tree.digest not in going)
     named = {file.key for tree in staying for file in distinct(files(tree))}
     count = size = 0
-    for path, key in _objects(store):
+    for path, key in store.objects.paths():
         if key in named:
             continue
         with contextlib.suppress(FileNotFoundError):
@@ -107,10 +107,3 @@ def _sweep(store: Store, going: Collection[bytes], now: float, grace: float) -> 
                 store.objects.lost(path)
                 count, size = count + 1, size + status.st_size
     return count, size
-
-
-def _objects(store: Store) -> Iterator[tuple[str, str]]:
-    top = os.path.join(store.home, "objects")
-    for prefix in os.listdir(top):
-        for name in os.listdir(os.path.join(top, prefix)):
-            yield os.path.join(top, prefix, name), prefix + name

@@ -48,6 +48,14 @@ class Host:
 
     def reopen(self) -> None:
         self.store.close()
+        self._open()
+
+    def reopen_as(self, boot: str) -> None:
+        """As the first process after the machine came up; the earlier one has been closed or is dead."""
+        self.options = {"boot": boot}
+        self._open()
+
+    def _open(self) -> None:
         self.store = Store(str(self.home), **self.options)  # type: ignore[arg-type]
 
 
@@ -421,6 +429,79 @@ def test_after_a_reboot_nothing_is_trusted_unread(tmp_path: Path, content: Conte
     assert host.fetched == fetched + 1
     host.reopen()
     assert host.store.ready(tree.digest)
+
+
+def rebooted(tmp_path: Path, content: Content) -> tuple[Host, Directory, Path]:
+    """A store closed before its machine went down, a version of it, and an object of that the disk had not got."""
+    host = Host(tmp_path / "home", content, boot="first")
+    tree = content.tree(MODEL)
+    host.bring(tree)
+    host.store.prepare_spare(tree.digest)
+    lost = next(path for path in objects(host) if path.read_bytes() == b"one")
+    damage(lost, keep_time=True)
+    host.store.close()
+    host.options = {"boot": "second"}
+    return host, tree, lost
+
+
+def test_after_a_reboot_no_process_trusts_what_none_has_read(tmp_path: Path, content: Content) -> None:
+    host, tree, _ = rebooted(tmp_path, content)
+    first = Host(host.home, content, boot="second")
+    first.bring(content.tree({b"small": b"2"}))
+    first.store.close()
+    second, third = Host(host.home, content, boot="second"), Host(host.home, content, boot="second")
+    assert not second.store.ready(tree.digest)
+    assert on_disk(second.bring(tree)) == plain(MODEL)
+    assert second.fetched == 1
+    assert on_disk(third.bring(tree)) == plain(MODEL)
+    assert third.fetched == 0
+
+
+def test_a_second_reboot_sets_aside_what_was_read_after_the_first(tmp_path: Path, content: Content) -> None:
+    host, tree, _ = rebooted(tmp_path, content)
+    host.reopen_as("second")
+    host.bring(content.tree({b"d": MODEL[b"d"], b"new": b"brought since"}))
+    damage(next(path for path in objects(host) if path.read_bytes().startswith(b"brought")), keep_time=True)
+    host.store.close()
+    host.reopen_as("third")
+    assert objects(host) == []
+    both = {**MODEL, b"new": b"brought since"}
+    host.fetched = 0
+    assert on_disk(host.bring(content.tree(both))) == plain(both)
+    assert host.fetched == 2
+    assert not host.store.ready(tree.digest)
+
+
+def test_a_process_that_dies_while_it_opens_after_a_reboot_leaves_nothing_trusted(tmp_path: Path) -> None:
+    after = 0
+    crashed = True
+    while crashed:
+        content = Content()
+        host, tree, _ = rebooted(tmp_path / str(after), content)
+        with pytest.MonkeyPatch.context() as patch:
+            happened = crashing(patch, after, Crash)
+            with contextlib.suppress(Crash):
+                opened = Host(host.home, content, boot="second")
+                opened.bring(content.tree({b"small": b"2"}))
+                opened.store.close()
+            crashed = happened()
+        host.reopen_as("second")
+        assert host.store.snapshots.spares() == []
+        assert not host.store.ready(tree.digest)
+        assert on_disk(host.bring(tree)) == plain(MODEL)
+        assert host.store.verify() == []
+        host.store.close()
+        after += 1
+    assert after > 10
+
+
+def test_unread_objects_that_nothing_names_are_collected(tmp_path: Path, content: Content) -> None:
+    host, tree, _ = rebooted(tmp_path, content)
+    host.reopen_as("second")
+    host.store.snapshots.release("me")
+    collect(host.store, Policy(newest=0, age=0.0, grace=0.0))
+    assert not list((host.home / "unread").glob("*/*"))
+    assert on_disk(host.bring(tree)) == plain(MODEL)
 
 
 def test_records_that_make_no_sense_are_dropped_with_their_snapshots(host: Host, content: Content) -> None:
