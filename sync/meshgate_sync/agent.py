@@ -53,12 +53,18 @@ class HostAgent:
         self.address: Address = (advertise or host, bound)
 
     def configure(self, routes: Routes, addresses: Mapping[str, Address]) -> None:
-        """Whom to ask, and where they are; the gateway's name is ``plan.GATEWAY``. Called again, it replaces the
-        addresses of hosts that have moved."""
+        """Whom to ask, and where they are; the gateway's name is ``plan.GATEWAY``. Called once."""
         self._call(self._configure(routes, dict(addresses)))
 
     async def _configure(self, routes: Routes, addresses: Mapping[str, Address]) -> None:
         self._runner.configure(routes, addresses)
+
+    def moved(self, addresses: Mapping[str, Address]) -> None:
+        """Hosts that had ended are there again, at these addresses. Where they come first, they are asked again."""
+        self._call(self._moved(dict(addresses)))
+
+    async def _moved(self, addresses: Mapping[str, Address]) -> None:
+        self._runner.moved(addresses)
 
     def stop(self) -> None:
         """Ends the relay and closes the store; versions stay. Idempotent."""

@@ -10,7 +10,7 @@ Imports nothing but the standard library.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
 from .acks import Acks
@@ -316,6 +316,13 @@ class Relay:
         for root, version in self._versions.items():
             if version.state is State.BASELESS:
                 self._commands.append(Send(link, Tell(root)))
+
+    def moved(self, peers: Container[str], now: float) -> None:
+        """Hosts that had ended are there again: where they come first on this one's route, they are asked again."""
+        if self._upstream is not None:
+            control = self._upstream.control
+            self._upstream.moved(peers, now)
+            self._follow(control, now)
 
     def accepted(self, peer: str, now: float) -> None:
         """A child has connected; an earlier connection of it is void."""

@@ -109,11 +109,10 @@ class Runner:
         return connection
 
     def configure(self, routes: Routes | None, addresses: Mapping[str, Address]) -> None:
-        """Starts to take part: with ``routes``, as a host; without, as the gateway. Later calls change the addresses
-        alone. Connections that came earlier have waited for this."""
+        """Starts to take part: with ``routes``, as a host; without, as the gateway. Called once. Connections that came
+        earlier have waited for this."""
+        assert self.relay is None
         self._addresses.update(addresses)
-        if self.relay is not None:
-            return
         self.relay = Relay(self.name, routes, roots=self.disk.store.records.trees, timing=self._timing)
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
         self.relay.start(self._now())
@@ -123,6 +122,13 @@ class Runner:
             self.received(connection, messages)
             connection.resume_reading()
         self._work()
+
+    def moved(self, addresses: Mapping[str, Address]) -> None:
+        """Hosts that had ended are there again, at these addresses."""
+        self._addresses.update(addresses)
+        if self.relay is not None:
+            self.relay.moved(addresses, self._now())
+            self._work()
 
     async def close(self) -> None:
         """Ends connections and tasks; what the store is doing is waited for. The store stays open."""

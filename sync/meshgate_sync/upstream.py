@@ -10,7 +10,7 @@ Imports nothing but the standard library.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from .commands import Command, Connect, Disconnect, Link, Send
@@ -238,6 +238,20 @@ class Upstream:
             for lane in self._lanes:
                 if peer in lane.sources or lane.current == peer:
                     self._leave(lane, peer, now)
+
+    def moved(self, peers: Container[str], now: float) -> None:
+        """Lanes that wait for nothing now go back to the first of ``peers`` that comes before the present parent."""
+        for lane in self._lanes:
+            better = [position for position in range(lane.position) if lane.route[position] in peers]
+            if not better or lane.resting is not None or any(source.asked for source in lane.sources.values()):
+                continue
+            before, lane.position = lane.current, better[0]
+            self._suspects.pop(lane.current, None)
+            if lane is self._control:
+                self._link(lane.current, now)
+                unused = not any(before in other.sources for other in self._lanes)
+                if unused and self._links.pop(before, None) is not None:  # else it would go on announcing versions
+                    self._commands.append(Disconnect(Link(before, up=True)))
 
     def _leave(self, lane: _Lane, peer: str, now: float) -> None:
         """Stops asking ``peer`` on this lane and asks the next on the route for what it owed."""

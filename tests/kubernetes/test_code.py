@@ -87,8 +87,11 @@ def test_a_container_started_again_in_its_pod_is_told_apart_and_serves_a_new_ses
         job.sync(quiet=True)
         assert steps(hosts.spawn_procs().spawn("first", model())) == [1, 1]
         kubectl("exec", "crash-workers-1", "--", "python", "-c", "import os; os.kill(1, 15)")
+        state = "jsonpath={.status.containerStatuses[0].restartCount}{.status.containerStatuses[0].ready}"
+        while kubectl("get", "pod", "crash-workers-1", "-o", state) != "1true":
+            time.sleep(0.2)
         again = r"crash-workers-1: it was started again at its old address"
-        with pytest.raises(StepFailedError, match=again):  # attaching waits until it is there again
+        with pytest.raises(StepFailedError, match=again):
             steps(job.state().workers.spawn_procs().spawn("again", model()))
         with pytest.raises(StepFailedError, match=again):
             steps(hosts.spawn_procs().spawn("again", model()))

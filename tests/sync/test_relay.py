@@ -137,6 +137,25 @@ def test_a_restarted_host_fetches_only_what_it_lost(village: Village) -> None:
     assert village.hosts["h5"].received_bytes == 0
 
 
+def test_a_restarted_host_gets_its_children_back(village: Village) -> None:
+    bring(village, MODEL)
+    head = next(name for name in village.plan.control.values() if name != GATEWAY)
+    children = [name for name, parent in village.plan.control.items() if parent == head]
+    village.kill(head)
+    for child in children:
+        village.run(lambda child=child: village.hosts[child].relay._upstream.control != head)  # type: ignore[misc]
+    village.start(head)
+    for child in children:
+        host = village.hosts[child]
+        village._do(host, lambda host=host: host.relay.moved({head}, village.now))  # type: ignore[misc]
+    for child in children:
+        village.run(lambda child=child: Link(child, up=False) in village.hosts[head].links)  # type: ignore[misc]
+    tree = village.content.tree({**MODEL, b"new": b"version"})
+    village.publish(tree, village.content.tree(MODEL))
+    village.run(lambda: village.everyone_ready(tree))
+    assert all(village.hosts[child].relay._upstream.control == head for child in children)
+
+
 def test_versions_in_a_burst_end_with_the_last(village: Village) -> None:
     base = bring(village, MODEL)
     for number in range(5):

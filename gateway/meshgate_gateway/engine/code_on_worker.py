@@ -43,6 +43,11 @@ class HostCode(Actor):
         control, stripes = routes[self._agent.name]
         self._agent.configure(plan.Routes(control, stripes), addresses)
 
+    @endpoint
+    def moved(self, addresses: Mapping[str, Address]) -> None:
+        """Hosts that had ended are there again, at these addresses."""
+        self._agent.moved(addresses)
+
     def __cleanup__(self, exc: Exception | None) -> None:
         if self._agent is not None:
             self._agent.stop()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,7 @@ class _Group:
     procs: Any
     names: tuple[str, ...]
     broken: asyncio.Future[str]
+    relays: Any = None
 
     def break_off(self, why: str) -> None:
         if not self.broken.done():
@@ -102,8 +103,7 @@ class Relays:
         """Waits until these hosts have relays. Raises HostsBehind (version ``root``) for those that cannot have one."""
         seats = [self._seats[name] for name in names if name in self._seats]
         self._give(seats)
-        giving = {seat.giving for seat in seats if seat.giving is not None}
-        if giving:
+        while giving := {seat.giving for seat in seats if seat.giving is not None}:  # one may end meanwhile
             await asyncio.wait(giving)
         if missing := {seat.name: seat.trouble for seat in seats if not seat.group}:
             raise HostsBehind(root, missing)
@@ -180,9 +180,9 @@ class Relays:
         except Exception as error:  # noqa: BLE001 - whatever Monarch raises is the reason
             reason = told(error) or type(error).__name__
             log.warning("hosts %s got no relay: %s", [seat.name for seat in seats], reason)
-            if len(seats) == 1:
+            if len(seats) == 1 and not seats[0].lost:
                 self._without(seats[0], reason)
-            else:
+            elif len(seats) > 1:
                 await asyncio.gather(*(self._given([seat]) for seat in seats if not seat.lost))
         finally:
             for seat in seats:
@@ -218,18 +218,32 @@ class Relays:
 
     async def _configured(self, group: _Group, seats: Sequence[_Seat]) -> None:
         binding, count = self._engine.binding, len(seats)
-        relays = binding.spawn_own(group.procs, "relay", _host_code(), "sync", library(OF_HOSTS))
+        relays = group.relays = binding.spawn_own(group.procs, "relay", _host_code(), "sync", library(OF_HOSTS))
         await binding.initialized(group.procs)
         bind = "0.0.0.0" if self._remote else LOOPBACK
         told_at = [_ip_of(seat.host.address) if self._remote else "" for seat in seats]
         names = [seat.name for seat in seats]
         started = await binding.ask_own(relays, count, "start", names, self._secret, self._owner, bind, told_at)
+        moved = [name for name in names if name in self._addresses]
         for name, address in zip(names, started, strict=True):
             self._addresses[name] = (address[0], address[1])
         slots = [HostSlot(seat.name, zone=seat.host.zone, node=seat.host.node) for seat in seats]
         routes = self._distributor.add_hosts(slots)
         plain = {name: (route.control, route.stripes) for name, route in routes.items()}
         await binding.ask_own(relays, count, "configure", plain, self._addresses)
+        if moved:
+            self._tell_moved({name: self._addresses[name] for name in moved})
+
+    def _tell_moved(self, addresses: Mapping[str, tuple[str, int]]) -> None:
+        """Has those who turned from these hosts to others come back to them."""
+        binding = self._engine.binding
+        for seat in self._seats.values():
+            group = self._groups.get(seat.group)
+            if group is not None and seat.name not in addresses:
+                rank = group.names.index(seat.name)
+                one = Region(labels=("hosts",), offset=rank, sizes=(1,), strides=(1,))
+                relay = group.relays if len(group.names) == 1 else binding.part_of_actors(group.relays, one)
+                binding.cast(relay, "moved", False, binding.own_arguments(dict(addresses)), "all", None)
 
     def _without(self, seat: _Seat, why: str) -> None:
         seat.group = 0
