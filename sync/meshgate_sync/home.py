@@ -28,7 +28,17 @@ from collections.abc import Iterator, Sequence
 from .errors import VersionUnavailable
 from .place import default_home
 
-__all__ = ["OpenVersion", "activate", "default_home", "locked", "open_version", "snapshot_path", "unlocked"]
+__all__ = [
+    "OpenVersion",
+    "activate",
+    "active_paths",
+    "default_home",
+    "enter",
+    "locked",
+    "open_version",
+    "snapshot_path",
+    "unlocked",
+]
 
 
 def snapshot_path(home: str, root: str) -> str:
@@ -97,19 +107,30 @@ _active: list[OpenVersion] = []
 
 
 def activate(home: str, root: str, paths: Sequence[str] = ("",)) -> str:
-    """Makes this process run from version ``root`` and returns the snapshot's directory.
-
-    ``paths``, relative to the snapshot, come first on ``sys.path``, in place of those of a version activated
-    earlier. That version stays held, for modules of it may still be loaded. Raises VersionUnavailable.
-    """
+    """Makes this process run from version ``root``, as ``enter`` does, and returns the snapshot's directory. Raises
+    VersionUnavailable."""
     version = open_version(home, root)
-    earlier = [held.path for held in _active]
+    enter(version, paths)
+    return version.path
+
+
+def enter(version: OpenVersion, paths: Sequence[str] = ("",)) -> None:
+    """Makes this process import from ``version``, which stays held until it ends.
+
+    ``paths``, relative to the snapshot, come first on ``sys.path``, in place of those of a version entered
+    earlier. That version stays held, for modules of it may still be loaded.
+    """
+    earlier = active_paths()
     sys.path[:] = [
         *(os.path.join(version.path, path) if path not in ("", ".") else version.path for path in paths),
         *(entry for entry in sys.path if not _within(entry, earlier)),
     ]
     _active.append(version)
-    return version.path
+
+
+def active_paths() -> list[str]:
+    """The snapshots that this process has entered, the newest last."""
+    return [held.path for held in _active]
 
 
 def _within(entry: str, directories: Sequence[str]) -> bool:

@@ -15,11 +15,12 @@ import gc
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
-__all__ = ["Reloaded", "moved_modules", "reload_order", "reload_version", "still_old", "users"]
+__all__ = ["Plan", "Reloaded", "moved_modules", "one_at_a_time", "plan_reload", "reload_order", "still_old", "users"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,31 +33,59 @@ class Reloaded:
     old_classes: tuple[str, ...]
 
 
-def reload_version(before: Sequence[str], path: str, actor: type) -> Reloaded:
-    """Moves this process from the snapshots ``before`` to the one at ``path``, which is on ``sys.path`` already.
+one_at_a_time = threading.Lock()
+"""Held while this process is brought to another version."""
 
-    ``actor`` is the base of actor classes. Raises SyntaxError, with nothing changed; what a reloaded module raises
-    passes through, with the modules before it reloaded.
+_unfinished: set[str] = set()
+"""Modules that were to be reloaded when one of them failed; wherever they say they are from, they are to be again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A reload that can be carried out: what is in ``order`` compiles. ``here``: the modules that came from another
+    version, with its directory and their file below it."""
+
+    path: str
+    here: Mapping[str, tuple[str, str]]
+    order: Sequence[str]
+    vanished: Sequence[str]
+
+    def carry_out(self, actor: type) -> Reloaded:
+        """Once the version is on ``sys.path``. ``actor`` is the base of actor classes.
+
+        What a reloaded module raises passes through, with the modules before it reloaded; the next reload, to whatever
+        version, begins with all of them again.
+        """
+        for name, (directory, _) in self.here.items():
+            _move_search_path(sys.modules[name], directory, self.path)
+        importlib.invalidate_caches()
+        _unfinished.update(self.order)
+        for name in self.order:
+            importlib.reload(sys.modules[name])
+        _unfinished.clear()
+        return Reloaded(tuple(self.order), tuple(self.vanished), still_old(actor, self.order))
+
+
+def plan_reload(before: Sequence[str], path: str) -> Plan:
+    """What moves this process from the snapshots ``before`` to the one at ``path``. Changes nothing.
+
+    Raises SyntaxError where a file that would be reloaded has one.
     """
-    before = [os.path.realpath(directory) for directory in before]
-    here = {name: place for name, place in moved_modules(sys.modules, before).items() if place[0] != path}
+    path = os.path.realpath(path)
+    found = moved_modules(sys.modules, [*before, path])
+    here = {name: place for name, place in found.items() if place[0] != path or name in _unfinished}
     changed, vanished = [], []
     for name, (directory, relative) in here.items():
         new = os.path.join(path, relative)
         if not os.path.exists(new):
             vanished.append(name)
-        elif not filecmp.cmp(os.path.join(directory, relative), new, shallow=False):
+        elif name in _unfinished or not filecmp.cmp(os.path.join(directory, relative), new, shallow=False):
             changed.append(name)
     modules = {name: sys.modules[name] for name in here}
     order = [name for name in reload_order(modules, changed) if name not in vanished]
     for name in order:
         _compile(os.path.join(path, here[name][1]))
-    for name, (directory, _) in here.items():
-        _move_search_path(sys.modules[name], directory, path)
-    importlib.invalidate_caches()
-    for name in order:
-        importlib.reload(sys.modules[name])
-    return Reloaded(tuple(order), tuple(vanished), still_old(actor, order))
+    return Plan(path, here, order, vanished)
 
 
 def moved_modules(modules: Mapping[str, ModuleType], before: Iterable[str]) -> dict[str, tuple[str, str]]:

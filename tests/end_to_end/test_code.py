@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from meshgate import ActorError, InvalidRequestError, ProcessJob
+from meshgate import ActorError, InvalidRequestError, MeshgateError, ProcessJob
 from meshgate_sync.errors import TreeTooLarge
 
 SETTINGS = "STEP = {step}\n"
@@ -22,6 +22,12 @@ from settings_of_test import STEP
 class Model(Actor):
     @endpoint
     def step(self):
+        return STEP
+
+    @endpoint
+    def late(self):
+        from late_of_test import STEP
+
         return STEP
 
     @endpoint
@@ -112,6 +118,28 @@ def test_a_syntax_error_is_told_here_and_stops_neither_the_sync_nor_the_processe
     (project / "settings_of_test.py").write_text(SETTINGS.format(step=5))
     job.sync(quiet=True)
     assert steps(procs.spawn("second", model())) == [5, 5]
+
+
+def test_a_reload_that_fails_leaves_the_processes_as_they_were_and_no_spawn_runs_old_code(
+    job: Any, project: Path
+) -> None:
+    (project / "late_of_test.py").write_text(SETTINGS.format(step=1))
+    job.sync(quiet=True)
+    procs = job.state().workers.spawn_procs()
+    first = procs.spawn("first", model())
+    assert steps(first) == [1, 1]
+    for name in ("settings_of_test.py", "late_of_test.py"):
+        (project / name).write_text(SETTINGS.format(step=22))
+    (project / "model_of_test.py").write_text(MODEL + "(\n")
+    job.sync(quiet=True)
+    with pytest.raises(ActorError, match="SyntaxError"):
+        procs.reload().get(timeout=60)
+    assert list(first.late.call().get(timeout=60).values()) == [1, 1]
+    with pytest.raises(MeshgateError, match="could not be brought to the newest code"):
+        steps(procs.spawn("second", model()))
+    (project / "model_of_test.py").write_text(MODEL)
+    job.sync(quiet=True)
+    assert steps(procs.spawn("third", model())) == [22, 22]
 
 
 def test_a_save_is_pushed_while_watching(job: Any, project: Path) -> None:

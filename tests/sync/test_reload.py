@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from meshgate_sync.reload import reload_order, reload_version
+from meshgate_sync.reload import Reloaded, plan_reload, reload_order
 
 _names = itertools.count()
 
@@ -37,9 +37,13 @@ class Project:
     def names(self, modules: tuple[str, ...]) -> list[str]:
         return [name.removeprefix(self.prefix) for name in modules]
 
-    def reload(self) -> list[str]:
+    def carry_out(self) -> Reloaded:
+        plan = plan_reload([str(self.before)], str(self.after))
         sys.path[:] = [str(self.after), *(place for place in sys.path if place != str(self.before))]
-        return self.names(reload_version([str(self.before)], str(self.after), Actor).modules)
+        return plan.carry_out(Actor)
+
+    def reload(self) -> list[str]:
+        return self.names(self.carry_out().modules)
 
 
 @pytest.fixture
@@ -98,11 +102,27 @@ def test_a_syntax_error_leaves_everything_as_it_was(project: Project) -> None:
     assert a.X == 1
 
 
+def test_a_reload_in_which_a_module_raised_is_done_again_from_the_start(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write(project.before, a="X = 1", b="import @a, os\nY = @a.X", c="import @b\nZ = @b.Y")
+    project.write(project.after, a="X = 2", b="import @a, os\nos.environ['MENDED']\nY = @a.X", c="import @b\nZ = @b.Y")
+    c = project.load("c")
+    monkeypatch.delenv("MENDED", raising=False)
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            project.reload()
+        assert c.Z == 1
+    monkeypatch.setenv("MENDED", "yes")
+    assert project.reload() == ["a", "b", "c"]
+    assert c.Z == 2
+    assert project.reload() == []
+
+
 def test_a_module_whose_file_is_gone_is_told_and_kept(project: Project) -> None:
     project.write(project.before, a="X = 1")
     module = project.load("a")
-    sys.path.insert(0, str(project.after))
-    done = reload_version([str(project.before)], str(project.after), Actor)
+    done = project.carry_out()
     assert project.names(done.vanished) == ["a"]
     assert module.X == 1
 
@@ -112,8 +132,9 @@ def test_live_objects_of_a_reloaded_class_are_told(project: Project) -> None:
     project.write(project.before, a=source.format(1))
     project.write(project.after, a=source.format(2))
     alive = project.load("a").Trainer()
+    plan = plan_reload([str(project.before)], str(project.after))
     sys.path.insert(0, str(project.after))
-    done = reload_version([str(project.before)], str(project.after), type(alive).__mro__[1])
+    done = plan.carry_out(type(alive).__mro__[1])
     assert done.old_classes == (f"{project.prefix}a.Trainer",)
     assert (alive.version, project.load("a").Trainer.version) == (1, 2)
 

@@ -7,7 +7,7 @@ first failure, with a short wait for its siblings, so that the same error of man
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
@@ -50,6 +50,7 @@ class Pending:
     objects: dict[int, Adopted] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     over: bool = False
+    succeeded: Callable[[], None] | None = None  # called once every rank has answered, and none with an exception
 
     @property
     def expected(self) -> int:
@@ -91,6 +92,8 @@ class Pending:
             )
         else:
             header = numbered(_PLAIN_VALUES, self.call)
+        if self.succeeded is not None and self.complete:
+            self.succeeded()
         return Answer(header, tuple(self.answered[position].data for position in positions))
 
     def died(self, dead: Mapping[int, str]) -> Answer | None:

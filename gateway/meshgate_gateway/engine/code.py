@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from meshgate_gateway.engine.calls import Pending
 from meshgate_gateway.engine.library import OF_PROCESSES, library
-from meshgate_gateway.engine.objects import Actors, Hosts, Procs, RequestFailed, extent_of, invalid, ranks_of
+from meshgate_gateway.engine.objects import Hosts, RequestFailed, invalid
+from meshgate_gateway.engine.races import before
 from meshgate_gateway.engine.relays import Relays
+from meshgate_gateway.engine.reloading import Reloading
 from meshgate_sync.compress import unsqueeze
 from meshgate_sync.distributor import Distributor, Progress, Understood
 from meshgate_sync.errors import BaseUnknown, HostsBehind, SyncError
@@ -33,7 +34,7 @@ from meshgate_sync.protocol import (
     unpack,
 )
 from meshgate_wire import Fragments
-from meshgate_wire.messages import SYNC_STREAM, Failure, Reload, Sync, stream_of
+from meshgate_wire.messages import SYNC_STREAM, Failure, Reload, Sync
 
 if TYPE_CHECKING:
     from meshgate_gateway.engine.engine import Engine, Handler
@@ -73,10 +74,10 @@ class Code:
         self._relays: Relays | None = None
         self._starting: asyncio.Task[Distributor] | None = None
         self._versions: dict[bytes, _Version] = {}
-        self._reloaders: dict[int, Actors] = {}
+        self.reloading = Reloading(engine, self)
 
     def handlers(self) -> dict[type, Handler]:
-        return {Sync: self._sync, Reload: self._reload}
+        return {Sync: self._sync, Reload: self.reloading.reload}
 
     # --- versions ---------------------------------------------------------------------------------------
 
@@ -162,19 +163,23 @@ class Code:
                 found = self._version(root)
                 await asyncio.wait_for(found.offered.wait(), OFFER_TIMEOUT)
                 if found.refused:
-                    raise _stale(found.refused)
+                    raise self.stale(found.refused)
                 distributor = await self._started()
                 assert self._relays is not None
                 await self._relays.ready(wanted, root.hex())
-                if await _before(found.superseded, distributor.wait(root, wanted, CODE_TIMEOUT)):
+                if await before((found.superseded,), distributor.wait(root, wanted, CODE_TIMEOUT)):
                     return root.hex()
                 root = found.superseded.result()
         except asyncio.TimeoutError:
-            raise _stale(f"version {version[:12]} was not offered within {OFFER_TIMEOUT:.0f} s") from None
+            raise self.stale(f"version {version[:12]} was not offered within {OFFER_TIMEOUT:.0f} s") from None
         except HostsBehind as error:
-            raise _stale(str(error), error.hosts) from error
+            raise self.stale(str(error), error.hosts) from error
         except (SyncError, OSError) as error:
-            raise _stale(f"version {version[:12]} of the code: {error}") from error
+            raise self.stale(f"version {version[:12]} of the code: {error}") from error
+
+    def stale(self, message: str, hosts: Iterable[str] = ()) -> RequestFailed:
+        """The error of who cannot have the code that was named."""
+        return RequestFailed(Failure(kind="stale_code", message=message, hosts=dict(enumerate(hosts))))
 
     # --- relays -----------------------------------------------------------------------------------------
 
@@ -221,65 +226,6 @@ class Code:
         """What ``on_worker.begin`` takes hold of."""
         return (library(OF_PROCESSES), version, list(paths)) if version else None
 
-    async def bring(self, number: int, procs: Procs, version: str, paths: Sequence[str]) -> None:
-        """Brings running processes to ``version`` before actors are spawned in them. Raises RequestFailed."""
-        reloader, version = await self._reloader(number, procs, version)
-        count = extent_of(procs.region)
-        reloading = self._engine.binding.ask_own(reloader.inner, count, "reload", version, list(paths))
-        behind = f"the processes of {procs.name!r} could not be brought to the newest code"
-        try:
-            done = await _before(procs.broken, reloading)
-        except Exception as error:
-            raise _stale(f"{behind}: {error}") from error
-        if not done:
-            raise _stale(f"{behind}: {procs.broken.result()}")
-        procs.version = version
-
-    async def _reloader(self, number: int, procs: Procs, version: str) -> tuple[Actors, str]:
-        """The actors that reload these processes, and the version that their hosts have by now."""
-        from meshgate_gateway.engine.code_on_worker import ProcessCode  # noqa: PLC0415 - it imports Monarch
-
-        if procs.version is None:
-            raise invalid(f"the processes of {procs.name!r} were spawned before sync(): spawn them again")
-        if procs.dead:
-            raise invalid(f"ranks {sorted(procs.dead)} of {procs.name!r} are dead: spawn the processes again")
-        version = await self.need(version, procs.host_names)
-        reloader = self._reloaders.get(number)
-        if reloader is None:
-            inner = self._engine.binding.spawn_own(
-                procs.mesh, "meshgate_code", ProcessCode, "sync", library(OF_PROCESSES)
-            )
-            reloader = Actors(inner, procs.name, "ProcessCode", (), procs.region, procs)
-            self._reloaders[number] = reloader
-        return reloader, version
-
-    def process_died(self, number: int, rank: int, why: str) -> None:
-        """Ends a reload that waits for a process which is gone."""
-        reloader = self._reloaders.get(number)
-        if reloader is not None:
-            reloader.dead[rank] = why
-            self._engine.fail_calls(reloader)
-
-    async def _reload(self, header: Reload, buffers: Sequence[Fragments]) -> None:
-        self._engine.start(self._engine.guarded(header, self._reload_now(header)))
-
-    async def _reload_now(self, header: Reload) -> None:
-        from meshgate_gateway.engine.engine import HostsOf  # noqa: PLC0415 - the engine imports this module
-
-        number = header.target.object
-        procs = await self._engine.objects.when(number)
-        if not isinstance(procs, Procs):
-            raise invalid(f"object {number} is not a proc mesh")
-        reloader, version = await self._reloader(number, procs, header.version)
-        pending = Pending(header.call, "call", procs.name, "reload", ranks_of(procs.region), HostsOf(reloader))
-        arguments = self._engine.binding.own_arguments(version, list(header.paths))
-        self._engine.start_call(pending, reloader, reloader.inner, arguments, stream_of(number))
-        procs.version = version
-
-    def released(self, number: int) -> None:
-        """The proc mesh ``number`` has stopped, and nobody holds it."""
-        self._reloaders.pop(number, None)
-
     async def close(self) -> None:
         """Ends the relays with their processes, and the gateway's own."""
         if self._relays is not None:
@@ -296,22 +242,5 @@ def _understood(
     return distributor.understand(bytes.fromhex(offer.root), delta), pieces
 
 
-async def _before(other: asyncio.Future[Any], work: Coroutine[Any, Any, Any]) -> bool:
-    """Whether ``work`` is done before ``other`` is, and else ends it. Raises what it raises."""
-    task = asyncio.ensure_future(work)
-    either: tuple[asyncio.Future[Any], ...] = (task, other)
-    try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        return task.done()
-    finally:
-        task.cancel()
-
-
 def _unpacked(packed: Fragments, size: int) -> list[tuple[bytes, bytes]]:
     return unpack(unsqueeze(packed.join(), size))
-
-
-def _stale(message: str, hosts: Iterable[str] = ()) -> RequestFailed:
-    return RequestFailed(Failure(kind="stale_code", message=message, hosts=dict(enumerate(hosts))))

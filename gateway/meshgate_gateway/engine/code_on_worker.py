@@ -7,13 +7,12 @@ nothing but torchmonarch. Imported by the engine only after Monarch's environmen
 from __future__ import annotations
 
 import importlib
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch.actor import Actor, endpoint
 
-from meshgate_gateway.engine.on_worker import Library, activate, package_of
+from meshgate_gateway.engine.on_worker import Library, package_of
 
 Address = tuple[str, int]
 
@@ -58,15 +57,20 @@ class ProcessCode(Actor):
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._busy = threading.Lock()
 
     @endpoint
     def reload(self, root: str, paths: Sequence[str]) -> dict[str, Any]:
         package = package_of(self._library)
         home: Any = importlib.import_module(f"{package}.home")
         reloading: Any = importlib.import_module(f"{package}.reload")
-        with self._busy:
-            before = [held.path for held in home._active]
-            path = activate(self._library, root, paths)
-            done = reloading.reload_version(before, path, Actor)
+        with reloading.one_at_a_time:
+            before = home.active_paths()
+            version = home.open_version(home.default_home(), root)
+            try:
+                plan = reloading.plan_reload(before, version.path)
+            except BaseException:
+                version.close()
+                raise
+            home.enter(version, paths)
+            done = plan.carry_out(Actor)
         return {"modules": done.modules, "vanished": done.vanished, "old_classes": done.old_classes}

@@ -110,7 +110,7 @@ class Lifetimes:
             return
         self._released.discard(number)
         self._engine.objects.release(number)
-        self._engine.code.released(number)
+        self._engine.code.reloading.released(number)
 
     async def _answered(self, header: Stop | Initialized, work: Any) -> None:
         stream = stream_of(header.target.object)

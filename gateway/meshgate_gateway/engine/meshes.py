@@ -120,8 +120,8 @@ class Meshes:
         assert isinstance(procs, Procs)
         if len(buffers) < 2:
             raise invalid("an actor came without its class or its arguments")
-        if header.version is not None and procs.version not in (None, header.version):
-            await engine.code.bring(header.procs.object, procs, header.version, header.paths)
+        if header.version is not None and procs.version is not None:
+            await engine.code.reloading.bring(header.procs.object, procs, header.version, header.paths)
         class_data = buffers[0].fragments
         payload = engine.payload(buffers[1:], await self.arguments(header.arguments))
         inner = engine.binding.spawn_actors(mesh, header.name, header.class_name, header.kind, class_data, payload)
@@ -286,8 +286,8 @@ class Meshes:
         procs = self._engine.objects.known(mesh)
         if isinstance(procs, Procs) and not procs.stopping and rank not in procs.dead:
             report = f"process {pid} of rank {rank} on {procs.host_of(rank) or 'its host'} ended"
-            procs.died(rank, report)
-            self._engine.code.process_died(mesh, rank, report)
+            procs.dead[rank] = report
+            self._engine.code.reloading.process_died(mesh, rank, report)
             asyncio.get_running_loop().call_later(REASON_TIMEOUT, self._ended_silently, mesh, procs, rank)
 
     def _ended_silently(self, mesh: int, procs: Procs, rank: int) -> None:

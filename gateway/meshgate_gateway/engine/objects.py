@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -94,20 +94,29 @@ class Procs:
     region: Region
     host_names: tuple[str, ...]  # of the hosts it was spawned on, in their rank order
     hosts: Hosts | None = None
-    version: str | None = None  # of the code they run
+    version: str | None = None  # of the code they were started from
+    moved: dict[int, str | int] = field(default_factory=dict)  # base rank to the version it was brought to, or the move
     stopping: bool = False
     over: bool = False  # it has stopped
     up: asyncio.Future[None] | None = None
     alive: dict[int, int] = field(default_factory=dict)  # base rank to pid
     dead: dict[int, str] = field(default_factory=dict)  # base rank to why
-    broken: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    moves: int = 0
     parts: dict[Region, Any] = field(default_factory=dict)
 
-    def died(self, rank: int, why: str) -> None:
-        """``broken`` tells the first one's reason to who waits for all of them."""
-        self.dead[rank] = why
-        if not self.broken.done():
-            self.broken.set_result(why)
+    def run(self, version: str, ranks: Iterable[int]) -> bool:
+        """Whether all these ranks are known to run ``version`` of the code."""
+        return all(self.moved.get(rank, self.version) == version for rank in ranks)
+
+    def leave(self, ranks: Iterable[int]) -> int:
+        """These ranks are being brought to another version: until ``arrive`` nobody knows what they run."""
+        self.moves += 1
+        self.moved.update(dict.fromkeys(ranks, self.moves))
+        return self.moves
+
+    def arrive(self, move: int, ranks: Iterable[int], version: str) -> None:
+        """All these ranks run ``version`` now, but for those that have left again meanwhile."""
+        self.moved.update({rank: version for rank in ranks if self.moved[rank] == move})
 
     def host_of(self, rank: int) -> str:
         each = extent_of(self.region) // len(self.host_names) if self.host_names else 0

@@ -1,0 +1,114 @@
+"""Running processes, brought to another version of the code: by ``reload()``, and before actors are spawned in them.
+
+While a rank is on its way, and where it did not arrive, nobody knows what it runs; so the next spawn there brings it
+again rather than trusting that it is current.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from meshgate_gateway.engine.calls import Pending
+from meshgate_gateway.engine.library import OF_PROCESSES, library
+from meshgate_gateway.engine.objects import Actors, Procs, cached, invalid, ranks_of
+from meshgate_gateway.engine.races import before
+from meshgate_wire import Fragments
+from meshgate_wire.messages import Region, Reload, stream_of
+
+if TYPE_CHECKING:
+    from meshgate_gateway.engine.code import Code
+    from meshgate_gateway.engine.engine import Engine
+
+__all__ = ["Reloading"]
+
+
+@dataclass(slots=True)
+class _Reloaders:
+    """The actors that reload the processes ``ranks``. ``broken``: why one of these is gone."""
+
+    actors: Actors
+    ranks: Sequence[int]
+    broken: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Reloading:
+    def __init__(self, engine: Engine, code: Code) -> None:
+        self._engine, self._code = engine, code
+        self._known: dict[int, dict[Region, _Reloaders]] = {}
+
+    async def bring(self, number: int, procs: Procs, version: str, paths: Sequence[str]) -> None:
+        """Brings processes to ``version`` before actors are spawned in them; one that runs it already is left alone.
+
+        Raises RequestFailed.
+        """
+        region = procs.region
+        if procs.run(version, ranks_of(region)):
+            return
+        reloaders, version = await self._reloaders(number, procs, region, procs.mesh, version)
+        behind = f"the processes of {procs.name!r} could not be brought to the newest code"
+        move = procs.leave(reloaders.ranks)
+        reloading = self._engine.binding.ask_own(
+            reloaders.actors.inner, len(reloaders.ranks), "reload", version, list(paths)
+        )
+        try:
+            done = await before((reloaders.broken,), reloading)
+        except Exception as error:
+            raise self._code.stale(f"{behind}: {error}") from error
+        if not done:
+            raise self._code.stale(f"{behind}: {reloaders.broken.result()}")
+        procs.arrive(move, reloaders.ranks, version)
+
+    async def reload(self, header: Reload, buffers: Sequence[Fragments]) -> None:
+        self._engine.start(self._engine.guarded(header, self._reload(header)))
+
+    async def _reload(self, header: Reload) -> None:
+        from meshgate_gateway.engine.engine import HostsOf  # noqa: PLC0415 - the engine imports this module
+
+        number = header.target.object
+        procs = await self._engine.objects.when(number)
+        if not isinstance(procs, Procs):
+            raise invalid(f"object {number} is not a proc mesh")
+        reloaders, version = await self._reloaders(number, procs, procs.region, procs.mesh, header.version)
+        actors, ranks = reloaders.actors, reloaders.ranks
+        pending = Pending(header.call, "call", procs.name, "reload", ranks, HostsOf(actors))
+        move = procs.leave(ranks)
+        pending.succeeded = functools.partial(procs.arrive, move, ranks, version)
+        arguments = self._engine.binding.own_arguments(version, list(header.paths))
+        self._engine.start_call(pending, actors, actors.inner, arguments, stream_of(number))
+
+    async def _reloaders(
+        self, number: int, procs: Procs, region: Region, mesh: Any, version: str
+    ) -> tuple[_Reloaders, str]:
+        """The actors that reload the processes of ``region``, which is ``mesh`` to Monarch, and the version that their
+        hosts have by now."""
+        from meshgate_gateway.engine.code_on_worker import ProcessCode  # noqa: PLC0415 - it imports Monarch
+
+        ranks = ranks_of(region)
+        if procs.version is None:
+            raise invalid(f"the processes of {procs.name!r} were spawned before sync(): spawn them again")
+        if dead := sorted(procs.dead.keys() & set(ranks)):
+            raise invalid(f"ranks {dead} of {procs.name!r} are dead: spawn the processes again")
+        version = await self._code.need(version, [procs.host_of(rank) for rank in ranks])
+
+        def spawned(region: Region) -> _Reloaders:
+            inner = self._engine.binding.spawn_own(mesh, "meshgate_code", ProcessCode, "sync", library(OF_PROCESSES))
+            return _Reloaders(Actors(inner, procs.name, "ProcessCode", (), region, procs), ranks)
+
+        return cached(self._known.setdefault(number, {}), region, spawned), version
+
+    def process_died(self, number: int, rank: int, why: str) -> None:
+        """Ends what waits for a process that is gone."""
+        for reloaders in self._known.get(number, {}).values():
+            if rank in reloaders.ranks:
+                reloaders.actors.dead[rank] = why
+                self._engine.fail_calls(reloaders.actors)
+                if not reloaders.broken.done():
+                    reloaders.broken.set_result(why)
+
+    def released(self, number: int) -> None:
+        """The proc mesh ``number`` has stopped, and nobody holds it."""
+        self._known.pop(number, None)
