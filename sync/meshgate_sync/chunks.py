@@ -8,6 +8,7 @@ make the lists outweigh what they save, larger ones would move more for one byte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from pyfastcdc import FastCDC
 
@@ -21,7 +22,8 @@ AVERAGE = 64 * 1024
 WHOLE = 64 * 1024
 """Files up to this many bytes are one piece."""
 
-_WINDOW = 16 * 1024 * 1024
+_WINDOW = 8 * 1024 * 1024
+_HASHING = 2
 _CUTTER = FastCDC(AVERAGE, min_size=LEAST, max_size=MAX_PIECE, normalized_chunking=2)
 
 
@@ -45,20 +47,46 @@ def _collect(pieces: Iterator[Piece]) -> tuple[tuple[Piece, ...], int]:
 
 
 def _cut_large(read: Callable[[int], bytes], window: bytes) -> Iterator[Piece]:
-    ended = False
-    while not ended:
-        more = _exactly(read, _WINDOW - len(window))
-        ended = len(window) + len(more) < _WINDOW
-        window += more
-        view = memoryview(window)
-        consumed = 0
-        for chunk in _CUTTER.cut_buf(view):
-            end = chunk.offset + chunk.length
-            if end == len(window) and not ended:
-                break
-            yield Piece(piece_digest(view[chunk.offset : end]), chunk.length)
-            consumed = end
-        window = bytes(view[consumed:])
+    """Reads and cuts one window while the one before it is hashed, by other processors where there are any."""
+    hashing: list[Future[list[Piece]]] = []
+    with ThreadPoolExecutor(_HASHING, thread_name_prefix="meshgate-hash") as pool:
+        ended = False
+        while not ended:
+            more = _exactly(read, _WINDOW - len(window))
+            ended = len(window) + len(more) < _WINDOW
+            window += more
+            parts, rest = _parts(memoryview(window), ended=ended)
+            if ended and not hashing:
+                yield from _named(parts)  # a file of one window is not worth a thread
+                return
+            before, hashing = hashing, [pool.submit(_named, share) for share in _shares(parts)]
+            for named in before:
+                yield from named.result()
+            window = bytes(rest)
+        for named in hashing:
+            yield from named.result()
+
+
+def _parts(view: memoryview, *, ended: bool) -> tuple[list[memoryview], memoryview]:
+    """Where the content says that pieces end; and what is left, for more may follow unless the file has ``ended``."""
+    parts = []
+    consumed = 0
+    for chunk in _CUTTER.cut_buf(view):
+        end = chunk.offset + chunk.length
+        if end == len(view) and not ended:
+            break
+        parts.append(view[chunk.offset : end])
+        consumed = end
+    return parts, view[consumed:]
+
+
+def _shares(parts: list[memoryview]) -> list[list[memoryview]]:
+    size = -(-len(parts) // _HASHING)
+    return [parts[start : start + size] for start in range(0, len(parts), max(size, 1))]
+
+
+def _named(parts: list[memoryview]) -> list[Piece]:
+    return [Piece(piece_digest(part), len(part)) for part in parts]
 
 
 def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
