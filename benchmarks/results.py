@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 __all__ = ["Case", "Check", "Value", "at_least", "at_most", "median", "percentile"]
 
-Unit = Literal["ms", "s", "/s", "MB/s", "MB", "bytes", "times", "%", "", "round trips"]
+Unit = Literal["ms", "s", "/s", "MB/s", "MB", "bytes", "time", "times", "%", "", "round trips"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,8 @@ def shown(number: float, unit: str) -> str:
         return f"{number:,.0f} {unit}"
     if unit == "bytes":
         return _size(number)
+    if unit == "time":  # in seconds, of any size
+        number, unit = (number, "s") if number >= 1 else (number * 1e3, "ms")
     digits = 0 if number >= 100 else 1 if number >= 20 else 2
     if unit in ("times", "%"):
         return f"{number:,.{digits}f}{' %' if unit == '%' else ''}"

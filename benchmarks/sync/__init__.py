@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from benchmarks.results import Case
 from benchmarks.run import Run
@@ -14,11 +13,8 @@ from benchmarks.sync.simulated import simulated
 
 __all__ = ["GROUPS"]
 
-_ROUND_TRIP = 0.05
-
 GROUPS: dict[str, Callable[[Run], Iterator[Case]]] = {
-    "rsync": partial(changes_beside_rsync, round_trip=0.0),
-    "far-rsync": partial(changes_beside_rsync, round_trip=_ROUND_TRIP),
+    "rsync": changes_beside_rsync,
     "live": from_save_to_call,
     "simulation": simulated,
     "fan-out": by_fanout,

@@ -6,7 +6,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,17 +22,20 @@ from meshgate_sync.tree import MAX_PIECE
 __all__ = ["HOSTS", "changes_beside_rsync", "directory"]
 
 HOSTS = (1, 8, 32)
-_NEEDED = 12_000_000_000
+_NEEDED = 14_000_000_000
 _ANNOUNCEMENT = 4_000
+_ROUND_TRIP = 0.05
+_COLD = "200 MB, cold"
+_Both = tuple[Moved, Moved]
 
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A tree and what is done to it. ``cold``: name of the row that brings it to hosts which have nothing of it."""
+    """A tree and what is done to it; or the tree that is brought to hosts which have nothing of it (``cold``)."""
 
     make: trees.Change
     changes: tuple[tuple[str, trees.Change], ...]
-    cold: str = ""
+    cold: bool = False
     heavy: bool = False  # every round takes hundreds of MB on each host
 
 
@@ -47,7 +50,7 @@ _SUBJECTS = (
         ),
     ),
     _Subject(trees.make_large, (("one byte in 100 MB", trees.change_byte),), heavy=True),
-    _Subject(trees.make_cold, (("200 MB, cold", trees.replace_all),), cold="200 MB, cold", heavy=True),
+    _Subject(trees.make_cold, (), cold=True),
 )
 
 
@@ -63,51 +66,72 @@ def directory() -> str | None:
     return None
 
 
-def changes_beside_rsync(run: Run, round_trip: float) -> Iterator[Case]:
+def changes_beside_rsync(run: Run) -> Iterator[Case]:
     if shutil.which("rsync") is None:
         run.trouble("rsync is not installed: there is nothing to measure the sync beside (apt-get install rsync)")
         return
     for subject in _SUBJECTS:
-        rows: dict[str, list[Case]] = {}
+        rows: dict[tuple[bool, str], list[Case]] = {}
         for hosts in HOSTS:
-            for name, case in _measure(run, subject, hosts, round_trip):
-                rows.setdefault(name, []).append(case)
-        for cases in rows.values():
+            for far, name, found in _measure_cold(run, hosts) if subject.cold else _measure(run, subject, hosts):
+                rows.setdefault((far, name), []).append(_row(name, hosts, found, far=far))
+        for _, cases in sorted(rows.items(), key=lambda row: row[0][0]):
             yield from cases
 
 
-def _measure(run: Run, subject: _Subject, hosts: int, round_trip: float) -> Iterator[tuple[str, Case]]:
+def _measure(run: Run, subject: _Subject, hosts: int) -> Iterator[tuple[bool, str, list[_Both]]]:
+    """Each change, near and then far away."""
     rng = random.Random(hosts)
+    with _both_sides(subject.make, hosts, rng) as (tree, ours, theirs):
+        ours.push(), theirs.push()
+        for far in (False, True):
+            if far:
+                ours.move_away(_ROUND_TRIP)
+                theirs.move_away(_ROUND_TRIP)
+            for name, change in subject.changes:
+                found = []
+                for turn in range(*_turns(run, subject, hosts, far=far)):
+                    both = _turn(run, ours, theirs, change(tree, rng), turn)
+                    if turn >= 0:
+                        found.append(both)
+                yield far, name, found
+        ours.check(tree)
+
+
+def _measure_cold(run: Run, hosts: int) -> Iterator[tuple[bool, str, list[_Both]]]:
+    """The first sync of hosts that have nothing, and, where there is room for it, of another tree."""
+    for far in (False, True):
+        rng = random.Random(hosts)
+        with _both_sides(trees.make_cold, hosts, rng) as (tree, ours, theirs):
+            if far:
+                ours.move_away(_ROUND_TRIP)
+                theirs.move_away(_ROUND_TRIP)
+            found = [_turn(run, ours, theirs, None, 0)]
+            if hosts < 32:
+                found.append(_turn(run, ours, theirs, trees.replace_all(tree, rng), 1))
+            yield far, _COLD, found
+            ours.check(tree)
+
+
+@contextmanager
+def _both_sides(make: trees.Change, hosts: int, rng: random.Random) -> Iterator[tuple[Path, Deployment, Rsync]]:
     with tempfile.TemporaryDirectory(prefix="meshgate-bench-", dir=directory()) as made, ExitStack() as stack:
         top, tree = Path(made), Path(made, "tree")
         tree.mkdir()
-        subject.make(tree, rng)
-        ours = stack.enter_context(Deployment.started(tree, top / "ours", hosts, round_trip=round_trip))
-        theirs = stack.enter_context(Rsync.serving(tree, top / "theirs", hosts, round_trip))
-        first = ours.push(), theirs.push()
-        for name, change in subject.changes:
-            found = [first] if name == subject.cold else []
-            for turn in range(*_turns(run, subject, hosts, far=bool(round_trip))):
-                both = _turn(run, ours, theirs, change(tree, rng), turn)
-                if turn >= 0:
-                    found.append(both)
-            yield name, _row(name, hosts, round_trip, found)
-        ours.check(tree)
+        make(tree, rng)
+        ours = stack.enter_context(Deployment.started(tree, top / "ours", hosts))
+        yield tree, ours, stack.enter_context(Rsync.serving(tree, top / "theirs", hosts))
 
 
 def _turns(run: Run, subject: _Subject, hosts: int, *, far: bool) -> tuple[int, int]:
     """From which turn to which; those below 0 warm up and do not count."""
-    rounds = {1: run.rounds, 8: max(2, run.rounds // 2), 32: 2}[hosts]
-    if far:
-        rounds = min(rounds, 2)
-    if subject.cold:
-        return 0, 1 if hosts < 32 and not far else 0
-    if subject.heavy and hosts == 32:
-        return 0, 1
-    return -1, rounds
+    if hosts == 32:
+        return (0 if far or subject.heavy else -1), 1
+    rounds = run.rounds if hosts == 1 else max(2, run.rounds // 2)
+    return (0, 2) if far else (-1, rounds)
 
 
-def _turn(run: Run, ours: Deployment, theirs: Rsync, changed: Sequence[Path] | None, turn: int) -> tuple[Moved, Moved]:
+def _turn(run: Run, ours: Deployment, theirs: Rsync, changed: Sequence[Path] | None, turn: int) -> _Both:
     """Whichever goes first finds the change in the page cache for the other: they take turns."""
 
     def mine() -> Moved:
@@ -119,25 +143,25 @@ def _turn(run: Run, ours: Deployment, theirs: Rsync, changed: Sequence[Path] | N
     return run.noted(mine), other
 
 
-def _row(name: str, hosts: int, round_trip: float, found: Sequence[tuple[Moved, Moved]]) -> Case:
+def _row(name: str, hosts: int, found: Sequence[_Both], *, far: bool) -> Case:
     columns = {
-        "meshgate": Value("s", tuple(mine.seconds for mine, _ in found)),
-        "rsync": Value("s", tuple(other.seconds for _, other in found)),
+        "meshgate": Value("time", tuple(mine.seconds for mine, _ in found)),
+        "rsync": Value("time", tuple(other.seconds for _, other in found)),
         "times": Value("times", tuple(other.seconds / mine.seconds for mine, other in found)),
         "laptop": Value("bytes", tuple(mine.laptop for mine, _ in found)),
         "rsync_laptop": Value("bytes", tuple(other.laptop for _, other in found)),
         "gateway": Value("bytes", tuple(mine.gateway for mine, _ in found)),
-        "cpu": Value("s", tuple(mine.cpu for mine, _ in found)),
-        "rsync_cpu": Value("s", tuple(other.cpu for _, other in found)),
+        "cpu": Value("time", tuple(mine.cpu for mine, _ in found)),
+        "rsync_cpu": Value("time", tuple(other.cpu for _, other in found)),
     }
-    case = Case(f"{name}, {hosts} host{'s' * (hosts > 1)}", columns, table="far sync" if round_trip else "sync")
-    if name.startswith("one line changed") and hosts == 8 and not round_trip:
+    case = Case(f"{name}, {hosts} host{'s' * (hosts > 1)}", columns, table="far sync" if far else "sync")
+    if name.startswith("one line changed") and hosts == 8 and not far:
         case.checks += at_least("of rsync's speed", columns["times"].number, 5)
         case.checks += at_most("took", columns["meshgate"].number * 1e3, 150, unit=" ms")
     if name == "one byte in 100 MB":
         case.checks += _few_pieces("left the laptop", columns["laptop"].number, 1)
         case.checks += _few_pieces("left the gateway", columns["gateway"].number, min(hosts, CONTROL_FANOUT))
-    if name == "200 MB, cold":
+    if name == _COLD:
         most = min(hosts, CONTROL_FANOUT)
         case.checks += at_most("left the gateway", columns["gateway"].number / 200_000_000, most, unit=" of its size")
     return case

@@ -18,25 +18,27 @@ from benchmarks.sync.moved import CpuClock, Moved
 from meshgate import Client, UrlDialer
 from meshgate.code import CodeSync, Tree
 from meshgate_sync.plan import GATEWAY
-from meshgate_sync.protocol import SyncStatus
 from meshgate_sync.scan import Scanner
 
 __all__ = ["Deployment"]
 
 _SECONDS_TO_END = 20.0
+_SECONDS_TO_REDIAL = 20.0
 
 
 class Deployment:
-    def __init__(self, code: CodeSync, top: Path, processes: Sequence[_Talker]) -> None:
-        self._code, self._top = code, top
+    def __init__(self, client: Client, dialer: UrlDialer, tree: Path, top: Path, processes: Sequence[_Talker]) -> None:
+        self._client, self._dialer = client, dialer
+        self._code, self._top = CodeSync(client, Tree(tree)), top
+        self._gateway = processes[0]
+        self._stack = ExitStack()
         self._hosts = len(processes) - 1
-        self._left = 0
         self._clock = CpuClock(lambda: [talker.pid for talker in processes])
 
     @classmethod
     @contextmanager
     def started(
-        cls, tree: Path, top: Path, hosts: int, *, round_trip: float = 0.0, shape: Mapping[str, int] | None = None
+        cls, tree: Path, top: Path, hosts: int, *, shape: Mapping[str, int] | None = None
     ) -> Iterator[Deployment]:
         """``shape``: ``fanout`` and ``stripes``, where they are not the defaults. Stores are made below ``top``."""
         with ExitStack() as stack:
@@ -53,24 +55,41 @@ class Deployment:
                 talker.say({"routes": routes[name], "addresses": {GATEWAY: announced["relay"], **addresses}})
             for talker in talkers.values():
                 talker.hear()
-            port = announced["port"]
-            if round_trip:
-                port = stack.enter_context(relay(f"127.0.0.1:{port}", round_trip=round_trip))
-            client = stack.enter_context(Client.connect(UrlDialer(f"ws://127.0.0.1:{port}", "benchmark")))
-            yield cls(CodeSync(client, Tree(tree)), top, [gateway, *talkers.values()])
+            dialer = UrlDialer(f"ws://127.0.0.1:{announced['port']}", "benchmark")
+            client = stack.enter_context(Client.connect(dialer))
+            deployment = cls(client, dialer, tree, top, [gateway, *talkers.values()])
+            stack.enter_context(deployment._stack)
+            yield deployment
+
+    def move_away(self, round_trip: float) -> None:
+        """From now on ``round_trip`` seconds lie between the laptop and the gateway: the connection is cut, and the
+        session goes on through a relay."""
+        target = self._dialer.url.rpartition("/")[2]
+        port = self._stack.enter_context(relay(target, round_trip=round_trip))
+        connections = self._client.statistics().connections
+        self._dialer.url = f"ws://127.0.0.1:{port}"
+        self._gateway.say({"cut": True})
+        self._gateway.hear()
+        deadline = time.monotonic() + _SECONDS_TO_REDIAL
+        while self._client.statistics().connections == connections:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the session was not resumed through the relay within {_SECONDS_TO_REDIAL:.0f} s")
+            time.sleep(0.01)
 
     def push(self, changed: Sequence[Path] | None = None) -> Moved:
         """Brings the tree to every host. ``changed``: what a watcher has told; otherwise it is looked through."""
-        left = self._left
-
-        def progress(status: SyncStatus) -> None:
-            self._left = status.sent
-
+        left = self._left()
         self._clock.start()
         started = time.perf_counter()
-        report = self._code.push(None if changed is None else [os.fspath(path) for path in changed], progress=progress)
+        report = self._code.push(None if changed is None else [os.fspath(path) for path in changed])
         seconds = time.perf_counter() - started
-        return Moved(seconds, report.nbytes, self._left - left if report.files else 0, self._clock.taken())
+        cpu = self._clock.taken()
+        return Moved(seconds, report.nbytes, self._left() - left, cpu)
+
+    def _left(self) -> int:
+        """Bytes that have left the gateway so far."""
+        self._gateway.say({"left": True})
+        return int(self._gateway.hear()["left"])
 
     def check(self, tree: Path) -> None:
         """Raises AssertionError unless the first host and the last have what is in ``tree``."""

@@ -3,7 +3,8 @@ instead of spawned through Monarch.
 
 ``python -m benchmarks.sync.gateway``, with ``$MESHGATE_HOME`` for its store. One JSON object a line. Standard output:
 ``{"port", "relay", "secret"}``. Standard input: ``{"hosts": {name: [host, port]}, "fanout"?, "stripes"?}``, answered
-with ``{"routes": {name: {"control", "stripes"}}}``. It ends when its input does.
+with ``{"routes": {name: {"control", "stripes"}}}``; or ``{"cut": true}``, which resets the laptop's connection and is
+answered likewise; or ``{"left": true}``, answered with the bytes that have left. It ends when its input does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import uvloop
 
 from meshgate_gateway.engine.engine import Engine
 from meshgate_gateway.engine.link import open_link
-from meshgate_sync.plan import GATEWAY, HostSlot
+from meshgate_sync.plan import HostSlot
 from meshgate_wire import Role, Session
 
 _MOST_HEAD = 64 * 1024
@@ -37,7 +38,7 @@ async def serve() -> None:
     _say(
         {
             "port": listener.getsockname()[1],
-            "relay": engine.code._addresses[GATEWAY],
+            "relay": distributor.address,
             "secret": engine.code._secret.hex(),
         }
     )
@@ -46,6 +47,14 @@ async def serve() -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     while line := await lines.readline():
         told = json.loads(line)
+        if "left" in told:
+            assert distributor._runner.relay is not None
+            _say({"left": distributor._runner.relay.bytes_sent})
+            continue
+        if told.get("cut") and engine._link is not None and engine._link._transport is not None:
+            engine._link._transport.abort()
+            _say({"cut": True})
+            continue
         if "fanout" in told:
             distributor.fanout, distributor.stripes = told["fanout"], told["stripes"]
         routes = distributor.add_hosts([HostSlot(name) for name in told["hosts"]])

@@ -20,7 +20,7 @@ _SAVES = 10
 def from_save_to_call(run: Run) -> Iterator[Case]:
     with run.peers(saving={}) as peers:
         for how, name in _HOW.items():
-            found = peers.turns("saving", method="saves", rounds=4 if how != "fresh" else 2, how=how, times=_SAVES)
+            found = peers.turns("saving", method="saves", rounds=3 if how != "fresh" else 2, how=how, times=_SAVES)
             rounds = found.get("saving", [])
             saves = tuple(seconds * 1e3 for each in rounds for seconds in each)
             if saves:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.processes import relay
@@ -25,15 +25,16 @@ _PATIENCE = 10.0
 
 
 class Rsync:
-    """``push`` brings the tree to every host."""
+    """``push`` brings the tree to every host; after ``move_away`` through a relay."""
 
-    def __init__(self, tree: Path, port: int, daemon: int, hosts: int) -> None:
+    def __init__(self, tree: Path, port: int, daemon: int, hosts: int, stack: ExitStack) -> None:
         self._tree, self._port, self._hosts = tree, port, hosts
+        self._stack = stack
         self._clock = CpuClock(lambda: [daemon], children=True)
 
     @classmethod
     @contextmanager
-    def serving(cls, tree: Path, top: Path, hosts: int, round_trip: float) -> Iterator[Rsync]:
+    def serving(cls, tree: Path, top: Path, hosts: int) -> Iterator[Rsync]:
         """Its directories are made below ``top``."""
         modules = []
         for number in range(hosts):
@@ -47,16 +48,14 @@ class Rsync:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         command = ["rsync", "--daemon", "--no-detach", f"--config={configuration}", "--address=127.0.0.1"]
-        with subprocess.Popen([*command, f"--port={port}"], stdin=subprocess.DEVNULL) as daemon:
-            try:
-                _wait_listening(port, daemon)
-                if round_trip:
-                    with relay(f"127.0.0.1:{port}", round_trip=round_trip) as far:
-                        yield cls(tree, far, daemon.pid, hosts)
-                else:
-                    yield cls(tree, port, daemon.pid, hosts)
-            finally:
-                daemon.terminate()
+        with subprocess.Popen([*command, f"--port={port}"], stdin=subprocess.DEVNULL) as daemon, ExitStack() as stack:
+            stack.callback(daemon.terminate)
+            _wait_listening(port, daemon)
+            yield cls(tree, port, daemon.pid, hosts, stack)
+
+    def move_away(self, round_trip: float) -> None:
+        """From now on ``round_trip`` seconds lie between the clients and the daemon."""
+        self._port = self._stack.enter_context(relay(f"127.0.0.1:{self._port}", round_trip=round_trip))
 
     def push(self) -> Moved:
         self._clock.start()

@@ -56,11 +56,9 @@ class Simulated:
 
 
 _OUTLINES = (
-    Outline("1 GB, uneven links", 1_000_000_000, 100),
     Outline("1 GB, uneven links, 1 % of the hosts fail", 1_000_000_000, 100, failing=0.01),
     Outline("200 MB, uneven links", 200_000_000, 100),
     Outline("200 MB, uneven links, 1 % of the hosts fail", 200_000_000, 100, failing=0.01),
-    Outline("200 MB, even links", 200_000_000, 100, even=True),
     Outline("one line (20 kB, with the announcement)", 20_000, 1),
 )
 

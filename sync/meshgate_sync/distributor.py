@@ -71,6 +71,7 @@ class Distributor:
     def __init__(self, home: str, *, secret: bytes, owner: str, laptop: Laptop, timing: Timing | None = None) -> None:
         self.board = Board()
         self.fanout, self.stripes = CONTROL_FANOUT, STRIPES
+        self.address: Address | None = None
         self._laptop = laptop
         self._store = Store(home, snapshots=False)
         self._owner = owner
@@ -83,9 +84,9 @@ class Distributor:
 
     async def start(self, bind: str = "127.0.0.1", port: int = 0) -> Address:
         """Listens for the first hosts of the trees; returns where."""
-        address = await self._runner.listen(bind, port)
+        self.address = await self._runner.listen(bind, port)
         self._runner.configure(None, {})
-        return address
+        return self.address
 
     async def close(self) -> None:
         await self._runner.close()
