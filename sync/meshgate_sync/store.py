@@ -2,8 +2,8 @@
 
 Whatever moment it is killed at, a store opens again and ``verify`` finds nothing wrong: everything is made aside and
 gets its name by a rename, and a version is on record before its snapshot appears. A store whose machine went down
-is distrusted: objects are set aside until they have been hashed, and snapshots are made anew. Several processes may share
-a store; each instance belongs to one thread.
+is distrusted: objects are set aside until they have been hashed, and snapshots are made anew. Several processes may
+share a store; each instance belongs to one thread.
 
 Imports nothing but the standard library.
 """
