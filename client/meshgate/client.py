@@ -13,6 +13,7 @@ import contextvars
 import logging
 import platform
 import secrets
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -61,6 +62,8 @@ class Client:
         """What of it comes first on their ``sys.path``."""
         self._before_close: list[Callable[[], object]] = []
         self._closed = False
+        self.ended_in_order = False
+        """After ``close``: whether the gateway has confirmed that the session's processes are gone."""
         self._dispatch = Dispatch(self.objects, self.calls, self.reader, self._consume, self.release)
         self._connection = Connection(dialer, self.settings, self._dispatch, self.session_id)
         self._connection.manual(CONTROL)  # output keeps its credit until it is printed
@@ -231,10 +234,12 @@ class Client:
 
     def _end_session(self, timeout: float) -> None:
         answer = Acknowledgement(0, "end of the session")
+        deadline = time.monotonic() + timeout
         with contextlib.suppress(GatewayError, TimeoutError):
             self._connection.drained().get(timeout)  # or the end would overtake what was asked for before
             self.ask(answer, lambda call: EndSession(call=call), stream=CONTROL, though_in_trouble=True)
-            error = answer.future.exception(timeout)
+            error = answer.future.exception(max(0.0, deadline - time.monotonic()))
+            self.ended_in_order = error is None
             if error is not None:
                 log.debug("the session did not end in order, the gateway reaps it after its lease: %s", error)
 

@@ -42,7 +42,7 @@ class ClientSettings(BaseModel):
     """Upper bound of the first wait before redialling; it doubles each time, and each wait is random below it."""
     retry_most: Seconds = 5.0
     """Upper bound of any wait before redialling."""
-    close_timeout: Seconds = 10.0
+    close_timeout: Seconds = 7.0
     """How long closing waits for the gateway to reap the session's processes."""
     queue_limit: Annotated[int, Field(ge=1 << 16)] = 256 << 20
     """A call blocks while more than this waits to be sent; one call is always let through."""

@@ -16,6 +16,7 @@ import pytest
 
 import meshgate as kt
 from meshgate import EngineDiedError, MeshFailure, MeshgateError, ProcessJob, SupervisionError
+from meshgate.jobs.gateway_process import JOB_VARIABLE
 from meshgate.jobs.processes import marked
 from tests.end_to_end.actors import Worker
 
@@ -132,6 +133,16 @@ DRIVER = """
         print("called", flush=True)
         workers.hang.call().get()
 """
+
+
+def test_a_job_whose_engine_is_frozen_ends_within_fifteen_seconds_and_leaves_nothing() -> None:
+    with ProcessJob({"workers": 1}) as job:
+        job.state(cached_path=None).workers.spawn_procs().initialized.get(timeout=60)
+        apply_id = job.apply_id
+        os.kill(engine_of(job), signal.SIGSTOP)
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 15
+    assert not marked(JOB_VARIABLE, apply_id or "")
 
 
 @pytest.mark.parametrize("moment", ["applied", "called"])

@@ -35,6 +35,7 @@ __all__ = ["JOB_VARIABLE", "GatewayProcess", "GatewayRecord", "Launch", "end_gat
 JOB_VARIABLE = "MESHGATE_JOB"  # in the environment of every process of a job: its apply_id
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 10.0
+HURRIED_TIMEOUT = 1.0
 HEALTH_TIMEOUT = 2.0
 LAST_OUTPUT = 4096
 NOT_INHERITED = frozenset(  # they would make it the gateway of something else
@@ -175,18 +176,19 @@ class GatewayProcess:
             _close_lifetime(self._lifetime)
             self._lifetime = None
 
-    def stop(self) -> None:
-        """Ends it and every process it has started; they are gone on return. Harmless when it has ended."""
-        end_gateway(self._process, self.record.apply_id)
+    def stop(self, *, hurried: bool = False) -> None:
+        """Ends it and every process it has started; they are gone on return. Harmless when it has ended. ``hurried``:
+        it gets a second only to do so in good order."""
+        end_gateway(self._process, self.record.apply_id, HURRIED_TIMEOUT if hurried else STOP_TIMEOUT)
         if self._lifetime is not None:
             _close_lifetime(self._lifetime)
             self._lifetime = None
 
 
-def end_gateway(process: ProcessName, apply_id: str) -> None:
+def end_gateway(process: ProcessName, apply_id: str, timeout: float = STOP_TIMEOUT) -> None:
     """Asks the gateway to end in good order, then kills what is left of its job."""
     process.signal(signal.SIGTERM)
-    process.wait_ended(STOP_TIMEOUT)
+    process.wait_ended(timeout)
     end_marked(JOB_VARIABLE, apply_id)
     _reap()
 

@@ -123,11 +123,13 @@ class GatewayProcessJob(JobTrait):
         return self._scoped
 
     def _kill(self) -> None:
+        hurried = False
         if self._client is not None:
             self._client.close()
+            hurried = not self._client.ended_in_order  # the gateway would wait for the session in its turn
             self._client = None
         if self._gateway is not None:
-            self._gateway.stop()
+            self._gateway.stop(hurried=hurried)
             registry.unregister(self._gateway.record.apply_id)
             self._gateway = None
 
