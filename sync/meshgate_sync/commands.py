@@ -75,7 +75,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """All pieces are kept: make the version ready to run: ``finished`` or ``failed``."""
+    """All pieces are kept: make the version ready to run: ``finished``, ``damaged`` or ``failed``."""
 
     root: bytes
     base: bytes

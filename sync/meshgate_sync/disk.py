@@ -15,13 +15,13 @@ from typing import TypeVar
 from .commands import Finish, Load
 from .delta import Delta, decode, encode, whole
 from .digest import piece_digest
-from .errors import BaseUnknown, StoreFull, SyncError
+from .errors import BaseUnknown, ObjectsDamaged, StoreFull, SyncError
 from .fetch import Fetch
 from .frames import Offer
 from .store import Store
 from .upkeep import Policy, collect
 
-__all__ = ["Begun", "Disk", "Loaded"]
+__all__ = ["Begun", "Disk", "Loaded", "Made"]
 
 _PRESSED = Policy(newest=1, age=0.0, grace=0.0)
 _COLLECT_EVERY = 600
@@ -36,6 +36,14 @@ class Begun:
     missing: Mapping[bytes, int] = field(default_factory=dict)
     baseless: bool = False
     failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The version is ready; or why it cannot be; or it is to be begun again, for files of it were damaged."""
+
+    failure: str | None = None
+    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,7 @@ class Disk:
         self.store = store
         self._owner = owner
         self._looked_after = 0
+        self._damaged: bytes | None = None
 
     def begin(self, offer: Offer) -> Begun:
         try:
@@ -81,16 +90,17 @@ class Disk:
             return str(problem)
         return None
 
-    def finish(self, command: Finish) -> str | None:
-        """Why the version cannot be made, or None."""
+    def finish(self, command: Finish) -> Made:
         replaces = command.replaces if any(command.replaces) else None
         try:
             self._relieved(
                 lambda: self.store.finish(command.root, base=command.base, owner=self._owner, replaces=replaces)
             )
+        except ObjectsDamaged:
+            return Made(damaged=True)
         except SyncError as problem:
-            return str(problem)
-        return None
+            return Made(str(problem))
+        return Made()
 
     def load(self, command: Load) -> Loaded:
         read: list[tuple[bytes, bytes]] = []
@@ -116,10 +126,12 @@ class Disk:
         then collects. Whatever fails here is tried again."""
         self._looked_after += 1
         try:
-            if reserve or self.store.snapshots.opened(newest):
+            if newest != self._damaged and (reserve or self.store.snapshots.opened(newest)):
                 self.store.prepare_spare(newest)
             if self._looked_after % _COLLECT_EVERY == 0:
                 collect(self.store)
+        except ObjectsDamaged:
+            self._damaged = newest  # there is no spare of it to be had; the next version will have its files fetched
         except SyncError:
             return
 

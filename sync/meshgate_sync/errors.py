@@ -11,7 +11,8 @@
     ├── DeltaMismatch            a delta that does not lead from its base to its root
     ├── BaseUnknown              a delta against a version that this store does not hold
     ├── StoreError               the disk of one host
-    │   └── StoreFull            no space left
+    │   ├── StoreFull            no space left
+    │   └── ObjectsDamaged       files were written to, or have vanished, since they were fetched
     ├── VersionUnavailable       this host has not got the version that a process needs
     ├── HostsBehind              hosts have not got the version that a spawn needs; names them
     └── PeerRefused              the other relay does not know this job's secret
@@ -27,6 +28,7 @@ __all__ = [
     "HostsBehind",
     "LinkLeavesTree",
     "MalformedMessage",
+    "ObjectsDamaged",
     "PeerRefused",
     "StoreError",
     "StoreFull",
@@ -102,6 +104,14 @@ class StoreFull(StoreError):
     def __init__(self, path: str) -> None:
         self.path = path
         super().__init__(f"no space left on the disk that holds {path}: free some, or move MESHGATE_HOME")
+
+
+class ObjectsDamaged(StoreError):
+    """Begun again, the version lacks what was damaged."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(f"{path} was written to, or has vanished, since it was fetched: begin the version again")
 
 
 class VersionUnavailable(SyncError):

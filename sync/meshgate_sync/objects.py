@@ -77,6 +77,14 @@ class Objects:
             self._learn(path, file)
         return True
 
+    def sound(self, file: File, entry: str | bytes | None = None) -> bool:
+        """Whether the object, or the file ``entry`` that was made of it, is there as it was written."""
+        try:
+            status = os.stat(self.path(file) if entry is None else entry, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return status.st_size == file.size and status.st_mtime == modified_at(file)
+
     def hashes(self, file: File) -> bool:
         """Whether every byte of the object is what its name says."""
         return _hashes(self.path(file), file)

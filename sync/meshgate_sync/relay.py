@@ -204,6 +204,18 @@ class Relay:
             version.state = State.READY
             self._note(root, [self.name], {}, now)
 
+    def damaged(self, root: bytes, now: float) -> None:
+        """Files of a version whose pieces were all kept have been written to, or have vanished: it is looked through
+        again."""
+        version = self._versions.get(root)
+        if version is None:
+            return
+        if version.restarts >= _RESTARTS:
+            self.failed(root, f"its files were written to in the store {1 + _RESTARTS} times while it was made", now)
+        else:
+            version.restarts += 1
+            self._begin_again(version)
+
     def failed(self, root: bytes | None, reason: str, now: float) -> None:
         """The store could not begin or finish a version, or, with ``root`` None, keep a piece. The children are sent
         elsewhere, for this host has nothing for them."""

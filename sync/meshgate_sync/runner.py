@@ -31,7 +31,7 @@ from .commands import (
     Send,
 )  # fmt: skip
 from .digest import piece_digest, short
-from .disk import Begun, Disk, Loaded
+from .disk import Begun, Disk, Loaded, Made
 from .errors import MalformedMessage
 from .frames import Data, Message, Offer, encode_frame
 from .plan import Routes
@@ -279,7 +279,7 @@ class Runner:
         elif isinstance(command, Begin):
             self._in_store(lambda: self.disk.begin(command.offer), lambda begun: self._begun(command.offer.root, begun))
         elif isinstance(command, Finish):
-            self._in_store(lambda: self.disk.finish(command), lambda failure: self._finished(command.root, failure))
+            self._in_store(lambda: self.disk.finish(command), lambda made: self._finished(command.root, made))
         elif isinstance(command, Load):
             self._in_store(lambda: self.disk.load(command), lambda loaded: self._loaded(command, loaded))
         elif isinstance(command, Describe):
@@ -380,10 +380,12 @@ class Runner:
         else:
             self.relay.begun(root, begun.missing, self._now())
 
-    def _finished(self, root: bytes, failure: str | None) -> None:
+    def _finished(self, root: bytes, made: Made) -> None:
         assert self.relay is not None
-        if failure is not None:
-            self.relay.failed(root, failure, self._now())
+        if made.damaged:
+            self.relay.damaged(root, self._now())
+        elif made.failure is not None:
+            self.relay.failed(root, made.failure, self._now())
         else:
             self._newest = root
             self.relay.finished(root, self._now())

@@ -15,12 +15,15 @@ import os
 import shutil
 
 from .home import locked, snapshot_path, unlocked
-from .links import alter, populate
+from .links import alter, holds, mend, populate
 from .objects import Objects
 from .records import Records
 from .tree import Directory
 
 __all__ = ["Snapshots"]
+
+_EARLIER = "earlier"
+"""Stands for all snapshots that processes were started from and that are gone: their files live on in others."""
 
 
 class Snapshots:
@@ -48,6 +51,19 @@ class Snapshots:
     def in_use(self, root: bytes) -> bool:
         return not unlocked(self._mark(root))
 
+    def exposed(self) -> bool:
+        """Whether a process was ever started from any snapshot: as root it may have written through hard links."""
+        with os.scandir(os.path.join(self._home, "opened")) as marks:
+            return next(marks, None) is not None
+
+    def intact(self, tree: Directory) -> bool:
+        """Whether the snapshot is there as it was made, or in use; one that was written to and is not in use goes."""
+        if not self.ready(tree.digest):
+            return False
+        if not self.exposed() or holds(self._objects, os.fsencode(self.path(tree.digest)), tree):
+            return True
+        return not self.remove(tree.digest)
+
     def make(self, tree: Directory, owner: str, replaces: bytes | None) -> None:
         building = os.path.join(self._work, "building")
         shutil.rmtree(building, ignore_errors=True)
@@ -57,6 +73,8 @@ class Snapshots:
             populate(self._objects, tree, path)
         else:
             alter(self._objects, path, old, tree)
+            if self.exposed():
+                mend(self._objects, path, tree)
         with locked(self._home), contextlib.suppress(OSError):
             # Another process may have made it meanwhile; then ours is not needed.
             os.rename(building, self.path(tree.digest))
@@ -99,7 +117,7 @@ class Snapshots:
         with contextlib.suppress(FileNotFoundError):
             os.rename(self.path(root), trash)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._mark(root))
+            os.rename(self._mark(root), os.path.join(self._home, "opened", _EARLIER))
         return trash
 
     def take_all_away(self) -> list[str]:

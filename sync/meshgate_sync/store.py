@@ -142,14 +142,15 @@ class Store:
 
         ``base``: a version to record it against. ``owner`` no longer needs the version that it had before.
         ``replaces``: a version that this owner has started no process from and never will; its snapshot may be
-        turned into this one. Raises StoreError; then this may be tried again, or the version begun again.
+        turned into this one. Raises StoreError; then this may be tried again, or the version begun again; the latter
+        alone helps after ObjectsDamaged.
         """
         fetch = self._fetches[root]
         assert fetch.complete
         try:
             with translated(self.home):
                 self.records.add(fetch.tree, base)
-                if self._materialise and not self.snapshots.ready(root):
+                if self._materialise and not self.snapshots.intact(fetch.tree):
                     self.snapshots.make(fetch.tree, owner, replaces)
                 if owner:
                     self.snapshots.pin(owner, root)
@@ -161,7 +162,7 @@ class Store:
         return self.snapshots.path(root)
 
     def prepare_spare(self, root: bytes) -> bool:
-        """See ``Snapshots.prepare_spare``. Raises StoreError."""
+        """See ``Snapshots.prepare_spare``. Raises StoreError; ObjectsDamaged until the version is begun again."""
         with translated(self.home):
             return self.snapshots.prepare_spare(root)
 

@@ -245,6 +245,22 @@ def test_a_gateway_started_again_holds_what_it_held(tmp_path: Path) -> None:
         run(tmp_path, content, 1, scenario)
 
 
+def test_what_a_process_wrote_into_its_version_is_not_in_the_next(tmp_path: Path) -> None:
+    content = Content()
+    first, second = content.tree(MODEL), content.tree({**MODEL, b"new": b"2"})
+
+    async def scenario(job: Job) -> None:
+        await job.bring(first)
+        for host in job.hosts.values():
+            with open_version(str(host.home), first.digest.hex()) as version:
+                await asyncio.to_thread(overwrite, Path(version.path, "a.py"))
+        await job.bring(second, first)
+        for host in job.hosts.values():
+            assert on_disk(host.snapshot(second)) == plain({**MODEL, b"new": b"2"})
+
+    run(tmp_path, content, 2, scenario)
+
+
 def test_what_the_laptop_gets_wrong_is_refused(tmp_path: Path) -> None:
     content = Content()
     tree = content.tree(MODEL)
@@ -261,6 +277,11 @@ def test_what_the_laptop_gets_wrong_is_refused(tmp_path: Path) -> None:
         await job.bring(tree)
 
     run(tmp_path, content, 1, scenario)
+
+
+def overwrite(path: Path) -> None:
+    path.chmod(0o644)
+    path.write_bytes(b"own")
 
 
 async def until(condition: Callable[[], bool]) -> None:

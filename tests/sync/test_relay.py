@@ -421,6 +421,20 @@ def test_a_piece_that_is_lost_again_and_again_ends_the_connection() -> None:
     assert relay.commands()[-1] == Disconnect(DOWN)
 
 
+def test_a_version_whose_files_are_damaged_is_looked_through_again_but_not_for_ever() -> None:
+    relay = host_relay()
+    relay.damaged(ROOT, 1.0)
+    relay.received(UP, offer_of(ROOT), 1.0)
+    for _ in range(4):
+        assert relay.state(ROOT) is State.BEGINNING
+        relay.begun(ROOT, {}, 1.0)
+        relay.damaged(ROOT, 1.0)
+    assert relay.state(ROOT) is State.FAILED
+    sent = [command.message for command in relay.commands() if isinstance(command, Send)]
+    (reason,) = [dict(message.failed)["host"] for message in sent if isinstance(message, Ack)]
+    assert "written to" in reason
+
+
 def test_a_piece_lost_while_the_version_is_looked_through_waits() -> None:
     relay = host_relay()
     relay.received(UP, offer_of(ROOT), 1.0)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from meshgate_sync.delta import decode, diff, encode, whole
 from meshgate_sync.digest import NOTHING
-from meshgate_sync.errors import BaseUnknown, StoreError, StoreFull, VersionUnavailable
+from meshgate_sync.disk import Disk
+from meshgate_sync.errors import BaseUnknown, ObjectsDamaged, StoreError, StoreFull, VersionUnavailable
 from meshgate_sync.home import activate, locked, open_version, snapshot_path
 from meshgate_sync.store import Store
 from meshgate_sync.tree import EMPTY, Directory
@@ -429,6 +430,68 @@ def test_after_a_reboot_nothing_is_trusted_unread(tmp_path: Path, content: Conte
     assert host.fetched == fetched + 1
     host.reopen()
     assert host.store.ready(tree.digest)
+
+
+@pytest.mark.parametrize("donor", ["none", "spare", "replaced"])
+@pytest.mark.parametrize("past", [False, True])
+def test_a_file_written_to_by_a_process_is_fetched_again_for_the_next_version(
+    host: Host, content: Content, donor: str, past: bool
+) -> None:
+    models = [{b"a": number, b"cfg": b"as on the laptop", b"d": {b"e": b"1"}} for number in (b"1", b"2", b"3")]
+    first, second, third = (content.tree(model) for model in models)
+    path = host.bring(first)
+    with open_version(str(host.home), first.digest.hex()):
+        host.bring(second, first)
+        if donor == "spare":
+            host.store.prepare_spare(second.digest)
+        damage(Path(path, "cfg"), keep_time=False)
+    if past:
+        assert host.store.snapshots.remove(first.digest)
+    replaces = second.digest if donor == "replaced" else None
+    with pytest.raises(ObjectsDamaged, match="was written to"):
+        host.bring(third, second, replaces=replaces)
+    host.fetched = 0
+    assert on_disk(host.bring(third, second)) == models[2]
+    assert host.fetched == 1
+
+
+def test_a_snapshot_that_a_process_wrote_to_is_made_anew_when_its_version_comes_back(
+    host: Host, content: Content
+) -> None:
+    tree = content.tree(MODEL)
+    path = host.bring(tree)
+    with open_version(str(host.home), tree.digest.hex()):
+        damage(Path(path, "a.py"), keep_time=False)
+        inode = os.stat(path).st_ino
+        assert os.stat(host.bring(tree)).st_ino == inode  # the process goes on in it
+    with pytest.raises(ObjectsDamaged):
+        host.bring(tree)
+    assert on_disk(host.bring(tree)) == plain(MODEL)
+
+
+def test_a_spare_is_not_made_of_files_that_a_process_wrote_to(host: Host, content: Content) -> None:
+    disk = Disk(host.store, "me")
+    tree, newer = content.tree(MODEL), content.tree({**MODEL, b"new": b"1"})
+    path = host.bring(tree)
+    with open_version(str(host.home), tree.digest.hex()):
+        damage(Path(path, "a.py"), keep_time=False)
+        for _ in range(2):
+            disk.look_after(tree.digest, reserve=True)
+        assert host.store.snapshots.spares() == []
+    with pytest.raises(ObjectsDamaged):
+        host.bring(newer, tree)
+    host.bring(newer, tree)
+    disk.look_after(newer.digest, reserve=True)
+    assert host.store.snapshots.spares() == [newer.digest]
+
+
+def test_an_object_that_vanished_is_fetched_again_for_the_next_version(host: Host, content: Content) -> None:
+    first, second = content.tree(MODEL), content.tree({**MODEL, b"new": b"1"})
+    host.bring(first)
+    next(path for path in objects(host) if path.read_bytes() == b"one").unlink()
+    with pytest.raises(ObjectsDamaged, match="vanished"):
+        host.bring(second, first)
+    assert on_disk(host.bring(second, first)) == plain({**MODEL, b"new": b"1"})
 
 
 def rebooted(tmp_path: Path, content: Content) -> tuple[Host, Directory, Path]:

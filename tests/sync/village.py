@@ -26,7 +26,7 @@ from meshgate_sync.commands import (
 )
 from meshgate_sync.delta import decode, diff, encode, whole
 from meshgate_sync.digest import NOTHING, piece_digest
-from meshgate_sync.disk import Disk
+from meshgate_sync.disk import Disk, Made
 from meshgate_sync.frames import Data, Message, Offer, decode_frame, encode_frame
 from meshgate_sync.plan import GATEWAY, HostSlot, Plan, plan
 from meshgate_sync.relay import Relay, State
@@ -229,11 +229,13 @@ class Village:
             else:
                 outcome = lambda: relay.begun(root, begun.missing, self.now)  # noqa: E731
         elif isinstance(command, Finish):
-            failure = "no space" if host.full else disk.finish(command)
-            if failure is None:
+            made = Made("no space") if host.full else disk.finish(command)
+            if made.damaged:
+                outcome = lambda: relay.damaged(command.root, self.now)  # noqa: E731
+            elif made.failure is None:
                 outcome = lambda: relay.finished(command.root, self.now)  # noqa: E731
             else:
-                outcome = lambda: relay.failed(command.root, failure, self.now)  # noqa: E731
+                outcome = lambda: relay.failed(command.root, made.failure or "", self.now)  # noqa: E731
         elif isinstance(command, Load):
             loaded = disk.load(command)
             outcome = lambda: relay.loaded(  # noqa: E731
