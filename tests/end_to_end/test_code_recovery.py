@@ -140,15 +140,20 @@ def test_a_file_that_changes_while_it_is_sent_follows_in_the_next_version(
 
 def test_a_file_that_never_rests_is_named_soon(job: Any, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = Sender.wanted
-    count = iter(range(1000))
 
     def wanted_and_changed(self: Sender, header: Any, digests: bytes) -> Any:
-        (project / "busy.log").write_bytes(b"%d" % next(count) * 3_000_000)
+        (project / "busy.log").write_bytes(os.urandom(3_000_000))
         return wanted(self, header, digests)
 
+    hosts = job.state().workers
+    job.sync(quiet=True)
     (project / "busy.log").write_bytes(os.urandom(3_000_000))
     with monkeypatch.context() as patched:
         patched.setattr(Sender, "wanted", wanted_and_changed)
+        sync_of(job, None).code.push(wait=False)
+        with pytest.raises(MeshgateError, match=r"busy\.log changes faster"):
+            notes(hosts)  # it waits already when the version is refused
+        (project / "busy.log").write_bytes(os.urandom(3_000_000))
         with pytest.raises(StaleCodeError, match=r"busy\.log changes faster"):
             job.sync(quiet=True)
     assert job.sync(quiet=True).ready == 2

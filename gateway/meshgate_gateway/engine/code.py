@@ -49,18 +49,24 @@ _FROM_LAPTOP: TypeAdapter[SyncOffer | SyncPieces | SyncGone] = TypeAdapter(
 
 
 class _Version:
-    """A version that was offered, or that a spawn has named; ``superseded``: by which."""
+    """A version that was offered, or that a spawn has named; ``superseded``: by which; ``refused``: why."""
 
     def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
         self.offered = asyncio.Event()
-        self.refused = ""
         self.gone = False
-        self.superseded: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.superseded: asyncio.Future[bytes] = loop.create_future()
+        self.refused: asyncio.Future[str] = loop.create_future()
 
     def supersede(self, root: bytes) -> None:
         self.gone = False
         if not self.superseded.done():
             self.superseded.set_result(root)
+
+    def refuse(self, why: str) -> None:
+        if not self.refused.done():
+            self.refused.set_result(why)
+        self.offered.set()
 
 
 class Code:
@@ -108,7 +114,7 @@ class Code:
             self._tell(SyncNeed(root=offer.root, held=held[:64]))
             return
         distributor.publish(root, understood, pieces)
-        if self._version(root).superseded.done() or self._version(root).refused:
+        if self._version(root).superseded.done() or self._version(root).refused.done():
             del self._versions[root]  # it is offered anew
         self._version(root).offered.set()
         for other, version in self._versions.items():
@@ -127,9 +133,8 @@ class Code:
             version.supersede(distributor.current)
 
     def _refuse(self, root: str, reason: str) -> None:
-        version = self._version(bytes.fromhex(root))
-        version.refused = f"version {root[:12]} of the code: the gateway could not take it: {reason}"
-        version.offered.set()
+        why = f"version {root[:12]} of the code: the gateway could not take it: {reason}"
+        self._version(bytes.fromhex(root)).refuse(why)
         self._tell(SyncStatus(root=root, ready=0, hosts=0, failed={"the gateway": reason[:4096]}))
 
     def _version(self, root: bytes) -> _Version:
@@ -162,13 +167,10 @@ class Code:
             while True:
                 found = self._version(root)
                 await asyncio.wait_for(found.offered.wait(), OFFER_TIMEOUT)
-                if found.refused:
-                    raise self.stale(found.refused)
-                distributor = await self._started()
-                assert self._relays is not None
-                await self._relays.ready(wanted, root.hex())
-                if await before((found.superseded,), distributor.wait(root, wanted, CODE_TIMEOUT)):
+                if await before((found.superseded, found.refused), self._there(root, wanted)):
                     return root.hex()
+                if not found.superseded.done():
+                    raise self.stale(found.refused.result())
                 root = found.superseded.result()
         except asyncio.TimeoutError:
             raise self.stale(f"version {version[:12]} was not offered within {OFFER_TIMEOUT:.0f} s") from None
@@ -176,6 +178,12 @@ class Code:
             raise self.stale(str(error), error.hosts) from error
         except (SyncError, OSError) as error:
             raise self.stale(f"version {version[:12]} of the code: {error}") from error
+
+    async def _there(self, root: bytes, hosts: Sequence[str]) -> None:
+        distributor = await self._started()
+        assert self._relays is not None
+        await self._relays.ready(hosts, root.hex())
+        await distributor.wait(root, hosts, CODE_TIMEOUT)
 
     def stale(self, message: str, hosts: Iterable[str] = ()) -> RequestFailed:
         """The error of who cannot have the code that was named."""
