@@ -8,12 +8,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
-from meshgate import Actor, MeshgateError, ProcessJob, StaleCodeError, endpoint
+from meshgate import Actor, Client, MeshgateError, ProcessJob, StaleCodeError, UrlDialer, endpoint
+from meshgate.code import CodeSync, Tree
 from meshgate.jobs.code import sync_of
 from meshgate_sync.sender import Sender
+from tests.relay import Relay
 
 
 class Reader(Actor):
@@ -174,3 +177,33 @@ def test_a_gateway_that_cannot_take_a_version_says_so_and_takes_the_next(
         home.unlink()
         assert job.sync(quiet=True).ready == 1
         assert notes(hosts) == ["one"]
+
+
+def test_a_sync_that_is_cut_goes_on_where_it_stopped(job: Any, project: Path) -> None:
+    (project / "large").write_bytes(os.urandom(12_000_000))
+    with Relay("127.0.0.1", urlsplit(job.gateway_url).port or 0) as relay:
+        dialer = UrlDialer(f"ws://127.0.0.1:{relay.port}", job._gateway.record.token)
+        with Client(dialer) as client:
+            client.attach_hosts("workers", 2)
+            relay.cut_after(5_000_000, "up")
+            report = CodeSync(client, Tree(project)).push()
+            assert (report.ready, report.hosts) == (2, 2)
+            assert report.nbytes < 12_500_000  # nothing was asked for again
+            seen = client.statistics()
+            assert seen.connections == 2
+            assert seen.frames_replayed < seen.frames_sent / 2
+
+
+def test_two_drivers_sync_two_versions_to_one_job_at_once(job: Any, tmp_path: Path) -> None:
+    dialer = UrlDialer(job.gateway_url, job._gateway.record.token)
+    projects = [tmp_path / "first", tmp_path / "second"]
+    with Client(dialer) as one, Client(dialer) as two:
+        drivers = []
+        for client, project in zip((one, two), projects, strict=True):
+            project.mkdir()
+            drivers.append((client.attach_hosts("workers", 2), CodeSync(client, Tree(project)), project))
+        for turn in range(3):
+            for _, code, project in drivers:
+                (project / "note").write_text(f"{project.name} {turn}")
+                code.push(wait=False)
+            assert [notes(hosts) for hosts, _, _ in drivers] == [[f"first {turn}"] * 2, [f"second {turn}"] * 2]
