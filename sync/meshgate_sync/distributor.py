@@ -187,12 +187,12 @@ class Distributor:
         retired = [old for old in self._offered if old != root and not self.board.awaited(old)]
         self._offered = [old for old in self._offered if old != root and old not in retired]
         self._offered.append(root)
+        for old in retired:
+            self.board.forget(old)  # from now on its snapshots may be collected, and nobody tells us
         offer = Offer(root, understood.delta.base, replaces, size > INLINE, understood.encoded, inline)
         self._runner.publish(offer, retired)
         if pieces and not inline:
             self._runner.supply(list(pieces))
-        if replaces != NOTHING:
-            self.board.forget(replaces)
         if root in self._opened:
             self._runner.hold(root)
         if self.board.missing:

@@ -414,6 +414,8 @@ class Relay:
     # --- acknowledgements -------------------------------------------------------------------------------
 
     def _note(self, root: bytes, ready: Iterable[str], failed: Mapping[str, str], now: float) -> None:
+        if self._upstream is None and root not in self._versions:
+            return  # it was given up meanwhile; what is heard of it next time counts then
         self._acks.note(root, ready, failed, now)
         self._tell_acks_if_due(now)
 

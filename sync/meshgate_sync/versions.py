@@ -52,7 +52,7 @@ class Board:
                 waiter.set_result(None)
 
     def forget(self, root: bytes) -> None:
-        """No host has this version any more."""
+        """Nothing is known any more of who has this version."""
         self._standings.pop(root, None)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -225,6 +226,23 @@ def test_a_version_given_up_for_another_comes_back_when_it_is_needed(tmp_path: P
         await job.distributor.wait(first.digest, job.hosts, 30)
         assert job.asked == asked
         assert job.distributor.current == first.digest
+
+    run(tmp_path, content, 2, scenario)
+
+
+def test_a_version_published_again_is_not_ready_where_its_snapshot_was_collected(tmp_path: Path) -> None:
+    content = Content()
+    first, second = content.tree(MODEL), content.tree({b"a": b"2"})
+
+    async def scenario(job: Job) -> None:
+        await job.bring(first)
+        await job.bring(second, first)
+        for host in job.hosts.values():
+            await asyncio.to_thread(shutil.rmtree, host.snapshot(first))
+        job.distributor.publish(first.digest)
+        await job.distributor.wait(first.digest, job.hosts, 30)
+        for host in job.hosts.values():
+            assert on_disk(host.snapshot(first)) == plain(MODEL)
 
     run(tmp_path, content, 2, scenario)
 

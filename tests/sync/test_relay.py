@@ -459,6 +459,19 @@ def test_a_gateway_that_cannot_begin_says_so() -> None:
     relay.tick(1.0)
 
 
+def test_a_late_acknowledgement_does_not_count_when_the_version_is_published_again() -> None:
+    relay = Relay(GATEWAY, None)
+    relay.start(0.0)
+    relay.accepted("child", 0.0)
+    relay.received(DOWN, Hello("child", ()), 0.0)
+    relay.publish(offer_of(ROOT), 0.0)
+    relay.publish(offer_of(OTHER), 1.0, retire=[ROOT])
+    relay.received(DOWN, Ack(ROOT, ("child",)), 1.0)
+    relay.publish(offer_of(ROOT), 2.0)
+    relay.tick(3.0)
+    assert not [command for command in relay.commands() if isinstance(command, Report)]
+
+
 def test_a_child_that_takes_nothing_for_long_is_dropped() -> None:
     relay = host_relay()
     relay.received(UP, offer_of(ROOT), 1.0)
