@@ -26,14 +26,16 @@ from .versions import Board, Standing
 __all__ = ["Distributor", "Laptop", "Progress", "Understood"]
 
 _REMEMBERED = 8
+_THE_GATEWAY = "the gateway"
 INLINE = 2 * 1024 * 1024
 """Versions that bring no more bytes than this travel with their announcement; larger ones in stripes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a version has come. ``hosts`` counts those in ``failed``, lost ones among them. ``left``: bytes of pieces
-    and deltas that the gateway has sent, of all versions."""
+    """How far a version has come. ``hosts`` counts those in ``failed``, lost ones among them, but not "the gateway",
+    which is there when the gateway cannot hand the version on. ``left``: bytes of pieces and deltas that the gateway has
+    sent, of all versions."""
 
     root: bytes
     ready: frozenset[str]
@@ -177,7 +179,8 @@ class Distributor:
         for old in list(self._trees)[:-_REMEMBERED]:
             del self._trees[old]
         before = self.current
-        if root == before and not self.board.standing(root).failed:
+        standing = self.board.standing(root)
+        if root == before and not standing.failed and standing.gateway is None:
             self._tell_laptop(root)
             return
         reusable = before is not None and before not in self._opened and not self.board.awaited(before)
@@ -218,7 +221,8 @@ class Distributor:
         """Announces a version that was given up meanwhile, or that some of these hosts could not take."""
         standing = self.board.standing(root)
         failed = wanted & standing.failed.keys()
-        if failed or root not in self._offered:
+        if failed or standing.gateway is not None or root not in self._offered:
+            standing.gateway = None
             for name in failed:
                 del standing.failed[name]
             told = self.understand(root, None)
@@ -235,7 +239,10 @@ class Distributor:
         self._laptop.ask(root, digests)
 
     def report(self, root: bytes, ready: tuple[str, ...], failed: tuple[tuple[str, str], ...]) -> None:
-        self.board.note(root, [name for name in ready if name != GATEWAY], dict(failed))
+        problems = dict(failed)
+        if GATEWAY in ready or GATEWAY in problems:
+            self.board.note_gateway(root, problems.pop(GATEWAY, None))
+        self.board.note(root, [name for name in ready if name != GATEWAY], problems)
         self._tell_laptop(root)
 
     def _tell_laptop(self, root: bytes) -> None:
@@ -243,4 +250,6 @@ class Distributor:
         left = self._runner.relay.bytes_sent if self._runner.relay is not None else 0
         failed = {**standing.failed, **self.board.missing}
         hosts = len(self._hosts.keys() | failed.keys())
+        if standing.gateway is not None:
+            failed[_THE_GATEWAY] = standing.gateway
         self._laptop.progress(Progress(root, frozenset(standing.ready), failed, hosts, left))

@@ -122,13 +122,19 @@ class VersionUnavailable(SyncError):
 
 
 class HostsBehind(SyncError):
-    """``hosts``: why, by name, for each host that has not got version ``root`` (hex)."""
+    """``hosts``: why, by name, for each host that has not got version ``root`` (hex). ``gateway``: why the gateway
+    cannot hand it on; then no host is to blame, and ``hosts`` is empty."""
 
-    def __init__(self, root: str, hosts: Mapping[str, str]) -> None:
+    def __init__(self, root: str, hosts: Mapping[str, str], gateway: str | None = None) -> None:
         self.root = root
         self.hosts = dict(hosts)
+        self.gateway = gateway
         shown = "; ".join(f"{name}: {reason}" for name, reason in list(self.hosts.items())[:10])
-        super().__init__(f"{len(self.hosts)} host(s) have not got version {root[:12]}: {shown}")
+        super().__init__(
+            f"{len(self.hosts)} host(s) have not got version {root[:12]}: {shown}"
+            if gateway is None
+            else f"the gateway cannot hand on version {root[:12]}: {gateway}"
+        )
 
 
 class PeerRefused(SyncError):

@@ -17,10 +17,11 @@ __all__ = ["Board", "Standing"]
 
 @dataclass(slots=True)
 class Standing:
-    """Of one version: hosts that are ready for it, and why others cannot be."""
+    """Of one version: hosts that are ready for it, and why others cannot be; why the gateway cannot hand it on."""
 
     ready: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
+    gateway: str | None = None
 
 
 class Board:
@@ -44,6 +45,11 @@ class Board:
         for name, reason in failed.items():
             standing.ready.discard(name)
             standing.failed[name] = reason
+        self._wake(root)
+
+    def note_gateway(self, root: bytes, problem: str | None) -> None:
+        """The gateway itself cannot hand the version on; or, with None, it can."""
+        self._standings.setdefault(root, Standing()).gateway = problem
         self._wake(root)
 
     def _wake(self, root: bytes) -> None:
@@ -78,8 +84,8 @@ class Board:
             standing.failed.pop(host, None)
 
     async def wait(self, root: bytes, hosts: Iterable[str], timeout: float) -> None:
-        """Until all ``hosts`` are ready for ``root``. Raises HostsBehind as soon as one cannot be, or after
-        ``timeout`` seconds, naming those that are not."""
+        """Until all ``hosts`` are ready for ``root``. Raises HostsBehind as soon as one cannot be or
+        the gateway cannot hand it on, or after ``timeout`` seconds, naming those that are not."""
         wanted = set(hosts)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
@@ -88,6 +94,8 @@ class Board:
             lacking = wanted - standing.ready
             if not lacking:
                 return
+            if standing.gateway is not None:
+                raise HostsBehind(root.hex(), {}, standing.gateway)
             why = {**standing.failed, **self._gone}
             failed = {name: why[name] for name in sorted(lacking) if name in why}
             if failed:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from meshgate_sync.digest import piece_digest
-from meshgate_sync.errors import BaseUnknown, HostsBehind, MalformedMessage
+from meshgate_sync.errors import BaseUnknown, HostsBehind, MalformedMessage, StoreFull
 from meshgate_sync.home import open_version
 from meshgate_sync.plan import HostSlot
 from meshgate_sync.tree import Directory, File, Piece
@@ -166,6 +166,29 @@ def test_a_full_disk_names_the_host_and_the_others_go_on(tmp_path: Path) -> None
             await job.distributor.wait(tree.digest, job.hosts, 60)
 
     run(tmp_path, content, 3, scenario)
+
+
+def test_a_full_disk_of_the_gateway_is_not_laid_to_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = Content()
+    tree = content.tree(MODEL)
+
+    def full(*_: object) -> None:
+        raise StoreFull("the gateway's home")
+
+    async def scenario(job: Job) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(job.distributor._store, "add", full)
+            job.publish(tree)
+            with pytest.raises(HostsBehind, match=r"the gateway cannot hand on .*no space left") as caught:
+                await job.distributor.wait(tree.digest, job.hosts, 60)
+        assert caught.value.hosts == {}
+        assert job.last is not None
+        assert (list(job.last.failed), job.last.hosts) == (["the gateway"], 2)
+        job.publish(tree)
+        await job.distributor.wait(tree.digest, job.hosts, 60)
+        assert (job.last.failed, job.last.ready) == ({}, {"h0", "h1"})
+
+    run(tmp_path, content, 2, scenario)
 
 
 def test_two_drivers_bring_two_versions_to_the_same_hosts(tmp_path: Path) -> None:

@@ -54,6 +54,22 @@ def test_hosts_that_say_nothing_are_named_after_the_timeout() -> None:
     asyncio.run(run())
 
 
+def test_a_gateway_that_cannot_is_named_at_once_and_no_host_is() -> None:
+    async def run() -> None:
+        board = Board()
+        waiting = asyncio.ensure_future(board.wait(ROOT, ["a", "b"], 10))
+        await asyncio.sleep(0)
+        board.note_gateway(ROOT, "no space left")
+        with pytest.raises(HostsBehind, match=r"^the gateway cannot hand on version .*: no space left$") as caught:
+            await waiting
+        assert (caught.value.hosts, caught.value.gateway) == ({}, "no space left")
+        board.note_gateway(ROOT, None)
+        board.note(ROOT, ["a", "b"], {})
+        await board.wait(ROOT, ["a", "b"], 10)
+
+    asyncio.run(run())
+
+
 def test_one_who_gives_up_waiting_leaves_the_others_waiting() -> None:
     async def run() -> None:
         board = Board()
