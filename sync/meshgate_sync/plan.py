@@ -33,12 +33,11 @@ STRIPES = 4
 
 @dataclass(frozen=True, slots=True)
 class HostSlot:
-    """A host as the planner sees it. ``slow``: an earlier transfer showed it to be; it then only receives."""
+    """A host as the planner sees it; zone and node are empty where they are not known."""
 
     name: str
     zone: str = ""
     node: str = ""
-    slow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +74,12 @@ def plan(hosts: Sequence[HostSlot], *, fanout: int = CONTROL_FANOUT, stripes: in
 
 
 def _heads(hosts: list[HostSlot], fanout: int, roots: int, turn: int = 0) -> list[int]:
-    """The positions that have children: as few as suffice, evenly spread, others for each ``turn``, slow hosts last."""
+    """The positions that have children: as few as suffice, evenly spread, others for each ``turn``."""
     count = max(0, -((roots - len(hosts)) // fanout))
-    fast = [position for position, host in enumerate(hosts) if not host.slow]
-    step = max(1, len(fast) // max(count, 1))
-    chosen = [position for index, position in enumerate(fast) if index % step == turn % step][:count]
+    step = max(1, len(hosts) // max(count, 1))
+    chosen = [position for position in range(len(hosts)) if position % step == turn % step][:count]
     taken = set(chosen)
-    spare = [position for position in fast if position not in taken]
-    spare += [position for position, host in enumerate(hosts) if host.slow]
+    spare = [position for position in range(len(hosts)) if position not in taken]
     return sorted(chosen + spare[: count - len(chosen)])
 
 

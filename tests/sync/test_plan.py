@@ -72,19 +72,6 @@ def test_siblings_of_a_dead_host_spread_over_its_own_siblings() -> None:
     assert len({made.routes[child].control[1] for child in children[parent]}) >= 3
 
 
-def test_slow_hosts_only_receive() -> None:
-    hosts = [HostSlot(f"h{number}", slow=number % 4 == 0) for number in range(100)]
-    made = plan(hosts)
-    slow = {host.name for host in hosts if host.slow}
-    for tree in (made.control, *made.stripes):
-        assert not slow & set(tree.values())
-
-
-def test_where_all_are_slow_some_must_pass_on() -> None:
-    made = plan([HostSlot(f"h{number}", slow=True) for number in range(20)])
-    assert all(depth(made.stripes[0], name) for name in made.stripes[0])
-
-
 def test_zones_are_crossed_rarely() -> None:
     hosts = [HostSlot(f"h{number}", zone=f"z{number % 4}") for number in range(400)]
     zones = {host.name: host.zone for host in hosts}
