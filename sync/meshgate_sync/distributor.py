@@ -34,8 +34,8 @@ INLINE = 2 * 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a version has come. ``hosts`` counts those in ``failed``, lost ones among them, but not "the gateway",
-    which is there when the gateway cannot hand the version on. ``left``: bytes of pieces and deltas that the gateway has
-    sent, of all versions."""
+    which is there when the gateway cannot hand the version on. ``left``: bytes of pieces and deltas that the gateway
+    has sent, of all versions."""
 
     root: bytes
     ready: frozenset[str]
