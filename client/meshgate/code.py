@@ -156,7 +156,7 @@ class CodeSync:
             tree, read = self._scan(changed)
             offered = self._sender.offer(tree)
             version = offered.root.hex()
-            self._note(version)
+            self._note(version, anew=bool(offered.messages))
             for message in offered.messages:
                 self._post(message)
             self._client.code_version, self._client.code_paths = version, self.tree.paths
@@ -182,8 +182,11 @@ class CodeSync:
         if self._cache_file is not None and len(self._scanners) == 1 and pushed.read:
             self._scanners[0].cache.save(str(self._cache_file))
 
-    def _note(self, version: str) -> None:
+    def _note(self, version: str, *, anew: bool) -> None:
+        """``anew``: it is offered, and what was said of it before counts no longer."""
         with self._news:
+            if anew:
+                self._statuses.pop(version, None)
             self._pushed = [*(known for known in self._pushed[-_REMEMBERED:] if known != version), version]
             self._statuses = {root: status for root, status in self._statuses.items() if root in self._pushed}
 
@@ -297,6 +300,14 @@ class CodeSync:
 
     def _wait(self, version: str, progress: Callable[[SyncStatus], None] | None) -> SyncStatus:
         """Until every host has ``version``, or one that was pushed after it."""
+        status = self._outcome(version, progress)
+        if status.failed:
+            self._forget(status)
+            raise StaleCodeError(_failed(status), tuple(status.failed))
+        return status
+
+    def _outcome(self, version: str, progress: Callable[[SyncStatus], None] | None) -> SyncStatus:
+        """The status with which a push of ``version`` ends, well or not."""
         deadline = time.monotonic() + SYNC_TIMEOUT
         told: SyncStatus | None = None
         with self._news:
@@ -310,8 +321,7 @@ class CodeSync:
                     if progress is not None:
                         progress(newest)
                     if newest.failed:
-                        self._forget(newest.root)
-                        raise StaleCodeError(_failed(newest), tuple(newest.failed))
+                        return newest
                 if self._client.error is not None:
                     raise self._client.error
                 if self._stop.is_set():
@@ -321,10 +331,12 @@ class CodeSync:
                     raise StaleCodeError(_late(version, newest))
                 self._news.wait(min(left, 0.5))
 
-    def _forget(self, version: str) -> None:
-        """Has the next push offer it again, whatever the tree is then."""
-        self._sender.forget(bytes.fromhex(version))
-        self._statuses.pop(version, None)
+    def _forget(self, failed: SyncStatus) -> None:
+        """Has the next push offer the version again, whatever the tree is then. Until it does the status stays, for all
+        who wait for this push."""
+        with self._pushing:
+            if self._statuses.get(failed.root) is failed:
+                self._sender.forget(bytes.fromhex(failed.root))
 
     def _statuses_since(self, version: str) -> list[SyncStatus]:
         """Of ``version`` and those pushed after it, the newest first."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import queue
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from meshgate.client import Client
 from meshgate.code import CodeSync, SyncReport, Tree
+from meshgate.errors import StaleCodeError
 from meshgate_sync.errors import LinkLeavesTree
 from meshgate_sync.protocol import SyncStatus
 from meshgate_wire.messages import SYNC_STREAM, Sync
@@ -34,15 +37,21 @@ class Answering:
     def __init__(self, gateway: FakeGateway) -> None:
         self.failed: dict[str, str] = {}
         self.offers = 0
+        self.silent = False
         gateway.on[Sync] = self._answer
 
     def _answer(self, session: FakeSession, header: Sync, _: Any) -> None:
         body = json.loads(header.body)
         if body["type"] == "sync_offer":
             self.offers += 1
-            ready = 2 - len(self.failed)
-            status = SyncStatus(root=body["root"], ready=ready, hosts=2, failed=self.failed)
-            session.send(Sync(body=status.model_dump_json()), stream=SYNC_STREAM)
+            self.root = body["root"]
+            if not self.silent:
+                self.tell(session)
+
+    def tell(self, session: FakeSession) -> None:
+        """How the newest version stands."""
+        status = SyncStatus(root=self.root, ready=2 - len(self.failed), hosts=2, failed=self.failed)
+        session.send(Sync(body=status.model_dump_json()), stream=SYNC_STREAM)
 
 
 @pytest.fixture
@@ -101,3 +110,27 @@ def test_what_was_saved_beside_a_mistake_follows_once_it_is_mended(
     link.unlink()
     assert told.next().files == 1
     assert code.push().files == 0
+
+
+def test_all_who_wait_for_a_version_hear_that_it_failed_and_the_next_push_offers_it_again(
+    code: CodeSync, answering: Answering, gateway: FakeGateway
+) -> None:
+    answering.silent, answering.failed = True, {"workers-1": "its disk is full"}
+    wait, waiting = code._wait, threading.Barrier(3)
+
+    def told_that_it_waits(*arguments: Any) -> Any:
+        waiting.wait(WAIT)
+        return wait(*arguments)
+
+    code._wait = told_that_it_waits  # type: ignore[method-assign]
+    with ThreadPoolExecutor(2) as others:
+        pushes = [others.submit(code.push) for _ in range(2)]
+        waiting.wait(WAIT)
+        gateway.do(lambda: answering.tell(gateway.session()))
+        for push in pushes:
+            with pytest.raises(StaleCodeError, match="workers-1: its disk is full"):
+                push.result(WAIT)
+    code._wait = wait  # type: ignore[method-assign]
+    answering.silent, answering.failed = False, {}
+    assert code.push().ready == 2
+    assert answering.offers == 2
