@@ -65,7 +65,7 @@ TABLES = {
     ),
     "stripes": Table(
         "a large version, by the number of stripes: 40 MB here, 200 MB simulated",
-        {**_HOSTS, "simulated": "1,024 simulated", "simulated_gateway": _OF_ITS_SIZE},
+        {**_HOSTS, "simulated": "1,024 simulated", "failing": "1 % of them fail", "simulated_gateway": _OF_ITS_SIZE},
         checked=False,
     ),
 }

@@ -36,11 +36,12 @@ def by_fanout(run: Run) -> Iterator[Case]:
     large = {stripes: Case(_named("stripes", stripes, STRIPES), table="stripes") for _, stripes in _SHAPES}
     outlines = [replace(_LINE, fanout=fanout) for fanout, _ in _SHAPES]
     outlines += [replace(_LARGE, stripes=stripes) for _, stripes in _SHAPES]
+    outlines += [replace(_LARGE, stripes=stripes, failing=0.01) for _, stripes in _SHAPES]
     with processes() as pool:
         found = list(pool.map(simulate, outlines))
     for outline, simulated in zip(outlines, found, strict=True):
         case = lines[outline.fanout] if outline.pieces == 1 else large[outline.stripes]
-        case.columns["simulated"] = Value("ms", (simulated.seconds * 1e3,))
+        case.columns["failing" if outline.failing else "simulated"] = Value("ms", (simulated.seconds * 1e3,))
         case.columns["simulated_gateway"] = Value("times", (simulated.gateway,))
     for hosts in HOSTS:
         for fanout, stripes in _SHAPES:
