@@ -91,7 +91,8 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Processes are started from a version: have a spare copy of it before the next one comes."""
+    """Processes are about to be started from a version: keep it for them, and have a spare copy of it before the next
+    one comes. ``failed`` when that cannot be noted."""
 
     root: bytes
 
@@ -121,6 +122,4 @@ class Report:
     failed: tuple[tuple[str, str], ...]
 
 
-Command = (
-    Connect | Disconnect | Send | Begin | Keep | Load | Finish | Forget | Describe | Ask | Report | Reserve | Reserve
-)
+Command = Connect | Disconnect | Send | Begin | Keep | Load | Finish | Forget | Describe | Ask | Report | Reserve

@@ -102,6 +102,14 @@ class Disk:
             return Made(str(problem))
         return Made()
 
+    def hold(self, root: bytes) -> str | None:
+        """Why it cannot be noted that processes are about to be started from a version, or None."""
+        try:
+            self._relieved(lambda: self.store.hold(root, self._owner))
+        except SyncError as problem:
+            return str(problem)
+        return None
+
     def load(self, command: Load) -> Loaded:
         read: list[tuple[bytes, bytes]] = []
         lost: list[bytes] = []

@@ -9,6 +9,7 @@
     <home>/opened/<root>            locked (shared) by the processes that run from that snapshot
     <home>/spares/<root>/           a copy of a snapshot, to be turned into the next one
     <home>/pins/<owner>             the version that each driver has asked for last
+    <home>/held/<root>-<owner>      processes of that driver are about to be started from that version
     <home>/work/<process>/          what is under construction, by one process
 
 A version in use is one whose file under ``opened`` is locked; the kernel drops the lock with the process, however it

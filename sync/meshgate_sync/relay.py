@@ -160,9 +160,10 @@ class Relay:
                 self._downstream.tell(peer, Withdraw(root), now)
 
     def hold(self, root: bytes, now: float) -> None:
-        """Processes are about to be started from this version."""
+        """Processes are about to be started from this version; told anew each time, for hosts keep it only for so
+        long."""
         version = self._versions.get(root)
-        if version is not None and not version.held:
+        if version is not None:
             version.held = True
             if self._upstream is not None:
                 self._commands.append(Reserve(root))

@@ -288,6 +288,7 @@ class Runner:
             self._in_store(lambda: self.disk.store.forget(command.root), lambda _: None)
         elif isinstance(command, Reserve):
             self._reserved.add(command.root)
+            self._in_store(lambda: self.disk.hold(command.root), lambda failure: self._held(command.root, failure))
         elif isinstance(command, Ask):
             assert self._gateway is not None
             self._gateway.ask(command.root, command.digests)
@@ -389,6 +390,11 @@ class Runner:
         else:
             self._newest = root
             self.relay.finished(root, self._now())
+
+    def _held(self, root: bytes, failure: str | None) -> None:
+        assert self.relay is not None
+        if failure is not None:
+            self.relay.failed(root, failure, self._now())
 
     def _loaded(self, command: Load, loaded: Loaded) -> None:
         assert self.relay is not None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 
 from .home import locked, snapshot_path, unlocked
 from .links import alter, holds, mend, populate
@@ -22,6 +23,7 @@ from .tree import Directory
 
 __all__ = ["Snapshots"]
 
+_HELD_SECONDS = 600
 _EARLIER = "earlier"
 """Stands for all snapshots that processes were started from and that are gone: their files live on in others."""
 
@@ -34,6 +36,13 @@ class Snapshots:
         self._work = work
         self._objects = objects
         self._records = records
+
+    def pin_ready(self, owner: str, root: bytes) -> bool:
+        """As ``ready``; from now on the version is the one that ``owner`` asked for last, and what is ready stays."""
+        with locked(self._home):
+            if owner:
+                self._pin(owner, root)
+            return self.ready(root)
 
     def ready(self, root: bytes) -> bool:
         return os.path.isdir(self.path(root))
@@ -97,13 +106,16 @@ class Snapshots:
         return (
             self.ready(root)
             and not self.opened(root)
+            and root not in self._held()
             and all(other == owner or pinned != root for other, pinned in self.pins().items())
         )
 
-    def remove(self, root: bytes) -> bool:
-        """Removes a snapshot unless it is in use; tells whether it is gone."""
+    def remove(self, root: bytes, *, pinned: bool = True) -> bool:
+        """Removes a snapshot unless it is in use or, with ``pinned`` False, someone has asked for it or is about to
+        start processes from it; tells whether it is gone."""
         with locked(self._home):
-            trash = self._take_away(root)
+            needed = not pinned and (root in self.pins().values() or root in self._held())
+            trash = None if needed else self._take_away(root)
         if trash is None:
             return False
         shutil.rmtree(trash, ignore_errors=True)
@@ -167,15 +179,42 @@ class Snapshots:
                 pins[owner] = bytes.fromhex(pin.read())
         return pins
 
-    def pin(self, owner: str, root: bytes) -> None:
+    def hold(self, owner: str, root: bytes) -> None:
+        """``owner`` is about to start processes from a version: until they have taken hold of it themselves, for which
+        they have ten minutes from the last call, its snapshot stays, whatever ``owner`` asks for next."""
+        with locked(self._home):
+            path = os.path.join(self._home, "held", f"{root.hex()}-{owner}")
+            with open(path, "w"):
+                os.utime(path)
+
+    def _held(self) -> set[bytes]:
+        """The versions that processes are about to be started from; notes on others go."""
+        held = set()
+        directory = os.path.join(self._home, "held")
+        for name in os.listdir(directory):
+            path = os.path.join(directory, name)
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - os.stat(path).st_mtime < _HELD_SECONDS:
+                    held.add(bytes.fromhex(name.partition("-")[0]))
+                else:
+                    os.unlink(path)
+        return held
+
+    def _pin(self, owner: str, root: bytes) -> None:
         temporary = os.path.join(self._work, "pin")
         with open(temporary, "w") as pin:
             pin.write(root.hex())
         os.rename(temporary, os.path.join(self._home, "pins", owner))
 
     def release(self, owner: str) -> None:
+        """``owner`` asks for nothing any more and starts no more processes."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self._home, "pins", owner))
+        directory = os.path.join(self._home, "held")
+        for name in os.listdir(directory):
+            if name.partition("-")[2] == owner:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(directory, name))
 
     def _spare(self, root: bytes) -> str:
         return os.path.join(self._home, "spares", root.hex())

@@ -30,7 +30,7 @@ from .tree import Directory, File, files, lookup
 
 __all__ = ["Problem", "Store", "translated"]
 
-_DIRECTORIES = ("objects", "versions", "snapshots", "opened", "spares", "pins", "work")
+_DIRECTORIES = ("objects", "versions", "snapshots", "opened", "spares", "pins", "held", "work")
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -150,16 +150,20 @@ class Store:
         try:
             with translated(self.home):
                 self.records.add(fetch.tree, base)
-                if self._materialise and not self.snapshots.intact(fetch.tree):
+                ready = self.snapshots.pin_ready(owner, root)
+                if self._materialise and not (ready and self.snapshots.intact(fetch.tree)):
                     self.snapshots.make(fetch.tree, owner, replaces)
-                if owner:
-                    self.snapshots.pin(owner, root)
         except StoreError:
             self._complete.clear()
             raise
         del self._fetches[root]
         self._complete.add(root)
         return self.snapshots.path(root)
+
+    def hold(self, root: bytes, owner: str) -> None:
+        """See ``Snapshots.hold``. Raises StoreError."""
+        with translated(self.home):
+            self.snapshots.hold(owner, root)
 
     def prepare_spare(self, root: bytes) -> bool:
         """See ``Snapshots.prepare_spare``. Raises StoreError; ObjectsDamaged until the version is begun again."""

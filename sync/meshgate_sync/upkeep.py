@@ -1,7 +1,7 @@
 """Collects what no one needs any more: old snapshots, and the objects that nothing is made of.
 
-Kept are the versions in use, those pinned by a driver, and the newest few; beyond that a version goes when it is old or
-when the store is over its size, oldest first.
+Kept are the versions in use, those pinned by a driver or about to be used, and the newest few; beyond that a version
+goes when it is old or when the store is over its size, oldest first.
 
 Imports nothing but the standard library.
 """
@@ -61,7 +61,6 @@ def collect(store: Store, policy: Policy | None = None, *, now: float | None = N
 
 def _remove_versions(store: Store, policy: Policy, now: float) -> list[bytes]:
     """Removes the snapshots of the versions that are to go, oldest first; returns which those are."""
-    pinned = set(store.snapshots.pins().values())
     stamps = dict(_ages(store))
     by_age = sorted(stamps, key=lambda root: stamps[root])
     naming = Counter(file for tree in store.trees() for file in distinct(files(tree)))
@@ -69,9 +68,9 @@ def _remove_versions(store: Store, policy: Policy, now: float) -> list[bytes]:
     removed = []
     for root in by_age[: max(0, len(by_age) - policy.newest)]:
         too_old = now - stamps[root] > policy.age
-        if root in pinned or store.brings(root) or not (too_old or excess > 0):
+        if store.brings(root) or not (too_old or excess > 0):
             continue
-        if not store.snapshots.remove(root):
+        if not store.snapshots.remove(root, pinned=False):
             continue
         store.snapshots.remove_spare(root)
         store.forget_complete(root)

@@ -5,6 +5,7 @@ import errno
 import os
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -812,6 +813,62 @@ def test_collecting_a_disk_that_refuses_is_an_error_of_the_store(
     crashing(monkeypatch, 0, lambda: OSError(errno.EIO, "broken"))
     with pytest.raises(StoreError, match="broken"):
         collect(host.store, Policy(newest=1, age=0.0, grace=0.0))
+
+
+def test_a_version_whose_processes_have_not_started_yet_survives_a_save_and_a_full_disk(
+    tmp_path: Path, content: Content
+) -> None:
+    host, other = Host(tmp_path / "home", content), Host(tmp_path / "home", content)
+    first, second, third = (content.tree({b"a": number}) for number in (b"1", b"2", b"3"))
+    path = host.bring(first)
+    host.store.hold(first.digest, "me")
+    host.bring(second, first)
+    other.bring(third, second, owner="other", replaces=first.digest)
+    collect(other.store, Policy(newest=0, age=0.0, grace=0.0))
+    assert on_disk(path) == {b"a": b"1"}
+    host.store.snapshots.release("me")
+    collect(other.store, Policy(newest=0, age=0.0, grace=0.0))
+    assert host.store.snapshots.roots() == [third.digest]
+
+
+def test_what_was_held_counts_for_ten_minutes(host: Host, content: Content) -> None:
+    first, second = content.tree({b"a": b"1"}), content.tree({b"a": b"2"})
+    host.bring(first)
+    host.store.hold(first.digest, "me")
+    host.bring(second, first)
+    (note,) = (host.home / "held").iterdir()
+    os.utime(note, (0, time.time() - 599))
+    collect(host.store, Policy(newest=0, age=0.0, grace=0.0))
+    assert host.store.ready(first.digest)
+    os.utime(note, (0, time.time() - 601))
+    collect(host.store, Policy(newest=0, age=0.0, grace=0.0))
+    assert not host.store.ready(first.digest)
+    assert not note.exists()
+
+
+def test_a_version_that_is_there_is_not_collected_while_it_is_finished(
+    host: Host, content: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = content.tree({b"a": b"1"}), content.tree({b"a": b"2"})
+    host.bring(first)
+    host.bring(second, first)
+    other = Host(host.home, content)
+    ready = host.store.snapshots.ready
+
+    collecting = threading.Thread(target=collect, args=(other.store, Policy(newest=0, age=0.0, grace=0.0)))
+
+    def then_collected(root: bytes) -> bool:
+        found = ready(root)
+        if collecting.ident is None:
+            collecting.start()
+            collecting.join(0.2)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host.store.snapshots, "ready", then_collected)
+        path = host.bring(first, second)
+    collecting.join()
+    assert on_disk(path) == {b"a": b"1"}
 
 
 def test_pinned_versions_and_fresh_objects_are_kept(host: Host, content: Content) -> None:
