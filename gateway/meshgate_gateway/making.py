@@ -17,7 +17,7 @@ from meshgate_gateway.conversation import Conversation
 from meshgate_kubernetes.errors import KubernetesError
 from meshgate_kubernetes.jobs import RunningJob
 from meshgate_kubernetes.readiness import Listener, Progress
-from meshgate_kubernetes.requests import Answer, Created, Told, Up, refused
+from meshgate_kubernetes.requests import Answer, Created, Refused, Told, Up, refused
 from meshgate_kubernetes.spec import Object
 
 __all__ = ["Making", "Makings"]
@@ -27,6 +27,7 @@ log = structlog.get_logger()
 MAX_AT_ONCE = 64
 RETURN_TIME = 20.0
 CLOSE_TIMEOUT = 10.0
+TELL_TIMEOUT = 60.0
 
 Make = Callable[[Listener], RunningJob]
 End = Callable[[RunningJob], None]
@@ -113,6 +114,9 @@ class Making:
             return Up(job=await self._loop.run_in_executor(self._threads, make, self))
         except KubernetesError as error:
             return refused(error)
+        except Exception as fault:
+            log.exception("a job could not be made")
+            return Refused(reason=f"the gateway failed inside: {fault!r}. Please report this.")
 
     # --- on the thread that makes it ----------------------------------------------------------------------
 
@@ -125,7 +129,7 @@ class Making:
     def _tell(self, answer: Answer) -> None:
         if self._going is not None:
             raise KubernetesError("whoever asked for the job has gone")
-        asyncio.run_coroutine_threadsafe(self._tell_all(answer.model_dump_json()), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._tell_all(answer.model_dump_json()), self._loop).result(TELL_TIMEOUT)
 
     async def _tell_all(self, text: str) -> None:
         for caller in list(self._callers):

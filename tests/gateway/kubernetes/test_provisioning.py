@@ -186,6 +186,17 @@ def test_a_job_that_cannot_come_up_is_told_and_leaves_nothing(api: FakeApi) -> N
     assert api.left() == []
 
 
+def test_a_fault_of_the_gateway_is_told_and_leaves_nothing(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(readiness._Waiter, "look", fail)
+    *_, answer = ask(api, Start(job=wanted()))
+    assert isinstance(answer, Refused)
+    assert "the gateway failed inside: RuntimeError('a bug')" in answer.reason
+    assert api.left() == []
+
+
 def test_what_is_no_question_is_refused_by_its_place(api: FakeApi) -> None:
     assert "Input tag 'steal'" in refusal(api, '{"ask": "steal"}').reason
     spec = wanted().model_dump(mode="json") | {"privileged": True}
