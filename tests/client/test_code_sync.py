@@ -38,6 +38,7 @@ class Answering:
         self.failed: dict[str, str] = {}
         self.offers = 0
         self.silent = False
+        self.offered = threading.Event()
         gateway.on[Sync] = self._answer
 
     def _answer(self, session: FakeSession, header: Sync, _: Any) -> None:
@@ -45,6 +46,7 @@ class Answering:
         if body["type"] == "sync_offer":
             self.offers += 1
             self.root = body["root"]
+            self.offered.set()
             if not self.silent:
                 self.tell(session)
 
@@ -126,6 +128,7 @@ def test_all_who_wait_for_a_version_hear_that_it_failed_and_the_next_push_offers
     with ThreadPoolExecutor(2) as others:
         pushes = [others.submit(code.push) for _ in range(2)]
         waiting.wait(WAIT)
+        assert answering.offered.wait(WAIT)
         gateway.do(lambda: answering.tell(gateway.session()))
         for push in pushes:
             with pytest.raises(StaleCodeError, match="workers-1: its disk is full"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from meshgate import ActorError, InvalidRequestError, MeshgateError, ProcessJob
+from meshgate import ActorError, InvalidRequestError, MeshgateError, ProcessJob, SupervisionError
 from meshgate_sync.errors import TreeTooLarge
 
 SETTINGS = "STEP = {step}\n"
@@ -23,6 +25,12 @@ class Model(Actor):
     @endpoint
     def step(self):
         return STEP
+
+    @endpoint
+    def pid(self):
+        import os
+
+        return os.getpid()
 
     @endpoint
     def late(self):
@@ -158,6 +166,34 @@ def test_a_save_is_pushed_while_watching(job: Any, project: Path) -> None:
     (project / "settings_of_test.py").write_text(SETTINGS.format(step=66))
     assert arrived.wait(timeout=60)
     assert steps(job.state().workers.spawn_procs().spawn("saved", model())) == [66, 66]
+
+
+def test_processes_from_before_the_first_sync_are_refused_rather_than_run_old_code(job: Any) -> None:
+    procs = job.state().workers.spawn_procs()
+    assert steps(procs.spawn("first", model())) == [1, 1]
+    job.sync(quiet=True)
+    with pytest.raises(MeshgateError, match=r"spawned before sync\(\): spawn them again"):
+        steps(procs.spawn("second", model()))
+
+
+def test_processes_that_are_left_when_one_dies_can_be_brought_to_newer_code(job: Any, project: Path) -> None:
+    job.sync(quiet=True)
+    procs = job.state().workers.spawn_procs(per_host={"gpus": 2})
+    first = procs.spawn("first", model())
+    dead = first.pid.call().get(timeout=60).item(hosts=0, gpus=0)
+    os.kill(dead, signal.SIGKILL)
+    with pytest.raises(SupervisionError):
+        steps(first)
+    left = procs.slice(hosts=1)
+    (project / "settings_of_test.py").write_text(SETTINGS.format(step=22))
+    job.sync(quiet=True)
+    assert steps(left.spawn("second", model())) == [22, 22]
+    (project / "settings_of_test.py").write_text(SETTINGS.format(step=333))
+    job.sync(quiet=True)
+    with pytest.raises(InvalidRequestError, match=r"ranks \[0\] of .* are dead"):
+        procs.reload().get(timeout=60)
+    assert len(list(left.reload().get(timeout=60).values())) == 2
+    assert steps(left.spawn("third", model())) == [333, 333]
 
 
 def test_reload_without_a_sync_is_refused(job: Any) -> None:

@@ -89,13 +89,12 @@ class ProcMeshProxy(MeshProxy):
 
         Live objects keep the code they were made with; the report of each process says of which actor classes
         there are any (``old_classes``), with the reloaded ``modules`` and those whose files have ``vanished``.
+        A slice reloads its own processes; so can those be reloaded that are left when some are dead.
         Raises ``InvalidRequestError`` where no code was synced.
         """
         client = self._client
         if client.code_version is None:
             raise InvalidRequestError("there is nothing to reload: job.sync() has not been called")
-        if not self._whole:
-            raise InvalidRequestError(f"{self!r} is a part of a process mesh; reload the whole")
         version, paths = client.code_version, client.code_paths
         answer = Gathering(self._object, f"{self._owned.known.name}.reload", self._shape)
         client.ask(

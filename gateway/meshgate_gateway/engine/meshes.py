@@ -120,8 +120,8 @@ class Meshes:
         assert isinstance(procs, Procs)
         if len(buffers) < 2:
             raise invalid("an actor came without its class or its arguments")
-        if header.version is not None and procs.version is not None:
-            await engine.code.reloading.bring(header.procs.object, procs, header.version, header.paths)
+        if header.version is not None:
+            await engine.code.reloading.bring(header.procs, procs, mesh, header.version, header.paths)
         class_data = buffers[0].fragments
         payload = engine.payload(buffers[1:], await self.arguments(header.arguments))
         inner = engine.binding.spawn_actors(mesh, header.name, header.class_name, header.kind, class_data, payload)

@@ -17,7 +17,7 @@ from meshgate_gateway.engine.library import OF_PROCESSES, library
 from meshgate_gateway.engine.objects import Actors, Procs, cached, invalid, ranks_of
 from meshgate_gateway.engine.races import before
 from meshgate_wire import Fragments
-from meshgate_wire.messages import Region, Reload, stream_of
+from meshgate_wire.messages import MeshRef, Region, Reload, stream_of
 
 if TYPE_CHECKING:
     from meshgate_gateway.engine.code import Code
@@ -40,15 +40,13 @@ class Reloading:
         self._engine, self._code = engine, code
         self._known: dict[int, dict[Region, _Reloaders]] = {}
 
-    async def bring(self, number: int, procs: Procs, version: str, paths: Sequence[str]) -> None:
-        """Brings processes to ``version`` before actors are spawned in them; one that runs it already is left alone.
-
-        Raises RequestFailed.
+    async def bring(self, target: MeshRef, procs: Procs, mesh: Any, version: str, paths: Sequence[str]) -> None:
+        """Brings the processes ``target`` of ``procs``, to Monarch ``mesh``, to ``version`` before actors are spawned
+        in them. Leaves alone those that run it, and meshes that an endpoint returned. Raises RequestFailed.
         """
-        region = procs.region
-        if procs.run(version, ranks_of(region)):
+        if procs.hosts is None or procs.run(version, ranks_of(target.region or procs.region)):
             return
-        reloaders, version = await self._reloaders(number, procs, region, procs.mesh, version)
+        reloaders, version = await self._reloaders(target, procs, mesh, version)
         behind = f"the processes of {procs.name!r} could not be brought to the newest code"
         move = procs.leave(reloaders.ranks)
         reloading = self._engine.binding.ask_own(
@@ -68,37 +66,35 @@ class Reloading:
     async def _reload(self, header: Reload) -> None:
         from meshgate_gateway.engine.engine import HostsOf  # noqa: PLC0415 - the engine imports this module
 
-        number = header.target.object
-        procs = await self._engine.objects.when(number)
-        if not isinstance(procs, Procs):
-            raise invalid(f"object {number} is not a proc mesh")
-        reloaders, version = await self._reloaders(number, procs, procs.region, procs.mesh, header.version)
+        procs, mesh = await self._engine.meshes.mesh(header.target, Procs)
+        assert isinstance(procs, Procs)
+        reloaders, version = await self._reloaders(header.target, procs, mesh, header.version)
         actors, ranks = reloaders.actors, reloaders.ranks
         pending = Pending(header.call, "call", procs.name, "reload", ranks, HostsOf(actors))
         move = procs.leave(ranks)
         pending.succeeded = functools.partial(procs.arrive, move, ranks, version)
         arguments = self._engine.binding.own_arguments(version, list(header.paths))
-        self._engine.start_call(pending, actors, actors.inner, arguments, stream_of(number))
+        self._engine.start_call(pending, actors, actors.inner, arguments, stream_of(header.target.object))
 
     async def _reloaders(
-        self, number: int, procs: Procs, region: Region, mesh: Any, version: str
+        self, target: MeshRef, procs: Procs, mesh: Any, version: str
     ) -> tuple[_Reloaders, str]:
-        """The actors that reload the processes of ``region``, which is ``mesh`` to Monarch, and the version that their
-        hosts have by now."""
+        """The actors that reload the processes ``target``, and the version that their hosts have by now."""
         from meshgate_gateway.engine.code_on_worker import ProcessCode  # noqa: PLC0415 - it imports Monarch
 
+        region = target.region or procs.region
         ranks = ranks_of(region)
         if procs.version is None:
             raise invalid(f"the processes of {procs.name!r} were spawned before sync(): spawn them again")
         if dead := sorted(procs.dead.keys() & set(ranks)):
-            raise invalid(f"ranks {dead} of {procs.name!r} are dead: spawn the processes again")
+            raise invalid(f"ranks {dead} of {procs.name!r} are dead: use a slice of the others, or spawn anew")
         version = await self._code.need(version, [procs.host_of(rank) for rank in ranks])
 
         def spawned(region: Region) -> _Reloaders:
             inner = self._engine.binding.spawn_own(mesh, "meshgate_code", ProcessCode, "sync", library(OF_PROCESSES))
             return _Reloaders(Actors(inner, procs.name, "ProcessCode", (), region, procs), ranks)
 
-        return cached(self._known.setdefault(number, {}), region, spawned), version
+        return cached(self._known.setdefault(target.object, {}), region, spawned), version
 
     def process_died(self, number: int, rank: int, why: str) -> None:
         """Ends what waits for a process that is gone."""
