@@ -27,7 +27,7 @@ def test_a_pod_deleted_during_a_call_is_named_with_the_reason(namespace: str, ku
     with KubernetesJob(compute=Compute(replicas=2), name="victim", namespace=namespace) as job:
         trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
         trainers.pod.call().get(timeout=60)
-        call = trainers.wait.call(60.0)
+        call = trainers.wait.call(10.0)  # rank 0 is busy until then
         deleted = time.monotonic()
         kubectl("delete", "pod", "victim-workers-1", "--wait=false")
         with pytest.raises(SupervisionError) as caught:
