@@ -111,6 +111,7 @@ class Ask:
 
     root: bytes
     digests: tuple[bytes, ...]
+    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

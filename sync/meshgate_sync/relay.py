@@ -91,6 +91,15 @@ class Relay:
         """Bytes of pieces that came twice."""
         return self._upstream.wasted if self._upstream is not None else 0
 
+    def pause(self, now: float) -> None:
+        """The disk does not keep up: nothing is read from the parents until ``resume``."""
+        if self._upstream is not None:
+            self._upstream.pause(now)
+
+    def resume(self, now: float) -> None:
+        if self._upstream is not None:
+            self._upstream.resume(now)
+
     def start(self, now: float) -> None:
         if self._upstream is not None:
             self._upstream.start(now)
@@ -183,7 +192,7 @@ class Relay:
         if not missing:
             self._finish(version)
         elif self._upstream is None:
-            self._commands.append(Ask(root, tuple(missing)))
+            self._commands.append(Ask(root, tuple(missing), tuple(missing.values())))
         else:
             self._upstream.want(root, missing, striped=version.offer.striped, now=now)
 

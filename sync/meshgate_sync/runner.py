@@ -1,7 +1,7 @@
 """Runs a relay: carries its commands out on TCP connections and a store, and tells it what came of them.
 
 The event loop never waits for the disk: the store has a thread of its own, in which its steps run in order. When
-the disk does not keep up with the network, reading from the parents pauses.
+the disk does not keep up with the network, reading from the parents pauses, and the laptop is asked for no more.
 
 Imports nothing but the standard library.
 """
@@ -35,6 +35,7 @@ from .disk import Begun, Disk, Loaded, Made
 from .errors import MalformedMessage
 from .frames import Data, Message, Offer, encode_frame
 from .plan import Routes
+from .questions import Questions
 from .relay import Relay, Timing
 from .store import Store
 from .tcp import Connection, accepting, dialling
@@ -46,6 +47,7 @@ Address = tuple[str, int]
 _TICK = 0.05
 _DIAL_SECONDS = 2.0
 _MOST_UNKEPT = 64 * 1024 * 1024
+_MOST_ASKED = 64 * 1024 * 1024
 _KEPT_AT_ONCE = 1024 * 1024
 _UPKEEP_SECONDS = 0.5
 
@@ -89,6 +91,7 @@ class Runner:
         self._gathered_bytes = 0
         self._unkept = 0
         self._paused = False
+        self._questions = Questions(_MOST_ASKED)
         self._working = False
         self._newest: bytes | None = None
         self._reserved: set[bytes] = set()
@@ -165,8 +168,10 @@ class Runner:
         for digest, data in pieces:
             if piece_digest(data) != digest:
                 raise MalformedMessage(f"piece {short(digest)} is not what its digest says")
+            self._questions.came(digest)
             self.relay.supplied(digest, data, self._now())
         self._work()
+        self._ask()
 
     # --- tcp.Listener -----------------------------------------------------------------------------------
 
@@ -184,6 +189,8 @@ class Runner:
         if earlier is not None and earlier is not connection:
             earlier.close()
         if connection.up:
+            if self._paused:
+                connection.pause_reading()
             self.relay.connected(connection.peer, self._now())
         else:
             self.relay.accepted(connection.peer, self._now())
@@ -285,13 +292,14 @@ class Runner:
         elif isinstance(command, Describe):
             self._in_store(lambda: self.disk.describe(command.root), lambda delta: self._described(command, delta))
         elif isinstance(command, Forget):
+            self._questions.forget(command.root)
             self._in_store(lambda: self.disk.store.forget(command.root), lambda _: None)
         elif isinstance(command, Reserve):
             self._reserved.add(command.root)
             self._in_store(lambda: self.disk.hold(command.root), lambda failure: self._held(command.root, failure))
         elif isinstance(command, Ask):
-            assert self._gateway is not None
-            self._gateway.ask(command.root, command.digests)
+            self._questions.add(command.root, dict(zip(command.digests, command.sizes, strict=True)))
+            self._ask()
         elif isinstance(command, Report):
             assert self._gateway is not None
             self._gateway.report(command.root, command.ready, command.failed)
@@ -365,9 +373,18 @@ class Runner:
             assert self.relay is not None
             self.relay.failed(None, failure, self._now())
 
+    def _ask(self) -> None:
+        """Asks the laptop for more, if the disk keeps up with what came."""
+        if self._gateway is not None and not self._paused:
+            for root, digests in self._questions.due():
+                self._gateway.ask(root, digests)
+
     def _throttle(self) -> None:
-        if self._paused != (self._unkept > (_MOST_UNKEPT // 2 if self._paused else _MOST_UNKEPT)):
+        if self._paused != (self._unkept > (3 * _MOST_UNKEPT // 4 if self._paused else _MOST_UNKEPT)):
             self._paused = not self._paused
+            assert self.relay is not None
+            (self.relay.pause if self._paused else self.relay.resume)(self._now())
+            self._ask()
             for link, connection in self._links.items():
                 if link.up:
                     (connection.pause_reading if self._paused else connection.resume_reading)()

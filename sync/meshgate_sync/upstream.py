@@ -115,6 +115,7 @@ class Upstream:
         self._second: str | None = None
         self._came = 0
         self._pace = 0.0
+        self._paused_at: float | None = None
 
     @property
     def control(self) -> str:
@@ -291,7 +292,28 @@ class Upstream:
 
     # --- time -------------------------------------------------------------------------------------------
 
+    def pause(self, now: float) -> None:
+        """Nothing that parents send is read until ``resume``: no parent is judged by that time."""
+        if self._paused_at is None:
+            self._paused_at = now
+
+    def resume(self, now: float) -> None:
+        if self._paused_at is None:
+            return
+        missed, self._paused_at = now - self._paused_at, None
+        for link in self._links.values():
+            link.heard = min(now, link.heard + missed)
+        for lane in self._lanes:
+            for source in lane.sources.values():
+                source.since = min(now, source.since + missed)
+                source.progress = min(now, source.progress + missed)
+        if self._ticked_at is not None:
+            self._ticked_at = min(now, self._ticked_at + missed)
+        self.alert_until += missed
+
     def tick(self, now: float) -> None:
+        if self._paused_at is not None:
+            return
         timing = self._timing
         grace = self._grace(now)
         for peer, link in list(self._links.items()):

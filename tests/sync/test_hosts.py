@@ -73,6 +73,26 @@ def test_sixteen_hosts_get_version_after_version(tmp_path: Path) -> None:
     run(tmp_path, content, 16, scenario)
 
 
+def test_the_laptop_is_asked_for_no_more_than_there_is_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshgate_sync.runner._MOST_ASKED", 1_000_000)
+    content = Large(4)
+    tree = content.with_large(MODEL)
+
+    async def scenario(job: Job) -> None:
+        job.hold_back = True
+        job.publish(tree)
+        await asyncio.wait_for(until(lambda: job.asked > 0), 30)
+        assert job.asked <= 20  # of 64 large pieces and a few small ones
+        job.hold_back = False
+        job.let_go()
+        await job.distributor.wait(tree.digest, job.hosts, 60)
+        assert on_disk(job.hosts["h0"].snapshot(tree)) == plain({**MODEL, b"large": content.data})
+
+    run(tmp_path, content, 1, scenario)
+
+
 def test_a_host_killed_in_the_middle_holds_up_nobody_and_catches_up(tmp_path: Path) -> None:
     content = Large(4)
     tree = content.with_large(MODEL)

@@ -472,6 +472,23 @@ def test_a_late_acknowledgement_does_not_count_when_the_version_is_published_aga
     assert not [command for command in relay.commands() if isinstance(command, Report)]
 
 
+def test_a_host_whose_disk_is_slow_does_not_accuse_its_parents() -> None:
+    relay = host_relay()
+    relay.received(UP, offer_of(ROOT), 1.0)
+    relay.begun(ROOT, {DIGEST: 4}, 1.0)
+    relay.commands()
+    relay.pause(1.5)
+    for tenth in range(15, 300):
+        relay.tick(tenth / 10)
+    relay.pause(30.0)
+    relay.resume(30.0)
+    relay.tick(30.1)
+    assert not [command for command in relay.commands() if isinstance(command, Disconnect)]
+    for tenth in range(302, 400):
+        relay.tick(tenth / 10)
+    assert Disconnect(UP) in relay.commands()
+
+
 def test_a_child_that_takes_nothing_for_long_is_dropped() -> None:
     relay = host_relay()
     relay.received(UP, offer_of(ROOT), 1.0)
