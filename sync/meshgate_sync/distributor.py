@@ -79,6 +79,7 @@ class Distributor:
         self._owner = owner
         self._runner = Runner(GATEWAY, self._store, secret=secret, owner=owner, gateway=self, timing=timing)
         self._hosts: dict[str, HostSlot] = {}
+        self._expected: set[str] = set()
         self._routes: dict[str, Routes] = {}
         self._offered: list[bytes] = []
         self._opened: set[bytes] = set()
@@ -96,6 +97,10 @@ class Distributor:
         self._store.close()
 
     # --- hosts ------------------------------------------------------------------------------------------
+
+    def expect_hosts(self, names: Iterable[str]) -> None:
+        """These will be added: until then they count, in what the laptop is told, among those that are not ready."""
+        self._expected.update(names)
 
     def add_hosts(self, hosts: Sequence[HostSlot]) -> dict[str, Routes]:
         """Takes hosts in, or in again after a restart; returns the routes to configure each of them with.
@@ -118,6 +123,7 @@ class Distributor:
     def remove_host(self, name: str, why: str | None) -> None:
         """The host is lost: whoever waits for it, and the laptop, are told why. None: it is not expected any more."""
         self._hosts.pop(name, None)
+        self._expected.discard(name)
         if why is None:
             self.board.came(name)
         else:
@@ -249,7 +255,7 @@ class Distributor:
         standing = self.board.standing(root)
         left = self._runner.relay.bytes_sent if self._runner.relay is not None else 0
         failed = {**standing.failed, **self.board.missing}
-        hosts = len(self._hosts.keys() | failed.keys())
+        hosts = len(self._hosts.keys() | failed.keys() | self._expected)
         if standing.gateway is not None:
             failed[_THE_GATEWAY] = standing.gateway
         self._laptop.progress(Progress(root, frozenset(standing.ready), failed, hosts, left))

@@ -49,6 +49,22 @@ def run(tmp_path: Path, content: Content, count: int, scenario: Callable[[Job], 
     asyncio.run(main())
 
 
+def test_hosts_that_are_still_to_come_count_as_not_ready(tmp_path: Path) -> None:
+    content = Content()
+
+    async def main() -> None:
+        async with job(tmp_path / "gateway", content) as made:
+            made.distributor.expect_hosts(["h0", "late"])
+            await made.add([await HostProcess.start("h0", tmp_path / "h0")])
+            await made.bring(content.tree(MODEL))
+            assert made.last is not None
+            assert (made.last.ready, made.last.hosts) == ({"h0"}, 2)
+            made.distributor.remove_host("late", None)
+            assert made.last.hosts == 1
+
+    asyncio.run(main())
+
+
 def test_sixteen_hosts_get_version_after_version(tmp_path: Path) -> None:
     content = Large(1)
 

@@ -92,6 +92,7 @@ class Relays:
 
     def give(self, hosts: Hosts) -> None:
         """Gives relays to those hosts that have none. Of hosts that are known already it learns where they are now."""
+        self._distributor.expect_hosts(filter(None, hosts.names))
         for rank, name in enumerate(hosts.names if hosts.hosts[0].name else ()):
             seat = self._seats.setdefault(name, _Seat(name, hosts, rank))
             seat.hosts, seat.rank, seat.lost = hosts, rank, name in hosts.lost
