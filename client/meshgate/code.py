@@ -21,6 +21,7 @@ from pydantic import Field, TypeAdapter
 
 from meshgate.errors import StaleCodeError
 from meshgate.serial import SerialThread
+from meshgate.watching import watch
 from meshgate_sync.errors import TreeError
 from meshgate_sync.protocol import SyncGone, SyncNeed, SyncStatus, SyncWants
 from meshgate_sync.scan import Scanner, git_root
@@ -191,15 +192,19 @@ class CodeSync:
             self._statuses = {root: status for root, status in self._statuses.items() if root in self._pushed}
 
     def watch(self, told: Callable[[SyncReport | Exception], None]) -> None:
-        """Pushes on every save, once for a burst, until ``close``; ``told`` hears of each, on a thread of its own."""
+        """Pushes on every save, once for a burst, until ``close``; ``told`` hears of each, on a thread of its own.
+
+        It hears as well when saves can no longer be seen; ``watch`` may be called again then.
+        """
         if self._watching is None:
             self._watching = threading.Thread(target=self._watch, args=(told,), name="meshgate-watch", daemon=True)
             self._watching.start()
 
     def close(self) -> None:
         self._stop.set()
-        if self._watching is not None:
-            self._watching.join(timeout=5)
+        watching = self._watching
+        if watching is not None:
+            watching.join(timeout=5)
         self._worker.close(timeout=5)
         with self._news:
             self._news.notify_all()
@@ -224,25 +229,20 @@ class CodeSync:
         return _directory(nested), read
 
     def _watch(self, told: Callable[[SyncReport | Exception], None]) -> None:
-        from watchfiles import watch  # noqa: PLC0415 - only who watches pays for it
-
-        roots = [scanner.root.decode(errors="surrogateescape") for scanner in self._scanners]
-        whole = True  # what was saved before the watch was up would go unnoticed
-        started = False
-        for changes in watch(
-            *roots, stop_event=self._stop, debounce=50, step=10, rust_timeout=200, yield_on_timeout=True
-        ):
-            if not changes and started:
-                continue
-            started = True
-            try:
-                pushed = self._push(None if whole or self.tree.parts else [path for _, path in changes])
-                whole = False
-                if pushed.report.files:
-                    self._teller.call(lambda pushed=pushed: self._tell(pushed, told))  # type: ignore[misc]
-            except Exception as error:  # noqa: BLE001 - the user is told, and the next save is another chance
-                whole = True  # what changed this time will not be reported again
-                told(error)
+        whole = True
+        try:
+            for saved in watch(self._scanners, self._stop):
+                try:
+                    pushed = self._push(None if whole or self.tree.parts else saved)
+                    whole = False
+                    if pushed.report.files:
+                        self._teller.call(lambda pushed=pushed: self._tell(pushed, told))  # type: ignore[misc]
+                except Exception as error:  # noqa: BLE001 - the user is told, and the next save is another chance
+                    whole = True  # what changed this time will not be reported again
+                    told(error)
+        except Exception as error:  # noqa: BLE001 - the user is told, and may watch again
+            self._watching = None
+            told(error)
 
     def _tell(self, pushed: _Pushed, told: Callable[[SyncReport | Exception], None]) -> None:
         """Beside the watch: a host that is slow does not hold up the next save."""

@@ -34,7 +34,7 @@ DEFAULTS = (
     ".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".hypothesis/", ".cache/", ".ipynb_checkpoints/",
     ".coverage", ".coverage.*",
     ".monarch/",
-    ".idea/", ".vscode/", ".DS_Store", "*.swp", "*~", ".#*", "4913",
+    ".idea/", ".vscode/", ".DS_Store", "*.swp", "*~", ".#*", "4913", "*___jb_???___",
 )  # fmt: skip
 
 

@@ -63,6 +63,7 @@ class Scanner:
         self.cache = cache or StatCache()
         self._limits = limits or Limits()
         self._clock = clock
+        self._rules: dict[bytes, Rules] = {}  # of each directory
 
     def scan(self, changed: Iterable[str | os.PathLike[str]] | None = None) -> Scan:
         """The tree as it is now.
@@ -86,8 +87,31 @@ class Scanner:
         tree = _build(draft, kept)
         walk.keep_untouched(kept)
         self.cache.directories = kept
+        self._rules = walk.rules if walk.full else {**self._rules, **walk.rules}
         read = tuple(path for _, _, path in walk.unread)
         return Scan(tree, read, time.perf_counter() - started)
+
+    def ignores(self, path: str | os.PathLike[str]) -> bool:
+        """Whether ``path`` (absolute, or below the root) is outside, or is left out by the rules of the last scan, or
+        lies in what is. Reads no file: what is in directories that are new since then counts as not left out."""
+        relative = os.path.relpath(os.path.join(self.root, os.fsencode(path)), self.root)
+        if relative == b".." or relative.startswith(b"../"):
+            return True
+        names, known, above = relative.split(b"/"), self._rules, b""
+        for place, name in enumerate(names):
+            rules, below = known.get(above), above + b"/" + name if above else name
+            if rules is None:
+                return False
+            if below not in known:
+                last = place == len(names) - 1
+                full = os.path.join(self.root, below)
+                directory = not last or (os.path.isdir(full) and not os.path.islink(full))
+                if last and name in IGNORE_FILES:
+                    return False
+                if _left_out(rules, below, full, directory=directory):
+                    return True
+            above = below
+        return False
 
     def _read(self, path: bytes) -> FileRecord | None:
         """The file as it is; None when it is gone since it was listed: then the tree is as if listed a moment later."""
@@ -146,6 +170,8 @@ class _Walk:
         self.leaving: list[tuple[bytes, bytes]] = []
         self._root = root
         self._known = cache.directories
+        self.full = touched is None
+        self.rules: dict[bytes, Rules] = {}  # of each directory that was walked
         self._touched = touched
         self._untouched: list[bytes] = []
 
@@ -162,7 +188,7 @@ class _Walk:
                 return draft  # gone since it was listed; the watcher, or the next scan, sees its parent change
             raise TreeError(f"{os.fsdecode(full)} cannot be read: {problem.strerror}") from problem
         texts = {name: _text(os.path.join(full, name)) for name in IGNORE_FILES if name in found}
-        rules = rules.below(prefix, texts)
+        rules = self.rules[path] = rules.below(prefix, texts)
         ignored = self._ignored(draft, prefix, found, rules)
         draft.fresh = DirectoryRecord(
             rules.key, frozenset(name for name in ignored if not found[name].is_dir(follow_symlinks=False))
@@ -187,9 +213,7 @@ class _Walk:
                 if name in record.ignored:
                     ignored.add(name)
                     continue
-            if rules.ignores(prefix + name, directory=directory) or (
-                directory and os.path.lexists(os.path.join(entry.path, VENV_MARK))
-            ):
+            if _left_out(rules, prefix + name, entry.path, directory=directory):
                 ignored.add(name)
         return frozenset(ignored)
 
@@ -233,6 +257,12 @@ class _Walk:
             prefix = path + b"/"
             kept[path] = self._known[path]
             kept.update((below, record) for below, record in self._known.items() if below.startswith(prefix))
+
+
+def _left_out(rules: Rules, path: bytes, full: bytes, *, directory: bool) -> bool:
+    return rules.ignores(path, directory=directory) or (
+        directory and os.path.lexists(os.path.join(full, VENV_MARK))
+    )
 
 
 def _build(draft: _Draft, kept: dict[bytes, DirectoryRecord]) -> Directory:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import pytest
 from meshgate.client import Client
 from meshgate.code import CodeSync, SyncReport, Tree
 from meshgate.errors import StaleCodeError
-from meshgate_sync.errors import LinkLeavesTree
+from meshgate_sync.errors import LinkLeavesTree, TreeError
 from meshgate_sync.protocol import SyncStatus
 from meshgate_wire.messages import SYNC_STREAM, Sync
 from tests.client.fake_gateway import FakeGateway, FakeSession
@@ -137,3 +138,42 @@ def test_all_who_wait_for_a_version_hear_that_it_failed_and_the_next_push_offers
     answering.silent, answering.failed = False, {}
     assert code.push().ready == 2
     assert answering.offers == 2
+
+
+def test_what_meshgateignore_brings_back_is_seen_and_what_is_left_out_is_not(
+    told: Told, code: CodeSync, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / ".meshgateignore").write_text("!.idea/\n")
+    assert told.next().files == 1
+    scans = []
+    push = code._push
+    monkeypatch.setattr(code, "_push", lambda changed: scans.append(changed) or push(changed))
+    for folder in (".git", ".idea"):
+        (repository / folder).mkdir()
+        (repository / folder / "index").write_text("x")
+    assert told.next().files >= 1
+    assert not [path for changed in scans for path in changed or [] if ".git" in Path(path).parts]
+
+
+def test_a_watch_that_cannot_go_on_says_so_and_can_be_begun_again(
+    code: CodeSync, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("OS file watch limit reached.")
+
+    told = Told(code)
+    with monkeypatch.context() as patched:
+        patched.setattr("watchfiles.watch", refuse)
+        code.watch(told)
+        error = told.next()
+    assert isinstance(error, TreeError)
+    assert "OS file watch limit reached" in str(error)
+    code.watch(told)
+    assert told.next().files
+    shutil.rmtree(repository)
+    while not isinstance(error := told.next(), Exception) or "is gone" not in str(error):
+        pass
+    repository.mkdir()
+    (repository / "new").write_text("1")
+    code.watch(told)
+    assert told.next().files

@@ -168,6 +168,27 @@ def test_changed_paths_may_be_told_from_the_root_wherever_the_process_works(
     assert scan.scan(["d/a"]).read == (b"d/a",)
 
 
+def test_what_is_left_out_is_known_by_its_path(tmp_path: Path) -> None:
+    files: dict[bytes, object] = {
+        b".gitignore": b"*.log\n", b".git": {b"index": b""}, b".meshgateignore": b"!.idea/", b".idea": {b"x": b""},
+        b"d": {b"a": b"1", b".gitignore": b"out/", b"out": {b"deep": {b"b": b"1"}}},
+        b"env": {b"pyvenv.cfg": b"", b"lib": b""},
+    }  # fmt: skip
+    write(tmp_path / "t", files)
+    scan = scanner(tmp_path / "t")
+    assert not scan.ignores(".git/index")  # before the first scan nothing is known
+    scan.scan()
+    write(tmp_path / "t/new", {b"x": b"", b"y.log": b""})
+    (tmp_path / "t/d/a").unlink()
+    left_out = [".git", ".git/index", ".git/refs/new", "d/out/deep/b", "env/lib", "b.log", "d/b.log", "../other"]
+    seen = ["d", "d/a", ".idea/x", "d/b", ".gitignore", "d/.gitignore", "new", "new/x", "new/y.log", "."]
+    assert [path for path in left_out + seen if scan.ignores(path)] == left_out
+    assert scan.ignores(tmp_path / "t/.git/index")
+    (tmp_path / "t/.gitignore").write_bytes(b"")
+    scan.scan([".gitignore"])
+    assert [path for path in ("b.log", "new/y.log", ".git/index") if scan.ignores(path)] == [".git/index"]
+
+
 @given(models, models)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
 def test_a_true_report_finds_what_a_full_scan_finds(
