@@ -304,13 +304,13 @@ def test_small_writes_are_not_held_back(server: ServerProcess) -> None:
 
 def test_a_session_outlives_its_connection_by_the_lease_and_no_more() -> None:
     session = uuid.uuid4().hex
-    with ServerProcess("--lease", "0.2") as server:
+    with ServerProcess("--lease", "1.5") as server:
         with server.join(session) as connection:
             pid = connection.command("describe")["pid"]
         server.wait_logged("session ended", session=session, kind="expired")
         wait_gone(pid)
         with server.join() as connection:
-            assert connection.command("describe")["lease"] == 0.2
+            assert connection.command("describe")["lease"] == 1.5
 
 
 def test_there_are_no_more_sessions_than_allowed() -> None:
