@@ -33,7 +33,7 @@ def require_name(name: object) -> None:
 class Owned:
     """One object of a session, shared by every slice of its proxy.
 
-    When nobody holds any of them any more, both sides let go of an object that was stopped or has failed; with
+    When nobody holds any of them any more, the session lets go of an object that was stopped or failed; with
     ``release`` of any object: of those that the gateway keeps for this session only, as one that an endpoint returned.
     """
 

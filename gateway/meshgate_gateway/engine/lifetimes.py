@@ -1,8 +1,4 @@
-"""How meshes of a session come to their end: who waits for one to be up, who stops it, and what is let go then.
-
-A mesh that the laptop has released stays until it has stopped: its processes print until then, and its end is to be
-told from a death. A notebook that spawns and stops all day leaves nothing here.
-"""
+"""How meshes of a session come to their end: who waits for one to be up, who stops it, and what is let go then."""
 
 from __future__ import annotations
 
@@ -24,7 +20,6 @@ STOP_WITHOUT_HOST = 1.0
 class Lifetimes:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._released: set[int] = set()  # meshes that go when they have stopped
 
     def handlers(self) -> dict[type, Handler]:
         return {Initialized: self._initialized, Stop: self._stop}
@@ -96,19 +91,14 @@ class Lifetimes:
         for mesh, ranks in ended:
             why = f"mesh {mesh.name!r} was stopped: {header.reason}"
             mesh.dead.update(dict.fromkeys(ranks if ranks is not None else ranks_of(mesh.region), why))
-            mesh.over = mesh.over or ranks is None
             if isinstance(mesh, Actors):
                 self._engine.fail_calls(mesh)
-        for number in [*self._released]:
-            self.release(number)
 
     def release(self, number: int) -> None:
-        """The laptop holds ``number`` no longer: it goes, now or when it has stopped."""
-        known = self._engine.objects.known(number)
-        if number > 0 and isinstance(known, (Procs, Actors)) and _goes_on(known):
-            self._released.add(number)
+        """The laptop holds ``number`` no longer. Meshes that were spawned here stay until the session ends: hosts were
+        seen to end where Monarch's objects of stopped meshes are dropped before that."""
+        if number > 0 and isinstance(self._engine.objects.known(number), (Procs, Actors)):
             return
-        self._released.discard(number)
         self._engine.objects.release(number)
         self._engine.code.reloading.released(number)
 
@@ -141,12 +131,3 @@ class Lifetimes:
             for stop in late:
                 stop.cancel()
             await asyncio.gather(*stops, return_exceptions=True)
-
-
-def _goes_on(mesh: Procs | Actors) -> bool:
-    """Whether a mesh that was spawned here has not stopped, alone or with what it stands on."""
-    if mesh.over:
-        return False
-    if isinstance(mesh, Procs):
-        return bool(mesh.host_names)
-    return mesh.procs is not None and not mesh.procs.over and mesh.failed is None

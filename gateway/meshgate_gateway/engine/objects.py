@@ -97,7 +97,6 @@ class Procs:
     version: str | None = None  # of the code they were started from
     moved: dict[int, str | int] = field(default_factory=dict)  # base rank to the version it was brought to, or the move
     stopping: bool = False
-    over: bool = False  # it has stopped
     up: asyncio.Future[None] | None = None
     alive: dict[int, int] = field(default_factory=dict)  # base rank to pid
     dead: dict[int, str] = field(default_factory=dict)  # base rank to why
@@ -136,7 +135,6 @@ class Actors:
     procs_part: Any = None  # the mesh object the actors were spawned on
     unique: str = ""
     stopping: bool = False
-    over: bool = False  # it was stopped, not what it stands on
     failed: Failure | None = None  # the whole mesh: its constructor raised
     dead: dict[int, str] = field(default_factory=dict)  # base rank to why
     parts: dict[Region, Any] = field(default_factory=dict)
