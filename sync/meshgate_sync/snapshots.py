@@ -41,7 +41,7 @@ class Snapshots:
         """As ``ready``; from now on the version is the one that ``owner`` asked for last, and what is ready stays."""
         with locked(self._home):
             if owner:
-                self._pin(owner, root)
+                self.pin(owner, root)
             return self.ready(root)
 
     def ready(self, root: bytes) -> bool:
@@ -200,7 +200,7 @@ class Snapshots:
                     os.unlink(path)
         return held
 
-    def _pin(self, owner: str, root: bytes) -> None:
+    def pin(self, owner: str, root: bytes) -> None:
         temporary = os.path.join(self._work, "pin")
         with open(temporary, "w") as pin:
             pin.write(root.hex())
