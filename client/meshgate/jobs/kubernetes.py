@@ -69,8 +69,8 @@ class KubernetesJob(JobTrait):
     ``timeout`` is how long, in seconds, ``apply`` waits for the pods (default: ``compute.launch_timeout``, else 900).
     ``gateway_url`` (default: ``$MESHGATE_URL`` or ``$KT_API_URL``) reaches the gateway through an ingress, rather
     than by a port-forward; ``$MESHGATE_CA`` is a file of certificates to trust there besides the system's.
-    The driver's code follows: ``state`` brings ``sync_dirs`` (default: the git root around the working directory, where
-    there is one) to the pods, and with ``watch`` so does every save; ``job.sync()`` does it at any time.
+    The driver's code follows: each ``state`` brings ``sync_dirs`` (default: the git root around the working directory,
+    where there is one) to the pods, and with ``watch`` so does every save; ``job.sync()`` does it at any time.
     ``use_websocket=False`` is refused: there is no other way. Raises ValueError or TypeError at once on what cannot
     be right; the cluster is asked nothing before ``apply`` or ``state``.
     """
@@ -199,11 +199,17 @@ class KubernetesJob(JobTrait):
             self._client = Client.connect(self._place().dialer(found))
         client = self._client
         state = self._attached = attached(client, found.meshes, self._attached)
-        if client.code_version is None and (self._sync_dirs is not None or git_root(os.getcwd()) is not None):
-            from meshgate.jobs.code import sync_of  # noqa: PLC0415 - it imports what jobs are made of
-
-            sync_of(self, self._sync_dirs).follow(watch=self._watch)
         return state
+
+    def _bring_code(self, running: JobTrait) -> None:
+        from meshgate.jobs.code import sync_of  # noqa: PLC0415 - it imports what jobs are made of
+
+        assert isinstance(running, KubernetesJob)
+        assert running._client is not None
+        if running._client.code_version is not None:
+            sync_of(running, None).follow(watch=self._watch)  # the tree that is synced, whoever chose it
+        elif self._sync_dirs is not None or git_root(os.getcwd()) is not None:
+            sync_of(running, self._sync_dirs).follow(watch=self._watch)
 
     def _kill(self) -> None:
         if self._client is not None:

@@ -110,6 +110,10 @@ class JobTrait(ABC):
     def _outlive_driver(self) -> None:  # noqa: B027  (nothing to do where a job outlives it anyway)
         """Called when the running job has been saved: from now on it does not end with this process."""
 
+    def _bring_code(self, running: JobTrait) -> None:  # noqa: B027  (nothing to do where code follows when told to)
+        """Called by each ``state()`` when the job has a session: brings this driver's code to it, where this kind of
+        job does so unasked. ``running``: the job that runs, this one or the one its file held."""
+
     # --- what a program uses
 
     def apply(self, client_script: str | None = None) -> None:
@@ -155,6 +159,7 @@ class JobTrait(ABC):
                 self.apply()
                 running = self
             state = running._state()
+            self._bring_code(running)
             self._apply_images(state)
             return state
 
