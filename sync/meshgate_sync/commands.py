@@ -14,7 +14,7 @@ from .frames import Message, Offer
 
 __all__ = [
     "Ask", "Begin", "Command", "Connect", "Describe", "Disconnect", "Finish", "Forget", "Keep", "Link", "Load",
-    "Report", "Reserve", "Send",
+    "Report", "ReportTrouble", "Reserve", "Send",
 ]  # fmt: skip
 
 
@@ -123,4 +123,25 @@ class Report:
     failed: tuple[tuple[str, str], ...]
 
 
-Command = Connect | Disconnect | Send | Begin | Keep | Load | Finish | Forget | Describe | Ask | Report | Reserve
+@dataclass(frozen=True, slots=True)
+class ReportTrouble:
+    """At the gateway: what each of these hosts cannot reach and why, or "" when that is over."""
+
+    hosts: tuple[tuple[str, str], ...]
+
+
+Command = (
+    Connect
+    | Disconnect
+    | Send
+    | Begin
+    | Keep
+    | Load
+    | Finish
+    | Forget
+    | Describe
+    | Ask
+    | Report
+    | ReportTrouble
+    | Reserve
+)

@@ -251,6 +251,10 @@ class Distributor:
         self.board.note(root, [name for name in ready if name != GATEWAY], problems)
         self._tell_laptop(root)
 
+    def report_trouble(self, hosts: tuple[tuple[str, str], ...]) -> None:
+        for name, why in hosts:
+            self.board.trouble(name, why)
+
     def _tell_laptop(self, root: bytes) -> None:
         standing = self.board.standing(root)
         left = self._runner.relay.bytes_sent if self._runner.relay is not None else 0

@@ -9,6 +9,7 @@ The host that asks (the child) opens the connection; the one that is asked (the 
     child  -> parent   Unwant    pieces I get elsewhere now
     parent -> child    Data      a piece
     child  -> parent   Ack       hosts that are ready to run a version, and hosts that cannot
+    child  -> parent   Trouble   parents that hosts cannot reach, and why
     parent -> child    Withdraw  a version that is no longer of use
     parent -> child    Hold      processes are started from this version: do not change it, lay in a spare
     parent -> child    Alive     nothing else to say; ``starved``: I am waiting for pieces myself
@@ -29,8 +30,8 @@ from .errors import MalformedMessage
 from .tree import MAX_PIECE
 
 __all__ = [
-    "MAX_FRAME", "Ack", "Alive", "Data", "Hello", "Hold", "Message", "Offer", "Tell", "Unwant", "Want", "Withdraw",
-    "decode_frame", "encode_frame",
+    "MAX_FRAME", "Ack", "Alive", "Data", "Hello", "Hold", "Message", "Offer", "Tell", "Trouble", "Unwant", "Want",
+    "Withdraw", "decode_frame", "encode_frame",
 ]  # fmt: skip
 
 MAX_FRAME = 128 * 1024 * 1024
@@ -96,6 +97,13 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
+class Trouble:
+    """``hosts``: (host, what it cannot reach and why), or (host, "") when that is over."""
+
+    hosts: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Withdraw:
     root: bytes
 
@@ -110,8 +118,8 @@ class Alive:
     starved: bool
 
 
-Message = Hello | Offer | Tell | Want | Unwant | Data | Ack | Withdraw | Alive | Hold
-_TYPES = (Hello, Offer, Tell, Want, Unwant, Data, Ack, Withdraw, Alive, Hold)
+Message = Hello | Offer | Tell | Want | Unwant | Data | Ack | Withdraw | Alive | Hold | Trouble
+_TYPES = (Hello, Offer, Tell, Want, Unwant, Data, Ack, Withdraw, Alive, Hold, Trouble)
 _DATA = _TYPES.index(Data)
 _DATA_HEAD = 1 + DIGEST_SIZE
 
@@ -155,12 +163,18 @@ def _write(out: Writer, message: Message) -> None:
         out.u32(len(message.ready))
         for name in message.ready:
             out.short(name.encode())
-        out.u32(len(message.failed))
-        for name, reason in message.failed:
-            out.short(name.encode())
-            out.short(reason.encode()[:_MAX_REASON])
+        _write_reasons(out, message.failed)
+    elif isinstance(message, Trouble):
+        _write_reasons(out, message.hosts)
     elif isinstance(message, Alive):
         out.u8(message.starved)
+
+
+def _write_reasons(out: Writer, reasons: tuple[tuple[str, str], ...]) -> None:
+    out.u32(len(reasons))
+    for name, reason in reasons:
+        out.short(name.encode())
+        out.short(reason.encode()[:_MAX_REASON])
 
 
 def _write_digests(out: Writer, digests: tuple[bytes, ...]) -> None:
@@ -195,8 +209,11 @@ def _read_offer(reader: Reader) -> Offer:
 def _read_ack(reader: Reader) -> Ack:
     root = reader.digest()
     ready = tuple([_name(reader) for _ in range(reader.count(2))])
-    failed = tuple([(_name(reader), reader.short().decode(errors="replace")) for _ in range(reader.count(4))])
-    return Ack(root, ready, failed)
+    return Ack(root, ready, _reasons(reader))
+
+
+def _reasons(reader: Reader) -> tuple[tuple[str, str], ...]:
+    return tuple([(_name(reader), reader.short().decode(errors="replace")) for _ in range(reader.count(4))])
 
 
 def _digests(reader: Reader) -> tuple[bytes, ...]:
@@ -227,5 +244,6 @@ _READERS: dict[type, Callable[[Reader], Message]] = {
     Ack: _read_ack,
     Withdraw: lambda reader: Withdraw(reader.digest()),
     Hold: lambda reader: Hold(reader.digest()),
+    Trouble: lambda reader: Trouble(_reasons(reader)),
     Alive: lambda reader: Alive(reader.u8() != 0),
 }

@@ -25,12 +25,13 @@ from .commands import (
     Keep,
     Link,
     Report,
+    ReportTrouble,
     Reserve,
     Send,
 )  # fmt: skip
 from .digest import NOTHING
 from .downstream import Downstream
-from .frames import Ack, Alive, Data, Hello, Hold, Message, Offer, Tell, Unwant, Want, Withdraw
+from .frames import Ack, Alive, Data, Hello, Hold, Message, Offer, Tell, Trouble, Unwant, Want, Withdraw
 from .plan import Routes
 from .upstream import Timing, Upstream
 from .version import State, Version
@@ -59,6 +60,7 @@ class Relay:
         self._early: dict[bytes, list[tuple[str, tuple[bytes, ...]]]] = {}
         self._acks = Acks(self._timing.gather)
         self._announced_at = float("-inf")
+        self._troubles: dict[str, str] = {}
         self._broken = False
         self._serial = 0
 
@@ -99,6 +101,11 @@ class Relay:
     def resume(self, now: float) -> None:
         if self._upstream is not None:
             self._upstream.resume(now)
+
+    @property
+    def unreachable(self) -> Mapping[str, str]:
+        """Why there was no connection to a parent when one was last tried."""
+        return dict(self._upstream.unreachable) if self._upstream is not None else {}
 
     def start(self, now: float) -> None:
         if self._upstream is not None:
@@ -335,6 +342,8 @@ class Relay:
         link = Link(self._upstream.control, up=True)
         self._commands.append(Send(link, Hello(self.name, tuple(sorted(self.roots)))))
         self._commands += [Send(link, ack) for ack in self._acks.everything(now)]
+        if self._troubles:
+            self._commands.append(Send(link, Trouble(tuple(self._troubles.items()))))
         for root, version in self._versions.items():
             if version.state is State.BASELESS:
                 self._commands.append(Send(link, Tell(root)))
@@ -353,13 +362,13 @@ class Relay:
         else:
             self._downstream.add(peer, now)
 
-    def lost(self, link: Link, now: float) -> None:
-        """A connection is down, or could not be opened."""
+    def lost(self, link: Link, now: float, reason: str = "") -> None:
+        """A connection is down, or could not be opened, for this ``reason``."""
         if not link.up:
             self._downstream.remove(link.peer)
         elif self._upstream is not None:
             control = self._upstream.control
-            self._upstream.lost(link.peer, now)
+            self._upstream.lost(link.peer, now, reason)
             self._follow(control, now)
 
     def sent(self, link: Link, size: int, now: float) -> None:
@@ -394,6 +403,8 @@ class Relay:
             self._downstream.unwant(peer, message.digests)
         elif isinstance(message, Ack):
             self._note(message.root, message.ready, dict(message.failed), now)
+        elif isinstance(message, Trouble):
+            self._note_troubles(message.hosts)
         elif isinstance(message, Hello):
             child = self._downstream.children[peer]
             child.greeted, child.roots = True, frozenset(message.roots)
@@ -454,7 +465,19 @@ class Relay:
             self._follow(control, now)
             if self._upstream.second is not None and second is None:
                 self._tell_second(self._upstream.second, now)
+            self._note_troubles([(self.name, "; ".join(self._upstream.unreachable.values()))])
         self._tell_acks_if_due(now)
+
+    def _note_troubles(self, hosts: Iterable[tuple[str, str]]) -> None:
+        """Passes on what is new of what hosts cannot reach; a new parent is told all there is."""
+        news = {name: reason for name, reason in hosts if self._troubles.get(name, "") != reason}
+        self._troubles.update(news)
+        if not news:
+            return
+        if self._upstream is None:
+            self._commands.append(ReportTrouble(tuple(news.items())))
+        elif self._upstream.connected_to_control:
+            self._commands.append(Send(Link(self._upstream.control, up=True), Trouble(tuple(news.items()))))
 
     def _follow(self, before: str, now: float) -> None:
         """Greets the parent that the control lane has moved to, if the connection to it is up already."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
@@ -27,6 +28,7 @@ from .commands import (
     Link,
     Load,
     Report,
+    ReportTrouble,
     Reserve,
     Send,
 )  # fmt: skip
@@ -61,8 +63,16 @@ class Gateway(Protocol):
 
     def report(self, root: bytes, ready: tuple[str, ...], failed: tuple[tuple[str, str], ...]) -> None: ...
 
+    def report_trouble(self, hosts: tuple[tuple[str, str], ...]) -> None: ...
+
 
 _T = TypeVar("_T")
+
+
+def _why(reason: Exception | None) -> str:
+    if isinstance(reason, OSError) and reason.errno:
+        return os.strerror(reason.errno)
+    return str(reason) if reason is not None else "it hung up"
 
 
 class Runner:
@@ -224,13 +234,16 @@ class Runner:
         self._waiting.pop(connection, None)
         if self._closed or self.relay is None:
             return
+        why = ""
         if self._links.get(link) is connection:
             del self._links[link]
         elif self._dialled.get(link) is connection:
             del self._dialled[link]
+            host, port = self._addresses.get(link.peer, ("an unknown address", 0))
+            why = f"cannot reach {link.peer or 'the gateway'} at {host}:{port} ({_why(reason)})"
         else:
             return
-        self.relay.lost(link, self._now())
+        self.relay.lost(link, self._now(), why)
         self._work()
 
     # --- commands ---------------------------------------------------------------------------------------
@@ -303,6 +316,9 @@ class Runner:
         elif isinstance(command, Report):
             assert self._gateway is not None
             self._gateway.report(command.root, command.ready, command.failed)
+        elif isinstance(command, ReportTrouble):
+            assert self._gateway is not None
+            self._gateway.report_trouble(command.hosts)
 
     def _disconnect(self, link: Link) -> None:
         for connections in (self._links, self._dialled) if link.up else (self._links,):
@@ -319,7 +335,9 @@ class Runner:
                 raise ConnectionError(f"the address of {peer or 'the gateway'} is not known")
             loop = asyncio.get_running_loop()
             await asyncio.wait_for(loop.create_connection(lambda: connection, *address), _DIAL_SECONDS)
-        except (OSError, asyncio.TimeoutError) as problem:
+        except asyncio.TimeoutError:
+            self.closed(connection, TimeoutError(f"no connection within {_DIAL_SECONDS:.0f} s"))
+        except OSError as problem:
             self.closed(connection, problem)
         except asyncio.CancelledError:
             if not connection.made:

@@ -95,11 +95,13 @@ class _Wanted:
 
 
 class Upstream:
-    """Appends what is to be done to ``commands``. ``wanted`` holds every piece asked for and not yet here."""
+    """Appends what is to be done to ``commands``. ``wanted`` holds every piece asked for and not yet here,
+    ``unreachable`` why there was no connection to a parent when one was last tried."""
 
     def __init__(self, routes: Routes, timing: Timing, window: int, commands: list[Command]) -> None:
         self.wanted: dict[bytes, _Wanted] = {}
         self.wasted = 0
+        self.unreachable: dict[str, str] = {}
         self.alert_until = 0.0
         self._timing = timing
         self._commands = commands
@@ -220,6 +222,7 @@ class Upstream:
             self._commands.append(Disconnect(Link(peer, up=True)))
             return
         link.up, link.heard = True, now
+        self.unreachable.pop(peer, None)
         for lane in self._lanes:
             source = lane.sources.get(peer)
             if source is not None and source.asked:
@@ -231,7 +234,10 @@ class Upstream:
         if link is not None:
             link.heard, link.starved = now, starved
 
-    def lost(self, peer: str, now: float) -> None:
+    def lost(self, peer: str, now: float, reason: str = "") -> None:
+        """``reason``: why there was no connection at all."""
+        if reason:
+            self.unreachable[peer] = reason
         if peer == self._second:
             self._second = None
         if self._links.pop(peer, None) is not None:

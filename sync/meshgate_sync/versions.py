@@ -29,6 +29,7 @@ class Board:
         self._standings: dict[bytes, Standing] = {}
         self._waiting: dict[bytes, list[asyncio.Future[None]]] = {}
         self._gone: dict[str, str] = {}
+        self._troubles: dict[str, str] = {}
 
     def standing(self, root: bytes) -> Standing:
         return self._standings.get(root) or Standing()
@@ -66,6 +67,10 @@ class Board:
         """The hosts that are gone, and why."""
         return self._gone
 
+    def trouble(self, host: str, why: str) -> None:
+        """What the host cannot reach and why: told of it when it is late. "" when that is over."""
+        self._troubles[host] = why
+
     def gone(self, host: str, why: str) -> None:
         """A host was lost: it has nothing, and whoever waits for it is told why."""
         self._gone[host] = why
@@ -76,6 +81,7 @@ class Board:
     def came(self, host: str) -> None:
         """A host is there, new or again: it has nothing yet."""
         self._gone.pop(host, None)
+        self._troubles.pop(host, None)
         self._clear(host)
 
     def _clear(self, host: str) -> None:
@@ -105,8 +111,9 @@ class Board:
             try:
                 await asyncio.wait_for(waiter, max(0.0, deadline - loop.time()))
             except asyncio.TimeoutError:
-                reason = f"did not acknowledge it within {timeout:.0f} s"
-                raise HostsBehind(root.hex(), dict.fromkeys(sorted(lacking), reason)) from None
+                late = f"did not acknowledge it within {timeout:.0f} s"
+                why = {name: f"{late}; it {trouble}" for name, trouble in self._troubles.items() if trouble}
+                raise HostsBehind(root.hex(), {name: why.get(name, late) for name in sorted(lacking)}) from None
             finally:
                 if waiter in self._waiting.get(root, []):
                     self._waiting[root].remove(waiter)

@@ -14,7 +14,7 @@ import pytest
 from meshgate_sync.digest import piece_digest
 from meshgate_sync.errors import BaseUnknown, HostsBehind, MalformedMessage, StoreFull
 from meshgate_sync.home import open_version
-from meshgate_sync.plan import HostSlot
+from meshgate_sync.plan import HostSlot, Routes
 from meshgate_sync.tree import Directory, File, Piece
 from tests.sync.hosts import HostProcess, Job, job
 from tests.sync.trees import Content, on_disk, plain
@@ -171,6 +171,23 @@ def test_a_lost_host_is_told_to_who_waits_at_once_and_counts_until_it_is_back(tm
         assert (job.last.ready, job.last.failed, job.last.hosts) == ({"h0", "h1"}, {}, 2)
 
     run(tmp_path, content, 2, scenario)
+
+
+def test_a_host_that_cannot_reach_its_parent_says_why(tmp_path: Path) -> None:
+    async def scenario(job: Job) -> None:
+        late = await HostProcess.start("late", tmp_path / "late")
+        (routes,) = job.distributor.add_hosts([HostSlot("late")]).values()
+        await late.configure(
+            Routes(("absent", *routes.control), routes.stripes), {**job.addresses, "absent": ("127.0.0.1", 1)}
+        )
+        job.hosts["late"] = late
+        await asyncio.wait_for(until(lambda: bool(job.distributor.board._troubles.get("late"))), 30)
+        with pytest.raises(
+            HostsBehind, match=r"late: did not .*; it cannot reach absent at 127.0.0.1:1 \(Connection refused"
+        ):
+            await job.distributor.wait(b"r" * 32, ["late"], 0.01)
+
+    run(tmp_path, Content(), 0, scenario)
 
 
 def test_a_frozen_host_is_routed_around(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from meshgate_sync.commands import Disconnect, Finish, Keep, Link, Report, Send
 from meshgate_sync.digest import NOTHING
-from meshgate_sync.frames import Ack, Alive, Data, Hello, Offer, Tell, Unwant, Want, Withdraw
+from meshgate_sync.frames import Ack, Alive, Data, Hello, Offer, Tell, Trouble, Unwant, Want, Withdraw
 from meshgate_sync.home import open_version
 from meshgate_sync.plan import GATEWAY, Routes
 from meshgate_sync.relay import Relay, State
@@ -487,6 +487,23 @@ def test_a_host_whose_disk_is_slow_does_not_accuse_its_parents() -> None:
     for tenth in range(302, 400):
         relay.tick(tenth / 10)
     assert Disconnect(UP) in relay.commands()
+
+
+def test_what_a_host_cannot_reach_is_told_once_and_again_to_a_new_parent() -> None:
+    relay = Relay("host", Routes(("h1", GATEWAY), ()))
+    relay.start(0.0)
+    relay.lost(Link("h1", up=True), 0.0, "cannot reach h1")
+    relay.connected(GATEWAY, 0.1)
+    relay.commands()
+    told = Send(UP, Trouble((("host", "cannot reach h1"),)))
+    for now in (0.2, 0.3):
+        relay.tick(now)
+    assert relay.commands().count(told) == 1
+    relay.accepted("child", 0.3)
+    relay.received(DOWN, Trouble((("child", "cannot reach h2"),)), 0.3)
+    assert relay.commands() == [Send(UP, Trouble((("child", "cannot reach h2"),)))]
+    relay.connected(GATEWAY, 0.4)
+    assert Send(UP, Trouble((("host", "cannot reach h1"), ("child", "cannot reach h2")))) in relay.commands()
 
 
 def test_a_child_that_takes_nothing_for_long_is_dropped() -> None:

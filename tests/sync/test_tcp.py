@@ -35,6 +35,9 @@ class Reports:
         pieces = [(digest, self.content.pieces[digest]) for digest in digests]
         asyncio.get_running_loop().call_soon(self.runner.supply, pieces)
 
+    def report_trouble(self, hosts: tuple[tuple[str, str], ...]) -> None:
+        raise AssertionError("everyone can be reached")
+
     def report(self, root: bytes, ready: tuple[str, ...], failed: tuple[tuple[str, str], ...]) -> None:
         self.ready.setdefault(root, set()).update(ready)
         self.news.set()

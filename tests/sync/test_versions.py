@@ -70,6 +70,24 @@ def test_a_gateway_that_cannot_is_named_at_once_and_no_host_is() -> None:
     asyncio.run(run())
 
 
+def test_a_late_host_is_named_with_what_it_cannot_reach() -> None:
+    async def run() -> None:
+        board = Board()
+        board.trouble("a", "cannot reach h3 at 10.0.0.3:1 (refused)")
+        board.trouble("b", "cannot reach h3 at 10.0.0.3:1 (refused)")
+        board.trouble("b", "")
+        with pytest.raises(HostsBehind) as caught:
+            await board.wait(ROOT, ["a", "b"], 0.01)
+        late = "did not acknowledge it within 0 s"
+        assert caught.value.hosts == {"a": f"{late}; it cannot reach h3 at 10.0.0.3:1 (refused)", "b": late}
+        board.came("a")
+        with pytest.raises(HostsBehind) as caught:
+            await board.wait(ROOT, ["a"], 0.01)
+        assert caught.value.hosts == {"a": late}
+
+    asyncio.run(run())
+
+
 def test_one_who_gives_up_waiting_leaves_the_others_waiting() -> None:
     async def run() -> None:
         board = Board()
