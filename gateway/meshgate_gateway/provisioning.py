@@ -22,7 +22,7 @@ from meshgate_gateway.conversation import Conversation, relay
 from meshgate_gateway.http import MalformedRequest, Request, Response
 from meshgate_gateway.kubernetes_auth import KubernetesUser, KubernetesUsers
 from meshgate_gateway.making import Makings
-from meshgate_gateway.policy import Policy, violations
+from meshgate_gateway.policy import Policy, as_made_for_others, violations
 from meshgate_kubernetes import jobs
 from meshgate_kubernetes.api import Api
 from meshgate_kubernetes.errors import KubernetesError
@@ -128,11 +128,11 @@ class Provisioner:
         return Ended()
 
     async def _make(self, ask: Start, caller: KubernetesUser, conversation: Conversation) -> Answer | None:
-        spec = ask.job.model_copy(update={"gateway_image": self._policy.gateway_image})
-        if reason := await self._may_not_make(caller, spec.namespace):
+        if reason := await self._may_not_make(caller, ask.job.namespace):
             return Refused(reason=reason)
-        if problems := violations(self._policy, spec):
+        if problems := violations(self._policy, ask.job):
             return Refused(reason="the policy of this gateway does not allow it: " + "; ".join(problems))
+        spec = as_made_for_others(self._policy, ask.job)
         log.info("making a job", job=spec.name, namespace=spec.namespace, caller=caller.name)
         make = partial(self._make_now, spec, ask.timeout, caller.name)
         await self._makings.of(f"{caller.name} {spec.model_dump_json()}", make).attend(conversation)

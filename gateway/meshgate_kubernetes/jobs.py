@@ -17,7 +17,7 @@ from meshgate_kubernetes import provision, rights
 from meshgate_kubernetes.api import Api
 from meshgate_kubernetes.discovery import ranked
 from meshgate_kubernetes.errors import Conflict, KubernetesError, NotFound
-from meshgate_kubernetes.manifests import OPERATOR_SELECTOR, OWNER_ANNOTATION, SPEC_KEY, monarch_mesh_name
+from meshgate_kubernetes.manifests import OPERATOR_SELECTOR, OWNER_ANNOTATION, SPEC_KEY, monarch_mesh_name, own_selector
 from meshgate_kubernetes.names import COMPONENT_LABEL, JOB_LABEL, Names
 from meshgate_kubernetes.readiness import JobNotReady, Listener, wait_ready
 from meshgate_kubernetes.spec import JobSpec, MeshSpec, Object
@@ -53,7 +53,11 @@ class RunningJob(BaseModel):
 
 def resolve(api: Api, spec: JobSpec) -> JobSpec:
     """``spec`` as this cluster can have it: pods are left to the MonarchMesh operator where it is installed, and a
-    mesh that takes the pods it finds gets their number. Raises NotFound when it finds none."""
+    mesh that takes the pods it finds gets their number. Raises NotFound when it finds none.
+
+    How pods that are made will be found is said here, whatever ``spec`` says: it may come from someone who would
+    rather have those of another job, which its network policies would then open.
+    """
     monarch = any(mesh.worker is not None for mesh in spec.meshes) and api.serves("MonarchMesh")
     return spec.model_copy(update={"meshes": tuple(_resolved(api, spec, mesh, monarch) for mesh in spec.meshes)})
 
@@ -68,7 +72,7 @@ def _resolved(api: Api, spec: JobSpec, mesh: MeshSpec, monarch: bool) -> MeshSpe
             raise NotFound(f"no pod in namespace {spec.namespace!r} matches the selector {mesh.selector!r}")
         return mesh.model_copy(update={"replicas": count})
     if not monarch:
-        return mesh
+        return mesh.model_copy(update={"way": "statefulset", "selector": own_selector(spec.name, mesh.name)})
     selector = f"{OPERATOR_SELECTOR}{monarch_mesh_name(spec.name, mesh.name)}"
     return mesh.model_copy(update={"way": "monarchmesh", "selector": selector})
 

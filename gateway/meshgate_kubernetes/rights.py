@@ -36,8 +36,7 @@ class Right:
         resource = f"{known.plural}/{self.subresource}" if self.subresource else known.plural
         wanted = (("verbs", self.verb), ("apiGroups", known.group), ("resources", resource))
         return any(
-            not rule.get("resourceNames")
-            and all({value, "*"} & set(rule.get(key) or []) for key, value in wanted)
+            not rule.get("resourceNames") and all({value, "*"} & set(rule.get(key) or []) for key, value in wanted)
             for rule in rules
         )
 

@@ -76,9 +76,7 @@ class Reloading:
         arguments = self._engine.binding.own_arguments(version, list(header.paths))
         self._engine.start_call(pending, actors, actors.inner, arguments, stream_of(header.target.object))
 
-    async def _reloaders(
-        self, target: MeshRef, procs: Procs, mesh: Any, version: str
-    ) -> tuple[_Reloaders, str]:
+    async def _reloaders(self, target: MeshRef, procs: Procs, mesh: Any, version: str) -> tuple[_Reloaders, str]:
         """The actors that reload the processes ``target``, and the version that their hosts have by now."""
         from meshgate_gateway.engine.code_on_worker import ProcessCode  # noqa: PLC0415 - it imports Monarch
 

@@ -133,7 +133,10 @@ class Laptop:
     def __init__(self, *, takes: bool = True, hosts: int = 2) -> None:
         self.monarch = MemoryMonarch()
         self.engine = Engine(
-            Session(Role.GATEWAY), self.monarch, self._find_hosts, lambda connected: None  # type: ignore[arg-type]
+            Session(Role.GATEWAY),
+            self.monarch,
+            self._find_hosts,
+            lambda connected: None,  # type: ignore[arg-type]
         )
         self.session = Session(Role.CLIENT, manual_streams=lambda stream: stream > 0)
         self.got: list[MessageReceived] = []

@@ -92,9 +92,7 @@ async def test_a_worker_is_heard_and_its_end_is_told() -> None:
     ids=range(9),
 )
 @on_a_loop
-async def test_a_stranger_is_turned_away_with_a_line_in_the_log(
-    said: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_stranger_is_turned_away_with_a_line_in_the_log(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
     loop = asyncio.get_running_loop()
     broken: list[object] = []
     loop.set_exception_handler(lambda loop, context: broken.append(context))

@@ -188,5 +188,8 @@ def _fits(obj: Object, kind: str, namespace: str, selector: str) -> bool:
     return (
         obj["kind"] == kind
         and namespace in ("", obj["metadata"]["namespace"])
-        and all(key in labels and (not equals or labels[key] == value) for key, equals, value in terms)
+        and all(
+            key[1:] not in labels if key.startswith("!") else key in labels and (not equals or labels[key] == value)
+            for key, equals, value in terms
+        )
     )

@@ -37,6 +37,7 @@ POLICY = Policy(
     gateway_image="gateway:operators",
     max_replicas=4,
     max_per_pod={"memory": "8Gi"},
+    selectors=("app=mine",),
 )
 EVERY_KIND = [
     "ConfigMap", "Secret", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "Service", "Deployment",
@@ -176,6 +177,32 @@ def test_more_existing_pods_than_the_policy_allows_are_refused_once_counted(api:
     asked = job(found_mesh(replicas=0), idle_timeout=60)
     assert "5 pods are more than the 4 that the policy allows" in refusal(api, Start(job=asked)).reason
     assert api.made == ["Pod"] * 5
+
+
+def test_the_pods_of_another_job_are_not_attached_to(api: FakeApi) -> None:
+    ask(api, Start(job=wanted()))
+    made = list(api.made)
+    theft = job(found_mesh(selector="meshgate.dev/job=trainer"), name="thief", idle_timeout=60)
+    assert "the pods of jobs are not lent to other jobs" in refusal(api, Start(job=theft), "trainers").reason
+    assert api.made == made
+
+
+def test_a_pod_of_a_job_is_not_found_by_another_label_that_it_has(api: FakeApi) -> None:
+    victims = pod("victim-workers-0")
+    victims["metadata"] |= {"namespace": "team", "labels": {"app": "mine", "meshgate.dev/job": "victim"}}
+    api.create(victims)
+    told = refusal(api, Start(job=job(found_mesh(replicas=0), idle_timeout=60))).reason
+    assert "no pod in namespace 'team' matches" in told
+
+
+@pytest.mark.parametrize("way", ["statefulset", "monarchmesh"])
+def test_a_network_policy_opens_the_jobs_own_pods_whatever_selector_is_sent(api: FakeApi, way: str) -> None:
+    foreign = {"way": way, "selector": "meshgate.dev/job=victim"}
+    asked = wanted()
+    asked = asked.model_copy(update={"meshes": (asked.meshes[0].model_copy(update=foreign),)})
+    assert isinstance(ask(api, Start(job=asked))[-1], Up)
+    opened = api.get("NetworkPolicy", "trainer-workers-workers", "team")["spec"]["podSelector"]
+    assert opened == {"matchLabels": {"meshgate.dev/job": "trainer", "meshgate.dev/mesh": "workers"}}
 
 
 def test_a_job_that_cannot_come_up_is_told_and_leaves_nothing(api: FakeApi) -> None:

@@ -61,9 +61,7 @@ def test_every_right_that_is_missing_is_named_at_once() -> None:
 
 def test_one_verb_that_is_missing_is_named() -> None:
     without_delete = {**ALL_OF_CORE, "verbs": ["create", "get", "list", "watch"]}
-    assert "bob may not delete configmaps in namespace 'team'" in missing(
-        Server(without_delete, APPS, RBAC, NETWORK)
-    )
+    assert "bob may not delete configmaps in namespace 'team'" in missing(Server(without_delete, APPS, RBAC, NETWORK))
 
 
 def test_a_port_forward_takes_a_right_of_its_own() -> None:
