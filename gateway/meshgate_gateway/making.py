@@ -31,6 +31,8 @@ TELL_TIMEOUT = 60.0
 
 Make = Callable[[Listener], RunningJob]
 End = Callable[[RunningJob], None]
+Key = tuple[str, str]
+"""Who asked, and for what."""
 
 
 class Makings:
@@ -39,18 +41,18 @@ class Makings:
     def __init__(self, end: End) -> None:
         """``end`` ends a job that is up and that nobody has been told of. Blocks, raises KubernetesError."""
         self._end = end
-        self._under_way: dict[str, Making] = {}
+        self._under_way: dict[Key, Making] = {}
         # Threads of their own: each waits for as long as a cluster takes, and others must get in meanwhile.
         self._threads = ThreadPoolExecutor(MAX_AT_ONCE, thread_name_prefix="meshgate-making")
 
-    def of(self, key: str, make: Make) -> Making:
+    def of(self, key: Key, make: Make) -> Making:
         """The one of this key, begun by ``make`` on a thread if there is none."""
         making = self._under_way.get(key)
         if making is None:
             making = self._under_way[key] = Making(self._threads, make, self._end, lambda: self._forget(key))
         return making
 
-    def _forget(self, key: str) -> None:
+    def _forget(self, key: Key) -> None:
         self._under_way.pop(key, None)
 
     async def close(self) -> None:

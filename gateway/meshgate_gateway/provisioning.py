@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from http import HTTPStatus
+from typing import TypeAlias
 
 import structlog
 from pydantic import ValidationError
@@ -36,7 +38,19 @@ __all__ = ["Provisioner"]
 log = structlog.get_logger()
 
 JOB_PATH = re.compile(r"/v1/jobs/([a-z0-9-]{1,63})/([a-z0-9-]{1,63})(/v1/.*)")
-BY_TOKEN = "the gateway's token"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenHolder:
+    """Whoever presents the gateway's own token: nobody's rights are asked for, the policy still holds."""
+
+
+Caller: TypeAlias = KubernetesUser | TokenHolder
+
+
+def owner_name(caller: Caller) -> str:
+    """Who is written down as the owner of a job: no identity of the cluster has a name that gives the token's."""
+    return "token" if isinstance(caller, TokenHolder) else f"kubernetes:{caller.name}"
 
 
 class Provisioner:
@@ -71,25 +85,27 @@ class Provisioner:
 
     # --- who asks -----------------------------------------------------------------------------------------
 
-    async def _caller(self, request: Request) -> KubernetesUser | Refusal:
+    async def _caller(self, request: Request) -> Caller | Refusal:
         verdict = await self._token.check(request)
         presented = bearer_token(request)
         if isinstance(verdict, Identity):
-            return KubernetesUser(BY_TOKEN, (), {})
+            return TokenHolder()
         return verdict if presented is None else await self._users.user(presented)
 
-    async def _may_not_make(self, caller: KubernetesUser, namespace: str) -> str | None:
+    async def _may_not_make(self, caller: Caller, namespace: str) -> str | None:
         """Why the caller may not have jobs made in the namespace, None when it may: by the policy, or by right."""
+        if isinstance(caller, TokenHolder):
+            return None
         names = (caller.name, *caller.groups)
-        if caller.name == BY_TOKEN or any(fnmatchcase(n, p) for n in names for p in self._policy.callers):
+        if any(fnmatchcase(n, p) for n in names for p in self._policy.callers):
             return None
         return await self._has_no_right(caller, "create", "statefulsets", namespace)
 
-    async def _may_not_have(self, caller: KubernetesUser, ask: Find | End) -> str | None:
+    async def _may_not_have(self, caller: Caller, ask: Find | End) -> str | None:
         """Why the caller may not use or end the job, None when it may: as its owner, or by right, never by the
         policy alone."""
         owner = await asyncio.to_thread(jobs.owner_of, self._api, ask.name, ask.namespace)
-        if caller.name in (owner, BY_TOKEN):
+        if isinstance(caller, TokenHolder) or owner_name(caller) == owner:
             return None
         if isinstance(ask, Find):
             return await self._has_no_right(caller, "get", "secrets", ask.namespace)
@@ -103,7 +119,7 @@ class Provisioner:
 
     # --- what is asked ------------------------------------------------------------------------------------
 
-    async def _converse(self, conversation: Conversation, caller: KubernetesUser) -> None:
+    async def _converse(self, conversation: Conversation, caller: Caller) -> None:
         async with conversation:
             text = await conversation.receive()
             if text is None:
@@ -115,7 +131,7 @@ class Provisioner:
             if answer is not None:
                 await conversation.send(answer.model_dump_json())
 
-    async def _answer(self, ask: Ask, caller: KubernetesUser, conversation: Conversation) -> Answer | None:
+    async def _answer(self, ask: Ask, caller: Caller, conversation: Conversation) -> Answer | None:
         """The answer, or None when the caller was told already."""
         if isinstance(ask, Start):
             return await self._make(ask, caller, conversation)
@@ -123,19 +139,20 @@ class Provisioner:
             return Refused(reason=reason)
         if isinstance(ask, Find):
             return Up(job=await asyncio.to_thread(jobs.find, self._api, ask.name, ask.namespace))
-        log.info("ending a job", job=ask.name, namespace=ask.namespace, caller=caller.name)
+        log.info("ending a job", job=ask.name, namespace=ask.namespace, caller=owner_name(caller))
         await conversation.meanwhile(asyncio.to_thread(jobs.end_by_name, self._api, ask.name, ask.namespace))
         return Ended()
 
-    async def _make(self, ask: Start, caller: KubernetesUser, conversation: Conversation) -> Answer | None:
+    async def _make(self, ask: Start, caller: Caller, conversation: Conversation) -> Answer | None:
         if reason := await self._may_not_make(caller, ask.job.namespace):
             return Refused(reason=reason)
         if problems := violations(self._policy, ask.job):
             return Refused(reason="the policy of this gateway does not allow it: " + "; ".join(problems))
         spec = as_made_for_others(self._policy, ask.job)
-        log.info("making a job", job=spec.name, namespace=spec.namespace, caller=caller.name)
-        make = partial(self._make_now, spec, ask.timeout, caller.name)
-        await self._makings.of(f"{caller.name} {spec.model_dump_json()}", make).attend(conversation)
+        owner = owner_name(caller)
+        log.info("making a job", job=spec.name, namespace=spec.namespace, caller=owner)
+        make = partial(self._make_now, spec, ask.timeout, owner)
+        await self._makings.of((owner, spec.model_dump_json()), make).attend(conversation)
         return None
 
     def _make_now(self, spec: JobSpec, timeout: float | None, owner: str, listener: Listener) -> jobs.RunningJob:

@@ -246,7 +246,7 @@ def test_who_asked_for_a_job_finds_and_ends_it_and_no_other_caller_does(api: Fak
 
 
 def test_a_job_that_is_not_up_yet_is_ended_whole_as_well(api: FakeApi) -> None:
-    provision.create_parent(cast("Api", api), wanted(), owner="alice")
+    provision.create_parent(cast("Api", api), wanted(), owner="kubernetes:alice")
     assert ask(api, End(name="trainer", namespace="team")) == [Ended()]
     assert api.left() == []
 
@@ -261,6 +261,21 @@ def test_rights_in_the_namespace_open_the_jobs_of_others(api: FakeApi) -> None:
 def test_a_job_of_someone_else_is_not_taken_over_by_asking_for_the_same(api: FakeApi) -> None:
     ask(api, Start(job=wanted()))
     assert "a job 'trainer' runs already" in ask(api, Start(job=wanted()), "trainers")[-1].reason  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["the gateway's token", "token", "", "job"])
+def test_no_name_of_an_identity_makes_it_the_holder_of_the_token(api: FakeApi, name: str) -> None:
+    api.users["posers"] = {"username": name}
+    ask(api, Start(job=wanted()), TOKEN)
+    assert "may not create statefulsets" in refusal(api, Start(job=wanted()), "posers").reason
+    assert "may not get secrets" in refusal(api, Find(name="trainer", namespace="team"), "posers").reason
+    assert "may not delete statefulsets" in refusal(api, End(name="trainer", namespace="team"), "posers").reason
+
+
+def test_an_identity_does_not_own_what_nobody_asked_a_gateway_for(api: FakeApi) -> None:
+    provision.create_parent(cast("Api", api), wanted())
+    told = refusal(api, End(name="trainer", namespace="team"), "alices").reason
+    assert "alice may not delete statefulsets" in told
 
 
 # --- at the door ----------------------------------------------------------------------------------------------
