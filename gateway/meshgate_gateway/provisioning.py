@@ -1,8 +1,8 @@
 """Provisions jobs for callers without rights of their own, within the operator's policy, and relays to their gateways.
 
 A caller speaks to it over a websocket at ``/v1/jobs``: one question, then what happens until it is answered. Below
-``/v1/jobs/<namespace>/<name>`` the job's own gateway is reached, which checks the job's token itself; what passes
-there is not looked into.
+``/v1/jobs/<namespace>/<name>`` the job's own gateway is reached by whoever opens the job; what passes there is not
+looked into.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import structlog
 from pydantic import ValidationError
 
 from meshgate_gateway.auth import Identity, Refusal, TokenAuthenticator, bearer_token
-from meshgate_gateway.conversation import Conversation, relay
+from meshgate_gateway.conversation import Conversation
 from meshgate_gateway.http import MalformedRequest, Request, Response
+from meshgate_gateway.job_relays import JobRelays
 from meshgate_gateway.kubernetes_auth import KubernetesUser, KubernetesUsers
 from meshgate_gateway.making import Makings
 from meshgate_gateway.policy import Policy, as_made_for_others, violations
 from meshgate_kubernetes import jobs
 from meshgate_kubernetes.api import Api
 from meshgate_kubernetes.errors import KubernetesError
-from meshgate_kubernetes.gateway_pod import find_gateway
 from meshgate_kubernetes.readiness import Listener
 from meshgate_kubernetes.requests import Answer, Ask, End, Ended, Find, Refused, Start, Up, read_ask, refused
 from meshgate_kubernetes.spec import JobSpec
@@ -60,12 +60,13 @@ class Provisioner:
         self._api, self._policy, self._token, self._users = api, policy, token, users
         self._loop = asyncio.get_running_loop()
         self._under_way: set[asyncio.Task[None]] = set()
+        self._relays = JobRelays(api, users)
         self._makings = Makings(partial(jobs.end, api))
 
     async def answer(self, path: str, request: Request, connection: socket.socket) -> Response | None:
         """The answer, or None when the connection was taken over. Raises MalformedRequest."""
         if job := JOB_PATH.fullmatch(path):
-            return await self._relay(job[1], job[2], job[3], request, connection)
+            return await self._relays.answer(job[1], job[2], job[3], request, connection)
         if path != "/v1/jobs":
             return Response.error(HTTPStatus.NOT_FOUND, "this gateway serves /v1/jobs and /v1/jobs/<namespace>/<name>")
         if not request.is_websocket:
@@ -81,6 +82,7 @@ class Provisioner:
         for task in self._under_way:
             task.cancel()
         await asyncio.gather(*self._under_way, return_exceptions=True)
+        await self._relays.close()
         await self._makings.close()
 
     # --- who asks -----------------------------------------------------------------------------------------
@@ -161,21 +163,6 @@ class Provisioner:
         if pods > self._policy.max_replicas:  # as many as the selector has found
             raise NotAllowed(f"{pods} pods are more than the {self._policy.max_replicas} that the policy allows")
         return jobs.start(self._api, spec, listener, timeout=timeout, owner=owner)
-
-    # --- the gateways of jobs -----------------------------------------------------------------------------
-
-    async def _relay(
-        self, namespace: str, name: str, rest: str, request: Request, connection: socket.socket
-    ) -> Response | None:
-        try:
-            pod = await asyncio.to_thread(find_gateway, self._api, name, namespace)
-        except KubernetesError as error:
-            return Response.error(HTTPStatus.BAD_GATEWAY, str(error))
-        if pod is None:
-            reason = f"no gateway of a job {name!r} is ready in namespace {namespace!r}"
-            return Response.error(HTTPStatus.BAD_GATEWAY, reason)
-        self._start(relay(connection.dup(), request, rest, pod.host, pod.port))
-        return None
 
     def _start(self, work: object) -> None:
         task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]

@@ -21,7 +21,8 @@ Key = tuple[str, str, str]
 
 class FakeApi:
     """``pods_come_up``: whether pods are ready. ``users``: who holds a token. ``rights``: (user, verb, resource) that
-    exist. ``down``: what every review raises, if anything. ``made``: the kinds that were created, in order."""
+    exist. ``down``: what every review raises, if anything. ``made``: the kinds that were created, in order.
+    ``reads``: how often objects were asked for."""
 
     namespace = "gateways"
     host = "https://cluster"
@@ -32,6 +33,7 @@ class FakeApi:
         self.rights: set[tuple[str, str, str]] = set()
         self.down: KubernetesError | None = None
         self.reviews = 0
+        self.reads = 0
         self.made: list[str] = []
         self._objects: dict[Key, Object] = {}
         self._told: list[tuple[str, Object]] = []
@@ -98,6 +100,7 @@ class FakeApi:
 
     def get(self, kind: str, name: str, namespace: str) -> Object:
         with self._changed:
+            self.reads += 1
             try:
                 return self._objects[kind, namespace, name]
             except KeyError:
@@ -105,6 +108,7 @@ class FakeApi:
 
     def find(self, kind: str, namespace: str, selector: str = "", fields: str = "") -> tuple[list[Object], str]:
         with self._changed:
+            self.reads += 1
             found = [obj for obj in self._objects.values() if _fits(obj, kind, namespace, selector)]
             return found, str(len(self._told))
 
