@@ -49,6 +49,8 @@ class Policy(BaseModel):
     listed, any amount; of any other resource none."""
     max_idle: int = Field(default=86_400, ge=1)
     """Seconds: the longest a job may wait for its next session."""
+    max_lease: int = Field(default=86_400, ge=1)
+    """Seconds: the longest a session may wait for its program, and the job with it."""
     selectors: tuple[str, ...] = ()
     """Labels of existing pods that a job may run on, such as ``app=trainers-*``: whoever may have a job made runs code
     in these. One of them must be in the selector. Pods that were made for a job are never among them."""
@@ -108,6 +110,8 @@ def _violations(policy: Policy, job: JobSpec) -> Iterator[str]:
         yield f"{pods} pods are more than {policy.max_replicas}"
     if not 0 < job.idle_timeout <= policy.max_idle:
         yield f"an idle timeout of {job.idle_timeout or 'never'} is longer than {policy.max_idle} s"
+    if job.lease > policy.max_lease:
+        yield f"a lease of {job.lease:g} s is longer than {policy.max_lease} s"
     yield from _not_among("image pull secret", job.image_pull_secrets, policy.image_pull_secrets)
     for mesh in job.meshes:
         for problem in _mesh_violations(policy, mesh):

@@ -149,6 +149,7 @@ def gateway_template(spec: JobSpec) -> Object:
         "args": [
             *("--host", "0.0.0.0", "--port", str(GATEWAY_PORT)),
             *("--kubernetes-job", spec.name, "--idle-timeout", str(spec.idle_timeout)),
+            *("--lease", str(spec.lease)),
         ],
         "env": [
             _from_field("MESHGATE_ENGINE_HOST", "status.podIP"),

@@ -27,6 +27,7 @@ Object: TypeAlias = dict[str, Any]
 """A Kubernetes object, or a part of one, as JSON."""
 
 DEFAULT_PORT = 26600
+DEFAULT_LEASE = 14_400.0
 _LABEL_RULE = "at most 63 letters, digits, '-', '_' and '.', a letter or digit at both ends"
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_TYPE_LABEL = "nvidia.com/gpu.product"
@@ -170,6 +171,8 @@ class JobSpec(_Model):
     image_pull_secrets: tuple[str, ...] = ()
     idle_timeout: int = Field(default=0, ge=0)
     """Seconds without a session after which the job deletes itself; 0: never."""
+    lease: float = Field(default=DEFAULT_LEASE, gt=0, allow_inf_nan=False)
+    """Seconds that a session is kept for a program that went away without a word."""
 
     @model_validator(mode="after")
     def _names_fit(self) -> JobSpec:

@@ -28,7 +28,7 @@ from meshgate.kubernetes.asked import (
     mesh_of_selector,
 )
 from meshgate_kubernetes.names import POD_INDEX_LABEL, check_job_name
-from meshgate_kubernetes.spec import DEFAULT_PORT
+from meshgate_kubernetes.spec import DEFAULT_LEASE, DEFAULT_PORT
 from meshgate_sync.scan import git_root
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class KubernetesJob(JobTrait):
     ``compute`` describes pods to make, ``selector`` finds existing ones; either is the mesh ``workers``. More meshes,
     or others, come by :meth:`add_mesh`. With none of them the job called ``name`` is looked for, and used as it is.
     ``timeout`` is how long, in seconds, ``apply`` waits for the pods (default: ``compute.launch_timeout``, else 900).
+    ``lease`` is how long, in seconds (14400), a session waits for a driver that went away without a word: it is killed,
+    or its laptop is. Only then does the time that a forgotten job has left begin.
     ``gateway_url`` (default: ``$MESHGATE_URL`` or ``$KT_API_URL``) reaches the gateway through an ingress, rather
     than by a port-forward; ``$MESHGATE_CA`` is a file of certificates to trust there besides the system's.
     The driver's code follows: each ``state`` brings ``sync_dirs`` (default: the git root around the working directory,
@@ -88,6 +90,7 @@ class KubernetesJob(JobTrait):
         gateway_url: str | None = None,
         kubeconfig: Any = None,
         timeout: float | None = None,
+        lease: float | None = None,
         watch: bool = False,
     ) -> None:
         super().__init__()
@@ -108,6 +111,7 @@ class KubernetesJob(JobTrait):
             namespace=compute.namespace if compute is not None and compute.namespace else namespace,
             meshes=meshes,
             idle_timeout=compute.inactivity_ttl if compute is not None else DEFAULT_INACTIVITY_TTL,
+            lease=lease if lease is not None else DEFAULT_LEASE,
             timeout=timeout if timeout is not None else launch_timeout or DEFAULT_TIMEOUT,
             gateway_url=gateway_url or os.environ.get("MESHGATE_URL") or os.environ.get("KT_API_URL") or None,
             kubeconfig=_kubeconfig_path(kubeconfig),

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from meshgate.jobs.compute import Compute, default_gateway_image, describe, plain, selector_text
 from meshgate_kubernetes.manifests import OPERATOR_SELECTOR, own_selector
 from meshgate_kubernetes.names import POD_INDEX_LABEL, check_mesh_name
-from meshgate_kubernetes.spec import DEFAULT_PORT, JobSpec, MeshSpec, Object, WorkerSpec, parse_selector
+from meshgate_kubernetes.spec import DEFAULT_LEASE, DEFAULT_PORT, JobSpec, MeshSpec, Object, WorkerSpec, parse_selector
 
 __all__ = ["ImageSpec", "JobAsked", "MeshAsked", "mesh_like_monarch", "mesh_of_compute", "mesh_of_selector"]
 
@@ -79,6 +79,7 @@ class JobAsked(BaseModel):
     namespace: str = "default"
     meshes: tuple[MeshAsked, ...] = ()
     idle_timeout: int = 0
+    lease: float = Field(default=DEFAULT_LEASE, gt=0, allow_inf_nan=False)
     timeout: float | None = None
     gateway_url: str | None = None
     kubeconfig: str | None = None
@@ -100,6 +101,7 @@ class JobAsked(BaseModel):
                 gateway_pull_policy=next((each.image_pull_policy for each in workers if each.image_pull_policy), None),
                 image_pull_secrets=tuple(dict.fromkeys(name for each in workers for name in each.image_pull_secrets)),
                 idle_timeout=self.idle_timeout,
+                lease=self.lease,
             )
         except ValidationError as error:
             raise ValueError(describe("KubernetesJob", error)) from None

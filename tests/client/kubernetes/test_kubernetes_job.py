@@ -23,6 +23,8 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ({"compute": Compute(), "selector": {"a": "b"}}, "either made or found"),
         ({"use_websocket": False}, "by a websocket only"),
         ({"name": "Trainer"}, "job name 'Trainer' is invalid"),
+        ({"lease": 0}, r"KubernetesJob\(lease"),
+        ({"lease": float("inf")}, r"KubernetesJob\(lease"),
         ({"selector": ""}, "every pod of the namespace"),
         ({"selector": {"a": "b c"}}, "is not a label value"),
     ],
@@ -133,6 +135,11 @@ def test_a_job_that_was_not_applied_is_saved_and_loaded() -> None:
     assert isinstance(again, KubernetesJob)
     assert again._asked == job._asked
     assert not again.active
+
+
+def test_the_lease_goes_with_the_job() -> None:
+    assert KubernetesJob(compute=Compute(), lease=600)._asked.spec("any").lease == 600
+    assert KubernetesJob(compute=Compute())._asked.spec("any").lease == 14_400
 
 
 def test_two_jobs_are_the_same_when_they_ask_for_the_same_pods() -> None:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from meshgate_gateway.settings import Settings, load_settings
 from meshgate_kubernetes.manifests import (
     gateway_objects,
     gateway_rules,
@@ -65,6 +66,18 @@ def test_the_parent_holds_the_specification_and_not_the_token() -> None:
     assert JobSpec.model_validate(json.loads(parent(spec)["data"]["job.json"])) == spec
     with_token = [obj for obj in objects_of(spec) if "secret" in json.dumps(obj).replace("secretKeyRef", "")]
     assert [obj["kind"] for obj in with_token if obj.get("stringData")] == ["Secret"]
+
+
+def test_the_gateway_is_told_how_long_a_session_and_an_idle_job_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHGATE_TOKEN", "a-token-for-this-test")
+    (deployment,) = (obj for obj in gateway_objects(job(idle_timeout=60, lease=90)) if obj["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    settings = load_settings(container["args"])
+    assert (settings.idle_timeout, settings.lease) == (60, 90)
+
+
+def test_the_lease_of_a_job_is_by_default_that_of_a_gateway() -> None:
+    assert job().lease == Settings.model_fields["lease"].default
 
 
 def test_only_api_versions_that_old_and_new_releases_serve_are_used() -> None:

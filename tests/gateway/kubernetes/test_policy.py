@@ -106,6 +106,12 @@ def test_every_field_of_a_worker_is_decided_on() -> None:
     assert set(WorkerSpec.model_fields) == checked | harmless
 
 
+def test_no_session_outlives_its_program_for_longer_than_allowed() -> None:
+    assert violations(POLICY, asked().model_copy(update={"lease": 86_400.0})) == []
+    (told,) = violations(POLICY, asked().model_copy(update={"lease": 86_401.0}))
+    assert told == "a lease of 86401 s is longer than 86400 s"
+
+
 def test_the_jobs_own_fields_are_looked_at_as_well() -> None:
     asking = asked().model_copy(update={"image_pull_secrets": ("registry",)})
     assert violations(POLICY, asking) == ["image pull secret 'registry' is not among (none)"]
