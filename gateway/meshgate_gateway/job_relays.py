@@ -78,7 +78,7 @@ class JobRelays:
         """What to tell whoever does not open the job; None for who does."""
         token = bearer_token(request)
         if token is None:
-            return _not_opened(namespace, name)
+            return _not_opened(namespace, name, "no token was presented")
         key = hashlib.sha256(f"{namespace}/{name} {token}".encode("utf-8", "surrogateescape")).digest()
         if self._known.get(key, 0.0) > time.monotonic():
             return None
@@ -106,7 +106,9 @@ class JobRelays:
         if isinstance(verdict, Identity):
             return None
         log.warning("refused", job=name, namespace=namespace, reason=verdict.reason)
-        return _not_opened(namespace, name) if verdict.status is HTTPStatus.UNAUTHORIZED else verdict.answer()
+        if verdict.status is HTTPStatus.UNAUTHORIZED:
+            return _not_opened(namespace, name, verdict.reason)
+        return verdict.answer()
 
     def _token_of(self, namespace: str, name: str) -> SecretStr:
         """The token of the job; where there is no such job, one that nobody has."""
@@ -117,11 +119,9 @@ class JobRelays:
             return SecretStr(secrets.token_urlsafe(32))
 
 
-def _not_opened(namespace: str, name: str) -> Response:
-    reason = (
-        f"this token opens no job {name!r} in namespace {namespace!r}: the job has ended, or the token is not its own, "
-        "nor one of an identity that may create pods/exec there"
-    )
+def _not_opened(namespace: str, name: str, why: str) -> Response:
+    """``why`` must say nothing that depends on whether there is such a job."""
+    reason = f"no job {name!r} in namespace {namespace!r} is opened by this, or it has ended: {why}"
     return Response.error(HTTPStatus.UNAUTHORIZED, reason, headers={"WWW-Authenticate": "Bearer"})
 
 

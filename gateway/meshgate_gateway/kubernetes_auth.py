@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ __all__ = ["KubernetesAuthenticator", "KubernetesUser", "KubernetesUsers"]
 
 log = structlog.get_logger()
 
-_BIND = "have its service account bound to the cluster role system:auth-delegator"
+_SERVICE_ACCOUNT = re.compile(r"system:serviceaccount:([^:]+):([^:]+)")
 REMEMBERED = 1024
 REMEMBER_FOR = 10.0
 """Seconds. A right that is withdrawn is withdrawn here as late; a stranger costs the API server one review in them."""
@@ -78,8 +79,8 @@ class KubernetesUsers:
         """None when the user may do ``deed`` (resourceAttributes); ``why`` says what the right is for."""
         try:
             allowed = await asyncio.to_thread(self._api.user_may, user.facts, deed)
-        except Forbidden:
-            told = f"this gateway may not ask what {user.name} may do: {_BIND}"
+        except Forbidden as error:
+            told = f"this gateway may not ask what {user.name} may do: {_how_to_bind(error)}"
             return Refusal(told, HTTPStatus.FORBIDDEN)
         except KubernetesError as error:
             log.warning("a right could not be verified", user=user.name, reason=str(error))
@@ -95,14 +96,25 @@ class KubernetesUsers:
     def _review(self, token: str) -> KubernetesUser | Refusal:
         try:
             user = self._api.user_of_token(token)
-        except Forbidden:
+        except Forbidden as error:
             return Refusal(
                 "the token is not the gateway's, and this gateway may not verify Kubernetes identities: set "
-                f"MESHGATE_TOKEN to its token, or {_BIND}"
+                f"MESHGATE_TOKEN to its token, or {_how_to_bind(error)}"
             )
         if user is None:
             return Refusal("the token is neither the gateway's nor one of this cluster's (or it has expired)")
         return KubernetesUser(str(user.get("username", "")), tuple(user.get("groups") or ()), user)
+
+
+def _how_to_bind(error: Forbidden) -> str:
+    told = "have an administrator bind its service account to the cluster role system:auth-delegator"
+    if not (account := _SERVICE_ACCOUNT.fullmatch(error.user)):
+        return told
+    namespace, name = account.groups()
+    return (
+        f"{told}: kubectl create clusterrolebinding {namespace}-{name}-reviews --clusterrole=system:auth-delegator "
+        f"--serviceaccount={namespace}:{name}"
+    )
 
 
 def _cannot_tell(reason: str) -> Refusal:

@@ -16,7 +16,7 @@ from meshgate_gateway.http import HeadParser, Request, Response
 from meshgate_gateway.job_relays import JobRelays
 from meshgate_gateway.kubernetes_auth import KubernetesUsers
 from meshgate_kubernetes.api import Api
-from meshgate_kubernetes.errors import Unreachable
+from meshgate_kubernetes.errors import Forbidden, Unreachable
 from meshgate_kubernetes.manifests import token_secret
 from tests.gateway.kubernetes.fake_api import FakeApi
 from tests.gateway.kubernetes.objects import job
@@ -111,6 +111,13 @@ def test_a_cluster_that_is_away_sends_nobody_off_for_good(api: FakeApi, monkeypa
 
     monkeypatch.setattr(api, "get", fail)
     assert answers(api, JOBS_TOKEN)[0][0] is HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def test_a_gateway_that_may_not_verify_identities_says_what_to_bind(api: FakeApi) -> None:
+    api.down = Forbidden("create", "tokenreviews", "", user="system:serviceaccount:team:meshgate")
+    ((status, reason),) = answers(api, "alices")
+    assert status is HTTPStatus.UNAUTHORIZED
+    assert "--serviceaccount=team:meshgate" in reason
 
 
 def test_only_so_many_are_checked_at_a_time(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,21 @@ def test_a_gateway_that_may_not_ask_says_what_it_lacks(api: FakeApi) -> None:
     api.down = Forbidden("create", "tokenreviews.authentication.k8s.io", "")
     verdict = refused(api, "alices")
     assert verdict.status is HTTPStatus.UNAUTHORIZED
-    assert "system:auth-delegator" in verdict.reason
+    assert "bind its service account to the cluster role system:auth-delegator" in verdict.reason
+
+
+@pytest.mark.parametrize("deed", ["user_of_token", "user_may"])
+def test_what_to_bind_to_which_account_is_told_as_a_command(
+    api: FakeApi, deed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise Forbidden("create", "any", "", user="system:serviceaccount:team:trainer-gateway")
+
+    monkeypatch.setattr(api, deed, refuse)
+    assert refused(api, "alices").reason.endswith(
+        "kubectl create clusterrolebinding team-trainer-gateway-reviews --clusterrole=system:auth-delegator "
+        "--serviceaccount=team:trainer-gateway"
+    )
 
 
 def test_whose_a_token_is_is_remembered_and_what_its_owner_may_is_not(api: FakeApi) -> None:
