@@ -238,7 +238,9 @@ class Keeper:
 
     async def _run_reaper(self, meshes: Sequence[str], addresses: Sequence[str]) -> None:
         started = self._loop.time()
-        command = [*self._reap_command, "--hosts", json.dumps(addresses)]
+        command = [*self._reap_command]
+        for start in range(0, len(addresses), HOSTS_IN_A_MESSAGE):  # the kernel takes 128 KiB in one argument
+            command += ["--hosts", json.dumps(addresses[start : start + HOSTS_IN_A_MESSAGE])]
         try:
             child = Child(command, environment=self._environment, on_line=lambda line: None)
         except OSError as error:

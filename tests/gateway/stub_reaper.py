@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from pathlib import Path
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--hosts")
+parser.add_argument("--hosts", type=json.loads, action="extend")
 hosts = parser.parse_args().hosts
-print("reaping", hosts)
+print("reaping", len(hosts), "hosts")
 if target := os.environ.get("STUB_REAPED"):
     with Path(target).open("a") as file:
-        file.write(hosts + "\n")
+        file.write(json.dumps(hosts) + "\n")

@@ -27,6 +27,21 @@ def test_a_dead_sessions_hosts_are_reaped(tmp_path: Path) -> None:
         assert reaped(target) == [ADDRESSES]
 
 
+def test_the_hosts_of_thousands_are_reaped_at_once(tmp_path: Path) -> None:
+    target = tmp_path / "reaped"
+    meshes = {f"m{mesh}": [f"ipc:///nowhere/at/all/{mesh}/{host:030}" for host in range(1000)] for mesh in range(4)}
+    flags = [flag for mesh, hosts in meshes.items() for flag in ("--mesh", f"{mesh}={','.join(hosts)}")]
+    with ServerProcess(*flags, environment={"STUB_REAPED": str(target)}) as server, server.join() as connection:
+        for mesh, hosts in meshes.items():
+            known = len(connection.command(f"hosts {mesh}")["hosts"])
+            while known < len(hosts):
+                known += len(connection.answer()["hosts"])
+        connection.send(b"kill\n")
+        server.wait_logged(REAPED)
+    (addresses,) = reaped(target)
+    assert sorted(addresses) == sorted(host for hosts in meshes.values() for host in hosts)
+
+
 def test_hosts_that_another_session_uses_wait_for_its_end(tmp_path: Path) -> None:
     target = tmp_path / "reaped"
     with ServerProcess("--mesh", MESH, environment={"STUB_REAPED": str(target)}) as server:

@@ -28,10 +28,16 @@ async def reap(addresses: list[str], transport: str | None, timeout: float) -> N
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--hosts", required=True, help='JSON: ["ipc:///tmp/…", …]')
+    parser.add_argument(
+        "--hosts",
+        required=True,
+        type=json.loads,
+        action="extend",
+        help='JSON: ["ipc:///tmp/…", …]; given again for more',
+    )
     parser.add_argument("--timeout", type=float, default=10.0, help="seconds")
     options = parser.parse_args()
-    addresses = json.loads(options.hosts)
+    addresses = options.hosts
     try:
         asyncio.run(reap(addresses, transport_for(addresses), options.timeout))
     except Exception as error:  # noqa: BLE001 - this process's one job is to say how it went
