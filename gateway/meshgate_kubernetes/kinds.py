@@ -29,8 +29,8 @@ class Kind:
 
     def path(self, namespace: str, name: str = "") -> str:
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
-        scope = f"/namespaces/{quote(namespace)}" if self.namespaced else ""
-        return f"{root}{scope}/{self.plural}" + (f"/{quote(name)}" if name else "")
+        scope = f"/namespaces/{quote(namespace, safe='')}" if self.namespaced else ""
+        return f"{root}{scope}/{self.plural}" + (f"/{quote(name, safe='')}" if name else "")
 
 
 KINDS: Mapping[str, Kind] = {

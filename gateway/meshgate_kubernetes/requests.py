@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from meshgate_kubernetes.errors import KubernetesError, NotFound
 from meshgate_kubernetes.jobs import RunningJob
 from meshgate_kubernetes.readiness import Progress
-from meshgate_kubernetes.spec import JobSpec
+from meshgate_kubernetes.spec import JobName, JobSpec, Namespace
 
 __all__ = [
     "Answer",
@@ -49,16 +49,16 @@ class Find(_Model):
     """Is there this job?"""
 
     ask: Literal["find"] = "find"
-    name: str
-    namespace: str
+    name: JobName
+    namespace: Namespace
 
 
 class End(_Model):
     """End this job; answered when it is gone."""
 
     ask: Literal["end"] = "end"
-    name: str
-    namespace: str
+    name: JobName
+    namespace: Namespace
 
 
 class Created(_Model):

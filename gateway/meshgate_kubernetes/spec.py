@@ -21,7 +21,7 @@ from meshgate_kubernetes.names import (
 )
 from meshgate_kubernetes.quantity import parse_quantity
 
-__all__ = ["JobSpec", "MeshSpec", "Object", "VolumeMount", "WorkerSpec", "parse_selector"]
+__all__ = ["JobName", "JobSpec", "MeshSpec", "Namespace", "Object", "VolumeMount", "WorkerSpec", "parse_selector"]
 
 Object: TypeAlias = dict[str, Any]
 """A Kubernetes object, or a part of one, as JSON."""
@@ -70,6 +70,8 @@ Quantity: TypeAlias = Annotated[str, Field(coerce_numbers_to_str=True), AfterVal
 Labels: TypeAlias = Annotated[dict[str, str], AfterValidator(_labels)]
 Annotations: TypeAlias = Annotated[dict[str, str], AfterValidator(_annotations)]
 Environment: TypeAlias = Annotated[dict[str, str], AfterValidator(_environment)]
+JobName: TypeAlias = Annotated[str, AfterValidator(check_job_name)]
+Namespace: TypeAlias = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 PullPolicy: TypeAlias = Literal["Always", "IfNotPresent", "Never"]
 
 
@@ -163,8 +165,8 @@ class MeshSpec(_Model):
 class JobSpec(_Model):
     """A whole job, and what the gateway pod of its own needs to know."""
 
-    name: Annotated[str, AfterValidator(check_job_name)]
-    namespace: str = Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+    name: JobName
+    namespace: Namespace
     meshes: tuple[MeshSpec, ...] = Field(min_length=1, max_length=64)
     gateway_image: str = Field(min_length=1, max_length=1024)
     gateway_pull_policy: PullPolicy | None = None

@@ -263,6 +263,22 @@ def test_a_job_of_someone_else_is_not_taken_over_by_asking_for_the_same(api: Fak
     assert "a job 'trainer' runs already" in ask(api, Start(job=wanted()), "trainers")[-1].reason  # type: ignore[union-attr]
 
 
+def test_an_identity_without_rights_is_not_told_which_jobs_there_are(api: FakeApi) -> None:
+    ask(api, Start(job=wanted()))
+    for question in (Find, End):
+        there = refusal(api, question(name="trainer", namespace="team"), "strangers")
+        assert refusal(api, question(name="missing", namespace="team"), "strangers") == there
+        assert not there.missing
+
+
+@pytest.mark.parametrize("where", [{"name": "a/../../secrets/b"}, {"namespace": "team/secrets/b/.."}])
+def test_no_name_leads_out_of_its_place_in_the_api(api: FakeApi, where: dict[str, str]) -> None:
+    question = {"ask": "find", "name": "trainer", "namespace": "team", **where}
+    (field,) = where
+    assert refusal(api, json.dumps(question)).reason.startswith(f"find.{field}: ")
+    assert api.reads == 0
+
+
 @pytest.mark.parametrize("name", ["the gateway's token", "token", "", "job"])
 def test_no_name_of_an_identity_makes_it_the_holder_of_the_token(api: FakeApi, name: str) -> None:
     api.users["posers"] = {"username": name}
