@@ -159,11 +159,12 @@ def own_selector(job: str, mesh: str) -> str:
 
 
 def monarch_mesh_name(job: str, mesh: str) -> str:
-    """The MonarchMesh of a mesh. Its CRD takes lower-case letters and digits alone, so hyphens go, and four
-    hexadecimal digits keep jobs apart that differ in those only."""
-    digest = hashlib.sha256(f"{job}/{mesh}".encode()).hexdigest()[:4]
-    stem = job.replace("-", "")[: MAX_STATEFUL_SET_NAME - len(mesh) - len(digest)]
-    return f"{stem}{mesh}{digest}"
+    """The MonarchMesh of a mesh. Its CRD takes lower-case letters and digits alone, so hyphens go, and twelve
+    hexadecimal digits keep jobs apart that differ in those only: so many that nobody finds a job's name whose network
+    policies would open the pods of another."""
+    digest = hashlib.sha256(f"{job}/{mesh}".encode()).hexdigest()[:12]
+    stem = f"{job.replace('-', '')}{mesh}"[: MAX_STATEFUL_SET_NAME - len(digest)]
+    return f"{stem}{digest}"
 
 
 def _worker_policy(spec: JobSpec, mesh: MeshSpec) -> Object:

@@ -149,6 +149,7 @@ def test_a_monarch_mesh_has_a_name_that_its_crd_takes_and_no_label_that_its_oper
     assert "app.kubernetes.io/name" not in made["spec"]["podTemplate"]["metadata"]["labels"]
     assert monarch_mesh_name("my-job", "workers") != monarch_mesh_name("myjob", "workers")
     assert len(monarch_mesh_name("x" * 40, "y" * 20)) <= 52
+    assert len(monarch_mesh_name("x", "y" * 50)) <= 52
 
 
 def test_the_queue_of_kueue_is_a_label_of_the_stateful_set() -> None:
