@@ -29,7 +29,6 @@ from meshgate_gateway.routes import Routes
 from meshgate_gateway.server import LocalSocket, Server
 from meshgate_gateway.sessions import Sessions
 from meshgate_gateway.settings import Settings
-from meshgate_wire.memory import LARGE_PAGES
 
 if TYPE_CHECKING:
     from meshgate_gateway.kubernetes import InCluster
@@ -55,8 +54,7 @@ async def serve(settings: Settings, listener: socket.socket, commands: Commands)
     """Serves until told to end; returns when everything that was started is gone."""
     loop = asyncio.get_running_loop()
     # User code runs in the engine and on the hosts; it has no business with the token.
-    own = {name: value for name, value in os.environ.items() if name not in HIDDEN}
-    environment = {**LARGE_PAGES, **own}
+    environment = {name: value for name, value in os.environ.items() if name not in HIDDEN}
     supply = EngineSupply(lambda: Engine(commands.engine, environment), settings.warm_engines)
     supply.fill()
     cluster = await _cluster(settings)

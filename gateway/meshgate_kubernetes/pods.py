@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from meshgate_kubernetes.names import COMPONENT_LABEL, JOB_LABEL, MESH_LABEL, Names
 from meshgate_kubernetes.spec import GPU_RESOURCE, GPU_TYPE_LABEL, JobSpec, MeshSpec, Object, WorkerSpec
-from meshgate_wire.memory import LARGE_PAGES
 
 __all__ = ["GATEWAY_PORT", "gateway_template", "job_labels", "worker_labels", "worker_template"]
 
@@ -88,7 +87,7 @@ def _worker_pod(mesh: MeshSpec, worker: WorkerSpec) -> Object:
 
 def _worker_container(mesh: MeshSpec, worker: WorkerSpec, mounts: list[Object]) -> Object:
     address = f"tcp://$(POD_IP):{mesh.port}@tcp://0.0.0.0:{mesh.port}"
-    variables = {"MONARCH_PORT": str(mesh.port), **LARGE_PAGES, **worker.env_vars}
+    variables = {"MONARCH_PORT": str(mesh.port), **worker.env_vars}
     return _without_empty(
         {
             "name": "worker",

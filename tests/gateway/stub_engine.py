@@ -82,7 +82,7 @@ class Stub:
 
     def obey(self, command: str, argument: str = "") -> None:
         if command == "describe":
-            names = [name for name in os.environ if name.startswith(("MESHGATE_", "GLIBC_"))]
+            names = [name for name in os.environ if name.startswith("MESHGATE_")]
             nodelay = self.client and self.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             facts = {"pid": os.getpid(), "head": self.head, "environment": names, "nodelay": bool(nodelay)}
             self.answer({**facts, **self.assigned})
