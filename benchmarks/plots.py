@@ -51,6 +51,15 @@ def _of(cases: Sequence[Case], table: str) -> list[Case]:
     return [case for case in cases if case.table == table]
 
 
+def _log_scale(axis: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
+    axis.minorticks_off()
+
+
 def _sync(plt: Any, cases: Sequence[Case]) -> Any:
     """Seconds by number of hosts, a panel for each change."""
     panels: dict[str, dict[str, list[tuple[int, Case]]]] = {}
@@ -70,9 +79,8 @@ def _sync(plt: Any, cases: Sequence[Case]) -> Any:
                 axis.plot(hosts, seconds, style, color=colour, marker="o", markersize=3, label=f"{peer}{said}")
         axis.set_title(name)
         axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
         axis.set_xticks([1, 8, 32], ["1", "8", "32"])
-        axis.minorticks_off()
+        _log_scale(axis)
         axis.grid(visible=True, axis="y", color="#e5e7eb", linewidth=0.6)
     for axis in axes[-1]:
         axis.set_xlabel("hosts")
@@ -100,7 +108,7 @@ def _live(plt: Any, cases: Sequence[Case]) -> Any:
     axis.set_ylim(0, 1)
     axis.set_xlabel("milliseconds from save to result")
     axis.set_ylabel("share of saves")
-    axis.legend(frameon=False, loc="lower right")
+    axis.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.45, 1), ncols=3, fontsize=8)
     return figure
 
 
@@ -127,14 +135,14 @@ def _fanout(plt: Any, cases: Sequence[Case]) -> Any:
             found = [(int(row.name.split()[1]), row.columns[peer].number) for row in rows if peer in row.columns]
             axis.plot(*zip(*found, strict=True), marker="o", markersize=3, label=label)
         axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
         numbers = [int(row.name.split()[1]) for row in rows]
         axis.set_xticks(numbers, [str(number) for number in numbers])
-        axis.minorticks_off()
+        _log_scale(axis)
         axis.set_xlabel("children of a host" if table == "fan-out" else "stripes")
         axis.set_title("one line" if table == "fan-out" else "40 MB here, 200 MB simulated")
     axes[0].set_ylabel("milliseconds")
-    axes[0].legend(frameon=False)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=4, frameon=False, bbox_to_anchor=(0.5, -0.08))
     figure.tight_layout()
     return figure
 
