@@ -66,16 +66,6 @@ class HostAgent:
     async def _moved(self, addresses: Mapping[str, Address]) -> None:
         self._runner.moved(addresses)
 
-    @property
-    def unreachable(self) -> Mapping[str, str]:
-        """Why there is no connection to a parent, by its name. What the gateway is told as well, but by a relay that
-        reaches no parent at all."""
-        return self._call(self._unreachable())
-
-    async def _unreachable(self) -> Mapping[str, str]:
-        relay = self._runner.relay
-        return relay.unreachable if relay is not None else {}
-
     def stop(self) -> None:
         """Ends the relay and closes the store; versions stay. Idempotent."""
         if self._loop.is_closed():

@@ -102,11 +102,6 @@ class Relay:
         if self._upstream is not None:
             self._upstream.resume(now)
 
-    @property
-    def unreachable(self) -> Mapping[str, str]:
-        """Why there was no connection to a parent when one was last tried."""
-        return dict(self._upstream.unreachable) if self._upstream is not None else {}
-
     def start(self, now: float) -> None:
         if self._upstream is not None:
             self._upstream.start(now)

@@ -7,7 +7,8 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -358,7 +359,9 @@ def test_messages_that_a_proxy_cut_up_are_put_together(gateway: FakeGateway, cli
 # --- pressure ---------------------------------------------------------------------------------------------
 
 
-def test_a_call_blocks_while_too_much_waits_to_be_sent(gateway: FakeGateway, settings: ClientSettings) -> None:
+@contextmanager
+def behind_a_frozen_relay(gateway: FakeGateway, settings: ClientSettings) -> Iterator[tuple[Relay, Any]]:
+    """A relay that passes nothing on, and an actor beyond it, of a client that queues 1 MiB at most."""
     gateway.functions["echo"] = lambda rank, value: len(value)
     small = settings.model_copy(update={"queue_limit": 1 << 20})
     with (
@@ -368,6 +371,11 @@ def test_a_call_blocks_while_too_much_waits_to_be_sent(gateway: FakeGateway, set
         one = counter(client)
         one.initialized.get(timeout=20)
         relay.freeze()
+        yield relay, one
+
+
+def test_a_call_blocks_while_too_much_waits_to_be_sent(gateway: FakeGateway, settings: ClientSettings) -> None:
+    with behind_a_frozen_relay(gateway, settings) as (relay, one):
         sent: list[Any] = []
         finished = threading.Event()
 
@@ -387,15 +395,7 @@ def test_a_call_blocks_while_too_much_waits_to_be_sent(gateway: FakeGateway, set
 def test_a_small_call_is_not_blocked_by_what_waits_of_a_large_one(
     gateway: FakeGateway, settings: ClientSettings
 ) -> None:
-    gateway.functions["echo"] = lambda rank, value: len(value)
-    small = settings.model_copy(update={"queue_limit": 1 << 20})
-    with (
-        Relay("127.0.0.1", gateway.port) as relay,
-        Client.connect(UrlDialer(f"ws://127.0.0.1:{relay.port}", TOKEN), settings=small) as client,
-    ):
-        one = counter(client)
-        one.initialized.get(timeout=20)
-        relay.freeze()
+    with behind_a_frozen_relay(gateway, settings) as (relay, one):
         large = one.echo.call_one(b"x" * 100_000_000)
         quick = [one.echo.call_one(b"x") for _ in range(3)]  # does not block
         relay.thaw()

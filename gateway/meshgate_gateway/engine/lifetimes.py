@@ -100,7 +100,6 @@ class Lifetimes:
         if number > 0 and isinstance(self._engine.objects.known(number), (Procs, Actors)):
             return
         self._engine.objects.release(number)
-        self._engine.code.reloading.released(number)
 
     async def _answered(self, header: Stop | Initialized, work: Any) -> None:
         stream = stream_of(header.target.object)

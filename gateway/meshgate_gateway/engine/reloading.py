@@ -102,7 +102,3 @@ class Reloading:
                 self._engine.fail_calls(reloaders.actors)
                 if not reloaders.broken.done():
                     reloaders.broken.set_result(why)
-
-    def released(self, number: int) -> None:
-        """The proc mesh ``number`` has stopped, and nobody holds it."""
-        self._known.pop(number, None)
