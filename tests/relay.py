@@ -94,13 +94,21 @@ class Relay:
 
     async def _stop_listening(self) -> None:
         if self._server is not None:
+            # Server.close() forgets a connection that is accepted but has no transport yet (python/cpython#109564).
+            self._loop.remove_reader(self._server.sockets[0].fileno())
+            await self._turns(2)
             self._server.close()
             self._server = None
         self._cut()
 
     async def _settle(self) -> None:
-        await asyncio.sleep(0)  # aborted transports tell of their end in the next turn of the loop
-        await asyncio.sleep(0)
+        if dialling := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(dialling)
+        await self._turns(2)  # aborted transports tell of their end in the next turn of the loop
+
+    async def _turns(self, count: int) -> None:
+        for _ in range(count):
+            await asyncio.sleep(0)
 
     def _cut(self) -> None:
         for pair in list(self._pairs):
@@ -269,6 +277,7 @@ class _Pair:
 
     def cut(self) -> None:
         self.is_cut = True
+        self.dialling.cancel()
         for end in (self.accepted, self.dialled):
             if end.transport is not None:
                 with contextlib.suppress(OSError):

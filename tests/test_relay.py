@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import socketserver
 import threading
@@ -121,3 +122,12 @@ def test_refused_connections_are_taken_again_later(echo_port: int) -> None:
         with connect(relay) as connection:
             connection.sendall(b"x")
             assert read(connection, 1) == b"x"
+
+
+def test_a_relay_that_ends_as_connections_come_leaves_none_open(echo_port: int) -> None:
+    for _ in range(5):
+        with Relay("127.0.0.1", echo_port) as relay:
+            connection = socket.create_connection(("127.0.0.1", relay.port))
+        connection.close()
+        del relay
+        gc.collect()  # what was left open tells of itself, and warnings are errors
