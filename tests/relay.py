@@ -25,6 +25,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Literal, TypeVar, cast
 
+from meshgate_sync.tcp import stop_listening
+
 T = TypeVar("T")
 
 _IN_FLIGHT_LIMIT = 64 << 20
@@ -94,20 +96,14 @@ class Relay:
 
     async def _stop_listening(self) -> None:
         if self._server is not None:
-            # Server.close() forgets a connection that is accepted but has no transport yet (python/cpython#109564).
-            self._loop.remove_reader(self._server.sockets[0].fileno())
-            await self._turns(2)
-            self._server.close()
+            await stop_listening(self._server)
             self._server = None
         self._cut()
 
     async def _settle(self) -> None:
         if dialling := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(dialling)
-        await self._turns(2)  # aborted transports tell of their end in the next turn of the loop
-
-    async def _turns(self, count: int) -> None:
-        for _ in range(count):
+        for _ in range(2):  # aborted transports tell of their end in the next turn of the loop
             await asyncio.sleep(0)
 
     def _cut(self) -> None:

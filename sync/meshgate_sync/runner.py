@@ -40,7 +40,7 @@ from .plan import Routes
 from .questions import Questions
 from .relay import Relay, Timing
 from .store import Store
-from .tcp import Connection, accepting, dialling
+from .tcp import Connection, accepting, dialling, stop_listening
 
 __all__ = ["Address", "Gateway", "Runner"]
 
@@ -153,7 +153,7 @@ class Runner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._server is not None:
-            self._server.close()
+            await stop_listening(self._server)
         for connection in list(self._connections):
             connection.close()
         if self._connections:

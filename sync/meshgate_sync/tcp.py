@@ -12,7 +12,7 @@ from .errors import MalformedMessage, PeerRefused, SyncError
 from .frames import MAX_FRAME, Message, decode_frame
 from .handshake import Answering, Asking
 
-__all__ = ["Connection", "Listener", "accepting", "dialling"]
+__all__ = ["Connection", "Listener", "accepting", "dialling", "stop_listening"]
 
 _HIGH_WATER = 256 * 1024
 _ROOM = 512 * 1024  # holds a frame with the largest piece, and then some
@@ -197,3 +197,13 @@ def dialling(listener: Listener, secret: bytes, name: str, peer: str) -> Connect
 def accepting(listener: Listener, secret: bytes) -> Connection:
     """For ``loop.create_server``."""
     return Connection(listener, Answering(secret), up=False)
+
+
+async def stop_listening(server: asyncio.Server) -> None:
+    """Closes ``server`` once what it has accepted is a connection. ``Server.close()`` alone forgets one that has no
+    transport yet (python/cpython#109564): its protocol, already made, is never told of an end."""
+    for listener in server.sockets:
+        asyncio.get_running_loop().remove_reader(listener.fileno())
+    for _ in range(2):  # the first makes the transport, the second tells its protocol
+        await asyncio.sleep(0)
+    server.close()

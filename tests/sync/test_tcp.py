@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import socket
 from pathlib import Path
 
 import pytest
@@ -169,6 +172,22 @@ def test_a_damaged_frame_ends_its_connection_alone(tmp_path: Path, frame: bytes)
         small.publish(tree)
         await small.reports.wait(tree.digest, {"h0"})
         await small.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_who_connects_while_a_runner_closes_holds_nothing_up(tmp_path: Path, turns: int) -> None:
+    async def run() -> None:
+        with contextlib.closing(Store(str(tmp_path), snapshots=False)) as store:
+            runner = Runner(GATEWAY, store, secret=SECRET, gateway=Reports(Content()))
+            with socket.create_connection(await runner.listen()) as connection:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await asyncio.wait_for(runner.close(), 10)
+                with contextlib.suppress(ConnectionResetError):
+                    assert connection.recv(1) == b""
+        gc.collect()  # a connection left open tells of itself, and warnings are errors
 
     asyncio.run(run())
 

@@ -20,6 +20,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from meshgate_gateway.engine.output import LineSplitter, Printed
+from meshgate_sync.tcp import stop_listening
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class WorkerStreams:
     async def close(self) -> None:
         """Stops listening and drops every process still connected, which ends it."""
         if self._server is not None:
-            self._server.close()
+            await stop_listening(self._server)
         for reader in tuple(self._readers):
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
