@@ -98,9 +98,7 @@ _HOMES = {
     "meshgate.jobs.image": "Image",
     "meshgate.jobs.kubernetes": "ImageSpec KubernetesJob",
     "meshgate.jobs": "JobState JobTrait LocalJob ProcessJob job_load job_loads",
-    "meshgate.proxies": (
-        "Accumulator ActorMeshProxy EndpointProxy HostMesh HostMeshProxy ProcMesh ProcMeshProxy send"
-    ),
+    "meshgate.proxies": ("Accumulator ActorMeshProxy EndpointProxy HostMesh HostMeshProxy ProcMesh ProcMeshProxy send"),
     "meshgate.settings": "ClientSettings",
     "meshgate.shape": "Region Shape Slice",
     "meshgate.value_mesh": "ValueMesh",

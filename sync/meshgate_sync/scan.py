@@ -260,9 +260,7 @@ class _Walk:
 
 
 def _left_out(rules: Rules, path: bytes, full: bytes, *, directory: bool) -> bool:
-    return rules.ignores(path, directory=directory) or (
-        directory and os.path.lexists(os.path.join(full, VENV_MARK))
-    )
+    return rules.ignores(path, directory=directory) or (directory and os.path.lexists(os.path.join(full, VENV_MARK)))
 
 
 def _build(draft: _Draft, kept: dict[bytes, DirectoryRecord]) -> Directory:

@@ -48,7 +48,7 @@ def test_a_selector_that_finds_nothing(namespace: str) -> None:
 @pytest.mark.parametrize(
     ("compute", "told"),
     [
-        (Compute(volumes=["data:/tmp"]), "mountPath: Invalid value: \"/tmp\": must be unique"),
+        (Compute(volumes=["data:/tmp"]), 'mountPath: Invalid value: "/tmp": must be unique'),
         (Compute(pod_spec={"containers": [{"name": "worker", "imagePullPolicy": "Sometimes"}]}), "imagePullPolicy"),
     ],
     ids=["a mount where meshgate has one", "a value that there is not"],

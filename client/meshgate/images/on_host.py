@@ -36,7 +36,6 @@ from meshgate_sync.place import default_home  # sent along
 __all__ = ["StepRunner"]
 
 
-
 class StepRunner(Actor, metaclass=SentAsSource):
     """The steps of one host. Each order is a mapping with ``kind``, ``title``, ``digest`` and what its kind needs."""
 

@@ -28,9 +28,7 @@ class JobState:
             return hosts[attr]
         except KeyError:
             available = ", ".join(sorted(hosts))
-            raise AttributeError(
-                f"'{attr}' is not a valid host mesh name. Available names: {available}"
-            ) from None
+            raise AttributeError(f"'{attr}' is not a valid host mesh name. Available names: {available}") from None
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._hosts]

@@ -243,9 +243,7 @@ class JobTrait(ABC):
         """Not in this release: raises JobUnsupported."""
         raise _unsupported(self, "remote_mount", "mounts are not in this release; code follows by itself")
 
-    def gather_mount(
-        self, remote_mount_point: str, local_mount_point: str, meshes: list[str] | None = None
-    ) -> None:
+    def gather_mount(self, remote_mount_point: str, local_mount_point: str, meshes: list[str] | None = None) -> None:
         """Not in this release: raises JobUnsupported."""
         raise _unsupported(self, "gather_mount", "bring files back by pull() instead")
 

@@ -57,7 +57,10 @@ def test_a_laptop_without_rights_is_told_of_the_role() -> None:
 def test_a_port_forward_is_only_asked_for_where_it_is_needed() -> None:
     with pytest.raises(JobStartFailed, match="may not get pods/portforward"):
         cluster(WithoutPortForward()).start(ASKED)
-    for other in (cluster(WithoutPortForward(), inside=True), cluster(WithoutPortForward(), url="wss://gateway.example")):
+    for other in (
+        cluster(WithoutPortForward(), inside=True),
+        cluster(WithoutPortForward(), url="wss://gateway.example"),
+    ):
         other.end(other.start(ASKED))
 
 
