@@ -14,6 +14,7 @@
     │   ├── StoreFull            no space left
     │   └── ObjectsDamaged       files were written to, or have vanished, since they were fetched
     ├── VersionUnavailable       this host has not got the version that a process needs
+    ├── CannotReload             a module of a running process changed that cannot be loaded twice
     ├── HostsBehind              hosts have not got the version that a spawn needs; names them
     └── PeerRefused              the other relay does not know this job's secret
 """
@@ -24,6 +25,7 @@ from collections.abc import Mapping, Sequence
 
 __all__ = [
     "BaseUnknown",
+    "CannotReload",
     "DeltaMismatch",
     "HostsBehind",
     "LinkLeavesTree",
@@ -119,6 +121,17 @@ class VersionUnavailable(SyncError):
         self.root = root
         self.home = home
         super().__init__(f"version {root[:12]} is not in {home}: {reason}")
+
+
+class CannotReload(SyncError):
+    """``modules`` changed, and are compiled."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self.modules = tuple(modules)
+        changed = "is compiled and has" if len(self.modules) == 1 else "are compiled and have"
+        super().__init__(
+            f"{', '.join(self.modules)} {changed} changed: a process cannot load that twice. Spawn new processes"
+        )
 
 
 class HostsBehind(SyncError):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import itertools
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,9 @@ from types import ModuleType
 
 import pytest
 
-from meshgate_sync.reload import Reloaded, plan_reload, reload_order
+from meshgate_sync.errors import CannotReload
+from meshgate_sync.imports import affected
+from meshgate_sync.reload import Reloaded, plan_reload
 
 _names = itertools.count()
 
@@ -27,7 +30,7 @@ class Project:
 
     def write(self, version: Path, **files: str) -> None:
         for name, text in files.items():
-            path = version / (self.prefix + name.replace("__", "/") + ".py")
+            path = version / (self.prefix + name.replace("__", "/").replace("//init//", "/__init__") + ".py")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text.replace("@", self.prefix))
 
@@ -39,8 +42,13 @@ class Project:
 
     def carry_out(self) -> Reloaded:
         plan = plan_reload([str(self.before)], str(self.after))
+        earlier = list(sys.path)
         sys.path[:] = [str(self.after), *(place for place in sys.path if place != str(self.before))]
-        return plan.carry_out(Actor)
+        try:
+            return plan.carry_out(Actor)
+        except BaseException:
+            sys.path[:] = earlier
+            raise
 
     def reload(self) -> list[str]:
         return self.names(self.carry_out().modules)
@@ -92,6 +100,75 @@ def test_parts_of_packages_come_from_the_new_version(project: Project) -> None:
     assert str(project.after) in str(inner.__file__)
 
 
+def test_parts_of_a_package_have_what_the_package_has_now(project: Project) -> None:
+    for version, number in ((project.before, 1), (project.after, 2)):
+        project.write(
+            version, p____init____=f"C = {number}\nfrom .inner import X", p__inner="from . import C\nX = C * 10"
+        )
+    package = project.load("p")
+    assert project.reload() == ["p.inner", "p"]
+    assert (package.C, package.X, package.inner.X) == (2, 20, 20)
+
+
+def test_modules_that_take_from_each_other_are_executed_as_in_a_new_process(project: Project) -> None:
+    for version, number in ((project.before, 1), (project.after, 2)):
+        project.write(version, b=f"A = {number}\nimport @a\nB = @a.B", a="from @b import A\nB = A * 10")
+    b = project.load("b")
+    assert project.reload() == ["a", "b"]
+    assert (b.A, b.B) == (2, 20)
+
+
+@pytest.mark.parametrize(("before", "after"), [("a", "a____init____"), ("a____init____", "a")])
+def test_a_module_that_becomes_a_package_or_ceases_to_be_one_is_reloaded(
+    project: Project, before: str, after: str
+) -> None:
+    project.write(project.before, **{before: "X = 1"}, b="from @a import X")
+    project.write(project.after, **{after: "X = 2"}, b="from @a import X")
+    b = project.load("b")
+    done = project.carry_out()
+    assert (project.names(done.modules), done.vanished) == (["a", "b"], ())
+    assert b.X == 2
+    assert hasattr(project.load("a"), "__path__") is after.endswith("____")
+
+
+def test_what_lies_beside_a_module_that_did_not_change_is_the_new_one(project: Project) -> None:
+    source = "import pathlib, pkgutil\ndef f(): return pathlib.Path(__file__).with_name('f.txt').read_text()"
+    for version in (project.before, project.after):
+        project.write(version, a=source)
+        (version / "f.txt").write_text(version.name)
+    a = project.load("a")
+    assert a.f() == "before"
+    assert project.reload() == []
+    assert a.f() == "after"
+
+
+def test_a_compiled_module_that_changed_is_refused(project: Project, tmp_path: Path) -> None:
+    project.write(project.before, a="X = 1")
+    project.write(project.after, a="X = 2")
+    a = project.load("a")
+    compiled = ModuleType(f"{project.prefix}compiled")
+    for version in (project.before, project.after):
+        (version / "compiled.abi3.so").write_text(version.name)
+    compiled.__file__ = str(project.before / "compiled.abi3.so")
+    sys.modules[compiled.__name__] = compiled
+    with pytest.raises(CannotReload, match=r"compiled and has changed.*Spawn new processes"):
+        project.reload()
+    assert a.X == 1
+
+
+def test_a_module_that_was_loaded_by_its_file_is_reloaded_by_its_file(project: Project) -> None:
+    for version, number in ((project.before, 1), (project.after, 2)):
+        project.write(version, plugins__a=f"X = {number}")
+    name = f"{project.prefix}elsewhere"
+    spec = importlib.util.spec_from_file_location(name, project.before / f"{project.prefix}plugins" / "a.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert project.reload() == ["elsewhere"]
+    assert module.X == 2
+
+
 def test_a_syntax_error_leaves_everything_as_it_was(project: Project) -> None:
     project.write(project.before, a="X = 1", b="Y = 1")
     project.write(project.after, a="X = 2", b="Y = (")
@@ -102,29 +179,85 @@ def test_a_syntax_error_leaves_everything_as_it_was(project: Project) -> None:
     assert a.X == 1
 
 
-def test_a_reload_in_which_a_module_raised_is_done_again_from_the_start(
+def test_a_reload_in_which_a_module_raised_leaves_everything_as_it_was(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project.write(project.before, a="X = 1", b="import @a, os\nY = @a.X", c="import @b\nZ = @b.Y")
-    project.write(project.after, a="X = 2", b="import @a, os\nos.environ['MENDED']\nY = @a.X", c="import @b\nZ = @b.Y")
-    c = project.load("c")
+    project.write(project.before, a="X = 1\nGONE = 1", b="import @a, os\nY = @a.X", c="import @b\nZ = @b.Y")
+    raises = "import @a, @new, os\nos.environ['MENDED']\nY = @a.X"
+    project.write(project.after, a="X = 2\nNEW = 2", b=raises, c="import @b\nZ = @b.Y", new="")
+    a, c = project.load("a"), project.load("c")
+    names = set(vars(a))
     monkeypatch.delenv("MENDED", raising=False)
     for _ in range(2):
         with pytest.raises(KeyError):
             project.reload()
-        assert c.Z == 1
+        assert (a.X, a.GONE, c.Z) == (1, 1, 1)
+        assert set(vars(a)) == names
+        assert str(project.before) in str(a.__file__)
+        assert sys.modules[a.__name__] is a
+        assert f"{project.prefix}new" not in sys.modules
     monkeypatch.setenv("MENDED", "yes")
     assert project.reload() == ["a", "b", "c"]
     assert c.Z == 2
     assert project.reload() == []
 
 
-def test_a_module_whose_file_is_gone_is_told_and_kept(project: Project) -> None:
-    project.write(project.before, a="X = 1")
-    module = project.load("a")
+def test_a_module_whose_file_is_gone_is_told_and_can_no_longer_be_imported(project: Project) -> None:
+    project.write(project.before, p____init____="", p__a="X = 1")
+    module = importlib.import_module(f"{project.prefix}p.a")
+    project.write(project.after, p____init____="")
     done = project.carry_out()
-    assert project.names(done.vanished) == ["a"]
+    assert project.names(done.vanished) == ["p.a"]
     assert module.X == 1
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(f"{project.prefix}p.a")
+    assert not hasattr(project.load("p"), "a")
+
+
+def test_what_still_imports_a_module_whose_file_is_gone_fails_as_it_would_in_a_new_process(project: Project) -> None:
+    project.write(project.before, a="X = 1", b="from @a import X")
+    project.write(project.after, b="from @a import X")
+    b = project.load("b")
+    with pytest.raises(ModuleNotFoundError):
+        project.reload()
+    assert project.load("b") is b
+    assert project.load("a").X == 1
+
+
+HELPED = """
+from tests.sync.test_reload import Actor
+
+def {0}(): return "{0}"
+
+class Trainer(Actor):
+    def step(self): return {0}()
+"""
+
+
+def test_a_name_that_is_gone_from_a_file_is_gone_from_its_module(project: Project) -> None:
+    project.write(project.before, a=HELPED.format("old"))
+    project.write(project.after, a=HELPED.format("new"))
+    a = project.load("a")
+    assert project.reload() == ["a"]
+    assert (hasattr(a, "old"), a.Trainer().step()) == (False, "new")
+
+
+def test_the_code_of_live_objects_keeps_the_names_that_are_gone(project: Project) -> None:
+    project.write(project.before, a=HELPED.format("old"))
+    project.write(project.after, a=HELPED.format("new"))
+    a = project.load("a")
+    alive = a.Trainer()
+    assert project.carry_out().old_classes == (f"{project.prefix}a.Trainer",)
+    assert (alive.step(), a.Trainer().step()) == ("old", "new")
+
+
+def test_new_code_that_imports_a_name_which_is_gone_fails_as_it_would_in_a_new_process(project: Project) -> None:
+    project.write(project.before, a="def old(): pass", b="from @a import old")
+    project.write(project.after, a="def new(): pass", b="from @a import old")
+    b = project.load("b")
+    with pytest.raises(ImportError, match="old"):
+        project.reload()
+    assert b.old() is None
 
 
 def test_live_objects_of_a_reloaded_class_are_told(project: Project) -> None:
@@ -139,8 +272,19 @@ def test_live_objects_of_a_reloaded_class_are_told(project: Project) -> None:
     assert (alive.version, project.load("a").Trainer.version) == (1, 2)
 
 
+def test_live_objects_of_a_class_from_no_module_are_told_where_what_it_uses_was_reloaded(project: Project) -> None:
+    project.write(project.before, a="def f(): return 1")
+    project.write(project.after, a="def f(): return 2")
+    f = project.load("a").f
+    names = {"Actor": Actor, "f": f, "__name__": "__main__"}
+    exec("class Cell(Actor):\n    def go(self): return f()", names)
+    alive = names["Cell"]()  # type: ignore[operator]
+    assert project.carry_out().old_classes == ("__main__.Cell",)
+    assert alive.go() == 1
+
+
 def test_the_order_is_the_same_whatever_the_order_of_the_question(project: Project) -> None:
     project.write(project.before, a="X = 1", b="import @a", c="import @a, @b")
     modules = {project.prefix + name: project.load(name) for name in "abc"}
     changed = [project.prefix + name for name in "ba"]
-    assert reload_order(modules, changed) == reload_order(modules, reversed(changed))
+    assert affected(modules, changed) == affected(modules, reversed(changed))

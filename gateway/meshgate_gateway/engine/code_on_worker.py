@@ -7,6 +7,7 @@ nothing but torchmonarch. Imported by the engine only after Monarch's environmen
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,6 +72,11 @@ class ProcessCode(Actor):
             except BaseException:
                 version.close()
                 raise
+            earlier = list(sys.path)
             home.enter(version, paths)
-            done = plan.carry_out(Actor)
+            try:
+                done = plan.carry_out(Actor)
+            except BaseException:
+                sys.path[:] = earlier
+                raise
         return {"modules": done.modules, "vanished": done.vanished, "old_classes": done.old_classes}
