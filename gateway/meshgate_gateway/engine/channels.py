@@ -71,7 +71,7 @@ class Channels:
         if not isinstance(channel, Channel):
             raise invalid(f"object {header.port} is not a port")
         given = await engine.meshes.arguments(header.arguments)
-        engine.binding.port_send(channel.port, engine.payload(buffers, given))
+        engine.binding.port_send(channel.port, engine.calling.payload(buffers, given))
 
     async def _send_to(self, header: SendTo, buffers: Sequence[Fragments]) -> None:
         engine = self._engine
@@ -79,8 +79,8 @@ class Channels:
         if not isinstance(channel, Channel):
             raise invalid(f"object {header.port} is not a port")
         given = await engine.meshes.arguments(header.arguments)
-        _, inner, _ = engine.actors_at(target, header.target)
-        payload = engine.payload(buffers, given)
+        _, inner, _ = engine.calling.actors_at(target, header.target)
+        payload = engine.calling.payload(buffers, given)
         engine.binding.cast(inner, header.endpoint, header.explicit_port, payload, header.selection, channel.port)
 
     def _release(self, header: Release, buffers: Sequence[Fragments]) -> None:

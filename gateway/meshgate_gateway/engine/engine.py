@@ -16,17 +16,16 @@ from typing import Any
 from websockets.frames import CloseCode
 
 from meshgate_gateway.engine import channels, meshes
-from meshgate_gateway.engine.calls import GATHER_FAILURES, Answer, Pending
+from meshgate_gateway.engine.calling import CONTROL, Calling, failure_of
 from meshgate_gateway.engine.code import Code
 from meshgate_gateway.engine.lifetimes import Lifetimes
 from meshgate_gateway.engine.link import Link
-from meshgate_gateway.engine.monarch import Binding, Fault, told
-from meshgate_gateway.engine.objects import Actors, Objects, RequestFailed, cached, invalid, ranks_within
+from meshgate_gateway.engine.monarch import Binding, Fault
+from meshgate_gateway.engine.objects import Objects, invalid
 from meshgate_gateway.engine.output import Printed, fold, in_messages
 from meshgate_gateway.engine.worker_streams import WorkerStreams
 from meshgate_wire import Fragments, MessageReceived, Pump, Session, WireError
 from meshgate_wire.messages import (
-    Adopted,
     AttachHosts,
     Call,
     Configure,
@@ -36,7 +35,6 @@ from meshgate_wire.messages import (
     Failure,
     Header,
     Host,
-    MeshRef,
     ObjectFailed,
     Output,
     stream_of,
@@ -44,12 +42,10 @@ from meshgate_wire.messages import (
 
 log = logging.getLogger(__name__)
 
-CONTROL = 0
 # Bytes of output waiting for the laptop beyond which no more is read from workers, so that who prints more waits:
 # little while it listens, much while it is away, for training must not stop because a lid is closed.
 QUEUED_OUTPUT = 32 * 2**20
 QUEUED_WHILE_AWAY = 512 * 2**20
-_NO_MESHES = Adopted()
 Handler = Callable[[Any, Sequence[Fragments]], "Awaitable[None] | None"]
 
 
@@ -75,6 +71,7 @@ class Engine:
         self.lifetimes = Lifetimes(self)
         self.channels = channels.Channels(self)
         self.code = Code(self, host)
+        self.calling = Calling(self.objects, binding, self.meshes.arguments, self.send, self._flush)
         self.ended = asyncio.Event()
         self.end_reason = "the client ended the session"
         self._on_link = on_link
@@ -82,12 +79,11 @@ class Engine:
         self._link: Link | None = None
         self.loop = asyncio.get_running_loop()
         self._flushing = False
-        self._calls: dict[int, tuple[Pending, Actors, int]] = {}
         self._lanes: dict[int, deque[MessageReceived]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stream_output = True
         self._handlers: dict[type, Handler] = {
-            Call: self._call,
+            Call: self.calling.call,
             AttachHosts: self.meshes.attach,
             Configure: self._configure,
             EndSession: self._end,
@@ -236,112 +232,6 @@ class Engine:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # --- calls ------------------------------------------------------------------------------------------
-
-    def _call(self, header: Call, buffers: Sequence[Fragments]) -> Awaitable[None] | None:
-        target = self.objects.now(header.target.object)
-        if target is None or header.arguments:
-            return self._call_later(header, buffers)
-        self._dispatch(header, buffers, target, ())
-        return None
-
-    async def _call_later(self, header: Call, buffers: Sequence[Fragments]) -> None:
-        target = await self.objects.when(header.target.object)
-        self._dispatch(header, buffers, target, await self.meshes.arguments(header.arguments))
-
-    def _dispatch(self, header: Call, buffers: Sequence[Fragments], target: object, given: Sequence[Any]) -> None:
-        actors, inner, ranks = self.actors_at(target, header.target)
-        pending = Pending(header.call, header.adverb, actors.name, header.endpoint, ranks, HostsOf(actors))
-        stream = stream_of(header.target.object)
-        answer = pending.fail(actors.failed) if actors.failed else pending.died(actors.dead)
-        if answer is not None:
-            if header.adverb != "broadcast":
-                self.answer(answer, stream)
-            return
-        payload = self.payload(buffers, given)
-        selection = "choose" if header.adverb == "choose" else "all"
-        if header.adverb == "broadcast":
-            self.binding.cast(inner, header.endpoint, header.explicit_port, payload, selection, None)
-            return
-        self.start_call(pending, actors, inner, payload, stream, selection, header.explicit_port)
-
-    def start_call(
-        self,
-        pending: Pending,
-        actors: Actors,
-        inner: Any,
-        payload: Any,
-        stream: int,
-        selection: str = "all",
-        explicit_port: bool = False,
-    ) -> None:
-        """Sends a call whose answers go to the laptop on ``stream``."""
-        port, receiver = self.binding.open_port()
-        self.binding.cast(inner, pending.endpoint, explicit_port, payload, selection, port)
-        self._calls[pending.call] = (pending, actors, stream)
-        self._listen(pending, receiver, stream)
-
-    def payload(self, buffers: Sequence[Fragments], given: Sequence[Any]) -> Any:
-        if not buffers:
-            raise invalid("a call came without its arguments")
-        first, *beside = (buffer.fragments for buffer in buffers)
-        return self.binding.arguments(first, beside, given)
-
-    def actors_at(self, target: object, ref: MeshRef) -> tuple[Actors, Any, Sequence[int]]:
-        """The actor mesh, Monarch's reference to the part ``ref`` of it, and that part's base ranks."""
-        if not isinstance(target, Actors):
-            raise invalid(f"object {ref.object} is not an actor mesh")
-        region = target.region if ref.region is None else ref.region
-        part = target.parts.get(region)
-        if part is None:
-            part = cached(target.parts, region, _Part(target, self.binding))
-        return target, part.inner, part.ranks
-
-    def _listen(self, pending: Pending, receiver: Any, stream: int) -> None:
-        def arrived(future: asyncio.Future[Any]) -> None:
-            if future.cancelled() or pending.over:
-                return
-            error = future.exception()
-            if error is not None:
-                self.finish_call(pending, pending.fail(failure_of(error)), stream)
-                return
-            reply = self.binding.raw_reply(future.result())
-            references = _NO_MESHES
-            if reply.references:
-                references = Adopted(objects=tuple(self.objects.arrived(mesh) for mesh in reply.references))
-            first_failure = reply.exception and not pending.failed
-            if self.finish_call(pending, pending.reply(reply, references), stream):
-                return
-            if first_failure and pending.adverb != "stream":
-                self.loop.call_later(GATHER_FAILURES, self._told_so_far, pending, stream)
-            self._listen(pending, receiver, stream)
-
-        self.binding.receive(receiver).add_done_callback(arrived)
-
-    def _told_so_far(self, pending: Pending, stream: int) -> None:
-        if not pending.over:
-            self.finish_call(pending, pending.finish(), stream)
-
-    def finish_call(self, pending: Pending, answer: Answer | None, stream: int) -> bool:
-        """Sends ``answer``, if there is one; whether the call is over."""
-        if answer is not None:
-            self.answer(answer, stream)
-        if pending.over:
-            self._calls.pop(pending.call, None)
-            if not self._calls:
-                self._flush()  # no other answer is on its way that could leave with this one
-        return pending.over
-
-    def answer(self, answer: Answer, stream: int) -> None:
-        self.send(answer.header, answer.buffers, stream=stream)
-
-    def fail_calls(self, actors: Actors) -> None:
-        """Ends the calls on ``actors`` that wait for ranks which are dead, or for a mesh that failed."""
-        for pending, target, stream in list(self._calls.values()):
-            if target is actors:
-                answer = pending.fail(actors.failed) if actors.failed else pending.died(actors.dead)
-                self.finish_call(pending, answer, stream)
-
     # --- output, deaths, settings -----------------------------------------------------------------------
 
     def _describe(self, mesh: int, rank: int) -> Any:
@@ -381,43 +271,5 @@ class Engine:
         await self.streams.close()
 
 
-class _Part:
-    """Makes and holds one part of an actor mesh: Monarch's reference and the base ranks."""
-
-    __slots__ = ("_actors", "_binding", "inner", "ranks")
-
-    def __init__(self, actors: Actors, binding: Binding) -> None:
-        self._actors, self._binding = actors, binding
-        self.inner: Any = actors.inner
-        self.ranks: Sequence[int] = ()
-
-    def __call__(self, region: Any) -> _Part:
-        self.ranks = ranks_within(region, self._actors.region, self._actors.name)
-        if region != self._actors.region:
-            self.inner = self._binding.part_of_actors(self._actors.inner, region)
-        return self
-
-
-class HostsOf:
-    """``dict.get`` over the hosts of an actor mesh, by base rank, without making the dict."""
-
-    __slots__ = ("_actors",)
-
-    def __init__(self, actors: Actors) -> None:
-        self._actors = actors
-
-    def get(self, rank: int, default: str = "", /) -> str:
-        return self._actors.host_of(rank) or default
-
-
 def _unexpected(header: Header, buffers: Sequence[Fragments]) -> None:
     raise invalid(f"a gateway does not take {type(header).__name__} messages")
-
-
-def failure_of(error: BaseException) -> Failure:
-    """What the laptop is told about ``error``."""
-    if isinstance(error, RequestFailed):
-        return error.failure
-    if isinstance(error, (ValueError, TypeError, RuntimeError, OSError)):
-        return Failure(kind="supervision" if isinstance(error, RuntimeError) else "invalid", message=told(error))
-    return Failure(kind="internal", message=f"{type(error).__name__}: {error}")

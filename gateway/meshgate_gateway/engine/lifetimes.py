@@ -78,7 +78,7 @@ class Lifetimes:
     ) -> None:
         binding = self._engine.binding
         if isinstance(known, Actors):
-            await binding.stop_actors(self._engine.actors_at(known, header.target)[1], header.reason)
+            await binding.stop_actors(self._engine.calling.actors_at(known, header.target)[1], header.reason)
         elif isinstance(known, Procs):
             await binding.stop_procs((await self._engine.meshes.mesh(header.target, Procs))[1], header.reason)
         elif isinstance(known, Hosts) and header.shutdown:
@@ -92,7 +92,7 @@ class Lifetimes:
             why = f"mesh {mesh.name!r} was stopped: {header.reason}"
             mesh.dead.update(dict.fromkeys(ranks if ranks is not None else ranks_of(mesh.region), why))
             if isinstance(mesh, Actors):
-                self._engine.fail_calls(mesh)
+                self._engine.calling.fail(mesh)
 
     def release(self, number: int) -> None:
         """The laptop holds ``number`` no longer. Meshes that were spawned here stay until the session ends: hosts were

@@ -123,7 +123,7 @@ class Meshes:
         if header.version is not None:
             await engine.code.reloading.bring(header.procs, procs, mesh, header.version, header.paths)
         class_data = buffers[0].fragments
-        payload = engine.payload(buffers[1:], await self.arguments(header.arguments))
+        payload = engine.calling.payload(buffers[1:], await self.arguments(header.arguments))
         inner = engine.binding.spawn_actors(mesh, header.name, header.class_name, header.kind, class_data, payload)
         region = header.procs.region or procs.region
         actors = Actors(inner, header.name, header.class_name, class_data, region, procs, mesh)
@@ -148,7 +148,7 @@ class Meshes:
             except Exception as cause:  # noqa: BLE001 - the proc mesh's own failure is the better reason
                 failure = getattr(cause, "failure", failure)
             actors.failed = failure
-            engine.fail_calls(actors)
+            engine.calling.fail(actors)
             engine.object_failed(header.object, failure)
             return
         claimed = [fault for fault in self._unclaimed if fault.mesh == actors.unique]
@@ -218,7 +218,7 @@ class Meshes:
             if not isinstance(found, Channel):
                 raise invalid(f"object {ref.object} is not a port")
             return engine.binding.port_argument(found.port)
-        actors, inner, _ = engine.actors_at(found, ref)
+        actors, inner, _ = engine.calling.actors_at(found, ref)
         if not actors.unique:
             await engine.binding.actors_initialized(actors.inner)
         region = ref.region or actors.region
@@ -314,7 +314,7 @@ class Meshes:
         report = self._why(report, hosts.values())
         actors.dead.update(dict.fromkeys(fresh, report))
         self._engine.send(FaultMessage(object=number, mesh=actors.name, ranks=tuple(fresh), hosts=hosts, report=report))
-        self._engine.fail_calls(actors)
+        self._engine.calling.fail(actors)
 
 
 def _lost_among(hosts: Hosts, names: Sequence[str]) -> str:

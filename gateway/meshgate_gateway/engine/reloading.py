@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from meshgate_gateway.engine.calling import HostsOf
 from meshgate_gateway.engine.calls import Pending
 from meshgate_gateway.engine.library import OF_PROCESSES, library
 from meshgate_gateway.engine.objects import Actors, Procs, cached, invalid, ranks_of
@@ -64,8 +65,6 @@ class Reloading:
         self._engine.start(self._engine.guarded(header, self._reload(header)))
 
     async def _reload(self, header: Reload) -> None:
-        from meshgate_gateway.engine.engine import HostsOf  # noqa: PLC0415 - the engine imports this module
-
         procs, mesh = await self._engine.meshes.mesh(header.target, Procs)
         assert isinstance(procs, Procs)
         reloaders, version = await self._reloaders(header.target, procs, mesh, header.version)
@@ -74,7 +73,7 @@ class Reloading:
         move = procs.leave(ranks)
         pending.succeeded = functools.partial(procs.arrive, move, ranks, version)
         arguments = self._engine.binding.own_arguments(version, list(header.paths))
-        self._engine.start_call(pending, actors, actors.inner, arguments, stream_of(header.target.object))
+        self._engine.calling.start(pending, actors, actors.inner, arguments, stream_of(header.target.object))
 
     async def _reloaders(self, target: MeshRef, procs: Procs, mesh: Any, version: str) -> tuple[_Reloaders, str]:
         """The actors that reload the processes ``target``, and the version that their hosts have by now."""
@@ -99,6 +98,6 @@ class Reloading:
         for reloaders in self._known.get(number, {}).values():
             if rank in reloaders.ranks:
                 reloaders.actors.dead[rank] = why
-                self._engine.fail_calls(reloaders.actors)
+                self._engine.calling.fail(reloaders.actors)
                 if not reloaders.broken.done():
                     reloaders.broken.set_result(why)

@@ -93,10 +93,12 @@ class WorkerStreams:
             self._flowing.clear()
 
     def drop(self, mesh: int) -> None:
-        """Ends the processes of a mesh, also those that are still coming up: each ends itself with its connection."""
+        """Ends the processes of a mesh, also those that are still coming up: each ends itself when nothing more can
+        come from here. What it has printed until then is still read."""
         self._dropped.add(mesh)
         for writer in self._connected.get(mesh, ()):
-            writer.close()
+            if not writer.is_closing():
+                writer.write_eof()
 
     async def close(self) -> None:
         """Stops listening and drops every process still connected, which ends it."""
