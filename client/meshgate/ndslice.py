@@ -143,7 +143,7 @@ class Slice:
         rest = unsigned(value, "value") - self._offset
         result = [0] * self.ndim
         by_stride = sorted(range(self.ndim), key=lambda dim: self._strides[dim], reverse=True)
-        for dim in by_stride if rest >= 0 else ():
+        for dim in by_stride if rest >= 0 and len(self) else ():
             if self._sizes[dim] > 1:
                 result[dim], rest = divmod(rest, self._strides[dim])
         if rest or any(at >= size for at, size in zip(result, self._sizes, strict=True)):

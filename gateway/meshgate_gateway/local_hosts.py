@@ -14,13 +14,13 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from meshgate_gateway.hosts import Host, HostsUnavailable, OnBack, OnLost
-from meshgate_gateway.processes import Child, kill_session
+from meshgate_gateway.processes import Child, Exit, kill_session
 
 __all__ = ["LocalHosts"]
 
@@ -39,7 +39,8 @@ class _LocalHost:
     child: Child
     ready: asyncio.Future[None]
     mark: str | None = None
-    ended: str | None = field(default=None)
+    ended: str | None = None
+    last_words: str = ""
 
 
 class LocalHosts:
@@ -138,22 +139,26 @@ class LocalHosts:
     async def _watch(self, mesh: str, host: _LocalHost) -> None:
         exited = await host.child.wait()
         kill_session(host.child.pid, host.mark)
-        host.ended = exited.reason
+        host.ended, host.last_words = exited.reason, _last_words(exited)
         if not self._closing:
             tail = exited.output.strip()[-2000:]
             log.warning("host ended", host=host.host.name, pid=host.child.pid, reason=exited.reason, output=tail)
-            self._on_lost(mesh, host.host.name, f"the host (pid {host.child.pid}) {exited.reason}")
+            self._on_lost(mesh, host.host.name, f"the host (pid {host.child.pid}) {exited.reason}{host.last_words}")
         if not host.ready.done():
-            reason = exited.output.strip().rpartition("\n")[2]
-            message = f"{_unavailable(mesh, host)}. Its last words: {reason}" if reason else _unavailable(mesh, host)
-            host.ready.set_exception(HostsUnavailable(message))
+            host.ready.set_exception(HostsUnavailable(_unavailable(mesh, host)))
 
 
 def _unavailable(mesh: str, host: _LocalHost) -> str:
     return (
         f"mesh {mesh!r} is incomplete: its host {host.host.name} (pid {host.child.pid}) {host.ended}; "
-        f"end this job and start it again"
+        f"end this job and start it again{host.last_words}"
     )
+
+
+def _last_words(exited: Exit) -> str:
+    """Where it ended by itself: a signal says all there is to say."""
+    words = exited.output.strip().rpartition("\n")[2]
+    return f". Its last words: {words}" if words and exited.code >= 0 else ""
 
 
 async def _read_line(descriptor: int) -> bytes:

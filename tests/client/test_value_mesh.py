@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from monarch.actor import ValueMesh as TheirValueMesh
 
@@ -60,6 +60,9 @@ def test_any_sequence_of_operations_gives_the_same_mesh(shape: Shape, steps: lis
 
 
 @given(dense_shapes(), operations, coordinates, st.integers(-1, 9), st.lists(names, max_size=3))
+@example(
+    Extent(["dp", "hosts", "pp"], [0, 2, 0]).region.as_shape(), ("slice", {}), {"pp": 0, "dp": 0, "hosts": 0}, 0, []
+)
 def test_looking_at_a_mesh_agrees(
     shape: Shape, step: tuple[str, dict[str, Any]], at: dict[str, int], rank: int, dims: list[str]
 ) -> None:

@@ -183,4 +183,11 @@ def test_what_came_up_of_a_spawn_that_failed_ends_with_it_and_what_it_printed_ar
     with pytest.raises(MeshgateError):
         procs.initialized.get(timeout=60)
     wait_until(lambda: not marked("MESHGATE_HALF", mark), "the processes of the failed spawn are gone")
-    assert "half of them comes up" in capfd.readouterr().out
+    printed = ""
+
+    def told() -> bool:
+        nonlocal printed
+        printed += capfd.readouterr().out
+        return "half of them comes up" in printed
+
+    wait_until(told, "what it printed is here")

@@ -79,6 +79,19 @@ def test_a_mesh_with_a_dead_host_is_unavailable_at_once_and_says_why() -> None:
     with_hosts(test, workers=2)
 
 
+def test_a_host_that_ends_by_itself_is_told_with_its_last_words() -> None:
+    async def test(hosts: LocalHosts) -> None:
+        await hosts.hosts("workers")
+        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        hosts.watch(lambda mesh, host, why: lost.set_result(why), lambda *back: None)
+        os.kill(pids(hosts, "workers")[0], signal.SIGTERM)
+        assert (await lost).endswith("exit code 0. Its last words: meshgate_worker workers-0: ended: SIGTERM")
+        with pytest.raises(HostsUnavailable, match=r"Its last words: .*SIGTERM"):
+            await hosts.hosts("workers")
+
+    with_hosts(test, workers=1)
+
+
 def test_a_host_that_does_not_come_up_is_explained_with_its_last_words() -> None:
     async def run() -> None:
         hosts = LocalHosts({"workers": 1}, {**os.environ, "PYTHONPATH": "", "PYTHONHOME": "/nowhere"})

@@ -99,7 +99,7 @@ def test_it_outlives_a_starter_that_has_let_go_and_then_ends_when_idle() -> None
 
 def test_it_does_not_end_for_idleness_while_there_is_a_session() -> None:
     session = uuid.uuid4().hex
-    with ServerProcess("--idle-timeout", "0.2", "--lease", "0.6") as server:
+    with ServerProcess("--idle-timeout", "2", "--lease", "3") as server:
         server.join(session).close()
         expired = server.wait_logged("session ended", session=session)
         assert expired["kind"] == "expired"

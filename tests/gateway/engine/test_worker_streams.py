@@ -76,6 +76,23 @@ async def test_a_worker_is_heard_and_its_end_is_told() -> None:
         assert heard.ended == [(1, 0, 7)]
 
 
+@on_a_loop
+async def test_what_a_process_has_printed_is_read_although_it_is_dropped() -> None:
+    async with listening() as heard:
+        reader, writer = await heard.connect()
+        writer.write(heard.hello() + b"first\n")
+        await asyncio.wait_for(heard.printed.wait(), 10)
+        heard.streams.flow(False)
+        writer.write(b"last\n")
+        heard.streams.drop(1)
+        assert await asyncio.wait_for(reader.read(), 10) == b""  # at which it ends itself
+        writer.close()
+        heard.streams.flow(True)
+        await asyncio.wait_for(heard.over.wait(), 10)
+        assert heard.ended == [(1, 0, 7)]
+    assert heard.lines == ["first", "last"]
+
+
 @pytest.mark.parametrize(
     "said",
     [
