@@ -117,20 +117,23 @@ def delete(api: Api, name: str, namespace: str, *, uid: str | None = None, timeo
     With ``uid`` only the job with that parent. Raises Refused when something is still there after ``timeout``.
     """
     names = Names(name)
-    kinds = [*_EVERY_KIND, *(["MonarchMesh"] if api.serves("MonarchMesh") else [])]
-    try:
+    try:  # before anything else is asked: who is interrupted from here on has ended the job all the same
         api.delete("ConfigMap", names.parent, namespace, propagation="Foreground", uid=uid)
     except NotFound:
         if uid is not None:
             return
-        _delete_leftovers(api, names, namespace, kinds)
+        _delete_leftovers(api, names, namespace)
     wait_gone(api, name, namespace, timeout)
-    left = [name for kind in kinds for name in _names_left(api, kind, namespace, names.selector())]
+    left = [name for kind in _kinds(api) for name in _names_left(api, kind, namespace, names.selector())]
     if left:
         raise Refused(
             f"job {name!r} was deleted, but after {timeout:g} s this is still there: {', '.join(left)}. "
             "A finalizer or an unreachable node may hold it back"
         )
+
+
+def _kinds(api: Api) -> list[str]:
+    return [*_EVERY_KIND, *(["MonarchMesh"] if api.serves("MonarchMesh") else [])]
 
 
 def _names_left(api: Api, kind: str, namespace: str, selector: str) -> list[str]:
@@ -164,9 +167,9 @@ def _bury(api: Api, namespace: str, pods: Sequence[Object]) -> None:
                 api.delete("Pod", metadata["name"], namespace, uid=metadata["uid"], grace=0)
 
 
-def _delete_leftovers(api: Api, names: Names, namespace: str, kinds: Sequence[str]) -> None:
+def _delete_leftovers(api: Api, names: Names, namespace: str) -> None:
     """Objects of a job whose parent is gone: someone deleted that with ``--cascade=orphan``."""
-    for kind in kinds:
+    for kind in _kinds(api):
         for obj in api.find(kind, namespace, names.selector())[0]:
             try:
                 api.delete(kind, obj["metadata"]["name"], namespace)

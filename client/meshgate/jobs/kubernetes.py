@@ -216,12 +216,14 @@ class KubernetesJob(JobTrait):
             sync_of(running, self._sync_dirs).follow(watch=self._watch)
 
     def _kill(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-        if self._found is not None:
-            self._place().end(self._found)
-            self._found = None
+        try:
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+        finally:  # a second Ctrl-C, while the session ends, must not leave the pods
+            if self._found is not None:
+                self._place().end(self._found)
+                self._found = None
 
     def _is_running(self) -> bool:
         return self._found is not None and self._place().runs(self._found)

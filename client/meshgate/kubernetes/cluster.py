@@ -86,8 +86,14 @@ class Cluster:
 
     def end(self, job: RunningJob) -> None:
         """Returns when nothing of the job is left. Harmless when nothing was."""
-        with _as_job_error():
-            jobs.end(self._api, job)
+        with choose_display(f"{job.namespace}/{job.name}") as display:
+            display.doing("is being removed")
+            try:
+                jobs.end(self._api, job)
+            except KubernetesError as error:
+                left = f"job {job.name!r} in namespace {job.namespace!r} may be there still"
+                raise JobError(f"{error}\n{left}: `meshgate kill -n {job.namespace} {job.name}` ends it") from error
+            display.done("is gone")
 
     def dialer(self, job: RunningJob) -> Dialer:
         if self._url is not None:

@@ -1,4 +1,4 @@
-"""What a terminal shows while a job comes up: a picture that changes in place, or plain lines where there is none.
+"""What a terminal shows while a job comes up, and goes: a picture that changes in place, or plain lines elsewhere.
 
 ``MESHGATE_PROGRESS`` chooses: ``auto`` (the default), ``plain``, ``off``. Everything goes to stderr.
 """
@@ -38,6 +38,9 @@ class Display(Protocol):
 
     def progress(self, progress: Progress) -> None: ...
 
+    def doing(self, text: str) -> None:
+        """What takes its time now, where it is not a job that comes up."""
+
     def done(self, text: str) -> None:
         """The last line, which stays."""
 
@@ -70,6 +73,9 @@ class SilentDisplay:
     def progress(self, progress: Progress) -> None:
         return None
 
+    def doing(self, text: str) -> None:
+        return None
+
     def done(self, text: str) -> None:
         return None
 
@@ -97,6 +103,9 @@ class PlainDisplay(SilentDisplay):
         if progress.trouble:
             self._say(progress.trouble)
 
+    def doing(self, text: str) -> None:
+        self._say(text)
+
     def done(self, text: str) -> None:
         self._say(text)
 
@@ -116,6 +125,7 @@ class RichDisplay(SilentDisplay):
         self._started = time.monotonic()
         self._objects = 0
         self._latest: Progress | None = None
+        self._doing = ""
         self._last = ""
         self._live = Live(console=console, get_renderable=self._picture, refresh_per_second=8, transient=True)
 
@@ -136,12 +146,18 @@ class RichDisplay(SilentDisplay):
     def progress(self, progress: Progress) -> None:
         self._latest = progress
 
+    def doing(self, text: str) -> None:
+        self._doing = text
+
     def done(self, text: str) -> None:
         self._last = text
 
     def _picture(self) -> Group:
         elapsed = time.monotonic() - self._started
-        rows: list[Spinner | Text] = [Spinner("dots", Text(f"{self._title}  {elapsed:.0f} s", style="bold"))]
+        title = " ".join(filter(None, (self._title, self._doing)))
+        rows: list[Spinner | Text] = [Spinner("dots", Text(f"{title}  {elapsed:.0f} s", style="bold"))]
+        if self._latest is None and self._doing:
+            return Group(*rows)
         if self._latest is None:
             rows.append(Text(f"  {self._objects} objects created", style="dim"))
             return Group(*rows)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from meshgate.errors import JobNotRunning, JobStartFailed
+from meshgate.errors import JobError, JobNotRunning, JobStartFailed
 from meshgate.jobs.compute import Compute
 from meshgate.kubernetes.asked import JobAsked, mesh_of_compute
 from meshgate.kubernetes.cluster import Cluster
 from meshgate_kubernetes.api import Api
+from meshgate_kubernetes.errors import Unauthenticated
+from meshgate_kubernetes.jobs import RunningJob
 from tests.gateway.kubernetes.fake_api import FakeApi
 
 ASKED = JobAsked(name="trainer", namespace="team", meshes=(mesh_of_compute("workers", Compute()),))
@@ -67,3 +69,14 @@ def test_a_port_forward_is_only_asked_for_where_it_is_needed() -> None:
 def test_a_job_that_is_gone_is_named_with_its_namespace() -> None:
     with pytest.raises(JobNotRunning, match="there is no job 'trainer' in namespace 'team'"):
         cluster(FakeApi()).find_job("trainer", "team")
+
+
+class Expired(FakeApi):
+    def delete(self, *what: Any, **how: Any) -> None:
+        raise Unauthenticated("the API server does not accept the credentials")
+
+
+def test_a_job_that_cannot_be_ended_is_named_with_the_way_to_end_it() -> None:
+    job = RunningJob(name="trainer", namespace="team", uid="1", token="", meshes={"workers": 1})
+    with pytest.raises(JobError, match=r"credentials\n.*may be there still: `meshgate kill -n team trainer` ends it"):
+        cluster(Expired()).end(job)

@@ -9,6 +9,7 @@ import pytest
 
 from meshgate import Compute, ImageSpec, KubernetesJob, job_loads
 from meshgate.errors import JobError, JobStartFailed
+from meshgate_kubernetes.jobs import RunningJob
 
 
 @pytest.fixture(autouse=True)
@@ -148,3 +149,30 @@ def test_two_jobs_are_the_same_when_they_ask_for_the_same_pods() -> None:
     assert not asked.same_as(KubernetesJob(compute=Compute(), name="b")._asked)
     assert not asked.same_as(KubernetesJob(compute=Compute(replicas=2), name="a")._asked)
     assert not asked.same_as(KubernetesJob(compute=Compute(), name="a", namespace="other")._asked)
+
+
+class Interrupted:
+    """A session that a Ctrl-C interrupts while it is closed."""
+
+    closed = False
+
+    def close(self) -> None:
+        raise KeyboardInterrupt
+
+
+class ItsPlace:
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def end(self, job: RunningJob) -> None:
+        self.ended.append(job.name)
+
+
+def test_a_second_ctrl_c_while_the_session_is_closed_does_not_leave_the_pods() -> None:
+    job, place = KubernetesJob(name="trainer"), ItsPlace()
+    job._where = place  # type: ignore[assignment]
+    job._client = Interrupted()  # type: ignore[assignment]
+    job._found = RunningJob(name="trainer", namespace="default", uid="1", token="", meshes={"workers": 1})
+    with pytest.raises(KeyboardInterrupt):
+        job._kill()
+    assert place.ended == ["trainer"]

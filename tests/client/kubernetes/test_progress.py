@@ -81,3 +81,17 @@ def test_the_line_that_remains_says_when_the_job_ends_itself() -> None:
     assert told_when_up({"a": 2, "b": 1}, 3600) == "is up: a 2, b 1; ends itself after 1 h without a session"
     assert told_when_up({"a": 2}, 0) == "is up: a 2; runs until killed"
     assert [duration(seconds) for seconds in (90, 1800, 5400)] == ["90 s", "30 min", "1.5 h"]
+
+
+def test_the_end_of_a_job_is_shown_while_it_takes_its_time() -> None:
+    stream = io.StringIO()
+    with PlainDisplay("team/a", stream) as display:
+        display.doing("is being removed")
+        display.done("is gone")
+    assert stream.getvalue().splitlines() == ["team/a: is being removed", "team/a: is gone"]
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    picture = RichDisplay("team/a", console)
+    picture.doing("is being removed")
+    with console.capture() as during:
+        console.print(picture._picture())
+    assert during.get().split()[1:5] == ["team/a", "is", "being", "removed"]

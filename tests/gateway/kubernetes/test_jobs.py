@@ -168,3 +168,24 @@ def test_what_an_earlier_job_left_is_replaced() -> None:
             api.drop_alone(kind, name, namespace)
     second = start(api)
     assert second.token != first.token
+
+
+class InterruptedAfterTheFirst(FakeApi):
+    """Whoever ends a job there gets a Ctrl-C as soon as it has asked for the deletion."""
+
+    def delete(self, *what: Any, **how: Any) -> None:
+        super().delete(*what, **how)
+        raise KeyboardInterrupt
+
+    def serves(self, kind: str) -> bool:
+        raise AssertionError("the deletion comes first")
+
+
+def test_the_deletion_is_asked_for_before_anything_else() -> None:
+    api = FakeApi()
+    start(api)
+    ended = InterruptedAfterTheFirst()
+    ended.__dict__.update(api.__dict__)
+    with pytest.raises(KeyboardInterrupt):
+        provision.delete(cast("Api", ended), "trainer", "team")
+    assert ended.left() == []
