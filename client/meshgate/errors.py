@@ -27,9 +27,10 @@
         ├── JobUnsupported           a part of Monarch's jobs that this release has not (also a NotImplementedError)
         └── JobFileError             a saved job cannot be used (also a ValueError)
 
-``JobCacheWarning`` is a warning: a cache file was not used. Wrong arguments, labels and ranges raise Python's own
-``TypeError``, ``ValueError``, ``KeyError`` and ``IndexError``, as Monarch does. Facts are attributes; ``str()`` is a
-text to read. ``meshgate.failures`` builds the errors that the gateway reports.
+Warnings are ``JobCacheWarning``, a cache file was not used, and ``StaleCodeWarning``, the script was saved since it was
+started. Wrong arguments, labels and ranges raise Python's own ``TypeError``, ``ValueError``, ``KeyError`` and
+``IndexError``, as Monarch does. Facts are attributes; ``str()`` is a text to read. ``meshgate.failures`` builds the
+errors that the gateway reports.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ __all__ = [
     "PullFailed",
     "SessionExpiredError",
     "StaleCodeError",
+    "StaleCodeWarning",
     "StepFailedError",
     "SupervisionError",
     "UnpicklableArgument",
@@ -298,6 +300,10 @@ class JobUnsupported(JobError, NotImplementedError):
 
 class JobFileError(JobError, ValueError):
     """What was to be loaded is no job of meshgate's, or is not safe to use."""
+
+
+class StaleCodeWarning(UserWarning):
+    """A class of the script was spawned as it was when the script was started; the file is another now."""
 
 
 class JobCacheWarning(UserWarning):

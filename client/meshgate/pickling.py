@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import io
-import linecache
 import pickle
 import sys
 import time
@@ -30,6 +29,7 @@ from meshgate.errors import ActorError, ClassNotImportable, InvalidRequestError,
 from meshgate.extent import Extent, Point
 from meshgate.far_names import WORKER_NAMES, Deferred, deferred_call, module_on_worker, monarch
 from meshgate.ndslice import Slice
+from meshgate.old_code import renewed, text_of
 from meshgate.refusals import Refusal, find_refusal
 from meshgate.shape import Region, Shape
 from meshgate.tensors import reduce_tensor
@@ -53,6 +53,11 @@ Resolve: TypeAlias = Callable[[object], Argument | None]
 
 OUT_OF_BAND = 4096
 COPIED_AT_ONCE = 1 << 20
+# Puts a text where tracebacks look for source. No modification time: it is not compared with any file.
+_QUOTABLE = (
+    "text and __import__('linecache').cache.__setitem__("
+    "filename, (len(text), None, text.splitlines(True), filename)) or None"
+)
 PROTOCOL = 5
 
 
@@ -113,6 +118,7 @@ def _position(index: int, parameters: Sequence[str]) -> str:
 def dump_class(Class: type, by_value: bool) -> bytes:
     """Pickles an actor class: as code, or as its name. Raises ``ClassNotImportable`` or ``UnpicklableArgument``."""
     if not by_value:
+        Class = renewed(Class)
         _require_importable(Class)
         return pickle.dumps(Class, PROTOCOL)
     try:
@@ -210,19 +216,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, type):
             return by_value._dynamic_class_reduce(obj)
         reduced = self._dynamic_function_reduce(obj)
-        loader = self._loader(obj.__code__.co_filename)
-        if loader is not None:
-            reduced[2][1]["__globals__"]["__loader__"] = loader
+        source = self._source(obj.__code__.co_filename)
+        if source is not None:
+            reduced[2][1]["__globals__"]["__loader__"] = source
         return reduced
 
-    def _loader(self, filename: str) -> Deferred | None:
-        """Lets tracebacks on the worker quote code that is in no file there."""
+    def _source(self, filename: str) -> Deferred | None:
+        """Lets tracebacks on the worker quote code that is in no file there, or in one that is another by now."""
         if self._sources is None:
             return None
         if filename not in self._sources:
-            source = "".join(linecache.getlines(filename))
-            get_source = functools.partial("{0}".format, source)  # takes a module's name, returns the source
-            self._sources[filename] = Deferred(functools.partial(types.SimpleNamespace, get_source=get_source))
+            names = {"filename": filename, "text": text_of(filename)}
+            self._sources[filename] = Deferred(eval, _QUOTABLE, names)
         return self._sources[filename]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -207,3 +208,41 @@ def test_an_unreasonable_tree_is_refused_with_its_largest_entries(job: Any, proj
         file.truncate(3_000_000_000)
     with pytest.raises(TreeTooLarge, match=r"weights\.bin"):
         job.sync(quiet=True)
+
+
+SCRIPT = """
+import linecache, pathlib
+import meshgate as kt
+
+class Mine(kt.Actor):
+    @kt.endpoint
+    def fail(self):
+        raise ValueError("as it was")
+
+CELL = '''class Cell(kt.Actor):
+    @kt.endpoint
+    def fail(self):
+        raise ValueError("in a cell")
+'''
+linecache.cache["<cell 1>"] = (len(CELL), None, CELL.splitlines(True), "<cell 1>")
+exec(compile(CELL, "<cell 1>", "exec"))
+with kt.ProcessJob({"workers": 1}) as job:
+    procs = job.state().workers.spawn_procs()
+    script = pathlib.Path(__file__)
+    script.write_text("# another line" * 3 + chr(10) * 2 + script.read_text().replace("as it" + " was", "as it is"))
+    for name, Class in (("mine", Mine), ("cell", Cell)):
+        try:
+            procs.spawn(name, Class).fail.call_one().get(timeout=60)
+        except kt.ActorError as error:
+            print(error)
+"""
+
+
+def test_a_script_that_is_saved_while_it_runs_is_told_and_tracebacks_quote_what_runs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    ran = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "StaleCodeWarning: __main__.Mine runs as it was when this program was started" in ran.stderr
+    assert 'raise ValueError("as it was")\nValueError: as it was' in ran.stdout
+    assert 'raise ValueError("in a cell")\nValueError: in a cell' in ran.stdout

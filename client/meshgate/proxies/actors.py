@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from meshgate.actors import ActorClass, EndpointSpec
 from meshgate.calls import Acknowledgement
 from meshgate.future import FutureProxy
+from meshgate.old_code import advice, has_now
 from meshgate.proxies.endpoints import EndpointProxy
 from meshgate.proxies.mesh import MeshProxy, Owned
 from meshgate.shape import Shape
@@ -50,7 +51,8 @@ class ActorMeshProxy(MeshProxy):
             return found
         if attr in dir(actor.Class):
             return NotAnEndpoint(self, attr)
-        raise AttributeError(attr)
+        saved = advice(actor.Class) if has_now(actor.Class, attr) else ""
+        raise AttributeError(f"{actor.name} has no endpoint {attr!r}{saved}", name=attr, obj=self)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._actor.endpoints]

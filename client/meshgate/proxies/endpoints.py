@@ -10,6 +10,7 @@ from meshgate.actors import EndpointSpec
 from meshgate.calls import Answer, Gathering, Single, Stream
 from meshgate.errors import InvalidRequestError
 from meshgate.future import FutureProxy
+from meshgate.old_code import advice
 from meshgate.pickling import Pickled, dumps_call
 from meshgate.value_mesh import ValueMesh
 from meshgate_wire.messages import Call, SendTo, numbered
@@ -96,7 +97,10 @@ class EndpointProxy(Generic[P, R]):
         )
 
     def _pickle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pickled:
-        self._spec.check(args, kwargs)
+        try:
+            self._spec.check(args, kwargs)
+        except TypeError as error:
+            raise TypeError(f"{error}{advice(self._mesh._class)}") from None
         if not kwargs and all(type(value) in _PLAIN for value in args):
             return Pickled(pickle.dumps((args, kwargs), 5))  # nothing in it that needs looking at
         client = self._mesh._client

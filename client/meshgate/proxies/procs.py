@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import logging
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from meshgate.actors import ActorClass, endpoints_of
 from meshgate.calls import Acknowledgement, Gathering
-from meshgate.errors import InvalidRequestError
+from meshgate.errors import InvalidRequestError, StaleCodeWarning
 from meshgate.future import FutureProxy
+from meshgate.old_code import advice, of_script, renewed
 from meshgate.pickling import dump_class, dumps_call, travels_by_value
 from meshgate.proxies.actors import ActorMeshProxy
 from meshgate.proxies.mesh import MeshProxy, Owned, require_name
@@ -56,14 +58,13 @@ class ProcMeshProxy(MeshProxy):
         if self._owned.known.stopped:
             raise RuntimeError(_STOPPED)
         require_name(name)
-        actor = class_of(Class)
-        actor.check_init(args, kwargs)
+        actor, by_value = _to_spawn(Class)
+        _check_init(actor, args, kwargs)
         client = self._client
-        by_value = travels_by_value(Class)
         client.require_same_python([f"class {actor.name}"] if by_value else [])
-        class_data = dump_class(Class, by_value=by_value)
+        class_data = dump_class(actor.Class, by_value=by_value)
         pickled = dumps_call(
-            args, kwargs, client.resolve, called=f"{actor.name}.__init__", parameters=_parameters(Class)
+            args, kwargs, client.resolve, called=f"{actor.name}.__init__", parameters=_parameters(actor.Class)
         )
         client.require_same_python(pickled.code)
         step = f"spawn({name!r}, {actor.name})"
@@ -166,6 +167,29 @@ class ProcMeshProxy(MeshProxy):
 
 
 ProcMesh = ProcMeshProxy  # Monarch's name, for annotations of programs that come from there
+
+
+def _to_spawn(Class: type) -> tuple[ActorClass, bool]:
+    """The class, which a reload may have made anew here, and whether it travels as code. Raises ``ValueError``."""
+    actor = class_of(Class)
+    if not travels_by_value(Class):
+        return class_of(renewed(Class)), False
+    script = of_script(Class)
+    if script is not None:
+        warnings.warn(
+            f"{actor.name} runs as it was when this program was started, for it travels with the spawn; {script} was "
+            "saved since. Start the program again, or define the class in a module, so that it is synced",
+            StaleCodeWarning,
+            stacklevel=3,
+        )
+    return actor, True
+
+
+def _check_init(actor: ActorClass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    try:
+        actor.check_init(args, kwargs)
+    except TypeError as error:
+        raise TypeError(f"{error}{advice(actor.Class)}") from None
 
 
 def _parameters(Class: type) -> tuple[str, ...]:
