@@ -28,8 +28,9 @@ from meshgate.errors import (
     VersionMismatchError,
 )
 
-__all__ = ["Dialer", "Route", "UrlDialer", "answered", "refusal"]
+__all__ = ["Dialer", "Route", "UrlDialer", "answered", "is_gateway_url", "refusal"]
 
+_SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -78,14 +79,14 @@ class UrlDialer:
         unix_socket: str | None = None,
     ) -> None:
         parts = urlsplit(url)
-        scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-        if scheme not in ("ws", "wss") or not parts.hostname:
+        scheme = _SCHEMES.get(parts.scheme, "")
+        if not is_gateway_url(url):
             raise ValueError(f"{url!r} is not the URL of a gateway: expected ws://host:port or wss://host[:port]")
         self.url = parts._replace(scheme=scheme, path=parts.path.rstrip("/"), query="", fragment="").geturl()
         self._token = token
         self._alive = alive
         self._unix_socket = unix_socket
-        self._through_proxy = not _is_loopback(parts.hostname)
+        self._through_proxy = not _is_loopback(parts.hostname or "")
         self._ssl: ssl_module.SSLContext | None = None
         if scheme == "wss":
             self._ssl = ssl_module.create_default_context()
@@ -104,6 +105,15 @@ class UrlDialer:
 
     def __str__(self) -> str:
         return f"the gateway at {self.url}"
+
+
+def is_gateway_url(url: str) -> bool:
+    """Whether ``url`` can be the URL of a gateway."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an unclosed bracket, a port that is none
+        return False
 
 
 def _is_there(unix_socket: str | None) -> bool:

@@ -8,7 +8,6 @@ Kubernetes 1.20 and today's releases both serve.
 from __future__ import annotations
 
 import hashlib
-import re
 
 from meshgate_kubernetes.names import (
     COMPONENT_LABEL,
@@ -19,6 +18,7 @@ from meshgate_kubernetes.names import (
     Names,
 )
 from meshgate_kubernetes.pods import GATEWAY_PORT, gateway_template, job_labels, worker_template
+from meshgate_kubernetes.selectors import selector_object
 from meshgate_kubernetes.spec import JobSpec, MeshSpec, Object
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "own_selector",
     "owned_by",
     "parent",
-    "selector_object",
     "token_secret",
 ]
 
@@ -231,32 +230,6 @@ def _annotated(mesh: MeshSpec, controller: Object) -> Object:
     labels = {**mesh.labels, **({QUEUE_LABEL: queue} if queue else {}), MESH_LABEL: mesh.name, **metadata["labels"]}
     annotations = {"annotations": dict(mesh.annotations)} if mesh.annotations else {}
     return {**controller, "metadata": {**metadata, "labels": labels, **annotations}}
-
-
-def selector_object(selector: str) -> Object:
-    """A label selector in its object form. Takes what ``kubectl -l`` takes."""
-    equalities: dict[str, str] = {}
-    expressions: list[Object] = []
-    for term in re.split(r",(?![^(]*\))", selector):
-        text = term.strip()
-        if match := re.fullmatch(r"(\S+)\s+(in|notin)\s+\(([^)]*)\)", text):
-            key, operator, values = match.groups()
-            operator = "In" if operator == "in" else "NotIn"
-            expressions.append({"key": key, "operator": operator, "values": [v.strip() for v in values.split(",")]})
-        elif "!=" in text:
-            key, _, value = text.partition("!=")
-            expressions.append({"key": key.strip(), "operator": "NotIn", "values": [value.strip()]})
-        elif "=" in text:
-            key, _, value = text.replace("==", "=").partition("=")
-            equalities[key.strip()] = value.strip()
-        elif text.startswith("!"):
-            expressions.append({"key": text[1:].strip(), "operator": "DoesNotExist"})
-        else:
-            expressions.append({"key": text, "operator": "Exists"})
-    return {
-        **({"matchLabels": equalities} if equalities else {}),
-        **({"matchExpressions": expressions} if expressions else {}),
-    }
 
 
 def _head(api_version: str, kind: str, spec: JobSpec, name: str, component: str) -> Object:

@@ -20,6 +20,7 @@ __all__ = [
     "generate_job_name",
     "is_label_key",
     "is_label_value",
+    "is_object_name",
 ]
 
 JOB_LABEL = "meshgate.dev/job"
@@ -34,12 +35,13 @@ MAX_JOB_NAME = 40
 
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _LABEL_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 def check_job_name(name: str) -> str:
     """``name``, or ValueError: it becomes the name of Services, which are DNS labels that start with a letter."""
-    if not _DNS_LABEL.fullmatch(name):
+    if not isinstance(name, str) or not _DNS_LABEL.fullmatch(name):
         raise ValueError(
             f"job name {name!r} is invalid: it must consist of lower-case letters, digits and '-', "
             "start with a letter and end with a letter or digit"
@@ -51,6 +53,8 @@ def check_job_name(name: str) -> str:
 
 def check_mesh_name(name: str) -> str:
     """``name``, or ValueError, with the rules and the words of Monarch's ``add_mesh``."""
+    if not isinstance(name, str):
+        raise TypeError(f"a mesh's name is text, not {name!r}")
     if not name:
         raise ValueError("Empty mesh name is invalid.")
     if len(name) > 63:
@@ -59,6 +63,8 @@ def check_mesh_name(name: str) -> str:
         raise ValueError(f"Mesh name '{name}' is invalid. Name must contain only lowercase alphanumeric characters.")
     if not name[0].isalpha():
         raise ValueError(f"Mesh name '{name}' is invalid. Name must start with an alphabetic character.")
+    if name == "gateway":
+        raise ValueError("Mesh name 'gateway' is taken: the job's own gateway is called so.")
     return name
 
 
@@ -66,6 +72,10 @@ def generate_job_name(stem: str) -> str:
     """A fresh name that starts with what is usable of ``stem``."""
     clean = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-").lstrip("0123456789-")
     return f"{clean[: MAX_JOB_NAME - 7].strip('-') or 'meshgate'}-{secrets.token_hex(3)}"
+
+
+def is_object_name(name: str) -> bool:
+    return _OBJECT_NAME.fullmatch(name) is not None
 
 
 def is_label_value(value: str) -> bool:

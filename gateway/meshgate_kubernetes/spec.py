@@ -18,17 +18,18 @@ from meshgate_kubernetes.names import (
     check_mesh_name,
     is_label_key,
     is_label_value,
+    is_object_name,
 )
 from meshgate_kubernetes.quantity import parse_quantity
+from meshgate_kubernetes.selectors import LABEL_RULE, parse_selector
 
-__all__ = ["JobName", "JobSpec", "MeshSpec", "Namespace", "Object", "VolumeMount", "WorkerSpec", "parse_selector"]
+__all__ = ["JobName", "JobSpec", "MeshSpec", "Namespace", "Object", "VolumeMount", "WorkerSpec"]
 
 Object: TypeAlias = dict[str, Any]
 """A Kubernetes object, or a part of one, as JSON."""
 
 DEFAULT_PORT = 26600
 DEFAULT_LEASE = 14_400.0
-_LABEL_RULE = "at most 63 letters, digits, '-', '_' and '.', a letter or digit at both ends"
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_TYPE_LABEL = "nvidia.com/gpu.product"
 
@@ -39,12 +40,48 @@ def _quantity(value: str) -> str:
     return value
 
 
+def _size(value: str) -> str:
+    if parse_quantity(_quantity(value)) < _LEAST_SIZE:
+        raise ValueError(f"{value!r} is less than 1Mi: say the unit as well, as in 16Gi")
+    return value
+
+
+def _cpus(value: str) -> str:
+    if parse_quantity(_quantity(value)) > _MOST_CPUS:
+        raise ValueError(f"{value!r} is more than any machine has: say cores, as in 4, or thousandths, as in 500m")
+    return value
+
+
+def _object_name(name: str) -> str:
+    if not is_object_name(name):
+        raise ValueError(f"{name!r} is no name of an object: lower-case letters, digits, '-' and '.'")
+    return name
+
+
+def _resources(resources: dict[str, str]) -> dict[str, str]:
+    for name, amount in resources.items():
+        if name in _ORDINARY_RESOURCES or name.startswith("hugepages-"):
+            continue
+        if "/" not in name or not is_label_key(name):
+            raise ValueError(f"{name!r} is no resource: write it with its vendor, such as {GPU_RESOURCE} or rdma/hca")
+        if parse_quantity(amount) % 1:
+            raise ValueError(f"{amount!r} of {name}: only whole ones are handed out")
+    return resources
+
+
+def _toleration(toleration: Object) -> Object:
+    if unknown := set(toleration) - _TOLERATION_FIELDS:
+        fields = ", ".join(sorted(_TOLERATION_FIELDS))
+        raise ValueError(f"a toleration has no {', '.join(sorted(map(repr, unknown)))}: it has {fields}")
+    return toleration
+
+
 def _labels(labels: dict[str, str]) -> dict[str, str]:
     for key, value in labels.items():
         if not is_label_key(key):
-            raise ValueError(f"{key!r} is not a label key: {_LABEL_RULE}, after an optional prefix/")
+            raise ValueError(f"{key!r} is not a label key: {LABEL_RULE}, after an optional prefix/")
         if not is_label_value(value):
-            raise ValueError(f"{value!r}, of {key!r}, is not a label value: {_LABEL_RULE}")
+            raise ValueError(f"{value!r}, of {key!r}, is not a label value: {LABEL_RULE}")
     return labels
 
 
@@ -65,8 +102,16 @@ def _environment(variables: dict[str, str]) -> dict[str, str]:
 
 
 _OWN_VARIABLES = frozenset({"POD_IP", "POD_NAME", "POD_NAMESPACE", "MESHGATE_TOKEN"})
+_OWN_MOUNTS = ("/tmp", "/home/meshgate")
+_ORDINARY_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
+_TOLERATION_FIELDS = frozenset({"key", "operator", "value", "effect", "tolerationSeconds"})
+_LEAST_SIZE, _MOST_CPUS = 1 << 20, 10_000
 
 Quantity: TypeAlias = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_quantity)]
+Cpus: TypeAlias = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_cpus)]
+Size: TypeAlias = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_size)]
+ObjectName: TypeAlias = Annotated[str, AfterValidator(_object_name)]
+LabelValue: TypeAlias = Annotated[str, AfterValidator(lambda value: _labels({"label": value})["label"])]
 Labels: TypeAlias = Annotated[dict[str, str], AfterValidator(_labels)]
 Annotations: TypeAlias = Annotated[dict[str, str], AfterValidator(_annotations)]
 Environment: TypeAlias = Annotated[dict[str, str], AfterValidator(_environment)]
@@ -82,7 +127,7 @@ class _Model(BaseModel):
 class VolumeMount(_Model):
     """A volume (Kubernetes' own words, without its name) and where the worker sees it."""
 
-    mount_path: str = Field(pattern=r"^/")
+    mount_path: str = Field(pattern=r"^/[^:]*$")
     source: Object = Field(min_length=1)
     read_only: bool = False
 
@@ -91,27 +136,27 @@ class WorkerSpec(_Model):
     """One worker pod of a mesh. Names are Kubetorch's; what they become is told in ``docs/kubernetes.md``."""
 
     image: str = Field(min_length=1, max_length=1024)
-    cpu: Quantity | None = None
-    memory: Quantity | None = None
-    disk_size: Quantity | None = None
+    cpu: Cpus | None = None
+    memory: Size | None = None
+    disk_size: Size | None = None
     gpus: int = Field(default=0, ge=0, le=1024)
-    gpu_type: str | None = None
-    resources: dict[str, Quantity] = {}
+    gpu_type: str | None = Field(default=None, min_length=1)
+    resources: Annotated[dict[str, Quantity], AfterValidator(_resources)] = {}
     """Other resources by their full names, such as ``rdma/hca``."""
     env_vars: Environment = {}
-    secrets: tuple[str, ...] = ()
+    secrets: tuple[ObjectName, ...] = ()
     """Secrets whose keys become environment variables."""
     labels: Labels = {}
     annotations: Annotations = {}
     node_selector: Labels = {}
-    tolerations: tuple[Object, ...] = ()
+    tolerations: tuple[Annotated[Object, AfterValidator(_toleration)], ...] = ()
     volumes: tuple[VolumeMount, ...] = ()
-    priority_class_name: str | None = None
-    service_account_name: str | None = None
+    priority_class_name: ObjectName | None = None
+    service_account_name: ObjectName | None = None
     image_pull_policy: PullPolicy | None = None
-    image_pull_secrets: tuple[str, ...] = ()
-    shared_memory_limit: Quantity | None = None
-    queue_name: str | None = None
+    image_pull_secrets: tuple[ObjectName, ...] = ()
+    shared_memory_limit: Size | None = None
+    queue_name: Annotated[LabelValue, Field(min_length=1)] | None = None
     fuse: bool = False
     """Privileged, with the host's ``/dev/fuse``: what Monarch's remote mounts need."""
     pod_spec: Object = {}
@@ -130,6 +175,19 @@ class WorkerSpec(_Model):
     def _gpu_type_needs_gpus(self) -> WorkerSpec:
         if self.gpu_type is not None and not self.gpus:
             raise ValueError("gpu_type without gpus: say how many of them, gpus=1 for instance")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_said_twice(self) -> WorkerSpec:
+        said = {"cpu": self.cpu, "memory": self.memory, "ephemeral-storage": self.disk_size, GPU_RESOURCE: self.gpus}
+        if twice := [name for name, value in said.items() if value and name in self.resources]:
+            raise ValueError(f"{twice[0]} is in resources, and has an argument of its own: say it once")
+        taken = {*_OWN_MOUNTS, *(["/dev/shm"] if self.shared_memory_limit else [])}
+        for volume in self.volumes:
+            path = volume.mount_path.rstrip("/") or "/"
+            if path in taken:
+                raise ValueError(f"mount path {path!r} is taken already: mount the volume elsewhere")
+            taken.add(path)
         return self
 
 
@@ -188,20 +246,3 @@ class JobSpec(_Model):
 
     def mesh(self, name: str) -> MeshSpec | None:
         return next((mesh for mesh in self.meshes if mesh.name == name), None)
-
-
-def parse_selector(selector: str) -> dict[str, str]:
-    """The equalities of a label selector (``a=b,c=d``). ValueError when there is none or one cannot be read.
-
-    The set-based forms (``a in (b, c)``, ``!a``) are passed to the API server as they are and are not in
-    the result.
-    """
-    if not selector.strip():
-        raise ValueError("an empty label selector would take every pod of the namespace")
-    equalities = {}
-    for term in selector.split(","):
-        key, equals, value = term.replace("==", "=").partition("=")
-        if equals and not key.endswith("!"):
-            _labels({key.strip(): value.strip()})
-            equalities[key.strip()] = value.strip()
-    return equalities

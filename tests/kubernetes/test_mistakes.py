@@ -48,10 +48,10 @@ def test_a_selector_that_finds_nothing(namespace: str) -> None:
 @pytest.mark.parametrize(
     ("compute", "told"),
     [
-        (Compute(volumes=["data:/tmp"]), 'mountPath: Invalid value: "/tmp": must be unique'),
+        (Compute(volumes=[{"mountPath": "/data", "emptyDirectory": {}}]), "must specify a volume type"),
         (Compute(pod_spec={"containers": [{"name": "worker", "imagePullPolicy": "Sometimes"}]}), "imagePullPolicy"),
     ],
-    ids=["a mount where meshgate has one", "a value that there is not"],
+    ids=["a volume of no kind", "a value that there is not"],
 )
 def test_a_pod_that_cannot_be(namespace: str, compute: Compute, told: str) -> None:
     said = refusal(KubernetesJob(compute=compute, name="impossible", namespace=namespace))

@@ -5,6 +5,7 @@ Every value is checked when it is given, and refused by its name: nothing wrong 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from meshgate.jobs.given import listed, mapped, own_labels_refused, plain, selector_text
 from meshgate.jobs.image import Image
 from meshgate_kubernetes.spec import VolumeMount, WorkerSpec
 
@@ -20,6 +22,7 @@ __all__ = ["DEFAULT_INACTIVITY_TTL", "Compute", "seconds"]
 DEFAULT_INACTIVITY_TTL = 3600
 DEFAULT_LAUNCH_TIMEOUT = 900
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?")
+LONGEST = 3650 * 86_400
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -32,8 +35,9 @@ class Compute:
     keys become environment variables; ``volumes`` are existing claims (``"claim:/mount/path"``) or mappings of a
     volume as Kubernetes writes it, with ``mountPath``. ``queue_name`` is a Kueue queue. ``launch_timeout`` and
     ``inactivity_ttl`` are seconds or ``"30m"``; without a session for ``inactivity_ttl`` (default: an hour; 0:
-    never) the job ends itself. ``selector`` finds existing pods instead. ``pod_spec`` is laid over the pod that
-    the rest describes. Raises TypeError on an unknown argument and ValueError on an impossible value.
+    never) the job ends itself. ``selector`` finds existing pods instead, all there are or ``replicas``
+    of them. ``pod_spec`` is laid over the pod that the rest describes. Raises TypeError on an argument that is unknown
+    or of a wrong type, and ValueError on an impossible value.
     """
 
     def __init__(
@@ -73,7 +77,7 @@ class Compute:
             raise ValueError(
                 "Compute(gpu_memory=…): Kubernetes hands out whole GPUs: ask for gpus=, choose their size by gpu_type="
             )
-        self.image = Image().from_docker(image) if isinstance(image, str) else image or Image()
+        self.image = _image(image)
         self.replicas = _replicas(replicas)
         self.namespace = namespace
         self.selector = selector_text(selector) if selector is not None else None
@@ -86,23 +90,26 @@ class Compute:
             "disk_size": disk_size,
             "gpus": _whole(_one_of("gpus", gpus, "gpu", gpu)),
             "gpu_type": _gpu_type(gpu_type),
-            "resources": dict(resources or {}),
-            "env_vars": dict(env_vars or {}),
-            "secrets": tuple(secrets),
-            "labels": dict(labels or {}),
-            "annotations": dict(annotations or {}),
-            "node_selector": dict(node_selector or {}),
-            "tolerations": tuple(dict(each) for each in tolerations),
-            "volumes": tuple(_volume(each) for each in volumes),
+            "resources": mapped("Compute", "resources", resources),
+            "env_vars": mapped("Compute", "env_vars", env_vars),
+            "secrets": listed("Compute", "secrets", secrets),
+            "labels": mapped("Compute", "labels", labels),
+            "annotations": mapped("Compute", "annotations", annotations),
+            "node_selector": mapped("Compute", "node_selector", node_selector),
+            "tolerations": tuple(plain(each) for each in listed("Compute", "tolerations", tolerations)),
+            "volumes": tuple(_volume(each) for each in listed("Compute", "volumes", volumes)),
             "priority_class_name": priority_class_name,
             "service_account_name": service_account_name,
             "image_pull_policy": image_pull_policy,
-            "image_pull_secrets": tuple(image_pull_secrets),
+            "image_pull_secrets": listed("Compute", "image_pull_secrets", image_pull_secrets),
             "shared_memory_limit": shared_memory_limit,
             "queue_name": queue_name,
-            "pod_spec": plain(pod_spec) if pod_spec is not None else {},
+            "pod_spec": _pod_spec(pod_spec),
         }
+        own_labels_refused("Compute", given["labels"])
         self.worker = _checked(given)
+        if self.selector is not None:
+            _nothing_else_than_the_selector(self.image, self.worker)
 
     def __repr__(self) -> str:
         asked = self.worker.model_dump(exclude_defaults=True)
@@ -133,24 +140,38 @@ def seconds(owner: str, name: str, value: str | float | None) -> int:
     if match is None:
         raise ValueError(f"{owner}({name}={value!r}): say seconds, or a time such as '30m' or '4h'")
     number, unit = match.groups()
-    return round(float(number) * _UNITS[unit or ""])
+    found = float(number) * _UNITS[unit or ""]
+    if found > LONGEST:
+        raise ValueError(f"{owner}({name}={value!r}): at most {LONGEST // _UNITS['d']} days")
+    return math.ceil(found)  # no part of a second is none
 
 
-def selector_text(selector: Mapping[str, str] | str) -> str:
-    return selector if isinstance(selector, str) else ",".join(f"{key}={value}" for key, value in selector.items())
+def _image(image: Any) -> Image:
+    if image is None:
+        return Image()
+    if isinstance(image, str):
+        return Image().from_docker(image)
+    if not isinstance(image, Image):
+        raise TypeError(f"Compute(image={image!r}): expected an Image(…) or a reference such as 'pytorch/pytorch'")
+    return image
 
 
-def plain(raw: Any) -> Any:
-    """``raw`` as JSON: mappings as they are, objects of the ``kubernetes`` package by their attribute maps."""
-    if isinstance(raw, Mapping):
-        return {str(key): plain(value) for key, value in raw.items()}
-    if isinstance(raw, (list, tuple)):
-        return [plain(each) for each in raw]
-    names = getattr(raw, "attribute_map", None)
-    if isinstance(names, Mapping):
-        found = {json_name: getattr(raw, name) for name, json_name in names.items()}
-        return {name: plain(value) for name, value in found.items() if value is not None}
-    return raw
+def _nothing_else_than_the_selector(image: Image, worker: WorkerSpec) -> None:
+    given = set(worker.model_dump(exclude_defaults=True)) - {"image"} | ({"image"} if image.reference else set())
+    if given:
+        names = ", ".join(sorted(given))
+        raise ValueError(f"Compute(selector=…) finds pods that exist, and they stay as they are: leave out {names}")
+
+
+def _pod_spec(raw: Any) -> Any:
+    spec = plain(raw) if raw is not None else {}
+    if isinstance(spec, dict) and "spec" in spec:
+        raise ValueError("Compute(pod_spec=…): this is a whole pod, or a template of one: pass what is under 'spec'")
+    if isinstance(spec, dict) and "containers" in spec:
+        containers = spec["containers"] if isinstance(spec["containers"], list) else [None]
+        if not all(isinstance(each, dict) and "name" in each for each in containers):
+            raise ValueError("Compute(pod_spec=…): containers have names, each its own; meshgate's is called 'worker'")
+    return spec
 
 
 def _checked(given: dict[str, Any]) -> WorkerSpec:
@@ -184,21 +205,26 @@ def _one_of(name: str, value: Any, alias: str, other: Any) -> Any:
 
 
 def _whole(gpus: Any) -> Any:
+    if isinstance(gpus, bool):
+        raise TypeError(f"Compute(gpus={gpus!r}): say how many")
     return 0 if gpus is None else gpus
 
 
-def _gpu_type(value: str | None) -> str | None:
+def _gpu_type(value: Any) -> Any:
     """Kubetorch also writes ``"label: value"``."""
-    return re.sub(r"\s*:\s*", "=", value.strip()) if value is not None else None
+    return re.sub(r"\s*:\s*", "=", value.strip()) if isinstance(value, str) else value
 
 
-def _volume(given: str | Mapping[str, Any]) -> VolumeMount:
+def _volume(given: Any) -> VolumeMount:
     if isinstance(given, str):
         claim, colon, path = given.partition(":")
         if not (claim and colon and path.startswith("/")):
             raise ValueError(f"Compute(volumes=[{given!r}]): write an existing claim as 'claim:/mount/path'")
-        return VolumeMount(mount_path=path, source={"persistentVolumeClaim": {"claimName": claim}})
-    source = {key: plain(value) for key, value in given.items() if key not in ("name", "mountPath", "readOnly")}
+        given = {"persistentVolumeClaim": {"claimName": claim}, "mountPath": path}
+    given = plain(given)
+    if not isinstance(given, dict):
+        raise TypeError(f"Compute(volumes=[{given!r}]): write an existing claim as 'claim:/mount/path'")
+    source = {key: value for key, value in given.items() if key not in ("name", "mountPath", "readOnly")}
     try:
         return VolumeMount(
             mount_path=given.get("mountPath", ""), source=source, read_only=bool(given.get("readOnly", False))

@@ -17,6 +17,7 @@ from meshgate.client import Client
 from meshgate.dialing import Dialer
 from meshgate.errors import JobError, JobNotRunning
 from meshgate.jobs.compute import DEFAULT_INACTIVITY_TTL, Compute, describe
+from meshgate.jobs.given import listed
 from meshgate.jobs.state import JobState, attached
 from meshgate.jobs.trait import JobTrait
 from meshgate.kubernetes.asked import (
@@ -26,6 +27,7 @@ from meshgate.kubernetes.asked import (
     mesh_like_monarch,
     mesh_of_compute,
     mesh_of_selector,
+    require_count,
 )
 from meshgate_kubernetes.names import POD_INDEX_LABEL, check_job_name
 from meshgate_kubernetes.spec import DEFAULT_LEASE, DEFAULT_PORT
@@ -98,17 +100,17 @@ class KubernetesJob(JobTrait):
             raise ValueError("KubernetesJob(use_websocket=False): the gateway is reached by a websocket only")
         if compute is not None and selector is not None:
             raise ValueError("KubernetesJob(compute=…, selector=…): pods are either made or found; give one of them")
-        self._sync_dirs, self._watch = sync_dirs, watch
+        self._sync_dirs, self._watch = _directories(sync_dirs), watch
         meshes: tuple[MeshAsked, ...] = ()
         if compute is not None:
-            self._images[DEFAULT_MESH] = compute.image
             meshes = (mesh_of_compute(DEFAULT_MESH, compute, port=monarch_port),)
+            self._images[DEFAULT_MESH] = compute.image
         elif selector is not None:
             meshes = (mesh_of_selector(DEFAULT_MESH, selector, port=monarch_port),)
         launch_timeout = compute.launch_timeout if compute is not None else None
         self._asked = _checked(
             name=check_job_name(name) if name is not None else None,
-            namespace=compute.namespace if compute is not None and compute.namespace else namespace,
+            namespace=_one_namespace(namespace, compute.namespace if compute is not None else None),
             meshes=meshes,
             idle_timeout=compute.inactivity_ttl if compute is not None else DEFAULT_INACTIVITY_TTL,
             lease=lease if lease is not None else DEFAULT_LEASE,
@@ -156,7 +158,7 @@ class KubernetesJob(JobTrait):
         Pods are found by ``label_selector`` (default: those of the MonarchMesh ``name``), or made from
         ``image_spec``, from ``pod_spec`` (a V1PodSpec, a V1PodTemplateSpec, or the same as a dict), or from
         ``compute``. ``labels`` and ``annotations`` are put on the StatefulSet or MonarchMesh.
-        Raises ValueError on an invalid name or on arguments that contradict each other.
+        Raises ValueError on an invalid name or on arguments that contradict each other, TypeError on wrong types.
         """
         if self.active:
             raise JobError("meshes are added before apply(): this job runs already")
@@ -167,9 +169,10 @@ class KubernetesJob(JobTrait):
         if compute is not None:
             if image_spec is not None or raw is not None or label_selector is not None:
                 raise ValueError("'compute' describes the pods: 'image_spec', 'pod_spec' and 'label_selector' do too.")
+            require_count(name, num_replicas)
+            given = {"port": port, "labels": labels, "annotations": annotations, "owner": "add_mesh"}
+            mesh = mesh_of_compute(name, compute, num_replicas, **given)
             self._images[name] = compute.image
-            mesh = mesh_of_compute(name, compute, num_replicas, port)
-            mesh = mesh.model_copy(update={"labels": dict(labels or {}), "annotations": dict(annotations or {})})
         else:
             mesh = mesh_like_monarch(
                 name, num_replicas, label_selector, pod_rank_label, image_spec, port, raw, labels, annotations
@@ -276,6 +279,22 @@ def _checked(**given: Any) -> JobAsked:
         raise ValueError(describe("KubernetesJob", error)) from None
 
 
+def _one_namespace(job: str, compute: str | None) -> str:
+    if compute and job not in ("default", compute):
+        raise ValueError(f"KubernetesJob(namespace={job!r}, compute=Compute(namespace={compute!r})): give one of them")
+    return compute or job
+
+
+def _directories(given: Any) -> list[str] | None:
+    """Checked before there are pods: a tree that is not there is better told now."""
+    if given is None:
+        return None
+    paths = [os.fspath(path) for path in listed("KubernetesJob", "sync_dirs", given)]
+    if missing := [path for path in paths if not os.path.isdir(os.path.expanduser(path))]:
+        raise ValueError(f"KubernetesJob(sync_dirs=…): {missing[0]!r} is no directory here")
+    return paths
+
+
 def _kubeconfig_path(given: Any) -> str | None:
     """A path, or Monarch's ``KubeConfig``."""
     if given is None:
@@ -283,4 +302,6 @@ def _kubeconfig_path(given: Any) -> str | None:
     path = getattr(given, "local", given)
     if path is None:
         raise ValueError("KubernetesJob(kubeconfig=…): pass the path of a kubeconfig file")
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"KubernetesJob(kubeconfig={path!r}): pass the path of a kubeconfig file")
     return str(os.path.expanduser(os.fspath(path)))

@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from meshgate.jobs.compute import Compute, default_gateway_image, describe, plain, selector_text
+from meshgate.dialing import is_gateway_url
+from meshgate.jobs.compute import Compute, default_gateway_image, describe
+from meshgate.jobs.given import mapped, own_labels_refused, plain, selector_text
 from meshgate_kubernetes.manifests import OPERATOR_SELECTOR, own_selector
-from meshgate_kubernetes.names import POD_INDEX_LABEL, check_mesh_name
-from meshgate_kubernetes.spec import DEFAULT_LEASE, DEFAULT_PORT, JobSpec, MeshSpec, Object, WorkerSpec, parse_selector
+from meshgate_kubernetes.names import POD_INDEX_LABEL, check_mesh_name, is_label_key
+from meshgate_kubernetes.selectors import parse_selector
+from meshgate_kubernetes.spec import (
+    DEFAULT_LEASE,
+    DEFAULT_PORT,
+    Annotations,
+    JobSpec,
+    Labels,
+    MeshSpec,
+    Namespace,
+    Object,
+    WorkerSpec,
+)
 
 __all__ = ["ImageSpec", "JobAsked", "MeshAsked", "mesh_like_monarch", "mesh_of_compute", "mesh_of_selector"]
 
@@ -32,12 +45,15 @@ class ImageSpec(BaseModel):
         enable_fuse: bool = False,
         shared_memory_size: str | None = None,
     ) -> None:
-        super().__init__(
-            image=image,
-            resources=dict(resources) if resources is not None else None,
-            enable_fuse=enable_fuse,
-            shared_memory_size=shared_memory_size,
-        )
+        try:
+            super().__init__(
+                image=image,
+                resources=mapped("ImageSpec", "resources", resources) if resources is not None else None,
+                enable_fuse=enable_fuse,
+                shared_memory_size=shared_memory_size,
+            )
+        except ValidationError as error:
+            raise ValueError(describe("ImageSpec", error)) from None
 
 
 class MeshAsked(BaseModel):
@@ -51,8 +67,8 @@ class MeshAsked(BaseModel):
     rank_label: str = POD_INDEX_LABEL
     port: int = Field(default=DEFAULT_PORT, ge=1, le=65_535)
     worker: WorkerSpec | None = None
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
+    labels: Labels = {}
+    annotations: Annotations = {}
 
     def spec(self, job: str) -> MeshSpec:
         """As a part of the job called ``job``, before any cluster has had a say."""
@@ -76,13 +92,20 @@ class JobAsked(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str | None = None
-    namespace: str = "default"
+    namespace: Namespace = "default"
     meshes: tuple[MeshAsked, ...] = ()
     idle_timeout: int = 0
     lease: float = Field(default=DEFAULT_LEASE, gt=0, allow_inf_nan=False)
-    timeout: float | None = None
+    timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     gateway_url: str | None = None
     kubeconfig: str | None = None
+
+    @field_validator("gateway_url")
+    @classmethod
+    def _is_a_url(cls, value: str | None) -> str | None:
+        if value is not None and not is_gateway_url(value):
+            raise ValueError("expected ws://host:port or wss://host[:port]")
+        return value
 
     def with_mesh(self, mesh: MeshAsked) -> JobAsked:
         """With ``mesh`` in the place of one of that name, as Monarch does."""
@@ -115,19 +138,40 @@ class JobAsked(BaseModel):
         return mine == theirs and (self.name is None or other.name is None or self.name == other.name)
 
 
-def mesh_of_compute(name: str, compute: Compute, replicas: int | None = None, port: int = DEFAULT_PORT) -> MeshAsked:
+def mesh_of_compute(name: str, compute: Compute, replicas: int = 0, **options: Any) -> MeshAsked:
     """``replicas`` pods (else as many as ``compute`` says), each what it describes."""
-    check_mesh_name(name)
+    if not isinstance(compute, Compute):
+        raise TypeError(f"compute={compute!r}: expected a Compute(…)")
     if compute.selector is not None:
-        return mesh_of_selector(name, compute.selector, replicas or 0, port=port)
-    return MeshAsked(name=name, replicas=replicas or compute.replicas, port=port, worker=compute.worker)
+        found = compute.replicas if compute.replicas > 1 else 0
+        return mesh_of_selector(name, compute.selector, replicas or found, **options)
+    return _mesh(name, replicas=replicas or compute.replicas, worker=compute.worker, **options)
 
 
 def mesh_of_selector(name: str, selector: Mapping[str, str] | str, replicas: int = 0, **options: Any) -> MeshAsked:
     """The existing pods that ``selector`` finds, as many as there are when ``replicas`` is 0."""
     text = selector_text(selector)
     parse_selector(text)
-    return MeshAsked(name=check_mesh_name(name), replicas=replicas, selector=text, **options)
+    return _mesh(name, replicas=replicas, selector=text, **options)
+
+
+def _mesh(name: str, *, owner: str = "KubernetesJob", **given: Any) -> MeshAsked:
+    check_mesh_name(name)
+    for which in ("labels", "annotations"):
+        if which in given:
+            given[which] = mapped(owner, which, given[which])
+    own_labels_refused(owner, given.get("labels", {}))
+    try:
+        return MeshAsked(name=name, **given)
+    except ValidationError as error:
+        told = describe(owner, error)
+        raise ValueError(told if owner == "add_mesh" else told.replace("(port=", "(monarch_port=")) from None
+
+
+def require_count(name: str, num_replicas: object) -> None:
+    """Raises ValueError where ``num_replicas`` of mesh ``name`` is no number of pods."""
+    if not isinstance(num_replicas, int) or isinstance(num_replicas, bool) or num_replicas < 1:
+        raise ValueError(f"Mesh '{name}': num_replicas must be at least 1, not {num_replicas!r}.")
 
 
 def mesh_like_monarch(
@@ -144,21 +188,25 @@ def mesh_like_monarch(
     """A mesh by the arguments of Monarch's ``add_mesh``, with its rules."""
     check_mesh_name(name)
     _check_like_monarch(label_selector, pod_rank_label, image_spec, pod_spec, labels, annotations)
-    if not isinstance(num_replicas, int) or isinstance(num_replicas, bool) or num_replicas < 1:
-        raise ValueError(f"Mesh '{name}': num_replicas must be at least 1, not {num_replicas!r}.")
+    require_count(name, num_replicas)
+    if label_selector is not None:
+        label_selector = selector_text(label_selector)
+        parse_selector(label_selector)
     try:
-        return MeshAsked(
-            name=name,
-            replicas=num_replicas,
-            selector=label_selector,
-            rank_label=pod_rank_label,
-            port=port,
-            worker=_worker_like_monarch(image_spec, pod_spec),
-            labels=dict(labels or {}),
-            annotations=dict(annotations or {}),
-        )
+        worker = _worker_like_monarch(image_spec, pod_spec)
     except ValidationError as error:
         raise ValueError(describe("add_mesh", error)) from None
+    return _mesh(
+        name,
+        owner="add_mesh",
+        replicas=num_replicas,
+        selector=label_selector,
+        rank_label=pod_rank_label,
+        port=port,
+        worker=worker,
+        labels=labels,
+        annotations=annotations,
+    )
 
 
 def _check_like_monarch(
@@ -170,6 +218,8 @@ def _check_like_monarch(
     annotations: Mapping[str, str] | None,
 ) -> None:
     provisioned = image_spec is not None or pod_spec is not None
+    if not isinstance(pod_rank_label, str) or not is_label_key(pod_rank_label):
+        raise ValueError(f"'pod_rank_label' is the key of a label, not {pod_rank_label!r}.")
     if image_spec is not None and pod_spec is not None:
         raise ValueError("'image_spec' and 'pod_spec' are mutually exclusive.")
     if provisioned and label_selector is not None:
@@ -183,6 +233,8 @@ def _check_like_monarch(
 
 
 def _worker_like_monarch(image_spec: Any, pod_spec: Any) -> WorkerSpec | None:
+    if image_spec is not None and not hasattr(image_spec, "resources"):  # Monarch's own will do as well
+        raise TypeError(f"'image_spec' is an ImageSpec, such as ImageSpec({image_spec!r}), not {image_spec!r}.")
     if image_spec is not None:
         resources = {str(key): str(value) for key, value in (image_spec.resources or {}).items()}
         return WorkerSpec(
@@ -201,6 +253,7 @@ def _template(raw: Any) -> Object:
     """A pod template out of a pod specification, or out of a whole template."""
     template = raw if isinstance(raw, dict) and "spec" in raw else {"spec": raw}
     spec = template["spec"]
-    if not isinstance(spec, dict) or not spec.get("containers"):
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    if not isinstance(containers, list) or not containers or not all(isinstance(each, dict) for each in containers):
         raise ValueError("'pod_spec' has no containers: pass a V1PodSpec, a V1PodTemplateSpec or the same as a dict.")
     return template

@@ -28,10 +28,25 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ({"lease": float("inf")}, r"KubernetesJob\(lease"),
         ({"selector": ""}, "every pod of the namespace"),
         ({"selector": {"a": "b c"}}, "is not a label value"),
+        ({"selector": "a in (b"}, "is not a label selector"),
+        ({"selector": 5}, "selector=5: expected labels"),
+        ({"compute": {"gpus": 1}}, r"compute=\{'gpus': 1\}: expected a Compute"),
+        ({"compute": Compute, "name": "a"}, r"expected a Compute\(…\)"),
+        ({"compute": Compute(namespace="a"), "namespace": "b"}, "give one of them"),
+        ({"namespace": "Team"}, r"KubernetesJob\(namespace='Team'"),
+        ({"name": 5}, "job name 5 is invalid"),
+        ({"compute": Compute(), "monarch_port": 0}, r"KubernetesJob\(monarch_port=0"),
+        ({"timeout": 0}, r"KubernetesJob\(timeout=0"),
+        ({"timeout": float("nan")}, r"KubernetesJob\(timeout=nan"),
+        ({"gateway_url": "example.com"}, r"gateway_url='example.com'\): expected ws://"),
+        ({"gateway_url": "wss://example.com:port"}, "expected ws://"),
+        ({"kubeconfig": {"a": 1}}, "pass the path of a kubeconfig"),
+        ({"sync_dirs": "src"}, "sync_dirs='src'.*expected a list"),
+        ({"sync_dirs": ["/no/such"]}, "'/no/such' is no directory here"),
     ],
 )
 def test_arguments_that_cannot_be_right_are_refused_at_once(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises((ValueError, TypeError), match=told):
         KubernetesJob(**given)
 
 
@@ -49,13 +64,39 @@ def test_arguments_that_cannot_be_right_are_refused_at_once(given: dict[str, Any
         ({"compute": Compute(), "image_spec": ImageSpec("x")}, "'compute' describes the pods"),
         ({"image_spec": ImageSpec("x", resources={"memory": "1GB"})}, "not a Kubernetes quantity"),
         ({"image_spec": ImageSpec("x"), "port": 0}, "port"),
+        ({"name": "gateway"}, "the job's own gateway is called so"),
+        ({"name": 5}, "a mesh's name is text, not 5"),
+        ({"num_replicas": -1, "compute": Compute()}, "num_replicas must be at least 1, not -1"),
+        ({"compute": "a"}, "compute='a': expected a Compute"),
+        ({"compute": Compute(), "labels": {"a b": "c"}}, "'a b' is not a label key"),
+        ({"image_spec": ImageSpec("x"), "labels": {"a b": "c"}}, "'a b' is not a label key"),
+        ({"image_spec": ImageSpec("x"), "labels": {"meshgate.dev/mesh": "c"}}, "set by meshgate itself"),
+        ({"image_spec": "pytorch"}, "'image_spec' is an ImageSpec"),
+        ({"pod_spec": {"containers": "abc"}}, "has no containers"),
+        ({"pod_rank_label": "a b"}, "'pod_rank_label' is the key of a label"),
+        ({"label_selector": "a in (b"}, "is not a label selector"),
     ],
 )
 def test_add_mesh_has_monarchs_rules(given: dict[str, Any], told: str) -> None:
     job = KubernetesJob()
     arguments = {"name": "trainers", "num_replicas": 2, **given}
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises((ValueError, TypeError), match=told):
         job.add_mesh(**arguments)
+    assert job._asked.meshes == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [((5,), r"ImageSpec\(image=5\)"), (("x", 5), r"ImageSpec\(resources=5\)"), (("x", {"gpu": 1.5}), "resources.gpu")],
+)
+def test_an_image_spec_that_cannot_be_is_refused_by_name(given: tuple[Any, ...], told: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=told):
+        ImageSpec(*given)
+
+
+def test_a_compute_with_a_selector_takes_as_many_pods_as_it_says() -> None:
+    assert KubernetesJob(compute=Compute(selector={"a": "b"}, replicas=4))._asked.meshes[0].replicas == 4
+    assert KubernetesJob(compute=Compute(selector={"a": "b"}))._asked.meshes[0].replicas == 0
 
 
 def test_a_mesh_of_the_same_name_is_replaced() -> None:

@@ -14,7 +14,6 @@ from meshgate_kubernetes.manifests import (
     monarch_mesh_name,
     owned_by,
     parent,
-    selector_object,
     token_secret,
 )
 from meshgate_kubernetes.names import JOB_LABEL, Names
@@ -209,28 +208,6 @@ def test_a_whole_template_is_taken_as_it_is_but_for_the_labels() -> None:
     assert made["spec"]["template"]["spec"] == template["spec"]
     assert made["spec"]["template"]["metadata"]["labels"]["a"] == "b"
     assert made["spec"]["template"]["metadata"]["labels"][JOB_LABEL] == "trainer"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a=b", {"matchLabels": {"a": "b"}}),
-        ("a==b,c=d", {"matchLabels": {"a": "b", "c": "d"}}),
-        ("a!=b", {"matchExpressions": [{"key": "a", "operator": "NotIn", "values": ["b"]}]}),
-        (
-            "a in (b, c),d",
-            {
-                "matchExpressions": [
-                    {"key": "a", "operator": "In", "values": ["b", "c"]},
-                    {"key": "d", "operator": "Exists"},
-                ]
-            },
-        ),
-        ("!a", {"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}),
-    ],
-)
-def test_selectors_in_words_become_selectors_as_objects(text: str, expected: Object) -> None:
-    assert selector_object(text) == expected
 
 
 def test_two_meshes_do_not_share_a_name() -> None:
