@@ -68,7 +68,7 @@ def present_hosts(mesh: MeshSpec, pods: Iterable[Object]) -> list[Host]:
             rank=rank,
             address=_address(pod["status"]["podIP"], _port(mesh, pod)),
             uid=pod["metadata"]["uid"],
-            container=container_id(pod),
+            container=container_id(pod, _port(mesh, pod)),
             node=pod["spec"].get("nodeName") or "",
             zone=(pod["metadata"].get("labels") or {}).get(ZONE_LABEL) or "",
         )
@@ -91,10 +91,20 @@ def successors(mesh: MeshSpec, known: Mapping[int, Host | None], pods: Iterable[
     return {host.rank: host for host in new if host.rank in vacant}
 
 
-def container_id(pod: Object) -> str:
-    """The container of the pod, which changes when it is restarted; "" before it has started."""
-    statuses = pod.get("status", {}).get("containerStatuses") or [{}]
-    return str(statuses[0].get("containerID") or "")
+def container_id(pod: Object, port: int) -> str:
+    """The container of the pod that serves ``port``, which changes when it is restarted; "" before it has started.
+
+    It is the one that names the port, else the first: sidecars, whoever adds them, come and go without it.
+    """
+    containers = pod["spec"]["containers"]
+    serving = [each["name"] for each in containers if any(_is(port, named) for named in each.get("ports") or [])]
+    name = (serving or [containers[0]["name"]])[0]
+    statuses = pod.get("status", {}).get("containerStatuses") or []
+    return next((str(each.get("containerID") or "") for each in statuses if each["name"] == name), "")
+
+
+def _is(port: int, named: Object) -> bool:
+    return bool(named.get("containerPort") == port)
 
 
 def is_ready(pod: Object) -> bool:

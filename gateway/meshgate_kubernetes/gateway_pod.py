@@ -33,7 +33,7 @@ def find_gateway(api: Api, job: str, namespace: str) -> GatewayPod | None:
         return None
     pod = max(ready, key=lambda each: str(each["metadata"]["creationTimestamp"]))
     ip = pod["status"]["podIP"]
-    return GatewayPod(pod["metadata"]["name"], ip, pod["metadata"]["uid"], container_id(pod))
+    return GatewayPod(pod["metadata"]["name"], ip, pod["metadata"]["uid"], container_id(pod, GATEWAY_PORT))
 
 
 def why_gone(api: Api, job: str, namespace: str, known: GatewayPod | None) -> str | None:
@@ -58,20 +58,34 @@ def why_lost(pod: Object, uid: str, container: str) -> str | None:
         return "was replaced"
     if "deletionTimestamp" in pod["metadata"]:
         return "is being deleted"
-    statuses = pod.get("status", {}).get("containerStatuses") or []
-    ended = any(each.get("state", {}).get("terminated") for each in statuses)
-    if ended or container_id(pod) != container or pod["status"].get("phase") in ("Failed", "Succeeded"):
-        return f"ended: {ending_of(pod) or pod['status'].get('message') or 'nobody knows why'}"
-    return None
+    status = pod.get("status", {})
+    if status.get("phase") not in ("Failed", "Succeeded") and _runs(status, container):
+        return None
+    node = pod["spec"].get("nodeName")
+    return f"ended: {_ending(pod, container)}" + (f" (node {node})" if node else "")
 
 
-def ending_of(pod: Object) -> str:
-    """How the container of a pod ended last: ``OOMKilled``, ``exit code 1``; "" when it never has."""
-    reason = pod.get("status", {}).get("reason") or ""
-    for status in pod.get("status", {}).get("containerStatuses") or []:
-        ended = status.get("state", {}).get("terminated") or (status.get("lastState") or {}).get("terminated")
-        if ended:
-            how = f"exit code {ended.get('exitCode')}"
-            why = ended.get("reason", "")
-            return f"{why}, {how}" if why not in ("", "Error", "Completed") else how
-    return str(reason)
+def _runs(status: Object, container: str) -> bool:
+    """Whether ``container`` is there and has not ended. Other containers of the pod are not looked at."""
+    statuses = status.get("containerStatuses") or []
+    return not container or any(
+        each.get("containerID") == container and not each.get("state", {}).get("terminated") for each in statuses
+    )
+
+
+def _ending(pod: Object, container: str) -> str:
+    """``OOMKilled, exit code 137``, ``Evicted: the node was low on memory``, ``exit code 1``."""
+    status = pod.get("status", {})
+    if status.get("reason"):  # of the whole pod: it was evicted, or its node is gone
+        return ": ".join(filter(None, (status["reason"], (status.get("message") or "").strip())))
+    ends = [
+        ended
+        for each in status.get("containerStatuses") or []
+        for place in ("state", "lastState")
+        if (ended := (each.get(place) or {}).get("terminated"))
+    ]
+    ended = next((each for each in ends if each.get("containerID") == container), ends[0] if ends else None)
+    if ended is None:
+        return str(status.get("message") or "its container is not there any more")
+    how, why = f"exit code {ended.get('exitCode')}", ended.get("reason", "")
+    return f"{why}, {how}" if why not in ("", "Error", "Completed") else how

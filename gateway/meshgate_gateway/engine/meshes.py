@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 BACK = "it is back, and can be used when no host of its mesh is missing"  # for Monarch attaches to all or none
 SAME_PLACE = "it was started again at its old address, where Monarch reaches it in a new session only"
 REASON_TIMEOUT = 1.5  # seconds that Monarch has to say why a process whose connection closed is gone
+HOST_REASON_TIMEOUT = 1.5  # and then whoever watches the host, where all of its processes are gone
 
 
 class Meshes:
@@ -61,6 +62,7 @@ class Meshes:
         self._unclaimed: list[Fault] = []
         self.lost_hosts: dict[str, str] = {}
         self._ended: set[str] = set()  # addresses of hosts that have ended
+        self._unexplained: dict[str, list[tuple[int, Procs, int]]] = {}  # by host: who ended, and nobody said why
 
     def handlers(self) -> dict[type, Handler]:
         return {
@@ -258,6 +260,7 @@ class Meshes:
             if isinstance(known, Procs) and known.up is not None and host in known.host_names:
                 known.up.cancel()  # where it still waits: Monarch would give up half a minute later
         self._engine.code.host_lost(host, reason)
+        self._tell_unexplained(host)
 
     def host_back(self, mesh: str, rank: int, host: Host) -> None:
         """There is a host again in the place of one that was lost."""
@@ -291,7 +294,32 @@ class Meshes:
             asyncio.get_running_loop().call_later(REASON_TIMEOUT, self._ended_silently, mesh, procs, rank)
 
     def _ended_silently(self, mesh: int, procs: Procs, rank: int) -> None:
-        """Monarch has had its time to say why; the meshes that it has not told of learn of it now."""
+        """Monarch has had its time to say why. Where it is silent and nothing of the host is left, the host has ended
+        as well: how, its container's status says a moment later."""
+        host = procs.host_of(rank)
+        if self._told(procs, rank) or host in self.lost_hosts or not self._all_ended_on(host):
+            self._tell_ended(mesh, procs, rank)
+            return
+        self._unexplained.setdefault(host, []).append((mesh, procs, rank))
+        asyncio.get_running_loop().call_later(HOST_REASON_TIMEOUT, self._tell_unexplained, host)
+
+    def _told(self, procs: Procs, rank: int) -> bool:
+        known = [each for each in self._engine.objects.each() if isinstance(each, Actors) and each.procs is procs]
+        return any(rank in actors.dead for actors in known)
+
+    def _all_ended_on(self, host: str) -> bool:
+        """Whether this session had processes on ``host``, and has none there any more."""
+        there = [each for each in self._engine.objects.each() if isinstance(each, Procs) and host in each.host_names]
+        return bool(host) and all(
+            rank in procs.dead for procs in there for rank in ranks_of(procs.region) if procs.host_of(rank) == host
+        )
+
+    def _tell_unexplained(self, host: str) -> None:
+        for mesh, procs, rank in self._unexplained.pop(host, []):
+            self._tell_ended(mesh, procs, rank)
+
+    def _tell_ended(self, mesh: int, procs: Procs, rank: int) -> None:
+        """The meshes that Monarch has not told of learn of it now."""
         if procs.stopping:
             return
         told = False

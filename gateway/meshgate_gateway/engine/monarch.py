@@ -41,6 +41,8 @@ ENVIRONMENT: Mapping[str, str] = {
 
 Fragments: TypeAlias = Sequence[bytes | memoryview]  # views only of what this process itself has made
 SLICE_CACHE = 256
+_KILLED = "Killed(sig=9)"
+_KILLED_HINT = " (where nobody sent it, the kernel did: the memory of the machine, or what its pod may use, ran out)"
 COPIED = 16 * 1024  # smaller replies are copied, which is cheaper than a view
 
 
@@ -392,4 +394,5 @@ def _fault(failure: Any) -> Fault:
     if found:
         listed = rest.partition("]")[0]
         ranks = tuple(int(rank) for rank in listed.split(",") if rank.strip())
-    return Fault(failure.mesh_name, ranks, failure.report())
+    report = failure.report()
+    return Fault(failure.mesh_name, ranks, f"{report}{_KILLED_HINT}" if _KILLED in report else report)

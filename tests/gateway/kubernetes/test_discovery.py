@@ -74,7 +74,7 @@ def test_a_pod_made_anew_takes_the_place_of_the_one_that_ended() -> None:
 
 
 def test_a_container_started_again_takes_its_own_place() -> None:
-    again = pod("trainer-workers-0", containerStatuses=[{"containerID": "second"}])
+    again = pod("trainer-workers-0", containerStatuses=[{"name": "worker", "containerID": "second"}])
     assert list(successors(mesh(), {0: None}, [again])) == [0]
 
 

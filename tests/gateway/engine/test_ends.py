@@ -1,0 +1,67 @@
+"""A process that ended without a word: when the laptop is told, and with whose reason."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from meshgate_gateway.engine import meshes
+from meshgate_wire.messages import Fault
+from tests.gateway.engine.in_memory import Laptop, on_a_loop
+
+SOON = 0.02
+
+
+@pytest.fixture(autouse=True)
+def _monarch_is_silent_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meshes, "REASON_TIMEOUT", SOON)
+
+
+async def silent_long_enough(laptop: Laptop) -> None:
+    await asyncio.sleep(3 * SOON)
+    await laptop.turns()
+
+
+@on_a_loop
+async def test_where_nothing_of_a_host_is_left_its_own_reason_is_told_as_soon_as_there_is_one() -> None:
+    laptop = Laptop()
+    procs = laptop.spawn_procs(laptop.attach(), gpus=2)
+    laptop.spawn_actors(procs)
+    await laptop.turns()
+    laptop.engine.meshes.process_ended(procs, 2, 12)
+    laptop.engine.meshes.process_ended(procs, 3, 13)
+    await silent_long_enough(laptop)
+    assert laptop.of(Fault) == []
+    laptop.engine.meshes.host_lost("workers-1", "its pod ended: OOMKilled, exit code 137")
+    await laptop.settle(until=lambda: len(laptop.of(Fault)) == 2)
+    assert all("(workers-1: its pod ended: OOMKilled, exit code 137)" in fault.report for fault in laptop.of(Fault))
+    assert [fault.ranks for fault in laptop.of(Fault)] == [(2,), (3,)]
+    await laptop.end()
+
+
+@on_a_loop
+async def test_where_others_of_the_host_go_on_nobody_waits_for_a_reason_of_the_host() -> None:
+    laptop = Laptop()
+    procs = laptop.spawn_procs(laptop.attach(), gpus=2)
+    laptop.spawn_actors(procs)
+    await laptop.turns()
+    laptop.engine.meshes.process_ended(procs, 2, 12)
+    await silent_long_enough(laptop)
+    (fault,) = laptop.of(Fault)
+    assert fault.report == "process 12 of rank 2 on workers-1 ended"
+    await laptop.end()
+
+
+@on_a_loop
+async def test_a_host_that_nobody_knows_anything_of_holds_up_the_error_for_a_moment_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(meshes, "HOST_REASON_TIMEOUT", SOON)
+    laptop = Laptop()
+    procs = laptop.spawn_procs(laptop.attach())
+    await laptop.turns()
+    laptop.engine.meshes.process_ended(procs, 0, 12)
+    await laptop.settle(until=lambda: laptop.of(Fault))
+    assert [fault.report for fault in laptop.of(Fault)] == ["process 12 of rank 0 on workers-0 ended"]
+    await laptop.end()
