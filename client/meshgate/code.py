@@ -85,10 +85,14 @@ class Tree:
     paths: tuple[str, ...] = ("",)
 
 
-def tree_of(sync_dirs: Sequence[str | os.PathLike[str]] | None, search_path: Sequence[str]) -> Tree:
-    """The tree of this driver: ``sync_dirs``, or else the git root around the working directory.
+def tree_of(
+    sync_dirs: Sequence[str | os.PathLike[str]] | None, search_path: Sequence[str], script: str | None = None
+) -> Tree:
+    """The tree of this driver: ``sync_dirs``, or else its project.
 
-    ``search_path``: where the driver imports its own modules from. Raises ValueError where no tree is meant.
+    That is the git root around the working directory or around the ``script``, or one of these directories: the first
+    that holds what comes first in ``search_path``, where the driver imports its own modules from. Raises ValueError
+    where no tree is meant.
     """
     if sync_dirs is not None:
         given = [Path(directory).expanduser().resolve() for directory in sync_dirs]
@@ -100,12 +104,32 @@ def tree_of(sync_dirs: Sequence[str | os.PathLike[str]] | None, search_path: Seq
         top = Path(os.path.commonpath(given))
         parts = tuple(str(directory.relative_to(top)) for directory in given) if len(given) > 1 else ()
     else:
-        top, parts = Path(git_root(os.getcwd()) or os.getcwd()).resolve(), ()
-    if top in (Path(top.anchor), Path.home().resolve()):
+        top, parts = _project(search_path, script), ()
+    if _is_no_project(top):
         raise ValueError(f"{top} is no project: run in a git repository, or name what to sync with sync_dirs=[…]")
+    return Tree(top, parts, paths_below(top, search_path))
+
+
+def paths_below(top: Path, search_path: Sequence[str]) -> tuple[str, ...]:
+    """The places of ``search_path`` that are in the tree, relative to its top; at least the top."""
     below = [Path(place).resolve() for place in search_path]
     paths = [str(place.relative_to(top)) for place in below if place.is_relative_to(top)]
-    return Tree(top, parts, tuple("" if path == "." else path for path in paths) or ("",))
+    return tuple("" if path == "." else path for path in paths) or ("",)
+
+
+def _project(search_path: Sequence[str], script: str | None) -> Path:
+    places = [os.getcwd(), os.path.dirname(script)] if script is not None else [os.getcwd()]
+    candidates = [Path(top).resolve() for top in (*map(git_root, places), *places) if top is not None]
+    reasonable = [top for top in candidates if not _is_no_project(top)]
+    for entry in search_path:
+        for top in reasonable:
+            if Path(entry).resolve().is_relative_to(top):
+                return top
+    return candidates[0]
+
+
+def _is_no_project(top: Path) -> bool:
+    return top in (Path(top.anchor), Path.home().resolve())
 
 
 class CodeSync:

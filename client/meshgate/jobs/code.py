@@ -7,15 +7,23 @@ import os
 import sys
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from meshgate.client import Client
-from meshgate.code import CodeSync, SyncReport, Tree, tree_of
+from meshgate.code import CodeSync, SyncReport, Tree, paths_below, tree_of
 from meshgate.errors import JobNotRunning
-from meshgate.jobs.import_paths import driver_import_paths
+from meshgate.jobs.import_paths import driver_import_paths, driver_script
 from meshgate.jobs.trait import JobTrait
+from meshgate_sync.scan import git_root
 
 __all__ = ["JobCode", "sync_of"]
+
+_OURS = frozenset({"__main__", "meshgate", "meshgate_kubernetes", "meshgate_sync", "meshgate_wire"})
+_OUTSIDE = (
+    "meshgate: modules from {place} are not synced, for it is outside of {top}: workers have those that are installed "
+    "there, if any. Name it in sync_dirs to sync it too"
+)
 
 _of_clients: weakref.WeakKeyDictionary[Client, JobCode] = weakref.WeakKeyDictionary()
 
@@ -27,9 +35,11 @@ class JobCode:
         self.tree = tree
         self.code = CodeSync(client, tree, cache_file=_cache_file(tree.top))
         self._quiet = False
+        self._told_outside = False
 
     def now(self, *, watch: bool, quiet: bool) -> SyncReport:
         self._quiet = quiet
+        self._tell_outside()
         report = self.code.push()
         self._tell(report)
         if watch:
@@ -38,9 +48,18 @@ class JobCode:
 
     def follow(self, *, watch: bool) -> None:
         """Sends what there is and does not wait: what is spawned next waits for it, on its own hosts."""
+        self._tell_outside()
         self.code.push(wait=False)
         if watch:
             self.code.watch(self._tell)
+
+    def _tell_outside(self) -> None:
+        """Once: what the sync does not bring, though this program uses it."""
+        if self._quiet or self._told_outside:
+            return
+        self._told_outside = True
+        for place in _places_outside(self.tree):
+            print(_OUTSIDE.format(place=place, top=self.tree.top), file=sys.stderr)  # noqa: T201 - for the terminal
 
     def _tell(self, outcome: SyncReport | Exception) -> None:
         if isinstance(outcome, Exception):
@@ -55,11 +74,38 @@ def sync_of(job: JobTrait, sync_dirs: Sequence[str] | None) -> JobCode:
     if client is None or client.closed:
         raise JobNotRunning(f"{job!r} has no session: call state() before sync()")
     known = _of_clients.get(client)
-    if known is None or (sync_dirs is not None and tree_of(sync_dirs, driver_import_paths()) != known.tree):
+    if known is None or (sync_dirs is not None and driver_tree(sync_dirs) != known.tree):
         if known is not None:
             known.code.close()
-        known = _of_clients[client] = JobCode(client, tree_of(sync_dirs, driver_import_paths()))
+        known = _of_clients[client] = JobCode(client, driver_tree(sync_dirs))
+    elif sync_dirs is None:  # the driver may import from more places by now
+        known.code.tree = replace(known.tree, paths=paths_below(known.tree.top, driver_import_paths()))
     return known
+
+
+def driver_tree(sync_dirs: Sequence[str] | None = None) -> Tree:
+    """What this program syncs. Raises ValueError where no tree is meant."""
+    return tree_of(sync_dirs, driver_import_paths(), driver_script())
+
+
+def in_repository() -> bool:
+    """Whether what this program syncs by itself is a git repository."""
+    try:
+        top = driver_tree().top
+    except ValueError:
+        return False
+    return git_root(top) == str(top)
+
+
+def _places_outside(tree: Tree) -> list[str]:
+    """Where modules of the driver's are from that the sync does not bring."""
+    outside = [place for place in driver_import_paths() if not Path(place).resolve().is_relative_to(tree.top)]
+    files = [
+        os.path.dirname(os.path.realpath(file))
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] not in _OURS and isinstance(file := getattr(module, "__file__", None), str)
+    ]
+    return [place for place in outside if any(Path(file).is_relative_to(os.path.realpath(place)) for file in files)]
 
 
 def _cache_file(top: Path) -> Path:

@@ -14,19 +14,52 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["driver_import_paths"]
+__all__ = ["driver_import_paths", "driver_script"]
 
 
 def driver_import_paths(search_path: Sequence[str] | None = None, cwd: str | None = None) -> list[str]:
-    """The driver's own entries of ``search_path`` (``sys.path``), absolute, each once, then the working directory."""
+    """The driver's own entries of ``search_path`` (``sys.path``), absolute, each once, then the working directory. Of
+    ``sys.path`` also where modules are from that were found otherwise, as those of some editable installs are."""
     here = os.getcwd() if cwd is None else cwd
     everyone = _interpreter_paths()
     found: dict[str, None] = {}
-    for entry in [*(sys.path if search_path is None else search_path), here]:
+    searched = sys.path if search_path is None else search_path
+    for entry in [*searched, here, *(_found_otherwise() if search_path is None else ())]:
         path = os.path.abspath(os.path.join(here, entry))
         if os.path.exists(path) and os.path.realpath(path) not in everyone and os.pathsep not in path:
             found.setdefault(path)
     return list(found)
+
+
+def driver_script() -> str | None:
+    """The file of the program that runs, where it is the user's own: not pytest, not IPython, not a prompt."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    if not isinstance(path, str) or not os.path.isfile(path):
+        return None
+    user = sysconfig.get_path("scripts", f"{os.name}_user")
+    programs = {os.path.realpath(place) for place in (sysconfig.get_path("scripts"), user)}
+    return None if _is_within(path, _interpreter_paths() | programs) else os.path.abspath(path)
+
+
+def _found_otherwise() -> list[str]:
+    """Directories of top-level modules whose finder was not the one that looks along ``sys.path``."""
+    places: dict[str, None] = {}
+    everyone = _interpreter_paths()
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if "." in name or not isinstance(file, str) or not file.endswith(".py"):
+            continue
+        above, last = os.path.split(os.path.abspath(file))
+        if last == "__init__.py":
+            above, last = os.path.split(above)
+        if os.path.splitext(last)[0] == name and not _is_within(above, everyone):
+            places[above] = None
+    return list(places)
+
+
+def _is_within(path: str, places: set[str]) -> bool:
+    real = os.path.realpath(path)
+    return any(real.startswith(os.path.join(place, "")) for place in places)
 
 
 def _interpreter_paths() -> set[str]:

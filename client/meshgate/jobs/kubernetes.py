@@ -31,7 +31,6 @@ from meshgate.kubernetes.asked import (
 )
 from meshgate_kubernetes.names import POD_INDEX_LABEL, check_job_name
 from meshgate_kubernetes.spec import DEFAULT_LEASE, DEFAULT_PORT
-from meshgate_sync.scan import git_root
 
 if TYPE_CHECKING:
     from meshgate_kubernetes.jobs import RunningJob
@@ -73,8 +72,9 @@ class KubernetesJob(JobTrait):
     or its laptop is. Only then does the time that a forgotten job has left begin.
     ``gateway_url`` (default: ``$MESHGATE_URL`` or ``$KT_API_URL``) reaches the gateway through an ingress, rather
     than by a port-forward; ``$MESHGATE_CA`` is a file of certificates to trust there besides the system's.
-    The driver's code follows: each ``state`` brings ``sync_dirs`` (default: the git root around the working directory,
-    where there is one) to the pods, and with ``watch`` so does every save; ``job.sync()`` does it at any time.
+    The driver's code follows: each ``state`` brings ``sync_dirs`` (default: the git root around the working directory
+    or the script, where there is one) to the pods, and with ``watch`` so does every save; ``job.sync()`` does it at any
+    time.
     ``use_websocket=False`` is refused: there is no other way. Raises ValueError or TypeError at once on what cannot
     be right; the cluster is asked nothing before ``apply`` or ``state``.
     """
@@ -209,13 +209,13 @@ class KubernetesJob(JobTrait):
         return state
 
     def _bring_code(self, running: JobTrait) -> None:
-        from meshgate.jobs.code import sync_of  # noqa: PLC0415 - it imports what jobs are made of
+        from meshgate.jobs.code import in_repository, sync_of  # noqa: PLC0415 - it imports what jobs are made of
 
         assert isinstance(running, KubernetesJob)
         assert running._client is not None
         if running._client.code_version is not None:
             sync_of(running, None).follow(watch=self._watch)  # the tree that is synced, whoever chose it
-        elif self._sync_dirs is not None or git_root(os.getcwd()) is not None:
+        elif self._sync_dirs is not None or in_repository():
             sync_of(running, self._sync_dirs).follow(watch=self._watch)
 
     def _kill(self) -> None:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from meshgate.jobs.import_paths import driver_import_paths
+from meshgate.jobs.import_paths import driver_import_paths, driver_script
 
 
 @pytest.fixture
@@ -43,3 +45,26 @@ def test_what_cannot_be_there_or_be_written_down_is_left_out(tmp_path: Path) -> 
     odd = tmp_path / "a:b"
     odd.mkdir()
     assert driver_import_paths([str(tmp_path / "missing"), str(odd)], str(tmp_path)) == [str(tmp_path)]
+
+
+def test_where_modules_are_from_that_an_editable_install_has_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "core/found_otherwise").mkdir(parents=True)
+    (tmp_path / "core/found_otherwise/__init__.py").write_text("")
+    file = str(tmp_path / "core/found_otherwise/__init__.py")
+    spec = importlib.util.spec_from_file_location("found_otherwise", file)
+    assert spec is not None
+    monkeypatch.setitem(sys.modules, "found_otherwise", importlib.util.module_from_spec(spec))
+    assert str(tmp_path / "core") in driver_import_paths()
+
+
+def test_a_test_runner_is_no_script_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert driver_script() is None
+    for file, found in ((str(script), str(script)), (pytest.__file__, None), (f"{sys.exec_prefix}/bin/pytest", None)):
+        main.__file__ = file
+        assert driver_script() == found
