@@ -173,9 +173,10 @@ class JobTrait(ABC):
         """Brings the driver's code to every host, now; with ``watch`` also on every save from now on.
 
         The tree is the git root around the working directory or the script, or ``sync_dirs``. Processes that are
-        spawned from now on run it; ``procs.reload()`` brings running ones to it. Returns when every host has it, with a line on the
-        terminal unless ``quiet``. Raises StaleCodeError naming hosts that cannot get it, ValueError and
-        meshgate_sync.errors.TreeError where there is no reasonable tree, JobNotRunning before ``state()``.
+        spawned from now on run it; ``procs.reload()`` brings running ones to it. Returns when every host has it,
+        with a line on the terminal unless ``quiet``. Raises StaleCodeError naming hosts that cannot get it,
+        ValueError and meshgate_sync.errors.TreeError where there is no reasonable tree, JobNotRunning before
+        ``state()``.
         """
         from meshgate.jobs.code import sync_of  # noqa: PLC0415 - only who syncs pays for it
 
