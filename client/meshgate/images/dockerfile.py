@@ -61,7 +61,7 @@ def _instructions(text: str, name: str) -> Iterator[tuple[int, str]]:
     """Each instruction with the line it begins on: continued lines joined, comments left out."""
     begun, parts = 0, list[str]()
     directives = True
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         bare = line.strip()
         if directives and (found := _DIRECTIVE.match(bare)):
             if found[1].lower() == "escape" and found[2] != "\\":
@@ -95,8 +95,8 @@ class _Reader:
 
     def read(self, line: int, instruction: str) -> None:
         self.line = line
-        word, _, rest = instruction.partition(" ")
-        keyword, rest = word.upper(), rest.strip()
+        word, *following = instruction.split(maxsplit=1)
+        keyword, rest = word.upper(), "".join(following)
         reading: dict[str, Callable[[str], None]] = {
             "FROM": self._from,
             "ARG": self._arg,

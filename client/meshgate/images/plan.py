@@ -23,7 +23,7 @@ from pathspec import GitIgnoreSpec
 from meshgate.images.steps import Argument, Copy, PipInstall, RunBash, SetEnvVars, Step, SyncPackage, WorkDir, title
 from meshgate_sync.ignore import DEFAULTS
 
-__all__ = ["Content", "Order", "chunks", "plan"]
+__all__ = ["Content", "Order", "chunks", "plan", "require_sources"]
 
 _LINK, _DIRECTORY, _EXECUTABLE, _FILE = "link", "directory", "executable", "file"
 
@@ -85,6 +85,16 @@ def plan(steps: Sequence[Step]) -> tuple[Order, ...]:
     return tuple(orders)
 
 
+def require_sources(steps: Sequence[Step]) -> None:
+    """Raises ValueError where there is nothing at what a step copies. Reads no file."""
+    for step in steps:
+        if isinstance(step, Copy):
+            for source in step.sources:
+                _found(source, wildcards=step.expand)
+        elif isinstance(step, SyncPackage):
+            _require_directory(step.path)
+
+
 def _order(step: Step) -> tuple[dict[str, Any], Content | None]:
     match step:
         case PipInstall(packages):
@@ -125,8 +135,7 @@ def _copy(step: Copy) -> tuple[dict[str, Any], Content]:
 
 
 def _package(path: str) -> tuple[dict[str, Any], Content]:
-    if not os.path.isdir(path):
-        raise ValueError(f"sync_package({path!r}): there is no such directory")
+    _require_directory(path)
     base = os.path.basename(path)
     entries = _tree(path, GitIgnoreSpec.from_lines(DEFAULTS), path)
     root = "."
@@ -137,6 +146,11 @@ def _package(path: str) -> tuple[dict[str, Any], Content]:
     content = Content(tuple(sorted(entries.items())))
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", base)
     return {"kind": "package", "name": name, "root": root, "content": content.digest()}, content
+
+
+def _require_directory(path: str) -> None:
+    if not os.path.isdir(path):
+        raise ValueError(f"sync_package({path!r}): there is no such directory")
 
 
 def _found(source: str, *, wildcards: bool) -> list[str]:

@@ -13,7 +13,8 @@ REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::([-+])([^}]*))?\})")
 def expand(word: str, lookup: Callable[[str], str | None]) -> str:
     """A word of a Dockerfile as Docker reads it: quotes taken off, ``$A``, ``${A}``, ``${A:-b}``, ``${A:+b}`` put in.
 
-    A variable that ``lookup`` does not know is empty. Raises ValueError on a quote that does not end.
+    A variable that ``lookup`` does not know is empty. Raises ValueError on a quote that does not
+    end, and on other forms with braces.
     """
     out: list[str] = []
     place, quote = 0, ""
@@ -35,6 +36,10 @@ def expand(word: str, lookup: Callable[[str], str | None]) -> str:
         elif character == "$" and (found := REFERENCE.match(word, place)):
             out.append(_value(found, lookup))
             place = found.end()
+        elif word.startswith("${", place):
+            raise ValueError(
+                f"{word[place:]} is not supported: of the forms with braces ${{A}}, ${{A:-b}}, ${{A:+b}} are"
+            )
         else:
             out.append(character)
             place += 1

@@ -126,6 +126,7 @@ class JobTrait(ABC):
             if running is not None and not running._is_running():
                 self.kill()
             if self._running is None:
+                self._require_copied()
                 self._apply_id = str(uuid.uuid4())
                 self._create(client_script)
                 self._status = "running"
@@ -270,6 +271,14 @@ class JobTrait(ABC):
         return job_loads, (self._saved().to_bytes(),)
 
     # --- how it is done
+
+    def _require_copied(self) -> None:
+        """Raises ValueError where a step is to copy what is not here, before hosts are made in vain."""
+        for image in self._images.values():
+            if image.live_steps:
+                from meshgate.images.plan import require_sources  # noqa: PLC0415  (few jobs have steps)
+
+                require_sources(image.live_steps)
 
     def _apply_images(self, state: JobState) -> None:
         for mesh, image in self._images.items():

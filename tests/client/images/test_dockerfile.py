@@ -24,6 +24,7 @@ def copied(*sources: str, to: str) -> Copy:
     [
         ("RUN make all", [RunBash("make all")]),
         ("run make", [RunBash("make")]),
+        ("RUN\tmake", [RunBash("make")]),
         ('RUN ["echo", "a b"]', [RunBash("echo 'a b'")]),
         ("RUN a && \\\n    b", [RunBash("a &&     b")]),
         ("RUN a && \\\n# why\n\n    b", [RunBash("a &&     b")]),
@@ -60,6 +61,7 @@ def test_instructions_become_steps(text: str, steps: list[Step]) -> None:
         ("ARG V=3.11\nFROM python:${V}-slim AS base", "python:3.11-slim"),
         ("FROM --platform=linux/amd64 python", "python"),
         ("# syntax=docker/dockerfile:1\nFROM python", "python"),
+        ("\ufeffFROM python", "python"),
     ],
 )
 def test_from_names_the_base(text: str, reference: str) -> None:
@@ -92,6 +94,9 @@ def test_an_argument_that_is_given_wins_over_its_default() -> None:
         ("FROM a\nENV 1A=2", 2, "'1A' is not the name of a variable"),
         ("FROM a\nENV A", 2, "ENV A has no value"),
         ('FROM a\nENV A="b', 2, "a quote does not end"),
+        ("FROM a\nENV A=${B%%.*}", 2, "${B%%.*} is not supported: of the forms with braces"),
+        ("FROM a\nENV A=${B:?unset}", 2, "${B:?unset} is not supported"),
+        ("FROM a\nWORKDIR ${B-b}/c", 2, "${B-b}/c is not supported"),
         ("FROM a\nRUN", 2, "RUN says nothing"),
         ("# escape=`\nFROM a", 1, "escape character"),
         ("", 1, "there is no FROM"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typing_extensions import Self
 
+from meshgate import Image
 from meshgate.errors import JobCacheWarning, JobFileError, JobUnsupported
 from meshgate.jobs import JobState, JobTrait, job_load, job_loads
 
@@ -100,6 +101,16 @@ def test_a_failed_apply_leaves_the_job_not_active() -> None:
     with pytest.raises(OSError, match="no machines"):
         job.apply()
     assert (job.active, job.apply_id) == (False, None)
+
+
+def test_what_is_not_there_to_be_copied_is_told_before_the_job_is_made(tmp_path: Path) -> None:
+    for image in (Image().copy(tmp_path / "absent"), Image().sync_package(tmp_path / "absent")):
+        job = ListedJob(2)
+        job._images = {"workers": image}
+        with pytest.raises(ValueError, match=f"{tmp_path}/absent"):
+            job.apply()
+        assert not job.active
+        assert not RUNNING
 
 
 def test_state_applies_and_saves_under_monarchs_name() -> None:
