@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 BACK = "it is back, and can be used when no host of its mesh is missing"  # for Monarch attaches to all or none
 SAME_PLACE = "it was started again at its old address, where Monarch reaches it in a new session only"
 REASON_TIMEOUT = 1.5  # seconds that Monarch has to say why a process whose connection closed is gone
-HOST_REASON_TIMEOUT = 1.5  # and then whoever watches the host, where all of its processes are gone
+HOST_REASON_TIMEOUT = 3.0  # and then whoever watches the host, where all of its processes are gone
 
 
 class Meshes:
