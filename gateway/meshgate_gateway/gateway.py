@@ -9,6 +9,7 @@ end, and no process that was started here is left.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -38,6 +39,7 @@ __all__ = ["Commands", "serve"]
 
 log = structlog.get_logger()
 
+COMING_UP = 3600.0  # seconds
 HIDDEN = ("MESHGATE_TOKEN", "MESHGATE_TOKEN_FILE")
 LET_GO = b"\n"  # on the lifetime descriptor: its end of file means nothing any more
 
@@ -71,7 +73,7 @@ async def serve(settings: Settings, listener: socket.socket, commands: Commands)
     _announce(settings.announce_fd, url, local)
     log.info("serving", url=url, pid=os.getpid(), meshes=hosts.meshes())
 
-    end = await _wait_for_end(settings, keeper)
+    end = await _wait_for_end(settings, keeper, hosts)
     log.info("ending", reason=end.reason)
     routes.draining = f"the gateway is ending: {end.reason}"
     accepting.cancel()
@@ -141,13 +143,13 @@ def _announce(descriptor: int | None, url: str, local: LocalSocket | None) -> No
             announcement.write(json.dumps(said) + "\n")
 
 
-async def _wait_for_end(settings: Settings, keeper: Keeper) -> _End:
+async def _wait_for_end(settings: Settings, keeper: Keeper, hosts: HostProvider) -> _End:
     """Why the gateway is to end, once it is."""
     end: asyncio.Future[_End] = asyncio.get_running_loop().create_future()
     _end_on_signals(end)
     if settings.lifetime_fd is not None:
         _end_with(settings.lifetime_fd, end)
-    idle = asyncio.create_task(_wait_idle(keeper, settings.idle_timeout)) if settings.idle_timeout else None
+    idle = asyncio.create_task(_wait_idle(keeper, hosts, settings.idle_timeout)) if settings.idle_timeout else None
     done, _ = await asyncio.wait([end, *([idle] if idle else [])], return_when=asyncio.FIRST_COMPLETED)
     if idle is not None:
         idle.cancel()
@@ -187,12 +189,18 @@ def _end_with(descriptor: int, end: asyncio.Future[_End]) -> None:
     loop.add_reader(descriptor, on_readable)
 
 
-async def _wait_idle(keeper: Keeper, timeout: float) -> _End:
+async def _wait_idle(keeper: Keeper, hosts: HostProvider, timeout: float) -> _End:
+    """Idleness counts from when the hosts were there: whoever waits for them has no session yet. Hosts that never come
+    hold it up for ``COMING_UP`` at most."""
     loop = asyncio.get_running_loop()
+    began = loop.time()
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(hosts.came_up(), max(timeout, COMING_UP))
+        began = loop.time()
     while True:
         keeper.changed.clear()
         since = keeper.idle_since
-        left = None if since is None else since + timeout - loop.time()
+        left = None if since is None else max(since, began) + timeout - loop.time()
         if left is not None and left <= 0:
             return _End(f"it had no session for {timeout:g} s", idle=True)
         try:

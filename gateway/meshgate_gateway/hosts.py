@@ -38,6 +38,9 @@ class HostProvider(Protocol):
     def present(self, mesh: str) -> tuple[Host, ...]:
         """Those hosts of one of ``meshes()`` that are not known to be missing now."""
 
+    async def came_up(self) -> None:
+        """Returns once all hosts of all meshes have been there, which some have from the start."""
+
     def watch(self, on_lost: OnLost, on_back: OnBack) -> None:
         """Has ``on_lost(mesh, host, why)`` called on the loop when a host that was handed out has ended, and
         ``on_back(mesh, rank, host)`` when there is one in its place."""
@@ -65,6 +68,9 @@ class StaticHosts:
     def present(self, mesh: str) -> tuple[Host, ...]:
         return self._meshes[mesh]
 
+    async def came_up(self) -> None:
+        return None
+
     def watch(self, on_lost: OnLost, on_back: OnBack) -> None:
         return None
 
@@ -91,6 +97,10 @@ class Hosts:
 
     def present(self, mesh: str) -> tuple[Host, ...]:
         return next((p.present(mesh) for p in self._providers if mesh in p.meshes()), ())
+
+    async def came_up(self) -> None:
+        for provider in self._providers:
+            await provider.came_up()
 
     def watch(self, on_lost: OnLost, on_back: OnBack) -> None:
         for provider in self._providers:

@@ -69,6 +69,15 @@ class KubernetesHosts:
         found = discovery.present_hosts(asked, self._pods(asked))
         return tuple(_told(host) for host in found)
 
+    async def came_up(self) -> None:
+        changed = asyncio.Event()
+        self._waiting.add(changed)
+        try:
+            for mesh in self._spec.meshes:
+                await self._wait_ready(mesh, changed)
+        finally:
+            self._waiting.discard(changed)
+
     async def close(self) -> None:
         await asyncio.to_thread(self._observer.close)
 

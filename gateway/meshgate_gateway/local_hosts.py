@@ -71,6 +71,9 @@ class LocalHosts:
     def present(self, mesh: str) -> tuple[Host, ...]:
         return tuple(host.host for host in self._meshes[mesh] if host.mark is not None and host.ended is None)
 
+    async def came_up(self) -> None:
+        """At once: whoever asked for them waits for them."""
+
     def watch(self, on_lost: OnLost, on_back: OnBack) -> None:
         self._on_lost = on_lost
 

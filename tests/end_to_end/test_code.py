@@ -16,6 +16,7 @@ import pytest
 
 from meshgate import ActorError, InvalidRequestError, MeshgateError, ProcessJob, SupervisionError
 from meshgate_sync.errors import TreeTooLarge
+from tests.projects import project_in
 
 SETTINGS = "STEP = {step}\n"
 MODEL = """
@@ -47,13 +48,9 @@ class Model(Actor):
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    (tmp_path / "settings_of_test.py").write_text(SETTINGS.format(step=1))
-    (tmp_path / "model_of_test.py").write_text(MODEL)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    for name in ("settings_of_test", "model_of_test"):
-        sys.modules.pop(name, None)
+    files = {"settings_of_test.py": SETTINGS.format(step=1), "model_of_test.py": MODEL}
+    with project_in(tmp_path, monkeypatch, files) as directory:
+        yield directory
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from meshgate import Actor, Client, MeshgateError, ProcessJob, StaleCodeError, U
 from meshgate.code import CodeSync, Tree
 from meshgate.jobs.code import sync_of
 from meshgate_sync.sender import Sender
+from tests.projects import project_in
 from tests.relay import Relay
 
 
@@ -47,13 +48,9 @@ class Reader(Actor):
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "note").write_text("one")
-    monkeypatch.chdir(project)
-    monkeypatch.syspath_prepend(str(project))
-    return project
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with project_in(tmp_path / "project", monkeypatch, {"note": "one"}) as directory:
+        yield directory
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,14 +61,22 @@ class Kubectl:
 
     def wait_ended(self, pod: str) -> None:
         """Returns when the pod has succeeded or failed."""
-        path = "jsonpath={.status.phase}"
-        watching = [*self._arguments, "get", "pod", pod, "--watch", "-o", path + '{"\\n"}']
+        self.watch_pod(pod, "{.status.phase}", lambda phase: phase in ("Succeeded", "Failed"), limit=300)
+
+    def watch_pod(self, pod: str, path: str, until: Callable[[str], bool], *, limit: int = 120) -> None:
+        """Returns when ``until`` is true of what ``path`` (JSONPath) says of the pod, whichever has that name by then.
+        Fails after ``limit`` seconds."""
+        watching = [*self._arguments, "get", "pods", "--field-selector", f"metadata.name={pod}", "--watch"]
+        watching += ["--request-timeout", f"{limit}s", "-o", f'jsonpath={path}{{"\\n"}}']
+        last = "nothing"
         with subprocess.Popen(watching, stdout=subprocess.PIPE, text=True) as watch:
             assert watch.stdout is not None
-            for phase in watch.stdout:
-                if phase.strip() in ("Succeeded", "Failed"):
-                    break
-            watch.terminate()
+            for line in watch.stdout:
+                last = line.strip()
+                if until(last):
+                    watch.terminate()
+                    return
+        raise AssertionError(f"pod {pod} was still {last!r} after {limit} s")
 
     def wait_ready(self) -> None:
         """Returns when the API server answers."""

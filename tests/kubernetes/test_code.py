@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from meshgate import Compute, Image, KubernetesJob, StepFailedError
 from tests.kubernetes.actors import Trainer
 from tests.kubernetes.cluster import Kubectl, bare_worker_pods
+from tests.projects import project_in
 
 ROOT = Path(__file__).parents[2]
 MODEL = """
@@ -32,12 +33,10 @@ class Model(Actor):
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "step_of_pods.py").write_text("STEP = 1\n")
-    (tmp_path / "model_of_pods.py").write_text(MODEL)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    files = {"step_of_pods.py": "STEP = 1\n", "model_of_pods.py": MODEL}
+    with project_in(tmp_path, monkeypatch, files) as directory:
+        yield directory
 
 
 def model() -> Any:
@@ -54,9 +53,8 @@ def replace_pod(kubectl: Kubectl, name: str) -> None:
     """Deletes the pod, and returns when there is another one of its name that is ready."""
     before = kubectl("get", "pod", name, "-o", "jsonpath={.metadata.uid}")
     kubectl("delete", "pod", name, timeout=90)
-    while kubectl("get", "pod", name, "--ignore-not-found", "-o", "jsonpath={.metadata.uid}") in ("", before):
-        time.sleep(0.2)
-    kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=90s", timeout=100)
+    ready = '{.metadata.uid} {.status.conditions[?(@.type=="Ready")].status}'
+    kubectl.watch_pod(name, ready, lambda told: told.endswith(" True") and told != f"{before} True")
 
 
 def test_a_pod_made_anew_gets_the_newest_version_in_the_same_session(
@@ -87,9 +85,8 @@ def test_a_container_started_again_in_its_pod_is_told_apart_and_serves_a_new_ses
         job.sync(quiet=True)
         assert steps(hosts.spawn_procs().spawn("first", model())) == [1, 1]
         kubectl("exec", "crash-workers-1", "--", "python", "-c", "import os; os.kill(1, 15)")
-        state = "jsonpath={.status.containerStatuses[0].restartCount}{.status.containerStatuses[0].ready}"
-        while kubectl("get", "pod", "crash-workers-1", "-o", state) != "1true":
-            time.sleep(0.2)
+        state = "{.status.containerStatuses[0].restartCount} {.status.containerStatuses[0].ready}"
+        kubectl.watch_pod("crash-workers-1", state, lambda told: told == "1 true")
         again = r"crash-workers-1: it was started again at its old address"
         with pytest.raises(StepFailedError, match=again):
             steps(job.state().workers.spawn_procs().spawn("again", model()))

@@ -145,8 +145,8 @@ def test_a_secret_that_is_not_there(namespace: str) -> None:
 def test_a_timeout_names_what_was_not_ready(namespace: str) -> None:
     pod_spec = {"containers": [{"name": "worker", "command": ["sleep", "600"]}]}
     with refused() as caught:
-        start(Compute(replicas=2, pod_spec=pod_spec), namespace, "slow", timeout=8)
-    assert "within 8 s; not ready: slow-workers-0, slow-workers-1" in str(caught.value)
+        start(Compute(replicas=2, pod_spec=pod_spec), namespace, "slow", timeout=15)
+    assert "within 15 s; not ready: slow-workers-0, slow-workers-1" in str(caught.value)
 
 
 def test_a_kubeconfig_without_rights_names_them(namespace: str, kubectl: Kubectl, tmp_path: Path) -> None:
