@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
+from meshgate.busy import BusyFiles
 from meshgate.errors import StaleCodeError
 from meshgate.serial import SerialThread
 from meshgate.watching import watch
@@ -49,7 +50,10 @@ _FROM_GATEWAY: TypeAdapter[SyncNeed | SyncWants | SyncStatus] = TypeAdapter(
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """One sync: ``files`` changed (of a first one: all), ``nbytes`` that left this machine, hosts that have it."""
+    """One sync: ``files`` changed (of a first one: all), ``nbytes`` that left this machine, hosts that have it.
+
+    Of a watch: ``busy`` are files that were found to be saved all the time; ``routine``: none but such were saved.
+    """
 
     version: str
     files: int
@@ -57,6 +61,8 @@ class SyncReport:
     ready: int
     hosts: int
     seconds: float
+    busy: tuple[str, ...] = ()
+    routine: bool = False
 
     def __str__(self) -> str:
         files = f"{self.files} file" + ("" if self.files == 1 else "s")
@@ -67,12 +73,12 @@ class SyncReport:
 @dataclass(frozen=True, slots=True)
 class _Pushed:
     """A push that was not waited for: what is known of it so far, when it began, what had been sent before, and
-    whether any file was read for it."""
+    which files were read for it."""
 
     report: SyncReport
     begun: float
     sent_before: int
-    read: bool
+    read: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +155,7 @@ class CodeSync:
         self._statuses: dict[str, SyncStatus] = {}
         self._pushed: list[str] = []  # the newest last
         self._restless = 0
+        self._busy = BusyFiles()
         self._news = threading.Condition()
         self._watching: threading.Thread | None = None
         self._stop = threading.Event()
@@ -188,19 +195,19 @@ class CodeSync:
             for path in read if len(read) <= _MOST_CHECKED else ():
                 _check_syntax(self.tree.top / path)
         report = SyncReport(version, offered.files, self._sender.bytes_sent - before, 0, 0, time.perf_counter() - begun)
-        return _Pushed(report, begun, before, bool(read))
+        return _Pushed(report, begun, before, tuple(read))
 
     def _finished(self, pushed: _Pushed, progress: Callable[[SyncStatus], None] | None = None) -> SyncReport:
         """Waits until every host has it."""
         status = self._wait(pushed.report.version, progress)
         self._save_cache(pushed)
-        return SyncReport(
-            status.root,
-            pushed.report.files,
-            self._sender.bytes_sent - pushed.sent_before,
-            status.ready,
-            status.hosts,
-            time.perf_counter() - pushed.begun,
+        return replace(
+            pushed.report,
+            version=status.root,
+            nbytes=self._sender.bytes_sent - pushed.sent_before,
+            ready=status.ready,
+            hosts=status.hosts,
+            seconds=time.perf_counter() - pushed.begun,
         )
 
     def _save_cache(self, pushed: _Pushed) -> None:
@@ -257,7 +264,7 @@ class CodeSync:
         try:
             for saved in watch(self._scanners, self._stop):
                 try:
-                    pushed = self._push(None if whole or self.tree.parts else saved)
+                    pushed = self._noted(self._push(None if whole or self.tree.parts else saved))
                     whole = False
                     if pushed.report.files:
                         self._teller.call(lambda pushed=pushed: self._tell(pushed, told))  # type: ignore[misc]
@@ -267,6 +274,12 @@ class CodeSync:
         except Exception as error:  # noqa: BLE001 - the user is told, and may watch again
             self._watching = None
             told(error)
+
+    def _noted(self, pushed: _Pushed) -> _Pushed:
+        """With what it says of files that are saved all the time."""
+        busy = tuple(self._busy.saved(pushed.read))
+        routine = not busy and self._busy.hold_all(pushed.read)
+        return replace(pushed, report=replace(pushed.report, busy=busy, routine=routine))
 
     def _tell(self, pushed: _Pushed, told: Callable[[SyncReport | Exception], None]) -> None:
         """Beside the watch: a host that is slow does not hold up the next save."""

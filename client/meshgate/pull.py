@@ -95,6 +95,8 @@ def pull(
     wrong = [rank for rank in chosen if not 0 <= rank < len(hosts)]
     if wrong or not chosen:
         raise ValueError(f"ranks={ranks!r}: the mesh has the ranks 0 to {len(hosts) - 1}")
+    if not remote:
+        raise ValueError("pull(''): name a file or a directory of the hosts; '.' is their working directory")
     top = os.fspath(local)
     several = len(chosen) > 1
     with contextlib.ExitStack() as stack:

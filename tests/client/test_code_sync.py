@@ -102,6 +102,18 @@ def test_a_save_is_seen_from_another_folder_of_the_tree(
     assert told.next().files == 1
 
 
+def test_a_file_that_is_saved_all_the_time_is_named_once_and_then_no_news(told: Told, repository: Path) -> None:
+    reports = []
+    while not any(report.busy for report in reports):
+        (repository / "train.log").write_text(f"{len(reports)} lines\n")
+        reports.append(told.next())
+    assert reports[-1].busy == ("train.log",)
+    (repository / "train.log").write_text("and more\n")
+    assert told.next().routine
+    (repository / "src/model.py").write_text("STEP = 22\n")
+    assert not told.next().routine
+
+
 def test_what_was_saved_beside_a_mistake_follows_once_it_is_mended(
     told: Told, code: CodeSync, repository: Path
 ) -> None:

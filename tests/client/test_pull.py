@@ -13,7 +13,7 @@ import pytest
 
 from meshgate import PullFailed
 from meshgate.future import FutureProxy
-from meshgate.pull import CHUNK, Entry, Landing, Pulled
+from meshgate.pull import CHUNK, Entry, Landing, Pulled, pull
 
 
 class FakeHost:
@@ -255,3 +255,9 @@ def test_a_disk_that_fills_up_leaves_a_part_to_go_on_with(tmp_path: Path, monkey
             land(host, tmp_path)
     assert land(host, tmp_path).travelled == len(BIG) - 33 * CHUNK
     assert content(tmp_path) == {"big": BIG}
+
+
+def test_a_pull_that_names_nothing_does_not_bring_the_working_directory(tmp_path: Path) -> None:
+    hosts: Any = [0]
+    with pytest.raises(ValueError, match="name a file or a directory"):
+        pull(hosts, "", tmp_path)

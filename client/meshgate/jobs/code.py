@@ -24,6 +24,10 @@ _OUTSIDE = (
     "meshgate: modules from {place} are not synced, for it is outside of {top}: workers have those that are installed "
     "there, if any. Name it in sync_dirs to sync it too"
 )
+_BUSY = (
+    "meshgate: {path} is saved all the time, and every save is sent to every host. Name it in .gitignore or "
+    ".meshgateignore to leave it out; saves of it alone are no longer told"
+)
 
 _of_clients: weakref.WeakKeyDictionary[Client, JobCode] = weakref.WeakKeyDictionary()
 
@@ -65,7 +69,10 @@ class JobCode:
         if isinstance(outcome, Exception):
             print(f"meshgate: the sync failed: {outcome}", file=sys.stderr)  # noqa: T201 - for the user's terminal
         elif not self._quiet:
-            print(outcome, file=sys.stderr)  # noqa: T201 - for the user's terminal
+            if not outcome.routine:
+                print(outcome, file=sys.stderr)  # noqa: T201 - for the user's terminal
+            for path in outcome.busy:
+                print(_BUSY.format(path=path), file=sys.stderr)  # noqa: T201 - for the user's terminal
 
 
 def sync_of(job: JobTrait, sync_dirs: Sequence[str] | None) -> JobCode:

@@ -9,13 +9,18 @@ from typing import Any
 __all__ = ["before"]
 
 
-async def before(others: Iterable[asyncio.Future[Any]], work: Coroutine[Any, Any, Any]) -> bool:
-    """Whether ``work`` is done before one of ``others`` is, and else ends it. Raises what it raises."""
+async def before(
+    others: Iterable[asyncio.Future[Any]], work: Coroutine[Any, Any, Any], *, limit: float | None = None
+) -> bool:
+    """Whether ``work`` is done before one of ``others`` is and within ``limit`` seconds, and else ends it. Raises what
+    it raises. Work that was cut short has ended when this returns, as it has when this is cancelled."""
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait((task, *others), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, *others), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             task.result()
-        return task.done()
+            return True
+        return False
     finally:
         task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -18,6 +18,7 @@ from meshgate_gateway.engine import on_worker
 from meshgate_gateway.engine.library import OF_HOSTS, library
 from meshgate_gateway.engine.monarch import told
 from meshgate_gateway.engine.objects import Hosts
+from meshgate_gateway.engine.races import before
 from meshgate_sync.distributor import Distributor
 from meshgate_sync.errors import HostsBehind
 from meshgate_sync.plan import GATEWAY, HostSlot
@@ -201,17 +202,11 @@ class Relays:
         procs = engine.binding.spawn_procs(mesh, {}, "meshgate_code", begin)
         group = _Group(procs, tuple(seat.name for seat in seats), engine.loop.create_future())
         self._groups[number] = group
-        work = engine.loop.create_task(self._configured(group, seats))
-        either: tuple[asyncio.Future[Any], ...] = (work, group.broken)
         try:
-            await asyncio.wait(either, timeout=GIVE_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
+            if not await before((group.broken,), self._configured(group, seats), limit=GIVE_TIMEOUT):
                 late = f"it was not there within {GIVE_TIMEOUT:.0f} s"
                 raise _NotThere(group.broken.result() if group.broken.done() else late)  # noqa: TRY301
-            work.result()
         except BaseException:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
             streams.drop(number)
             raise
         for seat in seats:
