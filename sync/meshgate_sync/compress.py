@@ -14,7 +14,13 @@ from .errors import MalformedMessage
 
 __all__ = ["squeeze", "unsqueeze"]
 
+_SMALL = 256 * 1024
 _LEVEL = 3
+_OF_LARGE = zstandard.ZstdCompressionParameters(
+    window_log=21, hash_log=16, chain_log=15, search_log=1, min_match=6, strategy=zstandard.STRATEGY_DFAST
+)
+"""Level 3 with smaller tables and longer matches: it takes two thirds of the time, and loses less by that than packs of
+2 MiB gain over packs of 1 MiB."""
 _WORTH = 0.95
 _PLAIN = b"\0"
 _ZSTD = b"\1"
@@ -28,32 +34,40 @@ def squeeze(data: bytes) -> bytes:
     if len(data) > 4 * _PROBE:
         middle = len(data) // 2
         probe = data[middle : middle + _PROBE]
-        if len(_compressor().compress(probe)) > _WORTH * len(probe):
+        if len(_compressor(len(probe)).compress(probe)) > _WORTH * len(probe):
             return _PLAIN + data
-    smaller = _compressor().compress(data)
+    smaller = _compressor(len(data)).compress(data)
     return _ZSTD + smaller if len(smaller) < _WORTH * len(data) else _PLAIN + data
 
 
 def unsqueeze(data: bytes, size: int) -> bytes:
     """The ``size`` bytes that were squeezed. Raises MalformedMessage, before more than that is allocated."""
-    kind, body = data[:1], data[1:]
+    kind = data[:1]
     if kind == _ZSTD:
+        packed = memoryview(data)[1:]
         try:
-            if zstandard.get_frame_parameters(body).content_size != size:
+            if zstandard.get_frame_parameters(packed).content_size != size:
                 raise MalformedMessage(f"compressed data does not say that it has {size} bytes")
-            body = zstandard.ZstdDecompressor().decompress(body, max_output_size=size)
+            body = zstandard.ZstdDecompressor().decompress(packed, max_output_size=size)
         except zstandard.ZstdError as problem:
             raise MalformedMessage(f"compressed data is damaged: {problem}") from problem
-    elif kind != _PLAIN:
+    elif kind == _PLAIN:
+        body = data[1:]
+    else:
         raise MalformedMessage(f"data compressed in a way ({kind!r}) that this release does not know")
     if len(body) != size:
         raise MalformedMessage(f"{len(body)} bytes where {size} were announced")
     return body
 
 
-def _compressor() -> zstandard.ZstdCompressor:
-    """One a thread: making one costs more than a small pack."""
-    compressor: zstandard.ZstdCompressor | None = getattr(_local, "compressor", None)
+def _compressor(size: int) -> zstandard.ZstdCompressor:
+    """For so many bytes. One of each kind a thread: making one costs more than a small pack."""
+    kind = "small" if size <= _SMALL else "large"
+    compressor: zstandard.ZstdCompressor | None = getattr(_local, kind, None)
     if compressor is None:
-        compressor = _local.compressor = zstandard.ZstdCompressor(_LEVEL)
+        if kind == "small":
+            compressor = zstandard.ZstdCompressor(_LEVEL)
+        else:
+            compressor = zstandard.ZstdCompressor(compression_params=_OF_LARGE)
+        setattr(_local, kind, compressor)
     return compressor

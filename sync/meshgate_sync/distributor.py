@@ -175,7 +175,7 @@ class Distributor:
         self, root: bytes, delta: bytes | Understood | None = None, pieces: Sequence[tuple[bytes, bytes]] = ()
     ) -> None:
         """Brings version ``root`` to all hosts. ``delta``: as ``understand`` takes it, or what that returned.
-        ``pieces`` came with it. Raises as ``understand``.
+        ``pieces`` came with it, as for ``supply``. Raises as ``understand``.
 
         The version before is given up on the hosts unless processes were started from it or someone waits for it.
         """
@@ -208,7 +208,7 @@ class Distributor:
             self._tell_laptop(root)
 
     def supply(self, pieces: list[tuple[bytes, bytes]]) -> None:
-        """Pieces that the laptop was asked for. Raises MalformedMessage when one is not what its digest says."""
+        """Pieces that the laptop was asked for, as ``protocol.unpack`` returns them: their digests are checked."""
         self._runner.supply(pieces)
 
     async def wait(self, root: bytes, hosts: Iterable[str], timeout: float) -> None:

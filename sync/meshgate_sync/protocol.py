@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from .codec import Reader, Writer
-from .digest import DIGEST_SIZE
+from .digest import DIGEST_SIZE, piece_digest, short
 from .errors import MalformedMessage
 from .tree import MAX_PIECE
 
@@ -107,13 +107,15 @@ def pack(pieces: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def unpack(data: bytes) -> list[tuple[bytes, bytes]]:
-    """Raises MalformedMessage. Digests are not checked here."""
+    """The pieces, each hashed: so for a thread. Raises MalformedMessage, also when one is not what its digest says."""
     reader = Reader(data)
     pieces = []
     while reader.remaining:
         digest, piece = reader.digest(), reader.long()
         if not 0 < len(piece) <= MAX_PIECE:
             raise MalformedMessage(f"a piece of {len(piece)} bytes")
+        if piece_digest(piece) != digest:
+            raise MalformedMessage(f"piece {short(digest)} is not what its digest says")
         pieces.append((digest, piece))
     return pieces
 

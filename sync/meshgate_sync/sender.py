@@ -7,7 +7,9 @@ session's sync stream.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from .compress import squeeze
@@ -19,10 +21,14 @@ from .tree import EMPTY, Directory
 __all__ = ["Message", "Offered", "Sender"]
 
 INLINE = 2 * 1024 * 1024
-_PACK = 1024 * 1024
+_PACK = 2 * 1024 * 1024
+_PACKERS = 2
 _PIECE_OVERHEAD = 36
 _PROBE_FIRST = 64 * 1024
 _REMEMBERED = 8
+
+_Places = Mapping[bytes, tuple[bytes, int, int]]
+"""Where each piece is: path, offset, size."""
 
 Message = tuple["SyncOffer | SyncPieces | SyncGone", tuple[bytes, ...]]
 """A header and its buffers."""
@@ -110,8 +116,11 @@ class Sender:
         return self._described(tree, delta, encode(delta))
 
     def wanted(self, header: SyncWants, digests: bytes) -> Iterator[Message]:
-        """Answers SyncWants, reading as it goes: packs of about 1 MiB, ending with SyncGone where a file is no longer
-        what was scanned. Raises MalformedMessage."""
+        """Answers SyncWants, reading as it goes: packs of about 2 MiB, ending with SyncGone where a file is no longer
+        what was scanned. Raises MalformedMessage.
+
+        The next packs are read and compressed by threads while one is sent.
+        """
         root = bytes.fromhex(header.root)
         tree = self._versions.get(root)
         if tree is None:
@@ -120,26 +129,24 @@ class Sender:
         places = self._places.get(root)
         if places is None:
             places = self._places[root] = _places(whole(tree), tree)
-        batch: list[tuple[bytes, bytes]] = []
-        size = 0
-        for digest in split_digests(digests):
+        batches = _batches(split_digests(digests), places)
+        for message in _ahead(lambda batch: self._packed(header.root, batch, places), batches):
+            yield self._count(message)
+            if isinstance(message[0], SyncGone):
+                return
+
+    def _packed(self, root: str, batch: Sequence[bytes], places: _Places) -> Message:
+        """These pieces; or that a file is no longer what was scanned."""
+        pieces = []
+        for digest in batch:
             place = places.get(digest)
             data = self._read(digest, place)
             if data is None:
-                yield self._count((SyncGone(root=header.root, path=os.fsdecode(place[0]) if place else ""), ()))
-                return
-            batch.append((digest, data))
-            size += len(data) + _PIECE_OVERHEAD
-            if size >= _PACK:
-                yield self._packed(header.root, batch)
-                batch, size = [], 0
-        if batch:
-            yield self._packed(header.root, batch)
-
-    def _packed(self, root: str, batch: list[tuple[bytes, bytes]]) -> Message:
-        packed = pack(batch)
+                return SyncGone(root=root, path=os.fsdecode(place[0]) if place else ""), ()
+            pieces.append((digest, data))
+        packed = pack(pieces)
         assert len(packed) <= MAX_PACK
-        return self._count((SyncPieces(root=root, size=len(packed)), (squeeze(packed),)))
+        return SyncPieces(root=root, size=len(packed)), (squeeze(packed),)
 
     def _read(self, digest: bytes, place: tuple[bytes, int, int] | None) -> bytes | None:
         """The piece, if the file is still what was scanned."""
@@ -157,3 +164,29 @@ class Sender:
     def _count(self, message: Message) -> Message:
         self.bytes_sent += sum(len(buffer) for buffer in message[1])
         return message
+
+
+def _batches(digests: Iterable[bytes], places: _Places) -> Iterator[list[bytes]]:
+    """Pieces that make up a pack each."""
+    batch: list[bytes] = []
+    size = 0
+    for digest in digests:
+        batch.append(digest)
+        size += _PIECE_OVERHEAD + (places[digest][2] if digest in places else 0)
+        if size >= _PACK:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _ahead(step: Callable[[list[bytes]], Message], batches: Iterable[list[bytes]]) -> Iterator[Message]:
+    """The outcome of ``step`` for each, in order: threads are a few ahead of who takes them."""
+    begun: deque[Future[Message]] = deque()
+    with ThreadPoolExecutor(_PACKERS, thread_name_prefix="meshgate-pack") as packers:
+        for batch in batches:
+            begun.append(packers.submit(step, batch))
+            if len(begun) > _PACKERS:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -165,8 +166,36 @@ def test_pieces_go_out_in_packs(tmp_path: Path) -> None:
     sender.offer(tree)
     digests = join_digests(tuple(file.digest for file in files(tree)))
     packs = list(sender.wanted(SyncWants(root=tree.digest.hex()), digests))
-    assert [type(header) for header, _ in packs] == [SyncPieces] * 3
+    assert [type(header) for header, _ in packs] == [SyncPieces] * 2
     assert sum(len(unpack(unsqueeze(buffers[0], header.size))) for header, buffers in packs) == 50  # type: ignore[union-attr]
+
+
+def test_packs_come_in_the_order_asked_and_end_with_what_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshgate_sync.sender._PACK", 3000)
+    contents = {b"%03d" % number: b"%d" % number * 400 for number in range(100, 150)}
+    tree = scanned(tmp_path / "t", contents)
+    sender = Sender(tmp_path / "t")
+    sender.offer(tree)
+    wanted = [piece_digest(contents[name]) for name in sorted(contents)]
+    (tmp_path / "t/120").unlink()
+    *packs, (last, _) = sender.wanted(SyncWants(root=tree.digest.hex()), join_digests(tuple(wanted)))
+    assert last == SyncGone(root=tree.digest.hex(), path="120")
+    came = [digest for header, (buffer,) in packs for digest, _ in unpack(unsqueeze(buffer, header.size))]  # type: ignore[union-attr]
+    assert came == wanted[: len(came)]
+    assert 15 < len(came) <= 20
+
+
+def test_what_nobody_takes_any_more_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshgate_sync.sender._PACK", 3000)
+    tree = scanned(tmp_path / "t", many(500))
+    sender = Sender(tmp_path / "t")
+    sender.offer(tree)
+    packs = sender.wanted(SyncWants(root=tree.digest.hex()), join_digests(tuple(file.digest for file in files(tree))))
+    next(packs)
+    packs.close()  # type: ignore[attr-defined]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("meshgate-pack")]
 
 
 def test_a_great_many_tiny_files_fit_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,11 +222,10 @@ def test_a_file_changed_since_the_scan_is_told_gone(tmp_path: Path, change: str)
 
 # --- packs and compression ----------------------------------------------------------------------------------
 
-digests = st.binary(min_size=32, max_size=32)
 
-
-@given(st.lists(st.tuples(digests, st.binary(min_size=1, max_size=100)), max_size=5))
-def test_what_is_packed_is_unpacked(pieces: list[tuple[bytes, bytes]]) -> None:
+@given(st.lists(st.binary(min_size=1, max_size=100), max_size=5))
+def test_what_is_packed_is_unpacked(contents: list[bytes]) -> None:
+    pieces = [(piece_digest(data), data) for data in contents]
     assert unpack(pack(pieces)) == pieces
     names = tuple(digest for digest, _ in pieces)
     assert split_digests(join_digests(names)) == names
@@ -214,6 +242,7 @@ def test_what_does_not_compress_stays_as_it_is() -> None:
     noise = os.urandom(500_000)
     assert squeeze(noise) == b"\0" + noise
     assert len(squeeze(b"text " * 100_000)) < 1000
+    assert len(squeeze(noise[:200_000] + b"text " * 100_000)) < 202_000
     small = os.urandom(100)
     assert squeeze(small) == b"\0" + small
 
@@ -239,6 +268,12 @@ def test_damaged_or_dishonest_sizes_are_refused(data: bytes, size: int) -> None:
 def test_damaged_packs_are_refused(data: bytes) -> None:
     with pytest.raises(MalformedMessage):
         unpack(data)
+
+
+def test_a_piece_that_is_not_what_its_digest_says_is_refused() -> None:
+    good = piece_digest(b"data"), b"data"
+    with pytest.raises(MalformedMessage, match="not what its digest says"):
+        unpack(pack([good, (piece_digest(b"data"), b"dada")]))
 
 
 def test_digests_come_in_wholes() -> None:
