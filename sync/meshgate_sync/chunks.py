@@ -22,7 +22,7 @@ AVERAGE = 64 * 1024
 WHOLE = 64 * 1024
 """Files up to this many bytes are one piece."""
 
-_WINDOW = 8 * 1024 * 1024
+_WINDOW = 1024 * 1024
 _HASHING = 2
 _CUTTER = FastCDC(AVERAGE, min_size=LEAST, max_size=MAX_PIECE, normalized_chunking=2)
 
