@@ -105,6 +105,14 @@ _OWN_VARIABLES = frozenset({"POD_IP", "POD_NAME", "POD_NAMESPACE", "MESHGATE_TOK
 _OWN_MOUNTS = ("/tmp", "/home/meshgate")
 _ORDINARY_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
 _TOLERATION_FIELDS = frozenset({"key", "operator", "value", "effect", "tolerationSeconds"})
+# fmt: off
+_VOLUME_KINDS = frozenset((
+    "awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "configMap", "csi", "downwardAPI",
+    "emptyDir", "ephemeral", "fc", "flexVolume", "flocker", "gcePersistentDisk", "gitRepo", "glusterfs",
+    "hostPath", "image", "iscsi", "nfs", "persistentVolumeClaim", "photonPersistentDisk", "portworxVolume",
+    "projected", "quobyte", "rbd", "scaleIO", "secret", "storageos", "vsphereVolume",
+))
+# fmt: on
 _LEAST_SIZE, _MOST_CPUS = 1 << 20, 10_000
 
 Quantity: TypeAlias = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_quantity)]
@@ -128,8 +136,17 @@ class VolumeMount(_Model):
     """A volume (Kubernetes' own words, without its name) and where the worker sees it."""
 
     mount_path: str = Field(pattern=r"^/[^:]*$")
-    source: Object = Field(min_length=1)
+    source: Object
     read_only: bool = False
+
+    @field_validator("source")
+    @classmethod
+    def _is_of_one_kind(cls, source: Object) -> Object:
+        # An API server takes a kind that it does not know for an empty directory.
+        if len(source) != 1 or not set(source) <= _VOLUME_KINDS:
+            given = ", ".join(sorted(source)) or "nothing"
+            raise ValueError(f"a volume is of one kind, such as emptyDir, configMap or nfs, not of {given}")
+        return source
 
 
 class WorkerSpec(_Model):

@@ -39,7 +39,7 @@ def _wait_collecting(kubectl: Kubectl) -> None:
     owned = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "owned", "ownerReferences": [owner]}}
     kubectl("create", "-f", "-", stdin=json.dumps(owned))
     kubectl("delete", "configmap", "owner")
-    kubectl("wait", "--for=delete", "configmap/owned", "--timeout=120s", timeout=130)
+    kubectl("wait", "--for=delete", "configmap/owned", "--timeout=180s", timeout=190)
 
 
 def _find() -> int:

@@ -95,7 +95,7 @@ class Kubectl:
             yield
         finally:
             names = [f"{each['kind']}/{each['metadata']['name']}" for each in reversed(objects)]
-            self("delete", "--ignore-not-found", "--grace-period=1", *names, timeout=120)
+            self("delete", "--ignore-not-found", "--grace-period=1", *names, timeout=240)
 
 
 def kubeconfig_of(kubectl: Kubectl, account: str, directory: Path) -> Path:

@@ -49,7 +49,7 @@ def namespace(images: tuple[str, str]) -> Iterator[str]:
     kubectl("create", "namespace", name)
     Kubectl(name).wait_for_account()
     yield name
-    kubectl("delete", "namespace", name, "--wait=true", timeout=120)
+    kubectl("delete", "namespace", name, "--wait=true", timeout=240)
 
 
 @pytest.fixture(scope="session")

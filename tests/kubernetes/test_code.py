@@ -103,7 +103,7 @@ def test_pods_that_hold_only_torchmonarch_run_what_is_saved(
     namespace: str, kubectl: Kubectl, images: tuple[str, str], project: Path
 ) -> None:
     with bare_worker_pods(kubectl, images[1], "bare-code", 2):
-        kubectl("rollout", "status", "statefulset/bare-code", "--timeout=60s", timeout=70)
+        kubectl("rollout", "status", "statefulset/bare-code", "--timeout=180s", timeout=190)
         with KubernetesJob(selector={"app": "bare-code"}, namespace=namespace) as job:
             hosts = job.state().workers
             assert job.sync(quiet=True).ready == 2

@@ -94,7 +94,7 @@ def test_every_connection_being_cut_after_seconds_loses_nothing(
 
 def test_existing_pods_through_tls(namespace: str, kubectl: Kubectl, images: tuple[str, str], tmp_path: Path) -> None:
     with bare_worker_pods(kubectl, images[1], "barer", 2):
-        kubectl("rollout", "status", "statefulset/barer", "--timeout=60s", timeout=70)
+        kubectl("rollout", "status", "statefulset/barer", "--timeout=180s", timeout=190)
         with KubernetesJob(selector={"app": "barer"}, namespace=namespace) as job:
             job.apply()
             with ingress(job, kubectl, tmp_path) as (place, _, environment):

@@ -70,7 +70,7 @@ def test_two_jobs_side_by_side(namespace: str) -> None:
 def test_a_forgotten_job_ends_itself(namespace: str, kubectl: Kubectl, capfd: pytest.CaptureFixture[str]) -> None:
     KubernetesJob(compute=Compute(inactivity_ttl="4s"), name="alone", namespace=namespace).apply()
     assert "ends itself after 4 s without a session" in capfd.readouterr().err
-    kubectl("wait", "--for=delete", "configmap/alone", "--timeout=60s", timeout=70)
+    kubectl("wait", "--for=delete", "configmap/alone", "--timeout=180s", timeout=190)
 
 
 def test_a_name_that_a_different_job_has_is_refused_and_that_job_lives_on(namespace: str) -> None:

@@ -50,10 +50,10 @@ def test_a_selector_that_finds_nothing(namespace: str) -> None:
 @pytest.mark.parametrize(
     ("compute", "told"),
     [
-        (Compute(volumes=[{"mountPath": "/data", "emptyDirectory": {}}]), "must specify a volume type"),
+        (Compute(volumes=[{"mountPath": "/data", "hostPath": {"path": "../data"}}]), "must not contain '..'"),
         (Compute(pod_spec={"containers": [{"name": "worker", "imagePullPolicy": "Sometimes"}]}), "imagePullPolicy"),
     ],
-    ids=["a volume of no kind", "a value that there is not"],
+    ids=["a volume that cannot be mounted", "a value that there is not"],
 )
 def test_a_pod_that_cannot_be(namespace: str, compute: Compute, told: str) -> None:
     said = refusal(KubernetesJob(compute=compute, name="impossible", namespace=namespace))

@@ -171,7 +171,7 @@ def test_kubetorchs_example_of_preallocated_pods_runs(
     use = "state.workers.spawn_procs().initialized.get(); print(len(state.workers)); job.kill()\n"
     (tmp_path / "preallocated.py").write_text(PREALLOCATED.replace("my-namespace", namespace) + use)
     with bare_worker_pods(kubectl, images[1], "my-monarch-workers", 2):
-        kubectl("rollout", "status", "statefulset/my-monarch-workers", "--timeout=60s", timeout=70)
+        kubectl("rollout", "status", "statefulset/my-monarch-workers", "--timeout=180s", timeout=190)
         assert run(["preallocated.py"], tmp_path).stdout == "2\n"
         assert kubectl("get", "pods", "-l", "app=my-monarch-workers", "-o", "name").count("pod/") == 2
 

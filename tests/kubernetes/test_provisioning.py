@@ -40,7 +40,7 @@ def provider(namespace: str, kubectl: Kubectl, images: tuple[str, str]) -> Itera
     text = text.replace("ghcr.io/meshgate/", images[1].partition(":")[0])
     kubectl("create", "secret", "generic", "meshgate", f"--from-literal=token={TOKEN}")
     kubectl("apply", "-f", "-", stdin=text)
-    kubectl("rollout", "status", "deployment/meshgate", "--timeout=90s", timeout=100)
+    kubectl("rollout", "status", "deployment/meshgate", "--timeout=180s", timeout=190)
     yield kubectl("get", "service", "meshgate", "-o", "jsonpath=ws://{.spec.clusterIP}:8650")
     kubectl("delete", "-f", "-", stdin=text, timeout=60)
     kubectl("delete", "secret", "meshgate")

@@ -78,7 +78,7 @@ def test_a_quota_that_is_used_up(namespace: str, kubectl: Kubectl) -> None:
         assert "pods=1" in str(caught.value)
         assert Kubectl(space)("get", "all,configmap,secret", "-l", "meshgate.dev/job", "-o", "name") == ""
     finally:
-        kubectl("delete", "namespace", space, timeout=120)
+        kubectl("delete", "namespace", space, timeout=240)
 
 
 def test_a_pod_that_admission_refuses(namespace: str, kubectl: Kubectl) -> None:
@@ -99,7 +99,7 @@ def test_a_pod_that_admission_refuses(namespace: str, kubectl: Kubectl) -> None:
         assert "maximum memory usage per Container is 2Gi, but limit is 3Gi" in str(caught.value)
         assert Kubectl(space)("get", "all,configmap,secret", "-l", "meshgate.dev/job", "-o", "name") == ""
     finally:
-        kubectl("delete", "namespace", space, timeout=120)
+        kubectl("delete", "namespace", space, timeout=240)
 
 
 def test_a_worker_that_crashes_shows_its_last_lines(namespace: str, images: tuple[str, str]) -> None:

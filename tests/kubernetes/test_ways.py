@@ -31,7 +31,7 @@ def test_pods_of_the_jobs_own(namespace: str, capfd: pytest.CaptureFixture[str])
 
 def test_existing_pods_that_hold_only_torchmonarch(namespace: str, kubectl: Kubectl, images: tuple[str, str]) -> None:
     with bare_worker_pods(kubectl, images[1], "bare", 2):
-        kubectl("rollout", "status", "statefulset/bare", "--timeout=60s", timeout=70)
+        kubectl("rollout", "status", "statefulset/bare", "--timeout=180s", timeout=190)
         with KubernetesJob(selector={"app": "bare"}, namespace=namespace) as job:
             assert pods_of(job) == ["bare-0", "bare-1"]
         assert kubectl("get", "pods", "-l", "app=bare", "-o", "name") == "pod/bare-0\npod/bare-1"

@@ -62,6 +62,10 @@ def test_aliases_mean_the_same() -> None:
         ({"volumes": ["data:/data:ro"]}, "mount_path"),
         ({"volumes": ["data:/tmp"]}, "mount path '/tmp' is taken already"),
         ({"volumes": ["a:/data", "b:/data/"]}, "mount path '/data' is taken already"),
+        (
+            {"volumes": [{"mountPath": "/data", "emptyDirectory": {}}]},
+            "a volume is of one kind, such as emptyDir, configMap or nfs, not of emptyDirectory",
+        ),
         ({"tolerations": {"key": "gpu"}}, "expected a list"),
         ({"tolerations": [{"keyy": "gpu"}]}, "a toleration has no 'keyy'"),
         ({"pod_spec": {"spec": {"containers": []}}}, "pass what is under 'spec'"),
