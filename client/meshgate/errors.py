@@ -137,7 +137,7 @@ class MeshFailure:
     hosts: Mapping[int, str] = field(default_factory=dict)
 
     def report(self) -> str:
-        """The whole report, as the supervisor wrote it."""
+        """The whole report, as the supervisor wrote it, without frames that are Monarch's and meshgate's own."""
         return self.reason
 
     def __str__(self) -> str:

@@ -24,6 +24,7 @@ from meshgate.errors import (
     SupervisionError,
     ranks_text,
 )
+from meshgate.remote_text import for_people, in_project
 from meshgate_wire import messages
 
 __all__ = ["Raised", "failure_of_fault", "from_failure"]
@@ -42,15 +43,10 @@ class Raised:
     def place(self) -> tuple[object, ...]:
         """The same for exceptions of one type that were raised at the same place."""
         type_name = type(self.exception).__name__ if self.exception is not None else ""
-        frames = tuple(_FRAME.findall(self.exception_formatted))
+        frames = tuple(_FRAME.findall(in_project(self.exception_formatted)))
         return type_name, frames or self.exception_formatted
 
 
-# A traceback's first line, then frames in Monarch's own files, each with the code lines below it.
-_OUTER_FRAMES = re.compile(
-    r'^(Traceback [^\n]*\n)(?:  File "[^"\n]*/monarch/_src/actor/[^\n]*\n(?:    [^\n]*\n)*)+(?=  File )',
-    re.MULTILINE,
-)
 _NOT_SENT = Raised(None, "their errors were too many different ones to be sent", "")
 
 
@@ -76,23 +72,23 @@ def _build(failure: messages.Failure, raised: Sequence[Raised], endpoint: str) -
     if failure.kind == "actor":
         return _actor_error(failure, raised, endpoint)
     if failure.kind == "supervision":
-        died = MeshFailure(failure.mesh, failure.message, failure.ranks, dict(failure.hosts))
+        died = MeshFailure(failure.mesh, for_people(failure.message), failure.ranks, dict(failure.hosts))
         called = f"{endpoint} has no answer: " if endpoint else ""
         return SupervisionError(f"{called}{died}", died, endpoint=endpoint)
     if failure.kind == "step":
         needed = f"{endpoint or 'this'} could not run because an earlier step failed"
         step = f": {failure.step}" if failure.step else ""
-        return StepFailedError(f"{needed}{step}\n{failure.message}", failure.step)
+        return StepFailedError(f"{needed}{step}\n{for_people(failure.message)}", failure.step)
     if failure.kind == "invalid":
         return InvalidRequestError(failure.message)
     if failure.kind == "stale_code":
-        return StaleCodeError(failure.message, tuple(failure.hosts.values()))
+        return StaleCodeError(for_people(failure.message), tuple(failure.hosts.values()))
     return GatewayFault(failure.message)
 
 
 def failure_of_fault(fault: messages.Fault) -> MeshFailure:
     """What ``unhandled_fault_hook`` is given."""
-    return MeshFailure(fault.mesh, fault.report, fault.ranks, dict(fault.hosts))
+    return MeshFailure(fault.mesh, for_people(fault.report), fault.ranks, dict(fault.hosts))
 
 
 def _actor_error(failure: messages.Failure, raised: Sequence[Raised], endpoint: str) -> ActorError:
@@ -123,7 +119,7 @@ def _fold(failure: messages.Failure, raised: Sequence[Raised]) -> tuple[ErrorKin
         before = kinds.get(what.place())
         if before is not None:
             ranks = tuple(sorted({*before.ranks, *kind.ranks}))
-            varied = before.varied or kind.exception_formatted != before.exception_formatted
+            varied = before.varied or in_project(kind.exception_formatted) != in_project(before.exception_formatted)
             kind = replace(before, ranks=ranks, count=before.count + kind.count, varied=varied)
         kinds[what.place()] = kind
     if not kinds:
@@ -169,5 +165,4 @@ def _headline(kind: ErrorKind) -> str:
 
 
 def _traceback(kind: ErrorKind) -> str:
-    """Without the frames in which Monarch calls the endpoint, where a traceback begins with some."""
-    return _OUTER_FRAMES.sub(r"\1", kind.exception_formatted.rstrip("\n"))
+    return for_people(kind.exception_formatted.rstrip("\n"))
