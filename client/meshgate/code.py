@@ -42,7 +42,7 @@ log = logging.getLogger("meshgate.code")
 SYNC_TIMEOUT = 600.0
 RESTLESS = 5  # times in a row that a file may have changed before it could be sent
 _REMEMBERED = 64
-_MOST_CHECKED = 1000  # files whose syntax is checked: compiling takes a third of a millisecond, and more are no save
+_MOST_CHECKED = 100  # files whose syntax is checked: compiling takes a third of a millisecond, and more are no save
 _FROM_GATEWAY: TypeAdapter[SyncNeed | SyncWants | SyncStatus] = TypeAdapter(
     Annotated[SyncNeed | SyncWants | SyncStatus, Field(discriminator="type")]
 )
