@@ -361,6 +361,8 @@ class CodeSync:
                         return newest
                 if self._client.error is not None:
                     raise self._client.error
+                if (newest is None or not newest.hosts) and (why := self._client.objects.unattached()):
+                    raise StaleCodeError(f"version {version[:12]} of the code got to no host: {why}")
                 if self._stop.is_set():
                     raise StaleCodeError(f"the sync was ended before version {version[:12]} was everywhere")
                 left = deadline - time.monotonic()

@@ -67,6 +67,11 @@ class Objects:
         # list() of the values makes no tuples: a garbage collection amid it might drop objects.
         return [known.number for known in list(self._known.values()) if known.name == name]
 
+    def unattached(self) -> str:
+        """Why the hosts of meshes of the job could not be attached, last time; empty where all could, or may yet."""
+        newest = {known.name: known for known in list(self._known.values()) if known.expected_hosts}
+        return "; ".join(known.failure.message for known in newest.values() if known.failure is not None)
+
     def __len__(self) -> int:
         return len(self._known)
 
