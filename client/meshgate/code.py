@@ -231,6 +231,10 @@ class CodeSync:
             self._watching = threading.Thread(target=self._watch, args=(told,), name="meshgate-watch", daemon=True)
             self._watching.start()
 
+    def leaves_out(self, path: str) -> bool:
+        """Whether the file ``path`` in the tree was left out of the last push by the rules of the tree."""
+        return all(scanner.ignores(path) for scanner in self._scanners)
+
     def close(self) -> None:
         self._stop.set()
         watching = self._watching

@@ -13,7 +13,7 @@ from pathlib import Path
 from meshgate.client import Client
 from meshgate.code import CodeSync, SyncReport, Tree, paths_below, tree_of
 from meshgate.errors import JobNotRunning
-from meshgate.jobs.import_paths import driver_import_paths, driver_script
+from meshgate.jobs.import_paths import driver_import_paths, driver_script, is_installed
 from meshgate.jobs.trait import JobTrait
 from meshgate_sync.scan import git_root
 
@@ -23,6 +23,10 @@ _OURS = frozenset({"__main__", "meshgate", "meshgate_kubernetes", "meshgate_sync
 _OUTSIDE = (
     "meshgate: modules from {place} are not synced, for it is outside of {top}: workers have those that are installed "
     "there, if any. Name it in sync_dirs to sync it too"
+)
+_LEFT_OUT = (
+    "meshgate: module {name} is used here and left out of the sync by .gitignore, .meshgateignore or the defaults: "
+    "the line !/{path} in .meshgateignore brings it"
 )
 _BUSY = (
     "meshgate: {path} is saved all the time, and every save is sent to every host. Name it in .gitignore or "
@@ -39,12 +43,12 @@ class JobCode:
         self.tree = tree
         self.code = CodeSync(client, tree, cache_file=_cache_file(tree.top))
         self._quiet = False
-        self._told_outside = False
+        self._told_missing = False
 
     def now(self, *, watch: bool, quiet: bool) -> SyncReport:
         self._quiet = quiet
-        self._tell_outside()
         report = self.code.push()
+        self._tell_missing()
         self._tell(report)
         if watch:
             self.code.watch(self._tell)
@@ -52,18 +56,20 @@ class JobCode:
 
     def follow(self, *, watch: bool) -> None:
         """Sends what there is and does not wait: what is spawned next waits for it, on its own hosts."""
-        self._tell_outside()
         self.code.push(wait=False)
+        self._tell_missing()
         if watch:
             self.code.watch(self._tell)
 
-    def _tell_outside(self) -> None:
+    def _tell_missing(self) -> None:
         """Once: what the sync does not bring, though this program uses it."""
-        if self._quiet or self._told_outside:
+        if self._quiet or self._told_missing:
             return
-        self._told_outside = True
+        self._told_missing = True
         for place in _places_outside(self.tree):
             print(_OUTSIDE.format(place=place, top=self.tree.top), file=sys.stderr)  # noqa: T201 - for the terminal
+        for name, path in _left_out(self.code):
+            print(_LEFT_OUT.format(name=name, path=path), file=sys.stderr)  # noqa: T201 - for the terminal
 
     def _tell(self, outcome: SyncReport | Exception) -> None:
         if isinstance(outcome, Exception):
@@ -113,6 +119,20 @@ def _places_outside(tree: Tree) -> list[str]:
         if name.partition(".")[0] not in _OURS and isinstance(file := getattr(module, "__file__", None), str)
     ]
     return [place for place in outside if any(Path(file).is_relative_to(os.path.realpath(place)) for file in files)]
+
+
+def _left_out(code: CodeSync) -> list[tuple[str, str]]:
+    """Modules that this program has loaded from the tree and that the sync left out, by their paths below its top."""
+    found: list[tuple[str, str]] = []
+    if code.tree.parts:
+        return found  # what is in none of them was not asked for
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and name != "__main__":
+            path = Path(os.path.realpath(file))
+            if path.is_relative_to(code.tree.top) and not is_installed(file) and code.leaves_out(str(path)):
+                found.append((name, str(path.relative_to(code.tree.top))))
+    return found
 
 
 def _cache_file(top: Path) -> Path:

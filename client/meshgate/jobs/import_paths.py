@@ -7,14 +7,15 @@ and what the program put on ``sys.path``. Those are carried, in the driver's ord
 
 from __future__ import annotations
 
+import functools
 import os
 import site
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-__all__ = ["driver_import_paths", "driver_script"]
+__all__ = ["driver_import_paths", "driver_script", "is_installed"]
 
 
 def driver_import_paths(search_path: Sequence[str] | None = None, cwd: str | None = None) -> list[str]:
@@ -57,16 +58,22 @@ def _found_otherwise() -> list[str]:
     return list(places)
 
 
-def _is_within(path: str, places: set[str]) -> bool:
+def is_installed(path: str) -> bool:
+    """Whether a file came with the interpreter or was installed into it."""
+    return _is_within(path, _interpreter_paths())
+
+
+def _is_within(path: str, places: Iterable[str]) -> bool:
     real = os.path.realpath(path)
     return any(real.startswith(os.path.join(place, "")) for place in places)
 
 
-def _interpreter_paths() -> set[str]:
+@functools.cache
+def _interpreter_paths() -> frozenset[str]:
     """What every process of this interpreter searches anyway."""
     base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}  # a virtual environment has no stdlib of its own
     standard = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]
     paths = [*standard, *(str(Path(path) / "lib-dynload") for path in standard)]
     paths += [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     paths += [*site.getsitepackages(), site.getusersitepackages()]
-    return {os.path.realpath(path) for path in paths}
+    return frozenset(os.path.realpath(path) for path in paths)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from meshgate.code import Tree
-from meshgate.jobs.code import _places_outside
+from meshgate.client import Client
+from meshgate.code import CodeSync, Tree
+from meshgate.jobs.code import _left_out, _places_outside
 
 
 def test_where_modules_are_from_that_the_sync_does_not_bring_is_known(
@@ -25,3 +26,28 @@ def test_where_modules_are_from_that_the_sync_does_not_bring_is_known(
     assert [place for place in outside if Path(place).is_relative_to(tmp_path)] == [str(tmp_path / "elsewhere")]
     for name in ("project", "elsewhere"):
         del sys.modules[f"outside_of_{name}"]
+
+
+def test_modules_that_the_sync_left_out_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: Client
+) -> None:
+    top = tmp_path.resolve()
+    (top / "left_out_of_test").mkdir()
+    for name in ("__init__", "model", "_version"):
+        (top / f"left_out_of_test/{name}.py").write_text("")
+    (top / ".gitignore").write_text("_version.py\n")
+    monkeypatch.syspath_prepend(str(top))
+    names = ["left_out_of_test", "left_out_of_test.model", "left_out_of_test._version"]
+    code = CodeSync(client, Tree(top))
+    try:
+        for name in names:
+            importlib.import_module(name)
+        code.push(wait=False)
+        assert _left_out(code) == [("left_out_of_test._version", "left_out_of_test/_version.py")]
+        (top / ".meshgateignore").write_text("!/left_out_of_test/_version.py\n")
+        code.push(wait=False)
+        assert _left_out(code) == []
+    finally:
+        code.close()
+        for name in names:
+            sys.modules.pop(name, None)
