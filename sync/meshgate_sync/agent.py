@@ -18,7 +18,7 @@ from .home import default_home
 from .plan import Routes
 from .runner import Address, Runner
 from .store import Store
-from .upstream import Timing
+from .timing import Timing
 
 __all__ = ["HostAgent"]
 

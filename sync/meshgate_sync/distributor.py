@@ -19,8 +19,8 @@ from .frames import Offer
 from .plan import CONTROL_FANOUT, GATEWAY, STRIPES, HostSlot, Routes, plan
 from .runner import Address, Runner
 from .store import Store
+from .timing import Timing
 from .tree import Directory
-from .upstream import Timing
 from .versions import Board, Standing
 
 __all__ = ["Distributor", "Laptop", "Progress", "Understood"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
-from .acks import Acks
 from .commands import (
     Ask,
     Begin,
@@ -24,8 +23,6 @@ from .commands import (
     Forget,
     Keep,
     Link,
-    Report,
-    ReportTrouble,
     Reserve,
     Send,
 )  # fmt: skip
@@ -33,10 +30,12 @@ from .digest import NOTHING
 from .downstream import Downstream
 from .frames import Ack, Alive, Data, Hello, Hold, Message, Offer, Tell, Trouble, Unwant, Want, Withdraw
 from .plan import Routes
-from .upstream import Timing, Upstream
+from .tidings import Tidings
+from .timing import Timing
+from .upstream import Upstream
 from .version import State, Version
 
-__all__ = ["Relay", "State", "Timing"]
+__all__ = ["Relay", "State"]
 
 WINDOW = 2 * 1024 * 1024
 _RESTARTS = 3
@@ -58,16 +57,15 @@ class Relay:
         self._downstream = Downstream(window, self._timing.heartbeat, self._timing.pulse, self._commands)
         self._versions: dict[bytes, Version] = {}
         self._early: dict[bytes, list[tuple[str, tuple[bytes, ...]]]] = {}
-        self._acks = Acks(self._timing.gather)
+        self._tidings = Tidings(self._upstream, self._timing.gather, self._commands)
         self._announced_at = float("-inf")
-        self._troubles: dict[str, str] = {}
         self._broken = False
         self._serial = 0
 
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, if that is soon."""
-        return self._acks.deadline
+        return self._tidings.deadline
 
     def commands(self) -> list[Command]:
         """What is to be done now, each once."""
@@ -125,13 +123,12 @@ class Relay:
                 self._upstream.alert_until = now + 0.8 * self._timing.alert_for
             self._announce(offer, now)
             self._commands.append(Begin(offer))
-            self._acks.open(offer.root, now)
-            self._tell_acks_if_due(now)
+            self._tidings.open(offer.root, now)
         elif version.state is State.BASELESS and offer.base == NOTHING:
             version.offer = offer.without_pieces()
             version.state = State.BEGINNING
             self._commands.append(Begin(offer))
-        elif self._acks.failed(offer.root):
+        elif self._tidings.failed(offer.root):
             self._announce(offer, now)
             if version.state is State.FAILED:
                 self._begin_again(version)
@@ -155,7 +152,7 @@ class Relay:
         if version is None:
             return
         self._early.pop(root, None)
-        self._acks.close(root)
+        self._tidings.close(root)
         self._downstream.starve(root)
         if self._upstream is not None:
             self._upstream.unwant(version.missing)
@@ -327,18 +324,14 @@ class Relay:
         if peer == self._upstream.control:
             self._greet(now)
         elif peer == self._upstream.second:
-            self._tell_second(peer, now)
-
-    def _tell_second(self, peer: str, now: float) -> None:
-        self._commands += [Send(Link(peer, up=True), ack) for ack in self._acks.everything(now)]
+            self._tidings.tell_everything(peer, now)
 
     def _greet(self, now: float) -> None:
         assert self._upstream is not None
         link = Link(self._upstream.control, up=True)
         self._commands.append(Send(link, Hello(self.name, tuple(sorted(self.roots)))))
-        self._commands += [Send(link, ack) for ack in self._acks.everything(now)]
-        if self._troubles:
-            self._commands.append(Send(link, Trouble(tuple(self._troubles.items()))))
+        self._tidings.tell_everything(self._upstream.control, now)
+        self._tidings.tell_troubles()
         for root, version in self._versions.items():
             if version.state is State.BASELESS:
                 self._commands.append(Send(link, Tell(root)))
@@ -399,7 +392,7 @@ class Relay:
         elif isinstance(message, Ack):
             self._note(message.root, message.ready, dict(message.failed), now)
         elif isinstance(message, Trouble):
-            self._note_troubles(message.hosts)
+            self._tidings.note_troubles(message.hosts)
         elif isinstance(message, Hello):
             child = self._downstream.children[peer]
             child.greeted, child.roots = True, frozenset(message.roots)
@@ -427,26 +420,10 @@ class Relay:
         else:
             self._commands.append(Describe(peer, root))
 
-    # --- acknowledgements -------------------------------------------------------------------------------
-
     def _note(self, root: bytes, ready: Iterable[str], failed: Mapping[str, str], now: float) -> None:
         if self._upstream is None and root not in self._versions:
             return  # it was given up meanwhile; what is heard of it next time counts then
-        self._acks.note(root, ready, failed, now)
-        self._tell_acks_if_due(now)
-
-    def _tell_acks_if_due(self, now: float) -> None:
-        up = self._upstream
-        if self.deadline is None or now < self.deadline:
-            return
-        if up is None:
-            self._commands += [Report(ack.root, ack.ready, ack.failed) for ack in self._acks.untold(now)]
-        elif up.connected_to_control:
-            takers = [up.control, up.second] if up.second is not None else [up.control]
-            acks = self._acks.untold(now)
-            self._commands += [Send(Link(peer, up=True), ack) for peer in takers for ack in acks]
-        else:
-            self._acks.deadline = None  # told with the greeting
+        self._tidings.note(root, ready, failed, now)
 
     # --- time -------------------------------------------------------------------------------------------
 
@@ -459,20 +436,9 @@ class Relay:
             self._upstream.tick(now)
             self._follow(control, now)
             if self._upstream.second is not None and second is None:
-                self._tell_second(self._upstream.second, now)
-            self._note_troubles([(self.name, "; ".join(self._upstream.unreachable.values()))])
-        self._tell_acks_if_due(now)
-
-    def _note_troubles(self, hosts: Iterable[tuple[str, str]]) -> None:
-        """Passes on what is new of what hosts cannot reach; a new parent is told all there is."""
-        news = {name: reason for name, reason in hosts if self._troubles.get(name, "") != reason}
-        self._troubles.update(news)
-        if not news:
-            return
-        if self._upstream is None:
-            self._commands.append(ReportTrouble(tuple(news.items())))
-        elif self._upstream.connected_to_control:
-            self._commands.append(Send(Link(self._upstream.control, up=True), Trouble(tuple(news.items()))))
+                self._tidings.tell_everything(self._upstream.second, now)
+            self._tidings.note_troubles([(self.name, "; ".join(self._upstream.unreachable.values()))])
+        self._tidings.tell_if_due(now)
 
     def _follow(self, before: str, now: float) -> None:
         """Greets the parent that the control lane has moved to, if the connection to it is up already."""

@@ -38,9 +38,10 @@ from .errors import MalformedMessage
 from .frames import Data, Message, Offer, encode_frame
 from .plan import Routes
 from .questions import Questions
-from .relay import Relay, Timing
+from .relay import Relay
 from .store import Store
 from .tcp import Connection, accepting, dialling, stop_listening
+from .timing import Timing
 
 __all__ = ["Address", "Gateway", "Runner"]
 

@@ -30,7 +30,8 @@ from .commands import (
 from .digest import NOTHING, piece_digest
 from .frames import Data, Message, Offer, Want
 from .plan import GATEWAY, HostSlot, plan
-from .relay import Relay, Timing
+from .relay import Relay
+from .timing import Timing
 
 __all__ = ["Machine", "Outcome", "Simulation"]
 

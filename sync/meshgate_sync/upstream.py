@@ -15,46 +15,15 @@ from dataclasses import dataclass, field
 
 from .commands import Command, Connect, Disconnect, Link, Send
 from .frames import Unwant, Want
+from .grace import Grace
 from .plan import GATEWAY, Routes
+from .timing import Timing
 
-__all__ = ["Timing", "Upstream"]
+__all__ = ["Upstream"]
 
 _WANTS_IN_A_MESSAGE = 8192
 _SPREAD = 3
 _FEW = 4
-_LATER = 4
-_FORGET = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds.
-
-    A parent says something every ``heartbeat``, while it owes something every ``pulse``. One that has said nothing
-    for ``hush`` while it owed pieces is asked no longer for those of a stripe, nor is one to which a connection has
-    taken ``dial``. While the one that announces versions has said nothing for ``doubt``, acknowledgements go to the
-    next as well; it is taken for dead after ``alert`` of silence within ``alert_for`` of an announcement, any parent
-    after ``silence``.
-    One that talks and owes pieces but has sent none for ``stall`` is left; one that waits itself (for a slow laptop,
-    say) only after ``patience``, for there is nothing to be had elsewhere. A lane that would take ``lag`` longer than
-    the others is split. A route that has failed to its end is begun anew after ``retry``; a host that failed is
-    avoided for ``suspicion``. Acknowledgements are gathered for ``gather``.
-    """
-
-    heartbeat: float = 0.5
-    pulse: float = 0.05
-    hush: float = 0.25
-    dial: float = 0.15
-    doubt: float = 0.2
-    alert: float = 0.8
-    alert_for: float = 5.0
-    silence: float = 2.0
-    stall: float = 1.5
-    patience: float = 60.0
-    lag: float = 0.5
-    retry: float = 0.5
-    suspicion: float = 10.0
-    gather: float = 0.002
 
 
 @dataclass(slots=True)
@@ -111,12 +80,8 @@ class Upstream:
         self._links: dict[str, _Link] = {}
         self._suspects: dict[str, float] = {}
         self._compared_at = 0.0
-        self._window = window
-        self._ticked_at: float | None = None
-        self._late = 0.0
+        self._grace = Grace(window, timing)
         self._second: str | None = None
-        self._came = 0
-        self._pace = 0.0
         self._paused_at: float | None = None
 
     @property
@@ -170,7 +135,7 @@ class Upstream:
 
     def got(self, peer: str, digest: bytes, size: int, now: float) -> bool:
         """A piece came. Whether it was still wanted."""
-        self._came += size
+        self._grace.came(size)
         wanted = self.wanted.pop(digest, None)
         if wanted is None:
             self.wasted += size
@@ -313,15 +278,15 @@ class Upstream:
             for source in lane.sources.values():
                 source.since = min(now, source.since + missed)
                 source.progress = min(now, source.progress + missed)
-        if self._ticked_at is not None:
-            self._ticked_at = min(now, self._ticked_at + missed)
+        self._grace.missed(missed, now)
         self.alert_until += missed
 
     def tick(self, now: float) -> None:
         if self._paused_at is not None:
             return
         timing = self._timing
-        grace = self._grace(now)
+        busy = sum([1 for lane in self._lanes for source in lane.sources.values() if source.asked])
+        grace = self._grace.tick(now, busy)
         for peer, link in list(self._links.items()):
             alert = peer == self.control and now < self.alert_until
             if now - link.heard > (timing.alert if alert else timing.silence) + grace:
@@ -347,23 +312,6 @@ class Upstream:
             self._second = next((peer for peer in others if self._suspects.get(peer, 0.0) <= now), None)
             if self._second is not None:
                 self._link(self._second, now)
-
-    def _grace(self, now: float) -> float:
-        """How much longer a living parent may seem silent: because what it says waits behind pieces, its own and those
-        of others, for this host's own link (twice the time that the windows of all parents take to come in); and
-        because processors are short, if those of others are as short as this host's, whose ticks come late."""
-        since = now - self._ticked_at if self._ticked_at is not None else 0.0
-        self._ticked_at = now
-        self._late = max(since - self._timing.pulse, _FORGET * self._late)
-        if self._came:
-            pace = self._came / max(since, 1e-9)
-            self._pace = (self._pace + pace) / 2 if self._pace else pace
-            self._came = 0
-        late = _LATER * max(self._late - self._timing.pulse, 0.0)
-        busy = sum([1 for lane in self._lanes for source in lane.sources.values() if source.asked])
-        if not busy:
-            return late
-        return late + (2 * busy * self._window / self._pace if self._pace else self._timing.stall)
 
     def _resume(self, lane: _Lane, now: float) -> None:
         lane.resting = None

@@ -358,7 +358,7 @@ def test_early_acknowledgements_of_versions_long_gone_are_dropped() -> None:
     relay = host_relay()
     for number in range(200):
         relay.received(DOWN, Ack(number.to_bytes(32, "big"), ("child",)), 1.0)
-    assert len(relay._acks._early) <= 64
+    assert len(relay._tidings._acks._early) <= 64
 
 
 def test_wants_before_the_offer_are_served_after_it() -> None:
