@@ -1,7 +1,7 @@
 """Runs a relay: carries its commands out on TCP connections and a store, and tells it what came of them.
 
-The event loop never waits for the disk: the store has a thread of its own, in which its steps run in order. When
-the disk does not keep up with the network, reading from the parents pauses, and the laptop is asked for no more.
+The event loop never waits for the disk: the store has a thread of its own. When the disk does not keep up with
+the network, reading from the parents pauses, and the laptop is asked for no more.
 
 Imports nothing but the standard library.
 """
@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeVar
 
 from .commands import (
@@ -40,6 +39,7 @@ from .plan import Routes
 from .questions import Questions
 from .relay import Relay
 from .store import Store
+from .store_thread import StoreThread
 from .tcp import Connection, accepting, dialling, stop_listening
 from .timing import Timing
 
@@ -49,9 +49,7 @@ Address = tuple[str, int]
 
 _TICK = 0.05
 _DIAL_SECONDS = 2.0
-_MOST_UNKEPT = 64 * 1024 * 1024
 _MOST_ASKED = 64 * 1024 * 1024
-_KEPT_AT_ONCE = 1024 * 1024
 _UPKEEP_SECONDS = 0.5
 
 
@@ -97,11 +95,7 @@ class Runner:
         self._connections: set[Connection] = set()
         self._none_left = asyncio.Event()
         self._dials: set[asyncio.Task[None]] = set()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="meshgate-store")
-        self._gathered: list[tuple[bytes, bytes]] = []
-        self._gathered_bytes = 0
-        self._unkept = 0
-        self._paused = False
+        self._thread = StoreThread(self.disk, self)
         self._questions = Questions(_MOST_ASKED)
         self._working = False
         self._newest: bytes | None = None
@@ -147,6 +141,7 @@ class Runner:
     async def close(self) -> None:
         """Ends connections and tasks; what the store is doing is waited for. The store stays open."""
         self._closed = True
+        self._thread.stop()
         if self._due is not None:
             self._due.cancel()
         tasks = [task for task in (self._ticker, *self._dials) if task is not None]
@@ -159,7 +154,7 @@ class Runner:
             connection.close()
         if self._connections:
             await self._none_left.wait()
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+        await self._thread.close()
 
     # --- for the engine ---------------------------------------------------------------------------------
 
@@ -198,7 +193,7 @@ class Runner:
         if earlier is not None and earlier is not connection:
             earlier.close()
         if connection.up:
-            if self._paused:
+            if self._thread.behind:
                 connection.pause_reading()
             self.relay.connected(connection.peer, self._now())
         else:
@@ -262,15 +257,14 @@ class Runner:
                         if isinstance(command.message, Data):
                             sizes.append(len(command.message.data))
                     elif isinstance(command, Keep):
-                        self._keep(command.digest, command.data)
+                        self._thread.keep(command.digest, command.data)
                     else:
                         if isinstance(command, Disconnect):
                             self._flush(command.link, frames)
                         self._carry_out(command)
                 for link in list(frames):
                     self._flush(link, frames)
-            if self._gathered_bytes >= _KEPT_AT_ONCE:
-                self._keep_gathered()
+            self._thread.keep_many()
         finally:
             self._working = False
         if self.relay.deadline is not None and self._due is None:
@@ -296,19 +290,21 @@ class Runner:
         elif isinstance(command, Disconnect):
             self._disconnect(command.link)
         elif isinstance(command, Begin):
-            self._in_store(lambda: self.disk.begin(command.offer), lambda begun: self._begun(command.offer.root, begun))
+            self._thread.run(
+                lambda: self.disk.begin(command.offer), lambda begun: self._begun(command.offer.root, begun)
+            )
         elif isinstance(command, Finish):
-            self._in_store(lambda: self.disk.finish(command), lambda made: self._finished(command.root, made))
+            self._thread.run(lambda: self.disk.finish(command), lambda made: self._finished(command.root, made))
         elif isinstance(command, Load):
-            self._in_store(lambda: self.disk.load(command), lambda loaded: self._loaded(command, loaded))
+            self._thread.run(lambda: self.disk.load(command), lambda loaded: self._loaded(command, loaded))
         elif isinstance(command, Describe):
-            self._in_store(lambda: self.disk.describe(command.root), lambda delta: self._described(command, delta))
+            self._thread.run(lambda: self.disk.describe(command.root), lambda delta: self._described(command, delta))
         elif isinstance(command, Forget):
             self._questions.forget(command.root)
-            self._in_store(lambda: self.disk.store.forget(command.root), lambda _: None)
+            self._thread.run(lambda: self.disk.store.forget(command.root), lambda _: None)
         elif isinstance(command, Reserve):
             self._reserved.add(command.root)
-            self._in_store(lambda: self.disk.hold(command.root), lambda failure: self._held(command.root, failure))
+            self._thread.run(lambda: self.disk.hold(command.root), lambda failure: self._held(command.root, failure))
         elif isinstance(command, Ask):
             self._questions.add(command.root, dict(zip(command.digests, command.sizes, strict=True)))
             self._ask()
@@ -343,68 +339,37 @@ class Runner:
                 self._connections.discard(connection)
             raise
 
-    # --- the store --------------------------------------------------------------------------------------
-
-    def _in_store(self, step: Callable[[], _T], then: Callable[[_T], None]) -> None:
-        """Runs ``step`` in the store's thread, after all before it, and ``then`` with its result in the loop."""
-        self._keep_gathered()
-        self._to_store(step, then)
-
-    def _to_store(self, step: Callable[[], _T], then: Callable[[_T], None]) -> None:
-        if not self._closed:
-            future = asyncio.get_running_loop().run_in_executor(self._thread, step)
-            future.add_done_callback(lambda done: self._after_store(done, then))
-
-    def _after_store(self, done: asyncio.Future[_T], then: Callable[[_T], None]) -> None:
-        if self._closed or done.cancelled():
-            return
-        assert self.relay is not None
-        problem = done.exception()
-        if problem is None:
-            then(done.result())
-        else:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": f"the store of {self.name or 'the gateway'} failed unexpectedly", "exception": problem}
-            )
-            self.relay.failed(None, f"unexpectedly: {problem!r}", self._now())
-        self._work()
-
-    def _keep(self, digest: bytes, data: bytes) -> None:
-        """Gathers pieces, for a turn of the store's thread costs more than most of them do. Whatever else the store is
-        asked to do comes after them."""
-        self._gathered.append((digest, data))
-        self._gathered_bytes += len(data)
-
-    def _keep_gathered(self) -> None:
-        pieces, self._gathered = self._gathered, []
-        size, self._gathered_bytes = self._gathered_bytes, 0
-        if pieces:
-            self._unkept += size
-            self._throttle()
-            self._to_store(lambda: self.disk.add(pieces), lambda failure: self._kept(size, failure))
-
-    def _kept(self, size: int, failure: str | None) -> None:
-        self._unkept -= size
-        self._throttle()
-        if failure is not None:
-            assert self.relay is not None
-            self.relay.failed(None, failure, self._now())
-
     def _ask(self) -> None:
         """Asks the laptop for more, if the disk keeps up with what came."""
-        if self._gateway is not None and not self._paused:
+        if self._gateway is not None and not self._thread.behind:
             for root, digests in self._questions.due():
                 self._gateway.ask(root, digests)
 
-    def _throttle(self) -> None:
-        if self._paused != (self._unkept > (3 * _MOST_UNKEPT // 4 if self._paused else _MOST_UNKEPT)):
-            self._paused = not self._paused
-            assert self.relay is not None
-            (self.relay.pause if self._paused else self.relay.resume)(self._now())
-            self._ask()
-            for link, connection in self._links.items():
-                if link.up:
-                    (connection.pause_reading if self._paused else connection.resume_reading)()
+    # --- store_thread.Listener --------------------------------------------------------------------------
+
+    def unkept(self, failure: str) -> None:
+        assert self.relay is not None
+        self.relay.failed(None, failure, self._now())
+
+    def disk_behind(self, behind: bool) -> None:
+        assert self.relay is not None
+        (self.relay.pause if behind else self.relay.resume)(self._now())
+        self._ask()
+        for link, connection in self._links.items():
+            if link.up:
+                (connection.pause_reading if behind else connection.resume_reading)()
+
+    def store_broke(self, problem: BaseException) -> None:
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": f"the store of {self.name or 'the gateway'} failed unexpectedly", "exception": problem}
+        )
+        assert self.relay is not None
+        self.relay.failed(None, f"unexpectedly: {problem!r}", self._now())
+
+    def store_stepped(self) -> None:
+        self._work()
+
+    # --- outcomes of commands ---------------------------------------------------------------------------
 
     def _begun(self, root: bytes, begun: Begun) -> None:
         assert self.relay is not None
@@ -455,4 +420,4 @@ class Runner:
             if self._newest is not None and self._now() >= upkeep_due:
                 upkeep_due = self._now() + _UPKEEP_SECONDS
                 newest, reserve = self._newest, self._newest in self._reserved
-                self._in_store(functools.partial(self.disk.look_after, newest, reserve=reserve), lambda _: None)
+                self._thread.run(functools.partial(self.disk.look_after, newest, reserve=reserve), lambda _: None)

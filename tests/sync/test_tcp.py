@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from meshgate_sync import runner as runner_module
 from meshgate_sync.delta import encode, whole
 from meshgate_sync.digest import NOTHING
 from meshgate_sync.frames import Data, Message, Offer, encode_frame
@@ -209,7 +208,7 @@ def test_a_peer_that_connects_again_replaces_its_earlier_connection(tmp_path: Pa
 
 
 def test_reading_pauses_while_the_disk_does_not_keep_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "_MOST_UNKEPT", 20)
+    monkeypatch.setattr("meshgate_sync.store_thread._MOST_UNKEPT", 20)
     pauses: list[str] = []
     for name in ("pause_reading", "resume_reading"):
         original = getattr(Connection, name)
