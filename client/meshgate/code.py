@@ -185,6 +185,7 @@ class CodeSync:
         begun = time.perf_counter()
         with self._pushing:
             before = self._sender.bytes_sent
+            self._forget_failed()
             tree, read = self._scan(changed)
             offered = self._sender.offer(tree)
             version = offered.root.hex()
@@ -380,6 +381,13 @@ class CodeSync:
         with self._pushing:
             if self._statuses.get(failed.root) is failed:
                 self._sender.forget(bytes.fromhex(failed.root))
+
+    def _forget_failed(self) -> None:
+        """Has versions that failed offered again, those too for which nobody waited: hosts may be back by now."""
+        with self._news:
+            failed = [status.root for status in self._statuses.values() if status.failed]
+        for root in failed:
+            self._sender.forget(bytes.fromhex(root))
 
     def _statuses_since(self, version: str) -> list[SyncStatus]:
         """Of ``version`` and those pushed after it, the newest first."""

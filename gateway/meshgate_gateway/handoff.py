@@ -78,12 +78,14 @@ class HostsReply(_Model):
 
 
 class HostLost(_Model):
-    """A host that was told by HostsReply has ended, and why; ``host`` is its name."""
+    """A host that was told by HostsReply has ended, and why; ``host`` is its name. ``returns``: another may come in its
+    place."""
 
     type: Literal["host_lost"] = "host_lost"
     mesh: str
     host: str
     reason: str
+    returns: bool = False
 
 
 class HostBack(_Model):

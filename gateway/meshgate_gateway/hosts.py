@@ -38,6 +38,9 @@ class HostProvider(Protocol):
     def present(self, mesh: str) -> tuple[Host, ...]:
         """Those hosts of one of ``meshes()`` that are not known to be missing now."""
 
+    def made_anew(self, mesh: str) -> bool:
+        """Whether a host of one of ``meshes()`` that has ended may come back, or another in its place."""
+
     async def came_up(self) -> None:
         """Returns once all hosts of all meshes have been there, which some have from the start."""
 
@@ -68,6 +71,9 @@ class StaticHosts:
     def present(self, mesh: str) -> tuple[Host, ...]:
         return self._meshes[mesh]
 
+    def made_anew(self, mesh: str) -> bool:
+        return False
+
     async def came_up(self) -> None:
         return None
 
@@ -97,6 +103,9 @@ class Hosts:
 
     def present(self, mesh: str) -> tuple[Host, ...]:
         return next((p.present(mesh) for p in self._providers if mesh in p.meshes()), ())
+
+    def made_anew(self, mesh: str) -> bool:
+        return any(p.made_anew(mesh) for p in self._providers if mesh in p.meshes())
 
     async def came_up(self) -> None:
         for provider in self._providers:

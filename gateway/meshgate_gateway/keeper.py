@@ -140,7 +140,7 @@ class Keeper:
         """A host has ended: its sessions are told why, which they could not find out themselves."""
         for session, engine in self._engines.items():
             if mesh in self._sessions.meshes_of(session):
-                engine.send(HostLost(mesh=mesh, host=host, reason=reason))
+                engine.send(HostLost(mesh=mesh, host=host, reason=reason, returns=self._hosts.made_anew(mesh)))
 
     def host_back(self, mesh: str, rank: int, host: Host) -> None:
         """In the place of a host that has ended there is one again: the sessions of its mesh can use it."""

@@ -71,6 +71,9 @@ class LocalHosts:
     def present(self, mesh: str) -> tuple[Host, ...]:
         return tuple(host.host for host in self._meshes[mesh] if host.mark is not None and host.ended is None)
 
+    def made_anew(self, mesh: str) -> bool:
+        return False
+
     async def came_up(self) -> None:
         """At once: whoever asked for them waits for them."""
 

@@ -175,11 +175,13 @@ class Stop(_Model):
 
 
 class Initialized(_Model):
-    """Asks for the moment a mesh is up. Answered by Done or Failed."""
+    """Asks for the moment a mesh is up; with ``whole``, hosts that have ended are waited for. Answered by Done or
+    Failed."""
 
     type: Literal["initialized"] = "initialized"
     call: Count
     target: MeshRef
+    whole: bool = False
 
 
 class OpenChannel(_Model):

@@ -189,3 +189,13 @@ def test_a_watch_that_cannot_go_on_says_so_and_can_be_begun_again(
     (repository / "new").write_text("1")
     code.watch(told)
     assert told.next().files
+
+
+def test_a_version_that_failed_while_nobody_waited_is_offered_again(code: CodeSync, answering: Answering) -> None:
+    answering.failed = {"workers-1": "its pod is being deleted"}
+    code.push(wait=False)
+    with code._news:
+        assert code._news.wait_for(lambda: any(status.failed for status in code._statuses.values()), WAIT)
+    answering.failed = {}
+    assert code.push().ready == 2
+    assert answering.offers == 2

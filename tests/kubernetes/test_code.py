@@ -49,14 +49,6 @@ def steps(mesh: Any) -> list[int]:
     return list(mesh.step.call().get(timeout=90).values())
 
 
-def replace_pod(kubectl: Kubectl, name: str) -> None:
-    """Deletes the pod, and returns when there is another one of its name that is ready."""
-    before = kubectl("get", "pod", name, "-o", "jsonpath={.metadata.uid}")
-    kubectl("delete", "pod", name, timeout=90)
-    ready = '{.metadata.uid} {.status.conditions[?(@.type=="Ready")].status}'
-    kubectl.watch_pod(name, ready, lambda told: told.endswith(" True") and told != f"{before} True")
-
-
 def test_a_pod_made_anew_gets_the_newest_version_in_the_same_session(
     namespace: str, kubectl: Kubectl, project: Path
 ) -> None:
@@ -66,7 +58,7 @@ def test_a_pod_made_anew_gets_the_newest_version_in_the_same_session(
         job.sync(quiet=True)
         first = hosts.spawn_procs().spawn("first", model())
         assert steps(first) == [1, 1, 1]
-        replace_pod(kubectl, "anew-workers-1")
+        kubectl("delete", "pod", "anew-workers-1", timeout=90)
         (project / "step_of_pods.py").write_text("STEP = 22\n")
         job.state().workers.initialized.get(timeout=90)
         assert job.sync(quiet=True).ready == 3

@@ -39,7 +39,7 @@ def apply_image(hosts: HostMeshProxy, mesh: str, image: Image) -> None:
     if not orders:
         return
     if mesh in applied:
-        hosts.initialized.get()  # by now it is known here whether hosts have come back
+        hosts._up(whole=False).get()  # by now it is known here whether hosts have come back
     wanted = (orders[-1].digest, hosts._client.objects.returned.get(mesh, 0))
     if applied.get(mesh) == wanted:
         return

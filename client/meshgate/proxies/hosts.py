@@ -103,9 +103,15 @@ class HostMeshProxy(MeshProxy):
 
     @property
     def initialized(self) -> FutureProxy[Literal[True]]:
-        """Settles with True when the hosts have answered."""
+        """Settles with True when the hosts have answered, those too that are made anew in the place of others. Fails
+        where one has ended for good."""
+        return self._up(whole=True)
+
+    def _up(self, *, whole: bool) -> FutureProxy[Literal[True]]:
+        """Without ``whole`` it does not wait for hosts that have ended: all that was told of them is known here."""
         answer = Acknowledgement(self._object, f"{self._owned.known.name}.initialized", True)
-        self._client.ask(answer, lambda call: Initialized(call=call, target=self._ref), stream=self._stream)
+        target = self._ref
+        self._client.ask(answer, lambda call: Initialized(call=call, target=target, whole=whole), stream=self._stream)
         return answer.future
 
     def is_usable_in(self, client: Client) -> bool:

@@ -106,7 +106,7 @@ class Process:
             elif isinstance(message, HostsReply):
                 self._take_hosts(message)
             elif isinstance(message, HostLost):
-                self._engine.meshes.host_lost(message.host, message.reason)
+                self._engine.meshes.host_lost(message.host, message.reason, returns=message.returns)
             elif isinstance(message, HostBack):
                 self._engine.meshes.host_back(message.mesh, message.rank, message.host)
             elif isinstance(message, Assign):

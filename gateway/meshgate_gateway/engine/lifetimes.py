@@ -33,7 +33,11 @@ class Lifetimes:
 
         async def wait() -> None:
             known = await engine.objects.when(header.target.object)
-            if isinstance(known, (Hosts, Procs)):
+            if isinstance(known, Hosts):
+                if header.whole:
+                    await engine.meshes.whole(known, header.target.region)
+                await engine.binding.initialized(engine.meshes.mesh_of(known))
+            elif isinstance(known, Procs):
                 await engine.binding.initialized(known.mesh)
             elif isinstance(known, Actors):
                 await engine.binding.actors_initialized(known.inner)

@@ -8,6 +8,7 @@ which step it was.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Iterable, Sequence
@@ -40,6 +41,7 @@ from meshgate_wire.messages import (
     Host,
     HostsAttached,
     MeshRef,
+    Region,
     SpawnActors,
     SpawnProcs,
 )
@@ -53,6 +55,7 @@ log = logging.getLogger(__name__)
 BACK = "it is back, and can be used when no host of its mesh is missing"  # for Monarch attaches to all or none
 SAME_PLACE = "it was started again at its old address, where Monarch reaches it in a new session only"
 REASON_TIMEOUT = 1.5  # seconds that Monarch has to say why a process whose connection closed is gone
+RETURN_TIMEOUT = 600.0  # seconds until a host that has ended must be back
 HOST_REASON_TIMEOUT = 3.0  # and then whoever watches the host, where all of its processes are gone
 
 
@@ -62,6 +65,8 @@ class Meshes:
         self._unclaimed: list[Fault] = []
         self.lost_hosts: dict[str, str] = {}
         self._ended: set[str] = set()  # addresses of hosts that have ended
+        self._gone: set[str] = set()  # names of hosts that have ended for good
+        self._changed = asyncio.Event()  # a host has ended, or there is one again
         self._unexplained: dict[str, list[tuple[int, Procs, int]]] = {}  # by host: who ended, and nobody said why
 
     def handlers(self) -> dict[type, Handler]:
@@ -249,9 +254,24 @@ class Meshes:
         self._unclaimed.append(fault)
         del self._unclaimed[:-64]
 
-    def host_lost(self, host: str, reason: str) -> None:
+    async def whole(self, hosts: Hosts, region: Region | None) -> None:
+        """Waits until those of ``hosts`` are there that have ended. Raises RequestFailed where one will not return."""
+        deadline = asyncio.get_running_loop().time() + RETURN_TIMEOUT
+        while lost := _lost_among(hosts, [hosts.names[rank] for rank in ranks_of(region or hosts.region)]):
+            left = deadline - asyncio.get_running_loop().time()
+            if left < 0 or any(host in self._gone or why == SAME_PLACE for host, why in hosts.lost.items()):
+                step = f"{hosts.name}.initialized"
+                raise RequestFailed(Failure(kind="supervision", message=lost, step=step, mesh=hosts.name))
+            self._changed.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
+
+    def host_lost(self, host: str, reason: str, *, returns: bool = False) -> None:
         """The server knows why a host ended; reports of what ends with it will say so, and no spawn waits for it."""
         self.lost_hosts[host] = reason
+        if not returns:
+            self._gone.add(host)
+        self._changed.set()
         for known in self._engine.objects.each():
             if isinstance(known, Hosts) and host in known.names:
                 known.lost[host] = reason
@@ -268,6 +288,7 @@ class Meshes:
             if not (isinstance(known, Hosts) and known.name == mesh and rank < len(known.hosts)):
                 continue
             before = known.hosts[rank]
+            self._changed.set()
             known.hosts = (*known.hosts[:rank], host, *known.hosts[rank + 1 :])
             self.lost_hosts.pop(before.name, None)
             known.lost.pop(before.name, None)

@@ -96,9 +96,12 @@ class Relays:
         self._distributor.expect_hosts(filter(None, hosts.names))
         for rank, name in enumerate(hosts.names if hosts.hosts[0].name else ()):
             seat = self._seats.setdefault(name, _Seat(name, hosts, rank))
+            returned = seat.lost and name not in hosts.lost
             seat.hosts, seat.rank, seat.lost = hosts, rank, name in hosts.lost
             if seat.lost:
                 self._without(seat, hosts.lost[name])
+            elif returned:  # until it has a relay it is waited for, rather than told to be lost still
+                self._distributor.restart_host(name)
         self._give([self._seats[name] for name in hosts.names if name in self._seats])
 
     async def ready(self, names: Iterable[str], root: str) -> None:

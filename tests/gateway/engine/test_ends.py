@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from meshgate_gateway.engine import meshes
-from meshgate_wire.messages import Fault
+from meshgate_wire.messages import Done, Failed, Fault, Host, Initialized, MeshRef
 from tests.gateway.engine.in_memory import Laptop, on_a_loop
 
 SOON = 0.02
@@ -64,4 +64,46 @@ async def test_a_host_that_nobody_knows_anything_of_holds_up_the_error_for_a_mom
     laptop.engine.meshes.process_ended(procs, 0, 12)
     await laptop.settle(until=lambda: laptop.of(Fault))
     assert [fault.report for fault in laptop.of(Fault)] == ["process 12 of rank 0 on workers-0 ended"]
+    await laptop.end()
+
+
+def initialized(laptop: Laptop, hosts: int, *, whole: bool = True) -> None:
+    laptop.send(Initialized(call=9, target=MeshRef(object=hosts), whole=whole), stream=hosts)
+
+
+@on_a_loop
+async def test_who_waits_for_hosts_waits_for_those_that_are_made_anew() -> None:
+    laptop = Laptop()
+    hosts = laptop.attach()
+    await laptop.turns()
+    laptop.engine.meshes.host_lost("workers-1", "its pod was deleted", returns=True)
+    initialized(laptop, hosts)
+    await laptop.turns()
+    assert laptop.of(Done) == []
+    laptop.engine.meshes.host_back("workers", 1, Host(name="workers-1", address="tcp://10.0.0.9:1"))
+    await laptop.settle(until=lambda: laptop.of(Done))
+    await laptop.end()
+
+
+@on_a_loop
+async def test_a_host_that_has_ended_for_good_is_named_to_who_waits_for_it() -> None:
+    laptop = Laptop()
+    hosts = laptop.attach()
+    await laptop.turns()
+    initialized(laptop, hosts)
+    laptop.engine.meshes.host_lost("workers-1", "it was killed")
+    initialized(laptop, hosts)
+    await laptop.settle(until=lambda: laptop.of(Failed))
+    assert "mesh 'workers' has lost hosts (workers-1: it was killed)" in laptop.of(Failed)[0].failure.message
+    await laptop.end()
+
+
+@on_a_loop
+async def test_who_only_wants_to_know_does_not_wait_for_a_host_that_has_ended() -> None:
+    laptop = Laptop()
+    hosts = laptop.attach()
+    await laptop.turns()
+    laptop.engine.meshes.host_lost("workers-1", "its pod was deleted", returns=True)
+    initialized(laptop, hosts, whole=False)
+    await laptop.settle(until=lambda: laptop.of(Done))
     await laptop.end()
