@@ -170,6 +170,7 @@ class _End(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         assert self.pair is not None
+        self.transport = None
         if exc is not None:
             self.pair.cut()
         else:

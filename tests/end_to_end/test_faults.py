@@ -112,6 +112,20 @@ def test_a_dead_engine_is_told_with_its_last_words_and_the_job_goes_on() -> None
         assert list(again.rank.call().get(timeout=GRACE).values()) == [0]
 
 
+def test_hosts_outlive_the_messages_that_a_dead_engine_has_left_with_them() -> None:
+    """By default Monarch tries for 30 s to deliver a message, for as long to return it, and then ends the host."""
+    with ProcessJob({"workers": 1}) as job:
+        workers = job.state(cached_path=None).workers.spawn_procs().spawn("workers", Worker)
+        hanging = [workers.hang.call() for _ in range(20)]
+        workers.initialized.get(timeout=GRACE)
+        os.kill(engine_of(job), signal.SIGKILL)
+        with pytest.raises(EngineDiedError):
+            hanging[0].get(timeout=GRACE)
+        again = job.state(cached_path=None).workers.spawn_procs().spawn("again", Worker)
+        with pytest.raises(TimeoutError):  # and no SupervisionError
+            again.hang.call().get(timeout=65)
+
+
 def test_a_session_that_ends_takes_its_processes_along(job: Any) -> None:
     with kt.Client(kt.UrlDialer(job.gateway_url, job._gateway.record.token)) as client:
         workers = client.attach_hosts("workers", 2).spawn_procs().spawn("short", Worker)

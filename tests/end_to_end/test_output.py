@@ -30,11 +30,15 @@ def test_a_line_is_labelled_with_its_rank_and_host(workers: Any, capsys: pytest.
 
 
 def test_the_same_line_of_all_ranks_is_told_once(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    workers.say.call("all of us").get()
-    workers.say.call("the end").get()
-    out, _ = printed(workers, capsys, "the end")
-    lines = [line for line in out.splitlines() if "all of us" in line]
-    assert len(lines) <= 3  # one, unless a rank was late
+    lines: list[str] = []
+    for attempt in range(20):  # a rank that a busy machine holds up is told by itself
+        workers.say.call(f"all of us, {attempt}").get()
+        workers.say.call(f"the end, {attempt}").get()
+        out, _ = printed(workers, capsys, f"the end, {attempt}")
+        lines = [line for line in out.splitlines() if f"all of us, {attempt}" in line]
+        if len(lines) == 1:
+            break
+    assert len(lines) == 1
     assert "ranks" in lines[0]
 
 

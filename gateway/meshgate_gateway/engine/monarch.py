@@ -35,6 +35,9 @@ ENVIRONMENT: Mapping[str, str] = {
     "HYPERACTOR_MESH_GET_ACTOR_STATE_MAX_IDLE": "30s",
     # Workers end processes whose root client is gone. Below 35 s it ends live ones.
     "HYPERACTOR_MESH_ORPHAN_TIMEOUT": "60s",
+    # Attaching sets it on hosts, too. One that can neither deliver a message to a process that was killed nor return
+    # it to a root client that is gone ends itself, and what other sessions run there: so it is to keep trying.
+    "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": "365d",
     # Messages of a gigabyte are calls like any other.
     "HYPERACTOR_CODEC_MAX_FRAME_LENGTH": str(16 * 2**30),
 }
