@@ -104,7 +104,7 @@ def plan_reload(before: Sequence[str], path: str) -> Plan:
             here[name] = os.path.join(directory, relative)
             if (file := _file_in(path, relative)) is not None:
                 new[name] = file
-    differ = [name for name, file in new.items() if not filecmp.cmp(here[name], file, shallow=False)]
+    differ = [name for name, file in new.items() if not _same(here[name], file)]
     if compiled := [name for name in differ if here[name].endswith(EXTENSIONS)]:
         raise CannotReload(compiled)
     vanished = [name for name in here if name not in new]
@@ -112,7 +112,7 @@ def plan_reload(before: Sequence[str], path: str) -> Plan:
     modules = {name: sys.modules[name] for name in here if not here[name].endswith(EXTENSIONS)}
     again = [name for name in affected(modules, [*differ, *parts, *vanished]) if name in new]
     for name in again:
-        _compile(new[name])
+        importlib.machinery.SourceFileLoader(name, new[name]).get_code(name)  # compiled once, for all processes here
     return Plan(path, here, new, again, vanished)
 
 
@@ -289,6 +289,5 @@ def _file_in(path: str, relative: str) -> str | None:
     return None
 
 
-def _compile(path: str) -> None:
-    with open(path, "rb") as file:
-        compile(file.read(), path, "exec", dont_inherit=True)
+def _same(before: str, after: str) -> bool:
+    return os.path.samefile(before, after) or filecmp.cmp(before, after, shallow=False)
