@@ -17,10 +17,10 @@ __all__ = ["squeeze", "unsqueeze"]
 _SMALL = 256 * 1024
 _LEVEL = 3
 _OF_LARGE = zstandard.ZstdCompressionParameters(
-    window_log=21, hash_log=16, chain_log=15, search_log=1, min_match=6, strategy=zstandard.STRATEGY_DFAST
+    window_log=21, hash_log=16, chain_log=16, search_log=1, min_match=6, strategy=zstandard.STRATEGY_DFAST
 )
-"""Level 3 with smaller tables and longer matches: it takes two thirds of the time, and loses less by that than packs of
-2 MiB gain over packs of 1 MiB."""
+"""Level 3 with longer matches and a smaller table: packs of 2 MiB are smaller with it than packs of 1 MiB with level 3
+itself, and it takes a tenth to a third less time."""
 _WORTH = 0.98
 _PLAIN = b"\0"
 _ZSTD = b"\1"
