@@ -16,7 +16,8 @@ from typing import Any
 from benchmarks.processes import ROOT, relay
 from benchmarks.sync.moved import CpuClock, Moved
 from meshgate import Client, UrlDialer
-from meshgate.code import CodeSync, Tree
+from meshgate.code import CodeSync
+from meshgate.project import Tree
 from meshgate_sync.plan import GATEWAY
 from meshgate_sync.scan import Scanner
 

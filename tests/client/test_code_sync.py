@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from meshgate.client import Client
-from meshgate.code import CodeSync, SyncReport, Tree
+from meshgate.code import CodeSync, SyncReport
 from meshgate.errors import StaleCodeError
+from meshgate.project import Tree
 from meshgate_sync.errors import LinkLeavesTree, TreeError
 from meshgate_sync.protocol import SyncStatus
 from meshgate_wire.messages import SYNC_STREAM, Sync

@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from meshgate import Actor, Client, MeshgateError, ProcessJob, StaleCodeError, UrlDialer, endpoint, job_loads
-from meshgate.code import CodeSync, Tree
+from meshgate.code import CodeSync
 from meshgate.jobs.code import sync_of
+from meshgate.project import Tree
 from meshgate_sync.sender import Sender
 from tests.projects import project_in
 from tests.relay import Relay

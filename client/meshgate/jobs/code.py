@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshgate.client import Client
-from meshgate.code import CodeSync, SyncReport, Tree, paths_below, tree_of
+from meshgate.code import CodeSync, SyncReport
 from meshgate.errors import JobNotRunning
 from meshgate.jobs.import_paths import driver_import_paths, driver_script, is_installed
 from meshgate.jobs.trait import JobTrait
+from meshgate.project import Tree, paths_below, tree_of
 from meshgate_sync.scan import git_root
 
 __all__ = ["JobCode", "sync_of"]

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from meshgate.client import Client
-from meshgate.code import CodeSync, Tree
+from meshgate.code import CodeSync
 from meshgate.jobs.code import _left_out, _places_outside
+from meshgate.project import Tree
 
 
 def test_where_modules_are_from_that_the_sync_does_not_bring_is_known(
