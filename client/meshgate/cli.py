@@ -79,7 +79,9 @@ def _list_in_cluster(namespace: str) -> None:
 
     table = Table("NAME", "NAMESPACE", "MESHES", "AGE", "ASKED FOR BY", box=None, pad_edge=False, header_style="bold")
     for job in _in_cluster(lambda api: listed(api, namespace)):
-        meshes = " ".join(f"{name}={count}" for name, count in job.meshes.items())
+        meshes = "of another version"
+        if job.meshes is not None:
+            meshes = " ".join(f"{name}={count}" for name, count in job.meshes.items())
         table.add_row(job.name, job.namespace, meshes, _age(time.time() - job.created), job.owner)
     Console().print(table if table.row_count else "no job runs there", soft_wrap=True)
 
@@ -99,12 +101,15 @@ def _kill_in_cluster(names: list[str], namespace: str, all_jobs: bool) -> None:
 
 def _in_cluster(do: Callable[[Api], T]) -> T:
     from meshgate_kubernetes.api import Api  # noqa: PLC0415  (as above)
-    from meshgate_kubernetes.errors import KubernetesError  # noqa: PLC0415
+    from meshgate_kubernetes.errors import Forbidden, KubernetesError  # noqa: PLC0415
 
     try:
         return do(Api.from_kubeconfig())
     except KubernetesError as error:
-        typer.echo(f"meshgate: {error}", err=True)
+        hint = ""
+        if isinstance(error, Forbidden) and not error.namespace:
+            hint = " in all namespaces: name one of yours, -n NAMESPACE"
+        typer.echo(f"meshgate: {error}{hint}", err=True)
         raise typer.Exit(1) from None
 
 

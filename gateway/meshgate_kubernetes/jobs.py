@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from meshgate_kubernetes import provision, rights
 from meshgate_kubernetes.api import Api
 from meshgate_kubernetes.discovery import ranked
-from meshgate_kubernetes.errors import Conflict, KubernetesError, NotFound
+from meshgate_kubernetes.errors import Conflict, KubernetesError, NotFound, Refused
 from meshgate_kubernetes.manifests import OPERATOR_SELECTOR, OWNER_ANNOTATION, SPEC_KEY, monarch_mesh_name, own_selector
 from meshgate_kubernetes.names import COMPONENT_LABEL, JOB_LABEL, Names
 from meshgate_kubernetes.readiness import JobNotReady, Listener, wait_ready
@@ -144,8 +145,14 @@ def _clean_up(api: Api, spec: JobSpec, uid: str) -> None:
 
 
 def find(api: Api, name: str, namespace: str) -> RunningJob:
-    """The running job of this name. Raises NotFound."""
-    spec, uid = provision.read_spec(api, name, namespace)
+    """The running job of this name. Raises NotFound, and Refused where another version of meshgate made it."""
+    try:
+        spec, uid = provision.read_spec(api, name, namespace)
+    except ValueError:
+        raise Refused(
+            f"job {name!r} in namespace {namespace!r} was made by another version of meshgate: use it with that one, "
+            f"or end it; `meshgate kill -n {namespace} {name}` does"
+        ) from None
     secret = api.get("Secret", Names(name).secret, namespace)
     token = base64.b64decode(secret["data"]["token"]).decode()
     meshes = {mesh.name: mesh.replicas for mesh in spec.meshes}
@@ -154,12 +161,13 @@ def find(api: Api, name: str, namespace: str) -> RunningJob:
 
 @dataclass(frozen=True, slots=True)
 class ListedJob:
-    """A job that is there. ``created``: seconds since 1970; ``owner``: who asked a gateway for it, or ""."""
+    """A job that is there. ``created``: seconds since 1970; ``owner``: who asked a gateway for it, or "". ``meshes`` is
+    None where another version of meshgate made it."""
 
     name: str
     namespace: str
     uid: str
-    meshes: Mapping[str, int]
+    meshes: Mapping[str, int] | None
     created: float
     owner: str
 
@@ -167,21 +175,20 @@ class ListedJob:
 def listed(api: Api, namespace: str = "") -> list[ListedJob]:
     """The jobs of a namespace, or of all of them, oldest first."""
     parents, _ = api.find("ConfigMap", namespace, f"{JOB_LABEL},{COMPONENT_LABEL}=job")
-    found = [job for parent in parents if (job := _listed(parent)) is not None]
-    return sorted(found, key=lambda job: job.created)
+    return sorted(map(_listed, parents), key=lambda job: job.created)
 
 
-def _listed(parent: Object) -> ListedJob | None:
+def _listed(parent: Object) -> ListedJob:
     metadata = parent["metadata"]
-    try:
+    meshes = None
+    with suppress(ValueError):
         spec = JobSpec.model_validate_json((parent.get("data") or {}).get(SPEC_KEY, ""))
-    except ValueError:  # another version of meshgate made it
-        return None
+        meshes = {mesh.name: mesh.replicas for mesh in spec.meshes}
     return ListedJob(
         name=metadata["name"],
         namespace=metadata["namespace"],
         uid=metadata["uid"],
-        meshes={mesh.name: mesh.replicas for mesh in spec.meshes},
+        meshes=meshes,
         created=datetime.fromisoformat(metadata["creationTimestamp"].replace("Z", "+00:00")).timestamp(),
         owner=_owner(parent),
     )
@@ -202,10 +209,12 @@ def _owner(parent: Object) -> str:
 
 
 def runs(api: Api, job: RunningJob) -> bool:
+    """Whether it is there and not on its way out, whichever version of meshgate made it."""
     try:
-        return provision.read_spec(api, job.name, job.namespace)[1] == job.uid
+        metadata = api.get("ConfigMap", Names(job.name).parent, job.namespace)["metadata"]
     except NotFound:
         return False
+    return bool(metadata["uid"] == job.uid) and "deletionTimestamp" not in metadata
 
 
 def end_by_name(api: Api, name: str, namespace: str) -> None:

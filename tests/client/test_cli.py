@@ -12,6 +12,8 @@ from meshgate.cli import app
 from meshgate.jobs import registry
 from meshgate.jobs.processes import process_name
 from meshgate.jobs.registry import LocalEntry
+from meshgate_kubernetes.api import Api
+from meshgate_kubernetes.errors import Forbidden
 
 WAIT = "import sys; sys.stdin.read()"
 
@@ -113,3 +115,14 @@ def test_without_a_usable_home_jobs_are_listed_elsewhere(monkeypatch: pytest.Mon
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert registry.log_file("1").is_relative_to(tmp_path)
     registry.unregister("1")
+
+
+def test_who_may_not_list_the_whole_cluster_is_told_to_name_a_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        def find(self, *what: object) -> object:
+            raise Forbidden("list", "configmaps", "", user="bob")
+
+    monkeypatch.setattr(Api, "from_kubeconfig", lambda: Refusing())
+    ran = CliRunner().invoke(app, ["ls", "-A"])
+    assert ran.exit_code == 1
+    assert "bob may not list configmaps in all namespaces: name one of yours, -n NAMESPACE" in ran.output

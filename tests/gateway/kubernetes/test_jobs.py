@@ -12,6 +12,7 @@ from meshgate_kubernetes import jobs, provision, readiness
 from meshgate_kubernetes.api import Api
 from meshgate_kubernetes.errors import Conflict, NotFound, Refused, Unreachable
 from meshgate_kubernetes.jobs import RunningJob
+from meshgate_kubernetes.manifests import SPEC_KEY
 from meshgate_kubernetes.readiness import JobNotReady, Progress
 from meshgate_kubernetes.spec import JobSpec
 from tests.gateway.kubernetes.fake_api import FakeApi
@@ -189,3 +190,24 @@ def test_the_deletion_is_asked_for_before_anything_else() -> None:
     with pytest.raises(KeyboardInterrupt):
         provision.delete(cast("Api", ended), "trainer", "team")
     assert ended.left() == []
+
+
+class OfAnotherVersion(FakeApi):
+    def _put(self, obj: Object) -> Object:
+        if obj["kind"] == "ConfigMap":
+            obj = {**obj, "data": {SPEC_KEY: '{"format": 9}'}}
+        return super()._put(obj)
+
+
+def test_a_job_of_another_version_is_listed_ended_and_named_to_who_would_use_it() -> None:
+    api = cast("Api", OfAnotherVersion())
+    provision.create_parent(api, job())
+    (found,) = jobs.listed(api)
+    assert (found.name, found.meshes) == ("trainer", None)
+    running = RunningJob(name="trainer", namespace="team", uid=found.uid, token="", meshes={})
+    assert jobs.runs(api, running)
+    with pytest.raises(Refused, match=r"another version of meshgate: .* `meshgate kill -n team trainer` does"):
+        jobs.find(api, "trainer", "team")
+    jobs.end_listed(api, found)
+    assert not jobs.runs(api, running)
+    assert jobs.listed(api) == []
