@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from enum import Enum
 
 from meshgate_kubernetes.capacity import Cluster, shortages
@@ -24,6 +25,8 @@ AUTOSCALER_PATIENCE = 15.0
 PULL_PATIENCE = 20.0
 MOUNT_PATIENCE = 60.0
 SOON = 10.0
+START_UP = 10.0
+"""Seconds in which a container that is not ready yet is no news."""
 
 _PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable"})
 _DEFINITE_PULL = re.compile(
@@ -128,6 +131,27 @@ def _pod_problems(pod: Object, events: list[Object], cluster: Cluster | None) ->
     yield from problems
     if not problems and events and events[-1]["reason"] in ("FailedMount", "FailedAttachVolume"):
         yield Problem(subject, events[-1]["reason"], events[-1].get("message", ""), MOUNT_PATIENCE)
+    elif not problems:
+        yield from _not_ready(pod, subject, events)
+
+
+def _not_ready(pod: Object, subject: str, events: list[Object]) -> Iterator[Problem]:
+    """A pod that runs, and whose readiness probe still fails when a program has had time to start."""
+    said = [event for event in events if event["reason"] == "Unhealthy"]
+    for status in pod.get("status", {}).get("containerStatuses") or []:
+        began = (status.get("state", {}).get("running") or {}).get("startedAt")
+        if status.get("ready") or began is None or not said or _seconds(said[-1]) - _time(began) < START_UP:
+            continue
+        log_of = LogOf(pod["metadata"]["name"], status["name"], previous=False)
+        yield Problem(subject, "NotReady", said[-1].get("message", ""), None, log_of)
+
+
+def _seconds(event: Object) -> float:
+    return _time(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"])
+
+
+def _time(text: str) -> float:
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def _unschedulable(

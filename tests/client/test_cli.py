@@ -122,7 +122,7 @@ def test_who_may_not_list_the_whole_cluster_is_told_to_name_a_namespace(monkeypa
         def find(self, *what: object) -> object:
             raise Forbidden("list", "configmaps", "", user="bob")
 
-    monkeypatch.setattr(Api, "from_kubeconfig", lambda: Refusing())
+    monkeypatch.setattr(Api, "from_kubeconfig", Refusing)
     ran = CliRunner().invoke(app, ["ls", "-A"])
     assert ran.exit_code == 1
     assert "bob may not list configmaps in all namespaces: name one of yours, -n NAMESPACE" in ran.output

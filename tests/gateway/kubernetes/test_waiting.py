@@ -182,3 +182,16 @@ def test_a_volume_that_cannot_be_mounted_is_told() -> None:
 )
 def test_where_a_pod_is_on_its_way_up(of: Object, reasons: list[str], at: Stage) -> None:
     assert stage(of, [event(of, reason) for reason in reasons]) is at
+
+
+def test_a_pod_that_runs_and_does_not_become_ready_says_what_its_probe_says() -> None:
+    began = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+    status = {"name": "worker", "containerID": "containerd://a", "ready": False, "state": began}
+    starting = pod(ready=False, phase="Running", containerStatuses=[status])
+    probe = "Readiness probe failed: dial tcp 10.0.0.1:26600: connect: connection refused"
+    early = event(starting, "Unhealthy", probe, at="2026-01-01T00:00:02Z")
+    assert diagnose([starting], [early], missing={}) == []
+    late = event(starting, "Unhealthy", probe, at="2026-01-01T00:00:30Z")
+    (problem,) = diagnose([starting], [early, late], missing={})
+    assert (problem.reason, problem.message, problem.patience) == ("NotReady", probe, None)
+    assert problem.log_of == LogOf("trainer-workers-0", "worker", previous=False)
