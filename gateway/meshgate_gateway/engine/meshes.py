@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshgate_gateway.engine import on_worker
-from meshgate_gateway.engine.monarch import Fault, Forward, told
+from meshgate_gateway.engine.monarch import Fault, Forward, silent_at, told
 from meshgate_gateway.engine.objects import (
     Actors,
     Channel,
@@ -118,7 +118,7 @@ class Meshes:
             lost = _lost_among(hosts, procs.host_names)
             if isinstance(error, asyncio.CancelledError) and not lost:
                 raise
-            self._engine.object_failed(header.object, _failed_spawn(header, lost or told(error)))
+            self._engine.object_failed(header.object, _failed_spawn(header, lost or _not_up(hosts, told(error))))
             self._engine.streams.drop(header.object)  # those that did come up are nobody's
 
     async def _spawn_actors(self, header: SpawnActors, buffers: Sequence[Fragments]) -> None:
@@ -364,6 +364,19 @@ class Meshes:
         actors.dead.update(dict.fromkeys(fresh, report))
         self._engine.send(FaultMessage(object=number, mesh=actors.name, ranks=tuple(fresh), hosts=hosts, report=report))
         self._engine.calling.fail(actors)
+
+
+def _not_up(hosts: Hosts, report: str) -> str:
+    """``report`` of Monarch's, with who did not answer and what to look at, where that is the reason."""
+    silent = set(silent_at(report, hosts.addresses))
+    if not silent:
+        return report
+    named = [f"{host.name} ({host.address})" for host in hosts.hosts if host.address in silent]
+    more = f" and {len(named) - 8} more" if len(named) > 8 else ""
+    return (
+        f"no Monarch worker answers at {', '.join(named[:8])}{more}: see whether one runs there, on this port, of the "
+        f"gateway's release of torchmonarch, and whether a network policy keeps the gateway out\n{report}"
+    )
 
 
 def _lost_among(hosts: Hosts, names: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -387,6 +388,13 @@ class _Keywords(_Positional):
 def told(error: BaseException) -> str:
     """What Monarch says in ``error``, without the stack of its own that it appends."""
     return str(error).partition("\n\nStack backtrace:\n")[0].rstrip()
+
+
+def silent_at(report: str, addresses: Sequence[str]) -> list[str]:
+    """Those of ``addresses`` at which nobody answered, where ``report`` is of an attach that failed."""
+    if not report.startswith("attach failed"):
+        return []
+    return [address for address in addresses if re.search(rf"{re.escape(address.replace('://', ':'))}\b", report)]
 
 
 def _fault(failure: Any) -> Fault:

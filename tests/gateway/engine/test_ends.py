@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from meshgate_gateway.engine import meshes
-from meshgate_wire.messages import Done, Failed, Fault, Host, Initialized, MeshRef
+from meshgate_gateway.engine.objects import Hosts
+from meshgate_wire.messages import Done, Failed, Fault, Host, Initialized, MeshRef, Region
 from tests.gateway.engine.in_memory import Laptop, on_a_loop
 
 SOON = 0.02
@@ -107,3 +108,17 @@ async def test_who_only_wants_to_know_does_not_wait_for_a_host_that_has_ended() 
     initialized(laptop, hosts, whole=False)
     await laptop.settle(until=lambda: laptop.of(Done))
     await laptop.end()
+
+
+ATTACH_FAILED = """attach failed: config push failed during attach on 1 host(s):
+  - tcp:10.0.0.1:26600: reply timed out after MESH_ATTACH_CONFIG_TIMEOUT"""
+
+
+def test_who_did_not_answer_when_it_was_attached_to_is_named() -> None:
+    known = tuple(Host(name=f"pod-{n}", address=f"tcp://10.0.0.{n}:26600") for n in (1, 11))
+    region = Region(labels=("hosts",), offset=0, sizes=(2,), strides=(1,))
+    hosts = Hosts(None, "workers", known, region)
+    told = meshes._not_up(hosts, ATTACH_FAILED)
+    assert told.startswith("no Monarch worker answers at pod-1 (tcp://10.0.0.1:26600): see whether one runs there")
+    assert told.endswith(ATTACH_FAILED)
+    assert meshes._not_up(hosts, "bootstrap failed at tcp:10.0.0.1:26600") == "bootstrap failed at tcp:10.0.0.1:26600"
