@@ -92,8 +92,7 @@ def pull(
     chosen = (
         list(range(len(hosts))) if ranks is None else [ranks] if isinstance(ranks, int) else list(dict.fromkeys(ranks))
     )
-    wrong = [rank for rank in chosen if not 0 <= rank < len(hosts)]
-    if wrong or not chosen:
+    if not chosen or any(rank not in range(len(hosts)) for rank in chosen):
         raise ValueError(f"ranks={ranks!r}: the mesh has the ranks 0 to {len(hosts) - 1}")
     if not remote:
         raise ValueError("pull(''): name a file or a directory of the hosts; '.' is their working directory")

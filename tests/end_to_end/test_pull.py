@@ -65,7 +65,13 @@ def test_what_is_not_there_is_told_with_host_and_path(job: ProcessJob, tmp_path:
 
 @pytest.mark.usefixtures("hosts")
 @pytest.mark.parametrize(
-    ("wrong", "said"), [({"ranks": 2}, "ranks 0 to 1"), ({"ranks": []}, "ranks"), ({"mesh": "others"}, "workers")]
+    ("wrong", "said"),
+    [
+        ({"ranks": 2}, "ranks 0 to 1"),
+        ({"ranks": []}, "ranks"),
+        ({"ranks": "0"}, "ranks='0'"),
+        ({"mesh": "others"}, "workers"),
+    ],
 )
 def test_ranks_and_meshes_that_are_not_there_are_refused(
     job: ProcessJob, tmp_path: Path, wrong: dict[str, Any], said: str
