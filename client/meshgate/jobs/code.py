@@ -13,7 +13,7 @@ from pathlib import Path
 from meshgate.client import Client
 from meshgate.code import CodeSync, SyncReport
 from meshgate.errors import JobNotRunning
-from meshgate.jobs.import_paths import driver_import_paths, driver_script, is_installed
+from meshgate.jobs.import_paths import driver_import_paths, driver_script, is_installed, loaded_files
 from meshgate.jobs.trait import JobTrait
 from meshgate.project import Tree, paths_below, tree_of
 from meshgate_sync.scan import git_root
@@ -115,9 +115,7 @@ def _places_outside(tree: Tree) -> list[str]:
     """Where modules of the driver's are from that the sync does not bring."""
     outside = [place for place in driver_import_paths() if not Path(place).resolve().is_relative_to(tree.top)]
     files = [
-        os.path.dirname(os.path.realpath(file))
-        for name, module in list(sys.modules.items())
-        if name.partition(".")[0] not in _OURS and isinstance(file := getattr(module, "__file__", None), str)
+        os.path.dirname(os.path.realpath(file)) for name, file in loaded_files() if name.partition(".")[0] not in _OURS
     ]
     return [place for place in outside if any(Path(file).is_relative_to(os.path.realpath(place)) for file in files)]
 
@@ -127,9 +125,8 @@ def _left_out(code: CodeSync) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     if code.tree.parts:
         return found  # what is in none of them was not asked for
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and name != "__main__":
+    for name, file in loaded_files():
+        if name != "__main__":
             path = Path(os.path.realpath(file))
             if path.is_relative_to(code.tree.top) and not is_installed(file) and code.leaves_out(str(path)):
                 found.append((name, str(path.relative_to(code.tree.top))))

@@ -15,7 +15,7 @@ import sysconfig
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-__all__ = ["driver_import_paths", "driver_script", "is_installed"]
+__all__ = ["driver_import_paths", "driver_script", "is_installed", "loaded_files"]
 
 
 def driver_import_paths(search_path: Sequence[str] | None = None, cwd: str | None = None) -> list[str]:
@@ -45,17 +45,21 @@ def driver_script() -> str | None:
 def _found_otherwise() -> list[str]:
     """Directories of top-level modules whose finder was not the one that looks along ``sys.path``."""
     places: dict[str, None] = {}
-    everyone = _interpreter_paths()
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if "." in name or not isinstance(file, str) or not file.endswith(".py"):
+    for name, file in loaded_files():
+        if "." in name or not file.endswith(".py"):
             continue
         above, last = os.path.split(os.path.abspath(file))
         if last == "__init__.py":
             above, last = os.path.split(above)
-        if os.path.splitext(last)[0] == name and not _is_within(above, everyone):
+        if os.path.splitext(last)[0] == name:
             places[above] = None
-    return list(places)
+    return [place for place in places if not is_installed(place)]
+
+
+def loaded_files() -> list[tuple[str, str]]:
+    """The modules of this program that have a file, each with it."""
+    files = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
+    return [(name, file) for name, file in files if isinstance(file, str)]
 
 
 def is_installed(path: str) -> bool:

@@ -150,9 +150,14 @@ def mesh_of_compute(name: str, compute: Compute, replicas: int = 0, **options: A
 
 def mesh_of_selector(name: str, selector: Mapping[str, str] | str, replicas: int = 0, **options: Any) -> MeshAsked:
     """The existing pods that ``selector`` finds, as many as there are when ``replicas`` is 0."""
+    return _mesh(name, replicas=replicas, selector=_readable(selector), **options)
+
+
+def _readable(selector: Mapping[str, str] | str) -> str:
+    """A label selector as text. Raises TypeError and ValueError on what is none."""
     text = selector_text(selector)
     parse_selector(text)
-    return _mesh(name, replicas=replicas, selector=text, **options)
+    return text
 
 
 def _mesh(name: str, *, owner: str = "KubernetesJob", **given: Any) -> MeshAsked:
@@ -189,9 +194,7 @@ def mesh_like_monarch(
     check_mesh_name(name)
     _check_like_monarch(label_selector, pod_rank_label, image_spec, pod_spec, labels, annotations)
     require_count(name, num_replicas)
-    if label_selector is not None:
-        label_selector = selector_text(label_selector)
-        parse_selector(label_selector)
+    selector = _readable(label_selector) if label_selector is not None else None
     try:
         worker = _worker_like_monarch(image_spec, pod_spec)
     except ValidationError as error:
@@ -200,7 +203,7 @@ def mesh_like_monarch(
         name,
         owner="add_mesh",
         replicas=num_replicas,
-        selector=label_selector,
+        selector=selector,
         rank_label=pod_rank_label,
         port=port,
         worker=worker,
