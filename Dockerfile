@@ -4,20 +4,21 @@
 #   docker build --target worker  -t meshgate-worker  .
 #   docker build --target worker --build-arg BASE=pytorch/pytorch:2.7.1-cuda12.8-cudnn9-runtime -t trainer .
 #
-# BASE must hold Python 3.10 to 3.13 with pip and venv, and the workers the same minor version as the gateway: what
-# travels between them is pickled by the one and loaded by the other. Versions come from constraints.txt, so that
-# the images hold what was tested. Both run as user 1000, need no write access to their root filesystem and write
-# to /home/meshgate and /tmp alone. A change in the sources rebuilds the last, small layer only.
+# BASE must contain Python 3.10 to 3.13 with pip and venv. Workers need the same minor version as the gateway, because
+# they exchange pickles. Versions come from constraints.txt, so the images contain what was tested. Both images run as
+# user 1000 with a read-only root filesystem and write only to /home/meshgate and /tmp. A change in the sources rebuilds
+# only the last, small layer.
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/meshgate/bin:$PATH
-# What BASE has installed (its torch, say) stays importable.
+# Packages installed in BASE, such as torch, stay importable.
 RUN python3 -m venv --system-site-packages /opt/meshgate
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
-# hatchling wants these to be there; the real ones come with the sources.
-RUN for package in client/meshgate gateway/meshgate_gateway gateway/meshgate_kubernetes gateway/meshgate_wire \
+# hatchling needs these files; the real ones come with the sources.
+RUN for package in client/meshgate gateway/meshgate_gateway kubernetes_jobs/meshgate_kubernetes \
+      slurm_jobs/meshgate_slurm wire/meshgate_wire \
       sync/meshgate_sync worker_image/meshgate_worker; do mkdir -p $package && touch $package/__init__.py; done \
     && touch README.md LICENSE
 
@@ -26,14 +27,22 @@ RUN pip install -c constraints.txt '.[gateway]' && pip uninstall -q -y meshgate 
     && find /opt/meshgate -path '*/pyarrow/tests' -prune -exec rm -rf {} +
 
 FROM build AS worker-dependencies
-RUN pip install -c constraints.txt '.[worker]' && pip uninstall -q -y meshgate \
-    && find /opt/meshgate -path '*/pyarrow/tests' -prune -exec rm -rf {} +
+# 240 MB that no worker uses: only the laptop and the gateway use the Kubernetes API and what that depends on, only
+# Monarch's telemetry, which jobs do not have, uses pyarrow, and monarch-tui is for terminals.
+RUN pip install -c constraints.txt '.[worker]' \
+    && pip uninstall -q -y meshgate kubernetes pyarrow setuptools \
+      aiohttp aiohttp-retry aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl \
+      durationpy oauthlib requests-oauthlib websocket-client \
+    && rm -rf /opt/meshgate/bin/monarch-tui /opt/meshgate/lib/python3*/site-packages/tests
 
 FROM build AS wheel
 COPY README.md LICENSE ./
 COPY client client
 COPY gateway gateway
+COPY kubernetes_jobs kubernetes_jobs
+COPY slurm_jobs slurm_jobs
 COPY sync sync
+COPY wire wire
 COPY worker_image worker_image
 RUN pip wheel -c constraints.txt --no-deps --wheel-dir /wheel .
 

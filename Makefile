@@ -1,27 +1,33 @@
-# The same verbs for a person and for CI. A fresh clone needs Python (3.10 or later), git and make; everything
-# else goes into $(VENV), at the versions that constraints.txt pins. Setting up is a stamp file: it costs nothing
-# until pyproject.toml or constraints.txt change.
+# The same targets for people and for CI. A fresh clone needs Python (3.10 or later), git and make; everything else is
+# installed into $(VENV) at the versions in constraints.txt. The set-up is a stamp file, so it costs nothing until
+# pyproject.toml or constraints.txt change.
 #
-#   make demo     sets up, then runs examples/quickstart.py: the main job on this machine
-#   make test     sets up, then runs the tests         (make test ARGS="tests/wire -x" for a part)
-#   make lint     ruff and the layers (import-linter)
+#   make demo     sets up, then runs examples/quickstart.py on this machine
+#   make test     sets up, then runs the tests (some of them: make test ARGS="tests/wire -x";
+#                 with the newest pre-release of Monarch, in a venv of its own: make test MONARCH=nightly)
+#   make torch    adds torch, which tests/end_to_end/test_torch.py needs; they are skipped without it
+#   make lint     ruff, the layers (import-linter) and plain English (lint/plain_english.py)
 #   make types    mypy, strict
-#   make bench    beside direct Monarch, Ray Client and rsync (make bench ARGS=--docs for docs/benchmarks.md, --only sync)
-#   make docs     builds the documentation into build/docs, warnings being errors
-#   make lock     renews constraints.txt
-#   make clean    removes what the other verbs made
+#   make bench    measures against direct Monarch, Ray Client and rsync (ARGS=--docs: docs/benchmarks.md; ARGS="--only sync")
+#   make conformance  compares behavior with direct Monarch, case by case (some: make conformance ARGS="errors ports")
+#   make chaos    injects random faults for an hour and counts what they cost (shorter: make chaos ARGS="--minutes 5";
+#                 in one process on a virtual clock: make chaos ARGS=--simulate)
+#   make docs     builds the documentation into build/docs; warnings are errors
+#   make lock     updates constraints.txt
+#   make clean    removes the files that the other targets created
 
 PYTHON ?= python3
-VENV ?= .venv
+MONARCH =
+VENV ?= .venv$(and $(MONARCH),-$(MONARCH))
 ARGS ?=
 BIN := $(VENV)/bin
-# By the environment rather than -c, so that what builds the package is pinned too; newer pips want a name of its own.
+# The environment, unlike -c, also pins the build dependencies; newer versions of pip use a separate variable for those.
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(BIN)/python -m pip --disable-pip-version-check --quiet
 SET_UP := $(VENV)/.set-up
 PINNED := pyproject.toml constraints.txt
 
-.PHONY: demo test lint types bench bench-in-venv docs lock clean setup
+.PHONY: demo test torch lint types bench bench-in-venv conformance chaos docs lock clean setup
 .DEFAULT_GOAL := test
 
 demo: $(SET_UP)-demo
@@ -33,16 +39,28 @@ test: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python lint/plain_english.py
 
 types: setup
 	$(BIN)/mypy
 
-# Ray stays out of the venv that everything else runs in.
+# Its CPU build is enough, which PyPI does not have for Linux:
+# make torch PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+torch: setup
+	$(PIP) install 'torch==2.13.0'
+
+# Ray has a venv of its own.
 bench:
 	$(MAKE) --no-print-directory VENV=$(VENV)-bench bench-in-venv
 
 bench-in-venv: $(SET_UP)-bench
 	$(BIN)/python -m benchmarks $(ARGS)
+
+conformance: setup
+	$(BIN)/python -m conformance $(ARGS)
+
+chaos: setup
+	$(BIN)/python -m chaos $(ARGS)
 
 docs: $(SET_UP)-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -55,10 +73,15 @@ lock:
 		--upgrade --quiet --output-file constraints.txt
 
 clean:
-	rm -rf $(VENV) $(VENV)-bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-bench $(VENV)-nightly build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 setup: $(SET_UP)-dev
+ifeq ($(MONARCH),nightly)
+	$(BIN)/python -m pip --disable-pip-version-check --quiet install --upgrade 'torchmonarch>=0.8.0.dev0,<0.9'
+else ifneq ($(MONARCH),)
+	$(error MONARCH=$(MONARCH) is unknown: leave it out, or set it to nightly)
+endif
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \

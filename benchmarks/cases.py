@@ -1,4 +1,4 @@
-"""The measurements of calls, arrays, distance, cuts and memory. Each gives rows of the table; targets beside them."""
+"""Benchmarks of calls, arrays, latency, disconnects and memory. Each yields rows of the table, with targets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUND_TRIP = 0.05
 
 
 def start(run: Run) -> Rows:
-    """A fresh driver process to its first result, from two hosts; with and without the imports."""
+    """From the start of a driver process to its first result of two hosts, with and without imports."""
     with run.ray():
         drivers = {"direct": ["direct"], "meshgate": ["meshgate"]}
         if run.ray_address is not None:
@@ -33,9 +33,9 @@ def start(run: Run) -> Rows:
         for turn in range(-1, run.rounds):
             for name, arguments in list(drivers.items()):
                 try:
-                    excluded, included = run.undisturbed(partial(_start_once, run, name, arguments))
+                    excluded, included = run.measure(partial(_start_once, run, name, arguments))
                 except (subprocess.SubprocessError, ValueError) as error:
-                    run.trouble(f"start of {name}: {error}")
+                    run.report_problem(f"cannot start {name}: {error}")
                     del drivers[name]
                     continue
                 if turn >= 0:
@@ -43,16 +43,16 @@ def start(run: Run) -> Rows:
                     whole.setdefault(name, []).append(included)
     case = Case("start: job to first result", {name: Value("s", tuple(found)) for name, found in without.items()})
     if {"direct", "meshgate"} <= without.keys():
-        more = case.columns["meshgate"].number - case.columns["direct"].number
-        case.checks += at_most("more than direct", more, 1.0, unit=" s")
-    case.note = "Ray joins a cluster that is up"
+        additional = case.columns["meshgate"].number - case.columns["direct"].number
+        case.checks += at_most("in addition to direct", additional, 1.0, unit=" s")
+    case.note = "Ray joins a running cluster"
     yield case
-    yield Case("the same, imports included", {name: Value("s", tuple(found)) for name, found in whole.items()})
+    yield Case("start, including imports", {name: Value("s", tuple(found)) for name, found in whole.items()})
 
 
 def _start_once(run: Run, name: str, arguments: list[str]) -> tuple[float, float]:
     python = run.ray_python if name == "ray" else None
-    begin = time.monotonic()
+    start = time.monotonic()
     with (run.logs / f"start-{name}.log").open("wb") as errors:
         done = subprocess.run(
             [python or sys.executable, "-m", "benchmarks.start", *arguments],
@@ -65,11 +65,11 @@ def _start_once(run: Run, name: str, arguments: list[str]) -> tuple[float, float
             check=True,
         )
     times = json.loads(done.stdout.splitlines()[-1])
-    return times["result"] - times["imported"], times["result"] - begin
+    return times["result"] - times["imported"], times["result"] - start
 
 
 def calls(run: Run) -> Rows:
-    """Sequential calls, 1,000 calls in flight, arrays: all on one machine, no delay."""
+    """Sequential calls, 1,000 calls in flight and arrays, on one machine without delay."""
     with run.ray(), run.peers(direct={}, meshgate={}, tcp={"tcp": True}, ray={}, websocket={}) as peers:
         yield from _sequential(peers)
         yield from _in_flight(peers)
@@ -79,17 +79,17 @@ def calls(run: Run) -> Rows:
 def _sequential(peers: Peers) -> Rows:
     for actors in (1, 4):
         found = peers.turns("direct", "meshgate", "ray", method="sequential", actors=actors, calls=200)
-        case = Case(f"call to {actors} actor{'s' * (actors > 1)}, one after the other", _medians_ms(found))
-        case.checks += at_most("of direct", case.ratio("meshgate", "direct"), 1.3)
-        case.checks += at_least("faster than Ray", case.ratio("ray", "meshgate"), 2)
+        case = Case(f"sequential calls to {actors} actor{'s' * (actors > 1)}", _medians_ms(found))
+        case.checks += at_most("compared with direct:", case.ratio("meshgate", "direct"), 1.3)
+        case.checks += at_least("speed compared with Ray:", case.ratio("ray", "meshgate"), 2)
         yield case
     found = peers.turns("direct", "meshgate", method="sequential_async", calls=200)
-    case = Case("the same, 1 actor, await", _medians_ms(found))
-    case.checks += at_most("of direct", case.ratio("meshgate", "direct"), 1.3)
+    case = Case("sequential calls to 1 actor, await", _medians_ms(found))
+    case.checks += at_most("compared with direct:", case.ratio("meshgate", "direct"), 1.3)
     yield case
     found = peers.turns("direct", "tcp", method="sequential", actors=1, calls=200)
     bare = peers.turns("websocket", method="round_trip", calls=200)
-    case = Case("the same, 1 actor, over TCP", _medians_ms({**found, **bare}), beside="bare websocket")
+    case = Case("sequential calls to 1 actor, over TCP", _medians_ms({**found, **bare}), beside="bare websocket")
     case.rename(tcp="meshgate", websocket="other")
     if (ratio := case.ratio("meshgate", "direct")) is not None:
         case.note = f"{ratio:.2f} times direct"
@@ -104,11 +104,11 @@ def _in_flight(peers: Peers) -> Rows:
     for how, found in (("asyncio", gathered), ("list of futures", listed)):
         columns = {name: value for name, value in _rates(found).items() if value is not None}
         case = Case(f"1,000 calls in flight, {how}", columns)
-        for peer, what, least in (("direct", "of direct", 0.9), ("ray", "of Ray", 4)):
+        for peer, what, minimum in (("direct", "compared with direct:", 0.9), ("ray", "compared with Ray:", 4)):
             beside = reference.get(peer)
             if beside is not None and "meshgate" in columns:
-                case.checks += at_least(what, columns["meshgate"].number / beside.number, least)
-        case.note = "both beside direct Monarch's gather and Ray's better one"
+                case.checks += at_least(what, columns["meshgate"].number / beside.number, minimum)
+        case.note = "compared with direct Monarch's gather and the better one of Ray's"
         yield case
 
 
@@ -130,16 +130,16 @@ def _arrays(peers: Peers) -> Rows:
                 name: Value("MB/s", tuple(megabytes / median(seconds) for seconds in rounds))
                 for name, rounds in found.items()
             }
-            case = Case(f"array of {megabytes} MB {direction}", columns, beside="bare websocket")
+            case = Case(f"array of {megabytes} MB, {direction}", columns, beside="bare websocket")
             case.rename(websocket="other")
             if megabytes == 100:
-                case.checks += at_least("of direct", case.ratio("meshgate", "direct"), 0.7)
-                case.checks += at_least("of Ray", case.ratio("meshgate", "ray"), 2)
+                case.checks += at_least("compared with direct:", case.ratio("meshgate", "direct"), 0.7)
+                case.checks += at_least("compared with Ray:", case.ratio("meshgate", "ray"), 2)
             yield case
 
 
 def sharing(run: Run) -> Rows:
-    """Small calls while 1 GB passes on the same session to another mesh, beside those on an idle session."""
+    """Small calls during a transfer of 1 GB to another mesh on the same session, and on an idle session."""
     with run.peers(direct={}, meshgate={}) as peers:
         idle = peers.turns("direct", "meshgate", method="small_idle", calls=1000, rounds=3)
         idle99 = {name: median(percentile(calls, 0.99) for calls in rounds) for name, rounds in idle.items()}
@@ -150,64 +150,64 @@ def sharing(run: Run) -> Rows:
                 "direct", "meshgate", method="small_while", direction=direction, nbytes=1000 * MB, rounds=2, warm=False
             )
             busy = {name: [each["calls"] for each in rounds if each["calls"]] for name, rounds in found.items()}
-            yield Case(f"the same while 1 GB goes {direction}, median", _medians_ms(busy))
+            yield Case(f"100-byte call during 1 GB {direction}, median", _medians_ms(busy))
             case = Case("  99th percentile", _percentiles(busy))
-            for name, what in (("meshgate", "of idle"), ("direct", "direct's own: of idle")):
+            for name, what in (("meshgate", "compared with idle:"), ("direct", "direct compared with idle:")):
                 if name in case.columns and name == "meshgate":
                     case.checks += at_most(what, case.columns[name].number / (idle99[name] * 1e3), 3)
                 elif name in case.columns:
                     case.note = f"{what} {case.columns[name].number / (idle99[name] * 1e3):.2f} times"
             yield case
             worst = {name: Value("ms", tuple(max(calls) * 1e3 for calls in rounds)) for name, rounds in busy.items()}
-            yield Case("  worst", worst)
+            yield Case("  maximum", worst)
             rates = {
                 name: Value("MB/s", tuple(1000 / each["transfer"] for each in rounds)) for name, rounds in found.items()
             }
-            yield Case("  the transfer itself", rates)
+            yield Case("  throughput of the transfer", rates)
 
 
 def distance(run: Run) -> Rows:
-    """A round trip of 50 ms, added by a relay, between the driver and everything else; direct Monarch has none."""
+    """A network proxy adds a round trip of 50 ms between the driver and everything else, except for direct Monarch."""
     far = {"round_trip": ROUND_TRIP}
     with run.ray(), run.peers(direct={}, meshgate=far, attach=far, ray=far) as peers:
         found = peers.turns("direct", "meshgate", "attach", method="chain", rounds=run.rounds)
-        case = Case("spawn_procs, spawn, call, get at 50 ms", _whole_ms(found), beside="attach mode")
+        case = Case("spawn_procs, spawn, call, get at 50 ms", _totals_ms(found), beside="attach mode")
         if {"direct", "meshgate"} <= case.columns.keys():
             more = (case.columns["meshgate"].number - case.columns["direct"].number) / (ROUND_TRIP * 1e3)
-            case.checks.append(Check(f"round trips more than direct: {more:.2f}", more, "1 (below 1.5)", more < 1.5))
-        case.checks += at_least("faster than attach mode", case.ratio("other", "meshgate"), 2)
+            case.checks.append(Check(f"additional round trips: {more:.2f}", more, "1 (below 1.5)", more < 1.5))
+        case.checks += at_least("speed compared with attach mode:", case.ratio("other", "meshgate"), 2)
         case.note = "direct without the delay"
         yield case
         one = peers.turns("meshgate", "attach", "ray", method="sequential", actors=1, calls=5)
         yield _beside_attach(Case("one call at 50 ms", _medians_ms(one)))
         several = peers.turns("meshgate", "attach", "ray", method="in_flight", calls=100)
-        yield _beside_attach(Case("100 calls at 50 ms", _whole_ms(several)))
+        yield _beside_attach(Case("100 calls at 50 ms", _totals_ms(several)))
 
 
 def _beside_attach(case: Case) -> Case:
     case.rename(attach="other")
     case.beside = "attach mode"
-    case.checks += at_most("of attach mode", case.ratio("meshgate", "other"), 1.03)
-    case.checks += at_least("faster than Ray", case.ratio("ray", "meshgate"), 2)
+    case.checks += at_most("compared with attach mode:", case.ratio("meshgate", "other"), 1.03)
+    case.checks += at_least("speed compared with Ray:", case.ratio("ray", "meshgate"), 2)
     return case
 
 
 def cuts(run: Run) -> Rows:
-    """1,000 resets of the connection while 10,000 calls pass."""
+    """1,000 resets of the connection during 10,000 calls."""
     with run.peers(meshgate={"cuts": True}) as peers:
-        asked = {"calls": 10_000, "cuts": 1_000, "window": 64, "timeout": 180.0}
-        found = peers.turns("meshgate", method="calls_with_cuts", rounds=1, warm=False, **asked)
+        arguments = {"calls": 10_000, "cuts": 1_000, "window": 64, "timeout": 180.0}
+        found = peers.turns("meshgate", method="calls_with_cuts", rounds=1, warm=False, **arguments)
         for result in found.get("meshgate", []):
             case = Case("1,000 cuts in 10,000 calls", {"meshgate": Value("s", (result["seconds"],))})
             kept = not result["lost"] and not result["twice"] and result["in_order"] and result["cuts"] == 1_000
-            said = f"{result['lost']} lost, {result['twice']} twice, {'' if result['in_order'] else 'not '}in order"
-            case.checks.append(Check(said, float(kept), "none, none, in order", kept))
-            case.note = f"{result['replayed']:,} frames sent again"
+            text = f"{result['lost']} lost, {result['twice']} run twice, {'' if result['in_order'] else 'not '}in order"
+            case.checks.append(Check(text, float(kept), "0, 0, in order", kept))
+            case.note = f"{result['replayed']:,} frames replayed"
             yield case
 
 
 def memory(run: Run) -> Rows:
-    """Resident memory before and after 20,000 calls; direct Monarch's client beside the engine, which is one."""
+    """Resident memory before and after 20,000 calls. Direct Monarch's driver is compared with the engine."""
     with run.peers(direct={}, meshgate={}) as peers:
         both = ("direct", "meshgate")
         peers.turns(*both, method="in_flight", calls=1000, rounds=2, warm=False)
@@ -233,7 +233,7 @@ def _percentiles(found: dict[str, list[list[float]]]) -> dict[str, Value]:
     return _by_round(found, lambda seconds: percentile(seconds, 0.99) * 1e3)
 
 
-def _whole_ms(found: dict[str, list[float]]) -> dict[str, Value]:
+def _totals_ms(found: dict[str, list[float]]) -> dict[str, Value]:
     values = _by_round(found, lambda seconds: seconds * 1e3)
     return {("other" if name == "attach" else name): value for name, value in values.items()}
 

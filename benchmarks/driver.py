@@ -1,6 +1,6 @@
-"""What a driver of Monarch's API does in each measurement: the same code for direct Monarch, attach mode and meshgate.
+"""The rounds of a driver of Monarch's API: the same code for direct Monarch, attach mode and meshgate.
 
-Only ``hosts`` differs, which is meshgate's promise. Each method is one round and returns what it measured, in seconds.
+Only ``hosts`` differs. Each method runs one round and returns its measurements in seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Driver"]
 
 
 class Driver:
-    """``hosts``: a mesh of two hosts, ready. ``open`` makes the meshes that most rounds use."""
+    """``hosts``: a mesh of two hosts. ``open_meshes`` spawns the meshes that most rounds use."""
 
     def __init__(self) -> None:
         self.hosts: Any = None
@@ -26,13 +26,15 @@ class Driver:
         self._arrays: dict[int, Any] = {}
 
     def open_meshes(self) -> None:
-        """Four actors, one of them called alone, and one apart for large transfers."""
+        """Spawns four actors, of which one is also called alone, and a separate one for large transfers."""
         procs = self.hosts.spawn_procs(per_host={"gpus": 2}, name="measured")
         self.four = procs.spawn("four", Target)
         self.one = self.four.slice(hosts=0, gpus=0)
-        self.apart = self.hosts.slice(hosts=1).spawn_procs(per_host={"gpus": 1}, name="apart").spawn("apart", Target)
+        self.separate = (
+            self.hosts.slice(hosts=1).spawn_procs(per_host={"gpus": 1}, name="separate").spawn("separate", Target)
+        )
         self.four.echo.call(b"").get()
-        self.apart.echo.call(b"").get()
+        self.separate.echo.call(b"").get()
 
     def sequential(self, actors: int, calls: int) -> list[float]:
         call = self.one.echo.call_one if actors == 1 else self.four.echo.call
@@ -43,19 +45,19 @@ class Driver:
 
     def in_flight(self, calls: int) -> float:
         call = self.one.echo.call_one
-        begin = time.perf_counter()
+        start = time.perf_counter()
         futures = [call(b"x" * 100) for _ in range(calls)]
         for future in futures:
             future.get()
-        return time.perf_counter() - begin
+        return time.perf_counter() - start
 
     def in_flight_async(self, calls: int) -> float:
         call = self.one.echo.call_one
 
         async def gather() -> float:
-            begin = time.perf_counter()
+            start = time.perf_counter()
             await asyncio.gather(*[_awaited(call(b"x" * 100)) for _ in range(calls)])
-            return time.perf_counter() - begin
+            return time.perf_counter() - start
 
         return asyncio.run(gather())
 
@@ -70,34 +72,34 @@ class Driver:
         return self.sequential(1, calls)
 
     def small_while(self, direction: str, nbytes: int) -> dict[str, Any]:
-        """Small calls, one after the other, while one large call of another mesh is under way."""
+        """Sequential small calls during one large call to another mesh."""
         if direction == "up":
             array = self._array(nbytes)
-            transfer = threading.Thread(target=lambda: self.apart.take.call_one(array).get())
+            transfer = threading.Thread(target=lambda: self.separate.take.call_one(array).get())
         else:
-            self.apart.give.call_one(nbytes).get()  # the actor makes its array
-            transfer = threading.Thread(target=lambda: self.apart.give.call_one(nbytes).get().nbytes)
+            self.separate.give.call_one(nbytes).get()  # creates the actor's array
+            transfer = threading.Thread(target=lambda: self.separate.give.call_one(nbytes).get().nbytes)
         call, payload = self.one.echo.call_one, b"x" * 100
         seconds = []
-        begin = time.perf_counter()
+        start = time.perf_counter()
         transfer.start()
         while transfer.is_alive():
             before = time.perf_counter()
             call(payload).get()
             seconds.append(time.perf_counter() - before)
         transfer.join()
-        took = time.perf_counter() - begin
+        duration = time.perf_counter() - start
         self._arrays.clear()
-        return {"calls": seconds[:-1], "transfer": took}
+        return {"calls": seconds[:-1], "transfer": duration}
 
     def chain(self) -> float:
         self._made += 1
-        begin = time.perf_counter()
+        start = time.perf_counter()
         procs = self.hosts.spawn_procs(per_host={"gpus": 1}, name=f"chain{self._made}")
         procs.spawn("chained", Target).echo.call(1).get()
-        took = time.perf_counter() - begin
+        duration = time.perf_counter() - start
         procs.stop().get()
-        return took
+        return duration
 
     def _array(self, nbytes: int) -> Any:
         if nbytes not in self._arrays:
@@ -108,18 +110,18 @@ class Driver:
 def _timed(call: Any, times: int) -> list[float]:
     seconds = []
     for _ in range(times):
-        begin = time.perf_counter()
+        start = time.perf_counter()
         call()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.perf_counter() - start)
     return seconds
 
 
 async def _timed_async(call: Any, times: int) -> list[float]:
     seconds = []
     for _ in range(times):
-        begin = time.perf_counter()
+        start = time.perf_counter()
         await call()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.perf_counter() - start)
     return seconds
 
 

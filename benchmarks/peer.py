@@ -1,6 +1,6 @@
-"""How the run talks to a peer: one JSON line asks for a method of the peer's driver, one JSON line answers.
+"""The protocol between the run and a peer: a JSON line requests a method of the peer's driver, a JSON line replies.
 
-This module needs the standard library alone: a peer may run in an environment of its own.
+This module uses the standard library only, since a peer may run in another environment.
 """
 
 from __future__ import annotations
@@ -25,64 +25,64 @@ END_GRACE = 15.0
 
 
 class PeerFailed(Exception):
-    """A peer could not do what it was asked for; the text is what it said."""
+    """A request to a peer failed; the message is the peer's."""
 
 
 def serve(driver: object) -> None:
-    """Answers what comes on descriptor ``argv[1]`` on descriptor ``argv[2]``, until end of file."""
-    questions, answers = (int(argument) for argument in sys.argv[1:3])
-    with os.fdopen(questions) as asked, os.fdopen(answers, "w") as answered:
-        for line in asked:
-            question = json.loads(line)
+    """Reads requests from descriptor ``argv[1]`` and replies on descriptor ``argv[2]``, until end of file."""
+    request_fd, reply_fd = (int(argument) for argument in sys.argv[1:3])
+    with os.fdopen(request_fd) as requests, os.fdopen(reply_fd, "w") as replies:
+        for line in requests:
+            request = json.loads(line)
             try:
-                answer = {"value": getattr(driver, question["method"])(**question["arguments"])}
-            except Exception:  # noqa: BLE001 - the run reports it, and goes on with the others
-                answer = {"error": traceback.format_exc()}
-            answered.write(json.dumps(answer) + "\n")
-            answered.flush()
+                reply = {"value": getattr(driver, request["method"])(**request["arguments"])}
+            except Exception:  # noqa: BLE001 - the run reports it and continues
+                reply = {"error": traceback.format_exc()}
+            replies.write(json.dumps(reply) + "\n")
+            replies.flush()
 
 
 class RunningPeer:
-    """A peer's process. Its output goes to ``log``. Leaving the ``with`` ends it and everything it started."""
+    """A peer's process, with its output in ``log``. The end of the ``with`` ends it and its descendants."""
 
     def __init__(self, module: str, log: Path, *, python: str = sys.executable) -> None:
-        asked, self._questions = os.pipe()
-        self._answers, answered = os.pipe()
+        request_fd, self._request_fd = os.pipe()
+        self._reply_fd, reply_fd = os.pipe()
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [python, "-m", module, str(asked), str(answered)],
+                [python, "-m", module, str(request_fd), str(reply_fd)],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=(asked, answered),
+                pass_fds=(request_fd, reply_fd),
             )
-        os.close(asked)
-        os.close(answered)
+        os.close(request_fd)
+        os.close(reply_fd)
         self._module, self._log = module, log
-        self._rest = b""
+        self._buffer = b""
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def ask(self, method: str, *, timeout: float = 120.0, **arguments: Any) -> Any:
-        """What the driver's ``method(**arguments)`` returns. Raises PeerFailed."""
-        os.write(self._questions, json.dumps({"method": method, "arguments": arguments}).encode() + b"\n")
-        answer = json.loads(self._line(time.monotonic() + timeout, method))
-        if "error" in answer:
-            raise PeerFailed(f"{self._module}.{method}{arguments}: {answer['error']}")
-        return answer["value"]
+        """The result of the driver's ``method(**arguments)``. Raises PeerFailed."""
+        os.write(self._request_fd, json.dumps({"method": method, "arguments": arguments}).encode() + b"\n")
+        reply = json.loads(self._line(time.monotonic() + timeout, method))
+        if "error" in reply:
+            raise PeerFailed(f"{self._module}.{method}{arguments}: {reply['error']}")
+        return reply["value"]
 
     def _line(self, deadline: float, method: str) -> bytes:
-        while b"\n" not in self._rest:
-            readable, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
-            more = os.read(self._answers, 1 << 20) if readable else b""
+        while b"\n" not in self._buffer:
+            readable, _, _ = select.select([self._reply_fd], [], [], max(0.0, deadline - time.monotonic()))
+            more = os.read(self._reply_fd, 1 << 20) if readable else b""
             if not more:
-                why = "it ended" if readable else "no answer in time"
-                raise PeerFailed(f"{self._module}.{method}: {why}; the end of {self._log}: {_tail(self._log)}")
-            self._rest += more
-        line, _, self._rest = self._rest.partition(b"\n")
+                why = "the peer exited" if readable else "timed out"
+                raise PeerFailed(f"{self._module}.{method}: {why}. Last lines of {self._log}: {_tail(self._log)}")
+            self._buffer += more
+        line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
     def __enter__(self) -> RunningPeer:
@@ -91,7 +91,7 @@ class RunningPeer:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(PeerFailed, OSError):
             self.ask("close", timeout=30.0)
-        for descriptor in (self._questions, self._answers):
+        for descriptor in (self._request_fd, self._reply_fd):
             os.close(descriptor)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_GRACE)
@@ -103,7 +103,7 @@ def _tail(log: Path) -> str:
 
 
 def leave(code: int = 0, *streams: Sequence[object]) -> None:
-    """Ends a peer at once: what it started is stopped, and interpreters with Monarch or Ray in them take seconds."""
+    """Exits without the finalization of the interpreter, which takes seconds with Monarch or Ray."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

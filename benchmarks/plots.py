@@ -1,4 +1,4 @@
-"""The plots of docs/benchmarks.md: SVG, from the same numbers as the tables beside them."""
+"""The plots of docs/benchmarks.md, as SVG, from the numbers of the tables."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SIZES = {"h8": "8 hosts", "h16": "16 hosts", "h32": "32 hosts", "simulated": "1
 
 
 def draw(cases: Sequence[Case], directory: Path) -> list[Path]:
-    """Draws what there are cases for, and returns the files."""
+    """Draws each plot that has cases, and returns the files."""
     import matplotlib as mpl
 
     mpl.use("svg")
     mpl.rcParams.update(
         {
-            "svg.hashsalt": "meshgate",  # the same numbers give the same file
+            "svg.hashsalt": "meshgate",  # equal numbers produce equal files
             "svg.fonttype": "none",
             "font.size": 9,
             "font.family": "sans-serif",
@@ -61,7 +61,7 @@ def _log_scale(axis: Any) -> None:
 
 
 def _sync(plt: Any, cases: Sequence[Case]) -> Any:
-    """Seconds by number of hosts, a panel for each change."""
+    """Seconds by number of hosts, with a panel for each change."""
     panels: dict[str, dict[str, list[tuple[int, Case]]]] = {}
     for table in ("sync", "far sync"):
         for case in _of(cases, table):
@@ -72,11 +72,11 @@ def _sync(plt: Any, cases: Sequence[Case]) -> Any:
     figure, axes = plt.subplots(2, (len(panels) + 1) // 2, figsize=(9, 5), sharex=True, squeeze=False)
     for axis, (name, tables) in zip(axes.flat, panels.items(), strict=False):
         for table, rows in tables.items():
-            style, said = ("-", "") if table == "sync" else ("--", ", 50 ms round trip")
+            style, suffix = ("-", "") if table == "sync" else ("--", ", 50 ms round trip")
             hosts = [count for count, _ in rows]
             for peer, colour in (("rsync", _OTHERS), ("meshgate", _OURS)):
                 seconds = [case.columns[peer].number for _, case in rows]
-                axis.plot(hosts, seconds, style, color=colour, marker="o", markersize=3, label=f"{peer}{said}")
+                axis.plot(hosts, seconds, style, color=colour, marker="o", markersize=3, label=f"{peer}{suffix}")
         axis.set_title(name)
         axis.set_xscale("log", base=2)
         axis.set_xticks([1, 8, 32], ["1", "8", "32"])
@@ -95,7 +95,7 @@ def _sync(plt: Any, cases: Sequence[Case]) -> Any:
 
 
 def _live(plt: Any, cases: Sequence[Case]) -> Any:
-    """Share of the saves that had run by then."""
+    """The share of saves that had run, by time."""
     rows = _of(cases, "live")
     if not rows:
         return None
@@ -121,7 +121,7 @@ def _simulation(plt: Any, cases: Sequence[Case]) -> Any:
     axis.invert_yaxis()
     axis.axvline(1, color=_MUTED, linewidth=0.8)
     axis.axvline(2, color=_MUTED, linewidth=0.8, linestyle="--")
-    axis.set_xlabel("time, of the bound (dashed: the target)")
+    axis.set_xlabel("time / bound (dashed: target)")
     return figure
 
 
@@ -139,7 +139,7 @@ def _fanout(plt: Any, cases: Sequence[Case]) -> Any:
         axis.set_xticks(numbers, [str(number) for number in numbers])
         _log_scale(axis)
         axis.set_xlabel("children of a host" if table == "fan-out" else "stripes")
-        axis.set_title("one line" if table == "fan-out" else "40 MB here, 200 MB simulated")
+        axis.set_title("one line" if table == "fan-out" else "40 MB measured, 200 MB simulated")
     axes[0].set_ylabel("milliseconds")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=4, frameon=False, bbox_to_anchor=(0.5, -0.08))

@@ -1,7 +1,7 @@
-"""Starts and ends what a measurement runs, and reads what it uses. Linux, through ``/proc``.
+"""Ends the processes of a measurement and reads their resource usage. Linux only, using ``/proc``.
 
-The run adopts what its children leave behind (it is their *subreaper*), so that everything it started can be found by
-parentage and ended by process id, Ray's daemons and workers included; nothing else on the machine is touched.
+The run adopts the orphans of its descendants (it is their *subreaper*), so that every process that it started, such as
+Ray's daemons and workers, is its descendant and can be ended by process id.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 
 __all__ = [
     "ROOT",
-    "Others",
+    "OtherProcesses",
     "Usage",
     "adopt_orphans",
     "descendants",
     "end_leftovers",
     "end_tree",
-    "relay",
+    "network_proxy",
     "usage_of",
 ]
 
@@ -34,7 +34,7 @@ _SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """From now on, orphans among this process's descendants become its children."""
+    """Makes orphans among this process's descendants its children from now on."""
     ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -49,7 +49,7 @@ class Usage:
 
 
 def usage_of(pid: int) -> Usage | None:
-    """None when it is gone."""
+    """None if the process has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -60,7 +60,7 @@ def usage_of(pid: int) -> Usage | None:
 
 
 def descendants(pid: int) -> list[int]:
-    """The living ones, children before their children."""
+    """The running descendants, parents before their children."""
     parents: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -76,20 +76,20 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-class Others:
-    """What processes that are none of this run's take of the machine, in cores, between making and ``taken``."""
+class OtherProcesses:
+    """The CPU cores used by processes outside this run, from creation until ``cores_used``."""
 
     def __init__(self) -> None:
-        self._begun = time.monotonic()
+        self._start = time.monotonic()
         self._before = _busy() - _own()
 
-    def taken(self) -> float:
-        return max(0.0, (_busy() - _own() - self._before) / max(1e-3, time.monotonic() - self._begun))
+    def cores_used(self) -> float:
+        return max(0.0, (_busy() - _own() - self._before) / max(1e-3, time.monotonic() - self._start))
 
 
 def _busy() -> float:
     fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
-    return (sum(fields[:8]) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")  # all but idle and waiting for disks
+    return (sum(fields[:8]) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")  # all but idle and iowait
 
 
 def _own() -> float:
@@ -98,19 +98,19 @@ def _own() -> float:
 
 
 def end_tree(process: subprocess.Popen[bytes], grace: float) -> None:
-    """Ends ``process``, politely at first, and whatever came of it that is left after ``grace`` seconds."""
-    doomed = {process.pid, *descendants(process.pid)}
+    """Terminates ``process``, and kills it and its descendants if they still run after ``grace`` seconds."""
+    pids = {process.pid, *descendants(process.pid)}
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(grace)
-    for pid in doomed & set(descendants(os.getpid())):
+    for pid in pids & set(descendants(os.getpid())):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
 
 
 def end_leftovers() -> list[str]:
-    """Ends every descendant that is left; returns their command lines."""
+    """Kills all remaining descendants and returns their command lines."""
     commands = []
     for _ in range(5):
         left = descendants(os.getpid())
@@ -130,9 +130,9 @@ def end_leftovers() -> list[str]:
 
 
 @contextlib.contextmanager
-def relay(target: str, *, round_trip: float) -> Iterator[int]:
-    """A relay to ``target`` (``host:port``) that adds ``round_trip`` seconds; gives the port where it listens."""
-    command: Sequence[str] = [sys.executable, str(ROOT / "tests" / "relay.py"), target, "--delay", str(round_trip / 2)]
+def network_proxy(target: str, *, round_trip: float) -> Iterator[int]:
+    """A proxy to ``target`` (``host:port``) that adds ``round_trip`` seconds; yields the port it listens on."""
+    command: Sequence[str] = [sys.executable, "-m", "meshgate.testing", target, "--delay", str(round_trip / 2)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None

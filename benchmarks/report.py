@@ -1,4 +1,4 @@
-"""The tables: on the terminal, and as Markdown for docs/benchmarks.md."""
+"""The tables, for the terminal and as Markdown for docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import rich.table
 from rich.console import Console
 
 from benchmarks.results import Case, percentile
+from benchmarks.sections import write_section
 
 __all__ = ["TABLES", "Table", "as_markdown", "disturbance", "machine", "show", "write_into"]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """``columns``: heading by peer. ``checked``: with targets and notes. ``plot``: what to show above it."""
+    """``columns``: the heading for each peer. ``checked``: has targets and notes. ``plot``: the plot above it."""
 
     title: str
     columns: Mapping[str, str]
@@ -32,40 +33,64 @@ _BESIDE_RSYNC = {
     "meshgate": "meshgate",
     "rsync": "rsync",
     "times": "times as fast",
-    "laptop": "left the laptop",
-    "rsync_laptop": "with rsync",
-    "gateway": "left the gateway",
-    "cpu": "processors, meshgate",
-    "rsync_cpu": "rsync",
+    "laptop": "sent by the laptop",
+    "rsync_laptop": "sent by rsync",
+    "gateway": "sent by the gateway",
+    "cpu": "CPU time, meshgate",
+    "rsync_cpu": "CPU time, rsync",
 }
-_OF_ITS_SIZE = "left the gateway, of its size"
+_RELATIVE_TRAFFIC = "sent by the gateway / size"
 _HOSTS = {"h8": "8 hosts", "h16": "16 hosts", "h32": "32 hosts"}
 TABLES = {
     "calls": Table(
-        "direct Monarch, meshgate and Ray Client, in one run",
-        {"direct": "direct Monarch", "meshgate": "meshgate", "ray": "Ray Client", "other": "beside"},
+        "direct Monarch, meshgate and Ray Client in one run",
+        {"direct": "direct Monarch", "meshgate": "meshgate", "ray": "Ray Client", "other": "reference"},
     ),
-    "sync": Table("a change brought to every host, beside rsync", _BESIDE_RSYNC, plot="sync"),
+    "sync": Table("time to bring a change to every host, compared with rsync", _BESIDE_RSYNC, plot="sync"),
     "far sync": Table("the same with a round trip of 50 ms between laptop and gateway", _BESIDE_RSYNC),
+    "processes": Table(
+        "one line in 10,000 files, on 8 hosts that ran processes of the last version, compared with rsync",
+        {
+            "meshgate": "meshgate",
+            "least": "minimum",
+            "most": "maximum",
+            "usable": "until processes can start",
+            "rsync": "rsync",
+            "times": "times as fast",
+            "cpu": "CPU time, meshgate",
+            "rsync_cpu": "CPU time, rsync",
+        },
+    ),
+    "mechanisms": Table(
+        "what mechanisms of the store and of reload save: the first named is in use, the second was left out",
+        {"with": "in use", "without": "instead"},
+        checked=False,
+    ),
     "live": Table(
         "from save to the first call that runs the new line",
-        {"median": "median", "p95": "95th percentile", "worst": "worst"},
+        {"median": "median", "p95": "95th percentile", "worst": "maximum"},
         plot="save-to-call",
     ),
     "simulation": Table(
         "4,096 simulated hosts",
-        {"seconds": "time", "bound": "bound", "ratio": "of the bound", "gateway": _OF_ITS_SIZE, "twice": "came twice"},
+        {
+            "seconds": "time",
+            "bound": "bound",
+            "ratio": "time / bound",
+            "gateway": _RELATIVE_TRAFFIC,
+            "twice": "received twice",
+        },
         plot="simulation",
     ),
     "fan-out": Table(
-        "one line changed, by the control tree's fan-out",
-        {**_HOSTS, "simulated": "1,024 simulated", "simulated_gateway": _OF_ITS_SIZE},
+        "one line changed, by fan-out of the control tree",
+        {**_HOSTS, "simulated": "1,024 simulated", "simulated_gateway": _RELATIVE_TRAFFIC},
         checked=False,
         plot="fan-out",
     ),
     "stripes": Table(
-        "a large version, by the number of stripes: 40 MB here, 200 MB simulated",
-        {**_HOSTS, "simulated": "1,024 simulated", "failing": "1 % of them fail", "simulated_gateway": _OF_ITS_SIZE},
+        "a large version, by number of stripes: 40 MB measured, 200 MB simulated",
+        {**_HOSTS, "simulated": "1,024 simulated", "failing": "1 % failing", "simulated_gateway": _RELATIVE_TRAFFIC},
         checked=False,
     ),
 }
@@ -80,7 +105,7 @@ def show(console: Console, cases: Sequence[Case]) -> None:
 
 def _rendered(table: Table, cases: Sequence[Case]) -> rich.table.Table:
     rendered = rich.table.Table(title=table.title, pad_edge=False)
-    rendered.add_column("what")
+    rendered.add_column("measurement")
     for heading in table.columns.values():
         rendered.add_column(heading, justify="right")
     if table.checked:
@@ -102,7 +127,7 @@ def _cell(case: Case, peer: str) -> str:
 
 
 def as_markdown(table: Table, cases: Sequence[Case], about: Sequence[tuple[str, str]]) -> str:
-    headings = ["what", *table.columns.values(), *(["targets"] if table.checked else [])]
+    headings = ["measurement", *table.columns.values(), *(["targets"] if table.checked else [])]
     lines = [f"| {' | '.join(headings)} |", "|---|" + "---:|" * len(table.columns) + "---|" * table.checked]
     for case in cases:
         cells = [case.name.strip(), *(_cell(case, peer) for peer in table.columns)]
@@ -114,38 +139,29 @@ def as_markdown(table: Table, cases: Sequence[Case], about: Sequence[tuple[str, 
 
 
 def write_into(document: Path, cases: Sequence[Case], about: Sequence[tuple[str, str]]) -> None:
-    """Puts each table that there are cases of in place of the one between its two marks. Raises ValueError where the
-    document has no such marks."""
-    text = document.read_text()
+    """Replaces each table that has cases. Raises ValueError if the document lacks the markers of one."""
     for name, table in TABLES.items():
         rows = [case for case in cases if case.table == name]
-        if not rows:
-            continue
-        begin, end = f"<!-- table: {name} -->", f"<!-- end of table: {name} -->"
-        before, found, rest = text.partition(begin)
-        _, ended, after = rest.partition(end)
-        if not found or not ended:
-            raise ValueError(f"{document} has no place for the table {name!r}: {begin} and {end}")
-        text = f"{before}{begin}\n\n{as_markdown(table, rows, about)}\n\n{end}{after}"
-    document.write_text(text)
+        if rows:
+            write_section(document, f"table: {name}", f"\n{as_markdown(table, rows, about)}\n")
 
 
 def machine(ray_version: str | None, loads: Sequence[str]) -> list[tuple[str, str]]:
-    """What the numbers depend on."""
+    """Facts about the machine that the numbers depend on."""
     packages = ("meshgate", "torchmonarch", "websockets", "uvloop", "pydantic", "numpy")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
     return [
         ("machine", f"{_cpu()}, {len(os.sched_getaffinity(0))} cores, {_memory()}, Linux {platform.release()}"),
         ("versions", f"Python {platform.python_version()}, {versions}, ray {ray_version or 'not installed'}"),
         ("commit", _commit()),
-        ("load, one minute's average, at the start of each group", ", ".join(loads)),
+        ("1-minute load average at the start of each group", ", ".join(loads)),
     ]
 
 
 def disturbance(others: Sequence[float]) -> str:
     if not others:
         return "not measured"
-    return f"{percentile(others, 0.5):.2f} in the median round, {percentile(others, 0.9):.2f} in one of ten"
+    return f"median {percentile(others, 0.5):.2f}, 90th percentile {percentile(others, 0.9):.2f}"
 
 
 def _cpu() -> str:
@@ -160,5 +176,5 @@ def _memory() -> str:
 
 
 def _commit() -> str:
-    said = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return said.stdout.strip() or "unknown"
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"

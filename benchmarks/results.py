@@ -1,4 +1,4 @@
-"""What a measurement gave, and whether it is good enough: values of each peer, ratios, targets."""
+"""Measured values, ratios between peers, and targets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Unit = Literal["ms", "s", "/s", "MB/s", "MB", "bytes", "time", "times", "%", "",
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A measured number: the median of ``rounds``, one number a round."""
+    """A measured number: the median of ``rounds``, which has one number for each round."""
 
     unit: Unit
     rounds: tuple[float, ...]
@@ -30,7 +30,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A number beside its target."""
+    """A number and its target."""
 
     what: str
     number: float
@@ -43,8 +43,11 @@ class Check:
 
 @dataclass(slots=True)
 class Case:
-    """A row of the table ``table`` (see ``report.TABLES``). ``columns`` by peer; in the first table: direct, meshgate,
-    ray, and other with what it is in ``beside``. A column that the table does not have is in the JSON alone."""
+    """A row of the table ``table`` (see ``report.TABLES``).
+
+    ``columns`` has the values by peer. In the table of calls these are direct, meshgate, ray and other; ``beside``
+    names the other. A column that the table lacks is written to the JSON only.
+    """
 
     name: str
     columns: dict[str, Value] = field(default_factory=dict)
@@ -70,25 +73,25 @@ class Case:
         }
 
     def rename(self, **columns: str) -> None:
-        """Puts what a peer measured under another column: ``attach="other"``."""
+        """Moves values to another column: ``attach="other"``."""
         for peer, column in columns.items():
             if peer in self.columns:
                 self.columns[column] = self.columns.pop(peer)
 
     def ratio(self, over: str, under: str) -> float | None:
-        """One peer's number over another's; None where either was not measured."""
+        """One peer's number divided by another's; None if one is missing."""
         if over in self.columns and under in self.columns and self.columns[under].number:
             return self.columns[over].number / self.columns[under].number
         return None
 
 
-def at_most(what: str, number: float | None, most: float, *, unit: str = " times") -> list[Check]:
-    """Empty where there is no number to check."""
-    return _check(what, number, most, "≤", unit, lambda value: value <= most)
+def at_most(what: str, number: float | None, maximum: float, *, unit: str = " times") -> list[Check]:
+    """Empty if there is no number to check."""
+    return _check(what, number, maximum, "≤", unit, lambda value: value <= maximum)
 
 
-def at_least(what: str, number: float | None, least: float, *, unit: str = " times") -> list[Check]:
-    return _check(what, number, least, "≥", unit, lambda value: value >= least)
+def at_least(what: str, number: float | None, minimum: float, *, unit: str = " times") -> list[Check]:
+    return _check(what, number, minimum, "≥", unit, lambda value: value >= minimum)
 
 
 def _check(
@@ -104,7 +107,7 @@ def median(numbers: Iterable[float]) -> float:
 
 
 def percentile(numbers: Sequence[float], share: float) -> float:
-    """The smallest number that ``share`` of all are not above."""
+    """The smallest number that is at least as large as ``share`` of all."""
     ordered = sorted(numbers)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 

@@ -1,4 +1,4 @@
-"""Runs peers in turns: A B C A B C, so that what disturbs the machine disturbs all of them."""
+"""Runs peers in turns (A B C A B C), so that disturbances of the machine affect all of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 from benchmarks.peer import PeerFailed, RunningPeer
 from benchmarks.peers.ray_client import cluster
-from benchmarks.processes import Others
+from benchmarks.processes import OtherProcesses
 
 __all__ = ["Peers", "Run"]
 
 T = TypeVar("T")
-PATIENCE = 8
+MAX_ATTEMPTS = 8
 
 MODULES = {
     "direct": "benchmarks.peers.monarch_direct",
@@ -33,76 +33,76 @@ MODULES = {
 
 @dataclass(slots=True)
 class Run:
-    """One run: where logs go, how many rounds, which Python has Ray (None: no Ray here)."""
+    """One run of the benchmarks. ``ray_python``: a Python with Ray installed, or None."""
 
     logs: Path
     rounds: int
     ray_python: str | None
-    quiet: float | None = None  # repeat a round in which other processes took more cores
-    troubles: list[str] = field(default_factory=list)
-    others: list[float] = field(default_factory=list)  # cores that other processes took, by round
+    quiet: float | None = None  # repeat a round in which other processes used more CPU cores
+    problems: list[str] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)  # CPU cores used by other processes, by round
     ray_address: str | None = None
 
     @contextmanager
     def ray(self) -> Iterator[None]:
-        """A Ray cluster for as long as the block lasts; nothing where Ray is not installed."""
+        """Runs a Ray cluster during the block, if Ray is installed."""
         with ExitStack() as stack:
             if self.ray_python is not None:
                 try:
                     self.ray_address = stack.enter_context(cluster(self.ray_python, self.logs / "ray-cluster.log"))
                 except (OSError, RuntimeError) as error:
-                    self.trouble(f"Ray: {error}")
+                    self.report_problem(f"Ray: {error}")
             yield
         self.ray_address = None
 
     @contextmanager
     def peers(self, **options: Mapping[str, Any]) -> Iterator[Peers]:
-        """Peers by name, opened with the options given for each. Ends them with the block."""
+        """Starts peers by name, with the options of each, and ends them after the block."""
         with ExitStack() as stack:
             running: dict[str, RunningPeer] = {}
             for name, arguments in options.items():
                 if name == "ray" and self.ray_address is None:
                     continue
-                given = {**arguments, "address": self.ray_address} if name == "ray" else dict(arguments)
+                opening = {**arguments, "address": self.ray_address} if name == "ray" else dict(arguments)
                 python = self.ray_python if name == "ray" else None
                 peer = RunningPeer(MODULES[name], self.logs / f"{name}.log", python=python or sys.executable)
                 stack.enter_context(peer)
                 try:
-                    peer.ask("open", **given)
+                    peer.ask("open", **opening)
                     running[name] = peer
                 except PeerFailed as error:
-                    self.trouble(f"{name} did not open: {error}")
+                    self.report_problem(f"{name} could not be started: {error}")
             yield Peers(self, running)
 
-    def undisturbed(self, measure: Callable[[], T]) -> T:
-        """What ``measure`` gives; notes what other processes took meanwhile, and repeats it where that was too much."""
-        for _ in range(PATIENCE):
+    def measure(self, measure: Callable[[], T]) -> T:
+        """Returns ``measure()``. Records the CPU use of other processes, and repeats if it was too high."""
+        for _ in range(MAX_ATTEMPTS):
             if self.quiet is not None:
                 _wait_quiet(self.quiet)
-            others = Others()
+            others = OtherProcesses()
             value = measure()
-            taken = others.taken()
-            if self.quiet is None or taken <= self.quiet:
+            cores = others.cores_used()
+            if self.quiet is None or cores <= self.quiet:
                 break
-        self.others.append(taken)
+        self.others.append(cores)
         return value
 
-    def noted(self, measure: Callable[[], T]) -> T:
-        """What ``measure``, which cannot be repeated, gives; notes what other processes took meanwhile."""
-        others = Others()
+    def measure_once(self, measure: Callable[[], T]) -> T:
+        """Returns ``measure()``, which cannot be repeated. Records the CPU use of other processes."""
+        others = OtherProcesses()
         value = measure()
-        self.others.append(others.taken())
+        self.others.append(others.cores_used())
         return value
 
-    def trouble(self, what: str) -> None:
-        """Something was not measured; the run goes on."""
-        self.troubles.append(what)
+    def report_problem(self, what: str) -> None:
+        """Reports something that could not be measured; the run continues."""
+        self.problems.append(what)
         print(f"!! {what}", file=sys.stderr, flush=True)
 
 
 @dataclass(slots=True)
 class Peers:
-    """Open peers. One that fails drops out of the case at hand."""
+    """Running peers. A peer that fails is left out of the current case."""
 
     run: Run
     running: dict[str, RunningPeer]
@@ -110,7 +110,7 @@ class Peers:
     def turns(
         self, *names: str, method: str, rounds: int | None = None, warm: bool = True, **arguments: Any
     ) -> dict[str, list[Any]]:
-        """What ``method(**arguments)`` gave, a list of rounds by peer; the first, warming, round is not among them."""
+        """The results of ``method(**arguments)``: by peer, one for each round after the warm-up round."""
         return self.turns_of(lambda peer: peer.ask(method, **arguments), names, rounds, warm=warm)
 
     def turns_of(
@@ -120,9 +120,9 @@ class Peers:
         for turn in range(-int(warm), rounds or self.run.rounds):
             for name in list(found):
                 try:
-                    value = self.run.undisturbed(partial(ask, self.running[name]))
+                    value = self.run.measure(partial(ask, self.running[name]))
                 except PeerFailed as error:
-                    self.run.trouble(str(error))
+                    self.run.report_problem(str(error))
                     del found[name]
                     continue
                 if turn >= 0:
@@ -133,12 +133,12 @@ class Peers:
 def _wait_quiet(cores: float) -> None:
     deadline = time.monotonic() + 20.0
     while time.monotonic() < deadline:
-        others = Others()
+        others = OtherProcesses()
         time.sleep(0.2)
-        if others.taken() <= max(cores, 0.15):
+        if others.cores_used() <= max(cores, 0.15):
             return
 
 
 def settle() -> None:
-    """Lets what was just ended be gone before the next measurement."""
+    """Waits for processes that were just ended, before the next measurement."""
     time.sleep(1.0)

@@ -1,7 +1,7 @@
-"""One driver from its first line to its first result, for the measurement of starting: ``python -m benchmarks.start``.
+"""A driver that ends with its first result, for the start benchmark: ``python -m benchmarks.start``.
 
-Prints one line of JSON: ``imported`` and ``result`` in seconds of the machine's monotonic clock, which the run
-compares with the moment at which it started this process.
+Prints one line of JSON: the times ``imported`` and ``result`` of the machine's monotonic clock, which the run compares
+with the time at which it started this process.
 """
 
 from __future__ import annotations

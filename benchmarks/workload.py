@@ -1,4 +1,4 @@
-"""The actors that are measured: the same class for direct Monarch and through meshgate."""
+"""The measured actor: the same class for direct Monarch and meshgate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Target"]
 
 
 class Target(Actor):
-    """Does next to nothing, so that what is measured is the way there and back."""
+    """Does next to nothing, so that the round trip is what is measured."""
 
     def __init__(self) -> None:
         self._arrays: dict[int, Any] = {}

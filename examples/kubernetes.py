@@ -1,7 +1,7 @@
-"""The quickstart on a cluster: two worker pods, and a gateway of the job's own, made and removed by this program.
+"""The quickstart on a cluster: this program creates two worker pods and a gateway, and deletes them at its end.
 
-    export KUBECONFIG=...                                   # any cluster: kind, k3d, a cloud's
-    python examples/kubernetes.py [--image IMAGE] [--namespace NAMESPACE]
+export KUBECONFIG=...                                   # any cluster: kind, k3d or a cloud's
+python examples/kubernetes.py [--image IMAGE] [--namespace NAMESPACE]
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-sys.path.pop(0)  # this directory: a file called kubernetes.py in it hides the library of that name
+sys.path.pop(0)  # this directory: this file would hide the library with its name
 
 import meshgate as kt
 from meshgate import Actor, KubernetesJob, current_rank, endpoint
@@ -24,8 +24,8 @@ class Trainer(Actor):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--image", help="of the worker pods (default: meshgate's own)")
-    parser.add_argument("--namespace", default="default")
+    parser.add_argument("--image", help="image of the worker pods (default: meshgate's own)")
+    parser.add_argument("--namespace", default="default", help="namespace for the job")
     arguments = parser.parse_args()
     image = kt.Image(name="trainer")
     if arguments.image:

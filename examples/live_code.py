@@ -1,9 +1,9 @@
-"""Code follows live: edit, save, and the next call runs it. On this machine, or on a cluster.
+"""Live code: edit, save, and the next call runs it. On this machine, or on a cluster.
 
     python examples/live_code.py
-    python examples/live_code.py --kubernetes IMAGE     # worker pods of this image, reached as kubectl would
+    python examples/live_code.py --kubernetes IMAGE     # worker pods with this image, on the cluster of KUBECONFIG
 
-It makes a small project in a temporary directory, edits it while the job runs, and shows what the workers run.
+It creates a small project in a temporary directory, edits it while the job runs, and shows what the workers run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.pop(0)  # this directory: a file called kubernetes.py in it hides the library of that name
+sys.path.pop(0)  # this directory: its kubernetes.py would hide the library with that name
 
 import meshgate as kt
 
@@ -52,8 +52,8 @@ def make_job(arguments: argparse.Namespace) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kubernetes", metavar="IMAGE", help="run on the cluster that KUBECONFIG names")
-    parser.add_argument("--namespace", default="default", help="of the cluster")
+    parser.add_argument("--kubernetes", metavar="IMAGE", help="run on the cluster that KUBECONFIG selects")
+    parser.add_argument("--namespace", default="default", help="namespace for the job")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="live-code-") as directory:
         project = Path(directory)
@@ -68,27 +68,27 @@ def main() -> None:
 
 def show(job: Any, project: Path) -> None:
     hosts = job.state().workers
-    job.sync(watch=True)  # prints what it did; from now on every save is pushed
+    job.sync(watch=True)  # prints a report; from now on every save is pushed
     model = importlib.import_module("model").Model
     procs = hosts.spawn_procs(per_host={"gpus": 2})
     first = procs.spawn("first", model)
-    print(f"four processes run it:                     {rates(first)}")
+    print(f"four processes run it:                   {rates(first)}")
 
     save_rate(project, 0.02)
-    begun = time.perf_counter()
-    job.sync(quiet=True)  # what the watcher would do within 0.1 s; here to measure
-    print(f"new processes run the new line:            {rates(hosts.spawn_procs().spawn('second', model))}")
-    print(f"from save to their first call:             {time.perf_counter() - begun:.2f} s")
-    print(f"the old ones see their version, whole:     {rates(first)}")
+    started = time.perf_counter()
+    job.sync(quiet=True)  # as the watcher would within 0.1 s; called here to measure it
+    print(f"new processes run the new line:          {rates(hosts.spawn_procs().spawn('second', model))}")
+    print(f"from save to their first call:           {time.perf_counter() - started:.2f} s")
+    print(f"old processes still run their version:   {rates(first)}")
 
     save_rate(project, 0.003)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     job.sync(quiet=True)
     report = procs.reload().get().item(hosts=0, gpus=0)
-    print(f"reload() brought them up to date:          {', '.join(report['modules'])} reloaded")
-    print(f"live objects that still run old code:      {', '.join(report['old_classes'])}")
-    print(f"an actor spawned in the same processes:    {rates(procs.spawn('third', model))}")
-    print(f"from save to its first call:               {time.perf_counter() - begun:.2f} s")
+    print(f"after reload(), they have reloaded:      {', '.join(report['modules'])}")
+    print(f"live objects with old code:              {', '.join(report['old_classes'])}")
+    print(f"a new actor in the same processes:       {rates(procs.spawn('third', model))}")
+    print(f"from save to its first call:             {time.perf_counter() - started:.2f} s")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The main job, on this machine: a driver, one websocket, a gateway, and Monarch actors on two worker hosts.
+"""The quickstart, on this machine: a driver, one websocket, a gateway, and Monarch actors on two hosts.
 
     python examples/quickstart.py
 
-On a cluster only the job changes: KubernetesJob(...) where this says ProcessJob({"workers": 2}).
+On a cluster only the job changes: KubernetesJob(...) instead of ProcessJob({"workers": 2}).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from meshgate import Actor, ActorError, ProcessJob, current_rank, endpoint
 
 
 class Trainer(Actor):
-    """One of these lives in each worker process."""
+    """Each worker process runs one of these."""
 
     def __init__(self, speed: int) -> None:
         self.speed = speed
@@ -27,7 +27,7 @@ class Trainer(Actor):
     def train_step(self, batch_size: int) -> str:
         self.samples += batch_size
         print(f"{self.samples} samples seen, in process {os.getpid()}")
-        time.sleep(batch_size / self.speed)  # a real one would compute
+        time.sleep(batch_size / self.speed)  # a real trainer would compute
         return f"loss {1 / (self.samples + self.rank):.4f}"
 
     @endpoint
@@ -38,40 +38,40 @@ class Trainer(Actor):
 @contextlib.contextmanager
 def step(title: str) -> Iterator[None]:
     print(f"\n== {title}")
-    begun = time.perf_counter()
+    started = time.perf_counter()
     yield
-    print(f"   ({time.perf_counter() - begun:.2f} s)")
+    print(f"   ({time.perf_counter() - started:.2f} s)")
 
 
 def main() -> None:
     with contextlib.ExitStack() as stack:
-        with step("A job: one gateway and two worker hosts, all processes of this machine"):
+        with step("Start a job: a gateway and two hosts, as processes of this machine"):
             job = stack.enter_context(ProcessJob({"workers": 2}))
             hosts = job.state().workers
-            print(f"   the gateway is at {job.gateway_url}; this program holds one websocket to it")
+            print(f"   the gateway is at {job.gateway_url}; this program has one websocket to it")
             print(f"   the mesh 'workers': {dict(hosts.sizes)}")
 
-        with step("Two processes on each host, an actor in each, a call to all of them, and what they print"):
+        with step("Spawn two processes on each host and an actor in each; call them and see their output"):
             procs = hosts.spawn_procs(per_host={"gpus": 2})
             trainers = procs.spawn("trainers", Trainer, speed=100)
             losses = trainers.train_step.call(batch_size=32).get()
             print(f"   the mesh of processes: {dict(procs.sizes)}")
-            print(f"   the answer is a {type(losses).__name__}, a value for each rank:")
+            print(f"   the result is a {type(losses).__name__} with a value for each rank:")
             for point, loss in losses.items():
                 print(f"     {dict(point)} -> {loss}")
 
-        with step("A call to the actors of one host: a slice of the mesh"):
+        with step("Call the actors of one host: a slice of the mesh"):
             print(f"   {list(trainers.slice(hosts=1).train_step.call(batch_size=64).get().values())}")
 
-        with step("A call that goes wrong over there, on purpose"):
+        with step("Call an endpoint that raises"):
             try:
                 trainers.divide.call(0).get()
             except ActorError as error:
-                print(f"   ActorError: it carries the original, {error.__cause__!r}, and this report:")
+                print(f"   ActorError with the original exception, {error.__cause__!r}, and this report:")
                 print("\n".join(f"   | {line}" for line in str(error).rstrip().splitlines()))
-            print(f"   the actors live on: {list(trainers.divide.call(2).get().values())}")
+            print(f"   the actors still work: {list(trainers.divide.call(2).get().values())}")
 
-        with step("The end of the job: sessions, processes and gateway are gone when this returns"):
+        with step("End the job: its sessions, processes and gateway are gone when this returns"):
             stack.close()
 
 

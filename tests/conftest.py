@@ -1,8 +1,8 @@
-"""What holds for every test: it leaves no process and no thread behind, and nothing in the user's home.
+"""Checks of every test: it leaves no process or thread behind, and nothing in the user's home.
 
-Every process that a test starts inherits a variable which names this run; whoever still carries it when a module
-is over has been forgotten. Processes of a fixture that outlives its module carry ``SHARED_VARIABLE`` too; those are
-looked at when the whole run is over.
+Processes that a test starts inherit a variable with the id of this run. A process that still has it at the end of a
+module has leaked. Processes of fixtures that outlive their module have ``SHARED_VARIABLE`` as well and are checked at
+the end of the run.
 """
 
 from __future__ import annotations
@@ -17,88 +17,101 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from meshgate.jobs.processes import ProcessName, marked
+import meshgate
+from meshgate.jobs.this_machine.process_identity import ProcessIdentity, find_marked
+from meshgate.session.faults import write_fault
 
 RUN_VARIABLE = "MESHGATE_TEST_RUN"
 SHARED_VARIABLE = "MESHGATE_TEST_SHARED"
-ENDING = 10.0  # seconds that what a test has ended may take to be gone
-NO_CLUSTER = "KUBECONFIG names no cluster: the tests that need one (-m kubernetes) are left out"
+EXIT_TIMEOUT = 10.0  # seconds that a process may take to exit after its test
+CLUSTERS = {  # marker: the variable that names the cluster
+    "kubernetes": "KUBECONFIG",
+    "slurm": "SLURM_CONF",
+}
 
 _run = uuid.uuid4().hex
 
-# How long an example takes says nothing on a machine that runs other things.
+# Deadlines fail at random on a machine that runs other things.
 hypothesis.settings.register_profile("meshgate", deadline=None)
 hypothesis.settings.load_profile("meshgate")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    meshgate.unhandled_fault_hook = write_fault  # the default one would end this run
     os.environ[RUN_VARIABLE] = _run
     for variable in ("MESHGATE_URL", "MESHGATE_TOKEN", "KT_API_URL"):
         os.environ.pop(variable, None)
 
 
-@pytest.hookimpl(trylast=True)  # after the marks are all there
+@pytest.hookimpl(trylast=True)  # after all markers have been added
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if os.environ.get("KUBECONFIG"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("kubernetes")]
+    missing = [marker for marker, variable in CLUSTERS.items() if not os.environ.get(variable)]
+    left_out = [item for item in items if any(item.get_closest_marker(marker) for marker in missing)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
 
 
-def pytest_report_header() -> str:
-    cluster = os.environ.get("KUBECONFIG")
-    return f"cluster: {cluster}" if cluster else NO_CLUSTER
+def pytest_report_header() -> list[str]:
+    return [_cluster_line(marker) for marker in CLUSTERS]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if not os.environ.get("KUBECONFIG"):
-        terminalreporter.write_line(NO_CLUSTER)
+    for marker, variable in CLUSTERS.items():
+        if not os.environ.get(variable):
+            terminalreporter.write_line(_cluster_line(marker))
+
+
+def _cluster_line(marker: str) -> str:
+    variable = CLUSTERS[marker]
+    cluster = os.environ.get(variable)
+    if cluster:
+        return f"{marker}: {cluster}"
+    return f"{variable} is not set: skipping the tests that need a cluster (-m {marker})"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps what jobs write down about themselves out of the user's own list of jobs."""
+    """Keeps the jobs of tests out of the user's own list of jobs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_process_after_the_run() -> Iterator[None]:
+def _no_leaked_processes_in_the_run() -> Iterator[None]:
     yield
-    _require_none(_forgotten(shared=True), "this run")
+    _fail_if_any(_leaked(shared=True), "this run")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+def _no_leaks_in_the_module(request: pytest.FixtureRequest) -> Iterator[None]:
     threads = set(threading.enumerate())
     yield
-    _require_none(_forgotten(shared=False), request.node.nodeid)
+    _fail_if_any(_leaked(shared=False), request.node.nodeid)
     for thread in set(threading.enumerate()) - threads:
         if thread.name.startswith("meshgate"):
-            thread.join(ENDING)
+            thread.join(EXIT_TIMEOUT)
             assert not thread.is_alive(), f"{request.node.nodeid} left the thread {thread.name!r} behind"
 
 
-def _forgotten(*, shared: bool) -> list[ProcessName]:
-    found = marked(RUN_VARIABLE, _run)
+def _leaked(*, shared: bool) -> list[ProcessIdentity]:
+    found = find_marked(RUN_VARIABLE, _run)
     if shared:
         return found
-    kept = set(marked(SHARED_VARIABLE, "1"))
+    kept = set(find_marked(SHARED_VARIABLE, "1"))
     return [process for process in found if process not in kept]
 
 
-def _require_none(processes: list[ProcessName], who: str) -> None:
-    """Fails naming what is left; each gets a moment to be gone, and is killed if it is not."""
+def _fail_if_any(processes: list[ProcessIdentity], where: str) -> None:
+    """Fails if processes are still running after ``EXIT_TIMEOUT``, and kills them."""
     left = []
     for process in processes:
         command = _command(process.pid)
-        if not process.wait_ended(ENDING):
+        if not process.wait_ended(EXIT_TIMEOUT):
             left.append(f"{process.pid}: {command}")
             process.signal(signal.SIGKILL)
-    assert not left, f"{who} left processes behind:\n" + "\n".join(left)
+    assert not left, f"{where} left processes behind:\n" + "\n".join(left)
 
 
 def _command(pid: int) -> str:

@@ -1,4 +1,4 @@
-"""A driver's project: a directory that the test is run from and imports modules from."""
+"""A driver's project: the working directory of a test, from which it imports modules."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["project_in"]
 
 @contextmanager
 def project_in(directory: Path, patch: pytest.MonkeyPatch, files: Mapping[str, str]) -> Iterator[Path]:
-    """``directory`` with ``files``, as the driver's working directory and first on its path. What the driver imported
-    of them is forgotten after the block."""
+    """Writes ``files`` to ``directory`` and makes it the working directory and the first import path. Unloads their
+    modules after the block."""
     directory.mkdir(exist_ok=True)
     for name, text in files.items():
         (directory / name).write_text(text)

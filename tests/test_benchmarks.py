@@ -1,4 +1,4 @@
-"""That the measurements of the sync still measure: their gateway is made of the engine's own parts."""
+"""The benchmark of the sync works; its gateway is built from the engine's parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.sync import trees
 from benchmarks.sync.deployment import Deployment
 
 
-def test_a_change_is_measured_near_and_far(tmp_path: Path) -> None:
+def test_a_change_is_measured_with_and_without_latency(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     rng = random.Random(0)

@@ -1,21 +1,106 @@
-"""What the documents say of the tree is so."""
+"""The documents are right about the repository, and their examples work."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-IN_THE_TREE = re.compile(r"`((?:client|gateway|sync|worker_image|tests|benchmarks|examples|docs|\.ci)/[\w./-]*)`")
+import meshgate
+from tests.documents import DOCUMENTS, Block, python_blocks
+from tests.programs import ROOT
+
+ROOTS = ("client", "gateway", "kubernetes_jobs", "slurm_jobs", "sync", "wire", "worker_image")
+FOLDERS = "|".join([*ROOTS, "tests", "benchmarks", "conformance", "chaos", "examples", "docs", "lint", ".ci"])
+IN_THE_TREE = re.compile(rf"`((?:{FOLDERS})/[\w./-]*)`")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+BLOCKS = [block for document in DOCUMENTS for block in python_blocks(document)]
+SOURCES = [ROOT / name for name in ROOTS]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_file_that_a_document_names_is_there(document: Path) -> None:
+def test_every_file_that_a_document_names_exists(document: Path) -> None:
     text = document.read_text()
     missing = [name for name in IN_THE_TREE.findall(text) if not (ROOT / name).exists()]
     missing += [name for name in LINK.findall(text) if not (document.parent / name).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
+def test_every_python_block_compiles(block: Block) -> None:
+    code = block.code.rstrip()
+    if code.endswith(":"):
+        code += " ..."
+    compile(code, str(block.document), "exec")
+
+
+@pytest.mark.timeout(300)
+def test_complete_python_blocks_pass_the_type_checker(tmp_path: Path) -> None:
+    for block in BLOCKS:
+        if block.is_complete:
+            (tmp_path / f"{block.name}.py").write_text(block.code)
+    command = [sys.executable, "-m", "mypy", "--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
+    checked = subprocess.run(
+        [*command, f"--cache-dir={ROOT / '.mypy_cache' / 'documents'}", str(tmp_path)],
+        env={**os.environ, "MYPYPATH": os.pathsep.join(map(str, SOURCES))},
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.has_tests], ids=lambda block: block.name)
+def test_tests_in_documents_pass(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "test_example.py").write_text(block.code)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_example.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_api_reference_lists_every_public_name() -> None:
+    reference = "".join(path.read_text() for path in (ROOT / "docs").glob("reference*.md"))
+    documented = set(re.findall(r"^::: meshgate\.(\w+)$", reference, re.MULTILINE))
+    documented |= set(re.findall(r"^        - (\w+)$", reference, re.MULTILINE))
+    assert set(meshgate.__all__) - documented == set()
+
+
+def test_every_class_that_the_glossary_names_exists() -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text()
+    named = set(re.findall(r"`([A-Z]\w+)`", glossary))
+    sources = "\n".join(path.read_text() for root in SOURCES for path in root.rglob("*.py"))
+    assert {name for name in named if not re.search(rf"^class {name}\b", sources, re.MULTILINE)} == set()
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if f" {page}" not in navigation] == []
+
+
+def test_every_error_in_troubleshooting_is_one_of_the_sources() -> None:
+    quoted = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
+    sources = [path.read_text() for root in SOURCES for path in root.rglob("*.py")]
+    assert len(quoted) > 10
+    assert [text for text in quoted if not any(text in source for source in sources)] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "summary"),
+    [
+        ("# Jobs\n\nA [job](jobs.md) gives a\nprogram its hosts. It ends.\n", "A job gives a program its hosts."),
+        ("# Images\n\nAn image defines what runs:\n\n```python\nImage()\n```\n", "An image defines what runs."),
+        ("# Engines\n\n**Decision.** One engine per session. Why:\n", "One engine per session."),
+        ("# Empty\n", ""),
+    ],
+)
+def test_the_summary_of_a_page_for_machines_is_its_first_sentence(page: str, summary: str) -> None:
+    spec = importlib.util.spec_from_file_location("llms_txt", ROOT / "docs" / "llms_txt.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    assert hook.summary(page) == summary

@@ -1,1 +1,1 @@
-"""The drivers that are measured, each a program: ``python -m benchmarks.peers.<name>``, see ``benchmarks.peer``."""
+"""The measured drivers. Each is a program, ``python -m benchmarks.peers.<name>``; see ``benchmarks.peer``."""

@@ -1,4 +1,4 @@
-"""A driver that goes through meshgate; the relay, where there is one, stands between it and the gateway."""
+"""A driver that uses meshgate, optionally with a network proxy between it and the gateway."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from urllib.parse import urlsplit
 
 from benchmarks.driver import Driver
 from benchmarks.peer import leave, serve
-from benchmarks.processes import ROOT, Usage, descendants, relay, usage_of
+from benchmarks.processes import ROOT, Usage, descendants, network_proxy, usage_of
 from benchmarks.workload import Target
 from meshgate import Client, UrlDialer
-from tests.relay import Relay
+from meshgate.testing import NetworkProxy
 
 
-class Through(Driver):
+class Meshgate(Driver):
     def open(self, round_trip: float = 0.0, cuts: bool = False, tcp: bool = False) -> dict[str, Any]:
-        """As ``ProcessJob``: by the gateway's unix socket, unless a relay is in between, or ``tcp`` is asked for."""
+        """Connects to the gateway's unix socket, as ``ProcessJob`` does, or by TCP for a proxy or with ``tcp``."""
         self._stack = ExitStack()
         token = secrets.token_urlsafe(16)
-        announced = self._gateway(token)
-        url, local = announced["url"], announced["socket"]
+        gateway = self._start_gateway(token)
+        url, unix_socket = gateway["url"], gateway["socket"]
         target = urlsplit(url).netloc
         if tcp or cuts or round_trip:
-            local = None
+            unix_socket = None
         if cuts:
             host, _, port = target.rpartition(":")
-            self._relay = self._stack.enter_context(Relay(host, int(port)))
-            url = f"ws://127.0.0.1:{self._relay.port}"
+            self._proxy = self._stack.enter_context(NetworkProxy(host, int(port)))
+            url = f"ws://127.0.0.1:{self._proxy.port}"
         elif round_trip:
-            url = f"ws://127.0.0.1:{self._stack.enter_context(relay(target, round_trip=round_trip))}"
-        self._client = self._stack.enter_context(Client.connect(UrlDialer(url, token, unix_socket=local)))
+            url = f"ws://127.0.0.1:{self._stack.enter_context(network_proxy(target, round_trip=round_trip))}"
+        self._client = self._stack.enter_context(Client.connect(UrlDialer(url, token, unix_socket=unix_socket)))
         self.hosts = self._client.attach_hosts("workers", 2)
         self.open_meshes()
         return {}
 
-    def _gateway(self, token: str) -> dict[str, Any]:
+    def _start_gateway(self, token: str) -> dict[str, Any]:
         announced, announce = os.pipe()
-        lifetime, held = os.pipe()
+        lifetime, lifetime_writer = os.pipe()
         descriptors = ["--local-socket", "--announce-fd", str(announce), "--lifetime-fd", str(lifetime)]
         paths = filter(None, [os.environ.get("PYTHONPATH")])
         gateway = subprocess.Popen(
@@ -57,29 +57,29 @@ class Through(Driver):
         for descriptor in (announce, lifetime):
             os.close(descriptor)
         self._stack.callback(gateway.wait)
-        self._stack.callback(os.close, held)
+        self._stack.callback(os.close, lifetime_writer)
         with os.fdopen(announced) as lines:
             return dict(json.loads(lines.readline()))
 
     def calls_with_cuts(self, calls: int, cuts: int, window: int) -> dict[str, Any]:
-        """``cuts`` resets of the connection, spread over ``calls`` calls, of which ``window`` are under way."""
+        """Resets the connection ``cuts`` times during ``calls`` calls, of which ``window`` are in flight."""
         actor = self.hosts.spawn_procs(per_host={"gpus": 1}, name="cut").spawn("cut", Target).slice(hosts=0, gpus=0)
         actor.note.call_one(-1).get()
-        cutter = _Cutter(self._client, self._relay, cuts)
-        begin = time.perf_counter()
+        cutter = _Cutter(self._client, self._proxy, cuts)
+        start = time.perf_counter()
         results: list[int] = []
-        under_way: deque[Any] = deque()
+        in_flight: deque[Any] = deque()
         for number in range(calls):
             cutter.wait_reached(number * cuts // calls)
-            under_way.append(actor.note.call_one(number))
-            if len(under_way) == window:
-                results.append(under_way.popleft().get(60))
-        results += [future.get(60) for future in under_way]
+            in_flight.append(actor.note.call_one(number))
+            if len(in_flight) == window:
+                results.append(in_flight.popleft().get(60))
+        results += [future.get(60) for future in in_flight]
         cutter.join()
-        took = time.perf_counter() - begin
+        duration = time.perf_counter() - start
         ran = actor.noted.call_one().get()[1:]
         return {
-            "seconds": took,
+            "seconds": duration,
             "cuts": cutter.done,
             "replayed": self._client.statistics().frames_replayed,
             "lost": calls - len(set(ran)),
@@ -88,24 +88,24 @@ class Through(Driver):
         }
 
     def memory(self) -> dict[str, int]:
-        """Resident bytes of the server, of the session's engine and of this process."""
+        """The resident bytes of the server, the session's engine and this process."""
         processes = [usage for pid in descendants(os.getpid()) if (usage := usage_of(pid)) is not None]
         engines = [usage for usage in processes if "meshgate_gateway.engine" in usage.command]
         servers = [usage for usage in processes if "-m meshgate_gateway --" in usage.command]
         own = usage_of(os.getpid())
         assert own is not None
-        return {"server": servers[0].rss, "engine": max(engines, key=_cpu).rss, "client": own.rss}
+        return {"server": max(servers, key=_rss).rss, "engine": max(engines, key=_cpu).rss, "client": own.rss}
 
     def close(self) -> None:
         self._stack.close()
 
 
 class _Cutter(threading.Thread):
-    """Cuts each connection once it is up, after a random while: in the midst of whatever is passing then."""
+    """Resets each connection at a random time after it is established."""
 
-    def __init__(self, client: Client, relay: Relay, cuts: int) -> None:
+    def __init__(self, client: Client, proxy: NetworkProxy, cuts: int) -> None:
         super().__init__(daemon=True)
-        self._client, self._relay, self._cuts = client, relay, cuts
+        self._client, self._proxy, self._cuts = client, proxy, cuts
         self._changed = threading.Condition()
         self._wanted = 0
         self.done = 0
@@ -120,13 +120,13 @@ class _Cutter(threading.Thread):
                 time.sleep(0.0005)
             time.sleep(random.uniform(0, 0.004))
             connections = self._client.statistics().connections + 1
-            self._relay.cut()
+            self._proxy.cut()
             with self._changed:
                 self.done += 1
                 self._changed.notify()
 
     def wait_reached(self, cuts: int) -> None:
-        """Waits until all but five of the first ``cuts`` have happened."""
+        """Waits until at most five of the first ``cuts`` are outstanding."""
         with self._changed:
             self._wanted = cuts
             self._changed.notify()
@@ -137,6 +137,10 @@ def _cpu(usage: Usage) -> float:
     return usage.cpu
 
 
+def _rss(usage: Usage) -> int:
+    return usage.rss
+
+
 if __name__ == "__main__":
-    serve(Through())
+    serve(Meshgate())
     leave()

@@ -1,4 +1,4 @@
-"""A driver away from the hosts, with Monarch's own means: ``attach()`` to a worker, through the relay."""
+"""A remote driver that uses Monarch's ``attach()`` to a worker, through the network proxy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.driver import Driver
 from benchmarks.peer import leave, serve
-from benchmarks.processes import relay
+from benchmarks.processes import network_proxy
 
 
 class Attached(Driver):
@@ -23,7 +23,7 @@ class Attached(Driver):
         monarch.actor.unhandled_fault_hook = lambda failure: None
         self._stack = ExitStack()
         addresses = [self._worker(f"workers-{rank}") for rank in range(2)]
-        port = self._stack.enter_context(relay(addresses[0].removeprefix("tcp://"), round_trip=round_trip))
+        port = self._stack.enter_context(network_proxy(addresses[0].removeprefix("tcp://"), round_trip=round_trip))
         attach(f"tcp://127.0.0.1:{port}")
         self.hosts = attach_to_workers(name="workers", ca="trust_all_connections", workers=addresses)
         self.hosts.initialized.get()
@@ -34,14 +34,25 @@ class Attached(Driver):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-        lifetime, held = os.pipe()
-        ready, said = os.pipe()
-        options = ["--address", address, "--name", name, "--lifetime-fd", str(lifetime), "--ready-fd", str(said)]
-        worker = subprocess.Popen([sys.executable, "-m", "meshgate_worker", *options], pass_fds=(lifetime, said))
+        lifetime, lifetime_writer = os.pipe()
+        ready, ready_writer = os.pipe()
+        options = [
+            "--address",
+            address,
+            "--name",
+            name,
+            "--lifetime-fd",
+            str(lifetime),
+            "--ready-fd",
+            str(ready_writer),
+        ]
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "meshgate_worker", *options], pass_fds=(lifetime, ready_writer)
+        )
         os.close(lifetime)
-        os.close(said)
+        os.close(ready_writer)
         self._stack.callback(worker.wait)
-        self._stack.callback(os.close, held)
+        self._stack.callback(os.close, lifetime_writer)
         with os.fdopen(ready) as lines:
             return str(json.loads(lines.readline())["address"])
 

@@ -1,4 +1,4 @@
-"""A driver next to the hosts: Monarch alone, its own ``ProcessJob``."""
+"""A driver that uses Monarch directly, with Monarch's ``ProcessJob``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Direct(Driver):
         return {}
 
     def memory(self) -> dict[str, int]:
-        """Resident bytes of this process, which does what the engine does for meshgate."""
+        """The resident bytes of this process, which corresponds to meshgate's engine."""
         own = usage_of(os.getpid())
         assert own is not None
         return {"engine": own.rss}

@@ -1,6 +1,6 @@
-"""Ray Client: a driver away from a Ray cluster. Needs Ray and numpy, nothing of meshgate.
+"""A driver that uses Ray Client. Needs Ray and numpy, but not meshgate.
 
-The cluster itself, one local node, is the run's: see :func:`cluster`.
+The run starts the cluster, which is one local node: see ``cluster``.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peer import leave, serve
-from benchmarks.processes import end_tree, relay
+from benchmarks.processes import end_tree, network_proxy
 
-_SLOW_TO_START = 60.0
+_START_TIMEOUT = 60.0
 
 
 @contextlib.contextmanager
 def cluster(python: str, log: Path) -> Iterator[str]:
-    """A Ray head node with a Ray Client server; gives its ``host:port``. Every process of it ends with the block."""
+    """Runs a Ray head node with a Ray Client server during the block; yields its ``host:port``."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -42,23 +42,23 @@ def cluster(python: str, log: Path) -> Iterator[str]:
 
 
 def _wait_listening(port: int, head: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _SLOW_TO_START
+    deadline = time.monotonic() + _START_TIMEOUT
     while time.monotonic() < deadline and head.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
             return
         time.sleep(0.1)
-    raise RuntimeError(f"Ray did not start, see {log}")
+    raise RuntimeError(f"Ray did not start; see {log}")
 
 
 class RayClient:
-    """The rounds of :class:`benchmarks.driver.Driver`, said in Ray."""
+    """The rounds of ``benchmarks.driver.Driver``, for Ray."""
 
     def open(self, address: str, round_trip: float = 0.0) -> dict[str, Any]:
         import ray
 
         self._stack = contextlib.ExitStack()
         if round_trip:
-            address = f"127.0.0.1:{self._stack.enter_context(relay(address, round_trip=round_trip))}"
+            address = f"127.0.0.1:{self._stack.enter_context(network_proxy(address, round_trip=round_trip))}"
         self._ray: Any = ray
         ray.init(f"ray://{address}", log_to_driver=False)
         actor_class = ray.remote(num_cpus=0)(_Target)
@@ -74,15 +74,15 @@ class RayClient:
         return _timed(lambda: get([actor.echo.remote(payload) for actor in self._four]), calls)
 
     def in_flight(self, calls: int) -> float:
-        begin = time.perf_counter()
+        start = time.perf_counter()
         self._ray.get([self._one.echo.remote(b"x" * 100) for _ in range(calls)])
-        return time.perf_counter() - begin
+        return time.perf_counter() - start
 
     def in_flight_async(self, calls: int) -> float:
         async def gather() -> float:
-            begin = time.perf_counter()
+            start = time.perf_counter()
             await asyncio.gather(*[self._one.echo.remote(b"x" * 100) for _ in range(calls)])
-            return time.perf_counter() - begin
+            return time.perf_counter() - start
 
         return asyncio.run(gather())
 
@@ -121,14 +121,14 @@ class _Target:
 def _timed(call: Any, times: int) -> list[float]:
     seconds = []
     for _ in range(times):
-        begin = time.perf_counter()
+        start = time.perf_counter()
         call()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.perf_counter() - start)
     return seconds
 
 
 if __name__ == "__main__":
-    # Actors are pickled by value: Ray's workers need not find this module.
+    # Pickles actors by value, so that Ray's workers need not import this module.
     sys.modules["__main__"].__dict__.setdefault("__spec__", None)
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     serve(RayClient())

@@ -1,4 +1,4 @@
-"""A driver whose code is watched: saves a file, and calls until the new line has run. Real hosts, real Monarch."""
+"""A driver with ``job.sync(watch=True)`` that saves a file and measures when the new line has run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.peer import leave, serve
 
-_PATIENCE = 30.0
+_TIMEOUT = 30.0
 _SETTINGS = "LINE = {line}\n"
 _MODEL = """
 from meshgate import Actor, endpoint
@@ -27,7 +27,7 @@ class Model(Actor):
 
 
 class Saving:
-    """Two hosts with a process each."""
+    """Saves on two hosts with one process each."""
 
     def open(self) -> dict[str, Any]:
         from meshgate import ProcessJob
@@ -46,42 +46,42 @@ class Saving:
         self._model = importlib.import_module("saved_model").Model
         self._procs = self._hosts.spawn_procs(name="watched")
         self._actors = self._procs.spawn("watched", self._model)
-        self._actors.line.call().get(timeout=_PATIENCE)
+        self._actors.line.call().get(timeout=_TIMEOUT)
         return {}
 
     def saves(self, how: str, times: int) -> list[float]:
-        """Seconds from each save to the result of the first call of both hosts that ran the new line."""
+        """Seconds from each save until a call to both hosts has run the new line."""
         return [self._save(getattr(self, f"_{how}")) for _ in range(times)]
 
     def _save(self, call: Any) -> float:
         client = self._job._client
         before = client.code_version
         self._line += 1
-        begin = time.perf_counter()
+        start = time.perf_counter()
         self._settings.write_text(_SETTINGS.format(line=self._line))
-        while client.code_version == before:  # until the watcher has offered it: what a spawn names from then on
-            if time.perf_counter() - begin > _PATIENCE:
-                raise TimeoutError(f"a save was not pushed within {_PATIENCE:.0f} s")
+        while client.code_version == before:  # until the watcher has pushed it, so that a spawn uses it
+            if time.perf_counter() - start > _TIMEOUT:
+                raise TimeoutError(f"a save was not pushed within {_TIMEOUT:.0f} s")
             time.sleep(0.0005)
         found = set(call().values())
-        took = time.perf_counter() - begin
+        duration = time.perf_counter() - start
         if found != {self._line}:
-            raise AssertionError(f"{found} ran where line {self._line} was saved")
-        return took
+            raise AssertionError(f"line {found} ran, but line {self._line} was saved")
+        return duration
 
     def _reload(self) -> Any:
-        """Running processes and actors: the module is reloaded beneath them."""
-        self._procs.reload().get(timeout=_PATIENCE)
-        return self._actors.line.call().get(timeout=_PATIENCE)
+        """With running processes and actors: reloads the module."""
+        self._procs.reload().get(timeout=_TIMEOUT)
+        return self._actors.line.call().get(timeout=_TIMEOUT)
 
     def _spawn(self) -> Any:
-        """New actors in running processes."""
-        return self._procs.spawn(f"watched{self._line}", self._model).line.call().get(timeout=_PATIENCE)
+        """With new actors in running processes."""
+        return self._procs.spawn(f"watched{self._line}", self._model).line.call().get(timeout=_TIMEOUT)
 
     def _fresh(self) -> Any:
-        """New processes."""
+        """With new processes."""
         procs = self._hosts.spawn_procs(name=f"fresh{self._line}")
-        found = procs.spawn("fresh", self._model).line.call().get(timeout=_PATIENCE)
+        found = procs.spawn("fresh", self._model).line.call().get(timeout=_TIMEOUT)
         procs.stop()
         return found
 

@@ -1,6 +1,6 @@
-"""Bytes over a bare websocket of the library that meshgate uses, on loopback: what the transport alone can do.
+"""Bytes over a bare websocket of the library that meshgate uses, on loopback: the limit of the transport.
 
-The server is a process of its own. Two ways: one message, and messages of 256 KiB, which is how meshgate sends.
+The server runs in its own process. Arrays are sent in messages of 256 KiB, as meshgate sends them.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ class Bare:
 
 
 async def _connected(port: int) -> Any:
-    # Peers take turns: while another has its, nobody here runs the loop that would answer a ping.
+    # No pings: between its turns this peer does not run the event loop that would answer them.
     return await connect(f"ws://127.0.0.1:{port}", compression=None, max_size=None, proxy=None, ping_interval=None)
 
 
 async def _echoes(socket: Any, calls: int) -> list[float]:
     seconds = []
     for _ in range(calls):
-        begin = time.perf_counter()
+        start = time.perf_counter()
         await socket.send("echo 0")
         await socket.recv()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.perf_counter() - start)
     return seconds
 
 
@@ -68,30 +68,30 @@ async def _sent(socket: Any, data: bytes, times: int) -> list[float]:
     seconds = []
     view = memoryview(data)
     for _ in range(times):
-        begin = time.perf_counter()
+        start = time.perf_counter()
         await socket.send(f"take {len(data)}")
         for at in range(0, len(data), PIECE):
             await socket.send(view[at : at + PIECE])
         await socket.recv()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.perf_counter() - start)
     return seconds
 
 
 async def _fetched(socket: Any, nbytes: int, times: int) -> list[float]:
     seconds = []
     for _ in range(times):
-        begin = time.perf_counter()
+        start = time.perf_counter()
         await socket.send(f"give {nbytes}")
-        left = nbytes
-        while left:
-            left -= len(await socket.recv())
-        seconds.append(time.perf_counter() - begin)
+        remaining = nbytes
+        while remaining:
+            remaining -= len(await socket.recv())
+        seconds.append(time.perf_counter() - start)
     return seconds
 
 
-async def _answer(connection: ServerConnection) -> None:
-    async for asked in connection:
-        what, _, number = str(asked).partition(" ")
+async def _reply(connection: ServerConnection) -> None:
+    async for request in connection:
+        what, _, number = str(request).partition(" ")
         nbytes = int(number)
         if what == "give":
             view = memoryview(bytes(nbytes))
@@ -105,7 +105,7 @@ async def _answer(connection: ServerConnection) -> None:
 
 async def _serve() -> None:
     options = {"compression": None, "max_size": None, "ping_interval": None}
-    async with serve_websocket(_answer, "127.0.0.1", 0, **options) as server:
+    async with serve_websocket(_reply, "127.0.0.1", 0, **options) as server:
         print(next(iter(server.sockets)).getsockname()[1], flush=True)
         await asyncio.get_running_loop().run_in_executor(None, os.read, sys.stdin.fileno(), 1)
 

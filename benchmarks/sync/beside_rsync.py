@@ -1,4 +1,4 @@
-"""One change after the other brought to 1, 8 and 32 hosts, by meshgate and by rsync in turns."""
+"""Changes synced to 1, 8 and 32 hosts, by meshgate and rsync in turns."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from benchmarks.sync import trees
 from benchmarks.sync.deployment import Deployment
 from benchmarks.sync.moved import Moved
 from benchmarks.sync.rsync import Rsync
-from meshgate_sync.plan import CONTROL_FANOUT
-from meshgate_sync.tree import MAX_PIECE
+from meshgate_sync.relay.plan import CONTROL_FANOUT
+from meshgate_sync.tree.tree import MAX_PIECE
 
 __all__ = ["HOSTS", "changes_beside_rsync", "directory"]
 
@@ -31,7 +31,7 @@ _Both = tuple[Moved, Moved]
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A tree and what is done to it; or the tree that is brought to hosts which have nothing of it (``cold``)."""
+    """A tree and the changes to it. ``cold``: the tree is synced to hosts that have nothing of it."""
 
     make: trees.Change
     changes: tuple[tuple[str, trees.Change], ...]
@@ -45,7 +45,7 @@ _SUBJECTS = (
         (
             ("10,000 files unchanged", trees.change_nothing),
             ("one line changed", lambda tree, rng: trees.change_line(tree, rng) and None),
-            ("one line, as the watcher tells it", trees.change_line),
+            ("one line, reported by the watcher", trees.change_line),
             ("500 of 10,000 files changed", trees.change_500),
         ),
     ),
@@ -55,7 +55,7 @@ _SUBJECTS = (
 
 
 def directory() -> str | None:
-    """Where trees and stores are made: in memory where there is enough, so that no disk is measured."""
+    """The directory for trees and stores: in memory if there is enough, so that the disk is not measured."""
     memory = Path("/dev/shm")
     available = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
@@ -68,7 +68,9 @@ def directory() -> str | None:
 
 def changes_beside_rsync(run: Run) -> Iterator[Case]:
     if shutil.which("rsync") is None:
-        run.trouble("rsync is not installed: there is nothing to measure the sync beside (apt-get install rsync)")
+        run.report_problem(
+            "rsync is not installed: there is nothing to measure the sync beside (apt-get install rsync)"
+        )
         return
     for subject in _SUBJECTS:
         rows: dict[tuple[bool, str], list[Case]] = {}
@@ -80,7 +82,7 @@ def changes_beside_rsync(run: Run) -> Iterator[Case]:
 
 
 def _measure(run: Run, subject: _Subject, hosts: int) -> Iterator[tuple[bool, str, list[_Both]]]:
-    """Each change, near and then far away."""
+    """Each change, first without and then with network delay."""
     rng = random.Random(hosts)
     with _both_sides(subject.make, hosts, rng) as (tree, ours, theirs):
         ours.push(), theirs.push()
@@ -99,7 +101,7 @@ def _measure(run: Run, subject: _Subject, hosts: int) -> Iterator[tuple[bool, st
 
 
 def _measure_cold(run: Run, hosts: int) -> Iterator[tuple[bool, str, list[_Both]]]:
-    """The first sync of hosts that have nothing, and, where there is room for it, of another tree."""
+    """The first sync to empty hosts, and, except for 32 hosts, one of a different tree."""
     for far in (False, True):
         rng = random.Random(hosts)
         with _both_sides(trees.make_cold, hosts, rng) as (tree, ours, theirs):
@@ -124,7 +126,7 @@ def _both_sides(make: trees.Change, hosts: int, rng: random.Random) -> Iterator[
 
 
 def _turns(run: Run, subject: _Subject, hosts: int, *, far: bool) -> tuple[int, int]:
-    """From which turn to which; those below 0 warm up and do not count."""
+    """The range of turns; those below 0 are for warming up and do not count."""
     if hosts == 32:
         return (0 if far or subject.heavy else -1), 1
     rounds = run.rounds if hosts == 1 else max(2, run.rounds // 2)
@@ -132,15 +134,15 @@ def _turns(run: Run, subject: _Subject, hosts: int, *, far: bool) -> tuple[int, 
 
 
 def _turn(run: Run, ours: Deployment, theirs: Rsync, changed: Sequence[Path] | None, turn: int) -> _Both:
-    """Whichever goes first finds the change in the page cache for the other: they take turns."""
+    """The first of the two loads the change into the page cache, so they alternate."""
 
     def mine() -> Moved:
         return ours.push(changed)
 
     if turn % 2:
-        return run.noted(mine), run.noted(theirs.push)
-    other = run.noted(theirs.push)
-    return run.noted(mine), other
+        return run.measure_once(mine), run.measure_once(theirs.push)
+    other = run.measure_once(theirs.push)
+    return run.measure_once(mine), other
 
 
 def _row(name: str, hosts: int, found: Sequence[_Both], *, far: bool) -> Case:
@@ -159,11 +161,11 @@ def _row(name: str, hosts: int, found: Sequence[_Both], *, far: bool) -> Case:
         case.checks += at_least("of rsync's speed", columns["times"].number, 5)
         case.checks += at_most("took", columns["meshgate"].number * 1e3, 150, unit=" ms")
     if name == "one byte in 100 MB":
-        case.checks += _few_pieces("left the laptop", columns["laptop"].number, 1)
-        case.checks += _few_pieces("left the gateway", columns["gateway"].number, min(hosts, CONTROL_FANOUT))
+        case.checks += _few_pieces("sent by the laptop", columns["laptop"].number, 1)
+        case.checks += _few_pieces("sent by the gateway", columns["gateway"].number, min(hosts, CONTROL_FANOUT))
     if name == _COLD:
         times = columns["gateway"].number / 200_000_000
-        case.checks += at_most("left the gateway", times, CONTROL_FANOUT, unit=" of its size")
+        case.checks += at_most("sent by the gateway", times, CONTROL_FANOUT, unit=" of its size")
     return case
 
 

@@ -1,5 +1,5 @@
-"""meshgate as it syncs, on one machine: this process is the laptop, with the real client and a session through the
-engine's websocket; the gateway and each host are processes with stores of their own, as in a cluster."""
+"""A meshgate deployment on one machine: this process is the laptop, with the real client and a session through the
+engine's websocket. The gateway and each host are processes with their own stores, as in a cluster."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import ROOT, relay
+from benchmarks.processes import ROOT, network_proxy
 from benchmarks.sync.moved import CpuClock, Moved
 from meshgate import Client, UrlDialer
-from meshgate.code import CodeSync
-from meshgate.project import Tree
-from meshgate_sync.plan import GATEWAY
-from meshgate_sync.scan import Scanner
+from meshgate.code_sync.project import Tree
+from meshgate.code_sync.push import CodeSync
+from meshgate_sync.relay.plan import GATEWAY
+from meshgate_sync.store.home import open_version
+from meshgate_sync.tree.scan import Scanner
 
-__all__ = ["Deployment"]
+__all__ = ["Deployment", "HostProcesses"]
 
 _SECONDS_TO_END = 20.0
 _SECONDS_TO_REDIAL = 20.0
@@ -41,10 +42,11 @@ class Deployment:
     def started(
         cls, tree: Path, top: Path, hosts: int, *, shape: Mapping[str, int] | None = None
     ) -> Iterator[Deployment]:
-        """``shape``: ``fanout`` and ``stripes``, where they are not the defaults. Stores are made below ``top``."""
+        """``shape``: ``fanout`` and ``stripes``, if not the defaults. Stores are created below ``top``."""
         with ExitStack() as stack:
             gateway = stack.enter_context(_Talker("benchmarks.sync.gateway", {"MESHGATE_HOME": str(top / "gateway")}))
-            talkers = {f"h{number}": stack.enter_context(_Talker("meshgate_sync.serve", {})) for number in range(hosts)}
+            serve = "meshgate_sync.distribution.serve"
+            talkers = {f"h{number}": stack.enter_context(_Talker(serve, {})) for number in range(hosts)}
             announced = gateway.hear()
             secret = announced["secret"]
             for name, talker in talkers.items():
@@ -63,10 +65,10 @@ class Deployment:
             yield deployment
 
     def move_away(self, round_trip: float) -> None:
-        """From now on ``round_trip`` seconds lie between the laptop and the gateway: the connection is cut, and the
-        session goes on through a relay."""
+        """Adds a round-trip time of ``round_trip`` seconds between laptop and gateway: cuts the connection, and the
+        session continues through a relay."""
         target = self._dialer.url.rpartition("/")[2]
-        port = self._stack.enter_context(relay(target, round_trip=round_trip))
+        port = self._stack.enter_context(network_proxy(target, round_trip=round_trip))
         connections = self._client.statistics().connections
         self._dialer.url = f"ws://127.0.0.1:{port}"
         self._gateway.say({"cut": True})
@@ -78,7 +80,7 @@ class Deployment:
             time.sleep(0.01)
 
     def push(self, changed: Sequence[Path] | None = None) -> Moved:
-        """Brings the tree to every host. ``changed``: what a watcher has told; otherwise it is looked through."""
+        """Syncs the tree to every host. ``changed``: the paths a watcher reported; if None, the tree is scanned."""
         left = self._left()
         self._clock.start()
         started = time.perf_counter()
@@ -88,25 +90,62 @@ class Deployment:
         return Moved(seconds, report.nbytes, self._left() - left, cpu)
 
     def _left(self) -> int:
-        """Bytes that have left the gateway so far."""
+        """The bytes that the gateway has sent so far."""
         self._gateway.say({"left": True})
         return int(self._gateway.hear()["left"])
 
+    def processes(self) -> HostProcesses:
+        """A process on each host from the version pushed last, as the engine starts them, called once."""
+        root = self._version()
+        self._gateway.say({"need": root})
+        self._gateway.hear()
+        return HostProcesses([str(self._top / f"h{number}") for number in range(self._hosts)], root)
+
+    def open_everywhere(self) -> None:
+        """Waits until processes can be started on every host from the version pushed last."""
+        for number in range(self._hosts):
+            open_version(str(self._top / f"h{number}"), self._version()).close()
+
+    def _version(self) -> str:
+        version = self._client.code_version
+        assert version is not None
+        return version
+
     def check(self, tree: Path) -> None:
-        """Raises AssertionError unless the first host and the last have what is in ``tree``."""
+        """Raises AssertionError unless the first and the last host have the content of ``tree``."""
         wanted = Scanner(tree).scan().tree
         for number in {0, self._hosts - 1}:
             snapshot = self._top / f"h{number}" / "snapshots" / wanted.digest.hex()
             assert Scanner(snapshot).scan().tree == wanted, f"host {number} does not have what it acknowledged"
 
 
-class _Talker:
-    """A process that is told and tells JSON objects, one a line, and ends when its input does."""
+class HostProcesses:
+    """Processes that run from a version. ``stop`` ends them; so does leaving the block."""
 
-    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
-        paths = [str(ROOT), *(str(ROOT / part) for part in ("client", "gateway", "sync"))]
+    def __init__(self, homes: Sequence[str], root: str) -> None:
+        self._running = [_Talker("benchmarks.sync.process", {}, home, root) for home in homes]
+        for process in self._running:
+            process.hear()
+
+    def stop(self) -> None:
+        for process in self._running:
+            process.__exit__()
+        self._running = []
+
+    def __enter__(self) -> HostProcesses:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class _Talker:
+    """A process that reads and writes JSON objects, one per line, and ends with its input."""
+
+    def __init__(self, module: str, environment: Mapping[str, str], *arguments: str) -> None:
+        paths = [str(ROOT), *(str(ROOT / part) for part in ("client", "gateway", "kubernetes_jobs", "sync", "wire"))]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},

@@ -1,7 +1,7 @@
-"""How many children a host should have: the control tree's fan-out and the number of stripes, measured.
+"""How many children a host should have: by fan-out of the control tree and by number of stripes.
 
-On this machine with 8, 16 and 32 real hosts, where the processors are what is short; and simulated with 1,024 hosts,
-where links are. The defaults in ``meshgate_sync.plan`` are taken from this.
+Measured with 8, 16 and 32 real hosts on this machine, which its processors limit, and simulated with 1,024 hosts, which
+their links limit. The defaults in ``meshgate_sync.relay.plan`` are based on this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.sync.beside_rsync import directory
 from benchmarks.sync.deployment import Deployment
 from benchmarks.sync.moved import Moved
 from benchmarks.sync.simulated import Outline, processes, simulate
-from meshgate_sync.plan import CONTROL_FANOUT, STRIPES
+from meshgate_sync.relay.plan import CONTROL_FANOUT, STRIPES
 
 __all__ = ["by_fanout"]
 
@@ -58,7 +58,7 @@ def _named(what: str, number: int, default: int) -> str:
 
 
 def _measure(run: Run, hosts: int, shape: Mapping[str, int]) -> tuple[list[Moved], list[Moved]]:
-    """One line changed, as the watcher tells it, and a version of 40 MB that none has anything of."""
+    """One changed line, reported by the watcher, and a version of 40 MB that no host has any part of."""
     rng = random.Random(hosts)
     with tempfile.TemporaryDirectory(prefix="meshgate-bench-", dir=directory()) as made:
         top, tree = Path(made), Path(made, "tree")
@@ -69,11 +69,11 @@ def _measure(run: Run, hosts: int, shape: Mapping[str, int]) -> tuple[list[Moved
             lines = []
             for turn in range(-2, 10):
                 changed = trees.change_line(tree, rng)
-                moved = run.noted(lambda changed=changed: ours.push(changed))  # type: ignore[misc]
+                moved = run.measure_once(lambda changed=changed: ours.push(changed))  # type: ignore[misc]
                 if turn >= 0:
                     lines.append(moved)
             versions = []
             for number in range(1 + (hosts == 8)):
                 (tree / f"large{number}.bin").write_bytes(rng.randbytes(_VERSION))
-                versions.append(run.noted(ours.push))
+                versions.append(run.measure_once(ours.push))
         return lines, versions

@@ -1,10 +1,11 @@
-"""A gateway for the measurements: the real engine with its code sync and its websocket, and hosts that are told to it
-instead of spawned through Monarch.
+"""A gateway for the benchmarks: the real engine with its code sync and its websocket. Hosts are announced to it instead
+of being spawned through Monarch.
 
 ``python -m benchmarks.sync.gateway``, with ``$MESHGATE_HOME`` for its store. One JSON object a line. Standard output:
 ``{"port", "relay", "secret"}``. Standard input: ``{"hosts": {name: [host, port]}, "fanout"?, "stripes"?}``, answered
-with ``{"routes": {name: {"control", "stripes"}}}``; or ``{"cut": true}``, which resets the laptop's connection and is
-answered likewise; or ``{"left": true}``, answered with the bytes that have left. It ends when its input does.
+with ``{"routes": {name: {"control", "stripes"}}}``; ``{"cut": true}``, which resets the laptop's connection;
+``{"need": root}``, answered once processes may be started from that version; ``{"left": true}``, answered with the
+number of bytes sent to hosts. It ends when its input does.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Any, cast
 
 import uvloop
 
+from meshgate_gateway.engine.client_connection import serve_connection
 from meshgate_gateway.engine.engine import Engine
-from meshgate_gateway.engine.link import open_link
-from meshgate_sync.plan import HostSlot
+from meshgate_sync.relay.plan import HostSlot
 from meshgate_wire import Role, Session
 
 _MOST_HEAD = 64 * 1024
@@ -34,30 +35,34 @@ async def serve() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     accepting = asyncio.ensure_future(_accept(engine, listener))
-    distributor = await engine.code._started()
+    distributor = await engine.code.start()
     _say(
         {
             "port": listener.getsockname()[1],
             "relay": distributor.address,
-            "secret": engine.code._secret.hex(),
+            "secret": engine.code.secret.hex(),
         }
     )
     lines = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     while line := await lines.readline():
-        told = json.loads(line)
-        if "left" in told:
+        request = json.loads(line)
+        if "left" in request:
             assert distributor._runner.relay is not None
             _say({"left": distributor._runner.relay.bytes_sent})
             continue
-        if told.get("cut") and engine._link is not None and engine._link._transport is not None:
-            engine._link._transport.abort()
+        if "need" in request:
+            await engine.code.wait_for_version(request["need"], list(distributor._hosts))
+            _say({"need": True})
+            continue
+        if request.get("cut") and engine._connection is not None and engine._connection._transport is not None:
+            engine._connection._transport.abort()
             _say({"cut": True})
             continue
-        if "fanout" in told:
-            distributor.fanout, distributor.stripes = told["fanout"], told["stripes"]
-        routes = distributor.add_hosts([HostSlot(name) for name in told["hosts"]])
+        if "fanout" in request:
+            distributor.fanout, distributor.stripes = request["fanout"], request["stripes"]
+        routes = distributor.add_hosts([HostSlot(name) for name in request["hosts"]])
         _say({"routes": {name: asdict(route) for name, route in routes.items()}})
     accepting.cancel()
     if not engine.ended.is_set():
@@ -75,7 +80,7 @@ async def _accept(engine: Engine, listener: socket.socket) -> None:
             if not more or len(head) > _MOST_HEAD:
                 raise ConnectionError("no websocket's request")
             head += more
-        await open_link(engine, connection, head)
+        await serve_connection(engine, connection, head)
 
 
 def _say(message: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What one sync took: time, bytes that left the laptop and the gateway, and processor time of all that took part."""
+"""The cost of one sync: time, bytes sent by laptop and gateway, and CPU time of all processes involved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["CpuClock", "Moved"]
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """``cpu`` in seconds, user and system, of every process that took part."""
+    """``cpu``: seconds of user and system time of all processes involved."""
 
     seconds: float
     laptop: int
@@ -22,8 +22,8 @@ class Moved:
 
 
 class CpuClock:
-    """Processor time of living processes and of what they have waited for, and of this process: its own, or with
-    ``children`` that of the children it has waited for."""
+    """CPU time of running processes and their finished children, and of this process; with ``children``, of the
+    finished children of this process instead."""
 
     def __init__(self, pids: Callable[[], Iterable[int]], *, children: bool = False) -> None:
         self._pids = pids

@@ -1,7 +1,7 @@
-"""rsync to many hosts at once: a daemon with a directory for each of them, and a client for each, all started together.
+"""rsync to many hosts in parallel: one daemon with a directory for each host, and one client for each.
 
-Its delta algorithm is on and times are compared to the nanosecond. Connections go over the loopback as meshgate's do,
-or through the same relay.
+The delta algorithm is on, and times are compared to the nanosecond. Connections use the loopback, as meshgate's do, or
+the same relay.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from benchmarks.processes import relay
+from benchmarks.processes import network_proxy
 from benchmarks.sync.moved import CpuClock, Moved
 
 __all__ = ["Rsync"]
 
 _FLAGS = ("-a", "--delete", "--no-whole-file", "--modify-window=-1", "--stats")
-_PATIENCE = 10.0
+_START_TIMEOUT = 10.0
 
 
 class Rsync:
-    """``push`` brings the tree to every host; after ``move_away`` through a relay."""
+    """``push`` syncs the tree to every host, after ``move_away`` through a relay."""
 
     def __init__(self, tree: Path, port: int, daemon: int, hosts: int, stack: ExitStack) -> None:
         self._tree, self._port, self._hosts = tree, port, hosts
@@ -35,7 +35,7 @@ class Rsync:
     @classmethod
     @contextmanager
     def serving(cls, tree: Path, top: Path, hosts: int) -> Iterator[Rsync]:
-        """Its directories are made below ``top``."""
+        """Creates the directories below ``top``."""
         modules = []
         for number in range(hosts):
             (top / f"copy{number}").mkdir(parents=True)
@@ -54,8 +54,8 @@ class Rsync:
             yield cls(tree, port, daemon.pid, hosts, stack)
 
     def move_away(self, round_trip: float) -> None:
-        """From now on ``round_trip`` seconds lie between the clients and the daemon."""
-        self._port = self._stack.enter_context(relay(f"127.0.0.1:{self._port}", round_trip=round_trip))
+        """Adds a round-trip time of ``round_trip`` seconds between the clients and the daemon."""
+        self._port = self._stack.enter_context(network_proxy(f"127.0.0.1:{self._port}", round_trip=round_trip))
 
     def push(self) -> Moved:
         self._clock.start()
@@ -80,7 +80,7 @@ class Rsync:
 
 
 def _wait_listening(port: int, daemon: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _START_TIMEOUT
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()

@@ -1,8 +1,8 @@
-"""4,096 hosts on a virtual clock: the very planner and relay, against the bound that latency and bandwidth set.
+"""4,096 hosts on a virtual clock: the real planner and relay, compared with the bound set by latency and bandwidth.
 
-A tenth of the hosts have 2.5 Gbit/s, a fifth 25, the others 10, in three zones; one in a hundred loses its power during
-the transfer, where the row says so. The bound: the slowest host cannot receive the version faster than its link
-allows, and the gateway cannot know it before a message has gone there and one has come back.
+A tenth of the hosts have 2.5 Gbit/s, a fifth 25, the others 10, in three zones; in some rows one in a hundred fails
+during the transfer. The bound: the slowest host cannot receive the version faster than its link allows, and the gateway
+cannot know before a message has gone there and back.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from multiprocessing import get_context
 
 from benchmarks.results import Case, Value, at_most
 from benchmarks.run import Run
-from meshgate_sync.plan import CONTROL_FANOUT, STRIPES
-from meshgate_sync.simulation import Machine, Simulation
+from benchmarks.sync.simulated_cluster import Machine, Simulation
+from meshgate_sync.relay.plan import CONTROL_FANOUT, STRIPES
 
 __all__ = ["Outline", "Simulated", "processes", "simulate", "simulated"]
 
@@ -29,7 +29,7 @@ _ORIGIN = Machine("", 25 * _GIGABIT, 25 * _GIGABIT, _LATENCY)
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A version of ``size`` bytes in ``pieces``; a single piece travels with its announcement."""
+    """A version of ``size`` bytes in ``pieces``; a single piece is sent with its announcement."""
 
     name: str
     size: int
@@ -44,8 +44,8 @@ class Outline:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """``gateway``: times its size that the version left the gateway. ``twice``: share of the bytes that came twice.
-    ``took``: seconds of a processor that it took to simulate."""
+    """``gateway``: bytes sent by the gateway, in multiples of the version's size. ``twice``: the share of bytes
+    received twice. ``took``: CPU seconds of the simulation."""
 
     failed: int
     seconds: float
@@ -90,7 +90,7 @@ def simulate(outline: Outline) -> Simulated:
 
 
 def processes() -> ProcessPoolExecutor:
-    """One a core: virtual time is the same however many run."""
+    """One per core: virtual time does not depend on how many run."""
     return ProcessPoolExecutor(mp_context=get_context("spawn"))
 
 

@@ -1,4 +1,4 @@
-"""The trees that are synced, and what is done to them between two syncs. Each change tells what a watcher would."""
+"""The trees that are synced, and the changes between two syncs. A change returns the paths a watcher would report."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_sources(tree: Path, rng: random.Random, files: int = 10_000) -> None:
 
 
 def make_cold(tree: Path, rng: random.Random) -> None:
-    """200 MB, of names that no earlier one had: half in 1,000 files of text, half in four that do not compress."""
+    """200 MB under new names: half in 1,000 text files, half in four files that do not compress."""
     top = tree / f"cold{rng.randrange(10**9)}"
     for number in range(1000):
         directory = top / f"d{number // 100}"
@@ -54,7 +54,7 @@ def make_large(tree: Path, rng: random.Random) -> None:
 
 
 def change_nothing(tree: Path, rng: random.Random) -> None:
-    """The tree stays as it is."""
+    """Leaves the tree unchanged."""
 
 
 def change_line(tree: Path, rng: random.Random) -> Sequence[Path]:
@@ -64,7 +64,7 @@ def change_line(tree: Path, rng: random.Random) -> Sequence[Path]:
 
 
 def change_500(tree: Path, rng: random.Random) -> None:
-    """As a switch to another branch does it; a watcher would tell so many that the tree is looked through instead."""
+    """As a switch to another branch does; a watcher reports so many that the tree is scanned instead."""
     for path in rng.sample(sorted(tree.glob("*/*/*.py")), 500):
         path.write_text(path.read_text() + f"changed = {rng.random()}\n")
 
@@ -79,7 +79,7 @@ def change_byte(tree: Path, rng: random.Random) -> None:
 
 
 def replace_all(tree: Path, rng: random.Random) -> None:
-    """Another tree of 200 MB in place of what there was: cold again."""
+    """Replaces the tree with another one of 200 MB."""
     for entry in os.scandir(tree):
         shutil.rmtree(entry.path) if entry.is_dir() else os.unlink(entry.path)
     make_cold(tree, rng)

@@ -7,7 +7,7 @@
         trainers = procs.spawn("trainers", Trainer)
         print(trainers.step.call(batch_size=32).get())
 
-Importing this costs next to nothing: each name is loaded when it is first used.
+Importing this package is cheap: each name is loaded on first use. It never needs torchmonarch or the gateway.
 """
 
 from __future__ import annotations
@@ -16,52 +16,59 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshgate.actors import (
-        Actor,
+    from meshgate.actors.api import (
         Context,
-        Endpoint,
         as_endpoint,
         concurrent_endpoint,
         context,
         current_actor_name,
         current_rank,
         current_size,
-        endpoint,
-        get_or_spawn_controller,
+        get_meter,
+        span,
         this_host,
         this_proc,
+        traced,
     )
-    from meshgate.channel import Channel, Port, PortReceiver, RankedPortReceiver
-    from meshgate.client import Client, current_client, use_client
-    from meshgate.dialing import Dialer, Route, UrlDialer
     from meshgate.errors import (
         ActorError,
         AuthenticationError,
         ClassNotImportable,
         ConnectionFailedError,
         EngineDiedError,
+        ErrorKind,
         GatewayError,
+        GatewayFault,
         GatewayLostError,
         ImageStepFailed,
         InvalidRequestError,
+        JobCacheWarning,
         JobError,
+        JobFileError,
+        JobNotRunning,
+        JobStartFailed,
+        JobUnsupported,
         MeshFailure,
         MeshgateError,
         PullFailed,
         SessionExpiredError,
+        SessionTakenOverError,
+        SPMDFailed,
         StaleCodeError,
+        StaleCodeWarning,
         StepFailedError,
         SupervisionError,
         UnpicklableArgument,
         UnreadableResult,
         VersionMismatchError,
     )
-    from meshgate.extent import Extent, Point
-    from meshgate.future import Future, FutureProxy
+    from meshgate.images.dockerfile import DockerfileError
+    from meshgate.images.image import Image
     from meshgate.jobs import JobState, JobTrait, LocalJob, ProcessJob, job_load, job_loads
-    from meshgate.jobs.compute import Compute
-    from meshgate.jobs.image import Image
-    from meshgate.jobs.kubernetes import ImageSpec, KubernetesJob
+    from meshgate.jobs.kubernetes.compute import Compute
+    from meshgate.jobs.kubernetes.job import ImageSpec, KubernetesJob
+    from meshgate.jobs.sessions import SessionInfo
+    from meshgate.jobs.slurm.job import SlurmJob
     from meshgate.proxies import (
         Accumulator,
         ActorMeshProxy,
@@ -72,36 +79,62 @@ if TYPE_CHECKING:
         ProcMeshProxy,
         send,
     )
-    from meshgate.settings import ClientSettings
-    from meshgate.shape import Region, Shape, Slice
-    from meshgate.value_mesh import ValueMesh
+    from meshgate.proxies.attached import AttachedCall, AttachedSession
+    from meshgate.proxies.channels import Channel
+    from meshgate.proxies.client import Client, current_client, shutdown_context, use_client
+    from meshgate.proxies.controllers import get_or_spawn_controller
+    from meshgate.proxies.launch import BootstrapCommand, default_bootstrap_cmd
+    from meshgate.proxies.ports import Port, PortReceiver, RankedPortReceiver
+    from meshgate.proxies.static_types import Actor, Endpoint, endpoint
+    from meshgate.ranks.admin import MeshAdminConfig
+    from meshgate.session.detached.tags import tag
+    from meshgate.session.dialing import Dialer, Route, UrlDialer
+    from meshgate.session.futures import Future, FutureProxy
+    from meshgate.session.returns_future import returns_future
+    from meshgate.session.settings import ClientSettings
+    from meshgate.shapes.ndslice import Slice
+    from meshgate.shapes.shape import Extent, Point, Region, Shape
+    from meshgate.shapes.value_mesh import ValueMesh
+    from meshgate_sync.errors import LinkLeavesTree, TreeError, TreeTooLarge, UnstableFile
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "meshgate.actors": (
+    "meshgate.actors.api": (
         "Actor Context Endpoint as_endpoint concurrent_endpoint context current_actor_name current_rank current_size "
-        "endpoint get_or_spawn_controller this_host this_proc"
+        "endpoint get_meter span this_host this_proc traced"
     ),
-    "meshgate.channel": "Channel Port PortReceiver RankedPortReceiver",
-    "meshgate.client": "Client current_client use_client",
-    "meshgate.dialing": "Dialer Route UrlDialer",
+    "meshgate.jobs.sessions": "SessionInfo",
+    "meshgate.proxies.attached": "AttachedCall AttachedSession",
+    "meshgate.proxies.channels": "Channel",
+    "meshgate.proxies.controllers": "get_or_spawn_controller",
+    "meshgate.proxies.client": "Client current_client shutdown_context use_client",
+    "meshgate.proxies.launch": "BootstrapCommand default_bootstrap_cmd",
+    "meshgate.proxies.ports": "Port PortReceiver RankedPortReceiver",
+    "meshgate.ranks.admin": "MeshAdminConfig",
+    "meshgate.session.detached.tags": "tag",
+    "meshgate.session.dialing": "Dialer Route UrlDialer",
     "meshgate.errors": (
-        "ActorError AuthenticationError ClassNotImportable ConnectionFailedError EngineDiedError GatewayError "
-        "GatewayLostError ImageStepFailed InvalidRequestError JobError MeshFailure MeshgateError PullFailed "
-        "SessionExpiredError StaleCodeError StepFailedError SupervisionError UnpicklableArgument UnreadableResult "
-        "VersionMismatchError"
+        "ActorError AuthenticationError ClassNotImportable ConnectionFailedError EngineDiedError ErrorKind "
+        "GatewayError GatewayFault GatewayLostError ImageStepFailed InvalidRequestError JobCacheWarning "
+        "JobError JobFileError JobNotRunning JobStartFailed JobUnsupported MeshFailure MeshgateError "
+        "PullFailed SPMDFailed SessionExpiredError SessionTakenOverError StaleCodeError StaleCodeWarning "
+        "StepFailedError SupervisionError UnpicklableArgument UnreadableResult VersionMismatchError"
     ),
-    "meshgate.extent": "Extent Point",
-    "meshgate.future": "Future FutureProxy",
-    "meshgate.jobs.compute": "Compute",
-    "meshgate.jobs.image": "Image",
-    "meshgate.jobs.kubernetes": "ImageSpec KubernetesJob",
+    "meshgate.session.futures": "Future FutureProxy",
+    "meshgate.session.returns_future": "returns_future",
+    "meshgate.jobs.kubernetes.compute": "Compute",
+    "meshgate.images.dockerfile": "DockerfileError",
+    "meshgate.images.image": "Image",
+    "meshgate.jobs.kubernetes.job": "ImageSpec KubernetesJob",
+    "meshgate.jobs.slurm.job": "SlurmJob",
     "meshgate.jobs": "JobState JobTrait LocalJob ProcessJob job_load job_loads",
     "meshgate.proxies": ("Accumulator ActorMeshProxy EndpointProxy HostMesh HostMeshProxy ProcMesh ProcMeshProxy send"),
-    "meshgate.settings": "ClientSettings",
-    "meshgate.shape": "Region Shape Slice",
-    "meshgate.value_mesh": "ValueMesh",
+    "meshgate.session.settings": "ClientSettings",
+    "meshgate.shapes.ndslice": "Slice",
+    "meshgate.shapes.shape": "Extent Point Region Shape",
+    "meshgate.shapes.value_mesh": "ValueMesh",
+    "meshgate_sync.errors": "LinkLeavesTree TreeError TreeTooLarge UnstableFile",  # job.sync() raises these
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -110,7 +143,10 @@ __all__ = [
     "Actor",
     "ActorError",
     "ActorMeshProxy",
+    "AttachedCall",
+    "AttachedSession",
     "AuthenticationError",
+    "BootstrapCommand",
     "Channel",
     "ClassNotImportable",
     "Client",
@@ -119,13 +155,16 @@ __all__ = [
     "ConnectionFailedError",
     "Context",
     "Dialer",
+    "DockerfileError",
     "Endpoint",
     "EndpointProxy",
     "EngineDiedError",
+    "ErrorKind",
     "Extent",
     "Future",
     "FutureProxy",
     "GatewayError",
+    "GatewayFault",
     "GatewayLostError",
     "HostMesh",
     "HostMeshProxy",
@@ -133,11 +172,18 @@ __all__ = [
     "ImageSpec",
     "ImageStepFailed",
     "InvalidRequestError",
+    "JobCacheWarning",
     "JobError",
+    "JobFileError",
+    "JobNotRunning",
+    "JobStartFailed",
     "JobState",
     "JobTrait",
+    "JobUnsupported",
     "KubernetesJob",
+    "LinkLeavesTree",
     "LocalJob",
+    "MeshAdminConfig",
     "MeshFailure",
     "MeshgateError",
     "Point",
@@ -150,14 +196,22 @@ __all__ = [
     "RankedPortReceiver",
     "Region",
     "Route",
+    "SPMDFailed",
     "SessionExpiredError",
+    "SessionInfo",
+    "SessionTakenOverError",
     "Shape",
     "Slice",
+    "SlurmJob",
     "StaleCodeError",
+    "StaleCodeWarning",
     "StepFailedError",
     "SupervisionError",
+    "TreeError",
+    "TreeTooLarge",
     "UnpicklableArgument",
     "UnreadableResult",
+    "UnstableFile",
     "UrlDialer",
     "ValueMesh",
     "VersionMismatchError",
@@ -168,32 +222,48 @@ __all__ = [
     "current_client",
     "current_rank",
     "current_size",
+    "default_bootstrap_cmd",
     "endpoint",
+    "get_meter",
     "get_or_spawn_controller",
     "job_load",
     "job_loads",
+    "returns_future",
     "send",
+    "shutdown_context",
+    "span",
+    "tag",
     "this_host",
     "this_proc",
+    "traced",
     "unhandled_fault_hook",
     "use_client",
 ]
 
 
 def unhandled_fault_hook(failure: MeshFailure) -> None:
-    """Called, on a thread of its own, with each failure of a process, host or actor. Assign another to replace it.
+    """Called on its own thread with each failure of a process, host or actor. Assign another function to replace it.
 
-    This one writes the failure to stderr.
+    This one writes the failure to stderr and raises ``SystemExit``. If the hook raises, the failure is unhandled, and
+    the main thread gets a ``KeyboardInterrupt``: the program leaves its ``with`` blocks and exits with status 130,
+    unless it begins to end by itself within a second. After any other hook it continues, and so does a notebook or a
+    prompt. If a program replaces ``monarch.actor.unhandled_fault_hook`` instead, that is the one called.
     """
-    from meshgate.faults import default_fault_hook  # noqa: PLC0415 - loaded when it is needed
+    from meshgate.session.faults import default_fault_hook  # noqa: PLC0415 - keeps the import of meshgate cheap
 
     default_fault_hook(failure)
 
 
+_own_fault_hook = unhandled_fault_hook  # to see whether a program has assigned another
+
+
 def __getattr__(name: str) -> Any:
+    if name == "config":
+        return importlib.import_module("meshgate.config")
     home = _HOME_OF.get(name)
     if home is None:
-        raise AttributeError(f"module 'meshgate' has no attribute {name!r}")
+        surface = importlib.import_module("meshgate.actors.monarch_surface")
+        raise AttributeError(surface.missing_attribute("", name))
     found = getattr(importlib.import_module(home), name)
     globals()[name] = found
     return found

@@ -1,36 +1,37 @@
-"""Everything that meshgate raises, as one tree.
+"""Every exception that meshgate raises, as one tree.
 
 ::
 
     MeshgateError
-    ├── ActorError                   an endpoint raised (also a monarch.actor.ActorError, where installed)
+    ├── ActorError                   an endpoint raised an exception (also Monarch's ActorError, if installed)
     ├── SupervisionError             an actor, process or host died (also a RuntimeError); carries a MeshFailure
-    ├── StepFailedError              an earlier step that this one needs failed; names it
-    ├── InvalidRequestError          the gateway refuses what was asked (also a ValueError)
-    ├── StaleCodeError               a host has not got the code
-    ├── UnpicklableArgument          an argument cannot travel (also a TypeError); raised before anything is sent
-    ├── UnreadableResult             a result needs something that the laptop does not have (also a TypeError)
-    ├── ClassNotImportable           an actor class cannot be found by name (also an ImportError)
-    ├── GatewayError                 the gateway, or the way to it
-    │   ├── ConnectionFailedError    it cannot be reached (also a ConnectionError)
-    │   ├── AuthenticationError      it does not accept the token
-    │   ├── VersionMismatchError     it speaks another version of the protocol
-    │   ├── SessionExpiredError      the session was away for longer than its lease
-    │   ├── GatewayLostError         it is gone, and what it held
-    │   ├── EngineDiedError          the session's engine died; carries its last output
-    │   └── GatewayFault             it failed inside
-    └── JobError                     a job
-        ├── JobNotRunning            it is not running (or no longer)
-        ├── JobStartFailed           it did not come up; carries its last output
-        ├── ImageStepFailed          a step of its image ended badly on a host
-        ├── PullFailed               a file could not be brought back from a host
-        ├── JobUnsupported           a part of Monarch's jobs that this release has not (also a NotImplementedError)
-        └── JobFileError             a saved job cannot be used (also a ValueError)
+    ├── StepFailedError              an earlier step that this one depends on failed; names that step
+    ├── InvalidRequestError          the gateway rejected a request (also a ValueError)
+    ├── StaleCodeError               a host could not get the code version that a call needs
+    ├── UnpicklableArgument          an argument cannot be pickled (also a TypeError); nothing was sent
+    ├── UnreadableResult             a result cannot be unpickled on this machine (also a TypeError)
+    ├── ClassNotImportable           workers cannot import an actor class by its name (also an ImportError)
+    ├── GatewayError                 the gateway, or the connection to it, failed
+    │   ├── ConnectionFailedError    the gateway cannot be reached (also a ConnectionError)
+    │   ├── AuthenticationError      the gateway rejected the token
+    │   ├── VersionMismatchError     the gateway speaks another protocol version
+    │   ├── SessionExpiredError      the session was disconnected for longer than its lease
+    │   ├── SessionTakenOverError    another process has taken over the session
+    │   ├── GatewayLostError         the gateway is gone, and with it everything that the session held
+    │   ├── EngineDiedError          the session's engine process died; carries its last output
+    │   └── GatewayFault             the gateway failed because of a bug
+    └── JobError                     a job failed
+        ├── JobNotRunning            the job is not running
+        ├── JobStartFailed           the job did not start; carries the last output of its processes
+        ├── ImageStepFailed          a step of the job's image failed on a host
+        ├── SPMDFailed               a rank of a run failed; carries its exit code, exception and last output
+        ├── PullFailed               a file could not be copied from a host
+        ├── JobUnsupported           this part of Monarch's job interface is missing (also a NotImplementedError)
+        └── JobFileError             a saved job cannot be loaded (also a ValueError)
 
-Warnings are ``JobCacheWarning``, a cache file was not used, and ``StaleCodeWarning``, the script was saved since it was
-started. Wrong arguments, labels and ranges raise Python's own ``TypeError``, ``ValueError``, ``KeyError`` and
-``IndexError``, as Monarch does. Facts are attributes; ``str()`` is a text to read. ``meshgate.failures`` builds the
-errors that the gateway reports.
+Warnings are ``JobCacheWarning`` (a cached job could not be used) and ``StaleCodeWarning`` (the script was saved after
+it started). Invalid arguments, labels and ranges raise ``TypeError``, ``ValueError``, ``KeyError`` or ``IndexError``,
+as in Monarch. Details are attributes. ``meshgate.session.failures`` builds the errors that the gateway reports.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from meshgate.actors import MonarchActorError
+from meshgate.monarch_classes import SeenAsMonarchs
 
 __all__ = [
     "ActorError",
@@ -62,7 +64,9 @@ __all__ = [
     "MeshFailure",
     "MeshgateError",
     "PullFailed",
+    "SPMDFailed",
     "SessionExpiredError",
+    "SessionTakenOverError",
     "StaleCodeError",
     "StaleCodeWarning",
     "StepFailedError",
@@ -74,15 +78,15 @@ __all__ = [
 
 
 class MeshgateError(Exception):
-    """Base of all errors of meshgate."""
+    """Base of all of meshgate's exceptions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """Ranks whose endpoints failed in the same way, told by one of them.
+    """Ranks whose endpoints failed in the same way, and the exception of one of them.
 
-    ``ranks``: those that are known, ``count``: all of them. ``varied``: the others' texts differ in detail. With
-    ``sent`` false it is all ranks whose errors were too many different ones to be sent: nothing is known of them.
+    ``ranks`` lists the first ones, ``count`` counts all. ``varied``: the messages of the others differ in detail.
+    ``sent`` is False for ranks whose exceptions the gateway did not send, since there were too many distinct ones.
     """
 
     ranks: tuple[int, ...]
@@ -94,8 +98,11 @@ class ErrorKind:
     sent: bool = True
 
 
-class ActorError(MeshgateError, MonarchActorError):
-    """An endpoint raised. ``exception`` is the original where its type can be had here, else a likeness of it."""
+class ActorError(MeshgateError):
+    """An endpoint raised an exception: ``exception``, or a stand-in if its type cannot be imported here.
+
+    If torchmonarch is installed, ``meshgate.actors.api`` makes this a subclass of Monarch's ``ActorError``.
+    """
 
     def __init__(self, exception: BaseException | None, message: str = "A remote actor call has failed.") -> None:
         Exception.__init__(self, exception, message)
@@ -111,7 +118,7 @@ class ActorError(MeshgateError, MonarchActorError):
         self.count = 1
         self.total = 1
         self.kinds: tuple[ErrorKind, ...] = ()
-        self.report = ""  # what str() tells, where the gateway reported more than the exception
+        self.report = ""  # what str() returns if the gateway reported more than the exception
         self.__cause__ = exception
 
     def __str__(self) -> str:
@@ -127,29 +134,51 @@ def _remote_traceback(exception: BaseException | None) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class MeshFailure:
-    """What died. ``ranks`` are those of the mesh ``mesh_name``; ``hosts`` says where each of them ran."""
+@dataclass(frozen=True, slots=True, eq=False)
+class MeshFailure(SeenAsMonarchs):
+    """What died: ``ranks`` of the mesh ``mesh_name``, and the host of each of them."""
 
     mesh_name: str
     reason: str
     ranks: tuple[int, ...] = ()
     hosts: Mapping[int, str] = field(default_factory=dict)
 
+    _monarch_name = "MeshFailure"
+
+    @property
+    def mesh(self) -> None:
+        """None, as in Monarch, which does not keep the mesh; ``mesh_name`` identifies it."""
+
     def report(self) -> str:
-        """The whole report, as the supervisor wrote it, without frames that are Monarch's and meshgate's own."""
+        """The supervisor's full report, without stack frames of Monarch and meshgate."""
         return self.reason
 
-    def __str__(self) -> str:
+    def place(self) -> str:
+        """What failed and where: ``rank 3 of mesh 'trainers' on workers-1``."""
         where = f" of mesh {self.mesh_name!r}" if self.mesh_name else ""
-        who = f"{ranks_text(self.ranks)}{where}" if self.ranks else f"part{where}"
+        failed = f"{ranks_text(self.ranks)}{where}" if self.ranks else f"part{where}"
         hosts = sorted({self.hosts[rank] for rank in self.ranks if self.hosts.get(rank)})
         on = f" on {', '.join(hosts)}" if hosts else ""
-        return f"{who}{on} failed: {self.reason}"
+        return f"{failed}{on}"
+
+    def __str__(self) -> str:
+        return f"{self.place()} failed: {self.reason}"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is MeshFailure and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash((self.mesh_name, self.reason, self.ranks))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MeshFailure, self._fields()
+
+    def _fields(self) -> tuple[Any, ...]:
+        return self.mesh_name, self.reason, self.ranks, self.hosts
 
 
 class SupervisionError(MeshgateError, RuntimeError):
-    """An actor, process or host died, so that the call has no answer."""
+    """An actor, process or host died before the call returned."""
 
     def __init__(self, message: str, failure: MeshFailure | None = None, *, endpoint: str = "") -> None:
         super().__init__(message)
@@ -157,8 +186,11 @@ class SupervisionError(MeshgateError, RuntimeError):
         self.endpoint = endpoint
 
 
-class StepFailedError(MeshgateError):
-    """An earlier step, ``step``, failed; ``__cause__`` is its error where that is known here."""
+class StepFailedError(MeshgateError, RuntimeError):
+    """An earlier step, named by ``step``, failed. ``__cause__`` is its exception, if known.
+
+    A ``RuntimeError``, as Monarch's errors of what could not be spawned.
+    """
 
     def __init__(self, message: str, step: str = "") -> None:
         super().__init__(message)
@@ -166,11 +198,11 @@ class StepFailedError(MeshgateError):
 
 
 class InvalidRequestError(MeshgateError, ValueError):
-    """The gateway refuses what was asked."""
+    """The gateway rejected a request."""
 
 
 class StaleCodeError(MeshgateError):
-    """A host has not got the version of the code that the call needs."""
+    """Hosts, listed in ``hosts``, could not get the code version that a call needs."""
 
     def __init__(self, message: str, hosts: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -178,7 +210,7 @@ class StaleCodeError(MeshgateError):
 
 
 class UnpicklableArgument(MeshgateError, TypeError):
-    """An argument cannot travel. ``argument`` names it, ``path`` leads to the object inside that refuses."""
+    """An argument cannot be pickled. ``argument`` names it, ``path`` leads to the object inside it that fails."""
 
     def __init__(self, message: str, *, argument: str = "", path: str = "") -> None:
         super().__init__(message)
@@ -186,8 +218,18 @@ class UnpicklableArgument(MeshgateError, TypeError):
         self.path = path
 
 
+def unpicklable_argument(raised: type[Exception]) -> type[UnpicklableArgument]:
+    """The class of the error if pickling raised a ``raised``: it is both, so that handlers for either catch it."""
+    if issubclass(UnpicklableArgument, raised):
+        return UnpicklableArgument
+    try:
+        return type("UnpicklableArgument", (UnpicklableArgument, raised), {"__module__": __name__})
+    except TypeError:  # some classes written in C cannot be combined
+        return UnpicklableArgument
+
+
 class UnreadableResult(MeshgateError, TypeError):
-    """What ``endpoint`` returned needs something that is not on the laptop; ``module`` names it."""
+    """The result of ``endpoint`` cannot be unpickled here; ``module`` is the missing module, if that is why."""
 
     def __init__(self, message: str, *, module: str = "", endpoint: str = "") -> None:
         super().__init__(message)
@@ -196,7 +238,7 @@ class UnreadableResult(MeshgateError, TypeError):
 
 
 class ClassNotImportable(MeshgateError, ImportError):
-    """An actor class cannot be found under its name; ``module`` is where it was looked for."""
+    """Workers cannot import an actor class by name from ``module``."""
 
     def __init__(self, message: str, *, module: str = "") -> None:
         super().__init__(message)
@@ -204,7 +246,7 @@ class ClassNotImportable(MeshgateError, ImportError):
 
 
 class GatewayError(MeshgateError):
-    """The gateway, or the way to it."""
+    """The gateway, or the connection to it, failed."""
 
 
 class ConnectionFailedError(GatewayError, ConnectionError):
@@ -212,23 +254,27 @@ class ConnectionFailedError(GatewayError, ConnectionError):
 
 
 class AuthenticationError(GatewayError):
-    """The gateway does not accept the token."""
+    """The gateway rejected the token."""
 
 
 class VersionMismatchError(GatewayError):
-    """The gateway speaks another version of the protocol."""
+    """The gateway speaks another protocol version."""
 
 
 class SessionExpiredError(GatewayError):
     """The session was disconnected for longer than its lease, so the gateway ended it."""
 
 
+class SessionTakenOverError(GatewayError):
+    """Another process has taken over the session with ``job.attach()``."""
+
+
 class GatewayLostError(GatewayError):
-    """The gateway is gone, and with it all that this session held."""
+    """The gateway is gone, and with it everything that this session held."""
 
 
 class EngineDiedError(GatewayError):
-    """The process that held this session died. ``reason`` says how, ``output`` is the last that it printed."""
+    """The gateway's process for this session died. ``output`` is the last output of that process."""
 
     def __init__(self, reason: str, output: str = "") -> None:
         super().__init__(reason, output)
@@ -236,24 +282,24 @@ class EngineDiedError(GatewayError):
         self.output = output
 
     def __str__(self) -> str:
-        told = f"the session's engine died: {self.reason}. Its meshes are gone; the job itself still answers."
-        return f"{told}\nIts last output:\n{self.output.rstrip()}" if self.output.strip() else told
+        text = f"the session's engine died: {self.reason}. Its meshes are gone; the job is still running."
+        return f"{text}\nIts last output:\n{self.output.rstrip()}" if self.output.strip() else text
 
 
 class GatewayFault(GatewayError):
-    """The gateway failed inside; please report it."""
+    """The gateway failed because of a bug; please report it."""
 
 
 class JobError(MeshgateError):
-    """Something about a job."""
+    """A job failed."""
 
 
 class JobNotRunning(JobError):
-    """The job is not running, or no longer."""
+    """The job is not running."""
 
 
 class JobStartFailed(JobError):
-    """The job did not come up. ``output``: the last that its processes said, or nothing."""
+    """The job did not start. ``output`` is the last output of its processes, if any."""
 
     def __init__(self, message: str, output: str = "") -> None:
         super().__init__(f"{message}\n{output}" if output else message)
@@ -261,10 +307,10 @@ class JobStartFailed(JobError):
 
 
 class ImageStepFailed(JobError):
-    """A step of an image failed; nothing after it was run.
+    """A step of an image failed; later steps did not run.
 
-    ``exit_code`` is None where the step could not be run at all, ``output`` is the last that it printed, and
-    ``others`` is on how many more hosts it failed.
+    ``exit_code`` is None if the step could not be started, ``output`` is its last output, and ``others`` is the number
+    of other hosts on which it failed.
     """
 
     def __init__(
@@ -285,33 +331,63 @@ class ImageStepFailed(JobError):
         self.others = others
 
 
-class PullFailed(JobError, OSError):
-    """A file could not be brought back. ``path`` is the one at fault, ``host`` where it is, empty for the laptop."""
+class SPMDFailed(JobError):
+    """A run of a script failed.
 
-    def __init__(self, message: str, *, host: str = "", path: str = "") -> None:
+    ``rank`` on ``host`` failed first, with ``exit_code`` (negative for a signal; None if its process or host was lost)
+    and ``exception``, the line that names it, if its output or torch's error file has one. ``log_tail`` is its last
+    output; ``exit_codes`` has what is known of all ranks.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        host: str = "",
+        exit_code: int | None = None,
+        exception: str = "",
+        log_tail: str = "",
+        exit_codes: Mapping[int, int | None] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.exit_code = exit_code
+        self.exception = exception
+        self.log_tail = log_tail
+        self.exit_codes: Mapping[int, int | None] = exit_codes or {}
+
+
+class PullFailed(JobError, OSError):
+    """A file could not be copied from a host. ``path`` on ``host`` is at fault; ``host`` is empty for the laptop.
+    ``absent`` if it does not exist there."""
+
+    def __init__(self, message: str, *, host: str = "", path: str = "", absent: bool = False) -> None:
         super().__init__(message)
         self.host = host
         self.path = path
+        self.absent = absent
 
 
 class JobUnsupported(JobError, NotImplementedError):
-    """A part of Monarch's job interface that is not in this release."""
+    """A part of Monarch's job interface that this release does not implement."""
 
 
 class JobFileError(JobError, ValueError):
-    """What was to be loaded is no job of meshgate's, or is not safe to use."""
+    """A file is not a saved meshgate job, or is not safe to load."""
 
 
 class StaleCodeWarning(UserWarning):
-    """A class of the script was spawned as it was when the script was started; the file is another now."""
+    """A spawned class was defined by the script as it was when it was started; the file has changed since."""
 
 
 class JobCacheWarning(UserWarning):
-    """The job in a cache file cannot be used; a new one takes its place."""
+    """The job in a cache file cannot be used; a new one replaces it."""
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0-3, 9``."""
+    """The ranks in short: ``rank 3``, ``ranks 0-3, 9``."""
     runs: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if runs and rank == runs[-1][-1] + 1:

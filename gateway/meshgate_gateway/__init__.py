@@ -1,5 +1,5 @@
-"""The gateway: a server that authenticates, and for each session an engine that drives Monarch.
+"""The gateway: a server that authenticates clients, and for each session an engine process that drives Monarch.
 
-The server never unpickles what users send and never imports Monarch. ``docs/architecture.md`` shows the
-processes and what passes between them.
+The server never unpickles user data and never imports Monarch. ``docs/architecture.md`` shows the processes and what
+passes between them.
 """

@@ -1,134 +1,244 @@
-"""One gateway from start to end: puts the parts together, and takes them apart in order.
+"""One gateway from start to end: connects the parts, and closes them in order.
 
-Everything is started at once. It serves before its first engine and its hosts are up: who needs those waits for
-them, and their start-up runs side by side. It ends on SIGTERM or SIGINT (a second one ends it at once), when its
-lifetime descriptor reaches end of file, or when it has been idle for long enough; then nobody is let in, sessions
-end, and no process that was started here is left.
+Everything starts at once: the gateway serves requests before its first engine and its hosts are up, and requests that
+need those wait for them. On shutdown it rejects new connections, ends the sessions and leaves no process behind.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import json
 import os
-import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 
-from meshgate_gateway.auth import Authenticator, TokenAuthenticator
-from meshgate_gateway.engines import Engine, EngineSupply
-from meshgate_gateway.hosts import HostProvider, Hosts, StaticHosts
-from meshgate_gateway.keeper import Keeper
-from meshgate_gateway.local_hosts import LocalHosts
-from meshgate_gateway.routes import Routes
-from meshgate_gateway.server import LocalSocket, Server
-from meshgate_gateway.sessions import Sessions
+from meshgate_gateway.hosts.local import LocalHosts
+from meshgate_gateway.hosts.provider import CombinedHosts, HostProvider, StaticHosts
+from meshgate_gateway.http.auth import Authenticator, TokenAuthenticator
+from meshgate_gateway.http.routes import Routes
+from meshgate_gateway.http.server import LocalSocket, Server, listen
+from meshgate_gateway.sessions.ended_sessions import EndedSessions
+from meshgate_gateway.sessions.engine_processes import ENGINE_KEY, EnginePool, EngineProcess
+from meshgate_gateway.sessions.session_manager import SessionManager
+from meshgate_gateway.sessions.session_table import Sessions
 from meshgate_gateway.settings import Settings
+from meshgate_gateway.shutdown import HOSTS_TIMEOUT, wait_for_shutdown
+from meshgate_gateway.supervisor.link import SupervisorLink
 
 if TYPE_CHECKING:
-    from meshgate_gateway.kubernetes import InCluster
-    from meshgate_gateway.provisioning import Provisioner
+    from meshgate_gateway.hosts.slurm import SlurmHosts
+    from meshgate_gateway.http.metrics import Metrics
+    from meshgate_gateway.in_cluster import ClusterJob
+    from meshgate_gateway.on_slurm import SlurmJob
+    from meshgate_gateway.provisioning.service import Provisioner
 
 __all__ = ["Commands", "serve"]
 
 log = structlog.get_logger()
 
-COMING_UP = 3600.0  # seconds
-HIDDEN = ("MESHGATE_TOKEN", "MESHGATE_TOKEN_FILE")
-LET_GO = b"\n"  # on the lifetime descriptor: its end of file means nothing any more
+SECRET_VARIABLES = ("MESHGATE_TOKEN", "MESHGATE_TOKEN_FILE")
+LOCAL_SOCKET = "local socket"  # the keys of what the supervisor keeps
+STANDARD_OUTPUT = 1
+DETACHED = "detached from the process that started it"
 
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """What is run for an engine and for the reaper; tests run others."""
+    """The commands that start an engine and the reaper. Tests replace them."""
 
     engine: Sequence[str] = (sys.executable, "-m", "meshgate_gateway.engine")
-    reap: Sequence[str] = (sys.executable, "-m", "meshgate_gateway.engine.reap")
+    reap: Sequence[str] = (sys.executable, "-m", "meshgate_gateway.engine.reap_orphans")
 
 
-async def serve(settings: Settings, listener: socket.socket, commands: Commands) -> None:
-    """Serves until told to end; returns when everything that was started is gone."""
-    loop = asyncio.get_running_loop()
-    # User code runs in the engine and on the hosts; it has no business with the token.
-    environment = {name: value for name, value in os.environ.items() if name not in HIDDEN}
-    supply = EngineSupply(lambda: Engine(commands.engine, environment), settings.warm_engines)
-    supply.fill()
-    cluster = await _cluster(settings)
-    hosts = _hosts(settings, environment, cluster)
-    sessions = Sessions(lease=settings.lease, limit=settings.max_sessions, now=loop.time())
-    keeper = Keeper(sessions, supply, hosts, lease=settings.lease, reap_command=commands.reap, environment=environment)
-    routes = Routes(_authenticator(settings, cluster), keeper, hosts)
+async def serve(settings: Settings, listener: socket.socket, commands: Commands, supervisor: SupervisorLink) -> None:
+    """Serves until shutdown; returns when everything it started is gone."""
+    supervisor.watch()
+    # Engines and hosts run user code, which must not see the token.
+    environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
+    slurm = await _slurm_job(settings, supervisor)
+    if slurm is not None:
+        environment["MESHGATE_ENGINE_HOST"] = slurm.address
+    inherited = _inherited_engines(supervisor)
+    engines = _engine_pool(settings, commands, environment, supervisor)
+    engines.adopt(engine for engine in inherited if engine.session is None)
+    engines.fill()
+    cluster = await _cluster(settings, supervisor)
+    nodes = None if slurm is None else await _submit(slurm, settings, engines)
+    hosts = _hosts(settings, environment, cluster, nodes, supervisor)
+    sessions = _sessions(settings, engines, hosts, commands, environment, supervisor)
+    for engine in inherited:
+        if engine.session is not None:
+            sessions.adopt(engine, engine.session)
     provisioner = await _provisioner(settings)
-    routes.jobs = provisioner
-    local = LocalSocket() if settings.local_socket else None
-    server = Server([listener, local.listener] if local else [listener], routes.answer)
-    accepting = asyncio.create_task(server.serve())
+    metrics = functools.cache(lambda: _metrics(sessions, hosts))
+    routes = Routes(_authenticator(settings, cluster), sessions, hosts, metrics, provisioner)
+    if nodes is not None:
+        nodes.watch_notices(sessions.notify)
+        routes.job_facts = lambda: {"slurm": nodes.report().model_dump(mode="json")}
+    local = _local_socket(supervisor) if settings.local_socket else None
+    server = Server([listener, local.listener] if local else [listener], routes.respond)
+    servers = [server, *_metrics_server(settings, metrics)]
+    accepting = [asyncio.create_task(server.serve()) for server in servers]
     url = _url(listener)
-    _announce(settings.announce_fd, url, local)
+    supervisor.serving()
+    if supervisor.predecessor is None:
+        _announce(settings.announce_fd, url, supervisor.supervisor_pid, local, slurm)
+    else:
+        log.warning("the server was replaced", predecessor=supervisor.predecessor)
     log.info("serving", url=url, pid=os.getpid(), meshes=hosts.meshes())
 
-    end = await _wait_for_end(settings, keeper, hosts)
-    log.info("ending", reason=end.reason)
-    routes.draining = f"the gateway is ending: {end.reason}"
-    accepting.cancel()
-    if cluster is not None and end.idle:
-        await cluster.end_job()
+    shutdown = await wait_for_shutdown(
+        sessions,
+        hosts,
+        lifetime_fd=None if DETACHED in supervisor.kept else settings.lifetime_fd,
+        on_detach=lambda: supervisor.keep(DETACHED, {}),
+        idle_timeout=settings.idle_timeout,
+        hosts_timeout=None if slurm is not None else HOSTS_TIMEOUT,  # a job may be in the queue for days
+    )
+    log.info("shutting down", reason=shutdown.reason)
+    routes.draining = f"the gateway is shutting down: {shutdown.reason}"
+    for task in accepting:
+        task.cancel()
+    if cluster is not None and shutdown.idle:
+        await cluster.delete()
     try:
         if provisioner is not None:
             await provisioner.close()
-        await keeper.close(routes.draining)
-        await server.close()
+        await sessions.close(routes.draining)
+        await asyncio.gather(*(server.close() for server in servers))
     finally:
         await hosts.close()
         if local is not None:
             local.remove()
-    log.info("ended", reason=end.reason)
+    log.info("shut down", reason=shutdown.reason)
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """Why the gateway ends. ``idle``: of itself, because nobody has used it, so that its job ends with it."""
-
-    reason: str
-    idle: bool = False
-
-
-async def _cluster(settings: Settings) -> InCluster | None:
-    """The Kubernetes job that this is the gateway of, if it is one's."""
+async def _cluster(settings: Settings, supervisor: SupervisorLink) -> ClusterJob | None:
+    """The Kubernetes job that this gateway belongs to, if any."""
     if settings.kubernetes_job is None:
         return None
-    from meshgate_gateway.kubernetes import InCluster  # noqa: PLC0415  (a fifth of a second that others save)
+    from meshgate_gateway.in_cluster import ClusterJob  # noqa: PLC0415  (imports for 0.2 s, which others save)
 
-    return await asyncio.to_thread(InCluster.of_this_pod, settings.kubernetes_job)
+    return await asyncio.to_thread(ClusterJob.of_this_pod, settings.kubernetes_job, supervisor)
+
+
+async def _slurm_job(settings: Settings, supervisor: SupervisorLink) -> SlurmJob | None:
+    """The Slurm job that this gateway submits, or has submitted, if any."""
+    if settings.slurm_job is None:
+        return None
+    from meshgate_gateway.on_slurm import SlurmError, SlurmJob  # noqa: PLC0415  (only these gateways need it)
+
+    try:
+        return await asyncio.to_thread(SlurmJob.find, settings.slurm_job, supervisor)
+    except SlurmError as error:
+        _refuse(settings.announce_fd, str(error))
+
+
+async def _submit(job: SlurmJob, settings: Settings, engines: EnginePool) -> SlurmHosts:
+    from meshgate_gateway.on_slurm import SlurmError  # noqa: PLC0415  (as above)
+
+    try:
+        return await job.hosts()
+    except SlurmError as error:
+        await engines.close()
+        _refuse(settings.announce_fd, str(error))
 
 
 async def _provisioner(settings: Settings) -> Provisioner | None:
-    """What provisions jobs for others, if this gateway does."""
+    """The service that creates jobs for other callers, if this gateway offers it."""
     if settings.provision_policy is None:
         return None
-    from meshgate_gateway.kubernetes import provisioner  # noqa: PLC0415  (as above)
+    from meshgate_gateway.in_cluster import create_provisioner  # noqa: PLC0415  (as above)
 
-    return await provisioner(settings.provision_policy, TokenAuthenticator(settings.read_token()))
+    return await create_provisioner(settings.provision_policy, TokenAuthenticator(settings.read_token()))
 
 
-def _authenticator(settings: Settings, cluster: InCluster | None) -> Authenticator:
+def _authenticator(settings: Settings, cluster: ClusterJob | None) -> Authenticator:
     token = TokenAuthenticator(settings.read_token())
     return token if cluster is None else cluster.authenticator(token)
 
 
-def _hosts(settings: Settings, environment: dict[str, str], cluster: InCluster | None) -> HostProvider:
+def _engine_pool(
+    settings: Settings, commands: Commands, environment: dict[str, str], supervisor: SupervisorLink
+) -> EnginePool:
+    output = STANDARD_OUTPUT if settings.log_output else None
+    return EnginePool(
+        lambda: EngineProcess.start(supervisor, commands.engine, environment, output), settings.warm_engines
+    )
+
+
+def _inherited_engines(supervisor: SupervisorLink) -> list[EngineProcess]:
+    return [EngineProcess.adopt(process) for key, process in supervisor.children.items() if key.startswith(ENGINE_KEY)]
+
+
+def _sessions(
+    settings: Settings,
+    engines: EnginePool,
+    hosts: HostProvider,
+    commands: Commands,
+    environment: dict[str, str],
+    supervisor: SupervisorLink,
+) -> SessionManager:
+    now = asyncio.get_running_loop().time()
+    return SessionManager(
+        Sessions(lease=settings.lease, limit=settings.max_sessions, now=now),
+        engines,
+        hosts,
+        lease=settings.lease,
+        reap_command=commands.reap,
+        environment=environment,
+        ended=EndedSessions(supervisor),
+    )
+
+
+def _hosts(
+    settings: Settings,
+    environment: dict[str, str],
+    cluster: ClusterJob | None,
+    nodes: HostProvider | None,
+    supervisor: SupervisorLink,
+) -> HostProvider:
     providers: list[HostProvider] = [StaticHosts({mesh.name: mesh.addresses for mesh in settings.mesh})]
     if settings.local_mesh:
-        providers.append(LocalHosts({mesh.name: mesh.count for mesh in settings.local_mesh}, environment))
+        providers.append(LocalHosts({mesh.name: mesh.count for mesh in settings.local_mesh}, environment, supervisor))
     if cluster is not None:
         providers.append(cluster.hosts())
-    return Hosts(providers)
+    if nodes is not None:
+        providers.append(nodes)
+    return CombinedHosts(providers)
+
+
+def _metrics(sessions: SessionManager, hosts: HostProvider) -> Metrics:
+    from meshgate_gateway.http.metrics import Metrics  # noqa: PLC0415  (most local gateways never need it)
+
+    return Metrics(sessions, hosts)
+
+
+def _metrics_server(settings: Settings, metrics: Callable[[], Metrics]) -> list[Server]:
+    """The server of ``--metrics-port``, if there is one."""
+    if settings.metrics_port is None:
+        return []
+    try:
+        listener = listen(settings.host, settings.metrics_port)
+    except OSError as error:
+        at = f"{settings.host}:{settings.metrics_port}"
+        reason = f"cannot listen on {at}: {error.strerror or error}; choose another --metrics-port"
+        raise SystemExit(f"meshgate_gateway: {reason}") from None
+    return [Server([listener], metrics().respond)]
+
+
+def _local_socket(supervisor: SupervisorLink) -> LocalSocket:
+    if inherited := supervisor.kept.get(LOCAL_SOCKET):
+        return LocalSocket.adopt(inherited.note["path"], inherited.descriptors[0])
+    local = LocalSocket.create()
+    supervisor.keep(LOCAL_SOCKET, {"path": local.path}, [local.listener.fileno()])
+    return local
 
 
 def _url(listener: socket.socket) -> str:
@@ -136,79 +246,20 @@ def _url(listener: socket.socket) -> str:
     return f"ws://[{host}]:{port}" if ":" in host else f"ws://{host}:{port}"
 
 
-def _announce(descriptor: int | None, url: str, local: LocalSocket | None) -> None:
+def _announce(descriptor: int | None, url: str, pid: int, local: LocalSocket | None, slurm: SlurmJob | None) -> None:
+    facts: dict[str, object] = {"url": url, "pid": pid, **({"socket": local.path} if local else {})}
+    if slurm is not None:
+        facts |= {"job_id": slurm.job_id, "log_dir": slurm.log_dir}
+    _write_line(descriptor, facts)
+
+
+def _refuse(descriptor: int | None, reason: str) -> NoReturn:
+    """Ends the gateway because Slurm does not take its job."""
+    _write_line(descriptor, {"error": reason})
+    raise SystemExit(f"meshgate_gateway: {reason}")
+
+
+def _write_line(descriptor: int | None, facts: dict[str, object]) -> None:
     if descriptor is not None:
-        said = {"url": url, "pid": os.getpid(), **({"socket": local.path} if local else {})}
         with os.fdopen(descriptor, "w") as announcement:
-            announcement.write(json.dumps(said) + "\n")
-
-
-async def _wait_for_end(settings: Settings, keeper: Keeper, hosts: HostProvider) -> _End:
-    """Why the gateway is to end, once it is."""
-    end: asyncio.Future[_End] = asyncio.get_running_loop().create_future()
-    _end_on_signals(end)
-    if settings.lifetime_fd is not None:
-        _end_with(settings.lifetime_fd, end)
-    idle = asyncio.create_task(_wait_idle(keeper, hosts, settings.idle_timeout)) if settings.idle_timeout else None
-    done, _ = await asyncio.wait([end, *([idle] if idle else [])], return_when=asyncio.FIRST_COMPLETED)
-    if idle is not None:
-        idle.cancel()
-    return done.pop().result()
-
-
-def _end_on_signals(end: asyncio.Future[_End]) -> None:
-    loop = asyncio.get_running_loop()
-
-    def on_signal(signum: signal.Signals) -> None:
-        _settle(end, f"it received {signum.name}")
-        # A second one ends this process at once; what was started here then ends by itself.
-        loop.remove_signal_handler(signum)
-        signal.signal(signum, signal.SIG_DFL)
-
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, on_signal, signum)
-
-
-def _end_with(descriptor: int, end: asyncio.Future[_End]) -> None:
-    """Ends at the descriptor's end of file, unless its other side has let go before."""
-    loop = asyncio.get_running_loop()
-    os.set_blocking(descriptor, False)
-
-    def on_readable() -> None:
-        try:
-            said = os.read(descriptor, 1024)
-        except BlockingIOError:
-            return
-        if not said:
-            _settle(end, "the process that started it is gone")
-        elif LET_GO not in said:
-            return
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-
-    loop.add_reader(descriptor, on_readable)
-
-
-async def _wait_idle(keeper: Keeper, hosts: HostProvider, timeout: float) -> _End:
-    """Idleness counts from when the hosts were there: whoever waits for them has no session yet. Hosts that never come
-    hold it up for ``COMING_UP`` at most."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(hosts.came_up(), max(timeout, COMING_UP))
-        began = loop.time()
-    while True:
-        keeper.changed.clear()
-        since = keeper.idle_since
-        left = None if since is None else max(since, began) + timeout - loop.time()
-        if left is not None and left <= 0:
-            return _End(f"it had no session for {timeout:g} s", idle=True)
-        try:
-            await asyncio.wait_for(keeper.changed.wait(), left)
-        except asyncio.TimeoutError:
-            continue
-
-
-def _settle(end: asyncio.Future[_End], reason: str) -> None:
-    if not end.done():
-        end.set_result(_End(reason))
+            announcement.write(json.dumps(facts) + "\n")

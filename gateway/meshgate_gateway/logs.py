@@ -1,16 +1,19 @@
-"""Structured logs to stderr: one event a line, never with a credential in it.
+"""Structured logs on stderr: one event per line, credentials redacted.
 
-Redaction is the last step before rendering and looks at every string, so that no caller has to remember it.
-Records of the standard library's logging (asyncio's, above all) take the same way.
+Redaction is the last step before rendering and covers every string, so callers need not think of it. Records of the
+standard library's ``logging``, such as those of asyncio, take the same path.
+
+Logging never raises: an event that cannot be written, because the disk is full or stderr is closed, is dropped.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import sys
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -24,7 +27,7 @@ REDACTED = "[redacted]"
 
 
 class Redactor:
-    """A structlog processor that takes out the given secrets, anything after ``Bearer``, and telling keys."""
+    """A structlog processor that redacts known secrets, anything after ``Bearer``, and the values of secret keys."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self._secrets = tuple(secret for secret in secrets if secret)
@@ -51,7 +54,7 @@ class Redactor:
 
 
 def configure_logs(level: str, form: Literal["json", "text"], secrets: Iterable[str]) -> None:
-    """Sets up structlog and the standard library's logging for this process."""
+    """Configures structlog and the standard library's logging for this process."""
     chain: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -63,10 +66,12 @@ def configure_logs(level: str, form: Literal["json", "text"], secrets: Iterable[
     threshold: int = getattr(logging, level.upper())
     structlog.configure(
         processors=[*chain, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        wrapper_class=_never_raising(structlog.make_filtering_bound_logger(threshold)),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=False,
     )
+    logging.raiseExceptions = False
+    logging.captureWarnings(True)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -77,8 +82,19 @@ def configure_logs(level: str, form: Literal["json", "text"], secrets: Iterable[
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
+def _never_raising(base: type[Any]) -> type[Any]:
+    """A subclass of structlog's bound logger ``base`` that drops an event it cannot render or write."""
+
+    class NeverRaising(base):  # type: ignore[misc]
+        def _proxy_to_logger(self, method_name: str, event: str | None = None, *args: Any, **facts: Any) -> Any:
+            with contextlib.suppress(Exception):
+                return super()._proxy_to_logger(method_name, event, *args, **facts)
+
+    return NeverRaising
+
+
 def _render_text(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
-    """``2026-01-31T12:00:00Z info  session began  session=… pid=…``, whatever is in it on one line."""
+    """``2026-01-31T12:00:00Z info  session started  session=… pid=…``, always one line."""
     time, level, name = (str(event.pop(key, "")) for key in ("timestamp", "level", "event"))
     facts = " ".join(f"{key}={_quoted(value)}" for key, value in event.items())
     return f"{time[:23]} {level:<7} {_one_line(name)}  {facts}".rstrip()

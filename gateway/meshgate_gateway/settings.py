@@ -1,7 +1,7 @@
-"""What the gateway can be told, by flags and by the environment, checked before anything starts.
+"""The settings of the gateway, from flags and environment variables, validated before anything starts.
 
-A mistake ends the program with exit code 2 and one readable line for each. The token is never a flag: the
-arguments of a process can be read by every user of its machine.
+Invalid settings end the program with exit code 2 and one line per error. The token is never a flag, because every user
+of the machine can read the arguments of a process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_TOKEN_LENGTH = 16
 
 
 class StaticMesh(BaseModel):
-    """Hosts that are there already, by their Monarch addresses."""
+    """Existing hosts, by their Monarch addresses."""
 
     model_config = ConfigDict(frozen=True)
     name: str
@@ -32,54 +32,53 @@ class StaticMesh(BaseModel):
 
 
 class LocalMesh(BaseModel):
-    """Hosts that the gateway starts here and ends with itself."""
+    """Hosts that the gateway starts on this machine and stops on shutdown."""
 
     model_config = ConfigDict(frozen=True)
     name: str
     count: int = Field(ge=1, le=MAX_LOCAL_HOSTS)
 
 
-def _groups(given: object, form: str) -> list[tuple[str, list[str]]]:
-    """``name=a,b,other=c`` as [(name, [a, b]), (other, [c])]: a part without a name belongs to the one before."""
+def _groups(value: object, form: str) -> list[tuple[str, list[str]]]:
+    """``name=a,b,other=c`` as [(name, [a, b]), (other, [c])]: an item without a name belongs to the preceding one."""
     groups: list[tuple[str, list[str]]] = []
-    for part in str(given).split(","):
-        name, equals, value = part.strip().partition("=")
+    for part in str(value).split(","):
+        name, equals, item = part.strip().partition("=")
         if equals and MESH_NAME.fullmatch(name):
-            groups.append((name, [value]))
+            groups.append((name, [item]))
         elif groups and part.strip():
             groups[-1][1].append(part.strip())
         else:
             raise ValueError(f"{part.strip()!r} is not of the form {form}")
     names = [name for name, _ in groups]
     if len(set(names)) < len(names):
-        raise ValueError("a mesh is named twice")
+        raise ValueError(f"mesh {next(name for name in names if names.count(name) > 1)} is given twice")
     return groups
 
 
-def _static_meshes(given: object) -> object:
-    if not isinstance(given, str):
-        return given
-    groups = _groups(given, "NAME=ADDRESS,ADDRESS")
+def _static_meshes(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    groups = _groups(value, "NAME=ADDRESS,ADDRESS")
     for name, addresses in groups:
         if any("://" not in address for address in addresses):
-            raise ValueError(f"mesh {name} has an address without a scheme: use tcp://HOST:PORT or ipc://PATH")
+            raise ValueError(f"an address of mesh {name} has no scheme: use tcp://HOST:PORT or ipc://PATH")
     return [StaticMesh(name=name, addresses=tuple(addresses)) for name, addresses in groups]
 
 
-def _local_meshes(given: object) -> object:
-    if not isinstance(given, str):
-        return given
-    groups = _groups(given, "NAME=COUNT")
+def _local_meshes(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    groups = _groups(value, "NAME=COUNT")
     for name, counts in groups:
         if len(counts) != 1 or not counts[0].isdecimal() or not 1 <= int(counts[0]) <= MAX_LOCAL_HOSTS:
-            raise ValueError(f"mesh {name} needs a number of hosts, 1 to {MAX_LOCAL_HOSTS}: {name}=2")
+            raise ValueError(f"the number of hosts of mesh {name} must be 1 to {MAX_LOCAL_HOSTS}, as in {name}=2")
     return [LocalMesh(name=name, count=int(counts[0])) for name, counts in groups]
 
 
 class Settings(BaseSettings):
-    """Holds the sessions of a job and drives its Monarch hosts. Every flag may also be given as an environment
-    variable, --log-level as MESHGATE_LOG_LEVEL. The token that clients present comes from MESHGATE_TOKEN or from
-    --token-file, never from a flag.
+    """Serves the sessions of a job and drives its Monarch hosts. Every flag can also be set by an environment variable:
+    --log-level by MESHGATE_LOG_LEVEL. The token that clients must present comes from MESHGATE_TOKEN or --token-file.
     """
 
     model_config = SettingsConfigDict(
@@ -95,58 +94,76 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    host: str = Field("127.0.0.1", description="address to listen at; 0.0.0.0 for all")
-    port: int = Field(0, ge=0, le=65535, description="port to listen at; 0 takes a free one")
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
+    port: int = Field(0, ge=0, le=65535, description="port to listen on; 0 picks a free port")
     local_socket: bool = Field(
-        False, description="listen at a unix socket too, named in the announcement: a shorter way from this machine"
+        False, description="also listen on a unix socket, named in the announcement; faster for clients on this machine"
+    )
+    metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="also serve /metrics on this port of --host, to everyone who can reach it"
     )
     token: CliSuppress[SecretStr | None] = None
-    token_file: Path | None = Field(None, description="file whose content is the token")
+    token_file: Path | None = Field(None, description="file that contains the token")
     mesh: Annotated[tuple[StaticMesh, ...], NoDecode, BeforeValidator(_static_meshes)] = Field(
-        (), description="hosts that run already: NAME=ADDRESS,ADDRESS (may be given again)"
+        (), description="existing hosts of a mesh: NAME=ADDRESS,ADDRESS or NAME=IDENTITY@ADDRESS (repeatable)"
     )
     local_mesh: Annotated[tuple[LocalMesh, ...], NoDecode, BeforeValidator(_local_meshes)] = Field(
-        (), description="hosts to start here and to end with the gateway: NAME=COUNT (may be given again)"
+        (), description="hosts to start on this machine and stop with the gateway: NAME=COUNT (repeatable)"
     )
     kubernetes_job: str | None = Field(
-        None, description="name of the Kubernetes job whose gateway this is: its worker pods are the hosts"
+        None, description="name of the Kubernetes job that this gateway serves; its worker pods are the hosts"
+    )
+    slurm_job: Path | None = Field(
+        None, description="file that describes a Slurm job (JSON): submits it, serves it, and cancels it at the end"
     )
     provision_policy: Path | None = Field(
-        None, description="in Kubernetes: a policy (JSON) by which jobs are made for callers without rights"
+        None, description="in Kubernetes: a policy file (JSON); enables creating jobs for callers without permissions"
     )
-    lease: float = Field(14400, gt=0, allow_inf_nan=False, description="seconds that a session outlives its connection")
+    lease: float = Field(
+        14400,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds that a session outlives its connection; at most 1800 if the client had not fallen silent",
+    )
     idle_timeout: float = Field(
-        0, ge=0, allow_inf_nan=False, description="seconds without a session until the gateway ends; 0: never"
+        0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds without a session until the gateway shuts down; 0: never",
     )
-    max_sessions: int = Field(64, ge=1, description="sessions at a time")
-    warm_engines: int = Field(1, ge=0, le=8, description="engines started ahead of the session they will serve")
-    lifetime_fd: int | None = Field(None, ge=0, description="end when this descriptor reaches end of file")
-    announce_fd: int | None = Field(None, ge=0, description="write one line of JSON here when serving")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity to log")
-    log_format: Literal["json", "text"] = Field("text", description="one JSON object a line, or text to read")
+    max_sessions: int = Field(64, ge=1, description="maximum number of concurrent sessions")
+    warm_engines: int = Field(1, ge=0, le=8, description="number of engine processes to start ahead of their sessions")
+    lifetime_fd: int | None = Field(None, ge=0, description="shut down when this file descriptor reaches end of file")
+    announce_fd: int | None = Field(None, ge=0, description="file descriptor to write one line of JSON to once serving")
+    remove_at_end: Path | None = Field(
+        None, description="file or directory to remove after all processes of this gateway have ended"
+    )
+    log_output: bool = Field(False, description="write what actors print to standard output, as JSON lines")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="minimum severity to log")
+    log_format: Literal["json", "text"] = Field("text", description="one JSON object per line, or text for people")
 
     @model_validator(mode="before")
     @classmethod
-    def _explain_service_links(cls, given: Any) -> Any:
-        port = given.get("port") if isinstance(given, dict) else None
+    def _explain_service_links(cls, values: Any) -> Any:
+        port = values.get("port") if isinstance(values, dict) else None
         if isinstance(port, str) and "://" in port:
             raise ValueError(
-                "MESHGATE_PORT holds what Kubernetes injects for a Service named meshgate, not a port: "
+                "MESHGATE_PORT is not a port but the variable that Kubernetes injects for a Service named meshgate: "
                 "set enableServiceLinks: false in the pod"
             )
-        return given
+        return values
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
         if self.token is not None and self.token_file is not None:
-            raise ValueError("the token is given twice: keep MESHGATE_TOKEN or --token-file")
+            raise ValueError("the token is given twice: remove MESHGATE_TOKEN or --token-file")
         if clash := {mesh.name for mesh in self.mesh} & {mesh.name for mesh in self.local_mesh}:
-            raise ValueError(f"mesh {min(clash)} is given by --mesh and by --local-mesh: rename one")
+            raise ValueError(f"mesh {min(clash)} is given by both --mesh and --local-mesh: rename one")
         self.read_token()
         return self
 
     def read_token(self) -> SecretStr:
-        """The token, from whichever place was named. Raises ValueError where there is none to be had."""
+        """The token from MESHGATE_TOKEN or the token file. Raises ValueError if it is missing or invalid."""
         token = self.token.get_secret_value() if self.token else None
         if self.token_file is not None:
             try:
@@ -154,37 +171,39 @@ class Settings(BaseSettings):
             except (OSError, UnicodeDecodeError) as error:
                 raise ValueError(f"--token-file {self.token_file} cannot be read: {error}") from None
         if not token:
-            raise ValueError("a token is required: set MESHGATE_TOKEN or name a file with --token-file")
+            raise ValueError("no token: set MESHGATE_TOKEN or --token-file")
         if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
-            raise ValueError(f"the token must be at least {MIN_TOKEN_LENGTH} printable ASCII characters, no spaces")
+            raise ValueError(
+                f"invalid token: it needs at least {MIN_TOKEN_LENGTH} printable ASCII characters without spaces"
+            )
         return SecretStr(token)
 
 
 def load_settings(arguments: Sequence[str]) -> Settings:
-    """Reads the flags ``arguments`` and the environment; on a mistake tells it and exits with code 2."""
+    """Reads flags and environment. Reports invalid settings on stderr and exits with code 2."""
     if any(argument == "--token" or argument.startswith("--token=") for argument in arguments):
-        _refuse(["--token: a flag can be read by every user of this machine: set MESHGATE_TOKEN instead"])
+        _fail(["--token: every user of this machine could read it: set MESHGATE_TOKEN instead"])
     try:
         return Settings(_cli_parse_args=_joined(arguments))  # type: ignore[call-arg]
     except ValidationError as error:
-        _refuse([_line(problem["loc"], problem["msg"]) for problem in error.errors(include_url=False)])
+        _fail([_line(problem["loc"], problem["msg"]) for problem in error.errors(include_url=False)])
     except SettingsError as error:
-        _refuse([str(error)])
+        _fail([str(error)])
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:
-    """``--mesh a --mesh=b`` as ``--mesh=a,b``: what a repeated flag means otherwise depends on pydantic-settings."""
+    """``--mesh a --mesh=b`` as ``--mesh=a,b``: otherwise pydantic-settings decides what a repeated flag means."""
     rest: list[str] = []
-    given: dict[str, list[str]] = {"--mesh": [], "--local-mesh": []}
+    repeatable: dict[str, list[str]] = {"--mesh": [], "--local-mesh": []}
     remaining = iter(arguments)
     for argument in remaining:
         flag, equals, value = argument.partition("=")
-        following = None if flag not in given else value if equals else next(remaining, None)
+        following = None if flag not in repeatable else value if equals else next(remaining, None)
         if following is None:
             rest.append(argument)
         else:
-            given[flag].append(following)
-    return [*rest, *(f"{flag}={','.join(values)}" for flag, values in given.items() if values)]
+            repeatable[flag].append(following)
+    return [*rest, *(f"{flag}={','.join(values)}" for flag, values in repeatable.items() if values)]
 
 
 def _line(location: tuple[int | str, ...], message: str) -> str:
@@ -195,8 +214,8 @@ def _line(location: tuple[int | str, ...], message: str) -> str:
     return f"--{flag}: {message[:1].lower()}{message[1:]}"
 
 
-def _refuse(lines: Sequence[str]) -> NoReturn:
+def _fail(lines: Sequence[str]) -> NoReturn:
     for line in lines:
-        print(f"{PROGRAM}: {line}", file=sys.stderr)  # noqa: T201  (the program's own message, before any log)
-    print(f"{PROGRAM}: --help explains every setting", file=sys.stderr)  # noqa: T201
+        print(f"{PROGRAM}: {line}", file=sys.stderr)  # noqa: T201  (usage errors come before the log is set up)
+    print(f"{PROGRAM}: --help lists all settings", file=sys.stderr)  # noqa: T201
     raise SystemExit(2)

@@ -1,11 +1,10 @@
-"""Code follows live: scan, diff, plan, apply, each pure where it can be.
+"""Live code sync: scan, diff, plan, apply, each without I/O if possible.
 
-The laptop scans a tree (``scan``), names it by the digest of its content (``tree``) and tells the gateway how it
-differs from a version that the gateway holds (``delta``). The gateway and every host keep a content-addressed
-store (``store``) in which each version becomes a snapshot directory; relays (``relay``) hand the missing pieces
-from host to host along the routes that ``plan`` lays out.
+The client scans a tree and names it by the digest of its content (``tree``), and sends the gateway a delta from a
+version that the gateway has (``upload``). The gateway and every host keep a content-addressed store in which each
+version becomes a snapshot directory (``store``). Relays pass the missing pieces from host to host (``relay``) over TCP
+(``transport``); the engine and the hosts use them through ``distribution``. ``reload`` reloads changed modules.
 
-Everything a host runs (``agent``, ``serve``, ``home``, and what they import) imports nothing but the standard library,
-so that it works on a pod which holds torchmonarch alone; a test holds them to it. ``docs/sync.md`` describes the
-protocol and the store.
+Everything a host runs imports nothing but the standard library, so that it works on a pod that has torchmonarch alone;
+a test checks this. ``docs/sync.md`` describes the protocol and the store.
 """

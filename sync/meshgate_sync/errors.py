@@ -3,20 +3,20 @@
 ::
 
     SyncError
-    ├── TreeError                the tree on the laptop
-    │   ├── TreeTooLarge         over the limit; names the largest entries
+    ├── TreeError                the tree on the client
+    │   ├── TreeTooLarge         over the limit; lists the largest entries
     │   ├── LinkLeavesTree       symbolic links that point outside
-    │   └── UnstableFile         changed under every attempt to read it
+    │   └── UnstableFile         changed during every attempt to read it
     ├── MalformedMessage         bytes from the network that no version of this protocol sends
     ├── DeltaMismatch            a delta that does not lead from its base to its root
-    ├── BaseUnknown              a delta against a version that this store does not hold
+    ├── BaseUnknown              a delta whose base this store does not have
     ├── StoreError               the disk of one host
     │   ├── StoreFull            no space left
-    │   └── ObjectsDamaged       files were written to, or have vanished, since they were fetched
-    ├── VersionUnavailable       this host has not got the version that a process needs
-    ├── CannotReload             a module of a running process changed that cannot be loaded twice
-    ├── HostsBehind              hosts have not got the version that a spawn needs; names them
-    └── PeerRefused              the other relay does not know this job's secret
+    │   └── ObjectsDamaged       files changed, or vanished, after they were fetched
+    ├── VersionUnavailable       this host does not have the version that a process needs
+    ├── CannotReload             a changed module of a running process cannot be loaded twice
+    ├── HostsBehind              hosts do not have the version that a spawn needs; names them
+    └── PeerRefused              the other relay does not have this session's secret
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class SyncError(Exception):
 
 
 class TreeError(SyncError):
-    """The tree to sync cannot be synced as it is."""
+    """The tree cannot be synced as it is."""
 
 
 class TreeTooLarge(TreeError):
-    """``largest`` holds the ten largest entries directly worth excluding, as (path, bytes, files)."""
+    """``largest``: the ten largest entries worth excluding, as (path, bytes, files)."""
 
     def __init__(self, root: str, reason: str, largest: Sequence[tuple[str, int, int]]) -> None:
         self.root = root
@@ -61,7 +61,7 @@ class TreeTooLarge(TreeError):
         super().__init__(
             f"{root} is too large to sync: {reason}. Its largest entries:\n"
             + "\n".join(lines)
-            + "\nName what is not code in .meshgateignore, or pass sync_dirs."
+            + "\nList what is not code in .meshgateignore, or pass sync_dirs."
         )
 
 
@@ -69,9 +69,10 @@ class LinkLeavesTree(TreeError):
     def __init__(self, links: Sequence[tuple[str, str]]) -> None:
         self.links = tuple(links)
         shown = ", ".join(f"{path} -> {target}" for path, target in self.links[:10])
+        count = f"{len(self.links)} symbolic link" + (" points" if len(self.links) == 1 else "s point")
         super().__init__(
-            f"{len(self.links)} symbolic link(s) leave the tree and would dangle on the hosts: {shown}. "
-            "Name them in .meshgateignore, or make them relative and inside."
+            f"{count} out of the tree and would be broken on the hosts: {shown}. "
+            "List them in .meshgateignore, or use relative links to targets in the tree."
         )
 
 
@@ -80,40 +81,40 @@ class UnstableFile(TreeError):
         self.path = path
         super().__init__(
             f"{path} changed during each of {attempts} attempts to read it. "
-            "Name it in .meshgateignore if something keeps writing to it."
+            "If a program keeps writing to it, list it in .meshgateignore."
         )
 
 
 class MalformedMessage(SyncError):
-    """The message names what was wrong with the bytes; the connection they came from is of no more use."""
+    """The message says what is wrong with the bytes. The connection they came from is closed."""
 
 
 class DeltaMismatch(SyncError):
-    """A delta names paths its base has not, or leads to another root than it says."""
+    """A delta names paths that its base does not have, or leads to another root than it announces."""
 
 
 class BaseUnknown(SyncError):
     def __init__(self, base: bytes) -> None:
         self.base = base
-        super().__init__(f"version {base.hex()[:12]} is not held here; send the whole tree")
+        super().__init__(f"version {base.hex()[:12]} is not in the store; send the full delta")
 
 
 class StoreError(SyncError):
-    """A host's disk refused."""
+    """An operation on a host's disk failed."""
 
 
 class StoreFull(StoreError):
     def __init__(self, path: str) -> None:
         self.path = path
-        super().__init__(f"no space left on the disk that holds {path}: free some, or move MESHGATE_HOME")
+        super().__init__(f"no space left on the disk that holds {path}: free some, or set MESHGATE_HOME")
 
 
 class ObjectsDamaged(StoreError):
-    """Begun again, the version lacks what was damaged."""
+    """If the version is begun again, it lacks what was damaged."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        super().__init__(f"{path} was written to, or has vanished, since it was fetched: begin the version again")
+        super().__init__(f"{path} changed or vanished after it was fetched; fetch the version again")
 
 
 class VersionUnavailable(SyncError):
@@ -124,7 +125,7 @@ class VersionUnavailable(SyncError):
 
 
 class CannotReload(SyncError):
-    """``modules`` changed, and are compiled."""
+    """``modules``: the compiled modules that changed."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         self.modules = tuple(modules)
@@ -135,20 +136,21 @@ class CannotReload(SyncError):
 
 
 class HostsBehind(SyncError):
-    """``hosts``: why, by name, for each host that has not got version ``root`` (hex). ``gateway``: why the gateway
-    cannot hand it on; then no host is to blame, and ``hosts`` is empty."""
+    """``hosts``: for each host that does not have version ``root`` (hex), why. ``gateway``: why the gateway cannot
+    distribute it; then no host is at fault, and ``hosts`` is empty."""
 
     def __init__(self, root: str, hosts: Mapping[str, str], gateway: str | None = None) -> None:
         self.root = root
         self.hosts = dict(hosts)
         self.gateway = gateway
         shown = "; ".join(f"{name}: {reason}" for name, reason in list(self.hosts.items())[:10])
+        behind = "1 host does" if len(self.hosts) == 1 else f"{len(self.hosts)} hosts do"
         super().__init__(
-            f"{len(self.hosts)} host(s) have not got version {root[:12]}: {shown}"
+            f"{behind} not have version {root[:12]}: {shown}"
             if gateway is None
-            else f"the gateway cannot hand on version {root[:12]}: {gateway}"
+            else f"the gateway cannot distribute version {root[:12]}: {gateway}"
         )
 
 
 class PeerRefused(SyncError):
-    """A relay that answers, but not with this job's secret."""
+    """The other relay does not have this session's secret, or did not prove it in time."""

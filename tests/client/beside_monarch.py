@@ -1,15 +1,16 @@
-"""The same operation on meshgate's classes and on Monarch's, and whether the outcomes are the same."""
+"""Compares the outcomes of an operation on meshgate's classes and on Monarch's."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
 from monarch._rust_bindings.monarch_hyperactor import shape as theirs
 from monarch.actor import ValueMesh as TheirValueMesh
 
-from meshgate import shape as ours
-from meshgate.value_mesh import ValueMesh
+from meshgate.shapes import shape as ours
+from meshgate.shapes.value_mesh import ValueMesh
 
 KINDS = ("Extent", "Point", "Region", "Shape", "Slice")
 
@@ -25,7 +26,7 @@ _FACTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
 
 
 def plain(value: Any) -> Any:
-    """What can be compared of a value of either side."""
+    """A comparable form of a value of either side."""
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     kind = type(value).__name__
@@ -33,27 +34,36 @@ def plain(value: Any) -> Any:
 
 
 def outcome(operation: Callable[[], Any]) -> Any:
-    """The plain result, or the type and text of the exception."""
+    """The plain result, or the exception."""
     try:
         return plain(operation())
     except Exception as error:  # noqa: BLE001
         return error
 
 
-def agree(mine: Callable[[], Any], monarchs: Callable[[], Any]) -> bool:
-    """Asserts that both give the same value, or raise the same type with the same words. True for a value."""
-    got, expected = outcome(mine), outcome(monarchs)
+def agree(operation: Callable[[], Any], monarchs_operation: Callable[[], Any]) -> bool:
+    """Asserts that both return the same value, or raise the same type with the same message. True for a value."""
+    actual, expected = outcome(operation), outcome(monarchs_operation)
     if isinstance(expected, Exception):
-        assert isinstance(got, type(expected)), f"{got!r} where Monarch raises {expected!r}"
-        assert str(got) == str(expected)
+        assert isinstance(actual, type(expected)), f"{actual!r}, but Monarch raises {expected!r}"
+        assert str(actual) == str(expected)
         return False
-    assert not isinstance(got, Exception), f"{got!r} where Monarch gives {expected!r}"
-    assert got == expected
+    assert not isinstance(actual, Exception), f"{actual!r}, but Monarch returns {expected!r}"
+    assert actual == expected
     return True
 
 
 def their_shape(shape: ours.Shape) -> theirs.Shape:
-    return theirs.Shape.from_bytes(shape.to_bytes())
+    """Built from bytes, since Monarch's constructor rejects some slices that Monarch itself creates."""
+    ranks = shape.ndslice
+    labels = [label.encode() for label in shape.labels]
+    parts = [_integers(len(labels)), *(_integers(len(label)) + label for label in labels)]
+    parts += [_integers(ranks.offset), *(_integers(len(each), *each) for each in (ranks.sizes, ranks.strides))]
+    return theirs.Shape.from_bytes(b"".join(parts))
+
+
+def _integers(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}Q", *values)
 
 
 def their_extent(extent: ours.Extent) -> theirs.Extent:

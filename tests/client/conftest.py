@@ -1,18 +1,47 @@
+"""A scripted gateway and a client connected to it. Every test checks the invariants of its connections and futures."""
+
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from meshgate.client import Client
-from meshgate.dialing import UrlDialer
-from meshgate.settings import ClientSettings
-from tests.client.fake_gateway import TOKEN, FakeGateway
+from meshgate.proxies.client import Client
+from meshgate.session.dialing import UrlDialer
+from meshgate.session.futures import FutureProxy
+from meshgate.session.settings import ClientSettings
+from meshgate.session.transport.connection_thread import ConnectionThread
+from tests.client.scripted_gateway import TOKEN, ScriptedGateway
+
+
+@pytest.fixture(autouse=True)
+def _connections_and_futures_are_valid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    connections: list[ConnectionThread] = []
+    futures: weakref.WeakSet[FutureProxy[Any]] = weakref.WeakSet()
+    create_connection, create_future = ConnectionThread.__init__, FutureProxy.__init__
+
+    def record_connection(self: ConnectionThread, *args: Any, **kwargs: Any) -> None:
+        create_connection(self, *args, **kwargs)
+        connections.append(self)
+
+    def record_future(self: FutureProxy[Any], *args: Any, **kwargs: Any) -> None:
+        create_future(self, *args, **kwargs)
+        futures.add(self)
+
+    monkeypatch.setattr(ConnectionThread, "__init__", record_connection)
+    monkeypatch.setattr(FutureProxy, "__init__", record_future)
+    yield
+    for connection in connections:
+        connection.validate_state()
+    for future in list(futures):
+        future.validate_state()
 
 
 @pytest.fixture
-def gateway() -> Iterator[FakeGateway]:
-    with FakeGateway() as gateway:
+def gateway() -> Iterator[ScriptedGateway]:
+    with ScriptedGateway() as gateway:
         yield gateway
 
 
@@ -22,6 +51,7 @@ def settings() -> ClientSettings:
 
 
 @pytest.fixture
-def client(gateway: FakeGateway, settings: ClientSettings) -> Iterator[Client]:
+def client(gateway: ScriptedGateway, settings: ClientSettings) -> Iterator[Client]:
     with Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings) as client:
         yield client
+        client.validate_state()

@@ -1,4 +1,4 @@
-"""Python processes that have not everything: a laptop without torchmonarch, a worker without meshgate."""
+"""Python processes without some modules: a laptop without torchmonarch, a worker without meshgate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BLOCK = "import sys; sys.modules.update(dict.fromkeys({names!r}))\n"
 
 
 def run_without(*modules: str, code: str, python: str = sys.executable, stdin: bytes = b"") -> bytes:
-    """What ``code`` writes to stdout in a Python that cannot import ``modules``. Fails with its stderr."""
+    """Runs ``code`` in a Python that cannot import ``modules`` and returns its stdout. Fails with its stderr."""
     program = _BLOCK.format(names=modules) + textwrap.dedent(code)
     done = subprocess.run([python, "-c", program], input=stdin, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr.decode()

@@ -1,4 +1,4 @@
-"""One tree of errors, each readable, each what Monarch's or Python's own handlers catch too."""
+"""The tree of exceptions: documented, picklable, readable, and caught by handlers for Python's own exceptions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshgate import errors
-from meshgate.errors import ActorError, EngineDiedError, MeshFailure, MeshgateError, SupervisionError, ranks_text
+from meshgate.errors import (
+    ActorError,
+    EngineDiedError,
+    MeshFailure,
+    MeshgateError,
+    SupervisionError,
+    UnpicklableArgument,
+    ranks_text,
+    unpicklable_argument,
+)
 from tests.client.laptop import run_without
 
 TREE = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, MeshgateError)]
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:
-    told: list[tuple[str, str]] = []
+    documented: list[tuple[str, str]] = []
     parents = {-1: ""}
     for line in (errors.__doc__ or "").splitlines():
         found = re.match(
@@ -29,10 +38,10 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
         )
         if found:
             depth = len(found[1]) // 4
-            told.append((found[2], parents[depth - 1]))
+            documented.append((found[2], parents[depth - 1]))
             parents[depth] = found[2]
     real = [(kind.__name__, next(base.__name__ for base in kind.__bases__)) for kind in TREE]
-    assert sorted(told) == sorted((name, "" if name == "MeshgateError" else parent) for name, parent in real)
+    assert sorted(documented) == sorted((name, "" if name == "MeshgateError" else parent) for name, parent in real)
 
 
 @pytest.mark.parametrize("kind", TREE)
@@ -47,8 +56,8 @@ def test_every_error_is_exported_and_survives_pickling(kind: type[MeshgateError]
 @pytest.mark.parametrize(
     ("kind", "also"),
     [
-        (errors.ActorError, monarch.actor.ActorError),
         (errors.SupervisionError, RuntimeError),
+        (errors.StepFailedError, RuntimeError),
         (errors.InvalidRequestError, ValueError),
         (errors.UnpicklableArgument, TypeError),
         (errors.UnreadableResult, TypeError),
@@ -56,7 +65,7 @@ def test_every_error_is_exported_and_survives_pickling(kind: type[MeshgateError]
         (errors.ConnectionFailedError, ConnectionError),
     ],
 )
-def test_handlers_written_for_others_catch_them(kind: type, also: type) -> None:
+def test_handlers_for_pythons_exceptions_catch_them(kind: type, also: type) -> None:
     assert issubclass(kind, also)
 
 
@@ -67,16 +76,16 @@ def raised() -> ValueError:
         return error
 
 
-def test_an_actor_error_made_by_hand_is_as_monarchs() -> None:
+def test_an_actor_error_equals_monarchs() -> None:
     exception = raised()
-    mine, theirs = (
+    ours, theirs = (
         ActorError(exception, "Actor call t.f failed."),
         monarch.actor.ActorError(exception, "Actor call t.f failed."),
     )
-    assert str(mine) == str(theirs)
+    assert str(ours) == str(theirs)
     for name in ("exception", "message", "exception_formatted", "args"):
-        assert getattr(mine, name) == getattr(theirs, name)
-    assert mine.__cause__ is exception
+        assert getattr(ours, name) == getattr(theirs, name)
+    assert ours.__cause__ is exception
     assert ActorError(exception).message == monarch.actor.ActorError(exception).message
 
 
@@ -86,9 +95,9 @@ def test_an_actor_error_without_its_exception_is_readable() -> None:
     assert str(error).startswith("It failed.")
 
 
-def test_without_monarch_an_actor_error_is_an_exception_all_the_same() -> None:
-    told = run_without("monarch", code="from meshgate.errors import ActorError; print(ActorError(ValueError('x')))")
-    assert told == b"A remote actor call has failed.\n ValueError: x\n\n"
+def test_an_actor_error_is_readable_without_monarch() -> None:
+    output = run_without("monarch", code="from meshgate.errors import ActorError; print(ActorError(ValueError('x')))")
+    assert output == b"A remote actor call has failed.\n ValueError: x\n\n"
 
 
 def test_a_dead_engine_shows_its_last_output() -> None:
@@ -98,11 +107,12 @@ def test_a_dead_engine_shows_its_last_output() -> None:
     assert "output" not in str(EngineDiedError("exit code 1"))
 
 
-def test_a_mesh_failure_says_who_and_where() -> None:
+def test_a_mesh_failure_names_ranks_mesh_and_hosts() -> None:
     failure = MeshFailure("trainers", "process 17 ended", (2, 3), {2: "workers-1", 3: "workers-1"})
     assert str(failure) == "ranks 2-3 of mesh 'trainers' on workers-1 failed: process 17 ended"
     assert failure.report() == "process 17 ended"
     assert str(MeshFailure("trainers", "gone")) == "part of mesh 'trainers' failed: gone"
+    assert MeshFailure("trainers", "gone").mesh is None
     assert str(MeshFailure("", "gone", (0,), {0: ""})) == "rank 0 failed: gone"
     error = SupervisionError("it died", failure)
     assert pickle.loads(pickle.dumps(error)).failure == failure
@@ -118,12 +128,12 @@ def test_a_mesh_failure_says_who_and_where() -> None:
         ([1, 3, 5], "ranks 1, 3, 5"),
     ],
 )
-def test_ranks_are_told_compactly(ranks: list[int], text: str) -> None:
+def test_ranks_are_abbreviated(ranks: list[int], text: str) -> None:
     assert ranks_text(ranks) == text
 
 
 @given(st.sets(st.integers(0, 200), min_size=1))
-def test_compact_ranks_name_each_rank(ranks: set[int]) -> None:
+def test_abbreviated_ranks_contain_each_rank(ranks: set[int]) -> None:
     named: set[int] = set()
     for run in ranks_text(sorted(ranks)).partition(" ")[2].split(", "):
         first, _, last = run.partition("-")
@@ -131,15 +141,34 @@ def test_compact_ranks_name_each_rank(ranks: set[int]) -> None:
     assert named == ranks
 
 
-def test_facts_are_attributes() -> None:
-    facts: dict[type[Any], dict[str, Any]] = {
+def test_details_are_attributes() -> None:
+    details: dict[type[Any], dict[str, Any]] = {
         errors.StepFailedError: {"step": "spawn of trainers"},
         errors.UnpicklableArgument: {"argument": "batch", "path": ".lock"},
         errors.UnreadableResult: {"module": "numpy"},
         errors.ClassNotImportable: {"module": "train"},
         errors.StaleCodeError: {"hosts": ("workers-0",)},
     }
-    for kind, attributes in facts.items():
+    for kind, attributes in details.items():
         copy = pickle.loads(pickle.dumps(kind("text", **attributes)))
         assert {name: getattr(copy, name) for name in attributes} == attributes
         assert str(copy) == "text"
+
+
+class BrokenState(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first, second)
+
+
+@pytest.mark.parametrize("raised", [RuntimeError, LookupError, BrokenState])
+def test_what_pickling_raised_is_caught_as_that_too(raised: type[Exception]) -> None:
+    kind = unpicklable_argument(raised)
+    error = kind("cannot pickle argument 'value'", argument="value", path=".lock")
+    assert isinstance(error, raised)
+    assert isinstance(error, UnpicklableArgument)
+    assert (str(error), error.argument, error.path) == ("cannot pickle argument 'value'", "value", ".lock")
+
+
+@pytest.mark.parametrize("raised", [TypeError, Exception, OSError, UnicodeDecodeError])
+def test_classes_that_add_nothing_or_cannot_be_combined_are_left_out(raised: type[Exception]) -> None:
+    assert unpicklable_argument(raised)("no").argument == ""

@@ -3,17 +3,40 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_origin, get_type_hints
 
+import pytest
+
 import meshgate
+from meshgate import errors
+from meshgate_sync.errors import TreeError
 from tests.client.laptop import run_without
 
 
-def test_every_public_name_can_be_had() -> None:
+def test_every_public_name_is_available() -> None:
     missing = [name for name in meshgate.__all__ if not hasattr(meshgate, name)]
     assert missing == []
     assert set(meshgate.__all__) <= set(dir(meshgate))
+
+
+def subclasses(kind: type[BaseException]) -> Iterator[type[BaseException]]:
+    """``kind`` and its subclasses, at any depth."""
+    yield kind
+    for subclass in kind.__subclasses__():
+        yield from subclasses(subclass)
+
+
+@pytest.mark.parametrize("root", [errors.MeshgateError, TreeError], ids=lambda root: root.__name__)
+def test_every_error_that_a_documented_call_raises_is_public(root: type[BaseException]) -> None:
+    ours = [kind for kind in subclasses(root) if kind.__module__ == root.__module__]
+    assert [kind for kind in ours if getattr(meshgate, kind.__name__, None) is not kind] == []
+    assert {kind.__name__ for kind in ours} <= set(meshgate.__all__)
+
+
+def test_everything_else_in_the_error_module_is_public_too() -> None:
+    assert set(errors.__all__) <= set(meshgate.__all__)
 
 
 def test_type_checkers_see_the_names_that_programs_get() -> None:
@@ -24,7 +47,7 @@ def test_type_checkers_see_the_names_that_programs_get() -> None:
 
 
 class Annotated:
-    """As a program from Monarch is written."""
+    """Annotations of a program that was written for Monarch."""
 
     def run(self, hosts: meshgate.HostMesh, procs: meshgate.ProcMesh, ctx: meshgate.Context) -> meshgate.Future[int]:
         raise NotImplementedError
@@ -33,12 +56,13 @@ class Annotated:
 def test_a_program_may_annotate_with_monarchs_names() -> None:
     hints = get_type_hints(Annotated.run)
     assert (hints["hosts"], hints["procs"]) == (meshgate.HostMeshProxy, meshgate.ProcMeshProxy)
-    assert get_origin(hints["return"]) is meshgate.FutureProxy
+    assert get_origin(hints["return"]) is meshgate.Future
+    assert issubclass(meshgate.FutureProxy, meshgate.Future)
 
 
-def test_a_program_may_annotate_with_them_without_monarch() -> None:
+def test_a_program_may_annotate_with_monarchs_names_without_monarch() -> None:
     assert run_without("monarch", code="from meshgate import Context; print(Context.__module__)").split() == [
-        b"meshgate.standins"
+        b"meshgate.actors.standins"
     ]
 
 
@@ -58,5 +82,6 @@ def test_importing_it_loads_nothing_heavy() -> None:
 
 
 def test_a_client_needs_no_kubernetes() -> None:
-    code = f"import sys; sys.path[:0] = {sys.path!r}; import meshgate.client; print('kubernetes' in sys.modules)"
+    load = "import meshgate.proxies.client; print('kubernetes' in sys.modules)"
+    code = f"import sys; sys.path[:0] = {sys.path!r}; {load}"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"

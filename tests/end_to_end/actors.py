@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
 import sys
+import tempfile
 import threading
+import time
 from typing import Any
 
 import numpy as np
 
-from meshgate import Actor, current_rank, endpoint
+from meshgate import (
+    Accumulator,
+    Actor,
+    Channel,
+    Port,
+    current_actor_name,
+    current_rank,
+    endpoint,
+    get_or_spawn_controller,
+    returns_future,
+    send,
+    this_host,
+)
 
 
-class Refused(Exception):
-    """An exception of the user's own."""
+class UserError(Exception):
+    """An exception that the user defines."""
 
 
 class Point2:
-    """A value of the user's own."""
+    """A value class that the user defines."""
 
     def __init__(self, x: int) -> None:
         self.x = x
@@ -32,7 +47,7 @@ class Point2:
 class Worker(Actor):
     def __init__(self, start: int = 0) -> None:
         self.total = start
-        self.seen: list[int] = []
+        self.recorded_numbers: list[int] = []
 
     @endpoint
     def rank(self) -> int:
@@ -41,6 +56,12 @@ class Worker(Actor):
     @endpoint
     def coordinates(self) -> dict[str, int]:
         return dict(current_rank())
+
+    @endpoint
+    def temporary_file(self) -> str:
+        handle, path = tempfile.mkstemp(suffix=" written by an actor")
+        os.close(handle)
+        return path
 
     @endpoint
     def pid(self) -> int:
@@ -53,12 +74,12 @@ class Worker(Actor):
 
     @endpoint
     def record(self, number: int) -> int:
-        self.seen.append(number)
+        self.recorded_numbers.append(number)
         return number
 
     @endpoint
     def recorded(self) -> list[int]:
-        return self.seen
+        return self.recorded_numbers
 
     @endpoint
     def echo(self, value: Any) -> Any:
@@ -66,7 +87,7 @@ class Worker(Actor):
 
     @endpoint
     def doubled(self, array: Any) -> Any:
-        array *= 2  # what arrives may be written to, as with Monarch itself
+        array *= 2  # a received array is writable, as in Monarch
         return array
 
     @endpoint
@@ -75,13 +96,13 @@ class Worker(Actor):
 
     @endpoint
     def fail(self, message: str = "no") -> None:
-        raise Refused(message)
+        raise UserError(message)
 
     @endpoint
     def fail_if(self, ranks: list[int]) -> int:
         rank = int(current_rank().rank)
         if rank in ranks:
-            raise Refused(f"rank {rank} refuses")
+            raise UserError(f"rank {rank} failed")
         return rank
 
     @endpoint
@@ -93,7 +114,7 @@ class Worker(Actor):
         return sorted(others.add.call(amount).get().values())
 
     @endpoint
-    def give(self, mesh: Any) -> Any:
+    def return_mesh(self, mesh: Any) -> Any:
         return mesh
 
     @endpoint
@@ -106,23 +127,59 @@ class Worker(Actor):
         print(text, end=end, flush=True, file=sys.stderr if error else sys.stdout)
 
     @endpoint
+    def wait_for_file(self, path: str) -> str:
+        while not os.path.exists(path):
+            time.sleep(0.02)
+        return f"found {os.path.basename(path)}"
+
+    @endpoint
     def hang(self) -> None:
         threading.Event().wait()
+
+    @endpoint
+    def hang_if(self, ranks: list[int]) -> None:
+        if int(current_rank().rank) in ranks:
+            threading.Event().wait()
 
     @endpoint
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Owner(Actor):
+    """Spawns processes of its own and returns meshes in them. Deaths there are no failures of this actor."""
+
+    def __supervise__(self, failure: Any) -> bool:
+        return True
+
+    @endpoint
+    def spawn(self, processes: int) -> Any:
+        self.inner = this_host().spawn_procs(per_host={"inner": processes}).spawn("inner", Worker)
+        self.inner.initialized.get()
+        return self.inner
+
+    @endpoint
+    def spawned(self) -> Any:
+        return self.inner
+
+
+class Sharing(Actor):
+    @endpoint
+    async def add(self, name: str, amount: int) -> tuple[int, int]:
+        """The total of a shared worker, and its process."""
+        shared: Any = await get_or_spawn_controller(name, Worker, 100)
+        return await shared.add.call_one(amount), await shared.pid.call_one()
+
+
 class Ported(Actor):
     @endpoint(explicit_response_port=True)
-    def answer(self, port: Any, value: int) -> None:
+    def increment(self, port: Any, value: int) -> None:
         port.send(value + 1)
 
 
-class Refusing(Actor):
+class FailingInit(Actor):
     def __init__(self) -> None:
-        raise Refused("not today")
+        raise UserError("not today")
 
     @endpoint
     def ping(self) -> str:
@@ -136,12 +193,62 @@ class Async(Actor):
 
 
 class Ranked(Actor):
-    """Reads its rank as Kubetorch's programs do; ``named`` has one of its own making."""
+    """Reads ``self.rank``, as Kubetorch's programs do; with ``named`` it sets the attribute itself."""
 
     def __init__(self, named: bool = False) -> None:
         if named:
             self.rank = "mine"
 
     @endpoint
-    def own(self) -> object:
+    def rank_attribute(self) -> object:
         return self.rank
+
+
+class SendsMeshes(Actor):
+    """Sends meshes through a port, the first before its own constructor has returned."""
+
+    def __init__(self, procs: Any, port: Port[Any]) -> None:
+        port.send(procs.spawn("inner", Worker, 5))
+
+    @endpoint
+    def send(self, mesh: Any, port: Port[Any]) -> None:
+        port.send([mesh, mesh])
+
+
+class PortedToMeshgate(Actor):
+    """Uses meshgate's names inside an actor, as a program does that changes its imports."""
+
+    @endpoint
+    async def sum_of(self, workers: Any) -> int:
+        total: int = await Accumulator(workers.rank, 0, operator.add).accumulate()
+        return total
+
+    @endpoint
+    async def first_reply(self, workers: Any) -> Any:
+        port, receiver = Channel[Any].open()
+        send(workers.rank, (), {}, port=port, selection="choose")
+        return await receiver.recv()
+
+    @endpoint
+    async def later(self) -> str:
+        @returns_future
+        async def name() -> str:
+            return current_actor_name()
+
+        return await name()
+
+
+class Stopping(Actor):
+    """Stops for a debugger, which may change ``value``."""
+
+    @endpoint
+    def double(self, value: int) -> int:
+        breakpoint()
+        return value * 2
+
+
+class AsyncStopping(Actor):
+    @endpoint
+    async def echo(self, value: Any) -> Any:
+        breakpoint()
+        return value

@@ -1,14 +1,34 @@
-"""One gateway with two hosts for the tests of a module; each module has its own, so that they run side by side."""
+"""A gateway with two hosts for each test module, so that modules can run in parallel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import pytest
 
-from meshgate import ProcessJob
+import meshgate as kt
+from meshgate import MeshFailure, ProcessJob
 from tests.end_to_end.actors import Worker
+
+FaultsOf: TypeAlias = Callable[..., list[MeshFailure]]
+
+
+@pytest.fixture
+def faults_of(monkeypatch: pytest.MonkeyPatch) -> FaultsOf:
+    """Collects the unhandled faults of meshes by name.
+
+    The hook is the process's: it also gets late faults of sessions that earlier tests on this process share.
+    """
+
+    def collect(*meshes: str) -> list[MeshFailure]:
+        faults: list[MeshFailure] = []
+        monkeypatch.setattr(
+            kt, "unhandled_fault_hook", lambda failure: failure.mesh_name in meshes and faults.append(failure)
+        )
+        return faults
+
+    return collect
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What a driver does all day, through a real gateway, against real Monarch."""
+"""Ordinary use of a driver, through a real gateway and real Monarch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,21 @@ import pytest
 
 import meshgate as kt
 from meshgate import Accumulator, ActorError, Channel, FutureProxy, SupervisionError, ValueMesh, current_client
-from tests.end_to_end.actors import Async, Point2, Ported, Ranked, Refused, Refusing, Worker
+from tests.end_to_end.actors import (
+    Async,
+    FailingInit,
+    Point2,
+    Ported,
+    PortedToMeshgate,
+    Ranked,
+    SendsMeshes,
+    Sharing,
+    UserError,
+    Worker,
+)
 
 
-def test_call_gives_a_value_for_each_rank(workers: Any) -> None:
+def test_call_returns_a_value_for_each_rank(workers: Any) -> None:
     values = workers.rank.call().get()
     assert isinstance(values, ValueMesh)
     assert list(values.values()) == [0, 1, 2, 3]
@@ -33,16 +44,17 @@ def test_a_slice_calls_exactly_its_ranks(procs: Any) -> None:
     assert workers.flatten("rank").slice(rank=slice(0, 4, 3)).add.call(0).get().item(rank=1) == 12
 
 
-def test_an_actor_has_its_rank_and_may_set_another(procs: Any) -> None:
+def test_an_actor_has_a_rank_attribute_that_it_may_set(procs: Any) -> None:
     ranked = procs.spawn("ranked", Ranked)
-    assert list(ranked.own.call().get().values()) == [0, 1, 2, 3]
-    assert ranked.slice(hosts=1, gpus=1).own.call_one().get() == 3
-    assert set(procs.spawn("named", Ranked, named=True).own.call().get().values()) == {"mine"}
+    assert list(ranked.rank_attribute.call().get().values()) == [0, 1, 2, 3]
+    assert ranked.slice(hosts=1, gpus=1).rank_attribute.call_one().get() == 3
+    assert set(procs.spawn("named", Ranked, named=True).rank_attribute.call().get().values()) == {"mine"}
 
 
 def test_choose_and_broadcast_and_stream(procs: Any) -> None:
     workers = procs.spawn("adverbs", Worker)
-    assert workers.rank.choose().get() in range(4)
+    assert {workers.rank.choose().get() for _ in range(60)} == {0, 1, 2, 3}
+    assert workers.slice(hosts=1).coordinates.choose().get() in ({"gpus": 0}, {"gpus": 1})
     workers.add.broadcast(3)
     assert sorted(future.get() for future in workers.add.stream(1)) == [4, 4, 4, 4]
 
@@ -62,13 +74,13 @@ def test_a_future_can_be_awaited_from_any_loop(workers: Any) -> None:
     assert list(first[0].values()) == list(second[0].values()) == [0, 1, 2, 3]
 
 
-def test_many_threads_call_at_once(workers: Any) -> None:
+def test_many_threads_call_concurrently(workers: Any) -> None:
     one = workers.slice(hosts=0, gpus=0)
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda n: one.echo.call_one(n).get(), range(200))) == list(range(200))
 
 
-def test_a_timeout_consumes_nothing(workers: Any) -> None:
+def test_a_timeout_leaves_the_future_usable(workers: Any) -> None:
     future: FutureProxy[Any] = workers.rank.call()
     with pytest.raises(TimeoutError):
         future.get(timeout=0)
@@ -77,15 +89,15 @@ def test_a_timeout_consumes_nothing(workers: Any) -> None:
 
 def test_async_actors_and_explicit_ports(procs: Any) -> None:
     assert list(procs.spawn("async", Async).echo.call("x").get().values()) == ["x"] * 4
-    assert list(procs.spawn("ported", Ported).answer.call(41).get().values()) == [42] * 4
+    assert list(procs.spawn("ported", Ported).increment.call(41).get().values()) == [42] * 4
 
 
-def test_values_of_the_users_own_types_come_back_as_themselves(workers: Any) -> None:
+def test_values_of_user_defined_types_are_returned(workers: Any) -> None:
     assert list(workers.echo.call(Point2(3)).get().values()) == [Point2(3)] * 4
     assert workers.slice(hosts=0, gpus=0).echo.call_one(Point2).get() is Point2
 
 
-def test_a_class_of_a_script_travels_by_value(procs: Any) -> None:
+def test_a_class_of_a_script_is_pickled_by_value(procs: Any) -> None:
     namespace: dict[str, Any] = {"kt": kt, "__name__": "__main__"}
     exec(
         "class Local(kt.Actor):\n"
@@ -98,21 +110,21 @@ def test_a_class_of_a_script_travels_by_value(procs: Any) -> None:
 
 
 @pytest.mark.parametrize("length", [10, 5_000, 3_000_000])
-def test_arrays_go_and_come_back(workers: Any, length: int) -> None:
+def test_arrays_are_sent_and_returned(workers: Any, length: int) -> None:
     array = np.arange(length, dtype=np.float64)
     (doubled,) = workers.slice(hosts=0, gpus=0).doubled.stream(array)
     np.testing.assert_array_equal(doubled.get(), np.arange(length) * 2)
-    assert array[1] == 1  # the laptop's own is as it was
+    assert array[1] == 1  # the laptop's array is unchanged
 
 
-def test_an_array_is_sent_as_it_was_at_the_call(workers: Any) -> None:
+def test_an_array_is_copied_at_the_call(workers: Any) -> None:
     array = np.zeros(1_000_000)
     future = workers.slice(hosts=0, gpus=0).echo.call_one(array)
     array[:] = 1
     assert not future.get().any()
 
 
-def test_a_mesh_as_an_argument_is_the_real_mesh(procs: Any) -> None:
+def test_a_mesh_in_an_argument_is_the_real_mesh(procs: Any) -> None:
     callers, others = procs.spawn("callers", Worker), procs.spawn("others", Worker, 10)
     one = callers.slice(hosts=0, gpus=0)
     assert one.type_of.call_one(others).get() == "monarch._src.actor.actor_mesh.ActorMesh"
@@ -121,21 +133,21 @@ def test_a_mesh_as_an_argument_is_the_real_mesh(procs: Any) -> None:
     assert list(others.add.call(0).get().values()) == [10, 10, 15, 15]
 
 
-def test_a_mesh_that_an_endpoint_returns_is_a_proxy(workers: Any, procs: Any) -> None:
-    given = procs.spawn("given", Worker, 7)
-    back = workers.slice(hosts=0, gpus=0).give.call_one(given).get()
-    assert list(back.add.call(1).get().values()) == [8, 8, 8, 8]
-    part = workers.slice(hosts=0, gpus=0).give.call_one(given.slice(hosts=1)).get()
+def test_a_returned_mesh_is_a_proxy(workers: Any, procs: Any) -> None:
+    returned = procs.spawn("returned", Worker, 7)
+    proxy = workers.slice(hosts=0, gpus=0).return_mesh.call_one(returned).get()
+    assert list(proxy.add.call(1).get().values()) == [8, 8, 8, 8]
+    part = workers.slice(hosts=0, gpus=0).return_mesh.call_one(returned.slice(hosts=1)).get()
     assert list(part.add.call(1).get().values()) == [9, 9]
 
 
-def test_what_actors_send_to_a_channel_is_received_in_order(workers: Any) -> None:
+def test_messages_on_a_channel_arrive_in_order(workers: Any) -> None:
     port, receiver = Channel.open()
     workers.slice(hosts=0, gpus=0).send_to.call_one(port, 50).get()
     assert [receiver.recv().get(timeout=30) for _ in range(50)] == list(range(50))
 
 
-def test_a_program_that_reads_late_gets_every_message_in_order_and_can_call_meanwhile(workers: Any) -> None:
+def test_a_slow_receiver_gets_every_message_in_order_and_can_call_meanwhile(workers: Any) -> None:
     port, receiver = Channel.open()
     worker = workers.slice(hosts=0, gpus=0)
     worker.send_to.call_one(port, 400, size=100_000).get(timeout=60)
@@ -143,51 +155,51 @@ def test_a_program_that_reads_late_gets_every_message_in_order_and_can_call_mean
     assert [receiver.recv().get(timeout=60)[0] for _ in range(400)] == list(range(400))
 
 
-def test_an_accumulator_folds_the_answers(workers: Any) -> None:
+def test_an_accumulator_folds_the_replies(workers: Any) -> None:
     total = Accumulator(workers.rank, 0, lambda left, right: left + right)
     assert total.accumulate().get() == 6
 
 
-def test_a_remote_exception_keeps_its_type_and_says_where(workers: Any) -> None:
+def test_a_remote_exception_keeps_its_type_and_names_host_and_file(workers: Any) -> None:
     with pytest.raises(ActorError) as caught:
         workers.slice(hosts=1, gpus=1).fail.call_one("not now").get()
-    assert isinstance(caught.value.__cause__, Refused)
+    assert isinstance(caught.value.__cause__, UserError)
     text = str(caught.value)
     assert "not now" in text
     assert "workers-1" in text
     assert "actors.py" in text
 
 
-def test_the_same_error_of_many_ranks_is_told_once(workers: Any) -> None:
+def test_the_same_error_of_many_ranks_is_reported_once(workers: Any) -> None:
     with pytest.raises(ActorError) as caught:
         workers.fail_if.call([0, 1, 3]).get()
     assert "3 of 4 ranks failed" in str(caught.value)
     assert list(workers.fail_if.call([]).get().values()) == [0, 1, 2, 3]
 
 
-def test_wrong_arguments_and_unknown_endpoints_raise_at_the_call(workers: Any) -> None:
+def test_invalid_arguments_and_unknown_endpoints_raise_at_the_call(workers: Any) -> None:
     with pytest.raises(TypeError):
         workers.add.call()
     with pytest.raises(AttributeError):
-        workers.nothing_like_it  # noqa: B018
+        workers.no_such_endpoint  # noqa: B018
     with pytest.raises(kt.UnpicklableArgument, match=r"'value'.*lock at \['key'\]\[0\]"):
         workers.echo.call({"key": [threading.Lock()]})
     with pytest.raises(IndexError):
         workers.slice(hosts=7)
 
 
-def test_a_constructor_that_raises_is_told_with_its_traceback(procs: Any) -> None:
+def test_the_error_of_a_constructor_is_reported(procs: Any) -> None:
     with pytest.raises((SupervisionError, kt.StepFailedError), match="not today"):
-        procs.spawn("refusing", Refusing).ping.call().get(timeout=60)
+        procs.spawn("failing", FailingInit).ping.call().get(timeout=60)
 
 
-def test_two_drivers_use_one_gateway(job: Any, hosts: Any) -> None:
+def test_two_drivers_share_one_gateway(job: Any, hosts: Any) -> None:
     with kt.Client(kt.UrlDialer(job.gateway_url, job._gateway.record.token)) as other:
-        theirs = other.attach_hosts("workers", 2).spawn_procs(per_host={"gpus": 1}).spawn("theirs", Worker, 100)
-        assert list(theirs.add.call(1).get().values()) == [101, 101]
+        workers = other.attach_hosts("workers", 2).spawn_procs(per_host={"gpus": 1}).spawn("others", Worker, 100)
+        assert list(workers.add.call(1).get().values()) == [101, 101]
 
 
-def test_meshes_that_were_spawned_and_stopped_are_let_go_and_their_last_lines_arrive(
+def test_stopped_meshes_are_released_and_their_last_lines_arrive(
     hosts: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = current_client()
@@ -204,3 +216,39 @@ def test_meshes_that_were_spawned_and_stopped_are_let_go_and_their_last_lines_ar
     assert hosts.spawn_procs().spawn("after", Worker).rank.call().get(timeout=60).values()
     out = capsys.readouterr().out
     assert [f"line {number} of many" in out for number in range(3)] == [True] * 3
+
+
+def test_meshes_arrive_through_ports(hosts: Any) -> None:
+    port, receiver = Channel[Any].open()
+    procs = hosts.slice(hosts=0).spawn_procs()
+    sender = procs.spawn("sender", SendsMeshes, procs, port)
+    inner = receiver.recv().get(timeout=120)
+    assert inner.add.call_one(2).get(timeout=120) == 7
+    sender.send.call_one(procs, port).get(timeout=120)
+    first, second = receiver.recv().get(timeout=120)
+    assert first.spawn("again", Worker, 1).add.call_one(1).get(timeout=120) == 2
+    assert second.size() == 1
+    sender.send.call_one(hosts.slice(hosts=1), port).get(timeout=120)
+    host = receiver.recv().get(timeout=120)[0]
+    assert host.spawn("other", Worker, 2).add.call_one(1).get(timeout=120) == 3
+    procs.stop().get(timeout=120)
+
+
+def test_meshgates_names_work_inside_actors(hosts: Any, workers: Any) -> None:
+    ported = hosts.slice(hosts=0).spawn("ported", PortedToMeshgate)
+    assert ported.sum_of.call_one(workers).get(timeout=120) == 6
+    assert ported.first_reply.call_one(workers).get(timeout=120) in range(4)
+    assert "ported" in ported.later.call_one().get(timeout=120)
+
+
+def test_a_controller_is_the_same_for_the_driver_and_for_actors_and_runs_on_a_host(hosts: Any) -> None:
+    sharing = hosts.spawn_procs(per_host={"gpus": 2}).spawn("sharing", Sharing)
+    totals = dict(sharing.add.call("shared", 1).get(timeout=60).values())
+    assert set(totals) == {101, 102, 103, 104}
+    shared: Any = kt.get_or_spawn_controller("shared", Worker, start=7).get(timeout=60)
+    assert shared.add.call_one(1).get(timeout=60) == 105
+    assert {shared.pid.call_one().get(timeout=60)} == set(totals.values())
+    other: Any = kt.get_or_spawn_controller("other", Worker, start=7).get(timeout=60)
+    assert other.add.call_one(1).get(timeout=60) == 8
+    with pytest.raises(ValueError, match="must subclass"):
+        kt.get_or_spawn_controller("none", dict)

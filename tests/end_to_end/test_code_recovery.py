@@ -1,4 +1,4 @@
-"""Code gets where it is needed although relays die, hosts end, and files change while they are read."""
+"""Code reaches the hosts although relays die, hosts end, and files change while they are read."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from urllib.parse import urlsplit
 import pytest
 
 from meshgate import Actor, Client, MeshgateError, ProcessJob, StaleCodeError, UrlDialer, endpoint, job_loads
-from meshgate.code import CodeSync
-from meshgate.jobs.code import sync_of
-from meshgate.project import Tree
-from meshgate_sync.sender import Sender
+from meshgate.code_sync.project import Tree
+from meshgate.code_sync.push import CodeSync
+from meshgate.code_sync.session_sync import sync_for
+from meshgate.testing import NetworkProxy
+from meshgate_sync.upload.sender import Sender
 from tests.projects import project_in
-from tests.relay import Relay
 
 PROMPT = 45.0  # seconds: half of what a relay may take, and far less than a version may
 
 
 class Reader(Actor):
-    """Reads what is on the host's disk beside it."""
+    """Reads synced files on the host."""
 
     @endpoint
     def read(self, name: str) -> str:
         import sys
         from pathlib import Path
 
-        return next(Path(place, name).read_text() for place in sys.path if Path(place, name).is_file())
+        return next(Path(path, name).read_text() for path in sys.path if Path(path, name).is_file())
 
     @endpoint
     def end_siblings(self) -> int:
@@ -67,56 +67,57 @@ def notes(hosts: Any, name: str = "note") -> list[str]:
     return list(hosts.spawn_procs().spawn("reader", Reader).read.call(name).get(timeout=60).values())
 
 
-def test_a_host_whose_relay_died_gets_another_and_the_newest_version(job: Any, project: Path) -> None:
+def test_a_host_whose_relay_died_gets_a_new_relay_and_the_newest_version(job: Any, project: Path) -> None:
     hosts = job.state().workers
     job.sync(quiet=True)
     reader = hosts.spawn_procs().spawn("reader", Reader)
     assert list(reader.end_siblings.call().get(timeout=60).values()) == [1, 1]
     (project / "note").write_text("two")
-    sync_of(job, None).code.push(wait=False)
+    sync_for(job._client, None).code.push(wait=False)
     assert notes(hosts) == ["two", "two"]
     assert list(reader.read.call("note").get(timeout=60).values()) == ["one", "one"]
 
 
-def test_a_lost_host_is_named_by_a_sync_and_holds_up_no_other(job: Any, project: Path) -> None:
+def test_a_sync_names_a_lost_host_and_does_not_delay_the_others(job: Any, project: Path) -> None:
     hosts = job.state().workers
     job.sync(quiet=True)
     os.kill(host_processes(job)[1], signal.SIGKILL)
     with pytest.raises(MeshgateError, match="workers-1"):
         notes(hosts)
     (project / "note").write_text("two")
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(StaleCodeError, match=r"workers-1: the host .* was killed") as caught:
         job.sync(quiet=True)
     assert caught.value.hosts == ("workers-1",)
-    assert time.monotonic() - begun < PROMPT
+    assert time.monotonic() - started < PROMPT
     assert notes(hosts.slice(hosts=slice(0, 1))) == ["two"]
 
 
-def test_a_host_lost_before_the_first_sync_holds_up_no_other(job: Any) -> None:
+def test_a_host_lost_before_the_first_sync_does_not_delay_the_others(job: Any) -> None:
     hosts = job.state().workers
     hosts.initialized.get(timeout=60)
     os.kill(host_processes(job)[1], signal.SIGKILL)
     with pytest.raises(MeshgateError, match="workers-1"):
         notes(hosts)
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(StaleCodeError, match=r"workers-1: the host .* was killed"):
         job.sync(quiet=True)
     assert notes(hosts.slice(hosts=slice(0, 1))) == ["one"]
-    assert time.monotonic() - begun < PROMPT
+    assert time.monotonic() - started < PROMPT
 
 
-def test_a_sync_of_a_session_whose_hosts_cannot_be_attached_says_why(job: Any) -> None:
+def test_a_sync_without_attached_hosts_reports_why(job: Any) -> None:
     job.state().workers.initialized.get(timeout=60)
     os.kill(host_processes(job)[1], signal.SIGKILL)
     with pytest.raises(MeshgateError, match="workers-1"):
         notes(job.state().workers)
     later = job_loads(job.dumps())
     later.state(cached_path=None)
-    begun = time.monotonic()
-    with pytest.raises(StaleCodeError, match=r"got to no host: .*workers-1 .* was killed.*end this job and start it"):
+    started = time.monotonic()
+    message = r"no host received code version .*: .*workers-1 .* was killed.*end this job and start it"
+    with pytest.raises(StaleCodeError, match=message):
         later.sync(quiet=True)
-    assert time.monotonic() - begun < PROMPT
+    assert time.monotonic() - started < PROMPT
 
 
 def host_processes(job: Any) -> list[int]:
@@ -134,12 +135,12 @@ def host_processes(job: Any) -> list[int]:
     return [pid for _, pid in sorted(found.items())]
 
 
-def test_a_file_that_changes_while_it_is_sent_follows_in_the_next_version(
+def test_a_file_that_changes_while_it_is_sent_is_in_the_next_version(
     job: Any, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = project / "large"
     large.write_bytes(os.urandom(5_000_000))
-    wanted = Sender.wanted
+    wanted = Sender.answer_wants
     changes = iter(["changed meanwhile"])
 
     def wanted_and_changed(self: Sender, header: Any, digests: bytes) -> Any:
@@ -147,15 +148,15 @@ def test_a_file_that_changes_while_it_is_sent_follows_in_the_next_version(
             large.write_text(text)
         return wanted(self, header, digests)
 
-    monkeypatch.setattr(Sender, "wanted", wanted_and_changed)
+    monkeypatch.setattr(Sender, "answer_wants", wanted_and_changed)
     hosts = job.state().workers
-    sync_of(job, None).code.push(wait=False)
-    assert notes(hosts, "large") == ["changed meanwhile"] * 2  # the spawn had named the version before
+    sync_for(job._client, None).code.push(wait=False)
+    assert notes(hosts, "large") == ["changed meanwhile"] * 2  # the spawn had named the earlier version
     assert job.sync(quiet=True).ready == 2
 
 
-def test_a_file_that_never_rests_is_named_soon(job: Any, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = Sender.wanted
+def test_a_file_that_keeps_changing_is_named_soon(job: Any, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = Sender.answer_wants
 
     def wanted_and_changed(self: Sender, header: Any, digests: bytes) -> Any:
         (project / "busy.log").write_bytes(os.urandom(3_000_000))
@@ -165,49 +166,49 @@ def test_a_file_that_never_rests_is_named_soon(job: Any, project: Path, monkeypa
     job.sync(quiet=True)
     (project / "busy.log").write_bytes(os.urandom(3_000_000))
     with monkeypatch.context() as patched:
-        patched.setattr(Sender, "wanted", wanted_and_changed)
-        sync_of(job, None).code.push(wait=False)
+        patched.setattr(Sender, "answer_wants", wanted_and_changed)
+        sync_for(job._client, None).code.push(wait=False)
         with pytest.raises(MeshgateError, match=r"busy\.log changes faster"):
-            notes(hosts)  # it waits already when the version is refused
+            notes(hosts)  # it is already waiting when the version is rejected
         (project / "busy.log").write_bytes(os.urandom(3_000_000))
         with pytest.raises(StaleCodeError, match=r"busy\.log changes faster"):
             job.sync(quiet=True)
     assert job.sync(quiet=True).ready == 2
 
 
-def test_a_gateway_that_cannot_take_a_version_says_so_and_takes_the_next(
+def test_a_gateway_that_cannot_store_a_version_reports_it_and_stores_the_next(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
-    home.write_text("a file, where the store would be")
+    home.write_text("a file instead of a directory")
     monkeypatch.setenv("MESHGATE_HOME", str(home))
     with ProcessJob({"workers": 1}) as job:
         hosts = job.state().workers
         with pytest.raises(StaleCodeError, match=r"the gateway: .*home"):
             job.sync(quiet=True)
-        with pytest.raises(MeshgateError, match="the gateway could not take it"):
+        with pytest.raises(MeshgateError, match="the gateway cannot use version"):
             notes(hosts)
         home.unlink()
         assert job.sync(quiet=True).ready == 1
         assert notes(hosts) == ["one"]
 
 
-def test_a_sync_that_is_cut_goes_on_where_it_stopped(job: Any, project: Path) -> None:
+def test_a_sync_resumes_after_a_lost_connection(job: Any, project: Path) -> None:
     (project / "large").write_bytes(os.urandom(12_000_000))
-    with Relay("127.0.0.1", urlsplit(job.gateway_url).port or 0) as relay:
-        dialer = UrlDialer(f"ws://127.0.0.1:{relay.port}", job._gateway.record.token)
+    with NetworkProxy("127.0.0.1", urlsplit(job.gateway_url).port or 0) as proxy:
+        dialer = UrlDialer(f"ws://127.0.0.1:{proxy.port}", job._gateway.record.token)
         with Client(dialer) as client:
             client.attach_hosts("workers", 2)
-            relay.cut_after(5_000_000, "up")
+            proxy.cut_after(5_000_000, "up")
             report = CodeSync(client, Tree(project)).push()
             assert (report.ready, report.hosts) == (2, 2)
-            assert report.nbytes < 12_500_000  # nothing was asked for again
+            assert report.nbytes < 12_500_000  # nothing was sent twice
             seen = client.statistics()
             assert seen.connections == 2
             assert seen.frames_replayed > 0
 
 
-def test_two_drivers_sync_two_versions_to_one_job_at_once(job: Any, tmp_path: Path) -> None:
+def test_two_drivers_sync_two_versions_to_one_job_concurrently(job: Any, tmp_path: Path) -> None:
     dialer = UrlDialer(job.gateway_url, job._gateway.record.token)
     projects = [tmp_path / "first", tmp_path / "second"]
     with Client(dialer) as one, Client(dialer) as two:

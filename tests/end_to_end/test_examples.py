@@ -1,4 +1,4 @@
-"""The examples of one machine, run as they stand."""
+"""The live-code example runs as it is."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def test_code_follows_live_on_one_machine(tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said = dict(line.split(":", 1) for line in done.stdout.splitlines() if ":" in line)
-    assert said["four processes run it"].strip() == "[0.1, 0.1, 0.1, 0.1]"
-    assert said["new processes run the new line"].strip() == "[0.02, 0.02]"
-    assert said["the old ones see their version, whole"].strip() == "[0.1, 0.1, 0.1, 0.1]"
-    assert said["reload() brought them up to date"].strip() == "rates, model reloaded"
-    assert said["live objects that still run old code"].strip() == "model.Model"
-    assert said["an actor spawned in the same processes"].strip() == "[0.003, 0.003, 0.003, 0.003]"
+    printed = dict(line.split(":", 1) for line in done.stdout.splitlines() if ":" in line)
+    assert printed["four processes run it"].strip() == "[0.1, 0.1, 0.1, 0.1]"
+    assert printed["new processes run the new line"].strip() == "[0.02, 0.02]"
+    assert printed["old processes still run their version"].strip() == "[0.1, 0.1, 0.1, 0.1]"
+    assert printed["after reload(), they have reloaded"].strip() == "rates, model"
+    assert printed["live objects with old code"].strip() == "model.Model"
+    assert printed["a new actor in the same processes"].strip() == "[0.003, 0.003, 0.003, 0.003]"
     assert "2/2 hosts in" in done.stderr

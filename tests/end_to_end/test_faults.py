@@ -1,4 +1,4 @@
-"""What happens when something dies: told soon, with where and why, and nothing is left behind."""
+"""Whatever dies, the driver soon gets an error with place and reason, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -7,35 +7,20 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import meshgate as kt
-from meshgate import EngineDiedError, MeshFailure, MeshgateError, ProcessJob, SupervisionError
-from meshgate.jobs.gateway_process import JOB_VARIABLE
-from meshgate.jobs.processes import marked
-from tests.end_to_end.actors import Worker
+from meshgate import EngineDiedError, ProcessJob, SupervisionError
+from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
+from meshgate.jobs.this_machine.process_identity import find_marked
+from tests.end_to_end.actors import Owner, Worker
+from tests.end_to_end.conftest import FaultsOf
+from tests.waiting import wait_for
 
-GRACE = 30.0
-
-
-@pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
-    told: list[MeshFailure] = []
-    monkeypatch.setattr(kt, "unhandled_fault_hook", told.append)
-    return told
-
-
-def wait_until(true: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + GRACE
-    pause = threading.Event()
-    while not true():
-        assert time.monotonic() < deadline, f"not within {GRACE} s: {what}"
-        pause.wait(0.02)
+TIMEOUT = 30.0
 
 
 def alive(pid: int) -> bool:
@@ -47,7 +32,7 @@ def alive(pid: int) -> bool:
 
 
 def engine_of(job: Any) -> int:
-    """The one engine of the job that serves a session: the one whose hosts it holds connections to."""
+    """The process of the job's oldest engine, which serves its first session."""
     gateway = job._gateway.record.pid
     children = subprocess.run(
         ["ps", "--ppid", str(gateway), "-o", "pid=,args="], capture_output=True, text=True, check=True
@@ -56,82 +41,114 @@ def engine_of(job: Any) -> int:
     return min(engines)
 
 
-def test_a_killed_process_is_told_within_three_seconds_and_the_rest_goes_on(
-    hosts: Any, faults: list[MeshFailure]
-) -> None:
+def test_a_killed_process_is_reported_within_three_seconds_and_the_rest_works(hosts: Any, faults_of: FaultsOf) -> None:
+    faults = faults_of("mortal")
     procs = hosts.spawn_procs(per_host={"gpus": 2})
     workers = procs.spawn("mortal", Worker)
     victim = workers.pid.call().get().item(hosts=1, gpus=0)
     hanging = workers.hang.call()
-    begun = time.monotonic()
+    start = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     with pytest.raises(SupervisionError, match=r"workers-1|rank 2") as caught:
-        hanging.get(timeout=GRACE)
-    assert time.monotonic() - begun < 3 + 2  # two more for a busy machine
+        hanging.get(timeout=TIMEOUT)
+    assert time.monotonic() - start < 3 + 2  # 2 s of slack for a busy machine
     assert "sig=9" in str(caught.value)
     with pytest.raises(SupervisionError):
-        workers.slice(hosts=1, gpus=0).rank.call_one().get(timeout=GRACE)
+        workers.slice(hosts=1, gpus=0).rank.call_one().get(timeout=TIMEOUT)
     again = hosts.spawn_procs(per_host={"gpus": 1}).spawn("again", Worker)
-    assert list(again.rank.call().get(timeout=GRACE).values()) == [0, 1]
-    wait_until(lambda: faults, "the fault hook is called")
+    assert list(again.rank.call().get(timeout=TIMEOUT).values()) == [0, 1]
+    wait_for(lambda: faults, "the fault hook")
     assert faults[0].ranks == (2,)
 
 
-def test_a_healthy_slice_of_a_mesh_with_a_dead_rank_answers(hosts: Any, faults: list[MeshFailure]) -> None:
+def test_a_healthy_slice_of_a_mesh_with_a_dead_rank_works(hosts: Any, faults_of: FaultsOf) -> None:
+    faults = faults_of("partly")
     workers = hosts.spawn_procs(per_host={"gpus": 2}).spawn("partly", Worker)
     workers.slice(hosts=0, gpus=1).die.broadcast()
-    wait_until(lambda: faults, "the fault hook is called")
-    assert list(workers.slice(hosts=1).rank.call().get(timeout=GRACE).values()) == [0, 1]
+    wait_for(lambda: faults, "the fault hook")
+    assert list(workers.slice(hosts=1).rank.call().get(timeout=TIMEOUT).values()) == [0, 1]
 
 
-def test_a_stopped_mesh_ends_its_calls_and_refuses_new_ones(hosts: Any) -> None:
+def test_choose_calls_the_living_and_fails_if_the_chosen_actor_dies(hosts: Any, faults_of: FaultsOf) -> None:
+    faults = faults_of("chosen")
+    workers = hosts.spawn_procs(per_host={"gpus": 1}).spawn("chosen", Worker)
+    with pytest.raises(SupervisionError, match="chosen"):
+        workers.die.choose().get(timeout=TIMEOUT)
+    wait_for(lambda: faults, "the fault hook")
+    living = 1 - faults[0].ranks[0]
+    for _ in range(8):
+        assert workers.coordinates.choose().get(timeout=TIMEOUT) == {"hosts": living, "gpus": 0}
+    workers.slice(hosts=living).die.broadcast()
+    wait_for(lambda: len(faults) == 2, "the second call of the fault hook")
+    with pytest.raises(SupervisionError):
+        workers.rank.choose().get(timeout=TIMEOUT)
+
+
+def test_calls_on_a_mesh_that_an_endpoint_returned_fail_when_a_process_of_it_dies(hosts: Any) -> None:
+    owner = hosts.slice(hosts=0).spawn_procs().spawn("owner", Owner)
+    inner = owner.spawn.call_one(3).get(timeout=60)
+    assert list(inner.rank.call().get(timeout=TIMEOUT).values()) == [0, 1, 2]
+    victim = inner.slice(inner=1).pid.call_one().get(timeout=TIMEOUT)
+    hanging = inner.slice(inner=slice(0, 2)).hang.call()
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(SupervisionError, match=r"inner.hang.*rank 1 .*ended"):
+        hanging.get(timeout=TIMEOUT)
+    with pytest.raises(SupervisionError, match="ended"):
+        inner.rank.call().get(timeout=TIMEOUT)
+    again = owner.spawned.call_one().get(timeout=TIMEOUT)
+    with pytest.raises(SupervisionError, match="ended"):
+        again.slice(inner=1).rank.call_one().get(timeout=TIMEOUT)
+    assert again.slice(inner=2).rank.call_one().get(timeout=TIMEOUT) == 0
+
+
+def test_stopping_a_mesh_fails_its_calls_and_later_ones(hosts: Any) -> None:
     procs = hosts.spawn_procs(per_host={"gpus": 1})
     workers = procs.spawn("stopped", Worker)
     pids = list(workers.pid.call().get().values())
     hanging = workers.hang.call()
-    procs.stop().get(timeout=GRACE)
+    procs.stop().get(timeout=TIMEOUT)
     with pytest.raises(SupervisionError, match="stopped"):
-        hanging.get(timeout=GRACE)
+        hanging.get(timeout=TIMEOUT)
     with pytest.raises(kt.MeshgateError):
-        workers.rank.call().get(timeout=GRACE)
-    wait_until(lambda: not any(map(alive, pids)), "the processes of a stopped mesh are gone")
+        workers.rank.call().get(timeout=TIMEOUT)
+    wait_for(lambda: not any(map(alive, pids)), "the processes of a stopped mesh to end")
 
 
-def test_a_dead_engine_is_told_with_its_last_words_and_the_job_goes_on() -> None:
+def test_a_dead_engine_is_reported_and_the_job_goes_on() -> None:
     with ProcessJob({"workers": 1}) as job:
         workers = job.state(cached_path=None).workers.spawn_procs().spawn("workers", Worker)
         pids = list(workers.pid.call().get().values())
         hanging = workers.hang.call()
-        begun = time.monotonic()
+        start = time.monotonic()
         os.kill(engine_of(job), signal.SIGKILL)
         with pytest.raises(EngineDiedError, match="SIGKILL"):
-            hanging.get(timeout=GRACE)
-        assert time.monotonic() - begun < 5 + 2
-        wait_until(lambda: not any(map(alive, pids)), "the processes of a dead engine are gone")
+            hanging.get(timeout=TIMEOUT)
+        assert time.monotonic() - start < 5 + 2
+        wait_for(lambda: not any(map(alive, pids)), "the processes of a dead engine to end")
         again = job.state(cached_path=None).workers.spawn_procs().spawn("again", Worker)
-        assert list(again.rank.call().get(timeout=GRACE).values()) == [0]
+        assert list(again.rank.call().get(timeout=TIMEOUT).values()) == [0]
 
 
-def test_hosts_outlive_the_messages_that_a_dead_engine_has_left_with_them() -> None:
-    """By default Monarch tries for 30 s to deliver a message, for as long to return it, and then ends the host."""
+def test_hosts_survive_undeliverable_messages_to_a_dead_engine() -> None:
+    """By default Monarch tries to deliver a message for 30 s, to return it for 30 s, and then ends the host."""
     with ProcessJob({"workers": 1}) as job:
         workers = job.state(cached_path=None).workers.spawn_procs().spawn("workers", Worker)
         hanging = [workers.hang.call() for _ in range(20)]
-        workers.initialized.get(timeout=GRACE)
+        workers.initialized.get(timeout=TIMEOUT)
         os.kill(engine_of(job), signal.SIGKILL)
         with pytest.raises(EngineDiedError):
-            hanging[0].get(timeout=GRACE)
+            hanging[0].get(timeout=TIMEOUT)
         again = job.state(cached_path=None).workers.spawn_procs().spawn("again", Worker)
-        with pytest.raises(TimeoutError):  # and no SupervisionError
+        with pytest.raises(TimeoutError):  # not a SupervisionError
             again.hang.call().get(timeout=65)
 
 
-def test_a_session_that_ends_takes_its_processes_along(job: Any) -> None:
+def test_closing_a_session_ends_its_processes(job: Any) -> None:
     with kt.Client(kt.UrlDialer(job.gateway_url, job._gateway.record.token)) as client:
         workers = client.attach_hosts("workers", 2).spawn_procs().spawn("short", Worker)
         pids = list(workers.pid.call().get().values())
         assert all(map(alive, pids))
-    wait_until(lambda: not any(map(alive, pids)), "the processes of an ended session are gone")
+    wait_for(lambda: not any(map(alive, pids)), "the processes of a closed session to end")
 
 
 DRIVER = """
@@ -149,14 +166,74 @@ DRIVER = """
 """
 
 
-def test_a_job_whose_engine_is_frozen_ends_within_fifteen_seconds_and_leaves_nothing() -> None:
+UNHANDLED = """
+    import sys
+    import meshgate
+    from meshgate import ProcessJob, SupervisionError
+    from tests.end_to_end.actors import Worker
+
+    if "hook" in sys.argv:
+        meshgate.unhandled_fault_hook = lambda failure: sys.stderr.write(f"hook: {failure.mesh_name}\\n")
+    with ProcessJob({"workers": 1}) as job:
+        hosts = job.state(cached_path=None).workers
+        waiting = hosts.spawn_procs().spawn("waiting", Worker)
+        waiting.pid.call().get()
+        mortal = hosts.spawn_procs().spawn("mortal", Worker)
+        if "call" in sys.argv:
+            mortal.die.call().get()
+        mortal.die.broadcast()
+        if "hook" in sys.argv:
+            try:
+                mortal.pid.call().get()
+            except SupervisionError:
+                print("goes on")
+        else:
+            waiting.hang.call().get()
+"""
+
+
+def run_unhandled(*arguments: str) -> subprocess.CompletedProcess[str]:
+    mark = f"{arguments}-{os.getpid()}-{time.monotonic_ns()}"
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(UNHANDLED), *arguments],
+        env={**os.environ, "MESHGATE_END_TO_END": mark, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=180,
+    )
+    assert not find_marked("MESHGATE_END_TO_END", mark)
+    return done
+
+
+def test_an_unhandled_fault_ends_the_program_and_its_job() -> None:
+    done = run_unhandled()
+    assert done.returncode == -signal.SIGINT  # 130 in a shell
+    assert "meshgate: rank 0 of mesh 'mortal' on workers-0 failed" in done.stderr
+    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_a_call_that_fails_with_the_fault_ends_the_program_with_its_own_error() -> None:
+    done = run_unhandled("call")
+    assert done.returncode == 1
+    assert "SupervisionError: " in done.stderr.rpartition("Traceback")[2]
+
+
+def test_a_program_with_a_fault_hook_goes_on() -> None:
+    done = run_unhandled("hook")
+    assert done.returncode == 0, done.stderr
+    assert "goes on" in done.stdout
+    assert "hook: mortal" in done.stderr
+
+
+def test_a_job_with_a_frozen_engine_ends_within_fifteen_seconds_and_leaves_nothing() -> None:
     with ProcessJob({"workers": 1}) as job:
         job.state(cached_path=None).workers.spawn_procs().initialized.get(timeout=60)
         apply_id = job.apply_id
         os.kill(engine_of(job), signal.SIGSTOP)
-        begun = time.monotonic()
-    assert time.monotonic() - begun < 15
-    assert not marked(JOB_VARIABLE, apply_id or "")
+        start = time.monotonic()
+    assert time.monotonic() - start < 15
+    assert not find_marked(JOB_VARIABLE, apply_id or "")
 
 
 @pytest.mark.parametrize("moment", ["applied", "called"])
@@ -174,34 +251,37 @@ def test_a_killed_driver_leaves_nothing_behind(moment: str) -> None:
             if line.strip() == moment:
                 break
         driver.kill()
-    wait_until(lambda: not marked("MESHGATE_END_TO_END", mark), "everything of a killed driver is gone")
+    wait_for(lambda: not find_marked("MESHGATE_END_TO_END", mark), "all processes of a killed driver to end")
 
 
-def test_what_came_up_of_a_spawn_that_failed_ends_with_it_and_what_it_printed_arrives(
+def test_a_failed_spawn_ends_the_processes_that_came_up_and_their_output_arrives(
     job: Any, hosts: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    mark = f"half-{os.getpid()}-{time.monotonic_ns()}"
+    mark = f"partial-{os.getpid()}-{time.monotonic_ns()}"
 
-    def half() -> None:
+    def fail_on_one_rank() -> None:
         import sys
 
         from monarch.actor import current_rank
 
-        os.environ["MESHGATE_HALF"] = mark
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])  # carries the mark
-        print("half of them comes up", flush=True)
+        os.environ["MESHGATE_PARTIAL_SPAWN"] = mark
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])  # inherits the mark
+        print("starting", flush=True)
         if current_rank().rank == 1:
-            raise ValueError("the other half does not")
+            raise ValueError("this rank does not start")
 
-    procs = hosts.spawn_procs(bootstrap=half)
-    with pytest.raises(MeshgateError):
+    procs = hosts.spawn_procs(bootstrap=fail_on_one_rank)
+    with pytest.raises(kt.ActorError, match="ValueError: this rank does not start"):
         procs.initialized.get(timeout=60)
-    wait_until(lambda: not marked("MESHGATE_HALF", mark), "the processes of the failed spawn are gone")
+    with pytest.raises(kt.StepFailedError, match="this rank does not start") as caught:
+        procs.spawn("workers", Worker).pid.call().get(timeout=60)
+    assert caught.value.step.startswith("spawn_procs(")
+    wait_for(lambda: not find_marked("MESHGATE_PARTIAL_SPAWN", mark), "the processes of the failed spawn to end")
     printed = ""
 
-    def told() -> bool:
+    def output_arrived() -> bool:
         nonlocal printed
         printed += capfd.readouterr().out
-        return "half of them comes up" in printed
+        return "starting" in printed
 
-    wait_until(told, "what it printed is here")
+    wait_for(output_arrived, "the output")

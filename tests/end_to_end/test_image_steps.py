@@ -1,4 +1,4 @@
-"""Image steps on real hosts: run in order, once, and what follows a change again."""
+"""Image steps on real hosts run in order and once; a changed step and all later ones run again."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 import meshgate as kt
 from meshgate import Image, ImageStepFailed, ProcessJob
 from meshgate.images.apply import apply_image
-from meshgate.jobs.processes import marked
+from meshgate.jobs.this_machine.process_identity import find_marked
 
 
-class Looker(kt.Actor):
+class Inspector(kt.Actor):
     @kt.endpoint
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)
@@ -29,17 +29,17 @@ class Looker(kt.Actor):
 
     @kt.endpoint
     def modes(self, *names: str) -> list[str]:
-        """Of files of the host's home."""
+        """The modes of files in the host's home."""
         return [oct(Path(os.environ["MESHGATE_HOME"], name).stat().st_mode & 0o777) for name in names]
 
     @kt.endpoint
     def names(self, directory: str) -> int:
-        """How many there are in a directory of the host's home."""
+        """The number of entries of a directory in the host's home."""
         return len(os.listdir(os.path.join(os.environ["MESHGATE_HOME"], directory)))
 
     @kt.endpoint
-    def wait_let_go(self, directory: str, module: str) -> None:
-        """Until nobody holds the copies in a directory of the host's home, but for the one that ``module`` is from."""
+    def wait_released(self, directory: str, module: str) -> None:
+        """Waits until no process uses the copies in a directory of the host's home, except that of ``module``."""
         own = str(__import__(module).__file__)
         for copy in Path(os.environ["MESHGATE_HOME"], directory).iterdir():
             if copy.name not in own:
@@ -63,13 +63,13 @@ def record(job: ProcessJob) -> Any:
 
 @pytest.fixture
 def fresh_hosts(record: Any) -> Iterator[Any]:
-    """The same hosts in a session of its own, which knows nothing of what others have run."""
+    """The same hosts in a new session, which does not know which steps have run."""
     with kt.Client(kt.UrlDialer(record.url, record.token)) as client:
         yield client.attach_hosts("workers", 2)
 
 
-def look(hosts: Any) -> Any:
-    return hosts.spawn_procs().spawn("look", Looker)
+def inspect(hosts: Any) -> Any:
+    return hosts.spawn_procs().spawn("inspector", Inspector)
 
 
 def values(mesh: Any) -> list[Any]:
@@ -80,7 +80,7 @@ def lines(path: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
-def test_steps_run_once_and_a_change_runs_again_what_follows(fresh_hosts: Any, record: Any, tmp_path: Path) -> None:
+def test_steps_run_once_and_again_from_the_first_change(fresh_hosts: Any, record: Any, tmp_path: Path) -> None:
     log = tmp_path / "log"
     first = Image().run_bash(f"echo a >> {log}").run_bash(f"echo b >> {log}").run_bash(f"echo c >> {log}")
     apply_image(fresh_hosts, "workers", first)
@@ -98,26 +98,26 @@ def test_new_processes_see_variables_files_and_directories(fresh_hosts: Any, tmp
     (tmp_path / "tree" / "deep").mkdir(parents=True)
     (tmp_path / "tree" / "deep" / "data").write_text("deep data")
     script = tmp_path / "script.sh"
-    script.write_text("#!/bin/sh\necho said by the script\n")
+    script.write_text("#!/bin/sh\necho printed by the script\n")
     script.chmod(0o755)
     image = (
         Image()
         .set_env_vars({"FLAVOUR": "mint $HOME"})
         .copy(tmp_path / "tree", "tree")
         .copy(script, "bin/")
-        .run_bash('echo "$FLAVOUR, $(bin/script.sh)" > told')
+        .run_bash('echo "$FLAVOUR, $(bin/script.sh)" > output')
     )
     apply_image(fresh_hosts, "workers", image)
-    looker = look(fresh_hosts)
-    assert values(looker.variable.call("FLAVOUR")) == ["mint $HOME"] * 2
-    assert values(looker.read.call("tree/deep/data")) == ["deep data"] * 2
-    assert values(looker.executable.call("bin/script.sh")) == [True] * 2
-    assert values(looker.read.call("told")) == ["mint $HOME, said by the script\n"] * 2
+    inspector = inspect(fresh_hosts)
+    assert values(inspector.variable.call("FLAVOUR")) == ["mint $HOME"] * 2
+    assert values(inspector.read.call("tree/deep/data")) == ["deep data"] * 2
+    assert values(inspector.executable.call("bin/script.sh")) == [True] * 2
+    assert values(inspector.read.call("output")) == ["mint $HOME, printed by the script\n"] * 2
 
 
-def test_what_tells_of_variables_is_for_its_user_alone(fresh_hosts: Any) -> None:
+def test_files_with_variables_are_for_their_owner_only(fresh_hosts: Any) -> None:
     apply_image(fresh_hosts, "workers", Image().set_env_vars({"PASSWORD": "secret"}))
-    modes = look(fresh_hosts).modes.call("environment.json", "image/steps.json", "image")
+    modes = inspect(fresh_hosts).modes.call("environment.json", "image/steps.json", "image")
     assert values(modes) == [["0o600", "0o600", "0o700"]] * 2
 
 
@@ -126,9 +126,9 @@ def test_variables_that_a_step_no_longer_sets_are_gone(fresh_hosts: Any, record:
     with kt.Client(kt.UrlDialer(record.url, record.token)) as other:
         hosts = other.attach_hosts("workers", 2)
         apply_image(hosts, "workers", Image().set_env_vars({"ONE": "one"}))
-        looker = look(hosts)
-        assert values(looker.variable.call("ONE")) == ["one"] * 2
-        assert values(looker.variable.call("TWO")) == [None] * 2
+        inspector = inspect(hosts)
+        assert values(inspector.variable.call("ONE")) == ["one"] * 2
+        assert values(inspector.variable.call("TWO")) == [None] * 2
 
 
 def test_a_dockerfile_runs_with_the_variables_of_the_host(fresh_hosts: Any, tmp_path: Path) -> None:
@@ -138,14 +138,16 @@ def test_a_dockerfile_runs_with_the_variables_of_the_host(fresh_hosts: Any, tmp_
         "WORKDIR $PLACE\nCOPY data here\nRUN echo $WHERE $(cat here) > out\n"
     )
     apply_image(fresh_hosts, "workers", Image.from_dockerfile(tmp_path / "Dockerfile"))
-    looker = look(fresh_hosts)
-    assert values(looker.read.call("out")) == ["app copied\n"] * 2
-    assert values(looker.variable.call("PLACE")) == [f"{tmp_path}/app-workers-{rank}" for rank in range(2)]
-    assert all(path.startswith("/more:") and "/bin" in path for path in values(looker.variable.call("PATH")))
-    assert values(looker.variable.call("WHERE")) == [None] * 2
+    inspector = inspect(fresh_hosts)
+    assert values(inspector.read.call("out")) == ["app copied\n"] * 2
+    assert values(inspector.variable.call("PLACE")) == [f"{tmp_path}/app-workers-{rank}" for rank in range(2)]
+    assert all(path.startswith("/more:") and "/bin" in path for path in values(inspector.variable.call("PATH")))
+    assert values(inspector.variable.call("WHERE")) == [None] * 2
 
 
-def test_a_failed_step_tells_host_code_and_last_lines_and_nothing_follows(fresh_hosts: Any, tmp_path: Path) -> None:
+def test_a_failed_step_has_host_code_and_last_lines_and_later_steps_do_not_run(
+    fresh_hosts: Any, tmp_path: Path
+) -> None:
     after = tmp_path / "after"
     command = 'echo before; if [ "$MESHGATE_HOST_NAME" = workers-1 ]; then echo the reason >&2; exit 7; fi'
     with pytest.raises(ImageStepFailed) as caught:
@@ -153,13 +155,13 @@ def test_a_failed_step_tells_host_code_and_last_lines_and_nothing_follows(fresh_
     error = caught.value
     assert (error.host, error.exit_code, error.others) == ("workers-1", 7, 0)
     assert error.output == "before\nthe reason"
-    assert "ended with exit code 7 on workers-1. Its last lines:\nbefore\nthe reason" in str(error)
+    assert "failed with exit code 7 on workers-1. Last output:\nbefore\nthe reason" in str(error)
     assert not after.exists()
 
 
-def test_two_sessions_at_once_run_a_step_once(job: ProcessJob, record: Any, tmp_path: Path) -> None:
+def test_two_concurrent_sessions_run_a_step_once(job: ProcessJob, record: Any, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    image = Image().run_bash(f"echo begun >> {log}; until [ -e {tmp_path}/go ]; do read -t 0.01 < /dev/null; done")
+    image = Image().run_bash(f"echo started >> {log}; until [ -e {tmp_path}/go ]; do read -t 0.01 < /dev/null; done")
 
     def run() -> None:
         with kt.Client(kt.UrlDialer(record.url, record.token)) as client:
@@ -171,15 +173,15 @@ def test_two_sessions_at_once_run_a_step_once(job: ProcessJob, record: Any, tmp_
     (tmp_path / "go").touch()
     for session in sessions:
         session.join(60)
-    assert lines(log) == ["begun", "begun"]
+    assert lines(log) == ["started", "started"]
 
 
-def test_what_a_step_left_in_the_background_ends_with_it(fresh_hosts: Any) -> None:
+def test_background_processes_end_with_their_step(fresh_hosts: Any) -> None:
     apply_image(fresh_hosts, "workers", Image().run_bash("LEFT_BEHIND=1 sleep 1000 & echo started"))
-    assert marked("LEFT_BEHIND", "1") == []
+    assert find_marked("LEFT_BEHIND", "1") == []
 
 
-def test_a_step_that_runs_ends_with_its_session(record: Any, tmp_path: Path) -> None:
+def test_a_running_step_ends_with_its_session(record: Any, tmp_path: Path) -> None:
     started = tmp_path / "started"
     os.mkfifo(started)
     client = kt.Client(kt.UrlDialer(record.url, record.token))
@@ -190,62 +192,62 @@ def test_a_step_that_runs_ends_with_its_session(record: Any, tmp_path: Path) -> 
     def run() -> None:
         try:
             apply_image(hosts, "workers", Image().run_bash(command))
-        except Exception as error:  # noqa: BLE001 - whatever the end of a session makes of it
+        except Exception as error:  # noqa: BLE001 - any error that ends the session
             failed.append(error)
 
     running = threading.Thread(target=run)
     running.start()
-    assert started.read_text()  # waits for a host to have begun
+    assert started.read_text()  # blocks until a host has started the step
     client.close()
     running.join(60)
     assert failed
-    assert all(process.wait_ended(10) for process in marked("LEFT_BEHIND", "2"))
-    assert marked("LEFT_BEHIND", "2") == []
+    assert all(process.wait_ended(10) for process in find_marked("LEFT_BEHIND", "2"))
+    assert find_marked("LEFT_BEHIND", "2") == []
 
 
-def test_a_package_is_installed_beside_the_interpreter_and_replaced(
+def test_a_package_is_installed_outside_the_interpreter_and_replaced(
     fresh_hosts: Any, record: Any, tmp_path: Path
 ) -> None:
     apply_image(fresh_hosts, "workers", Image().pip_install([wheel(tmp_path, "1.0"), "--no-index"]))
-    assert values(look(fresh_hosts).value_of.call("meshgate_test_package")) == ["1.0"] * 2
+    assert values(inspect(fresh_hosts).value_of.call("meshgate_test_package")) == ["1.0"] * 2
     with kt.Client(kt.UrlDialer(record.url, record.token)) as other:
         hosts = other.attach_hosts("workers", 2)
         apply_image(hosts, "workers", Image().pip_install([wheel(tmp_path, "2.0"), "--no-index"]))
-        assert values(look(hosts).value_of.call("meshgate_test_package")) == ["2.0"] * 2
+        assert values(inspect(hosts).value_of.call("meshgate_test_package")) == ["2.0"] * 2
     with pytest.raises(ImportError):
         __import__("meshgate_test_package")
 
 
-def test_a_local_package_follows(fresh_hosts: Any, record: Any, tmp_path: Path) -> None:
-    package = tmp_path / "meshgate_followed"
+def test_a_changed_local_package_is_synced(fresh_hosts: Any, record: Any, tmp_path: Path) -> None:
+    package = tmp_path / "meshgate_changed"
     package.mkdir()
     (package / "__init__.py").write_text("VALUE = 1")
     image = Image().sync_package(package)
     apply_image(fresh_hosts, "workers", image)
-    assert values(look(fresh_hosts).value_of.call("meshgate_followed")) == [1, 1]
+    assert values(inspect(fresh_hosts).value_of.call("meshgate_changed")) == [1, 1]
     (package / "__init__.py").write_text("VALUE = 22")
     apply_image(fresh_hosts, "workers", image)
-    assert values(look(fresh_hosts).value_of.call("meshgate_followed")) == [22, 22]
+    assert values(inspect(fresh_hosts).value_of.call("meshgate_changed")) == [22, 22]
 
 
-def test_copies_of_a_local_package_go_when_nobody_has_loaded_them(fresh_hosts: Any, tmp_path: Path) -> None:
+def test_unused_copies_of_a_local_package_are_removed(fresh_hosts: Any, tmp_path: Path) -> None:
     package = tmp_path / "meshgate_copied"
     package.mkdir()
     holder = None
     for value in range(1, 6):
         (package / "__init__.py").write_text(f"VALUE = {value}")
         if holder is not None:  # processes of earlier steps take a moment to end
-            holder.wait_let_go.call("synced/meshgate_copied", "meshgate_copied").get(timeout=60)
+            holder.wait_released.call("synced/meshgate_copied", "meshgate_copied").get(timeout=60)
         apply_image(fresh_hosts, "workers", Image().sync_package(package))
-        holder = holder or look(fresh_hosts)
+        holder = holder or inspect(fresh_hosts)
     assert values(holder.value_of.call("meshgate_copied")) == [1, 1]
-    # The one that is held, the newest, and the one before it, which the last step had loaded itself.
+    # The one in use, the newest, and the one before it, which the process of the last step used itself.
     assert values(holder.names.call("synced/meshgate_copied")) == [3, 3]
 
 
-def test_a_job_runs_the_steps_of_its_image_when_it_hands_out_its_hosts() -> None:
+def test_a_jobs_state_runs_the_steps_of_its_image() -> None:
     with ProcessJob({"workers": 1}, image=Image(name="mine").set_env_vars({"FLAVOUR": "lemon"})) as job:
-        assert values(look(job.state().workers).variable.call("FLAVOUR")) == ["lemon"]
+        assert values(inspect(job.state().workers).variable.call("FLAVOUR")) == ["lemon"]
 
 
 def wheel(directory: Path, version: str) -> str:

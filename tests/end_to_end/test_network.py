@@ -1,4 +1,4 @@
-"""The network between laptop and gateway is cut, delayed and frozen: each call runs once, each line arrives."""
+"""The network between laptop and gateway is cut and frozen: each call runs once, and each line arrives."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import numpy as np
 import pytest
 
 import meshgate as kt
+from meshgate.testing import NetworkProxy
 from tests.end_to_end.actors import Worker
-from tests.relay import Relay
 
 CALLS = 400
 CUTS = 40
 
 
 @pytest.fixture
-def relay(job: Any) -> Iterator[Relay]:
-    with Relay("127.0.0.1", urlsplit(job.gateway_url).port) as relay:
-        yield relay
+def proxy(job: Any) -> Iterator[NetworkProxy]:
+    with NetworkProxy("127.0.0.1", urlsplit(job.gateway_url).port) as proxy:
+        yield proxy
 
 
 @pytest.fixture
-def workers(job: Any, relay: Relay) -> Iterator[Any]:
-    client = kt.Client(kt.UrlDialer(f"ws://127.0.0.1:{relay.port}", job._gateway.record.token))
+def workers(job: Any, proxy: NetworkProxy) -> Iterator[Any]:
+    client = kt.Client(kt.UrlDialer(f"ws://127.0.0.1:{proxy.port}", job._gateway.record.token))
     with client:
         yield client.attach_hosts("workers", 2).spawn_procs().spawn("workers", Worker)
 
 
-def test_calls_run_once_and_in_order_however_often_the_connection_is_cut(workers: Any, relay: Relay) -> None:
+def test_calls_run_once_and_in_order_through_many_cuts(workers: Any, proxy: NetworkProxy) -> None:
     worker = workers.slice(hosts=0)
     chance = random.Random(7)
     cut_at = set(chance.sample(range(CALLS), CUTS))
@@ -40,39 +40,41 @@ def test_calls_run_once_and_in_order_however_often_the_connection_is_cut(workers
         futures.append(worker.record.call_one(number))
         if number in cut_at:
             futures[chance.randrange(len(futures))].get(timeout=60)
-            relay.cut()
+            proxy.cut()
     assert [future.get(timeout=60) for future in futures] == list(range(CALLS))
     assert worker.recorded.call_one().get() == list(range(CALLS))
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
-def test_a_cut_in_the_middle_of_an_array_loses_none_of_it(workers: Any, relay: Relay, direction: Any) -> None:
+def test_a_cut_in_the_middle_of_an_array_loses_nothing(workers: Any, proxy: NetworkProxy, direction: Any) -> None:
     worker = workers.slice(hosts=0)
     worker.rank.call_one().get()
     array = np.random.default_rng(3).integers(0, 255, 20_000_000, dtype=np.uint8)
-    relay.cut_after(5_000_000, direction)
+    proxy.cut_after(5_000_000, direction)
     np.testing.assert_array_equal(worker.echo.call_one(array).get(timeout=60), array)
 
 
-def test_a_frozen_connection_goes_on_when_it_thaws(workers: Any, relay: Relay) -> None:
+def test_a_frozen_connection_resumes_when_it_thaws(workers: Any, proxy: NetworkProxy) -> None:
     worker = workers.slice(hosts=0)
     worker.rank.call_one().get()
-    relay.freeze()
+    proxy.freeze()
     future = worker.record.call_one(1)
     with pytest.raises(TimeoutError):
         future.get(timeout=0.2)
-    relay.thaw()
+    proxy.thaw()
     assert future.get(timeout=60) == 1
 
 
-def test_what_is_printed_during_a_cut_arrives(workers: Any, relay: Relay, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_printed_during_a_cut_arrives(
+    workers: Any, proxy: NetworkProxy, capsys: pytest.CaptureFixture[str]
+) -> None:
     worker = workers.slice(hosts=0)
     for number in range(20):
         worker.say.call_one(f"line {number}").get(timeout=60)
-        relay.cut()
+        proxy.cut()
     worker.rank.call_one().get(timeout=60)
-    seen = ""
-    while "line 19" not in seen:
+    printed = ""
+    while "line 19" not in printed:
         worker.rank.call_one().get(timeout=60)
-        seen += capsys.readouterr().out
-    assert [f"line {number}" in seen for number in range(20)] == [True] * 20
+        printed += capsys.readouterr().out
+    assert [f"line {number}" in printed for number in range(20)] == [True] * 20

@@ -1,4 +1,4 @@
-"""What actors print reaches the driver's terminal, labelled."""
+"""The output of actors reaches the driver's terminal with labels."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import meshgate as kt
 from tests.end_to_end.actors import Worker
 
 
-def printed(workers: Any, capsys: pytest.CaptureFixture[str], until: str) -> tuple[str, str]:
+def read_output(workers: Any, capsys: pytest.CaptureFixture[str], until: str) -> tuple[str, str]:
     out = err = ""
     for _ in range(2_000):
         workers.rank.call().get(timeout=60)
-        fresh = capsys.readouterr()
-        out, err = out + fresh.out, err + fresh.err
+        captured = capsys.readouterr()
+        out, err = out + captured.out, err + captured.err
         if until in out + err:
             return out, err
     raise AssertionError(f"{until!r} did not arrive: {out!r}, {err!r}")
@@ -23,18 +23,18 @@ def printed(workers: Any, capsys: pytest.CaptureFixture[str], until: str) -> tup
 
 def test_a_line_is_labelled_with_its_rank_and_host(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
     workers.slice(hosts=1, gpus=1).say.call_one("only me").get()
-    out, _ = printed(workers, capsys, "only me")
+    out, _ = read_output(workers, capsys, "only me")
     (line,) = [line for line in out.splitlines() if "only me" in line]
     assert "workers-1" in line
     assert "rank 3" in line
 
 
-def test_the_same_line_of_all_ranks_is_told_once(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_line_of_all_ranks_is_printed_once(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
     lines: list[str] = []
-    for attempt in range(20):  # a rank that a busy machine holds up is told by itself
+    for attempt in range(20):  # a rank that is late on a busy machine gets a line of its own
         workers.say.call(f"all of us, {attempt}").get()
         workers.say.call(f"the end, {attempt}").get()
-        out, _ = printed(workers, capsys, f"the end, {attempt}")
+        out, _ = read_output(workers, capsys, f"the end, {attempt}")
         lines = [line for line in out.splitlines() if f"all of us, {attempt}" in line]
         if len(lines) == 1:
             break
@@ -44,21 +44,21 @@ def test_the_same_line_of_all_ranks_is_told_once(workers: Any, capsys: pytest.Ca
 
 def test_errors_go_to_stderr(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
     workers.slice(hosts=0, gpus=0).say.call_one("a warning", error=True).get()
-    out, err = printed(workers, capsys, "a warning")
+    out, err = read_output(workers, capsys, "a warning")
     assert "a warning" in err
     assert "a warning" not in out
 
 
-def test_a_progress_bar_moves_before_its_line_ends(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_is_printed_before_its_line_ends(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
     one = workers.slice(hosts=0, gpus=0)
     one.say.call_one("\r 10%", end="").get()
-    printed(workers, capsys, "10%")
+    read_output(workers, capsys, "10%")
 
 
 def test_output_can_be_turned_off(job: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with kt.Client(kt.UrlDialer(job.gateway_url, job._gateway.record.token), stream_output=False) as client:
         workers = client.attach_hosts("workers", 2).spawn_procs().spawn("quiet", Worker)
-        workers.say.call("not to be seen").get()
+        workers.say.call("hidden").get()
         for _ in range(20):
             workers.rank.call().get()
-    assert "not to be seen" not in capsys.readouterr().out
+    assert "hidden" not in capsys.readouterr().out

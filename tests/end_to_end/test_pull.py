@@ -1,4 +1,4 @@
-"""Files come back from real hosts."""
+"""Pulls from real hosts."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ DATA = os.urandom(5_000_000)
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    place = tmp_path / "checkpoint"
-    (place / "step" / "empty").mkdir(parents=True)
-    (place / "step" / "weights").write_bytes(DATA)
-    (place / "run.sh").write_text("#!/bin/sh\n")
-    (place / "run.sh").chmod(0o755)
-    (place / "latest").symlink_to("step")
-    return place
+    directory = tmp_path / "checkpoint"
+    (directory / "step" / "empty").mkdir(parents=True)
+    (directory / "step" / "weights").write_bytes(DATA)
+    (directory / "run.sh").write_text("#!/bin/sh\n")
+    (directory / "run.sh").chmod(0o755)
+    (directory / "latest").symlink_to("step")
+    return directory
 
 
 @pytest.mark.usefixtures("hosts")
-def test_a_directory_comes_from_one_rank(job: ProcessJob, checkpoint: Path, tmp_path: Path) -> None:
+def test_a_directory_is_pulled_from_one_rank(job: ProcessJob, checkpoint: Path, tmp_path: Path) -> None:
     local = tmp_path / "here"
     pulled = job.pull(str(checkpoint), local, ranks=1)
     assert (pulled.files, pulled.left_out) == (2, ())
@@ -39,7 +39,7 @@ def test_a_directory_comes_from_one_rank(job: ProcessJob, checkpoint: Path, tmp_
 
 
 @pytest.mark.usefixtures("hosts")
-def test_every_rank_has_a_directory_of_its_own(job: ProcessJob, checkpoint: Path, tmp_path: Path) -> None:
+def test_every_rank_has_its_own_directory(job: ProcessJob, checkpoint: Path, tmp_path: Path) -> None:
     job.pull(str(checkpoint / "run.sh"), tmp_path / "all")
     assert sorted(str(path.relative_to(tmp_path / "all")) for path in (tmp_path / "all").rglob("*.sh")) == [
         "rank-0/run.sh",
@@ -49,7 +49,7 @@ def test_every_rank_has_a_directory_of_its_own(job: ProcessJob, checkpoint: Path
 
 @pytest.mark.usefixtures("hosts")
 @pytest.mark.parametrize(("local", "path"), [("new", "new"), ("made/", "made/run.sh"), (".", "run.sh")])
-def test_a_file_becomes_the_place_or_goes_into_it(
+def test_a_file_becomes_the_local_path_or_goes_into_it(
     job: ProcessJob, checkpoint: Path, tmp_path: Path, local: str, path: str
 ) -> None:
     job.pull(str(checkpoint / "run.sh"), f"{tmp_path}/{local}", ranks=[0])
@@ -57,15 +57,15 @@ def test_a_file_becomes_the_place_or_goes_into_it(
 
 
 @pytest.mark.usefixtures("hosts")
-def test_what_is_not_there_is_told_with_host_and_path(job: ProcessJob, tmp_path: Path) -> None:
-    with pytest.raises(PullFailed, match=rf"there is no {tmp_path}/absent on workers-1") as caught:
+def test_a_missing_path_is_reported_with_its_host(job: ProcessJob, tmp_path: Path) -> None:
+    with pytest.raises(PullFailed, match=rf"{tmp_path}/absent does not exist on workers-1") as caught:
         job.pull(f"{tmp_path}/absent", tmp_path / "x", ranks=1)
     assert caught.value.host == "workers-1"
 
 
 @pytest.mark.usefixtures("hosts")
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("arguments", "message"),
     [
         ({"ranks": 2}, "ranks 0 to 1"),
         ({"ranks": []}, "ranks"),
@@ -73,21 +73,21 @@ def test_what_is_not_there_is_told_with_host_and_path(job: ProcessJob, tmp_path:
         ({"mesh": "others"}, "workers"),
     ],
 )
-def test_ranks_and_meshes_that_are_not_there_are_refused(
-    job: ProcessJob, tmp_path: Path, wrong: dict[str, Any], said: str
+def test_unknown_ranks_and_meshes_are_rejected(
+    job: ProcessJob, tmp_path: Path, arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
-        job.pull("/etc/hosts", tmp_path, **wrong)
+    with pytest.raises(ValueError, match=message):
+        job.pull("/etc/hosts", tmp_path, **arguments)
 
 
-def test_a_job_that_does_not_run_has_nothing_to_pull(tmp_path: Path) -> None:
+def test_a_job_that_is_not_running_cannot_be_pulled_from(tmp_path: Path) -> None:
     with pytest.raises(JobNotRunning):
         ProcessJob({"workers": 1}).pull("/x", tmp_path)
 
 
 @pytest.mark.usefixtures("hosts")
-def test_one_line_says_what_was_pulled(
+def test_one_line_summarizes_the_pull(
     job: ProcessJob, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.pull(str(checkpoint), tmp_path / "here", ranks=0)
-    assert f"pulled {checkpoint}: 2 files, 5.0 MB, of which 5.0 MB travelled, in" in capsys.readouterr().err
+    assert f"pulled {checkpoint}: 2 files, 5.0 MB, 5.0 MB transferred, in" in capsys.readouterr().err

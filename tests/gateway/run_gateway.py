@@ -1,4 +1,4 @@
-"""The gateway's program, with stubs in the place of its engines and its reaper."""
+"""Runs the gateway with a stub engine and a stub reaper."""
 
 from __future__ import annotations
 

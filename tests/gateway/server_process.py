@@ -1,4 +1,4 @@
-"""A real gateway process for tests, spoken to by plain sockets, its log read as it is written."""
+"""A real gateway process for tests, with plain sockets as its clients, and its log."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
+from meshgate_wire import PROTOCOL_VERSION
+
 TOKEN = "correct-horse-battery-staple"
 DEADLINE = 30.0
 STUBS = Path(__file__).parent / "run_gateway.py"
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     status: int
     headers: Mapping[str, str]
     body: Any
@@ -36,7 +38,7 @@ class Answer:
 
 
 class Socket:
-    """A connection with a deadline for everything."""
+    """A connection with a timeout on every operation."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE)
@@ -58,15 +60,15 @@ class Socket:
         headers = dict(line.split(": ", 1) for line in lines[1:] if line)
         return int(lines[0].split()[1]), headers
 
-    def http(self) -> Answer:
-        """A whole answer, to the end of the connection."""
+    def http(self) -> HttpResponse:
+        """A complete response, up to the end of the connection."""
         status, headers = self.head()
         body = self.rest()
         assert len(body) == int(headers["Content-Length"])
-        return Answer(status, headers, json.loads(body))
+        return HttpResponse(status, headers, json.loads(body))
 
     def rest(self) -> bytes:
-        """What comes until the peer closes."""
+        """The remaining data until the peer closes."""
         while more := self._socket.recv(65536):
             self._received += more
         data, self._received = self._received, b""
@@ -98,7 +100,7 @@ class Socket:
 
 
 class ServerProcess:
-    """One gateway; a context manager that leaves nothing running."""
+    """A gateway process; a context manager that stops it."""
 
     def __init__(
         self,
@@ -106,20 +108,20 @@ class ServerProcess:
         environment: Mapping[str, str] | None = None,
         program: Sequence[str] = (str(STUBS),),
     ) -> None:
-        announce, announce_there = os.pipe()
-        lifetime_there, self.lifetime = os.pipe()
-        fixed = ["--log-format", "json", "--announce-fd", str(announce_there), "--lifetime-fd", str(lifetime_there)]
+        announce, announce_write = os.pipe()
+        lifetime_read, self.lifetime = os.pipe()
+        fixed = ["--log-format", "json", "--announce-fd", str(announce_write), "--lifetime-fd", str(lifetime_read)]
         self.process = subprocess.Popen(
             [sys.executable, *program, *fixed, *arguments],
             env={**os.environ, "MESHGATE_TOKEN": TOKEN, **(environment or {})},
-            pass_fds=(announce_there, lifetime_there),
+            pass_fds=(announce_write, lifetime_read),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        os.close(announce_there)
-        os.close(lifetime_there)
+        os.close(announce_write)
+        os.close(lifetime_read)
         self._lines: list[str] = []
         self._more = threading.Condition()
         self._reader = threading.Thread(target=self._read_log, daemon=True)
@@ -133,34 +135,34 @@ class ServerProcess:
         self.url = str(self.announcement["url"])
         self.port = int(urlsplit(self.url).port or 0)
 
-    # --- asking -----------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------------
 
     def connect(self) -> Socket:
         return Socket(self.port)
 
-    def ask(self, path: str, *, method: str = "GET", token: str | None = None, **headers: str) -> Answer:
+    def ask(self, path: str, *, method: str = "GET", token: str | None = None, **headers: str) -> HttpResponse:
         with self.connect() as connection:
             connection.send(request(path, method=method, token=token, **headers))
             return connection.http()
 
     def dial(self, session: str | None = None, *, resume: bool = False, **headers: str) -> Socket:
-        """Connects to a session; the answer is still to be read."""
+        """Sends the handshake of a session without reading the response."""
         connection = self.connect()
-        connection.send(dialling(session or uuid.uuid4().hex, resume=resume, **headers))
+        connection.send(handshake(session or uuid.uuid4().hex, resume=resume, **headers))
         return connection
 
     def join(self, session: str | None = None, *, resume: bool = False) -> Socket:
-        """Connects to a session and has its engine take the connection."""
+        """Connects to a session, up to the engine's 101 response."""
         connection = self.dial(session, resume=resume)
         status, _ = connection.head()
         assert status == 101
         return connection
 
-    def refused(self, session: str | None = None, *, resume: bool = False, **headers: str) -> Answer:
+    def failed(self, session: str | None = None, *, resume: bool = False, **headers: str) -> HttpResponse:
         with self.dial(session, resume=resume, **headers) as connection:
             return connection.http()
 
-    # --- watching ---------------------------------------------------------------------------------------
+    # --- log --------------------------------------------------------------------------------------------
 
     @property
     def log(self) -> str:
@@ -168,15 +170,20 @@ class ServerProcess:
             return "\n".join(self._lines)
 
     def wait_logged(self, event: str, **facts: Any) -> dict[str, Any]:
-        """Waits for an event of the log that has these facts, and returns it."""
+        """Waits for a log event with these facts, and returns it."""
+        return self.wait_logged_times(event, 1, **facts)[0]
+
+    def wait_logged_times(self, event: str, times: int, **facts: Any) -> list[dict[str, Any]]:
+        """Waits until an event with these facts has been logged so often, and returns all of them."""
         deadline = time.monotonic() + DEADLINE
         with self._more:
+            found: list[dict[str, Any]] = []
             seen = 0
             while True:
-                for line in self._lines[seen:]:
-                    found = json.loads(line)
-                    if found["event"] == event and facts.items() <= found.items():
-                        return dict(found)
+                events = map(json.loads, self._lines[seen:])
+                found += [each for each in events if each["event"] == event and facts.items() <= each.items()]
+                if len(found) >= times:
+                    return found
                 seen = len(self._lines)
                 if not self._more.wait(max(0, deadline - time.monotonic())):
                     raise AssertionError(f"no {event!r} with {facts} in\n" + "\n".join(self._lines))
@@ -185,7 +192,7 @@ class ServerProcess:
         """The exit code."""
         return self.process.wait(DEADLINE)
 
-    # --- ending -----------------------------------------------------------------------------------------
+    # --- closing ----------------------------------------------------------------------------------------
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -215,29 +222,29 @@ class ServerProcess:
 
 
 def request(path: str, *, method: str = "GET", token: str | None = None, **headers: str) -> bytes:
-    given = {"Host": "gateway", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    fields = {"Host": "gateway", **{name.replace("_", "-"): value for name, value in headers.items()}}
     if token is not None:
-        given["Authorization"] = f"Bearer {token}"
-    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items()), "", ""]
+        fields["Authorization"] = f"Bearer {token}"
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
     return "\r\n".join(lines).encode("latin-1")
 
 
-def dialling(session: str, *, resume: bool = False, token: str | None = TOKEN, **headers: str) -> bytes:
-    handshake = {
+def handshake(session: str, *, resume: bool = False, token: str | None = TOKEN, **headers: str) -> bytes:
+    fields = {
         "Connection": "Upgrade",
         "Upgrade": "websocket",
         "Sec-WebSocket-Version": "13",
         "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
-        "Meshgate-Protocol": "1",
+        "Meshgate-Protocol": str(PROTOCOL_VERSION),
         "Meshgate-Version": "0.1.0",
         **({"Meshgate-Resume": "1"} if resume else {}),
         **{name.replace("_", "-"): value for name, value in headers.items()},
     }
-    return request(f"/v1/sessions/{session}", token=token, **handshake)
+    return request(f"/v1/sessions/{session}", token=token, **fields)
 
 
 def wait_gone(*pids: int) -> None:
-    """Waits until none of these processes runs any more."""
+    """Waits until all these processes have exited."""
     deadline = time.monotonic() + DEADLINE
     for pid in pids:
         try:
@@ -246,6 +253,6 @@ def wait_gone(*pids: int) -> None:
             continue
         try:
             gone, _, _ = select.select([descriptor], [], [], max(0, deadline - time.monotonic()))
-            assert gone, f"process {pid} is still there"
+            assert gone, f"process {pid} is still running"
         finally:
             os.close(descriptor)

@@ -1,8 +1,8 @@
-"""An engine without Monarch, for tests of the server: speaks the control channel with the standard library alone.
+"""An engine without Monarch, for tests of the server. It speaks the control channel with the standard library alone.
 
-Once it has a connection it answers 101 and then takes commands from it, a line each, and answers a line of JSON.
-``STUB_ENGINE`` in its environment changes how it behaves: ``crash`` (fails at once), ``mute`` (never takes a
-connection), ``deaf`` (does not heed the end).
+It answers a new connection with 101, then reads commands, one per line, and answers each with a line of JSON. The
+variable ``STUB_ENGINE`` changes its behaviour: ``crash`` (fails on startup), ``mute`` (never takes a connection),
+``deaf`` (ignores the request to end).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Stub:
         self.head = ""
         self.assigned: dict[str, Any] = {}
 
-    def tell(self, **message: Any) -> None:
+    def send(self, **message: Any) -> None:
         self.control.send(json.dumps(message).encode())
 
     def run(self) -> None:
-        self.tell(type="ready")
+        self.send(type="ready")
         while True:
             watched = [self.control, *([self.client] if self.client else [])]
             readable, _, _ = select.select(watched, [], [])
@@ -52,10 +52,12 @@ class Stub:
             descriptors = array.array("i")
             descriptors.frombytes(ancillary[0][2])
             self.take(socket.socket(fileno=descriptors[0]), message["head"])
+        elif message["type"] == "report_state":
+            self.send(type="state", connected=self.client is not None)
         elif message["type"] == "hosts":
             self.answer(message)
         elif message["type"] == "end" and MODE != "deaf":
-            self.tell(type="ended", reason=message["reason"])
+            self.send(type="ended", reason=message["reason"])
             return False
         return True
 
@@ -64,23 +66,23 @@ class Stub:
             return
         if self.client is not None:
             self.client.close()
-            self.tell(type="disconnected")
+            self.send(type="disconnected")
         client.setblocking(True)
         self.client, self.head = client, head
         client.sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
-        self.tell(type="connected")
+        self.send(type="connected")
 
     def on_client(self, client: socket.socket) -> None:
         data = client.recv(65536)
         if not data:
             client.close()
             self.client = None
-            self.tell(type="disconnected")
+            self.send(type="disconnected")
             return
         for line in data.decode().splitlines():
-            self.obey(*line.split(" ", 1))
+            self.run_command(*line.split(" ", 1))
 
-    def obey(self, command: str, argument: str = "") -> None:
+    def run_command(self, command: str, argument: str = "") -> None:
         if command == "describe":
             names = [name for name in os.environ if name.startswith("MESHGATE_")]
             nodelay = self.client and self.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -90,13 +92,13 @@ class Stub:
             print(argument, flush=True)
             self.answer({})
         elif command == "hosts":
-            self.tell(type="ask_hosts", mesh=argument)
+            self.send(type="ask_hosts", mesh=argument)
         elif command == "spawn":
             self.answer({"pid": subprocess.Popen(["sleep", "600"]).pid})
-        elif command == "babble":
-            self.control.send(b"{}")
+        elif command == "send":
+            self.control.send(argument.encode())
         elif command == "goodbye":
-            self.tell(type="ended", reason="the client ended the session")
+            self.send(type="ended", reason="the client ended the session")
             sys.exit(0)
         elif command == "exit":
             sys.exit(int(argument))
@@ -113,7 +115,7 @@ def main() -> None:
     parser.add_argument("--control-fd", type=int)
     options = parser.parse_args()
     if MODE == "crash":
-        raise RuntimeError("the stub was told to crash")
+        raise RuntimeError("this stub crashes on startup")
     Stub(socket.socket(fileno=options.control_fd)).run()
 
 

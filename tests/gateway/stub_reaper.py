@@ -1,4 +1,4 @@
-"""A reaper that only tells that it ran: writes the hosts it was given to the file ``STUB_REAPED``."""
+"""A stub reaper that appends its hosts to the file named by ``STUB_REAPED``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--hosts", type=json.loads, action="extend")
-hosts = parser.parse_args().hosts
+hosts = [host["address"] for host in parser.parse_args().hosts]
 print("reaping", len(hosts), "hosts")
 if target := os.environ.get("STUB_REAPED"):
     with Path(target).open("a") as file:

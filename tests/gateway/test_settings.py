@@ -14,23 +14,23 @@ def _token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHGATE_TOKEN", TOKEN)
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    """The lines with which these arguments are refused, but the last, which names --help."""
-    with pytest.raises(SystemExit) as refused:
+def errors(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """The error lines for these arguments, without the last, which names --help."""
+    with pytest.raises(SystemExit) as error:
         load_settings(arguments)
-    assert refused.value.code == 2
+    assert error.value.code == 2
     *lines, last = capsys.readouterr().err.splitlines()
     assert "--help" in last
     return lines
 
 
-def test_nothing_but_the_token_is_required() -> None:
+def test_only_the_token_is_required() -> None:
     settings = load_settings([])
     assert (settings.host, settings.port, settings.lease) == ("127.0.0.1", 0, 14400)
     assert settings.read_token().get_secret_value() == TOKEN
 
 
-def test_flags_and_environment_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_and_environment_variables_are_equivalent(monkeypatch: pytest.MonkeyPatch) -> None:
     by_flag = load_settings(["--local-mesh", "workers=2", "--idle-timeout", "3", "--log-format", "json"])
     monkeypatch.setenv("MESHGATE_LOCAL_MESH", "workers=2")
     monkeypatch.setenv("MESHGATE_IDLE_TIMEOUT", "3")
@@ -38,12 +38,12 @@ def test_flags_and_environment_say_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     assert load_settings([]) == by_flag
 
 
-def test_a_flag_counts_more_than_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flag_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHGATE_PORT", "1")
     assert load_settings(["--port", "2"]).port == 2
 
 
-def test_meshes_may_be_given_together_or_apart() -> None:
+def test_meshes_may_be_given_in_one_flag_or_several() -> None:
     expected = (
         StaticMesh(name="workers", addresses=("tcp://a:1", "tcp://b:1@tcp://0.0.0.0:1")),
         StaticMesh(name="gpus", addresses=("ipc:///tmp/x=y",)),
@@ -56,16 +56,16 @@ def test_meshes_may_be_given_together_or_apart() -> None:
     assert local == tuple(LocalMesh(name=name, count=count) for name, count in (("a", 1), ("b", 2), ("c", 3)))
 
 
-def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+def test_help_describes_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
         load_settings(["--help"])
-    assert left.value.code == 0
-    told = capsys.readouterr().out
+    assert exited.value.code == 0
+    text = capsys.readouterr().out
     for name, field in Settings.model_fields.items():
         if name != "token":
-            assert f"--{name.replace('_', '-')}" in told
+            assert f"--{name.replace('_', '-')}" in text
             assert field.description
-    assert "MESHGATE_TOKEN" in told
+    assert "MESHGATE_TOKEN" in text
 
 
 @pytest.mark.parametrize(
@@ -76,67 +76,70 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None
         (["--lease", "inf"], "--lease: input should be a finite number"),
         (["--log-level", "loud"], "--log-level: input should be 'debug', 'info', 'warning' or 'error'"),
         (["--local-mesh", "workers"], "--local-mesh: 'workers' is not of the form NAME=COUNT"),
-        (["--local-mesh", "workers=0"], "--local-mesh: mesh workers needs a number of hosts, 1 to 1024: workers=2"),
-        (["--local-mesh", "workers=2,workers=3"], "--local-mesh: a mesh is named twice"),
-        (["--mesh", "workers=host"], "--mesh: mesh workers has an address without a scheme"),
-        (["--mesh", "a=ipc://x", "--local-mesh", "a=1"], "mesh a is given by --mesh and by --local-mesh: rename one"),
-        (["--token", "x" * 20], "--token: a flag can be read by every user of this machine: set MESHGATE_TOKEN"),
+        (
+            ["--local-mesh", "workers=0"],
+            "--local-mesh: the number of hosts of mesh workers must be 1 to 1024, as in workers=2",
+        ),
+        (["--local-mesh", "workers=2,workers=3"], "--local-mesh: mesh workers is given twice"),
+        (["--mesh", "workers=host"], "--mesh: an address of mesh workers has no scheme"),
+        (["--mesh", "a=ipc://x", "--local-mesh", "a=1"], "mesh a is given by both --mesh and --local-mesh: rename one"),
+        (["--token", "x" * 20], "--token: every user of this machine could read it: set MESHGATE_TOKEN"),
     ],
 )
-def test_a_mistake_is_one_readable_line(capsys: pytest.CaptureFixture[str], arguments: list[str], line: str) -> None:
-    lines = refusal(capsys, *arguments)
+def test_an_invalid_setting_is_one_readable_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
+) -> None:
+    lines = errors(capsys, *arguments)
     assert len(lines) == 1
     assert lines[0].startswith(f"meshgate_gateway: {line}")
 
 
-def test_every_mistake_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(refusal(capsys, "--port", "x", "--lease", "y", "--mesh", "z")) == 3
+def test_all_invalid_settings_are_reported_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(errors(capsys, "--port", "x", "--lease", "y", "--mesh", "z")) == 3
 
 
-def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as refused:
+def test_an_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
         load_settings(["--prot", "1"])
-    assert refused.value.code == 2
+    assert error.value.code == 2
     assert "--prot" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("token", ["short", "has a space in it, and more", "ümlaute-sind-kein-ascii"])
-def test_a_token_that_cannot_be_one_is_refused_without_being_shown(
+def test_an_invalid_token_is_an_error_that_does_not_show_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:
     monkeypatch.setenv("MESHGATE_TOKEN", token)
-    lines = refusal(capsys)
+    lines = errors(capsys)
     assert "at least 16 printable ASCII characters" in lines[0]
     assert token not in "".join(lines)
 
 
-def test_without_a_token_nothing_starts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_token_is_an_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MESHGATE_TOKEN")
-    assert refusal(capsys) == [
-        "meshgate_gateway: a token is required: set MESHGATE_TOKEN or name a file with --token-file"
-    ]
+    assert errors(capsys) == ["meshgate_gateway: no token: set MESHGATE_TOKEN or --token-file"]
 
 
-def test_the_token_may_be_in_a_file(
+def test_the_token_may_come_from_a_file(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("MESHGATE_TOKEN")
     file = tmp_path / "token"
     file.write_text("from-a-file-with-a-newline\n")
     assert load_settings(["--token-file", str(file)]).read_token().get_secret_value() == "from-a-file-with-a-newline"
-    assert "cannot be read" in refusal(capsys, "--token-file", str(tmp_path / "absent"))[0]
+    assert "cannot be read" in errors(capsys, "--token-file", str(tmp_path / "absent"))[0]
 
 
-def test_the_token_given_twice_is_a_mistake(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "given twice" in refusal(capsys, "--token-file", str(tmp_path))[0]
+def test_giving_the_token_twice_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "given twice" in errors(capsys, "--token-file", str(tmp_path))[0]
 
 
-def test_the_token_does_not_show_in_the_settings() -> None:
+def test_the_repr_of_the_settings_excludes_the_token() -> None:
     assert TOKEN not in repr(load_settings([])) + str(load_settings([]))
 
 
-def test_what_kubernetes_injects_for_a_service_is_explained(
+def test_a_service_variable_injected_by_kubernetes_is_explained(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MESHGATE_PORT", "tcp://10.0.0.1:80")
-    assert "enableServiceLinks: false" in refusal(capsys)[0]
+    assert "enableServiceLinks: false" in errors(capsys)[0]

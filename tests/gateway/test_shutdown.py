@@ -1,38 +1,82 @@
-"""However a gateway ends, nothing that it started stays; and it ends in order whenever it is asked to."""
+"""When the gateway shuts down, and what it leaves: no process."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-import socket
 import uuid
-from pathlib import Path
 
 import pytest
 
-from tests.gateway.server_process import ServerProcess, request, wait_gone
+from meshgate_gateway.shutdown import HOSTS_TIMEOUT, Shutdown, wait_idle
+from tests.gateway.server_process import ServerProcess, wait_gone
+from tests.gateway.virtual_time import run_in_virtual_time
+
+IDLE_TIMEOUT = 60.0
 
 
-def test_it_announces_where_it_serves() -> None:
-    with ServerProcess() as server:
-        assert server.announcement == {"url": f"ws://127.0.0.1:{server.port}", "pid": server.process.pid}
+class Activity:
+    """A stand-in for the session manager."""
+
+    def __init__(self) -> None:
+        self.idle_since: float | None = 0.0
+        self.changed = asyncio.Event()
+
+    def set_idle_since(self, time: float | None) -> None:
+        self.idle_since = time
+        self.changed.set()
 
 
-def test_a_local_socket_is_for_this_user_alone_and_goes_with_the_gateway() -> None:
-    with ServerProcess("--local-socket") as server:
-        path = Path(server.announcement["socket"])
-        assert path.parent.stat().st_mode & 0o777 == 0o700
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(path))
-            connection.sendall(request("/healthz"))
-            assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK\r\n")
-        server.process.send_signal(signal.SIGTERM)
-        assert server.wait() == 0
-        assert not path.parent.exists()
+class LateHosts:
+    """Hosts that are ready at ``ready_at``."""
+
+    def __init__(self, ready_at: float) -> None:
+        self._ready_at = ready_at
+
+    async def wait_ready(self) -> None:
+        await asyncio.sleep(self._ready_at)
+
+
+async def idle_shutdown(activity: Activity, *, hosts_ready_at: float) -> tuple[Shutdown, float]:
+    """The shutdown, and when it comes."""
+    shutdown = await wait_idle(activity, LateHosts(hosts_ready_at), IDLE_TIMEOUT)
+    return shutdown, asyncio.get_running_loop().time()
+
+
+def test_idle_time_counts_from_when_all_hosts_are_ready() -> None:
+    async def test() -> None:
+        shutdown, at = await idle_shutdown(Activity(), hosts_ready_at=100)
+        assert shutdown == Shutdown("it had no session for 60 s", idle=True)
+        assert at == pytest.approx(100 + IDLE_TIMEOUT)
+
+    run_in_virtual_time(test())
+
+
+def test_hosts_that_never_become_ready_postpone_the_shutdown_for_a_limited_time() -> None:
+    async def test() -> None:
+        _, at = await idle_shutdown(Activity(), hosts_ready_at=1e9)
+        assert at == pytest.approx(HOSTS_TIMEOUT)
+
+    run_in_virtual_time(test())
+
+
+def test_a_session_restarts_the_idle_time() -> None:
+    async def test() -> None:
+        activity, loop = Activity(), asyncio.get_running_loop()
+        loop.call_at(50, activity.set_idle_since, None)
+        loop.call_at(500, activity.set_idle_since, 500.0)
+        _, at = await idle_shutdown(activity, hosts_ready_at=0)
+        assert at == pytest.approx(500 + IDLE_TIMEOUT)
+
+    run_in_virtual_time(test())
+
+
+# --- the gateway as a process -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_gateway_in_order(signum: signal.Signals) -> None:
+def test_a_signal_shuts_the_gateway_down_in_order(signum: signal.Signals) -> None:
     with ServerProcess() as server, server.join() as connection:
         pid = connection.command("describe")["pid"]
         server.process.send_signal(signum)
@@ -40,14 +84,14 @@ def test_a_signal_ends_the_gateway_in_order(signum: signal.Signals) -> None:
         assert server.wait() == 0
         wait_gone(pid)
         server.wait_logged("session ended", kind="ended")
-        server.wait_logged("ended", reason=f"it received {signum.name}")
+        server.wait_logged("shut down", reason=f"it received {signum.name}")
 
 
-def test_an_engine_that_does_not_heed_the_end_is_killed_on_a_second_signal() -> None:
+def test_a_second_signal_kills_an_engine_that_does_not_stop() -> None:
     with ServerProcess(environment={"STUB_ENGINE": "deaf"}) as server, server.join() as connection:
         pid = connection.command("describe")["pid"]
         server.process.send_signal(signal.SIGTERM)
-        server.wait_logged("ending")
+        server.wait_logged("shutting down")
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == -signal.SIGTERM
         wait_gone(pid)
@@ -60,13 +104,13 @@ def test_a_killed_gateway_leaves_no_engine() -> None:
         wait_gone(pid)
 
 
-def test_while_it_ends_nobody_is_let_in() -> None:
+def test_requests_during_shutdown_are_rejected() -> None:
     session = uuid.uuid4().hex
     with ServerProcess(environment={"STUB_ENGINE": "deaf"}) as server, server.join(session):
         with server.connect() as late:
             server.ask("/healthz")  # the server has accepted ``late`` before this
             server.process.send_signal(signal.SIGTERM)
-            server.wait_logged("ending")
+            server.wait_logged("shutting down")
             late.send(b"GET /readyz HTTP/1.1\r\n\r\n")
             answer = late.http()
         assert answer.status == 503
@@ -75,7 +119,7 @@ def test_while_it_ends_nobody_is_let_in() -> None:
         server.wait()
 
 
-def test_it_ends_with_the_process_that_started_it() -> None:
+def test_the_gateway_exits_with_the_process_that_started_it() -> None:
     with ServerProcess() as server, server.join() as connection:
         pid = connection.command("describe")["pid"]
         os.close(server.lifetime)
@@ -84,7 +128,7 @@ def test_it_ends_with_the_process_that_started_it() -> None:
         wait_gone(pid)
 
 
-def test_it_outlives_a_starter_that_has_let_go_and_then_ends_when_idle() -> None:
+def test_after_detaching_the_gateway_continues_and_shuts_down_when_idle() -> None:
     with ServerProcess("--idle-timeout", "0.3") as server:
         connection = server.join()
         os.write(server.lifetime, b"\n")
@@ -93,26 +137,10 @@ def test_it_outlives_a_starter_that_has_let_go_and_then_ends_when_idle() -> None
         assert connection.command("describe")
         connection.send(b"goodbye\n")
         assert server.wait() == 0
-        server.wait_logged("ended", reason="it had no session for 0.3 s")
+        server.wait_logged("shut down", reason="it had no session for 0.3 s")
         connection.close()
 
 
-def test_it_does_not_end_for_idleness_while_there_is_a_session() -> None:
-    session = uuid.uuid4().hex
-    with ServerProcess("--idle-timeout", "2", "--lease", "3") as server:
-        server.join(session).close()
-        expired = server.wait_logged("session ended", session=session)
-        assert expired["kind"] == "expired"
-        assert server.wait() == 0
-
-
-def test_a_gateway_that_nobody_visits_ends_when_idle() -> None:
+def test_a_gateway_without_sessions_shuts_down_when_idle() -> None:
     with ServerProcess("--idle-timeout", "0.1") as server:
         assert server.wait() == 0
-
-
-def test_a_port_that_is_taken_is_one_readable_line() -> None:
-    with ServerProcess() as server:
-        with pytest.raises(RuntimeError) as refused:
-            ServerProcess("--port", str(server.port))
-        assert f"cannot listen at 127.0.0.1:{server.port}: Address already in use" in str(refused.value)

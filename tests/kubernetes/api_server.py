@@ -1,7 +1,7 @@
-"""Restarts the API server of the cluster under test, as an upgrade of a control plane would.
+"""Restarts the API server of the cluster under test, like an upgrade of the control plane.
 
-``MESHGATE_TEST_RESTART_API_SERVER`` is the command that does it. Without it the server is looked for among the
-processes of this machine, ended, and started again as it was.
+``MESHGATE_TEST_RESTART_API_SERVER`` is the command that restarts it. Without it, the server process is found on this
+machine, killed, and started again with the same command.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VARIABLE = "MESHGATE_TEST_RESTART_API_SERVER"
 
 
 def restart_api_server(kubectl: Kubectl) -> None:
-    """Returns when it answers again."""
+    """Returns when the server is ready again."""
     if command := os.environ.get(VARIABLE):
         subprocess.run(command, shell=True, check=True, timeout=60)
     else:
@@ -32,7 +32,7 @@ def restart_api_server(kubectl: Kubectl) -> None:
 
 
 def _wait_collecting(kubectl: Kubectl) -> None:
-    """Until what an object owned goes with it again: the garbage collector takes a while to notice a new server."""
+    """Waits until the garbage collector, which takes a while to notice a new server, works again."""
     kubectl("create", "configmap", "owner")
     uid = kubectl("get", "configmap", "owner", "-o", "jsonpath={.metadata.uid}")
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": uid}
@@ -58,7 +58,7 @@ def _restart(pid: int) -> None:
     record = _record_of(pid, command)
     with open(os.readlink(process / "fd" / "1"), "ab") as log:
         _end(pid)
-        again = subprocess.Popen(
+        server = subprocess.Popen(
             command,
             executable=executable,
             cwd=directory,
@@ -68,16 +68,16 @@ def _restart(pid: int) -> None:
             stderr=log,
             start_new_session=True,
         )
-    _servers.append(again)
+    _servers.append(server)
     if record is not None:
-        record.write_text(f"{again.pid}\n")
+        record.write_text(f"{server.pid}\n")
 
 
-_servers: list[subprocess.Popen[bytes]] = []  # never waited for: it outlives the tests
+_servers: list[subprocess.Popen[bytes]] = []  # never waited for: they outlive the tests
 
 
 def _record_of(pid: int, command: list[str]) -> Path | None:
-    """The file where whoever runs the cluster keeps the server's pid, if it is found near its certificates."""
+    """The pid file of the server, if it exists near its certificates."""
     for argument in command:
         if argument.startswith("/") and argument.endswith(".crt"):
             for path in Path(argument).parent.parent.glob("*/kube-apiserver"):
@@ -87,10 +87,10 @@ def _record_of(pid: int, command: list[str]) -> Path | None:
 
 
 def _end(pid: int) -> None:
-    """Ends it at once: asked politely, it would wait for its watches."""
-    ending = os.pidfd_open(pid)
+    """Kills the server: on SIGTERM it would wait for its watches."""
+    pidfd = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
     waiter = select.poll()
-    waiter.register(ending, select.POLLIN)
-    assert waiter.poll(30_000), "the API server did not end"
-    os.close(ending)
+    waiter.register(pidfd, select.POLLIN)
+    assert waiter.poll(30_000), "the API server did not exit"
+    os.close(pidfd)

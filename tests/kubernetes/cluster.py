@@ -1,4 +1,4 @@
-"""What the cluster tests do to the cluster besides using meshgate: kubectl, by hand."""
+"""kubectl for the cluster tests, and pods without meshgate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Kubectl:
             self._arguments += ["--kubeconfig", str(kubeconfig)]
 
     def __call__(self, *arguments: str, stdin: str | None = None, timeout: float = 60) -> str:
-        """What it prints. Fails with what it says."""
+        """Returns the output; fails with the error output."""
         done = subprocess.run(
             [*self._arguments, *arguments], input=stdin, capture_output=True, text=True, timeout=timeout, check=False
         )
@@ -33,19 +33,19 @@ class Kubectl:
         return done.stdout.strip()
 
     def knows_the_user(self) -> bool:
-        """Whether the API server accepts the credentials, whatever they are good for."""
-        asked = [*self._arguments, "get", "--raw", "/version"]
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+        """Whether the API server accepts the credentials."""
+        command = [*self._arguments, "get", "--raw", "/version"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         return "Unauthorized" not in done.stderr
 
     def wait_for_account(self) -> None:
-        """Returns when the namespace has its default service account, without which there are no pods."""
-        asked = [*self._arguments, "get", "serviceaccount", "default"]
-        while subprocess.run(asked, capture_output=True, timeout=60, check=False).returncode != 0:
+        """Waits for the default service account of the namespace, which pods need."""
+        command = [*self._arguments, "get", "serviceaccount", "default"]
+        while subprocess.run(command, capture_output=True, timeout=60, check=False).returncode != 0:
             continue
 
     def token_of(self, account: str) -> str:
-        """A token of a service account, which ends with the account."""
+        """A token of a service account, valid until the account is deleted."""
         name = f"{account}-login"
         secret = {
             "apiVersion": "v1",
@@ -55,17 +55,25 @@ class Kubectl:
         }
         self.apply(secret)
         token = ""
-        while not token:  # a controller fills it in
+        while not token:  # a controller sets it
             token = self("get", "secret", name, "-o", "jsonpath={.data.token}")
         return base64.b64decode(token).decode()
 
+    def wait_deleted(self, obj: str, *, limit: int = 180) -> None:
+        """Waits until the object, such as ``configmap/name``, does not exist. The parent of a job goes last."""
+        command = [*self._arguments, "wait", "--for=delete", obj, f"--timeout={limit}s"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit + 10, check=False)
+        assert done.returncode == 0 or "NotFound" in done.stderr, done.stderr
+
     def wait_ended(self, pod: str) -> None:
-        """Returns when the pod has succeeded or failed."""
+        """Waits until the pod has succeeded or failed."""
         self.watch_pod(pod, "{.status.phase}", lambda phase: phase in ("Succeeded", "Failed"), limit=300)
 
     def watch_pod(self, pod: str, path: str, until: Callable[[str], bool], *, limit: int = 120) -> None:
-        """Returns when ``until`` is true of what ``path`` (JSONPath) says of the pod, whichever has that name by then.
-        Fails after ``limit`` seconds."""
+        """Waits until ``until`` is true for the value of ``path`` (JSONPath) in the current pod of this name.
+
+        Fails after ``limit`` seconds.
+        """
         watching = [*self._arguments, "get", "pods", "--field-selector", f"metadata.name={pod}", "--watch"]
         watching += ["--request-timeout", f"{limit}s", "-o", f'jsonpath={path}{{"\\n"}}']
         last = "nothing"
@@ -79,9 +87,9 @@ class Kubectl:
         raise AssertionError(f"pod {pod} was still {last!r} after {limit} s")
 
     def wait_ready(self) -> None:
-        """Returns when the API server answers."""
-        asked = [*self._arguments, "get", "--raw", "/readyz"]
-        while subprocess.run(asked, capture_output=True, timeout=60, check=False).returncode != 0:
+        """Waits until the API server is ready."""
+        command = [*self._arguments, "get", "--raw", "/readyz"]
+        while subprocess.run(command, capture_output=True, timeout=60, check=False).returncode != 0:
             continue
 
     def apply(self, *objects: dict[str, Any]) -> None:
@@ -89,17 +97,17 @@ class Kubectl:
 
     @contextmanager
     def applied(self, *objects: dict[str, Any]) -> Iterator[None]:
-        """The objects are there for the block, and gone after it."""
+        """Creates the objects for the block and deletes them after it."""
         self.apply(*objects)
         try:
             yield
         finally:
             names = [f"{each['kind']}/{each['metadata']['name']}" for each in reversed(objects)]
-            self("delete", "--ignore-not-found", "--grace-period=1", *names, timeout=240)
+            self("delete", "--ignore-not-found", "--grace-period=1", "--cascade=foreground", *names, timeout=240)
 
 
 def kubeconfig_of(kubectl: Kubectl, account: str, directory: Path) -> Path:
-    """A kubeconfig that holds a service account's token."""
+    """A kubeconfig with the token of a service account."""
     token = kubectl.token_of(account)
     path = directory / "kubeconfig"
     path.write_text(kubectl("config", "view", "--raw", "--minify", "--flatten"))
@@ -118,7 +126,7 @@ WORKER_LOOP = (
 
 
 def bare_worker_pods(kubectl: Kubectl, image: str, name: str, count: int) -> AbstractContextManager[None]:
-    """A StatefulSet of someone else's: pods that know torchmonarch and nothing of meshgate."""
+    """A StatefulSet of pods with torchmonarch but without meshgate."""
     container = {
         "name": "monarch",
         "image": image,

@@ -1,7 +1,7 @@
-"""Tests against a real cluster: whichever KUBECONFIG names, with the images that ``tests/kubernetes/images`` prints.
+"""Tests against the cluster of KUBECONFIG, with the images that ``tests/kubernetes/images`` prints.
 
-Each worker process of a run has a namespace of its own, and after every test nothing of any job is left in it.
-Tests that disturb the whole cluster (they restart its API server, or change its node) run alone: ``disturbing``.
+Each worker process of a run has its own namespace, in which no object of a job may remain after a test. Tests that
+disturb the whole cluster (they restart its API server or change its node) run alone: ``disturbing``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from meshgate_kubernetes.api import Api
-from meshgate_kubernetes.names import JOB_LABEL
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.manifests.names import JOB_LABEL
 from tests.kubernetes.cluster import KINDS, Kubectl
 
 
@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.kubernetes)
-            item.add_marker(pytest.mark.timeout(400))  # waiting for the disturbing ones, and for the cluster, counts
+            item.add_marker(pytest.mark.timeout(400))  # includes waiting for disturbing tests and for the cluster
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +35,7 @@ def api() -> Api:
 
 @pytest.fixture(scope="session")
 def images() -> tuple[str, str]:
-    """The gateway's and the worker's."""
+    """The images of the gateway and the worker."""
     names = ("MESHGATE_GATEWAY_IMAGE", "MESHGATE_WORKER_IMAGE")
     missing = [name for name in names if not os.environ.get(name)]
     assert not missing, f'{", ".join(missing)} not set: run eval "$(tests/kubernetes/images)" first'
@@ -59,7 +59,7 @@ def kubectl(namespace: str) -> Kubectl:
 
 @pytest.fixture(autouse=True)
 def _alone_or_not(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A lock that a disturbing test has for itself and that the others share."""
+    """A lock that disturbing tests hold exclusively and other tests share."""
     disturbing = request.node.get_closest_marker("disturbing") is not None
     with open(Path(tempfile.gettempdir()) / "meshgate-cluster-tests.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if disturbing else fcntl.LOCK_SH)
@@ -69,18 +69,18 @@ def _alone_or_not(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _nothing_left(_alone_or_not: None, kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("MESHGATE_PROGRESS", "plain")
-    before = _objects(kubectl)  # of jobs that outlive the test, because others of its module use them too
+    before = _objects(kubectl)  # jobs that other tests of the module also use outlive the test
     yield
     assert _objects(kubectl) - before == set(), "the test left objects of a job behind"
 
 
 @pytest.fixture
 def two_gpus(_alone_or_not: None, api: Api) -> Iterator[None]:
-    """A node has two GPUs, as far as the scheduler knows. For ``disturbing`` tests."""
-    nodes, _ = api.find("Node", "")
+    """Makes the scheduler believe that a node has two GPUs. For ``disturbing`` tests."""
+    nodes, _ = api.list_objects("Node", "")
     path = f"/api/v1/nodes/{nodes[0]['metadata']['name']}/status"
 
-    def patch(op: str, **value: str) -> None:  # kubectl of that age cannot patch a status
+    def patch(op: str, **value: str) -> None:  # old versions of kubectl cannot patch a status
         change = [{"op": op, "path": "/status/capacity/nvidia.com~1gpu", **value}]
         api._request("PATCH", path, change, content_type="application/json-patch+json")  # type: ignore[arg-type]
 

@@ -1,7 +1,7 @@
-"""A stand-in for the MonarchMesh operator: its CRD in small, and what it makes of a MonarchMesh.
+"""A stand-in for the MonarchMesh operator, with a reduced CRD.
 
-The real one is a controller in Go; what matters to meshgate is what it leaves in the cluster: a parallel
-StatefulSet and a headless Service, owned by the MonarchMesh, its selector labels on the pods, and the status.
+The real operator is a controller in Go. For meshgate only its objects matter: a parallel StatefulSet and a headless
+Service, owned by the MonarchMesh, with its selector labels on the pods, and the status.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from meshgate_kubernetes.api import Api
+from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import KubernetesError
-from meshgate_kubernetes.observe import Observer, Source
+from meshgate_kubernetes.status.observer import Observer, WatchTarget
 from tests.kubernetes.cluster import Kubectl
 
 __all__ = ["monarch_operator"]
@@ -71,31 +71,31 @@ CRD = {
 
 @contextmanager
 def monarch_operator(kubectl: Kubectl) -> Iterator[None]:
-    """The CRD is served and the operator works in the namespace of ``kubectl``."""
+    """Installs the CRD and runs the operator in the namespace of ``kubectl``."""
     kubectl.apply(CRD)
     kubectl("wait", "--for=condition=Established", "crd/monarchmeshes.monarch.pytorch.org", "--timeout=30s")
     api = Api.from_kubeconfig()
-    over = threading.Event()
+    stop = threading.Event()
     try:
-        with Observer(api, kubectl.namespace, [Source("MonarchMesh"), Source("StatefulSet")]) as seen:
-            operator = threading.Thread(target=_operate, args=(api, seen, over))
+        with Observer(api, kubectl.namespace, [WatchTarget("MonarchMesh"), WatchTarget("StatefulSet")]) as observer:
+            operator = threading.Thread(target=_operate, args=(api, observer, stop))
             operator.start()
             try:
                 yield
             finally:
-                over.set()
+                stop.set()
                 operator.join()
     finally:
         kubectl("delete", "crd", "monarchmeshes.monarch.pytorch.org", timeout=60)
 
 
-def _operate(api: Api, seen: Observer, over: threading.Event) -> None:
+def _operate(api: Api, observer: Observer, stop: threading.Event) -> None:
     version = -1
-    while not over.is_set():
-        version = seen.wait(version, timeout=0.5)
-        for mesh in seen.objects("MonarchMesh"):
+    while not stop.is_set():
+        version = observer.wait(version, timeout=0.5)
+        for mesh in observer.objects("MonarchMesh"):
             if "deletionTimestamp" not in mesh["metadata"]:
-                _reconcile(api, mesh, seen.objects("StatefulSet"))
+                _reconcile(api, mesh, observer.objects("StatefulSet"))
 
 
 def _reconcile(api: Api, mesh: dict[str, Any], stateful_sets: list[dict[str, Any]]) -> None:
@@ -105,14 +105,14 @@ def _reconcile(api: Api, mesh: dict[str, Any], stateful_sets: list[dict[str, Any
         for obj in _objects(mesh):
             try:
                 api.create(obj)
-            except KubernetesError:  # the watch has not shown it yet, or the mesh is going
+            except KubernetesError:  # it exists but is not observed yet, or the mesh is being deleted
                 return
         return
     ready = existing.get("status", {}).get("readyReplicas", 0)
     if mesh.get("status", {}).get("readyReplicas") != ready:
         status = {"replicas": existing["spec"]["replicas"], "readyReplicas": ready}
         try:
-            api.merge("MonarchMesh", f"{name}/status", mesh["metadata"]["namespace"], {"status": status})
+            api.merge_patch("MonarchMesh", f"{name}/status", mesh["metadata"]["namespace"], {"status": status})
         except KubernetesError:
             return
 

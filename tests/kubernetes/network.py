@@ -1,4 +1,4 @@
-"""Ways to a gateway that are not ours: a local port, nginx with TLS, and a place that reaches nothing else."""
+"""Other routes to a gateway: a local port, nginx with TLS, and an isolated network namespace."""
 
 from __future__ import annotations
 
@@ -9,42 +9,48 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshgate import KubernetesJob
+from tests.certificates import create_certificates
 from tests.kubernetes.cluster import Kubectl
 from tests.programs import ROOT
 
-__all__ = ["Nginx", "Place", "isolated_place", "local_port", "nginx"]
+__all__ = ["Nginx", "Place", "ingress", "isolated_place", "local_port", "nginx"]
 
 
 @contextmanager
 def local_port(kubectl: Kubectl, target: str) -> Iterator[int]:
-    """A port of this machine that leads to port 8650 of ``target`` (``service/x``)."""
+    """A local port that forwards to port 8650 of ``target`` (``service/x``)."""
     command = ["kubectl", "--namespace", kubectl.namespace, "port-forward", target, ":8650"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forward:
         try:
             assert forward.stdout is not None
-            said = forward.stdout.readline()  # Forwarding from 127.0.0.1:43211 -> 8650
-            assert "127.0.0.1:" in said, said
-            yield int(said.split("127.0.0.1:")[1].split()[0])
+            line = forward.stdout.readline()  # Forwarding from 127.0.0.1:43211 -> 8650
+            assert "127.0.0.1:" in line, line
+            yield int(line.split("127.0.0.1:")[1].split()[0])
         finally:
             forward.terminate()
 
 
 @dataclass(frozen=True)
 class Place:
-    """Somewhere to run a driver: ``address`` is this machine's, as seen from there."""
+    """A place to run a driver. ``address``: the address of this machine, as seen from there."""
 
     address: str
     prefix: tuple[str, ...]
 
     def run(self, program: str, environment: dict[str, str], timeout: float = 100) -> str:
-        """What the program prints. Fails with its errors. It has no kubeconfig."""
+        """Runs the program without a kubeconfig and returns its output; fails with its error output."""
+        return self.run_python("-c", program, environment=environment, timeout=timeout)
+
+    def run_python(self, *arguments: str, environment: dict[str, str], timeout: float) -> str:
+        """As ``run``, with these arguments of the interpreter."""
         variables = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"} | environment
-        command = [*self.prefix, sys.executable, "-c", program]
+        command = [*self.prefix, sys.executable, *arguments]
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=timeout, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -52,16 +58,16 @@ class Place:
 
 @contextmanager
 def isolated_place() -> Iterator[Place]:
-    """A network namespace with one cable to this machine and no route to anything else.
+    """A network namespace with one link to this machine and no other route.
 
-    Where namespaces cannot be made (without root) it is this machine itself.
+    Without root, which namespaces need, it is this machine itself.
     """
     if os.geteuid() != 0:
         yield Place("127.0.0.1", ())
         return
     name = f"mg{secrets.token_hex(3)}"
     network = f"198.18.{secrets.randbelow(256)}"
-    # Not by `ip netns add`: that mounts over /run/netns, where the cluster keeps the namespaces of its pods.
+    # Not `ip netns add`, which mounts over /run/netns, where the cluster keeps the namespaces of its pods.
     holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         _wait_unshared(holder.pid)
@@ -74,7 +80,7 @@ def isolated_place() -> Iterator[Place]:
             _run(*inside, "ip", "link", "set", device, "up")
         yield Place(f"{network}.1", inside)
     finally:
-        holder.communicate()  # its end takes the namespace and the cable along
+        holder.communicate()  # the namespace and the link end with it
 
 
 def _wait_unshared(pid: int) -> None:
@@ -107,17 +113,17 @@ http {
 
 
 def documented(replacements: dict[str, str]) -> str:
-    """What docs/kubernetes.md has for nginx, for this place."""
+    """The nginx configuration in docs/kubernetes.md, adapted to this place."""
     page = (ROOT / "docs" / "kubernetes.md").read_text()
     (text,) = re.findall(r"^```nginx\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     for old, new in replacements.items():
-        assert text.count(old) == 1, f"docs/kubernetes.md: {old} is not there once"
+        assert text.count(old) == 1, f"docs/kubernetes.md: {old} does not occur exactly once"
         text = text.replace(old, new)
     return text
 
 
 class Nginx:
-    """nginx before one gateway. ``url`` and ``ca`` are what a driver needs to know."""
+    """nginx in front of one gateway. A driver needs ``url`` and ``ca``."""
 
     def __init__(self, directory: Path, address: str, port: int) -> None:
         self.url, self.ca = f"wss://{address}:{port}", directory / "ca.crt"
@@ -125,11 +131,11 @@ class Nginx:
 
     @contextmanager
     def cutting_every(self, seconds: float) -> Iterator[None]:
-        """No connection lives longer: nginx begins anew so often, and gives what it has a moment."""
-        over = threading.Event()
+        """Reloads nginx every ``seconds``, which closes all connections."""
+        stop = threading.Event()
 
         def cut() -> None:
-            while not over.wait(seconds):
+            while not stop.wait(seconds):
                 with suppress(ProcessLookupError):
                     os.kill(int(self._pid_file.read_text()), 1)  # SIGHUP: reload
 
@@ -138,16 +144,16 @@ class Nginx:
         try:
             yield
         finally:
-            over.set()
+            stop.set()
             thread.join()
 
 
 @contextmanager
 def nginx(directory: Path, address: str, upstream: int) -> Iterator[Nginx]:
-    """TLS at ``address``, plain HTTP to the local port ``upstream``."""
+    """Terminates TLS at ``address`` and proxies to the local port ``upstream``."""
     program = shutil.which("nginx") or "/usr/sbin/nginx"
-    assert Path(program).exists(), "nginx is not installed: tests/kubernetes/images would have, as root"
-    _certificates(directory, address)
+    assert Path(program).exists(), "nginx is not installed: run tests/kubernetes/images as root"
+    create_certificates(directory, address)
     port = _free_port(address)
     configuration = directory / "nginx.conf"
     server = documented(
@@ -169,19 +175,6 @@ def nginx(directory: Path, address: str, upstream: int) -> Iterator[Nginx]:
             process.terminate()
 
 
-def _certificates(directory: Path, address: str) -> None:
-    def openssl(*arguments: str) -> None:
-        done = subprocess.run(["openssl", *arguments], cwd=directory, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-
-    new_key: Sequence[str] = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *new_key, "-subj", "/CN=test CA", "-days", "2", "-keyout", "ca.key", "-out", "ca.crt")
-    openssl("req", *new_key, "-subj", "/CN=gateway", "-keyout", "server.key", "-out", "server.csr")
-    (directory / "names").write_text(f"subjectAltName=IP:{address}\n")
-    signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
-    openssl("x509", "-req", "-in", "server.csr", *signed, "-out", "server.crt")
-
-
 def _free_port(address: str) -> int:
     import socket
 
@@ -197,3 +190,14 @@ def _listens(address: str, port: int) -> bool:
             return True
     except OSError:
         return False
+
+
+@contextmanager
+def ingress(job: KubernetesJob, kubectl: Kubectl, directory: Path) -> Iterator[tuple[Place, Nginx, dict[str, str]]]:
+    """Where a driver runs, nginx before the gateway of ``job``, and the driver's environment."""
+    with ExitStack() as stack:
+        place = stack.enter_context(isolated_place())
+        port = stack.enter_context(local_port(kubectl, f"service/{job.name}-gateway"))
+        proxy = stack.enter_context(nginx(directory, place.address, port))
+        encoded = kubectl("get", "secret", f"{job.name}-token", "-o", "go-template={{.data.token | base64decode}}")
+        yield place, proxy, {"MESHGATE_URL": proxy.url, "MESHGATE_CA": str(proxy.ca), "MESHGATE_TOKEN": encoded}

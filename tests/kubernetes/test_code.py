@@ -1,4 +1,4 @@
-"""Code on the pods of a cluster: what follows when a pod is made anew, where pods are, and the example."""
+"""Code sync to pods: recreated pods, restarted containers, the nodes of pods, and the example."""
 
 from __future__ import annotations
 
@@ -49,27 +49,27 @@ def steps(mesh: Any) -> list[int]:
     return list(mesh.step.call().get(timeout=90).values())
 
 
-def test_a_pod_made_anew_gets_the_newest_version_in_the_same_session(
+def test_a_recreated_pod_gets_the_newest_version_in_the_same_session(
     namespace: str, kubectl: Kubectl, project: Path
 ) -> None:
-    image = Image("anew").set_env_vars({"MARK": "set by a step"})
-    with KubernetesJob(compute=Compute(replicas=3, image=image), name="anew", namespace=namespace) as job:
+    image = Image("recreated").set_env_vars({"MARK": "set by a step"})
+    with KubernetesJob(compute=Compute(replicas=3, image=image), name="recreated", namespace=namespace) as job:
         hosts = job.state().workers
         job.sync(quiet=True)
         first = hosts.spawn_procs().spawn("first", model())
         assert steps(first) == [1, 1, 1]
-        kubectl("delete", "pod", "anew-workers-1", timeout=90)
+        kubectl("delete", "pod", "recreated-workers-1", timeout=90)
         (project / "step_of_pods.py").write_text("STEP = 22\n")
         job.state().workers.initialized.get(timeout=90)
         assert job.sync(quiet=True).ready == 3
         again = hosts.spawn_procs().spawn("again", model())
         assert steps(again) == [22, 22, 22]
         assert steps(first.slice(hosts=0)) == [1]
-        anew = job.state().workers.spawn_procs().spawn("anew", model())
-        assert list(anew.mark.call().get(timeout=90).values()) == ["set by a step"] * 3
+        marked = job.state().workers.spawn_procs().spawn("marked", model())
+        assert list(marked.mark.call().get(timeout=90).values()) == ["set by a step"] * 3
 
 
-def test_a_container_started_again_in_its_pod_is_told_apart_and_serves_a_new_session(
+def test_a_restarted_container_is_a_new_host_and_serves_a_new_session(
     namespace: str, kubectl: Kubectl, project: Path
 ) -> None:
     with KubernetesJob(compute=Compute(replicas=2), name="crash", namespace=namespace) as job:
@@ -78,20 +78,20 @@ def test_a_container_started_again_in_its_pod_is_told_apart_and_serves_a_new_ses
         assert steps(hosts.spawn_procs().spawn("first", model())) == [1, 1]
         kubectl("exec", "crash-workers-1", "--", "python", "-c", "import os; os.kill(1, 15)")
         state = "{.status.containerStatuses[0].restartCount} {.status.containerStatuses[0].ready}"
-        kubectl.watch_pod("crash-workers-1", state, lambda told: told == "1 true")
-        again = r"crash-workers-1: it was started again at its old address"
+        kubectl.watch_pod("crash-workers-1", state, lambda state: state == "1 true")
+        again = r"crash-workers-1: the host has restarted at its old address"
         with pytest.raises(StepFailedError, match=again):
             steps(job.state().workers.spawn_procs().spawn("again", model()))
         with pytest.raises(StepFailedError, match=again):
             steps(hosts.spawn_procs().spawn("again", model()))
         assert steps(hosts.slice(hosts=slice(0, 1)).spawn_procs().spawn("left", model())) == [1]
         job._client.close()
-        anew = job.state().workers
+        hosts = job.state().workers
         job.sync(quiet=True)
-        assert steps(anew.spawn_procs().spawn("anew", model())) == [1, 1]
+        assert steps(hosts.spawn_procs().spawn("second", model())) == [1, 1]
 
 
-def test_pods_that_hold_only_torchmonarch_run_what_is_saved(
+def test_pods_with_only_torchmonarch_run_saved_code(
     namespace: str, kubectl: Kubectl, images: tuple[str, str], project: Path
 ) -> None:
     with bare_worker_pods(kubectl, images[1], "bare-code", 2):
@@ -110,7 +110,7 @@ def test_the_gateway_knows_the_node_of_each_pod(namespace: str, kubectl: Kubectl
         hosts = job.state().workers
         hosts.spawn_procs().spawn("trainers", Trainer).pod.call().get(timeout=60)
         (node,) = {*kubectl("get", "pods", "-o", "jsonpath={.items[*].spec.nodeName}").split()}
-        known = hosts._owned.known.hosts
+        known = hosts._owned.remote.hosts
         assert [(host.name, host.node) for host in known] == [("placed-workers-0", node), ("placed-workers-1", node)]
 
 
@@ -120,11 +120,11 @@ def test_the_example_of_live_code_runs_in_the_cluster(namespace: str, images: tu
         [sys.executable, *example], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
     )
     assert done.returncode == 0, done.stderr
-    said = dict(line.split(":", 1) for line in done.stdout.splitlines() if ":" in line)
-    assert said["four processes run it"].split() == ["[0.1,", "0.1,", "0.1,", "0.1]"]
-    assert said["new processes run the new line"].strip() == "[0.02, 0.02]"
-    assert said["the old ones see their version, whole"].strip() == "[0.1, 0.1, 0.1, 0.1]"
-    assert said["reload() brought them up to date"].strip() == "rates, model reloaded"
-    assert said["an actor spawned in the same processes"].strip() == "[0.003, 0.003, 0.003, 0.003]"
+    output = dict(line.split(":", 1) for line in done.stdout.splitlines() if ":" in line)
+    assert output["four processes run it"].split() == ["[0.1,", "0.1,", "0.1,", "0.1]"]
+    assert output["new processes run the new line"].strip() == "[0.02, 0.02]"
+    assert output["old processes still run their version"].strip() == "[0.1, 0.1, 0.1, 0.1]"
+    assert output["after reload(), they have reloaded"].strip() == "rates, model"
+    assert output["a new actor in the same processes"].strip() == "[0.003, 0.003, 0.003, 0.003]"
     assert "synced 2 files" in done.stderr
     assert "2/2 hosts in" in done.stderr

@@ -1,4 +1,4 @@
-"""``meshgate ls`` and ``meshgate kill`` find and end the jobs of a cluster."""
+"""``meshgate ls`` and ``meshgate kill`` in a cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from meshgate import Compute, KubernetesJob
-from meshgate.cli import app
+from meshgate.cli.app import app
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -14,22 +14,22 @@ def run(*arguments: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_a_forgotten_job_is_listed_and_ended(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_listed_and_ended(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    assert run("ls", "-n", namespace) == (0, "no job runs there\n")
+    assert run("ls", "-n", namespace) == (0, f"no jobs in namespace {namespace!r}\n")
     KubernetesJob(compute=Compute(), name="forgotten", namespace=namespace).apply()
-    code, told = run("ls", "-n", namespace)
+    code, output = run("ls", "-n", namespace)
     assert code == 0
-    assert "forgotten" in told
-    assert "workers=1" in told
-    code, told = run("kill", "-n", namespace, "nobody")
-    assert (code, "no job 'nobody' runs" in told) == (2, True)
+    assert "forgotten" in output
+    assert "workers=1" in output
+    code, output = run("kill", "-n", namespace, "unknown")
+    assert (code, "there is no job 'unknown'" in output) == (2, True)
     assert run("kill", "-n", namespace, "forgotten") == (0, f"ended {namespace}/forgotten\n")
 
 
-def test_a_cluster_that_cannot_be_reached_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_kubeconfig_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("KUBECONFIG", "/no/such/file")
-        code, told = run("ls", "-A")
+        code, output = run("ls", "-A")
     assert code == 1
-    assert "/no/such/file cannot be used" in told
+    assert "cannot use the kubeconfig /no/such/file" in output

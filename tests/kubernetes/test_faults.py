@@ -1,4 +1,4 @@
-"""What the cluster does to a job while it is used."""
+"""Faults in the cluster while a job is in use."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tests.kubernetes.actors import Trainer
 from tests.kubernetes.api_server import restart_api_server
 from tests.kubernetes.cluster import Kubectl
 
-TOLD_WITHIN = 5.0  # seconds
+REPORTED_WITHIN = 5.0  # seconds
 
 
-def assert_told(error: SupervisionError, rank: int, pod: str, reason: str) -> None:
+def assert_reports(error: SupervisionError, rank: int, pod: str, reason: str) -> None:
     assert error.failure is not None
     assert error.failure.ranks == (rank,)
     assert error.failure.hosts[rank] == pod
-    for told in (f"rank {rank}", pod, reason):
-        assert told in str(error)
+    for text in (f"rank {rank}", pod, reason):
+        assert text in str(error)
 
 
-def test_a_pod_deleted_during_a_call_is_named_with_the_reason(namespace: str, kubectl: Kubectl) -> None:
+def test_a_pod_deleted_during_a_call_is_reported_with_the_reason(namespace: str, kubectl: Kubectl) -> None:
     with KubernetesJob(compute=Compute(replicas=2), name="victim", namespace=namespace) as job:
         trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
         trainers.pod.call().get(timeout=60)
@@ -32,12 +32,12 @@ def test_a_pod_deleted_during_a_call_is_named_with_the_reason(namespace: str, ku
         kubectl("delete", "pod", "victim-workers-1", "--wait=false")
         with pytest.raises(SupervisionError) as caught:
             call.get(timeout=60)
-        assert time.monotonic() - deleted < TOLD_WITHIN
-        assert_told(caught.value, 1, "victim-workers-1", "its pod is being deleted")
+        assert time.monotonic() - deleted < REPORTED_WITHIN
+        assert_reports(caught.value, 1, "victim-workers-1", "its pod is being deleted")
         assert trainers.slice(hosts=0).pod.call_one().get(timeout=60) == "victim-workers-0"
 
 
-def test_a_process_that_runs_out_of_memory_is_named_with_its_rank_and_pod(namespace: str) -> None:
+def test_a_process_out_of_memory_is_reported_with_rank_and_pod(namespace: str) -> None:
     compute = Compute(replicas=2, memory="400Mi")
     with KubernetesJob(compute=compute, name="starving", namespace=namespace) as job:
         trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
@@ -45,14 +45,14 @@ def test_a_process_that_runs_out_of_memory_is_named_with_its_rank_and_pod(namesp
         filled = time.monotonic()
         with pytest.raises(SupervisionError) as caught:
             trainers.slice(hosts=1).fill.call_one(600).get(timeout=60)
-        assert time.monotonic() - filled < TOLD_WITHIN
-        assert_told(caught.value, 0, "starving-workers-1", "failed: ")  # Monarch may or may not know by what
+        assert time.monotonic() - filled < REPORTED_WITHIN
+        assert_reports(caught.value, 0, "starving-workers-1", "failed: ")  # Monarch does not always report the signal
         assert trainers.slice(hosts=0).pod.call_one().get(timeout=60) == "starving-workers-0"
         again = job.state().workers.spawn_procs().spawn("again", Trainer)
         assert len(again.pod.call().get(timeout=60)) == 2
 
 
-def test_a_deleted_gateway_is_told_and_the_job_can_be_applied_again(namespace: str, kubectl: Kubectl) -> None:
+def test_a_deleted_gateway_is_reported_and_the_job_can_be_applied_again(namespace: str, kubectl: Kubectl) -> None:
     with KubernetesJob(compute=Compute(), name="headless", namespace=namespace) as job:
         trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
         process = trainers.process.call_one().get(timeout=60)
@@ -69,7 +69,7 @@ def test_a_deleted_gateway_is_told_and_the_job_can_be_applied_again(namespace: s
 
 
 @pytest.mark.disturbing
-def test_nothing_is_lost_when_the_api_server_restarts(namespace: str, kubectl: Kubectl) -> None:
+def test_a_restart_of_the_api_server_loses_nothing(namespace: str, kubectl: Kubectl) -> None:
     with KubernetesJob(compute=Compute(replicas=2), name="upgrade", namespace=namespace) as job:
         trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
         trainers.pod.call().get(timeout=60)

@@ -1,4 +1,4 @@
-"""A gateway lets in Kubernetes identities that may run code in the job's pods, and tells others what they lack."""
+"""A gateway accepts Kubernetes identities that may exec into the job's pods; others get the missing permission."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def delegated(namespace: str, kubectl: Kubectl) -> Iterator[None]:
 
 @pytest.fixture
 def account(kubectl: Kubectl) -> Iterator[str]:
-    """The token of a service account without rights, called someone."""
+    """The token of a service account without permissions, named someone."""
     kubectl("create", "serviceaccount", "someone")
     yield kubectl.token_of("someone")
     kubectl("delete", "serviceaccount", "someone")
 
 
-def refused(port: int, token: str) -> tuple[int, str]:
+def denied(port: int, token: str) -> tuple[int, str]:
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/job", headers={"Authorization": f"Bearer {token}"})
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=20)
@@ -51,7 +51,7 @@ def refused(port: int, token: str) -> tuple[int, str]:
         return caught.value.code, json.load(caught.value)["error"]
 
 
-def test_an_identity_that_may_exec_into_the_pods_has_a_session(
+def test_an_identity_that_may_exec_into_pods_gets_a_session(
     namespace: str, kubectl: Kubectl, gateway: int, delegated: None, account: str
 ) -> None:
     kubectl("create", "role", "runner", "--verb=create", "--resource=pods/exec")
@@ -64,18 +64,20 @@ def test_an_identity_that_may_exec_into_the_pods_has_a_session(
         kubectl("delete", "role/runner", "rolebinding/runner")
 
 
-def test_a_stranger_is_told_the_missing_right(namespace: str, gateway: int, delegated: None, account: str) -> None:
-    status, told = refused(gateway, account)
+def test_an_identity_without_permission_gets_the_missing_verb(
+    namespace: str, gateway: int, delegated: None, account: str
+) -> None:
+    status, error = denied(gateway, account)
     assert status == 403
-    assert f"system:serviceaccount:{namespace}:someone may not create pods/exec in namespace {namespace!r}" in told
+    assert f"system:serviceaccount:{namespace}:someone may not create pods/exec in namespace {namespace!r}" in error
 
 
-def test_a_token_that_nobody_has_is_no_identity(gateway: int, delegated: None) -> None:
+def test_a_forged_token_is_denied(gateway: int, delegated: None) -> None:
     forged = base64.urlsafe_b64encode(b'{"alg":"RS256"}').decode() + ".e30.c2ln"
-    assert refused(gateway, forged)[0] == 401
+    assert denied(gateway, forged)[0] == 401
 
 
-def test_a_gateway_that_may_not_ask_says_what_it_lacks(gateway: int, account: str) -> None:
-    status, told = refused(gateway, account)
+def test_a_gateway_without_the_reviewer_role_names_it(gateway: int, account: str) -> None:
+    status, error = denied(gateway, account)
     assert status == 401
-    assert "system:auth-delegator" in told
+    assert "system:auth-delegator" in error

@@ -1,9 +1,7 @@
-"""A driver that reaches nginx and nothing else: by TLS, through cuts, to a job made by each of the three ways."""
+"""A driver that reaches only nginx: over TLS, despite cuts, with workers from each of the three ways."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from meshgate import Compute, ImageSpec, KubernetesJob
 from tests.kubernetes.cluster import Kubectl, bare_worker_pods
 from tests.kubernetes.monarch_operator import monarch_operator
-from tests.kubernetes.network import Nginx, Place, isolated_place, local_port, nginx
+from tests.kubernetes.network import ingress
 
 DRIVER = """
 import os, socket, time
@@ -60,36 +58,23 @@ except OSError:
 """
 
 
-@contextmanager
-def ingress(job: KubernetesJob, kubectl: Kubectl, directory: Path) -> Iterator[tuple[Place, Nginx, dict[str, str]]]:
-    """Where a driver runs, nginx before the gateway of ``job``, and the driver's environment."""
-    with ExitStack() as stack:
-        place = stack.enter_context(isolated_place())
-        port = stack.enter_context(local_port(kubectl, f"service/{job.name}-gateway"))
-        proxy = stack.enter_context(nginx(directory, place.address, port))
-        encoded = kubectl("get", "secret", f"{job.name}-token", "-o", "go-template={{.data.token | base64decode}}")
-        yield place, proxy, {"MESHGATE_URL": proxy.url, "MESHGATE_CA": str(proxy.ca), "MESHGATE_TOKEN": encoded}
-
-
-def test_pods_of_the_jobs_own_through_tls(namespace: str, kubectl: Kubectl, tmp_path: Path) -> None:
+def test_pods_created_for_the_job_through_tls(namespace: str, kubectl: Kubectl, tmp_path: Path) -> None:
     with KubernetesJob(compute=Compute(replicas=2), name="outside", namespace=namespace) as job:
         job.apply()
         with ingress(job, kubectl, tmp_path) as (place, _, environment):
             server = kubectl("config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}")
             host, port = server.rpartition("/")[2].split(":")
-            told = place.run(DRIVER + NOTHING_ELSE.format(host=host, port=port), environment)
-    assert told == f"outside-workers-0 outside-workers-1\n{'isolated' if place.prefix else 'reached'}\n"
+            output = place.run(DRIVER + NOTHING_ELSE.format(host=host, port=port), environment)
+    assert output == f"outside-workers-0 outside-workers-1\n{'isolated' if place.prefix else 'reached'}\n"
 
 
-def test_every_connection_being_cut_after_seconds_loses_nothing(
-    namespace: str, kubectl: Kubectl, tmp_path: Path
-) -> None:
-    # A load balancer does so after 30 s; twenty times as often is worse in every respect, and does not take as long.
+def test_frequent_cuts_lose_nothing(namespace: str, kubectl: Kubectl, tmp_path: Path) -> None:
+    # Some load balancers cut connections after 30 s; cutting twenty times as often makes the test harder and shorter.
     with KubernetesJob(compute=Compute(replicas=2), name="cuts", namespace=namespace) as job:
         job.apply()
         with ingress(job, kubectl, tmp_path) as (place, proxy, environment), proxy.cutting_every(1.5):
-            told = place.run(DRIVER + CUTS, environment)
-    assert int(told.rpartition("calls: ")[2]) > 20
+            output = place.run(DRIVER + CUTS, environment)
+    assert int(output.rpartition("calls: ")[2]) > 20
 
 
 def test_existing_pods_through_tls(namespace: str, kubectl: Kubectl, images: tuple[str, str], tmp_path: Path) -> None:
@@ -114,7 +99,9 @@ def test_a_mesh_of_the_monarch_operator_through_tls(
                 assert len(place.run(DRIVER, environment).split()) == 2
 
 
-def test_a_wrong_token_and_a_foreign_certificate_are_told(namespace: str, kubectl: Kubectl, tmp_path: Path) -> None:
+def test_a_wrong_token_and_an_untrusted_certificate_are_reported(
+    namespace: str, kubectl: Kubectl, tmp_path: Path
+) -> None:
     program = "from meshgate import KubernetesJob; KubernetesJob().state(cached_path=None)"
     with KubernetesJob(compute=Compute(), name="strict", namespace=namespace) as job:
         job.apply()

@@ -1,4 +1,4 @@
-"""How a job lives and ends: found again from anywhere, ended whole, and not left alone for ever."""
+"""The life of a job: found from anywhere, deleted completely, and ended when idle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def first_pod(job: KubernetesJob) -> str:
 
 
 def run(program: str, directory: Path) -> str:
-    """What another process, with nothing of this one but the environment, prints."""
+    """The output of another process with the same environment."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         cwd=directory,
@@ -35,9 +35,7 @@ def run(program: str, directory: Path) -> str:
     return done.stdout.strip()
 
 
-def test_another_process_finds_the_job_by_its_file_and_another_laptop_by_its_name(
-    namespace: str, tmp_path: Path
-) -> None:
+def test_a_job_is_found_by_its_file_and_by_its_name(namespace: str, tmp_path: Path) -> None:
     start = f"""
         from meshgate import Compute, KubernetesJob
         job = KubernetesJob(compute=Compute(), name="found", namespace={namespace!r})
@@ -57,7 +55,7 @@ def test_another_process_finds_the_job_by_its_file_and_another_laptop_by_its_nam
         KubernetesJob(name="found", namespace=namespace).apply()
 
 
-def test_two_jobs_side_by_side(namespace: str) -> None:
+def test_two_jobs_run_side_by_side(namespace: str) -> None:
     one = KubernetesJob(compute=Compute(), name="left", namespace=namespace)
     two = KubernetesJob(compute=Compute(), name="right", namespace=namespace)
     with one, two:
@@ -67,33 +65,35 @@ def test_two_jobs_side_by_side(namespace: str) -> None:
         assert first_pod(two) == "right-workers-0"
 
 
-def test_a_forgotten_job_ends_itself(namespace: str, kubectl: Kubectl, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_idle_job_deletes_itself(namespace: str, kubectl: Kubectl, capfd: pytest.CaptureFixture[str]) -> None:
     KubernetesJob(compute=Compute(inactivity_ttl="4s"), name="alone", namespace=namespace).apply()
-    assert "ends itself after 4 s without a session" in capfd.readouterr().err
-    kubectl("wait", "--for=delete", "configmap/alone", "--timeout=180s", timeout=190)
+    assert "ends after 4 s without a session" in capfd.readouterr().err
+    kubectl.wait_deleted("configmap/alone")
 
 
-def test_a_name_that_a_different_job_has_is_refused_and_that_job_lives_on(namespace: str) -> None:
+def test_a_different_job_of_the_same_name_is_a_conflict(namespace: str) -> None:
     with KubernetesJob(compute=Compute(), name="taken", namespace=namespace) as job:
         job.apply()
-        with pytest.raises(JobStartFailed, match="a job 'taken' runs already"):
+        different = "a job 'taken' with a different specification or owner is already running"
+        with pytest.raises(JobStartFailed, match=different):
             KubernetesJob(compute=Compute(replicas=2), name="taken", namespace=namespace).apply()
         with KubernetesJob(compute=Compute(), name="taken", namespace=namespace) as same:
             same.apply()
             assert first_pod(same) == "taken-workers-0"
 
 
-def test_what_is_not_the_jobs_own_is_not_touched(namespace: str, kubectl: Kubectl) -> None:
+def test_objects_of_others_are_not_replaced(namespace: str, kubectl: Kubectl) -> None:
     kubectl("create", "service", "clusterip", "mine-gateway", "--tcp=80:80")
     try:
-        with pytest.raises(JobStartFailed, match=r"Service 'mine-gateway' .* is not of job 'mine'"):
+        with pytest.raises(JobStartFailed, match=r"Service 'mine-gateway' .* does not belong to job 'mine'"):
             KubernetesJob(compute=Compute(), name="mine", namespace=namespace).apply()
         assert kubectl("get", "service", "mine-gateway", "-o", "jsonpath={.spec.ports[0].port}") == "80"
     finally:
         kubectl("delete", "service", "mine-gateway")
 
 
-def test_ctrl_c_while_it_comes_up_leaves_nothing(namespace: str, kubectl: Kubectl) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_signal_while_a_job_starts_leaves_nothing(namespace: str, kubectl: Kubectl, number: signal.Signals) -> None:
     program = f"""
         from meshgate import Compute, KubernetesJob
         pod_spec = {{"containers": [{{"name": "worker", "command": ["sleep", "600"]}}]}}
@@ -105,12 +105,33 @@ def test_ctrl_c_while_it_comes_up_leaves_nothing(namespace: str, kubectl: Kubect
         assert driver.stderr is not None
         while "workers: 1 running" not in driver.stderr.readline():
             assert driver.poll() is None
-        driver.send_signal(signal.SIGINT)
-        assert "KeyboardInterrupt" in driver.stderr.read()
+        driver.send_signal(number)
+        assert ("KeyboardInterrupt" in driver.stderr.read()) is (number is signal.SIGINT)
         assert driver.wait(timeout=60) != 0
+    kubectl.wait_deleted("configmap/stopped")
 
 
-def test_a_driver_that_is_killed_leaves_the_job_to_the_next(namespace: str, kubectl: Kubectl) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_in_a_with_block_ends_the_job(namespace: str, kubectl: Kubectl, number: signal.Signals) -> None:
+    program = f"""
+        import time
+        from meshgate import Compute, KubernetesJob
+        with KubernetesJob(compute=Compute(), name="signalled", namespace={namespace!r}) as job:
+            procs = job.state().workers.spawn_procs()
+            procs.initialized.get()
+            print("up", flush=True)
+            time.sleep(600)
+        """
+    driver = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
+    with driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "up\n"
+        driver.send_signal(number)
+        assert driver.wait(timeout=120) == (128 + number if number is signal.SIGTERM else -number)
+    kubectl.wait_deleted("configmap/signalled")
+
+
+def test_the_job_of_a_killed_driver_is_usable_by_the_next(namespace: str, kubectl: Kubectl) -> None:
     program = f"""
         import time
         from meshgate import Compute, KubernetesJob

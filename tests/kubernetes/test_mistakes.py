@@ -1,4 +1,4 @@
-"""What a newcomer gets wrong is told once, with what to do about it, and leaves nothing behind."""
+"""Mistakes of a first-time user are reported with what to do, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from meshgate.errors import GatewayLostError, JobNotRunning, JobStartFailed
 from tests.kubernetes.actors import Trainer
 from tests.kubernetes.cluster import Kubectl
 
-SOON = 60.0  # seconds; without stopping early these would take the job's 15 minutes
+REPORTED_WITHIN = 60.0  # seconds; without giving up early these would take the job's 15 minutes
 
 
-def refusal(job: KubernetesJob) -> str:
+def failure(job: KubernetesJob) -> str:
     started = time.monotonic()
     with pytest.raises(JobStartFailed) as caught, job:
         job.apply()
-    assert time.monotonic() - started < SOON
+    assert time.monotonic() - started < REPORTED_WITHIN
     return str(caught.value)
 
 
-def test_a_namespace_that_is_not_there(namespace: str) -> None:
-    told = refusal(KubernetesJob(compute=Compute(), name="nowhere", namespace=f"{namespace}-not"))
-    assert f"there is no namespace '{namespace}-not'" in told
-    assert f"kubectl create namespace {namespace}-not" in told
+def test_a_missing_namespace(namespace: str) -> None:
+    error = failure(KubernetesJob(compute=Compute(), name="nowhere", namespace=f"{namespace}-not"))
+    assert f"namespace '{namespace}-not' does not exist" in error
+    assert f"kubectl create namespace {namespace}-not" in error
 
 
 def test_a_kubeconfig_without_credentials(namespace: str, kubectl: Kubectl, tmp_path: Path) -> None:
@@ -38,44 +38,44 @@ def test_a_kubeconfig_without_credentials(namespace: str, kubectl: Kubectl, tmp_
     path.write_text(kubectl("config", "view", "--raw", "--minify", "--flatten"))
     anonymous = Kubectl(namespace, path)
     anonymous("config", "unset", f"users.{anonymous('config', 'view', '-o', 'jsonpath={.users[0].name}')}")
-    told = refusal(KubernetesJob(compute=Compute(), name="nobody", namespace=namespace, kubeconfig=path))
-    assert f"the kubeconfig {path} gives no credentials that the API server at" in told
+    error = failure(KubernetesJob(compute=Compute(), name="anonymous", namespace=namespace, kubeconfig=path))
+    assert f"the kubeconfig {path} provides no credentials for the API server at" in error
 
 
-def test_a_selector_that_finds_nothing(namespace: str) -> None:
-    told = refusal(KubernetesJob(selector={"app": "none"}, name="empty", namespace=namespace))
-    assert f"no pod in namespace '{namespace}' matches the selector 'app=none'" in told
+def test_a_selector_without_matches(namespace: str) -> None:
+    error = failure(KubernetesJob(selector={"app": "none"}, name="empty", namespace=namespace))
+    assert f"no pod in namespace '{namespace}' matches the selector 'app=none'" in error
 
 
 @pytest.mark.parametrize(
-    ("compute", "told"),
+    ("compute", "text"),
     [
         (Compute(volumes=[{"mountPath": "/data", "hostPath": {"path": "../data"}}]), "must not contain '..'"),
         (Compute(pod_spec={"containers": [{"name": "worker", "imagePullPolicy": "Sometimes"}]}), "imagePullPolicy"),
     ],
-    ids=["a volume that cannot be mounted", "a value that there is not"],
+    ids=["an invalid volume", "an invalid value"],
 )
-def test_a_pod_that_cannot_be(namespace: str, compute: Compute, told: str) -> None:
-    said = refusal(KubernetesJob(compute=compute, name="impossible", namespace=namespace))
-    assert 'statefulset impossible-workers: FailedCreate: Pod "impossible-workers-0" is invalid' in said
-    assert told in said
+def test_an_invalid_pod(namespace: str, compute: Compute, text: str) -> None:
+    error = failure(KubernetesJob(compute=compute, name="impossible", namespace=namespace))
+    assert 'statefulset impossible-workers: FailedCreate: Pod "impossible-workers-0" is invalid' in error
+    assert text in error
 
 
-def test_a_workload_that_cannot_be(namespace: str) -> None:
+def test_an_invalid_workload(namespace: str) -> None:
     compute = Compute(pod_spec={"restartPolicy": "Never"})
-    said = refusal(KubernetesJob(compute=compute, name="impossible", namespace=namespace))
-    assert 'StatefulSet.apps "impossible-workers" is invalid' in said
-    assert 'restartPolicy: Unsupported value: "Never"' in said
+    error = failure(KubernetesJob(compute=compute, name="impossible", namespace=namespace))
+    assert 'StatefulSet.apps "impossible-workers" is invalid' in error
+    assert 'restartPolicy: Unsupported value: "Never"' in error
 
 
-def test_a_template_that_is_no_pods(namespace: str) -> None:
+def test_an_invalid_template(namespace: str) -> None:
     job = KubernetesJob(name="notemplate", namespace=namespace)
     job.add_mesh("workers", 1, pod_spec={"containers": [{"image": "x"}]})
-    said = refusal(job)
-    assert 'Pod "notemplate-workers-0" is invalid: spec.containers[0].name: Required value' in said
+    error = failure(job)
+    assert 'Pod "notemplate-workers-0" is invalid: spec.containers[0].name: Required value' in error
 
 
-def test_applied_twice_and_killed_twice(namespace: str, kubectl: Kubectl, images: tuple[str, str]) -> None:
+def test_apply_and_kill_are_idempotent(namespace: str, kubectl: Kubectl, images: tuple[str, str]) -> None:
     job = KubernetesJob(name="twice", namespace=namespace)
     job.add_mesh("workers", 1, image_spec=ImageSpec(images[1]))
     job.apply()
@@ -87,7 +87,7 @@ def test_applied_twice_and_killed_twice(namespace: str, kubectl: Kubectl, images
     job.kill()
 
 
-def test_two_laptops_that_start_the_same_at_once_share_it(namespace: str, kubectl: Kubectl) -> None:
+def test_two_laptops_that_start_the_same_job_share_it(namespace: str, kubectl: Kubectl) -> None:
     laptops = [KubernetesJob(compute=Compute(), name="both", namespace=namespace) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda job: job.apply(), laptops))
@@ -102,7 +102,7 @@ def test_two_laptops_that_start_the_same_at_once_share_it(namespace: str, kubect
     other.kill()
 
 
-def test_a_job_that_another_laptop_has_ended(namespace: str) -> None:
+def test_a_job_that_another_laptop_ended(namespace: str) -> None:
     job = KubernetesJob(compute=Compute(), name="ended", namespace=namespace)
     job.apply()
     trainers = job.state(cached_path=None).workers.spawn_procs().spawn("trainers", Trainer)
@@ -119,13 +119,12 @@ def test_a_job_that_another_laptop_has_ended(namespace: str) -> None:
     job.kill()
 
 
-def test_what_a_killed_program_has_begun_the_next_one_takes_on(namespace: str, tmp_path: Path) -> None:
+def test_the_next_program_completes_the_job_of_a_killed_one(namespace: str, tmp_path: Path) -> None:
     program = f"""
         import os
         from meshgate import Compute, KubernetesJob
-        from meshgate_kubernetes import provision
-        made = provision.create_owned
-        provision.create_owned = lambda *arguments: os.kill(os.getpid(), 9)
+        from meshgate_kubernetes.jobs import objects
+        objects.create_owned = lambda *arguments: os.kill(os.getpid(), 9)
         KubernetesJob(compute=Compute(), name="begun", namespace={namespace!r}).apply()
         """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=tmp_path, timeout=60, check=False)

@@ -1,4 +1,4 @@
-"""Whole programs against the cluster: the examples, and those that the product was conceived from, imports apart."""
+"""Complete programs in the cluster: meshgate's examples, and Kubetorch's with changed imports."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from meshgate import Compute, KubernetesJob
-from meshgate_kubernetes.names import JOB_LABEL
+from meshgate_kubernetes.manifests.names import JOB_LABEL
+from tests.documents import programs_in
 from tests.kubernetes.cluster import KINDS, Kubectl, bare_worker_pods
-from tests.programs import ROOT, python_blocks
+from tests.programs import ROOT
 
-# Kubetorch's examples, letter for letter but for their import lines.
+# Kubetorch's examples, unchanged except for their imports.
 BASIC = """
 import meshgate as kt
 from meshgate import KubernetesJob
@@ -75,14 +76,14 @@ state = job.state()
 # ... use state.workers as normal
 """
 
-# The image has no torch: what the program needs of it comes with the program, as its code.
+# The image has no torch: the part that the program needs is synced with its code.
 TORCH = """
 import contextlib
 
 class cuda:
     is_available = staticmethod(lambda: False)
 
-class storage:  # what Monarch looks for where it finds torch
+class storage:  # what Monarch uses if torch is installed
     class UntypedStorage: ...
     class TypedStorage: ...
 
@@ -118,9 +119,11 @@ with KubernetesJob(compute=Compute(replicas=8), name="live", namespace=sys.argv[
 """
 
 
-def run(program: list[str], cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(
+    program: list[str], cwd: Path, *, python: str = sys.executable, **variables: str
+) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, *program],
+        [python, *program],
         cwd=cwd,
         env={**os.environ, **variables},
         capture_output=True,
@@ -132,20 +135,20 @@ def run(program: list[str], cwd: Path, **variables: str) -> subprocess.Completed
     return done
 
 
-def assert_nothing_left(told: str) -> None:
-    """Of the job in the namespace ``default`` whose progress is ``told``."""
-    (name,) = set(re.findall(r"^default/(\S+): is up", told, re.MULTILINE))
+def assert_nothing_left(progress: str) -> None:
+    """Asserts that no object of the job remains whose progress output this is."""
+    (name,) = set(re.findall(r"^default/(\S+): is ready ", progress, re.MULTILINE))
     assert Kubectl("default")("get", KINDS, "-l", f"{JOB_LABEL}={name}", "-o", "name") == ""
 
 
-def test_the_example_runs_as_it_stands(tmp_path: Path, images: tuple[str, str]) -> None:
+def test_the_example_runs_unchanged(tmp_path: Path, images: tuple[str, str]) -> None:
     done = run([str(ROOT / "examples" / "kubernetes.py")], tmp_path)
     assert "'rank 1 is done'" in done.stdout
     assert_nothing_left(done.stderr)
 
 
-def test_the_readmes_program_runs_as_pasted(tmp_path: Path, images: tuple[str, str]) -> None:
-    (program,) = [block for block in python_blocks(ROOT / "README.md") if "KubernetesJob" in block]
+def test_the_program_in_the_document_runs_as_pasted(tmp_path: Path, images: tuple[str, str]) -> None:
+    (program,) = programs_in("docs/kubernetes.md")
     (tmp_path / "program.py").write_text(program)
     done = run(["program.py"], tmp_path)
     assert "'rank 1 is done'" in done.stdout
@@ -153,8 +156,19 @@ def test_the_readmes_program_runs_as_pasted(tmp_path: Path, images: tuple[str, s
     assert_nothing_left(done.stderr)
 
 
+@pytest.mark.parametrize("laptop", os.environ.get("MESHGATE_TEST_LAPTOPS", "").split())
+def test_laptops_with_other_versions_of_python_run_the_same_program(
+    tmp_path: Path, images: tuple[str, str], laptop: str
+) -> None:
+    (program,) = programs_in("docs/kubernetes.md")
+    (tmp_path / "program.py").write_text(program)
+    done = run(["program.py"], tmp_path, python=laptop)
+    assert "'rank 1 is done'" in done.stdout
+    assert_nothing_left(done.stderr)
+
+
 @pytest.mark.disturbing
-def test_kubetorchs_basic_example_runs_as_it_stands(tmp_path: Path, images: tuple[str, str], two_gpus: None) -> None:
+def test_kubetorchs_basic_example_runs_unchanged(tmp_path: Path, images: tuple[str, str], two_gpus: None) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / "basic.py").write_text(BASIC)
     (tmp_path / "torch.py").write_text(TORCH)
@@ -176,7 +190,7 @@ def test_kubetorchs_example_of_preallocated_pods_runs(
         assert kubectl("get", "pods", "-l", "app=my-monarch-workers", "-o", "name").count("pod/") == 2
 
 
-def test_a_save_is_what_the_next_processes_of_eight_pods_run(namespace: str, tmp_path: Path) -> None:
+def test_new_processes_on_eight_pods_run_the_saved_code(namespace: str, tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / "step_of_cluster.py").write_text("STEP = 1\n")
     (tmp_path / "model_of_cluster.py").write_text(MODEL)
@@ -187,7 +201,7 @@ def test_a_save_is_what_the_next_processes_of_eight_pods_run(namespace: str, tmp
     ]  # fmt: skip
 
 
-def test_a_second_program_uses_the_job_by_its_name(namespace: str, kubectl: Kubectl) -> None:
+def test_a_second_program_finds_the_job_by_name(namespace: str, kubectl: Kubectl) -> None:
     with KubernetesJob(compute=Compute(), name="shared", namespace=namespace) as job:
         job.apply()
         other = KubernetesJob(name="shared", namespace=namespace)

@@ -1,20 +1,24 @@
-"""A pod without rights has jobs made by a gateway that has them, within the policy of that gateway's operator."""
+"""A provisioning gateway creates jobs for a pod without permissions, within the operator's policy."""
 
 from __future__ import annotations
 
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from meshgate import Compute, KubernetesJob
 from meshgate.errors import JobNotRunning, JobStartFailed
+from meshgate_gateway.provisioning.policy import read_policy
 from tests.kubernetes.actors import Trainer
 from tests.kubernetes.cluster import Kubectl
 from tests.kubernetes.network import local_port, nginx
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "provisioning-gateway.yaml"
+DEPLOYMENT = Path(__file__).parents[2] / "deploy" / "provisioning-gateway"
 TOKEN = secrets.token_hex(24)
 
 DRIVER = """
@@ -31,22 +35,74 @@ with KubernetesJob(compute=Compute(memory="500Mi", replicas=2), name="inner", na
 """
 
 
+def overlay(directory: Path, namespace: str, images: tuple[str, str], *components: str) -> str:
+    """A copy of the example, adapted to this namespace and these images."""
+    place = directory / "deploy"
+    shutil.copytree(DEPLOYMENT, place)
+    image, _, tag = images[0].rpartition(":")
+    changes = {
+        "training": namespace,
+        "newTag: 0.1.0": f"newName: {image}, newTag: {tag}",
+        "components: []": f"components: [{', '.join(f'../components/{name}' for name in components)}]",
+        "ghcr.io/meshgate/meshgate-gateway:0.1.0": images[0],
+        '"ghcr.io/meshgate/"': f'"{images[1].partition(":")[0]}"',
+    }
+    for file in (place / "example").iterdir():
+        text = file.read_text()
+        for old, new in changes.items():
+            text = text.replace(old, new)
+        file.write_text(text)
+    return str(place / "example")
+
+
 @pytest.fixture(scope="module")
-def provider(namespace: str, kubectl: Kubectl, images: tuple[str, str]) -> Iterator[str]:
-    """The example of the documents, in this namespace and with these images; its address in the cluster."""
-    text = (
-        EXAMPLE.read_text().replace("training", namespace).replace("ghcr.io/meshgate/meshgate-gateway:0.1.0", images[0])
-    )
-    text = text.replace("ghcr.io/meshgate/", images[1].partition(":")[0])
+def provider(
+    namespace: str, kubectl: Kubectl, images: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The URL, in the cluster, of a gateway that is deployed as documented."""
+    directory = overlay(tmp_path_factory.mktemp("overlay"), namespace, images, "ingress")
     kubectl("create", "secret", "generic", "meshgate", f"--from-literal=token={TOKEN}")
-    kubectl("apply", "-f", "-", stdin=text)
+    kubectl("apply", "-k", directory)
     kubectl("rollout", "status", "deployment/meshgate", "--timeout=180s", timeout=190)
     yield kubectl("get", "service", "meshgate", "-o", "jsonpath=ws://{.spec.clusterIP}:8650")
-    kubectl("delete", "-f", "-", stdin=text, timeout=60)
+    kubectl("delete", "-k", directory, timeout=60)
     kubectl("delete", "secret", "meshgate")
 
 
-def test_a_pod_without_rights_runs_a_job(
+def rendered(kubectl: Kubectl, directory: str) -> dict[tuple[str, str], Any]:
+    """The objects of an overlay, by kind and name."""
+    objects = yaml.safe_load_all(kubectl("kustomize", directory))
+    return {(each["kind"], each["metadata"]["name"]): each for each in objects}
+
+
+def test_the_components_lead_to_the_gateways_ports(kubectl: Kubectl, images: tuple[str, str], tmp_path: Path) -> None:
+    found = rendered(kubectl, overlay(tmp_path, "team", images, "ingress", "httproute", "service-monitor"))
+    service, metrics = (found["Service", name]["spec"] for name in ("meshgate", "meshgate-metrics"))
+    (port,) = service["ports"]
+    (container,) = found["Deployment", "meshgate"]["spec"]["template"]["spec"]["containers"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert (ports[port["targetPort"]], port["appProtocol"]) == (port["port"], "kubernetes.io/ws")
+    (rule,) = found["HTTPRoute", "meshgate"]["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": "meshgate", "port": port["port"]}]
+    (path,) = found["Ingress", "meshgate"]["spec"]["rules"][0]["http"]["paths"]
+    assert path["backend"]["service"] == {"name": "meshgate", "port": {"name": port["name"]}}
+    monitor = found["ServiceMonitor", "meshgate"]["spec"]
+    assert (
+        monitor["selector"]["matchLabels"].items() <= found["Service", "meshgate-metrics"]["metadata"]["labels"].items()
+    )
+    assert [each["port"] for each in monitor["endpoints"]] == [each["name"] for each in metrics["ports"]]
+    assert {"name": "MESHGATE_METRICS_PORT", "value": str(ports["metrics"])} in container["env"]
+    assert container["image"] == images[0]
+    assert {each["metadata"].get("namespace", "team") for each in found.values()} == {"team"}
+
+
+@pytest.mark.parametrize("folder", ["base", "example"])
+def test_the_policies_of_the_deployment_are_valid(folder: str) -> None:
+    policy = read_policy(DEPLOYMENT / folder / "policy.json")
+    assert bool(policy.namespaces) == (folder == "example")  # the base allows nothing
+
+
+def test_a_pod_without_permissions_runs_a_job(
     namespace: str, kubectl: Kubectl, images: tuple[str, str], provider: str
 ) -> None:
     variables = {"MESHGATE_URL": provider, "SPACE": namespace, "MESHGATE_WORKER_IMAGE": images[1]}
@@ -80,7 +136,7 @@ def test_a_laptop_with_only_a_url_and_a_token_runs_a_job(
             KubernetesJob(name="byurl", namespace=namespace, gateway_url=url).apply()
 
 
-def test_a_job_comes_up_through_an_ingress_that_cuts_every_connection_after_seconds(
+def test_a_job_starts_through_an_ingress_that_keeps_cutting_connections(
     namespace: str, kubectl: Kubectl, provider: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MESHGATE_TOKEN", TOKEN)
@@ -92,7 +148,7 @@ def test_a_job_comes_up_through_an_ingress_that_cuts_every_connection_after_seco
             assert trainers.pod.call_one().get(timeout=60) == "cut-workers-0"
 
 
-def test_what_the_policy_does_not_allow_is_refused_by_name(
+def test_policy_violations_are_reported(
     namespace: str, kubectl: Kubectl, provider: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MESHGATE_TOKEN", TOKEN)
@@ -101,11 +157,17 @@ def test_what_the_policy_does_not_allow_is_refused_by_name(
         job = KubernetesJob(compute=compute, name="greedy", namespace=namespace, gateway_url=f"http://127.0.0.1:{port}")
         with pytest.raises(JobStartFailed) as caught:
             job.apply()
-    for told in ("17 pods are more than 16", "65Gi of memory is more than 64Gi", "'docker.io/evil:1'", "'admin'"):
-        assert told in str(caught.value)
+    violations = (
+        "17 pods exceed the limit of 16",
+        "65Gi of memory exceeds the limit of 64Gi",
+        "'docker.io/evil:1'",
+        "'admin'",
+    )
+    for text in violations:
+        assert text in str(caught.value)
 
 
-def test_a_stranger_from_elsewhere_is_told_the_missing_right(
+def test_a_foreign_identity_gets_the_missing_verb(
     namespace: str, kubectl: Kubectl, provider: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = Kubectl("default")

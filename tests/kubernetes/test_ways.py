@@ -1,6 +1,8 @@
-"""The three ways to get workers, each from nothing to the first result and back to nothing."""
+"""The three ways to get workers, each from creation to deletion."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from meshgate import Compute, Image, ImageSpec, KubernetesJob
 from tests.kubernetes.actors import Trainer
 from tests.kubernetes.cluster import Kubectl, bare_worker_pods
 from tests.kubernetes.monarch_operator import monarch_operator
+from tests.ways_in import check_admin, check_commands, check_mounts, check_ports_and_stacks, check_terminal
 
 
 def pods_of(job: KubernetesJob, mesh: str = "workers") -> list[str]:
@@ -17,19 +20,19 @@ def pods_of(job: KubernetesJob, mesh: str = "workers") -> list[str]:
     return list(trainers.pod.call().get(timeout=60).values())
 
 
-def test_pods_of_the_jobs_own(namespace: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_pods_created_for_the_job(namespace: str, capfd: pytest.CaptureFixture[str]) -> None:
     compute = Compute(cpu="50m", memory="500Mi", replicas=2, image=Image(name="trainer"), env_vars={"FLAVOUR": "mint"})
     with KubernetesJob(compute=compute, name="own", namespace=namespace) as job:
         trainers = job.state().workers.spawn_procs(per_host={"gpus": 1}).spawn("trainers", Trainer)
         steps = trainers.train_step.call(batch_size=32).get(timeout=60)
         assert [*steps.values()] == ["step of 32 on own-workers-0", "step of 32 on own-workers-1"]
         assert [*trainers.variable.call("FLAVOUR").get(timeout=60).values()] == ["mint", "mint"]
-    told = capfd.readouterr().err
-    assert "workers: 2 ready (of 2)" in told
-    assert "ends itself after 1 h without a session" in told
+    progress = capfd.readouterr().err
+    assert "workers: 2 ready (of 2)" in progress
+    assert "ends after 1 h without a session" in progress
 
 
-def test_existing_pods_that_hold_only_torchmonarch(namespace: str, kubectl: Kubectl, images: tuple[str, str]) -> None:
+def test_existing_pods_with_only_torchmonarch(namespace: str, kubectl: Kubectl, images: tuple[str, str]) -> None:
     with bare_worker_pods(kubectl, images[1], "bare", 2):
         kubectl("rollout", "status", "statefulset/bare", "--timeout=180s", timeout=190)
         with KubernetesJob(selector={"app": "bare"}, namespace=namespace) as job:
@@ -63,3 +66,14 @@ def test_two_meshes_of_one_job(namespace: str, images: tuple[str, str]) -> None:
 def test_sixteen_workers(namespace: str) -> None:
     with KubernetesJob(compute=Compute(replicas=16), name="many", namespace=namespace) as job:
         assert pods_of(job) == [f"many-workers-{rank}" for rank in range(16)]
+
+
+def test_the_way_into_two_pods(namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = Compute(cpu="50m", memory="500Mi", replicas=2)
+    with KubernetesJob(compute=compute, name="into", namespace=namespace) as job:
+        hosts = job.state().workers
+        assert check_commands(job) == ["into-workers-0", "into-workers-1"]
+        check_terminal(job, monkeypatch)
+        check_ports_and_stacks(job, hosts)
+        check_admin(job)
+        check_mounts(job, tmp_path, "/tmp/way")

@@ -1,4 +1,4 @@
-"""Hosts as processes of this machine, each with a store of its own, below a gateway in the test's event loop."""
+"""Hosts as local processes, each with a store of its own, and a gateway in the test's event loop."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import meshgate_sync
-from meshgate_sync.delta import diff, encode
-from meshgate_sync.distributor import Distributor, Progress
-from meshgate_sync.home import snapshot_path
-from meshgate_sync.plan import GATEWAY, HostSlot, Routes
-from meshgate_sync.runner import Address
-from meshgate_sync.tree import EMPTY, Directory
+from meshgate_sync.distribution.distributor import Distributor, Progress
+from meshgate_sync.relay.plan import GATEWAY, HostSlot, Routes
+from meshgate_sync.store.home import snapshot_path
+from meshgate_sync.transport.runner import Address
+from meshgate_sync.tree.delta import diff, encode
+from meshgate_sync.tree.tree import EMPTY, Directory
 from tests.sync.trees import Content
 
 SECRET = b"a secret of the tests"
 _SOURCES = str(Path(meshgate_sync.__file__).parent.parent)
 
 SMALL_DISK = """
-mkdir -p "$1" && mount -t tmpfs -o "size=$2" none "$1" && exec "$3" -m meshgate_sync.serve
+mkdir -p "$1" && mount -t tmpfs -o "size=$2" none "$1" && exec "$3" -m meshgate_sync.distribution.serve
 """
-"""Runs a host whose home is a disk of so many bytes, which only it sees and which goes with it."""
+"""Runs a host with a private disk of a given size, which disappears with its process."""
 
 
 class HostProcess:
-    """``python -m meshgate_sync.serve``, or with ``space`` the same on a disk of so many bytes."""
+    """``python -m meshgate_sync.distribution.serve``, or with ``space`` the same on a disk of that size."""
 
     def __init__(self, name: str, home: Path, process: asyncio.subprocess.Process, address: Address) -> None:
         self.name = name
@@ -41,7 +41,7 @@ class HostProcess:
 
     @classmethod
     async def start(cls, name: str, home: Path, *, owner: str = "driver", space: int | None = None) -> HostProcess:
-        program = [sys.executable, "-m", "meshgate_sync.serve"]
+        program = [sys.executable, "-m", "meshgate_sync.distribution.serve"]
         if space is not None:
             arguments = (SMALL_DISK, "sh", str(home), str(space), sys.executable)
             program = ["unshare", "--mount", "--map-root-user", "sh", "-c", *arguments]
@@ -51,15 +51,15 @@ class HostProcess:
             env={**os.environ, "PYTHONPATH": _SOURCES},
         )  # fmt: skip
         host = cls(name, home, process, ("", 0))
-        answer = await host._ask({"name": name, "secret": SECRET.hex(), "owner": owner, "home": str(home)})
+        answer = await host._request({"name": name, "secret": SECRET.hex(), "owner": owner, "home": str(home)})
         host.address = (answer["address"][0], answer["address"][1])
         return host
 
     async def configure(self, routes: Routes, addresses: Mapping[str, Address]) -> None:
         plain = {"control": routes.control, "stripes": routes.stripes}
-        await self._ask({"routes": plain, "addresses": dict(addresses)})
+        await self._request({"routes": plain, "addresses": dict(addresses)})
 
-    async def _ask(self, message: Mapping[str, Any]) -> Any:
+    async def _request(self, message: Mapping[str, Any]) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -76,11 +76,11 @@ class HostProcess:
         self._process.send_signal(signal.SIGCONT)
 
     async def stop(self) -> None:
-        """Ends the process as its host would, by closing its input; waits for the end however it came about."""
+        """Ends the process by closing its input, and waits for its end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         await self._process.wait()
-        # The transport's pipes are closed in the next turns of the loop.
+        # The pipes of the transport are closed in the next iterations of the loop.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             await self._process.stdin.wait_closed()
 
@@ -89,18 +89,18 @@ class HostProcess:
 
 
 class Job:
-    """A driver with its gateway's end of the tree, and hosts."""
+    """A distributor and its hosts. The client's pieces come from ``content``, unless ``withhold`` is set."""
 
     def __init__(self, content: Content, distributor: Distributor) -> None:
         self.content = content
         self.distributor = distributor
         self.addresses: dict[str, Address] = {}
         self.hosts: dict[str, HostProcess] = {}
-        self.asked = 0
+        self.requested = 0
         self.progressed = asyncio.Event()
         self.last: Progress | None = None
-        self.hold_back = False
-        self._held_back: list[bytes] = []
+        self.withhold = False
+        self._withheld: list[bytes] = []
 
     async def add(self, hosts: Sequence[HostProcess]) -> None:
         routes = self.distributor.add_hosts([HostSlot(host.name) for host in hosts])
@@ -113,27 +113,27 @@ class Job:
         pieces = tuple(self.content.pieces.items()) if inline else ()
         self.distributor.publish(tree.digest, encode(diff(base, tree)), pieces)
 
-    async def bring(self, tree: Directory, base: Directory = EMPTY, *, timeout: float = 60) -> None:
+    async def distribute(self, tree: Directory, base: Directory = EMPTY, *, timeout: float = 60) -> None:
         self.publish(tree, base)
         await self.distributor.wait(tree.digest, self.hosts, timeout)
 
-    # --- distributor.Laptop -----------------------------------------------------------------------------
+    # --- distributor.Uploader -----------------------------------------------------------------------------
 
-    def ask(self, root: bytes, digests: tuple[bytes, ...]) -> None:
-        self.asked += len(digests)
-        self._held_back += digests
-        if not self.hold_back:
-            self.let_go()
+    def request_pieces(self, root: bytes, digests: tuple[bytes, ...]) -> None:
+        self.requested += len(digests)
+        self._withheld += digests
+        if not self.withhold:
+            self.release()
 
-    def let_go(self, share: float = 1.0) -> None:
-        """Sends what was asked for, or the first part of it."""
-        count = round(share * len(self._held_back))
-        now, self._held_back = self._held_back[:count], self._held_back[count:]
+    def release(self, share: float = 1.0) -> None:
+        """Supplies what was requested, or the first part of it."""
+        count = round(share * len(self._withheld))
+        now, self._withheld = self._withheld[:count], self._withheld[count:]
         asyncio.get_running_loop().call_soon(
             self.distributor.supply, [(digest, self.content.pieces[digest]) for digest in now]
         )
 
-    def progress(self, progress: Progress) -> None:
+    def report_progress(self, progress: Progress) -> None:
         self.last = progress
         self.progressed.set()
 
@@ -141,7 +141,7 @@ class Job:
 @contextlib.asynccontextmanager
 async def job(home: Path, content: Content, *, owner: str = "driver") -> AsyncIterator[Job]:
     made = Job.__new__(Job)
-    distributor = Distributor(str(home), secret=SECRET, owner=owner, laptop=made)
+    distributor = Distributor(str(home), secret=SECRET, owner=owner, uploader=made)
     made.__init__(content, distributor)  # type: ignore[misc]
     made.addresses[GATEWAY] = await distributor.start()
     try:

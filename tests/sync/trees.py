@@ -9,8 +9,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from meshgate_sync.digest import piece_digest
-from meshgate_sync.tree import Directory, File, Link, Node, Piece, walk
+from meshgate_sync.tree.digest import piece_digest
+from meshgate_sync.tree.tree import Directory, File, Node, Piece, Symlink, walk
 
 PIECE = 16
 """Test files are cut into pieces of this many bytes, so that small ones are large."""
@@ -34,7 +34,7 @@ class Content:
         if isinstance(node, dict):
             return self.tree(node)
         if isinstance(node, str):
-            return Link(os.fsencode(node))
+            return Symlink(os.fsencode(node))
         content, executable = node if isinstance(node, tuple) else (node, False)
         assert isinstance(content, bytes)
         for start in range(0, len(content), PIECE):

@@ -1,7 +1,7 @@
-"""Two sessions and what lies between them: websocket messages in flight, which arrive, wait or are lost.
+"""Two sessions and the websocket messages in flight between them, which arrive, wait or are lost.
 
-Nothing happens by itself: a test moves bytes from a session into flight, and from flight to the other session, and
-cuts. ``check_sessions`` asserts the invariants of every session made here since it was last called.
+Nothing happens automatically: a test writes messages of a session, delivers them to the other session, and cuts the
+connection. ``check_sessions`` asserts the invariants of every session created here since the last call.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from meshgate_wire.messages import Done, Header
 KIB = 1024
 MIB = 1024 * KIB
 
-_made: list[Session] = []
+_created: list[Session] = []
 PATTERN = 251 * 4096
 _BYTES = bytes(range(251)) * 4097
 
 
 def check_sessions() -> None:
-    for session in _made:
+    for session in _created:
         session.validate_state()
-    _made.clear()
+    _created.clear()
 
 
 def session(role: Role, *, manual: Any = None, **limits: int) -> Session:
-    made = Session(role, limits=Limits(**limits), manual_streams=manual)
-    _made.append(made)
-    return made
+    new = Session(role, limits=Limits(**limits), manual_streams=manual)
+    _created.append(new)
+    return new
 
 
 def client(**options: Any) -> Session:
@@ -42,19 +42,19 @@ def gateway(**options: Any) -> Session:
 
 
 def pattern(size: int, seed: int = 0) -> bytes:
-    """``size`` bytes that say by themselves which ``seed`` they are of."""
+    """``size`` bytes that depend on ``seed``."""
     start = seed * 7 % 251
-    whole, rest = divmod(size, PATTERN)
-    return _BYTES[start : start + PATTERN] * whole + _BYTES[start : start + rest]
+    count, remainder = divmod(size, PATTERN)
+    return _BYTES[start : start + PATTERN] * count + _BYTES[start : start + remainder]
 
 
 def next_message(sender: Session, budget: int = 257 * KIB) -> bytes:
-    """The next websocket message of ``sender``, empty when there is none."""
+    """The next websocket message of ``sender``, or empty."""
     return b"".join(sender.data_to_send(budget))
 
 
 def drain(sender: Session) -> list[bytes]:
-    """Every websocket message that ``sender`` has to send now."""
+    """All websocket messages that ``sender`` can send now."""
     return list(iter(lambda: next_message(sender), b""))
 
 
@@ -63,7 +63,7 @@ def messages(events: Sequence[Event]) -> list[MessageReceived]:
 
 
 def numbers(events: Sequence[Event]) -> list[int]:
-    """Which ``Done`` messages came, in order."""
+    """The numbers of the received ``Done`` messages, in order."""
     return [event.header.call for event in messages(events) if isinstance(event.header, Done)]
 
 
@@ -78,7 +78,7 @@ def content(message: MessageReceived) -> tuple[Header, list[bytes]]:
 
 
 class Side:
-    """One session, what is on its way to the other one, and what it has received."""
+    """One session, its messages in flight to the other one, and the events that it returned."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -109,7 +109,7 @@ class Channel:
             side.session.connection_made()
 
     def cut(self) -> None:
-        """What is in flight is lost, and both sides are told."""
+        """Loses the messages in flight and notifies both sides."""
         self.up = False
         for side in self.sides:
             side.in_flight.clear()
@@ -119,14 +119,14 @@ class Channel:
         return self.gateway if side is self.client else self.client
 
     def write(self, side: Side, budget: int = 257 * KIB) -> bool:
-        """Puts the next websocket message of ``side`` in flight."""
+        """Puts the next websocket message of ``side`` into flight."""
         message = next_message(side.session, budget)
         if message:
             side.in_flight.append(message)
         return bool(message)
 
     def deliver(self, side: Side) -> bool:
-        """Hands the oldest message of ``side`` in flight to the other side."""
+        """Delivers the oldest message in flight of ``side`` to the other side."""
         if not side.in_flight:
             return False
         receiver = self.other(side)
@@ -134,20 +134,20 @@ class Channel:
         return True
 
     def settle(self, *, acknowledge: bool = True) -> None:
-        """Moves everything there is until nothing moves; with ``acknowledge`` the timers fire as well."""
-        moved = True
-        while moved:
-            moved = False
+        """Writes and delivers until nothing is left; with ``acknowledge``, also the delayed acknowledgements."""
+        active = True
+        while active:
+            active = False
             for side in self.sides:
-                moved |= self.write(side) or self.deliver(side)
-            if not moved and acknowledge:
+                active |= self.write(side) or self.deliver(side)
+            if not active and acknowledge:
                 for side in self.sides:
                     side.session.acknowledge()
-                    moved |= self.write(side)
+                    active |= self.write(side)
 
 
 def connected(client: Session, gateway: Session) -> Channel:
-    """A channel whose sides have greeted each other."""
+    """A channel with an established connection."""
     channel = Channel(client, gateway)
     channel.dial()
     channel.settle()

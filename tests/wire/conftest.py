@@ -1,4 +1,4 @@
-"""Every test of the wire ends with the invariants of the sessions that it made."""
+"""Checks, after each test of the wire, the invariants of the sessions that it created."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from tests.wire import channel
 
 
 @pytest.fixture(autouse=True)
-def _sessions_are_sound() -> Iterator[None]:
+def _check_sessions() -> Iterator[None]:
     yield
     channel.check_sessions()

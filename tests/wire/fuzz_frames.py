@@ -1,8 +1,8 @@
-"""A fuzz target: whatever bytes come, a session returns or raises ``WireError``, and stays within its limits.
+"""A fuzz target: for any input, a session returns or raises ``WireError``, and stays within its limits.
 
-``python tests/wire/fuzz_frames.py --seconds 60`` mutates recorded conversations, with atheris's coverage guidance
-where that is installed and at random otherwise. A failure prints the seed that repeats it. The test suite runs a
-bounded number of the same random mutations.
+``python tests/wire/fuzz_frames.py --seconds 60`` mutates recorded conversations, guided by coverage if atheris is
+installed, else at random. A failure prints the seed that reproduces it. The test suite runs a fixed number of the same
+random mutations.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ LIMITS = Limits(
     ack_after=32 * KIB,
     chunk=8 * KIB,
 )
-# Over all streams: what may be unfinished, and what a slow reader of MANUAL may be left with.
-MOST_HELD = LIMITS.max_partial_bytes + len(MANUAL) * (LIMITS.window + LIMITS.max_message)
-MOST_REDIALS = 5
+# Over all streams: incomplete messages, and unconsumed messages of MANUAL streams.
+MAX_HELD = LIMITS.max_partial_bytes + len(MANUAL) * (LIMITS.window + LIMITS.max_message)
+MAX_REDIALS = 5
 INTERESTING = (0, 1, 3, 4, 7, 8, 0x7F, 0x80, 0xFF, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
 
 
 def fill(session: Session) -> None:
-    """Something of each kind to send."""
+    """Queues messages of each kind."""
     region = Region(labels=("hosts",), offset=0, sizes=(4,), strides=(1,))
     target = MeshRef(object=1, region=region)
     session.send(Call(call=1, target=target, endpoint="f", adverb="call"), [b"x"], stream=1)
@@ -52,20 +52,20 @@ def fill(session: Session) -> None:
 
 
 def record(role: Role) -> list[bytes]:
-    """The websocket messages of one side of a lively conversation."""
+    """The websocket messages of one side of a conversation."""
     session, peer = Session(role, limits=LIMITS), Session(role.other, limits=LIMITS)
     for side in (session, peer):
         side.connection_made()
         fill(side)
     recorded: list[bytes] = []
-    moved = True
-    while moved:
-        moved = False
+    active = True
+    while active:
+        active = False
         for sender, receiver in ((session, peer), (peer, session)):
             sender.acknowledge()
             message = b"".join(sender.data_to_send(20 * KIB))
             if message:
-                moved = True
+                active = True
                 receiver.receive_data(message)
                 if sender is session:
                     recorded.append(message)
@@ -73,7 +73,7 @@ def record(role: Role) -> list[bytes]:
 
 
 def feed(messages: Sequence[bytes], role: Role) -> State:
-    """Gives ``messages`` to a fresh session, redialling after errors that allow it; its state in the end."""
+    """Feeds ``messages`` to a new session, redialing after resumable errors. Returns its final state."""
     session = Session(role, limits=LIMITS, manual_streams=MANUAL.__contains__)
     fill(session)
     session.connection_made()
@@ -86,7 +86,7 @@ def feed(messages: Sequence[bytes], role: Role) -> State:
             events = session.receive_data(waiting.popleft())
         except WireError as error:
             redials += 1
-            if not error.resumable or redials > MOST_REDIALS:
+            if not error.resumable or redials > MAX_REDIALS:
                 break
             session.connection_made()
             received = session.statistics().frames_acknowledged
@@ -94,14 +94,14 @@ def feed(messages: Sequence[bytes], role: Role) -> State:
             continue
         held += sum(getattr(event, "held", 0) for event in events)
         statistics = session.statistics()
-        assert held + statistics.unfinished_bytes <= MOST_HELD
+        assert held + statistics.unfinished_bytes <= MAX_HELD
         assert statistics.streams_receiving <= LIMITS.max_tracked_streams
     session.validate_state()
     return session.state
 
 
 def mutate(messages: Sequence[bytes], choice: random.Random) -> list[bytes]:
-    """A few changes to a conversation: of bytes, of numbers, of whole messages."""
+    """Changes a few bytes, numbers or messages of a conversation."""
     mutated = list(messages)
     for _ in range(choice.randint(1, 4)):
         at = choice.randrange(len(mutated))
@@ -119,7 +119,7 @@ def mutate(messages: Sequence[bytes], choice: random.Random) -> list[bytes]:
 
 def _mutate_bytes(message: bytes, choice: random.Random) -> bytes:
     data = bytearray(message)
-    # Headers are near the beginning; so are most of the changes.
+    # Headers are near the start, and so are most of the changes.
     at = choice.randrange(min(len(data), choice.choice((17, 30, 80, 2**30))) or 1)
     kind = choice.randrange(4)
     if kind == 0:
@@ -137,10 +137,14 @@ def _mutate_bytes(message: bytes, choice: random.Random) -> bytes:
 
 
 def run_seed(seed: int, recordings: Sequence[tuple[Role, list[bytes]]]) -> State:
-    """One random mutation of one recording, fed to the side that it is meant for."""
+    """Feeds a random mutation of a recording to its receiver."""
+    return feed(*mutated(seed, recordings))
+
+
+def mutated(seed: int, recordings: Sequence[tuple[Role, list[bytes]]]) -> tuple[list[bytes], Role]:
     choice = random.Random(seed)
     role, messages = choice.choice(recordings)
-    return feed(mutate(messages, choice), role)
+    return mutate(messages, choice), role
 
 
 def recordings() -> list[tuple[Role, list[bytes]]]:
@@ -148,14 +152,14 @@ def recordings() -> list[tuple[Role, list[bytes]]]:
 
 
 def one_input(data: bytes) -> None:
-    """For atheris: a role, then messages that each follow their u16 length, after the recorded hello."""
+    """An input of atheris: a role, then messages, each after its u16 length, to be fed after the recorded hello."""
     role, messages = recordings_once()[data[0] % 2 if data else 0]
-    rest, fed = data[1:], messages[:1]
-    while len(rest) >= 2:
-        length = int.from_bytes(rest[:2], "big")
-        fed.append(rest[2 : 2 + length])
-        rest = rest[2 + length :]
-    feed(fed, role)
+    remaining, inputs = data[1:], messages[:1]
+    while len(remaining) >= 2:
+        length = int.from_bytes(remaining[:2], "big")
+        inputs.append(remaining[2 : 2 + length])
+        remaining = remaining[2 + length :]
+    feed(inputs, role)
 
 
 _recordings: list[tuple[Role, list[bytes]]] = []
@@ -175,20 +179,24 @@ def fuzz_with_atheris(seconds: float) -> None:
 
 
 def fuzz_at_random(seconds: float, seed: int) -> None:
-    """Runs seeds from ``seed`` on until the time is over. Leaves with the traceback of the first failure."""
-    made = recordings()
+    """Runs seeds, starting with ``seed``, until the time is over or one fails."""
+    recorded = recordings()
     end = time.monotonic() + seconds
     states = dict.fromkeys(State, 0)
     first = seed
+    inputs = 0
     while time.monotonic() < end:
+        messages, role = mutated(seed, recorded)
+        inputs += len(messages)
         try:
-            states[run_seed(seed, made)] += 1
+            states[feed(messages, role)] += 1
         except BaseException:
-            print(f"seed {seed} fails: repeat it with --seed {seed}", file=sys.stderr)
+            print(f"seed {seed} fails: reproduce it with --seed {seed}", file=sys.stderr)
             raise
         seed += 1
     print(
-        f"{seed - first} conversations, none failed:", {state.name: count for state, count in states.items() if count}
+        f"{seed - first:,} conversations of {inputs:,} messages without a failure:",
+        {state.name: count for state, count in states.items() if count},
     )
 
 
@@ -196,11 +204,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0] if __doc__ else "")
     options.add_argument("--seconds", type=float, default=10.0)
     options.add_argument("--seed", type=int, default=0, help="the first seed of the random mutations")
-    given = options.parse_args()
+    arguments = options.parse_args()
     if importlib.util.find_spec("atheris"):
-        fuzz_with_atheris(given.seconds)
+        fuzz_with_atheris(arguments.seconds)
     else:
-        fuzz_at_random(given.seconds, given.seed)
+        fuzz_at_random(arguments.seconds, arguments.seed)
 
 
 if __name__ == "__main__":

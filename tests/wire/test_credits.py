@@ -1,3 +1,5 @@
+"""The receiver bounds what the peer sends on each stream, and grants it more."""
+
 from __future__ import annotations
 
 import pytest
@@ -10,16 +12,16 @@ def windows(window: int = 1000, max_tracked: int = 16_000) -> ReceiveWindows:
     return ReceiveWindows(window, max_tracked)
 
 
-def test_a_stream_may_send_a_window_and_no_more() -> None:
+def test_a_stream_may_send_one_window() -> None:
     credits = windows()
     credits.take(1, 1000)
-    with pytest.raises(ProtocolError, match="sent 1 bytes on stream 1, where it had credit for 0"):
+    with pytest.raises(ProtocolError, match="sent 1 bytes on stream 1, but had credit for 0"):
         credits.take(1, 1)
     credits.take(2, 1000)
     credits.validate_state()
 
 
-def test_grants_are_gathered_until_they_make_a_quarter() -> None:
+def test_grants_are_collected_up_to_a_quarter_of_the_window() -> None:
     credits = windows()
     credits.take(1, 249)
     assert not credits.due
@@ -31,7 +33,7 @@ def test_grants_are_gathered_until_they_make_a_quarter() -> None:
     assert len(credits) == 0
 
 
-def test_what_is_held_is_not_granted_until_it_is_released() -> None:
+def test_held_bytes_are_granted_when_they_are_released() -> None:
     credits = windows()
     credits.take(1, 600)
     credits.hold(1, 600)
@@ -70,7 +72,7 @@ def test_a_message_larger_than_the_window_closes_it_until_it_is_released() -> No
     credits.validate_state()
 
 
-def test_little_is_released_without_a_grant() -> None:
+def test_a_small_release_causes_no_grant() -> None:
     credits = windows()
     credits.take(1, 300)
     credits.hold(1, 300)
@@ -80,7 +82,7 @@ def test_little_is_released_without_a_grant() -> None:
     assert credits.grants(10) == [(1, 300)]
 
 
-def test_grants_come_in_the_order_they_became_due_and_so_many_at_a_time() -> None:
+def test_grants_are_in_order_and_limited_in_number() -> None:
     credits = windows()
     for stream in (3, 1, 2):
         credits.take(stream, 500)
@@ -89,7 +91,7 @@ def test_grants_come_in_the_order_they_became_due_and_so_many_at_a_time() -> Non
     assert credits.grants(2) == []
 
 
-def test_what_is_left_over_on_many_streams_is_granted_at_last() -> None:
+def test_small_amounts_on_many_streams_are_granted() -> None:
     credits = windows(max_tracked=160)
     credits.take(100, 300)
     credits.hold(100, 300)
@@ -101,9 +103,11 @@ def test_what_is_left_over_on_many_streams_is_granted_at_last() -> None:
     assert len(credits) == 2
 
 
-def test_a_peer_cannot_open_streams_without_end() -> None:
+def test_the_number_of_tracked_streams_is_limited() -> None:
     credits = windows(max_tracked=20)
     for stream in range(20):
         credits.take(stream, 1)
-    with pytest.raises(LimitExceeded, match="streams with a window not wholly open of 21, the limit here is 20"):
+    with pytest.raises(
+        LimitExceeded, match="sent 21 streams whose window is not fully open, but this side's limit is 20"
+    ):
         credits.take(20, 1)

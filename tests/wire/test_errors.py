@@ -1,3 +1,5 @@
+"""The texts and attributes of errors."""
+
 from __future__ import annotations
 
 import pytest
@@ -26,15 +28,15 @@ def test_a_version_mismatch_names_both_versions_and_the_side_to_upgrade(ours: in
     )
 
 
-def test_an_exceeded_limit_is_told_with_both_numbers() -> None:
-    error = LimitExceeded("a header in bytes", 12, 10, resumable=True)
-    assert (error.what, error.value, error.limit, error.resumable) == ("a header in bytes", 12, 10, True)
-    assert str(error).startswith("the peer sent a header in bytes of 12, the limit here is 10")
+def test_an_exceeded_limit_is_reported_with_both_numbers() -> None:
+    error = LimitExceeded("header bytes in one message", 12, 10, resumable=True)
+    assert (error.what, error.value, error.limit, error.resumable) == ("header bytes in one message", 12, 10, True)
+    assert str(error).startswith("the peer sent 12 header bytes in one message, but this side's limit is 10")
 
 
-def test_only_protocol_errors_can_be_resumed_from() -> None:
+def test_only_protocol_errors_are_resumable() -> None:
     assert ProtocolError("x", resumable=True).resumable
     assert not ProtocolError("x").resumable
-    for error in (SessionLost("x"), SessionEnded("x"), MessageTooLarge("x", 2, 1)):
+    for error in (SessionLost("x"), SessionEnded("x"), MessageTooLarge("bytes", 2, 1)):
         assert isinstance(error, WireError)
         assert not error.resumable

@@ -1,4 +1,4 @@
-"""The pump over a transport and a clock that the test moves."""
+"""The pump, with a transport and a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class FakeTimer:
 
 
 class FakeTransport:
-    """Keeps what is written until ``drain``; time passes with ``advance``."""
+    """Buffers what is written; ``advance`` moves the clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.waiting: list[bytes] = []
+        self.buffer: list[bytes] = []
         self.written: list[bytes] = []
         self.timers: list[FakeTimer] = []
         self.on_write: Callable[[], None] = lambda: None
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
         message = b"".join(pieces)
-        self.waiting.append(message)
+        self.buffer.append(message)
         self.written.append(message)
         self.on_write()
 
     def buffered(self) -> int:
-        return sum(map(len, self.waiting))
+        return sum(map(len, self.buffer))
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> FakeTimer:
         timer = FakeTimer(self.now + delay, callback)
@@ -55,23 +55,23 @@ class FakeTransport:
         return sum(not timer.cancelled for timer in self.timers)
 
 
-def pumped() -> tuple[Session, Session, FakeTransport, Pump]:
-    """A connected client and gateway, the client's transport and pump."""
+def connected_pump() -> tuple[Session, Session, FakeTransport, Pump]:
+    """A connected client and gateway, and the client's transport and pump."""
     channel = connected(client(), gateway())
     transport = FakeTransport()
     return channel.client.session, channel.gateway.session, transport, Pump(channel.client.session, transport)
 
 
-def drain_at_once(transport: FakeTransport, pump: Pump) -> None:
+def drain_immediately(transport: FakeTransport, pump: Pump) -> None:
     def drain() -> None:
-        transport.waiting.clear()
+        transport.buffer.clear()
         pump.writable()
 
     transport.on_write = drain
 
 
-def test_a_flush_writes_all_there_is_as_one_message() -> None:
-    session, peer, transport, pump = pumped()
+def test_a_flush_writes_everything_as_one_message() -> None:
+    session, peer, transport, pump = connected_pump()
     for number in range(5):
         send_done(session, number, stream=number)
     pump.flush()
@@ -81,7 +81,7 @@ def test_a_flush_writes_all_there_is_as_one_message() -> None:
     assert len(transport.written) == 1
 
 
-def test_a_new_connection_begins_with_a_hello() -> None:
+def test_a_new_connection_starts_with_a_hello() -> None:
     session = client()
     session.connection_made()
     transport = FakeTransport()
@@ -89,34 +89,34 @@ def test_a_new_connection_begins_with_a_hello() -> None:
     assert [message[0] for message in transport.written] == [1]
 
 
-def test_the_transport_is_filled_to_its_high_water_mark_and_no_further() -> None:
-    session, _, transport, pump = pumped()
+def test_the_transport_is_filled_to_its_high_water_mark() -> None:
+    session, _, transport, pump = connected_pump()
     send_done(session, 1, 6 * MIB)
     pump.flush()
     assert 256 * KIB <= transport.buffered() < 256 * KIB + 257 * KIB
     queued = session.queued_bytes
     pump.flush()
     assert session.queued_bytes == queued
-    transport.waiting.clear()
+    transport.buffer.clear()
     pump.writable()
     assert session.queued_bytes < queued
 
 
-def test_a_small_message_overtakes_what_has_not_been_written() -> None:
-    session, peer, transport, pump = pumped()
+def test_a_small_message_overtakes_unwritten_data() -> None:
+    session, peer, transport, pump = connected_pump()
     send_done(session, 1, 6 * MIB, stream=1)
     pump.flush()
     already = len(transport.written)
     send_done(session, 2, stream=2)
-    transport.waiting.clear()
+    transport.buffer.clear()
     pump.writable()
     events = [event for message in transport.written[: already + 1] for event in peer.receive_data(message)]
     assert numbers(events) == [2]
 
 
-def test_a_transport_that_drains_within_a_write_is_not_entered_twice() -> None:
-    session, peer, transport, pump = pumped()
-    drain_at_once(transport, pump)
+def test_a_transport_that_drains_during_a_write_is_not_reentered() -> None:
+    session, peer, transport, pump = connected_pump()
+    drain_immediately(transport, pump)
     send_done(session, 1, 400 * KIB)
     pump.flush()
     assert session.queued_bytes == 0
@@ -124,9 +124,9 @@ def test_a_transport_that_drains_within_a_write_is_not_entered_twice() -> None:
     assert numbers(events) == [1]
 
 
-def test_a_transport_that_takes_all_at_once_leaves_turns_of_the_loop_to_others() -> None:
-    session, peer, transport, pump = pumped()
-    drain_at_once(transport, pump)
+def test_a_long_flush_yields_to_other_callbacks() -> None:
+    session, peer, transport, pump = connected_pump()
+    drain_immediately(transport, pump)
     send_done(session, 1, 3 * MIB)
     pump.flush()
     turns = 0
@@ -134,26 +134,26 @@ def test_a_transport_that_takes_all_at_once_leaves_turns_of_the_loop_to_others()
         assert transport.armed() == 1
         transport.advance(0)
         turns += 1
-    assert turns == 5  # 3 MiB in half MiBs, the first of them by flush()
+    assert turns == 5  # 3 MiB in steps of half a MiB, the first of them by flush()
     events = [event for message in transport.written for event in peer.receive_data(message)]
     assert numbers(events) == [1]
 
 
-def test_the_owner_hears_of_the_flushes_that_it_did_not_make() -> None:
+def test_the_owner_is_notified_of_flushes_by_timers() -> None:
     channel = connected(client(), gateway())
-    session, transport, heard = channel.client.session, FakeTransport(), list[int]()
-    pump = Pump(session, transport, flushed=lambda: heard.append(session.queued_bytes))
-    drain_at_once(transport, pump)
+    session, transport, queued = channel.client.session, FakeTransport(), list[int]()
+    pump = Pump(session, transport, flushed=lambda: queued.append(session.queued_bytes))
+    drain_immediately(transport, pump)
     send_done(session, 1, 1 * MIB)
     pump.flush()
-    assert heard == []
+    assert queued == []
     while session.queued_bytes:
         transport.advance(0)
-    assert heard == [0]
+    assert queued == [0]
 
 
-def test_what_comes_up_in_one_turn_of_the_loop_leaves_together() -> None:
-    session, peer, transport, pump = pumped()
+def test_messages_of_one_loop_iteration_are_written_together() -> None:
+    session, peer, transport, pump = connected_pump()
     for number in range(3):
         send_done(session, number, stream=number)
         pump.flush_soon()
@@ -166,8 +166,8 @@ def test_what_comes_up_in_one_turn_of_the_loop_leaves_together() -> None:
     assert transport.armed() == 1
 
 
-def test_an_acknowledgement_waits_for_other_traffic_for_a_moment() -> None:
-    session, peer, transport, pump = pumped()
+def test_an_acknowledgement_waits_50_ms_for_other_traffic() -> None:
+    session, peer, transport, pump = connected_pump()
     send_done(peer, 1)
     for message in drain(peer):
         session.receive_data(message)
@@ -182,8 +182,8 @@ def test_an_acknowledgement_waits_for_other_traffic_for_a_moment() -> None:
     assert transport.armed() == 0
 
 
-def test_an_acknowledgement_that_other_traffic_carried_is_not_sent_again() -> None:
-    session, peer, transport, pump = pumped()
+def test_an_acknowledgement_carried_by_other_traffic_is_not_sent_again() -> None:
+    session, peer, transport, pump = connected_pump()
     send_done(peer, 1)
     for message in drain(peer):
         session.receive_data(message)
@@ -194,8 +194,8 @@ def test_an_acknowledgement_that_other_traffic_carried_is_not_sent_again() -> No
     assert [message[0] for message in transport.written] == [2]
 
 
-def test_a_closed_pump_writes_nothing_and_leaves_no_timer() -> None:
-    session, peer, transport, pump = pumped()
+def test_a_closed_pump_writes_nothing_and_has_no_timer() -> None:
+    session, peer, transport, pump = connected_pump()
     send_done(peer, 1)
     for message in drain(peer):
         session.receive_data(message)

@@ -1,3 +1,5 @@
+"""Sent frames are kept until they are acknowledged, and replayed on a new connection."""
+
 from __future__ import annotations
 
 import pytest
@@ -18,9 +20,9 @@ def kept(*names: str) -> Unacknowledged:
     return sent
 
 
-def replayed(sent: Unacknowledged, room: int = 1000) -> list[str]:
+def replayed(sent: Unacknowledged, max_bytes: int = 1000) -> list[str]:
     names = []
-    while (again := sent.next_replayed(room, at_least_one=False)) is not None:
+    while (again := sent.next_replayed(max_bytes, at_least_one=False)) is not None:
         names.append(again.pieces[0].tobytes() if isinstance(again.pieces[0], memoryview) else again.pieces[0])
         sent.validate_state()
     return [name.decode() for name in names]
@@ -37,15 +39,15 @@ def test_frames_are_kept_until_they_are_acknowledged() -> None:
 
 
 @pytest.mark.parametrize("number", [-1, 0, 4, 2**62])
-def test_only_what_was_sent_can_be_acknowledged_and_nothing_twice(number: int) -> None:
+def test_an_acknowledgement_out_of_range_is_rejected(number: int) -> None:
     sent = kept("one", "two", "three")
     sent.acknowledge(1)
-    with pytest.raises(ProtocolError, match="had acknowledged 1 and was sent 3"):
+    with pytest.raises(ProtocolError, match="not between the last acknowledged frame 1 and the last sent frame 3"):
         sent.acknowledge(number)
     sent.validate_state()
 
 
-def test_a_rewind_replays_what_the_peer_misses_in_order() -> None:
+def test_a_rewind_replays_missing_frames_in_order() -> None:
     sent = kept("one", "two", "three", "four")
     sent.acknowledge(1)
     sent.rewind(2)
@@ -55,29 +57,29 @@ def test_a_rewind_replays_what_the_peer_misses_in_order() -> None:
     assert sent.sent == sent.last == 4
 
 
-def test_what_has_not_gone_out_again_cannot_be_acknowledged() -> None:
+def test_a_frame_cannot_be_acknowledged_before_its_replay() -> None:
     sent = kept("one", "two", "three")
     sent.rewind(0)
     sent.next_replayed(1000, at_least_one=False)
     sent.acknowledge(1)
-    with pytest.raises(ProtocolError, match="was sent 1 on this connection"):
+    with pytest.raises(ProtocolError, match="and the last sent frame 1"):
         sent.acknowledge(2)
 
 
-def test_a_replay_fits_the_room_but_always_gets_on() -> None:
+def test_replayed_frames_must_fit_unless_at_least_one_is_required() -> None:
     sent = kept("one", "eleven bytes", "two")
     sent.rewind(0)
-    assert replayed(sent, room=5) == ["one"]
+    assert replayed(sent, max_bytes=5) == ["one"]
     large = sent.next_replayed(5, at_least_one=True)
     assert large is not None
     assert large.nbytes == 12
-    assert replayed(sent, room=5) == ["two"]
+    assert replayed(sent, max_bytes=5) == ["two"]
 
 
-def test_a_replay_ends_with_its_connection() -> None:
+def test_a_replay_ends_with_the_connection() -> None:
     sent = kept("one", "two")
     sent.rewind(0)
-    sent.forget_connection()
+    sent.stop_replay()
     assert not sent.replaying
     sent.rewind(1)
     assert replayed(sent) == ["two"]

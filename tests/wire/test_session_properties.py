@@ -1,4 +1,4 @@
-"""Whatever happens to the connection, each message arrives once, in the order of its stream, as it was sent."""
+"""Whatever happens to the connection, each message arrives once, unchanged, and in the order of its stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from meshgate_wire import MessageReceived, ProtocolError, State
-from meshgate_wire.frames import CREDIT, FRAME_HEADER_BYTES, MESSAGE_HEADER_BYTES, read_frame_header
+from meshgate_wire.framing.frames import CREDIT, FRAME_HEADER_BYTES, MESSAGE_HEADER_BYTES, read_frame_header
 from meshgate_wire.messages import Done
 from tests.wire.channel import (
     KIB,
@@ -35,16 +35,16 @@ streams = st.integers(1, 4)
 
 
 class Conversation(RuleBasedStateMachine):
-    """A client and a gateway whose connection is written to, delivered from, cut, mangled and made again."""
+    """A client and a gateway whose messages are written, delivered, lost, truncated and replayed."""
 
     @initialize(
         chunk=st.sampled_from([4 * KIB, 50 * KIB, 256 * KIB]),
         small=st.sampled_from([0, 64 * KIB]),
         unacknowledged=st.sampled_from([0, 100 * KIB, 2**26]),
         partials=st.sampled_from([1, 64]),
-        greeted=st.booleans(),
+        connected_first=st.booleans(),
     )
-    def begin(self, chunk: int, small: int, unacknowledged: int, partials: int, greeted: bool) -> None:
+    def start(self, chunk: int, small: int, unacknowledged: int, partials: int, connected_first: bool) -> None:
         def options() -> dict[str, object]:
             return {
                 "window": WINDOW,
@@ -60,16 +60,16 @@ class Conversation(RuleBasedStateMachine):
         self.sent: list[list[tuple[int, int, tuple[int, ...]]]] = [[], []]
         self.unconsumed: list[list[MessageReceived]] = [[], []]
         self.seen = [0, 0]
-        if greeted:
+        if connected_first:
             self.channel.dial()
             self.channel.settle()
 
     def side(self, index: int) -> Side:
         return self.channel.sides[index]
 
-    @rule(index=sides, wanted=st.lists(st.tuples(streams, st.lists(st.sampled_from(SIZES), max_size=2)), max_size=6))
-    def send(self, index: int, wanted: list[tuple[int, list[int]]]) -> None:
-        for stream, sizes in wanted:
+    @rule(index=sides, queued=st.lists(st.tuples(streams, st.lists(st.sampled_from(SIZES), max_size=2)), max_size=6))
+    def send(self, index: int, queued: list[tuple[int, list[int]]]) -> None:
+        for stream, sizes in queued:
             number = len(self.sent[index])
             send_done(self.side(index).session, number, *sizes, stream=stream)
             self.sent[index].append((stream, number, tuple(sizes)))
@@ -81,13 +81,13 @@ class Conversation(RuleBasedStateMachine):
 
     @rule(rounds=st.integers(1, 8), delivered=st.lists(st.booleans(), min_size=2, max_size=2))
     def exchange(self, rounds: int, delivered: list[bool]) -> None:
-        """Both sides write, and one, both or none of them is heard."""
+        """Both sides write; the messages of one, both or none are delivered."""
         if not self.channel.up:
             self.channel.dial()
         for _ in range(rounds):
-            for side, heard in zip(self.channel.sides, delivered, strict=True):
+            for side, is_delivered in zip(self.channel.sides, delivered, strict=True):
                 self.channel.write(side)
-                if heard:
+                if is_delivered:
                     self.channel.deliver(side)
 
     @rule(index=sides, count=st.integers(1, 20), budget=st.sampled_from([1, 5000, 257 * KIB]))
@@ -113,7 +113,7 @@ class Conversation(RuleBasedStateMachine):
     @precondition(lambda self: self.channel.up)
     @rule(noticed=st.booleans())
     def cut(self, noticed: bool) -> None:
-        """What is in flight is lost. Where nobody noticed, the next connection takes over from a live one."""
+        """Loses the messages in flight. If not ``noticed``, the next connection replaces one that has not ended."""
         if noticed:
             self.channel.cut()
         for side in self.channel.sides:
@@ -122,11 +122,11 @@ class Conversation(RuleBasedStateMachine):
 
     @precondition(lambda self: self.channel.up)
     @rule(index=sides)
-    def repeat_a_connections_first_messages_on_the_next(self, index: int) -> None:
-        """The peer's frames come twice: once at the end of a connection, and again as a replay of the next."""
+    def replay_old_messages_on_the_next_connection(self, index: int) -> None:
+        """Delivers frames twice: at the end of one connection and at the start of the next."""
         side, other = self.side(index), self.channel.other(self.side(index))
         self.channel.write(side)
-        again = [message for message in side.in_flight if message[0] == 2]
+        old = [message for message in side.in_flight if message[0] == 2]
         while self.channel.deliver(side):
             pass
         if other.session.state is not State.ESTABLISHED:
@@ -136,8 +136,8 @@ class Conversation(RuleBasedStateMachine):
         self.channel.write(side)
         self.channel.deliver(side)
         received = other.session.statistics().frames_received
-        for message in again:
-            # An old message carries an old acknowledgement, which a true replay does not.
+        for message in old:
+            # An old message has an old acknowledgement, unlike a real replay.
             ack = other.session.statistics().frames_acknowledged
             other.events += other.session.receive_data(message[:1] + ack.to_bytes(8, "big") + message[9:])
         assert other.session.statistics().frames_received == received
@@ -146,7 +146,7 @@ class Conversation(RuleBasedStateMachine):
     @precondition(lambda self: self.channel.up)
     @rule(index=sides, keep=st.floats(0, 1, exclude_max=True))
     def truncate(self, index: int, keep: float) -> None:
-        """A websocket message that ends early, as no websocket delivers it; the connection is over then."""
+        """Truncates a websocket message, which ends the connection."""
         side, other = self.side(index), self.channel.other(self.side(index))
         if not side.in_flight:
             return
@@ -154,11 +154,11 @@ class Conversation(RuleBasedStateMachine):
         try:
             other.events += other.session.receive_data(message[: int(len(message) * keep)])
         except ProtocolError as error:
-            assert error.resumable  # noqa: PT017 - both outcomes are right, depending on where it was cut
+            assert error.resumable  # noqa: PT017 - both outcomes are right, depending on the position
         self.channel.cut()
 
     @invariant()
-    def sessions_are_sound(self) -> None:
+    def invariants_hold(self) -> None:
         for side in self.channel.sides:
             side.session.validate_state()
 
@@ -173,9 +173,9 @@ class Conversation(RuleBasedStateMachine):
 
     def collect(self) -> None:
         for index, side in enumerate(self.channel.sides):
-            fresh = side.received[self.seen[index] :]
-            self.seen[index] += len(fresh)
-            self.unconsumed[index] += [message for message in fresh if message.held]
+            new = side.received[self.seen[index] :]
+            self.seen[index] += len(new)
+            self.unconsumed[index] += [message for message in new if message.held]
 
     def teardown(self) -> None:
         if not hasattr(self, "channel"):
@@ -214,25 +214,23 @@ TestConversation = pytest.mark.filterwarnings("error")(Conversation.TestCase)
 
 @settings(max_examples=60, deadline=None)
 @given(
-    bulk=st.lists(st.integers(70 * KIB, 900 * KIB), min_size=1, max_size=8),
+    large=st.lists(st.integers(70 * KIB, 900 * KIB), min_size=1, max_size=8),
     chunk=st.sampled_from([4 * KIB, 64 * KIB, 256 * KIB]),
     before=st.integers(0, 6),
     small=st.lists(st.integers(0, 60 * KIB), min_size=1, max_size=12),
 )
-def test_small_messages_and_large_ones_pass_each_other(
-    bulk: list[int], chunk: int, before: int, small: list[int]
-) -> None:
-    """Between two small messages goes at most a chunk of large ones; between two chunks about a chunk of small ones."""
+def test_small_and_large_messages_take_turns(large: list[int], chunk: int, before: int, small: list[int]) -> None:
+    """At most a chunk is sent between two small messages, and about a chunk of small ones between two chunks."""
     channel = connected(client(chunk=chunk), gateway())
     session = channel.client.session
-    for stream, size in enumerate(bulk):
+    for stream, size in enumerate(large):
         send_done(session, stream, size, stream=stream)
     for _ in range(before):
         next_message(session, chunk)
     for at, size in enumerate(small):
         send_done(session, 100 + at, size, stream=100 + at)
     frames = [frame for message in drain(session) for frame in frames_of(message)]
-    last_bulk = max((at for at, (stream, _) in enumerate(frames) if stream < 100), default=0)
+    last_large = max((at for at, (stream, _) in enumerate(frames) if stream < 100), default=0)
     waited = passed = 0
     for at, (stream, size) in enumerate(frames):
         if stream < 100:
@@ -242,7 +240,7 @@ def test_small_messages_and_large_ones_pass_each_other(
             assert waited <= chunk
             waited = 0
             passed += size
-            assert passed <= chunk + 64 * KIB or at > last_bulk
+            assert passed <= chunk + 64 * KIB or at > last_large
     assert [stream for stream, _ in frames if stream >= 100] == [100 + at for at in range(len(small))]
 
 

@@ -1,3 +1,5 @@
+"""The protocol document describes this version."""
+
 from __future__ import annotations
 
 import re
@@ -6,30 +8,30 @@ from importlib import metadata
 from pathlib import Path
 
 from meshgate_wire import PROTOCOL_VERSION, SOFTWARE_VERSION, Limits
-from meshgate_wire.limits import LEAST
+from meshgate_wire.limits import MIN_LIMITS
 from meshgate_wire.messages import Header
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 
 
-def test_the_software_version_is_that_of_the_distribution() -> None:
+def test_the_software_version_is_the_distributions() -> None:
     assert metadata.version("meshgate") == SOFTWARE_VERSION
 
 
-def test_the_document_is_of_this_protocol_version() -> None:
+def test_the_document_names_this_protocol_version() -> None:
     assert f"meshgate protocol version {PROTOCOL_VERSION}." in DOCUMENT
 
 
-def test_the_document_tells_of_every_message() -> None:
+def test_the_document_lists_every_message() -> None:
     union = typing.get_args(typing.get_args(Header)[0])
     types = {model.model_fields["type"].default for model in union}
     assert [name for name in sorted(types) if f"| `{name}` |" not in DOCUMENT] == []
 
 
-def test_the_document_tells_of_every_limit_with_its_least_and_default_value() -> None:
+def test_the_document_lists_every_limit_with_minimum_and_default() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| [^|]* \| (.*) \|$", DOCUMENT, re.MULTILINE))
-    for name, least in LEAST.items():
-        assert rows[name] == f"{amount(name, least)} | {amount(name, getattr(Limits(), name))}"
+    for name, minimum in MIN_LIMITS.items():
+        assert rows[name] == f"{amount(name, minimum)} | {amount(name, getattr(Limits(), name))}"
 
 
 def amount(name: str, value: int) -> str:

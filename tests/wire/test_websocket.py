@@ -1,3 +1,5 @@
+"""The fast path for data frames agrees with the websocket library."""
+
 from __future__ import annotations
 
 from itertools import pairwise
@@ -12,15 +14,15 @@ from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 from websockets.utils import apply_mask
 
-from meshgate_wire.websocket import Cut, FrameReader, binary_header
+from meshgate_wire.websocket import FrameReader, ParsedFrame, binary_header
 
-MOST = 200_000
+MAX_SIZE = 200_000
 SIZES = st.sampled_from([0, 1, 125, 126, 127, 1000, 65_535, 65_536, 100_000])
 MASK = b"\x01\x80\xff\x00"
 
 
 def connected() -> tuple[ClientProtocol, ServerProtocol]:
-    client, server = ClientProtocol(parse_uri("ws://gateway/"), max_size=MOST), ServerProtocol(max_size=MOST)
+    client, server = ClientProtocol(parse_uri("ws://gateway/"), max_size=MAX_SIZE), ServerProtocol(max_size=MAX_SIZE)
     client.send_request(client.connect())
     server.receive_data(b"".join(client.data_to_send()))
     (request,) = server.events_received()
@@ -30,8 +32,8 @@ def connected() -> tuple[ClientProtocol, ServerProtocol]:
     return client, server
 
 
-def cut_up(data: bytes, places: list[int]) -> list[bytes]:
-    bounds = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+def split(data: bytes, positions: list[int]) -> list[bytes]:
+    bounds = sorted({0, len(data), *(position % (len(data) + 1) for position in positions)})
     return [data[a:b] for a, b in pairwise(bounds)]
 
 
@@ -39,29 +41,29 @@ def sent(protocol: ClientProtocol | ServerProtocol) -> bytes:
     return b"".join(protocol.data_to_send())
 
 
-@given(sizes=st.lists(SIZES, max_size=4), places=st.lists(st.integers(0, 1 << 20), max_size=12), masked=st.booleans())
-def test_messages_of_the_library_come_out_however_they_are_cut(
-    sizes: list[int], places: list[int], masked: bool
-) -> None:
+@given(
+    sizes=st.lists(SIZES, max_size=4), positions=st.lists(st.integers(0, 1 << 20), max_size=12), masked=st.booleans()
+)
+def test_messages_of_the_library_are_read_from_any_split(sizes: list[int], positions: list[int], masked: bool) -> None:
     client, server = connected()
     sender = client if masked else server
     messages = [bytes([number]) * size for number, size in enumerate(sizes)]
     for message in messages:
         sender.send_binary(message)
         sender.send_ping(b"between")
-    reader = FrameReader(MOST, apply_mask if masked else None)
-    found = [cut for piece in cut_up(sent(sender), places) for cut in reader.feed(piece)]
-    assert [cut.data for cut in found if not cut.other] == messages
+    reader = FrameReader(MAX_SIZE, apply_mask if masked else None)
+    found = [frame for piece in split(sent(sender), positions) for frame in reader.feed(piece)]
+    assert [frame.data for frame in found if not frame.passthrough] == messages
     receiver = server if masked else client
-    for cut in found:
-        if cut.other:
-            receiver.receive_data(cut.data)
+    for parsed in found:
+        if parsed.passthrough:
+            receiver.receive_data(parsed.data)
     opcodes = [frame.opcode for frame in receiver.events_received() if isinstance(frame, Frame)]
     assert opcodes == [Opcode.PING] * len(sizes)
 
 
 @given(size=SIZES, masked=st.booleans())
-def test_the_library_understands_what_is_written(size: int, masked: bool) -> None:
+def test_the_library_reads_what_is_written(size: int, masked: bool) -> None:
     client, server = connected()
     receiver = server if masked else client
     payload = bytes(size)
@@ -72,41 +74,41 @@ def test_the_library_understands_what_is_written(size: int, masked: bool) -> Non
     assert (frame.opcode, frame.fin, frame.data) == (Opcode.BINARY, True, payload)
 
 
-def test_fragments_and_texts_are_the_librarys() -> None:
+def test_fragments_and_texts_are_passed_to_the_library() -> None:
     client, _ = connected()
     client.send_text(b"text")
     client.send_binary(b"one", fin=False)
     client.send_continuation(b"two", fin=True)
     client.send_binary(b"whole")
-    found = FrameReader(MOST, apply_mask).feed(sent(client))
-    assert [cut.other for cut in found] == [True, True, True, False]
-    assert found[-1] == Cut(b"whole")
+    found = FrameReader(MAX_SIZE, apply_mask).feed(sent(client))
+    assert [frame.passthrough for frame in found] == [True, True, True, False]
+    assert found[-1] == ParsedFrame(b"whole")
 
 
 @pytest.mark.parametrize(
     ("data", "code"),
     [
-        (binary_header(MOST + 1, MASK), CloseCode.MESSAGE_TOO_BIG),
+        (binary_header(MAX_SIZE + 1, MASK), CloseCode.MESSAGE_TOO_BIG),
         (binary_header(5) + b"plain", CloseCode.PROTOCOL_ERROR),
         (b"\xf2\x80" + MASK, CloseCode.PROTOCOL_ERROR),
         (b"\x83\x80" + MASK, CloseCode.PROTOCOL_ERROR),
     ],
     ids=["too large", "not masked", "reserved bits", "unknown kind"],
 )
-def test_what_is_wrong_reaches_the_library_which_ends_the_connection(data: bytes, code: CloseCode) -> None:
+def test_invalid_frames_are_passed_to_the_library_which_closes_the_connection(data: bytes, code: CloseCode) -> None:
     _, server = connected()
-    reader = FrameReader(MOST, apply_mask)
+    reader = FrameReader(MAX_SIZE, apply_mask)
     for piece in (data, b"\x00" * 10):
-        for cut in reader.feed(piece):
-            assert cut.other
-            server.receive_data(cut.data)
+        for parsed in reader.feed(piece):
+            assert parsed.passthrough
+            server.receive_data(parsed.data)
     assert server.state is State.CLOSING
     assert server.close_sent is not None
     assert server.close_sent.code == code
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=5))
-def test_no_bytes_make_it_fail_or_keep_much(data: bytes, places: list[int]) -> None:
+def test_any_bytes_are_accepted(data: bytes, positions: list[int]) -> None:
     reader = FrameReader(64, apply_mask)
-    passed = sum(len(cut.data) for piece in cut_up(data, places) for cut in reader.feed(piece))
+    passed = sum(len(frame.data) for piece in split(data, positions) for frame in reader.feed(piece))
     assert passed <= len(data)

@@ -10,60 +10,65 @@ from pathlib import Path
 from typing import Any
 
 DEADLINE = 60.0
+IDENTITY = "5b1c3f60-7a52-4c1e-9d38-2f6f0e7b9a41"
 CLIENT = Path(__file__).parent / "root_client.py"
 
 
 class Worker:
-    """One host process and the pipes that hold it."""
+    """A host process and its pipes."""
 
     def __init__(self, address: str, *arguments: str) -> None:
-        ready, ready_there = os.pipe()
-        lifetime_there, self.lifetime = os.pipe()
+        ready, ready_write = os.pipe()
+        lifetime_read, self.lifetime = os.pipe()
         self.address = address
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "meshgate_worker", "--address", address, "--name", "workers-0"),
-                *("--ready-fd", str(ready_there), "--lifetime-fd", str(lifetime_there), *arguments),
+                *("--identity", IDENTITY),
+                *("--ready-fd", str(ready_write), "--lifetime-fd", str(lifetime_read), *arguments),
             ],
-            pass_fds=(ready_there, lifetime_there),
+            pass_fds=(ready_write, lifetime_read),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        os.close(ready_there)
-        os.close(lifetime_there)
-        with os.fdopen(ready) as said:
-            line = said.readline()
+        os.close(ready_write)
+        os.close(lifetime_read)
+        with os.fdopen(ready) as reader:
+            line = reader.readline()
         self.ready: dict[str, Any] | None = json.loads(line) if line else None
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         if self.lifetime >= 0:
             os.close(self.lifetime)
             self.lifetime = -1
 
-    def ended(self) -> tuple[int, str]:
+    def wait(self) -> tuple[int, str]:
         """The exit code and the last line of the output."""
         output, _ = self.process.communicate(timeout=DEADLINE)
         return self.process.returncode, output.decode().strip().rpartition("\n")[2]
 
     def close(self) -> None:
-        self.let_go()
+        self.release()
         self.process.wait(DEADLINE)
         assert self.process.stdout is not None
         self.process.stdout.close()
 
 
 class Client:
-    """A root client; ``pids`` are the processes that it spawned on the hosts."""
+    """A root client; ``pids``: the processes that it spawned on the hosts."""
 
     def __init__(self, *addresses: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(CLIENT), *addresses], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(CLIENT), IDENTITY, *addresses],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self.pids: list[int] = self.answer()
 
-    def do(self, command: str) -> Any:
+    def run(self, command: str) -> Any:
         assert self.process.stdin is not None
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
@@ -74,7 +79,7 @@ class Client:
         for line in self.process.stdout:
             if line.startswith(("[", '"')):
                 return json.loads(line)
-        raise AssertionError("the client ended")
+        raise AssertionError("the client exited")
 
     def close(self) -> None:
         self.process.kill()

@@ -1,5 +1,8 @@
-"""A Monarch root client as a process: attaches to the hosts named by its arguments, spawns an actor in two processes
-on each, says which processes those are, then obeys: ``call``, ``shell``, ``shutdown``."""
+"""A Monarch root client as a process.
+
+It attaches to the hosts in its arguments, spawns an actor in two processes on each, prints their pids, then runs the
+commands ``start``, ``call`` and ``shutdown``.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import sys
 
 from monarch.actor import Actor, attach_to_workers, endpoint
 
+from meshgate_worker.identity import service_address
+
 
 class Probe(Actor):
     @endpoint
@@ -18,27 +23,29 @@ class Probe(Actor):
 
     @endpoint
     def start(self) -> int:
-        """A process that leaves the session, as launchers of servers do."""
+        """Starts a process in a session of its own."""
         return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
 
 
-def say(answer: object) -> None:
+def reply(answer: object) -> None:
     print(json.dumps(answer), flush=True)
 
 
 def main() -> None:
-    hosts = attach_to_workers(ca="trust_all_connections", workers=sys.argv[1:])
+    identity, *addresses = sys.argv[1:]
+    workers = [service_address(address, identity) for address in addresses]
+    hosts = attach_to_workers(ca="trust_all_connections", workers=workers)
     hosts.initialized.get()
     probes = hosts.spawn_procs(per_host={"procs": 2}).spawn("probe", Probe)
-    say([pid for _, pid in probes.pid.call().get().items()])
+    reply([pid for _, pid in probes.pid.call().get().items()])
     for line in sys.stdin:
         if line == "start\n":
-            say([pid for _, pid in probes.start.call().get().items()])
+            reply([pid for _, pid in probes.start.call().get().items()])
         elif line == "call\n":
-            say([pid for _, pid in probes.pid.call().get().items()])
+            reply([pid for _, pid in probes.pid.call().get().items()])
         elif line == "shutdown\n":
             hosts.shutdown().get()
-            say("done")
+            reply("done")
     os._exit(0)
 
 

@@ -9,7 +9,7 @@ from meshgate_worker.address import AddressError, ListeningAt, listening_at
 
 
 @pytest.mark.parametrize(
-    ("address", "family", "where"),
+    ("address", "family", "socket_address"),
     [
         ("ipc:///tmp/a", socket.AF_UNIX, "/tmp/a"),
         ("service<2MuAHeDjLCEd>@ipc:///tmp/a", socket.AF_UNIX, "/tmp/a"),
@@ -20,33 +20,33 @@ from meshgate_worker.address import AddressError, ListeningAt, listening_at
         ("service<2MuAHeDjLCEd>@tcp://pod:1@tcp://0.0.0.0:2", socket.AF_INET, ("127.0.0.1", 2)),
     ],
 )
-def test_where_a_host_listens_is_in_its_address(address: str, family: int, where: object) -> None:
-    assert listening_at(address) == ListeningAt(family, where)  # type: ignore[arg-type]
+def test_the_listening_socket_is_parsed_from_the_address(address: str, family: int, socket_address: object) -> None:
+    assert listening_at(address) == ListeningAt(family, socket_address)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "address",
     ["", "ipc://", "ipc://@abstract", "tcp://", "tcp://host", "tcp://:1", "tcp://h:x", "tcp://h:99999", "h:1"],
 )
-def test_what_cannot_be_served_is_refused_with_the_forms_that_can(address: str) -> None:
-    with pytest.raises(AddressError) as refused:
+def test_an_unsupported_address_raises(address: str) -> None:
+    with pytest.raises(AddressError) as error:
         listening_at(address)
-    assert repr(address) in str(refused.value)
+    assert repr(address) in str(error.value)
 
 
-def test_a_host_accepts_only_while_something_listens(tmp_path: Path) -> None:
+def test_accepts_is_true_only_while_a_process_listens(tmp_path: Path) -> None:
     path = tmp_path / "socket"
-    where = listening_at(f"ipc://{path}")
-    assert not where.accepts(1)
+    listening = listening_at(f"ipc://{path}")
+    assert not listening.accepts(1)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
-        assert not where.accepts(1)
+        assert not listening.accepts(1)
         listener.listen()
-        assert where.accepts(1)
-    assert not where.accepts(1)
+        assert listening.accepts(1)
+    assert not listening.accepts(1)
 
 
-def test_a_stale_socket_is_cleared_and_its_directory_only_when_empty(tmp_path: Path) -> None:
+def test_clear_removes_a_stale_socket_and_its_directory_if_empty(tmp_path: Path) -> None:
     directory = tmp_path / "hosts"
     directory.mkdir()
     for name in "ab":

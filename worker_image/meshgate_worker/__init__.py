@@ -1,4 +1,4 @@
-"""What runs on a worker: one Monarch host that comes up honestly and leaves nothing behind.
+"""Runs one Monarch host on a worker: reports when it is ready, and leaves no process behind.
 
-Needs the standard library and torchmonarch, nothing else, so that any image with torchmonarch can hold it.
+It needs only the standard library and torchmonarch, so any image with torchmonarch can contain it.
 """

@@ -1,4 +1,4 @@
-"""Where a host listens, read out of Monarch's address syntax: what it takes to see that it can be reached."""
+"""The socket on which a host listens, parsed from its Monarch address."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["AddressError", "ListeningAt", "listening_at"]
 
 
 class AddressError(ValueError):
-    """The address is not one that a host can serve."""
+    """A host cannot serve this address."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListeningAt:
-    """A stream socket's family and address, from the same machine."""
+    """A stream socket's family and its address on this machine."""
 
     family: int
     address: str | tuple[str, int]
 
     def accepts(self, timeout: float) -> bool:
-        """Whether something accepts connections there now. Blocks for at most ``timeout`` seconds."""
+        """Whether a process accepts connections there. Blocks for at most ``timeout`` seconds."""
         with socket.socket(self.family, socket.SOCK_STREAM) as probe:
             probe.settimeout(timeout)
             try:
@@ -33,9 +33,9 @@ class ListeningAt:
             return True
 
     def clear(self, *, directory: bool = False) -> None:
-        """Removes what a host here leaves in the file system; with ``directory``, that of the socket if empty."""
+        """Removes a stale unix socket; with ``directory``, also its directory if empty."""
         if isinstance(self.address, str):
-            with suppress(OSError):  # absent, or not ours to remove: then Monarch says why it cannot listen
+            with suppress(OSError):  # absent, or not removable: then Monarch reports why it cannot listen
                 Path(self.address).unlink()
             with suppress(OSError):  # another host's socket is still there
                 if directory:
@@ -43,11 +43,11 @@ class ListeningAt:
 
 
 def listening_at(address: str) -> ListeningAt:
-    """``ipc://path``, ``tcp://host:port`` or ``tcp://name:port@tcp://0.0.0.0:port``, each with or without
-    ``<proc id>@`` before it.
+    """Parses ``ipc://path``, ``tcp://host:port`` or ``tcp://name:port@tcp://0.0.0.0:port``, optionally preceded by
+    ``<proc id>@``.
 
-    Raises AddressError, for abstract sockets (``ipc://@name``) as well: any user of the machine may connect to
-    those, and who connects to a host runs code on it.
+    Raises AddressError, also for abstract sockets (``ipc://@name``): every user of the machine can connect to those,
+    and a client that connects to a host can run code on it.
     """
     bind = address.rpartition("@")[2]
     if bind.startswith("ipc://") and (path := bind.removeprefix("ipc://")):
@@ -56,10 +56,10 @@ def listening_at(address: str) -> ListeningAt:
         parts = urlsplit(bind)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise AddressError(f"the address {address!r} is malformed: {error}") from None
+        raise AddressError(f"malformed address {address!r}: {error}") from None
     if parts.scheme != "tcp" or not host or not port:
         raise AddressError(
-            f"the address {address!r} is none a host can serve: use ipc://<path>, tcp://<host>:<port> "
+            f"unsupported address {address!r}: use ipc://<path>, tcp://<host>:<port> "
             f"or tcp://<name>:<port>@tcp://0.0.0.0:<port>"
         )
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

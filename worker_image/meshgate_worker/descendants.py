@@ -1,10 +1,10 @@
-"""Finds and ends every process that this host has started, wherever it has wandered.
+"""Finds and ends all descendants of this host.
 
-Monarch's processes sit in process groups of their own, and what actors start may leave the session and lose
-its parent. Two marks survive that: the session id, and a cookie in the environment that every descendant
-inherits. Either one suffices. Signals go through pidfds, so a number that was reused is never hit.
+Monarch's processes lead process groups of their own, and the processes of actors may leave the session or lose their
+parent. A descendant is recognized by its session ID or by a cookie in its environment, which it inherits. Signals go
+through pidfds, so a reused pid is never signalled.
 
-Linux only: elsewhere nothing is found, and Monarch's own orphan timeout is what is left.
+Linux only: on other platforms it finds nothing, and Monarch's own orphan timeout applies.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 __all__ = ["COOKIE_VARIABLE", "end_descendants"]
 
 COOKIE_VARIABLE = "MESHGATE_HOST_COOKIE"
-KILL_ROUNDS = 5  # a process may fork while it is being killed; one that cannot be killed must not hold us
+KILL_ROUNDS = 5  # processes may fork while being killed; an unkillable process must not block the host
 
 
 def end_descendants(cookie: str, grace: float) -> int:
-    """Ends all of them: SIGTERM, up to ``grace`` seconds to comply, SIGKILL.
+    """Sends SIGTERM to all descendants and, after up to ``grace`` seconds, SIGKILL to the rest.
 
-    Returns, when they are gone, how many had to be killed; those started meanwhile are ended as well. Never
-    signals the calling process.
+    Returns the number of processes killed, once all are gone. Includes processes started meanwhile, but never the
+    calling process.
     """
     if sys.platform != "linux":
         return 0
@@ -43,7 +43,7 @@ def end_descendants(cookie: str, grace: float) -> int:
 if sys.platform == "linux":
 
     def _signal_all(cookie: str, signum: signal.Signals, wait: float) -> int:
-        """Signals every descendant and waits until those are gone or time is up. Returns their number."""
+        """Signals every descendant and waits up to ``wait`` seconds for their exit. Returns their number."""
         with ExitStack() as stack:
             gone = select.poll()
             count = 0
@@ -53,7 +53,7 @@ if sys.platform == "linux":
                 except OSError:
                     continue
                 stack.callback(os.close, pidfd)
-                # Asked only after the pidfd is open: what it refers to cannot change any more.
+                # Check only now: with the pidfd open, the pid cannot be reused.
                 if _is_descendant(pid, cookie):
                     signal.pidfd_send_signal(pidfd, signum)
                     gone.register(pidfd, select.POLLIN)
@@ -73,15 +73,15 @@ def _candidates() -> list[int]:
 
 
 def _is_descendant(pid: int, cookie: str) -> bool:
-    """Whether ``pid`` is alive (not a zombie) and carries one of the marks of this host."""
+    """Whether ``pid`` is alive (not a zombie) and has this host's session or cookie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         if state in "ZX":
             return False
-        leads_session = os.getsid(0) == os.getpid()  # otherwise the session is someone's shell
+        leads_session = os.getsid(0) == os.getpid()  # otherwise the session may be that of a shell
         if leads_session and os.getsid(pid) == os.getpid():
             return True
         environ = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # gone meanwhile, or another user's
+    except OSError:  # it has exited, or belongs to another user
         return False
     return f"{COOKIE_VARIABLE}={cookie}".encode() in environ.split(b"\0")

@@ -1,5 +1,5 @@
-"""Image steps: from a chain of steps or a Dockerfile to what has run on every host, once.
+"""Image steps: a chain of steps or a Dockerfile, run once on every host.
 
-``dockerfile`` reads, ``plan`` resolves and digests, ``apply`` drives, ``on_host`` does. The chain itself is
-``meshgate.jobs.image``.
+``image`` holds the chain, ``dockerfile`` parses, ``plan`` resolves steps and computes digests, ``apply`` sends them,
+``on_host`` runs them. This package never builds a container image; steps run in hosts that have started.
 """

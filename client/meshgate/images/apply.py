@@ -1,7 +1,7 @@
 """Runs the steps of an image on the hosts of a mesh, through an actor on each.
 
-Every step runs on all hosts side by side, and the next begins when it is done everywhere. A session asks its
-hosts once, and again when one has come back; while nothing has changed, later calls cost a round trip.
+A step runs on all hosts in parallel; the next one starts when every host has completed it. A session asks its hosts
+once, and again after one has restarted; as long as nothing changes, later calls cost one round trip.
 """
 
 from __future__ import annotations
@@ -12,41 +12,41 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, cast
 
-from meshgate.client import Client
 from meshgate.errors import ActorError, ImageStepFailed
-from meshgate.future import FutureProxy
+from meshgate.images.image import Image
 from meshgate.images.on_host import StepRunner
-from meshgate.images.plan import Order, chunks, plan
-from meshgate.jobs.image import Image
+from meshgate.images.plan import PlannedStep, chunks, plan
 from meshgate.proxies import HostMeshProxy
+from meshgate.session.futures import FutureProxy
+from meshgate.session.session import ClientSession
 
 __all__ = ["apply_image"]
 
 CHUNK = 2 << 20
-IN_FLIGHT = 4  # chunks for each host
+IN_FLIGHT = 4  # chunks per host
 
-_applied: weakref.WeakKeyDictionary[Client, dict[str, tuple[str, int]]] = weakref.WeakKeyDictionary()
+_applied: weakref.WeakKeyDictionary[ClientSession, dict[str, tuple[str, int]]] = weakref.WeakKeyDictionary()
 
 
 def apply_image(hosts: HostMeshProxy, mesh: str, image: Image) -> None:
-    """Runs those steps of ``image`` that the hosts of the mesh named ``mesh`` have not run.
+    """Runs the steps of ``image`` that the hosts of the mesh named ``mesh`` have not completed.
 
-    Raises ImageStepFailed, with nothing run after the step that failed, and ValueError where there is nothing to
-    copy. When it is interrupted the steps that run are ended.
+    Raises ImageStepFailed without running later steps, and ValueError if something to copy does not exist.
+    Interrupting it ends the running steps.
     """
-    orders = plan(image.live_steps)
+    steps = plan(image.live_steps)
     applied = _applied.setdefault(hosts._client, {})
-    if not orders:
+    if not steps:
         return
     if mesh in applied:
-        hosts._up(whole=False).get()  # by now it is known here whether hosts have come back
-    wanted = (orders[-1].digest, hosts._client.objects.returned.get(mesh, 0))
+        hosts._initialized(wait_for_all=False).get()  # by then the restart count below is up to date
+    wanted = (steps[-1].digest, hosts._client.objects.host_restarts.get(mesh, 0))
     if applied.get(mesh) == wanted:
         return
     procs = hosts.spawn_procs(name="image")
     try:
-        runners = _Runners(procs.spawn("image", StepRunner), orders)
-        for index in range(runners.done(), len(orders)):
+        runners = _Runners(procs.spawn("image", StepRunner), steps)
+        for index in range(runners.completed(), len(steps)):
             runners.run(index)
     finally:
         procs.stop()
@@ -54,57 +54,60 @@ def apply_image(hosts: HostMeshProxy, mesh: str, image: Image) -> None:
 
 
 class _Runners:
-    """The runners of all hosts. A host that has done a step already finds that out itself."""
+    """The step runners of all hosts. Each skips the steps that its host has already completed."""
 
-    def __init__(self, mesh: Any, orders: Sequence[Order]) -> None:
+    def __init__(self, mesh: Any, steps: Sequence[PlannedStep]) -> None:
         self._mesh = mesh
-        self._orders = orders
-        self._told = [order.told for order in orders]
+        self._steps = steps
+        self._payloads = [step.payload for step in steps]
         self._names: list[str] = []
-        self._done: list[int] = []
+        self._completed: list[int] = []
 
-    def done(self) -> int:
-        """How many of the leading steps every host has done."""
-        answers = list(self._mesh.begin.call([order.digest for order in self._orders]).get().values())
-        self._names = [name for name, _ in answers]
-        self._done = [done for _, done in answers]
-        return min(self._done)
+    def completed(self) -> int:
+        """The number of leading steps that every host has completed."""
+        results = list(self._mesh.completed_steps.call([step.digest for step in self._steps]).get().values())
+        self._names = [name for name, _ in results]
+        self._completed = [count for _, count in results]
+        return min(self._completed)
 
     def run(self, index: int) -> None:
-        order = self._orders[index]
+        step = self._steps[index]
         try:
-            if order.content is not None:
-                self._send(index)
-            answers = cast("list[dict[str, Any]]", list(self._mesh.run.call(index, self._told).get().values()))
+            if step.content is not None:
+                self._send_content(index)
+            results = cast("list[dict[str, Any]]", list(self._mesh.run_step.call(index, self._payloads).get().values()))
         except ActorError as error:
-            raise _failure(self._names[error.rank or 0], order, None, str(error.exception)) from error
-        failed = [place for place, answer in enumerate(answers) if answer["code"] != 0]
+            raise _failure(self._names[error.rank or 0], step, None, str(error.exception)) from error
+        failed = [rank for rank, result in enumerate(results) if result["code"] != 0]
         if failed:
-            first = answers[failed[0]]
-            raise _failure(self._names[failed[0]], order, first["code"], first["output"], len(failed) - 1)
+            first = results[failed[0]]
+            raise _failure(self._names[failed[0]], step, first["code"], first["output"], len(failed) - 1)
 
-    def _send(self, index: int) -> None:
-        """Sends the content of step ``index`` to the hosts that need it: once to the gateway, where all do."""
-        order = self._orders[index]
-        needing = [place for place, done in enumerate(self._done) if done <= index]
-        targets = [self._mesh] if len(needing) == len(self._done) else [self._mesh.slice(hosts=i) for i in needing]
-        flying: deque[FutureProxy[Any]] = deque()
+    def _send_content(self, index: int) -> None:
+        """Sends the content of step ``index`` to the hosts that lack it; the gateway gets it once if all of them do."""
+        step = self._steps[index]
+        lacking = [rank for rank, completed in enumerate(self._completed) if completed <= index]
+        if len(lacking) == len(self._completed):
+            targets = [self._mesh]
+        else:
+            targets = [self._mesh.slice(hosts=rank) for rank in lacking]
+        in_flight: deque[FutureProxy[Any]] = deque()
         with tempfile.TemporaryFile() as file:
-            assert order.content is not None
-            order.content.write_tar(file)
+            assert step.content is not None
+            step.content.write_tar(file)
             for offset, data in chunks(file, CHUNK):
                 for target in targets:
-                    flying.append(target.receive.call(order.digest, offset, data))
-                while len(flying) > IN_FLIGHT * len(targets):
-                    flying.popleft().get()
-        for future in flying:
+                    in_flight.append(target.receive_content.call(step.digest, offset, data))
+                while len(in_flight) > IN_FLIGHT * len(targets):
+                    in_flight.popleft().get()
+        for future in in_flight:
             future.get()
 
 
-def _failure(host: str, order: Order, code: int | None, output: str, others: int = 0) -> ImageStepFailed:
-    where = f"{host} and {others} more" if others else host
-    how = "could not be run" if code is None else f"ended with exit code {code}"
-    message = f"image step {order.title!r} {how} on {where}"
+def _failure(host: str, step: PlannedStep, code: int | None, output: str, others: int = 0) -> ImageStepFailed:
+    where = f"{host} and {others} other host{'' if others == 1 else 's'}" if others else host
+    how = "could not run" if code is None else f"failed with exit code {code}"
+    message = f"image step {step.title!r} {how} on {where}"
     if output.strip():
-        message = f"{message}. Its last lines:\n{output.rstrip()}"
-    return ImageStepFailed(message, host=host, step=order.title, exit_code=code, output=output, others=others)
+        message = f"{message}. Last output:\n{output.rstrip()}"
+    return ImageStepFailed(message, host=host, step=step.title, exit_code=code, output=output, others=others)

@@ -1,4 +1,4 @@
-"""Commands of image steps, run on a host: in a group that ends with them, their output passed on as it comes."""
+"""Runs the commands of image steps on a host, in a process group that ends with them, and forwards their output."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-__all__ = ["StepFailed", "execute", "say"]
+__all__ = ["StepFailed", "execute", "print_line"]
 
-LAST_LINES = 20
-_LAST_BYTES = 65536
+TAIL_LINES = 20
+_TAIL_BYTES = 65536
 
-# Ends the process group $1 when the other end of standard input is gone.
+# Kills the process group $1 when its standard input is closed.
 _GUARD = 'read _; kill -9 -"$1" 2>/dev/null'
 
 
 class StepFailed(Exception):
-    """A command ended with ``code``."""
+    """A command ended with exit code ``code``; ``output`` holds its last lines."""
 
     def __init__(self, code: int, output: str) -> None:
         super().__init__(code, output)
@@ -30,9 +30,9 @@ class StepFailed(Exception):
 
 
 def execute(argv: Sequence[str], environment: Mapping[str, str], directory: str) -> None:
-    """Runs a command in a process group of its own, which ends with it, and with this process.
+    """Runs a command in a new process group, which ends with the command and with this process.
 
-    What it prints is printed here as it comes. Raises StepFailed with the last lines.
+    Prints its output as it comes. Raises StepFailed with the last lines.
     """
     process = subprocess.Popen(
         argv,
@@ -48,35 +48,35 @@ def execute(argv: Sequence[str], environment: Mapping[str, str], directory: str)
     )
     tail: deque[bytes] = deque()
     assert process.stdout is not None
-    reading = threading.Thread(target=_pass_on, args=(process.stdout.fileno(), tail), daemon=True)
-    reading.start()
+    reader = threading.Thread(target=_forward_output, args=(process.stdout.fileno(), tail), daemon=True)
+    reader.start()
     try:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: the group's number stays taken
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet, so the group id is not reused
     finally:
         guard.kill()
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
         guard.communicate()
-    reading.join(5.0)  # a daemon that left the group may hold the pipe
-    if not reading.is_alive():
+    reader.join(5.0)  # a daemon that left the group may keep the pipe open
+    if not reader.is_alive():
         process.stdout.close()
     if code:
-        lines = b"".join(tail)[-_LAST_BYTES:].decode(errors="replace").splitlines()
-        raise StepFailed(code if code > 0 else 128 - code, "\n".join(lines[-LAST_LINES:]))
+        lines = b"".join(tail)[-_TAIL_BYTES:].decode(errors="replace").splitlines()
+        raise StepFailed(code if code > 0 else 128 - code, "\n".join(lines[-TAIL_LINES:]))
 
 
-def _pass_on(descriptor: int, tail: deque[bytes]) -> None:
+def _forward_output(descriptor: int, tail: deque[bytes]) -> None:
     kept = 0
     while data := os.read(descriptor, 65536):
         _print(data)
         tail.append(data)
         kept += len(data)
-        while kept - len(tail[0]) > _LAST_BYTES:
+        while kept - len(tail[0]) > _TAIL_BYTES:
             kept -= len(tail.popleft())
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     _print(f"{text}\n".encode())
 
 

@@ -1,7 +1,7 @@
-"""Reads a Dockerfile into a base image and steps. Pure: text in, steps out; no file but the text is looked at.
+"""Parses a Dockerfile into a base image and steps. Pure: text in, steps out; reads no files.
 
-What runs in started pods is read: one FROM, and RUN, ENV, COPY, WORKDIR, ARG. Everything else is refused with its
-line, for to pass over a USER or a second stage would make another image than the one that was written.
+Only instructions that can run in a started pod are accepted: one FROM, and RUN, ENV, COPY, WORKDIR, ARG. Others are
+rejected with their line, because ignoring a USER or a second stage would produce a different image.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from meshgate.images.expansion import REFERENCE, expand
 from meshgate.images.steps import Argument, Copy, RunBash, SetEnvVars, Step, WorkDir
-from meshgate.images.words import REFERENCE, expand
 
-__all__ = ["DockerfileError", "Parsed", "parse"]
+__all__ = ["DockerfileError", "ParsedDockerfile", "parse"]
 
 _DIRECTIVE = re.compile(r"#\s*(\w+)\s*=\s*(.*?)\s*$")
 _NAME = re.compile(r"[A-Za-z_]\w*$")
 _HEREDOC = re.compile(r"(?<!<)<<-?\s*[\"']?\w")
-_NO_STEP = {
-    "ADD": "copy local files by COPY, fetch others by RUN",
+_ALTERNATIVES = {
+    "ADD": "use COPY for local files and RUN to download others",
     "USER": "steps run as the user of the worker process",
-    "SHELL": "commands run in bash where there is one, else in sh",
+    "SHELL": "commands run in bash if the host has it, else in sh",
 }
 
 
 class DockerfileError(ValueError):
-    """A Dockerfile holds what cannot be run in a started pod. ``line`` counts from 1."""
+    """A Dockerfile contains something that cannot run in a started pod. ``line`` counts from 1."""
 
     def __init__(self, name: str, line: int, message: str) -> None:
         super().__init__(f"{name}, line {line}: {message}")
@@ -37,15 +37,17 @@ class DockerfileError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
-    """``reference`` is the FROM."""
+class ParsedDockerfile:
+    """``reference`` is the image of FROM."""
 
     reference: str
     steps: tuple[Step, ...]
 
 
-def parse(text: str, *, context: str, name: str = "Dockerfile", arguments: Mapping[str, str] | None = None) -> Parsed:
-    """Reads ``text``. ``context`` is the directory that COPY copies from, ``arguments`` are given to its ARGs.
+def parse(
+    text: str, *, context: str, name: str = "Dockerfile", arguments: Mapping[str, str] | None = None
+) -> ParsedDockerfile:
+    """Parses ``text``. COPY copies from the directory ``context``; ``arguments`` are values of ARGs.
 
     Raises DockerfileError.
     """
@@ -53,40 +55,40 @@ def parse(text: str, *, context: str, name: str = "Dockerfile", arguments: Mappi
     for line, instruction in _instructions(text, name):
         reader.read(line, instruction)
     if reader.reference is None:
-        raise DockerfileError(name, 1, "there is no FROM")
-    return Parsed(reader.reference, tuple(reader.steps))
+        raise DockerfileError(name, 1, "FROM is missing")
+    return ParsedDockerfile(reader.reference, tuple(reader.steps))
 
 
 def _instructions(text: str, name: str) -> Iterator[tuple[int, str]]:
-    """Each instruction with the line it begins on: continued lines joined, comments left out."""
-    begun, parts = 0, list[str]()
+    """Each instruction with the number of its first line; joins continued lines and drops comments."""
+    start, parts = 0, list[str]()
     directives = True
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         bare = line.strip()
         if directives and (found := _DIRECTIVE.match(bare)):
             if found[1].lower() == "escape" and found[2] != "\\":
-                raise DockerfileError(name, number, f"the escape character {found[2]} is not supported")
+                raise DockerfileError(name, number, f"escape={found[2]} is not supported: use \\")
             continue
         directives = False
         if bare.startswith("#") or not bare:
             continue
-        begun = begun if parts else number
+        start = start if parts else number
         if bare.endswith("\\"):
             parts.append(line.rstrip()[:-1])
             continue
-        yield begun, "".join((*parts, line)).strip()
+        yield start, "".join((*parts, line)).strip()
         parts = []
     if parts:
-        yield begun, "".join(parts).strip()
+        yield start, "".join(parts).strip()
 
 
 @dataclass(slots=True)
 class _Reader:
-    """``known`` are the variables whose values the text decides; what it takes from the base image is not known."""
+    """``known``: the variables whose values the Dockerfile decides. Those of the base image are not known here."""
 
     context: str
     name: str
-    given: dict[str, str]
+    arguments: dict[str, str]
     reference: str | None = None
     steps: list[Step] = field(default_factory=list)
     before_from: dict[str, str | None] = field(default_factory=dict)
@@ -97,7 +99,7 @@ class _Reader:
         self.line = line
         word, *following = instruction.split(maxsplit=1)
         keyword, rest = word.upper(), "".join(following)
-        reading: dict[str, Callable[[str], None]] = {
+        handlers: dict[str, Callable[[str], None]] = {
             "FROM": self._from,
             "ARG": self._arg,
             "ENV": self._env,
@@ -105,33 +107,33 @@ class _Reader:
             "COPY": self._copy,
             "WORKDIR": self._workdir,
         }
-        if keyword not in reading:
-            why = _NO_STEP.get(keyword, "only FROM, RUN, ENV, COPY, WORKDIR and ARG can be run in a started pod")
-            raise self._error(f"{keyword} is not supported: {why}")
+        if keyword not in handlers:
+            reason = _ALTERNATIVES.get(keyword, "only FROM, RUN, ENV, COPY, WORKDIR and ARG can run in a started pod")
+            raise self._error(f"{keyword} is not supported: {reason}")
         if not rest:
-            raise self._error(f"{keyword} says nothing")
+            raise self._error(f"{keyword} has no arguments")
         if keyword not in ("FROM", "ARG") and self.reference is None:
             raise self._error(f"{keyword} comes before FROM")
-        reading[keyword](rest)
+        handlers[keyword](rest)
 
     def _from(self, rest: str) -> None:
         if self.reference is not None:
-            raise self._error("a second FROM: a started pod has one base image; build stages beforehand")
+            raise self._error("a second FROM is not supported: build multi-stage images beforehand")
         words = [word for word in rest.split() if not word.startswith("--platform=")]
         if not (len(words) == 1 or (len(words) == 3 and words[1].upper() == "AS")):
-            raise self._error(f"FROM takes one image, not {rest!r}")
+            raise self._error(f"invalid FROM: expected one image, not {rest!r}")
         self.reference = self._resolved(words[0], self.before_from)
 
     def _arg(self, rest: str) -> None:
         for word in self._words(rest):
-            name, given, default = word.partition("=")
+            name, equals, default = word.partition("=")
             self._require_name(name)
             if self.reference is None:
-                value = self._resolved(default, self.before_from) if given else None
-                self.before_from[name] = self.given.get(name, value)
+                value = self._resolved(default, self.before_from) if equals else None
+                self.before_from[name] = self.arguments.get(name, value)
                 continue
-            value = self._resolved(default, self.known) if given else self.before_from.get(name)
-            value = self.given.get(name, value)
+            value = self._resolved(default, self.known) if equals else self.before_from.get(name)
+            value = self.arguments.get(name, value)
             if value is None:
                 continue
             self.known[name] = value
@@ -139,47 +141,47 @@ class _Reader:
 
     def _env(self, rest: str) -> None:
         words = self._words(rest)
-        if "=" not in words[0]:  # the form without =, for one variable
+        if "=" not in words[0]:  # the form ``ENV NAME value``
             name, _, value = rest.partition(" ")
             words = [f"{name}={value.strip()}"]
             if not value.strip():
                 raise self._error(f"ENV {name} has no value")
         variables = []
         for word in words:
-            name, given, value = word.partition("=")
+            name, equals, value = word.partition("=")
             self._require_name(name)
-            if not given:
-                raise self._error(f"ENV takes NAME=value, not {word!r}")
+            if not equals:
+                raise self._error(f"invalid ENV: expected NAME=value, not {word!r}")
             variables.append((name, value))
-        values = {name: self._if_known(value) for name, value in variables}  # each sees what was before all of them
+        values = {name: self._if_known(value) for name, value in variables}  # none sees the others
         self.known.update(values)
         self.steps.append(SetEnvVars(tuple(variables), expand=True))
 
     def _run(self, rest: str) -> None:
         if rest.startswith("--"):
-            raise self._error(f"the option {rest.split(maxsplit=1)[0]} of RUN is not supported")
+            raise self._error(f"RUN {rest.split(maxsplit=1)[0]} is not supported")
         if _HEREDOC.search(rest):
-            raise self._error("here-documents are not supported: use && and \\")
-        listed = self._json(rest)
-        self.steps.append(RunBash(shlex.join(listed) if listed is not None else rest))
+            raise self._error("here-documents are not supported: join commands with && and \\")
+        argv = self._json(rest)
+        self.steps.append(RunBash(shlex.join(argv) if argv is not None else rest))
 
     def _copy(self, rest: str) -> None:
         if rest.startswith("--"):
-            raise self._error(f"the option {rest.split(maxsplit=1)[0]} of COPY is not supported")
+            raise self._error(f"COPY {rest.split(maxsplit=1)[0]} is not supported")
         if _HEREDOC.search(rest):
             raise self._error("here-documents are not supported")
         words = self._json(rest) or rest.split()
         if len(words) < 2:
-            raise self._error("COPY takes what to copy, and where")
+            raise self._error("COPY needs a source and a destination")
         sources = []
         for word in words[:-1]:
             path = os.path.normpath(self._resolved(word, self.known).lstrip("/") or ".")
             if path.split(os.sep)[0] == os.pardir:
-                raise self._error(f"{word} is outside of the Dockerfile's directory")
+                raise self._error(f"{word} is outside the Dockerfile's directory")
             sources.append(os.path.join(self.context, path))
         destination = words[-1]
         if len(sources) > 1 and not destination.endswith("/"):
-            raise self._error(f"several things are copied, so {destination!r} must end with /")
+            raise self._error(f"COPY has several sources, so the destination {destination!r} must end with /")
         self._if_known(destination)
         self.steps.append(Copy(tuple(sources), destination, expand=True, context=self.context))
 
@@ -187,44 +189,44 @@ class _Reader:
         self._if_known(rest)
         self.steps.append(WorkDir(rest))
 
-    # --- words
+    # --- expansion
 
     def _words(self, rest: str) -> list[str]:
-        """Splits at white space outside of quotes; the quotes stay."""
+        """Splits at white space outside quotes; keeps the quotes."""
         found = re.findall(r"""(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|[^\s"'])+""", rest)
         if "".join(found) != re.sub(r"\s", "", rest) and "".join("".join(found).split()) != "".join(rest.split()):
-            raise self._error(f"a quote does not end: {rest}")
+            raise self._error(f"unclosed quote: {rest}")
         return found
 
     def _json(self, rest: str) -> list[str] | None:
         if not rest.startswith("["):
             return None
         try:
-            listed = json.loads(rest)
+            value = json.loads(rest)
         except json.JSONDecodeError:
             return None
-        return listed if isinstance(listed, list) and all(isinstance(each, str) for each in listed) else None
+        return value if isinstance(value, list) and all(isinstance(each, str) for each in value) else None
 
     def _resolved(self, word: str, known: Mapping[str, str | None]) -> str:
-        """``word`` with its variables put in, which must be known here."""
+        """Expands ``word``, whose variables must be known here."""
         unknown: list[str] = []
         value = self._expanded(word, known, unknown)
         if unknown:
-            raise self._error(f"${unknown[0]} has no value that this Dockerfile gives it")
+            raise self._error(f"${unknown[0]} has no value in this Dockerfile")
         return value
 
     def _if_known(self, word: str) -> str | None:
-        """The value, or None where the base image has a say."""
+        """Expands ``word``; None if the value depends on the base image."""
         unknown: list[str] = []
         value = self._expanded(word, self.known, unknown)
         return None if unknown else value
 
     def _expanded(self, word: str, known: Mapping[str, str | None], unknown: list[str]) -> str:
-        decided = {found[2] for found in REFERENCE.finditer(word) if found[3]}  # ${A:-b}: the word itself says
+        with_default = {found[2] for found in REFERENCE.finditer(word) if found[3]}  # such as ${A:-b}
 
         def lookup(name: str) -> str | None:
             value = known.get(name)
-            if value is None and name not in decided:
+            if value is None and name not in with_default:
                 unknown.append(name)
             return value
 
@@ -235,7 +237,7 @@ class _Reader:
 
     def _require_name(self, name: str) -> None:
         if not _NAME.match(name):
-            raise self._error(f"{name!r} is not the name of a variable")
+            raise self._error(f"{name!r} is not a valid variable name")
 
     def _error(self, message: str) -> DockerfileError:
         return DockerfileError(self.name, self.line, message)

@@ -1,15 +1,15 @@
-"""What runs image steps on a host: an actor, one to a host, that needs nothing but torchmonarch.
+"""The actor that runs image steps on a host, one per host; it needs nothing but torchmonarch.
 
-What has been done is written down in ``<home>/image/steps.json``, a state for each step, under a lock that is held
-while a step runs: of two sessions that want the same step one runs it and the other finds it done. What new
-processes take on (``apply_image`` in the engine) is ``<home>/environment.json`` and ``<home>/packages``.
+``<home>/image/steps.json`` records each completed step, under a lock that is held while a step runs: if two sessions
+want the same step, one runs it and the other finds it completed. New processes use ``<home>/environment.json`` and
+``<home>/packages`` (``apply_image`` in the engine).
 
 ::
 
-    <home>/image/steps.json    the digest of each step done, and the variables and directory after it
+    <home>/image/steps.json    for each completed step its digest, and the variables and directory after it
     <home>/image/lock          held while a step runs
-    <home>/image/incoming/     content of copies on its way
-    <home>/synced/<name>/      local packages in development, a directory for each content
+    <home>/image/incoming/     content being received for copies
+    <home>/synced/<name>/      local packages in development, one directory for each content
 """
 
 from __future__ import annotations
@@ -28,56 +28,57 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from meshgate.images.commands import StepFailed, execute, say  # sent along
-from meshgate.images.words import expand  # sent along
-from meshgate.sent_as_source import Actor, SentAsSource, endpoint
-from meshgate_sync.place import default_home  # sent along
+from meshgate.images.commands import StepFailed, execute, print_line  # sent along
+from meshgate.images.expansion import expand  # sent along
+from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
+from meshgate_sync.store.place import default_home  # sent along
 
 __all__ = ["StepRunner"]
 
 
 class StepRunner(Actor, metaclass=SentAsSource):
-    """The steps of one host. Each order is a mapping with ``kind``, ``title``, ``digest`` and what its kind needs."""
+    """The steps of one host. A step is a mapping with ``kind``, ``title``, ``digest`` and the fields of its kind."""
 
     def __init__(self, home: str | None = None) -> None:
         self.home = home or default_home()
         self.base = _environment_before()
-        # What steps set may be secret: the directory is its owner's alone, and so are the files that tell of it.
+        # Variables may be secret, so only the owner may access the directory and the files that contain them.
         os.makedirs(self.home, exist_ok=True)
         os.makedirs(os.path.join(self.home, "image"), mode=0o700, exist_ok=True)
         for part in ("image/incoming", "synced"):
             os.makedirs(os.path.join(self.home, part), exist_ok=True)
 
     @endpoint
-    def begin(self, digests: Sequence[str]) -> tuple[str, int]:
-        """This host's name, and how many of the leading steps are done. Whatever follows those is forgotten."""
+    def completed_steps(self, digests: Sequence[str]) -> tuple[str, int]:
+        """This host's name, and the number of leading steps that are completed. If all are, forgets later ones."""
         with self._locked():
             self._clear_incoming()
             states = self._states()
-            done = _common(states, digests)
-            if done == len(digests) < len(states):
-                self._save(states[:done])
-        return _host_name(), done
+            completed = _common_prefix(states, digests)
+            if completed == len(digests) < len(states):
+                self._save(states[:completed])
+        return _host_name(), completed
 
     @endpoint
-    def receive(self, digest: str, offset: int, data: Any) -> None:
-        """Part of the content of the copy ``digest``."""
+    def receive_content(self, digest: str, offset: int, data: Any) -> None:
+        """Receives a part of the content of the step ``digest``."""
         with open(self._incoming(digest), "r+b" if offset else "wb") as file:
             file.seek(offset)
             file.write(data)
 
     @endpoint
-    def run(self, index: int, orders: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Runs step ``index`` unless it is done. Says how it ended: ``code`` is 0, an exit code or None."""
-        digests = [str(order["digest"]) for order in orders]
+    def run_step(self, index: int, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Runs step ``index`` unless it is completed. ``code`` in the result is 0, an exit code, or None if the step
+        could not run."""
+        digests = [str(step["digest"]) for step in steps]
         try:
             with self._locked():
                 states = self._states()
-                done = _common(states, digests)
-                if done == index:
-                    self._save(states[:index])  # from here on, what follows is not done
-                    say(f"step {index + 1}/{len(orders)}: {orders[index]['title']}")
-                    after = self._do(orders[index], states[index - 1] if index else {})
+                completed = _common_prefix(states, digests)
+                if completed == index:
+                    self._save(states[:index])  # from here on, later steps count as not completed
+                    print_line(f"step {index + 1}/{len(steps)}: {steps[index]['title']}")
+                    after = self._run(steps[index], states[index - 1] if index else {})
                     self._save([*states[:index], {**after, "digest": digests[index]}])
         except StepFailed as failure:
             return {"code": failure.code, "output": failure.output}
@@ -86,11 +87,11 @@ class StepRunner(Actor, metaclass=SentAsSource):
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(self._incoming(digests[index]))
-        if done < index:
-            return {"code": None, "output": "another session gave this host other steps meanwhile; try again"}
+        if completed < index:
+            return {"code": None, "output": "another session ran different steps on this host meanwhile; try again"}
         return {"code": 0, "output": ""}
 
-    # --- what has been done
+    # --- completed steps
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -99,7 +100,7 @@ class StepRunner(Actor, metaclass=SentAsSource):
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                say("another session runs a step here; waiting for it")
+                print_line("waiting for another session that is running a step on this host")
                 fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         finally:
@@ -123,39 +124,39 @@ class StepRunner(Actor, metaclass=SentAsSource):
         return os.path.join(self.home, "image", "incoming", f"{digest}.{os.getpid()}")
 
     def _clear_incoming(self) -> None:
-        """Removes what sessions that ended in the middle have left."""
+        """Removes the content of sessions that ended before using it."""
         incoming = os.path.join(self.home, "image", "incoming")
         for name in os.listdir(incoming):
             if not os.path.isdir(f"/proc/{name.rpartition('.')[2]}") and os.path.isdir("/proc/self"):
                 os.unlink(os.path.join(incoming, name))
 
-    # --- the steps
+    # --- kinds of steps
 
-    def _do(self, order: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs a step upon the state ``before`` it; returns the state after."""
+    def _run(self, step: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+        """Runs a step in the state ``before`` it; returns the state after it."""
         state: dict[str, Any] = {
             "variables": dict(before.get("variables", {})),
             "arguments": dict(before.get("arguments", {})),
             "directory": before.get("directory"),
         }
-        match order["kind"]:
+        match step["kind"]:
             case "env":
-                state["variables"].update(self._expanded(order["variables"], order["expand"], state))
+                state["variables"].update(self._expand(step["variables"], step["expand"], state))
             case "arg":
-                state["arguments"].update(order["variables"])
+                state["arguments"].update(step["variables"])
             case "workdir":
-                state["directory"] = self._directory(order["path"], state, expanding=True)
+                state["directory"] = self._directory(step["path"], state, expanding=True)
             case "run":
                 shell = shutil.which("bash") or "/bin/sh"
-                execute([shell, "-c", order["command"]], self._environment(state), self._directory("", state))
+                execute([shell, "-c", step["command"]], self._environment(state), self._directory("", state))
             case "pip":
-                self._install(order["options"], order["packages"], state)
+                self._install(step["options"], step["packages"], state)
             case "copy":
-                self._copy(order, state)
+                self._copy(step, state)
             case "package":
-                self._sync_package(order)
+                self._sync_package(step)
             case kind:
-                raise ValueError(f"this host does not know steps of the kind {kind!r}")
+                raise ValueError(f"unknown kind of step {kind!r}; the client may have another version")
         return state
 
     def _environment(self, state: Mapping[str, Any]) -> dict[str, str]:
@@ -166,79 +167,79 @@ class StepRunner(Actor, metaclass=SentAsSource):
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (packages, environment.get("PYTHONPATH"))))
         return environment
 
-    def _expanded(self, variables: Mapping[str, str], wanted: bool, state: Mapping[str, Any]) -> dict[str, str]:
-        if not wanted:
+    def _expand(self, variables: Mapping[str, str], expanding: bool, state: Mapping[str, Any]) -> dict[str, str]:
+        if not expanding:
             return dict(variables)
         known = {**self.base, **state["arguments"], **state["variables"]}
         return {name: expand(value, known.get) for name, value in variables.items()}
 
     def _directory(self, path: str, state: dict[str, Any], expanding: bool = False) -> str:
-        """``path`` upon the working directory, made if need be."""
+        """``path`` relative to the working directory; created if missing."""
         start = state["directory"] or os.environ.get("MESHGATE_IMAGE_DIRECTORY") or os.getcwd()
-        [path] = self._expanded({"": path}, expanding, state).values()
+        [path] = self._expand({"": path}, expanding, state).values()
         full = os.path.normpath(os.path.join(start, os.path.expanduser(path)))
         os.makedirs(full, exist_ok=True)
         return full
 
-    def _copy(self, order: Mapping[str, Any], state: dict[str, Any]) -> None:
-        [destination] = self._expanded({"": order["destination"]}, order["expand"], state).values()
+    def _copy(self, step: Mapping[str, Any], state: dict[str, Any]) -> None:
+        [destination] = self._expand({"": step["destination"]}, step["expand"], state).values()
         start = self._directory("", state)
         target = os.path.join(start, os.path.expanduser(destination))
-        name = order["file"]  # the name of the only source, when that is a file
+        name = step["file"]  # the name of the source if it is a single file
         if name is None or destination in ("", ".") or destination.endswith("/") or os.path.isdir(target):
             os.makedirs(target, exist_ok=True)
-            _extract(self._incoming(order["digest"]), target)
+            _extract(self._incoming(step["digest"]), target)
         else:
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=os.path.dirname(target)) as aside:
-                _extract(self._incoming(order["digest"]), aside)
-                os.replace(os.path.join(aside, name), target)
-        if os.environ.get("MESHGATE_IMAGE_DIRECTORY"):  # where relative names then mean what they meant to the copy
+            with tempfile.TemporaryDirectory(dir=os.path.dirname(target)) as temporary:
+                _extract(self._incoming(step["digest"]), temporary)
+                os.replace(os.path.join(temporary, name), target)
+        if os.environ.get("MESHGATE_IMAGE_DIRECTORY"):  # worker processes resolve relative names as the copy did
             state["directory"] = start
 
-    def _sync_package(self, order: Mapping[str, Any]) -> None:
-        """A copy of a local package, importable by a ``.pth``; copies that processes have loaded stay.
+    def _sync_package(self, step: Mapping[str, Any]) -> None:
+        """Copies a local package and makes it importable by a ``.pth`` file; keeps older copies that are in use.
 
-        Those hold a lock on them (``on_worker.hold_packages``), and so does this process on the one before.
+        Processes lock the copies that they have loaded (``lock_packages``), and so does this process.
         """
-        place = os.path.join(self.home, "synced", order["name"], order["content"])
-        if not os.path.isdir(place):
-            with tempfile.TemporaryDirectory(dir=os.path.join(self.home, "synced")) as aside:
-                whole = os.path.join(aside, "tree")
-                os.mkdir(whole)
-                _extract(self._incoming(order["digest"]), whole)
-                os.makedirs(os.path.dirname(place), exist_ok=True)
-                os.replace(whole, place)
+        copies = os.path.join(self.home, "synced", step["name"])
+        copy = os.path.join(copies, step["content"])
+        if not os.path.isdir(copy):
+            with tempfile.TemporaryDirectory(dir=os.path.join(self.home, "synced")) as temporary:
+                tree = os.path.join(temporary, "tree")
+                os.mkdir(tree)
+                _extract(self._incoming(step["digest"]), tree)
+                os.makedirs(copies, exist_ok=True)
+                os.replace(tree, copy)
         packages = os.path.join(self.home, "packages")
         os.makedirs(packages, exist_ok=True)
-        _write(os.path.join(packages, f"_meshgate_{order['name']}.pth"), os.path.join(place, order["root"]) + "\n")
-
-        for content in os.listdir(os.path.dirname(place)):
-            if content != order["content"]:
-                _remove_unused(os.path.join(os.path.dirname(place), content))
+        _write(os.path.join(packages, f"_meshgate_{step['name']}.pth"), os.path.join(copy, step["root"]) + "\n")
+        for content in os.listdir(copies):
+            if content != step["content"]:
+                _remove_unused(os.path.join(copies, content))
 
     def _install(self, options: Sequence[str], packages: Sequence[str], state: dict[str, Any]) -> None:
-        """Installs into ``<home>/packages`` what the interpreter lacks, and leaves the interpreter as it is.
+        """Installs the packages that the interpreter lacks into ``<home>/packages``; does not change the interpreter.
 
-        ``pip --target`` alone would install every dependency once more, and removes the directories that namespace
-        packages share: so pip is asked first what is missing, and installs that aside.
+        ``pip --target`` alone would install every dependency again and remove directories that namespace packages
+        share. So a dry run finds the missing packages, and pip installs only those into a staging directory.
         """
         target = os.path.join(self.home, "packages")
         os.makedirs(target, exist_ok=True)
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", *options]
         environment, directory = self._environment(state), self._directory("", state)
-        with tempfile.TemporaryDirectory(dir=os.path.join(self.home, "image")) as aside:
-            report = os.path.join(aside, "report.json")
+        with tempfile.TemporaryDirectory(dir=os.path.join(self.home, "image")) as temporary:
+            report = os.path.join(temporary, "report.json")
             execute([*pip, "--quiet", "--dry-run", "--report", report, *packages], environment, directory)
             with open(report, encoding="utf-8") as file:
                 missing = json.load(file)["install"]
             if not missing:
-                say("everything is there already")
+                print_line("all packages are already installed")
                 return
-            wanted = [_requirement(item) for item in missing]
-            staged = os.path.join(aside, "packages")
-            execute([*pip, "--no-deps", "--upgrade", "--target", staged, *wanted], environment, directory)
-            _uninstall(target, {_normal(item["metadata"]["name"]) for item in missing})
+            requirements = [_requirement(item) for item in missing]
+            staged = os.path.join(temporary, "packages")
+            execute([*pip, "--no-deps", "--upgrade", "--target", staged, *requirements], environment, directory)
+            _uninstall(target, {_normalize(item["metadata"]["name"]) for item in missing})
             _merge(staged, target)
 
 
@@ -254,7 +255,7 @@ def _remove_unused(directory: str) -> None:
 
 
 def _requirement(item: Mapping[str, Any]) -> str:
-    """What makes pip install just this, from an item of its report."""
+    """The exact requirement for an item of pip's report."""
     name, version = item["metadata"]["name"], item["metadata"]["version"]
     if not item.get("is_direct"):
         return f"{name}=={version}"
@@ -264,16 +265,16 @@ def _requirement(item: Mapping[str, Any]) -> str:
     return f"{name} @ {info['url']}"
 
 
-def _normal(name: str) -> str:
+def _normalize(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _uninstall(place: str, names: set[str]) -> None:
-    for found in list(importlib.metadata.distributions(path=[place])):
-        if _normal(found.metadata["Name"]) in names:
+def _uninstall(directory: str, names: set[str]) -> None:
+    for found in list(importlib.metadata.distributions(path=[directory])):
+        if _normalize(found.metadata["Name"]) in names:
             for file in found.files or ():
                 with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(place, str(file)))
+                    os.unlink(os.path.join(directory, str(file)))
 
 
 def _merge(source: str, target: str) -> None:
@@ -284,15 +285,15 @@ def _merge(source: str, target: str) -> None:
             os.replace(os.path.join(directory, name), os.path.join(into, name))
 
 
-def _extract(archive: str, place: str) -> None:
+def _extract(archive: str, directory: str) -> None:
     with tarfile.open(archive) as tar:
-        if hasattr(tarfile, "fully_trusted_filter"):  # it came from the user's own laptop
+        if hasattr(tarfile, "fully_trusted_filter"):  # it comes from the user's own laptop
             tar.extraction_filter = tarfile.fully_trusted_filter
-        tar.extractall(place)
+        tar.extractall(directory)
 
 
-def _common(states: Sequence[Mapping[str, Any]], digests: Sequence[str]) -> int:
-    """How many of the leading steps are the same."""
+def _common_prefix(states: Sequence[Mapping[str, Any]], digests: Sequence[str]) -> int:
+    """The number of leading steps with the same digest."""
     count = 0
     for state, digest in zip(states, digests, strict=False):
         if state["digest"] != digest:
@@ -302,7 +303,7 @@ def _common(states: Sequence[Mapping[str, Any]], digests: Sequence[str]) -> int:
 
 
 def _environment_before() -> dict[str, str]:
-    """This process's environment without what earlier steps of the image have set in it."""
+    """This process's environment without the variables that earlier image steps have set."""
     environment = dict(os.environ)
     replaced: dict[str, str | None] = json.loads(environment.pop("MESHGATE_IMAGE_REPLACED", "{}"))
     for name, value in replaced.items():
@@ -321,8 +322,8 @@ def _write_json(path: str, value: Any) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    """At once or not at all, and for this user alone."""
-    handle, aside = tempfile.mkstemp(dir=os.path.dirname(path))
+    """Writes atomically, for this user only."""
+    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path))
     with open(handle, "w", encoding="utf-8") as file:
         file.write(text)
-    os.replace(aside, path)
+    os.replace(temporary, path)

@@ -1,7 +1,7 @@
-"""From steps to orders for the hosts: what each needs, and a digest that says when it must run again.
+"""Turns steps into planned steps: what a host needs to run each, and a digest that decides whether it runs again.
 
-The digest of a step covers the step, the content it copies and every step before it, so what is the same from the
-start is done already and a change runs again with all that follows it.
+The digest of a step covers the step, the content it copies and all earlier steps. A host therefore keeps the steps
+before the first changed one, and runs that one and all later ones again.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import IO, Any
 from pathspec import GitIgnoreSpec
 
 from meshgate.images.steps import Argument, Copy, PipInstall, RunBash, SetEnvVars, Step, SyncPackage, WorkDir, title
-from meshgate_sync.ignore import DEFAULTS
+from meshgate_sync.tree.ignore import DEFAULTS
 
-__all__ = ["Content", "Order", "chunks", "plan", "require_sources"]
+__all__ = ["Content", "PlannedStep", "chunks", "plan", "require_sources"]
 
 _LINK, _DIRECTORY, _EXECUTABLE, _FILE = "link", "directory", "executable", "file"
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a step copies: paths of this machine by the name they get, in the order of names. A file that nothing
-    keeps from changing is read twice: for its digest, and to be sent."""
+    """What a step copies: (name on the host, local path), sorted by name. Each file is read twice, for its digest and
+    to be sent, so it may change in between."""
 
     entries: tuple[tuple[str, str], ...]
 
@@ -39,8 +39,8 @@ class Content:
         total = hashlib.sha256()
         for name, path in self.entries:
             kind = _kind(path)
-            said = os.readlink(path) if kind == _LINK else "" if kind == _DIRECTORY else _file_digest(path)
-            total.update(json.dumps([name, kind, said]).encode())
+            value = os.readlink(path) if kind == _LINK else "" if kind == _DIRECTORY else _file_digest(path)
+            total.update(json.dumps([name, kind, value]).encode())
         return total.hexdigest()
 
     def write_tar(self, file: IO[bytes]) -> None:
@@ -49,7 +49,7 @@ class Content:
                 info = tar.gettarinfo(path, name)
                 info.uid = info.gid = 0
                 info.uname = info.gname = ""
-                if info.islnk():  # a second name of one file; what is wanted is its content
+                if info.islnk():  # a hard link to an earlier entry: store its content
                     info.type, info.size = tarfile.REGTYPE, os.path.getsize(path)
                 if info.isreg():
                     with open(path, "rb") as source:
@@ -59,65 +59,65 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """One step as the host is told it, and what it copies."""
+class PlannedStep:
+    """One step: ``payload`` is sent to the hosts, ``content`` is what it copies."""
 
-    told: dict[str, Any]
+    payload: dict[str, Any]
     content: Content | None = None
 
     @property
     def digest(self) -> str:
-        return str(self.told["digest"])
+        return str(self.payload["digest"])
 
     @property
     def title(self) -> str:
-        return str(self.told["title"])
+        return str(self.payload["title"])
 
 
-def plan(steps: Sequence[Step]) -> tuple[Order, ...]:
-    """The orders for ``steps``. Reads what they copy; raises ValueError where there is no such thing."""
-    orders = []
-    before = ""
+def plan(steps: Sequence[Step]) -> tuple[PlannedStep, ...]:
+    """Plans ``steps``. Reads what they copy; raises ValueError if it does not exist."""
+    planned = []
+    digest = ""
     for step in steps:
-        told, content = _order(step)
-        before = hashlib.sha256(json.dumps([before, told], sort_keys=True).encode()).hexdigest()
-        orders.append(Order({**told, "digest": before, "title": title(step)}, content))
-    return tuple(orders)
+        payload, content = _payload(step)
+        digest = hashlib.sha256(json.dumps([digest, payload], sort_keys=True).encode()).hexdigest()
+        planned.append(PlannedStep({**payload, "digest": digest, "title": title(step)}, content))
+    return tuple(planned)
 
 
 def require_sources(steps: Sequence[Step]) -> None:
-    """Raises ValueError where there is nothing at what a step copies. Reads no file."""
+    """Raises ValueError if something that a step copies does not exist. Reads no file."""
     for step in steps:
         if isinstance(step, Copy):
             for source in step.sources:
-                _found(source, wildcards=step.expand)
+                _resolve(source, wildcards=step.expand)
         elif isinstance(step, SyncPackage):
             _require_directory(step.path)
 
 
-def _order(step: Step) -> tuple[dict[str, Any], Content | None]:
+def _payload(step: Step) -> tuple[dict[str, Any], Content | None]:
     match step:
         case PipInstall(packages):
             options = [part for each in packages if each.startswith("-") for part in shlex.split(each)]
-            wanted = [each for each in packages if not each.startswith("-")]
-            told: dict[str, Any] = {"kind": "pip", "options": options, "packages": wanted}
+            names = [each for each in packages if not each.startswith("-")]
+            payload: dict[str, Any] = {"kind": "pip", "options": options, "packages": names}
         case RunBash(command):
-            told = {"kind": "run", "command": command}
+            payload = {"kind": "run", "command": command}
         case SetEnvVars(variables, expand):
-            told = {"kind": "env", "variables": dict(variables), "expand": expand}
+            payload = {"kind": "env", "variables": dict(variables), "expand": expand}
         case Argument(name, value):
-            told = {"kind": "arg", "variables": {name: value}}
+            payload = {"kind": "arg", "variables": {name: value}}
         case WorkDir(path):
-            told = {"kind": "workdir", "path": path}
+            payload = {"kind": "workdir", "path": path}
         case Copy():
             return _copy(step)
         case SyncPackage(path):
             return _package(path)
-    return told, None
+    return payload, None
 
 
 def _copy(step: Copy) -> tuple[dict[str, Any], Content]:
-    sources = [path for source in step.sources for path in _found(source, wildcards=step.expand)]
+    sources = [path for source in step.sources for path in _resolve(source, wildcards=step.expand)]
     ignored = _dockerignore(step.context)
     entries: dict[str, str] = {}
     for source in sources:
@@ -130,8 +130,8 @@ def _copy(step: Copy) -> tuple[dict[str, Any], Content]:
     if len(sources) > 1 and not destination.endswith("/"):  # wildcards
         destination += "/"
     content = Content(tuple(sorted(entries.items())))
-    told = {"kind": "copy", "destination": destination, "expand": step.expand, "content": content.digest()}
-    return {**told, "file": os.path.basename(sources[0]) if only_file else None}, content
+    payload = {"kind": "copy", "destination": destination, "expand": step.expand, "content": content.digest()}
+    return {**payload, "file": os.path.basename(sources[0]) if only_file else None}, content
 
 
 def _package(path: str) -> tuple[dict[str, Any], Content]:
@@ -139,8 +139,8 @@ def _package(path: str) -> tuple[dict[str, Any], Content]:
     base = os.path.basename(path)
     entries = _tree(path, GitIgnoreSpec.from_lines(DEFAULTS), path)
     root = "."
-    if "__init__.py" in entries:  # the import package itself
-        entries = {f"{base}/{name}": found for name, found in entries.items()}
+    if "__init__.py" in entries:  # an import package, not a project
+        entries = {f"{base}/{name}": local for name, local in entries.items()}
     elif os.path.isdir(os.path.join(path, "src")):
         root = "src"
     content = Content(tuple(sorted(entries.items())))
@@ -150,22 +150,22 @@ def _package(path: str) -> tuple[dict[str, Any], Content]:
 
 def _require_directory(path: str) -> None:
     if not os.path.isdir(path):
-        raise ValueError(f"sync_package({path!r}): there is no such directory")
+        raise ValueError(f"sync_package({path!r}): the directory does not exist")
 
 
-def _found(source: str, *, wildcards: bool) -> list[str]:
+def _resolve(source: str, *, wildcards: bool) -> list[str]:
     if os.path.lexists(source):
         return [source]
     found = sorted(glob.glob(source)) if wildcards else []
     if not found:
-        raise ValueError(f"there is nothing to copy at {source}")
+        raise ValueError(f"cannot copy {source}: it does not exist")
     return found
 
 
 def _dockerignore(context: str | None) -> GitIgnoreSpec:
     lines: list[str] = []
     if context is not None and os.path.isfile(path := os.path.join(context, ".dockerignore")):
-        with open(path, encoding="utf-8") as file:  # Docker's patterns begin at the context, git's anywhere
+        with open(path, encoding="utf-8") as file:  # Docker anchors patterns at the context, git does not
             lines = [_anchored(line.strip()) for line in file if line.strip() and not line.startswith("#")]
     return GitIgnoreSpec.from_lines(lines)
 
@@ -176,7 +176,7 @@ def _anchored(pattern: str) -> str:
 
 
 def _tree(top: str, ignored: GitIgnoreSpec, context: str) -> dict[str, str]:
-    """What lies in ``top``: paths by their names below it. Raises ValueError on what cannot be copied."""
+    """The local paths below ``top`` by their relative names."""
     entries: dict[str, str] = {}
     for directory, subdirectories, files in os.walk(top):
         for name in (*subdirectories, *files):
@@ -198,7 +198,7 @@ def _kind(path: str) -> str:
     if stat.S_ISDIR(mode):
         return _DIRECTORY
     if not stat.S_ISREG(mode):
-        raise ValueError(f"{path} is neither a file nor a directory nor a link; it cannot be copied")
+        raise ValueError(f"cannot copy {path}: it is not a file, directory or symlink")
     return _EXECUTABLE if mode & stat.S_IXUSR else _FILE
 
 
@@ -211,7 +211,7 @@ def _file_digest(path: str) -> str:
 
 
 def chunks(file: IO[bytes], size: int) -> Iterator[tuple[int, bytes]]:
-    """What ``file`` holds, from its start, as (offset, data)."""
+    """The content of ``file``, from its start, as (offset, data)."""
     file.seek(0)
     offset = 0
     while data := file.read(size):

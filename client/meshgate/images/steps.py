@@ -20,7 +20,7 @@ class RunBash:
 
 @dataclass(frozen=True, slots=True)
 class SetEnvVars:
-    """With ``expand`` the values are words of a Dockerfile, read on the host."""
+    """With ``expand``, the values come from a Dockerfile, and the host expands their variables."""
 
     variables: tuple[tuple[str, str], ...]
     expand: bool = False
@@ -28,7 +28,7 @@ class SetEnvVars:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A variable for the steps that follow, which the workers do not see."""
+    """A variable that later steps see and worker processes do not."""
 
     name: str
     value: str
@@ -36,15 +36,15 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class WorkDir:
-    """Where later steps run, and the workers' processes; a word of a Dockerfile."""
+    """The working directory of later steps and of worker processes; the host expands its variables."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Paths of this machine, and one on the hosts. With ``expand`` they come from a Dockerfile: the destination is
-    a word of it, sources may hold wildcards, and the ``.dockerignore`` of the directory ``context`` counts."""
+    """Local paths, and their destination on the hosts. With ``expand``, they come from a Dockerfile: the host expands
+    the destination's variables, sources may contain wildcards, and the ``.dockerignore`` of ``context`` applies."""
 
     sources: tuple[str, ...]
     destination: str
@@ -59,11 +59,11 @@ class SyncPackage:
 
 Step: TypeAlias = PipInstall | RunBash | SetEnvVars | Argument | WorkDir | Copy | SyncPackage
 
-_LONGEST_TITLE = 72
+_MAX_TITLE = 72
 
 
 def title(step: Step) -> str:
-    """The step in a few words."""
+    """A short description for messages."""
     match step:
         case PipInstall(packages):
             text = f"pip install {' '.join(packages)}"
@@ -74,9 +74,9 @@ def title(step: Step) -> str:
         case Argument(name, _):
             text = f"argument {name}"
         case WorkDir(path):
-            text = f"work in {path}"
+            text = f"change directory to {path}"
         case Copy(sources, destination):
             text = f"copy {' '.join(sources)} to {destination or '.'}"
         case SyncPackage(path):
             text = f"sync package {path}"
-    return text if len(text) <= _LONGEST_TITLE else f"{text[: _LONGEST_TITLE - 1]}…"
+    return text if len(text) <= _MAX_TITLE else f"{text[: _MAX_TITLE - 1]}…"

@@ -1,4 +1,4 @@
-"""LocalJob: a stand-in while a program is written, so that only its job changes when it goes to a cluster."""
+"""LocalJob: a job on this machine to develop a program with; on a cluster only the job changes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from typing_extensions import Self
 
-from meshgate.jobs.image import Image
-from meshgate.jobs.process import GatewayProcessJob, LocalSpec
+from meshgate.errors import JobUnsupported
+from meshgate.images.image import Image
+from meshgate.jobs.process import LocalGatewayJob, LocalRequest
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import DEFAULT_JOB_PATH, JobTrait
 
@@ -22,10 +23,10 @@ __all__ = ["LocalJob"]
 LOG_DIRECTORY = ".monarch/logs"
 
 
-class LocalJob(GatewayProcessJob):
-    """One host for each name in ``hosts``; a mapping, there or as ``meshes``, says how many.
+class LocalJob(LocalGatewayJob):
+    """One host for each name in ``hosts``; a mapping, in ``hosts`` or ``meshes``, gives the number of hosts.
 
-    It belongs to this process: it ends with it, and no other process finds it.
+    The job ends with this process, and no other process finds it.
     """
 
     def __init__(
@@ -36,10 +37,10 @@ class LocalJob(GatewayProcessJob):
         image: Image | None = None,
     ) -> None:
         if isinstance(hosts, str):
-            raise TypeError(f"LocalJob: hosts is a sequence of names, not {hosts!r}: write LocalJob([{hosts!r}])")
-        asked = meshes if meshes is not None else hosts
-        counts = dict(asked) if isinstance(asked, Mapping) else dict.fromkeys(asked, 1)
-        super().__init__(LocalSpec.of("LocalJob", meshes=counts), image)
+            raise TypeError(f"LocalJob: hosts must be a sequence of names, not {hosts!r}: write LocalJob([{hosts!r}])")
+        names = meshes if meshes is not None else hosts
+        counts = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names, 1)
+        super().__init__(LocalRequest.from_arguments("LocalJob", meshes=counts), image)
         self._script: subprocess.Popen[bytes] | None = None
 
     @property
@@ -50,11 +51,11 @@ class LocalJob(GatewayProcessJob):
         return self._script
 
     def state(self, cached_path: str | None = DEFAULT_JOB_PATH) -> JobState:
-        """The host meshes; applies the job if need be. ``cached_path`` is not used: see the class."""
+        """The host meshes; applies the job if necessary. Ignores ``cached_path``."""
         return super().state(None)
 
     def can_run(self, spec: JobTrait) -> bool:
-        """False: what is asked for now counts, whatever was saved."""
+        """Always False: a LocalJob is never reused."""
         return False
 
     def _create(self, client_script: str | None) -> None:
@@ -76,25 +77,29 @@ class LocalJob(GatewayProcessJob):
         super()._kill()
 
     @property
-    def _bound(self) -> bool:
+    def _ends_with_driver(self) -> bool:
         return True
 
+    def detach(self, name: str | None = None, cached_path: str | None = DEFAULT_JOB_PATH) -> NoReturn:
+        """Raises JobUnsupported: a LocalJob always ends with its driver."""
+        raise JobUnsupported("a LocalJob ends with its driver and cannot be detached: use ProcessJob")
+
     def _outlive_driver(self) -> None:
-        """It never does."""
+        """Does nothing: a LocalJob always ends with its driver."""
 
     def _spec(self) -> dict[str, Any]:
-        return {"meshes": self._asked.meshes}
+        return {"meshes": self._request.meshes}
 
     def _allocation(self) -> None:
         return None
 
     @classmethod
     def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self:
-        return cls(LocalSpec.model_validate(spec).meshes)
+        return cls(LocalRequest.model_validate(spec).meshes)
 
 
 def _start_script(script: str) -> subprocess.Popen[bytes]:
-    """Runs a script of this user's on its own, its output in a new directory under ``.monarch/logs``."""
+    """Starts the user's script with its output in a new directory under ``.monarch/logs``."""
     Path(LOG_DIRECTORY).mkdir(parents=True, exist_ok=True)
     logs = Path(tempfile.mkdtemp(prefix="job_", dir=LOG_DIRECTORY))
     environment = {**os.environ, "MONARCH_BATCH_JOB": "1"}

@@ -1,35 +1,40 @@
-"""Jobs whose hosts are processes of this machine: a gateway, and the worker hosts that it starts.
+"""ProcessJob: a gateway and worker hosts that are processes of this machine.
 
-The protocol, the gateway, the engine and the sync are those of a cluster; only the scheduler is missing.
-``GatewayProcessJob`` is what :class:`ProcessJob` and ``LocalJob`` have in common.
+Protocol, gateway, engine and sync are the same as in a cluster; only the scheduler is missing. ``LocalGatewayJob`` is
+the common base of ``ProcessJob`` and ``LocalJob``.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
-from meshgate.client import Client
-from meshgate.dialing import UrlDialer
 from meshgate.errors import JobError, JobNotRunning
+from meshgate.images.image import Image
 from meshgate.jobs import registry
-from meshgate.jobs.gateway_process import GatewayProcess, GatewayRecord, Launch
-from meshgate.jobs.image import Image
-from meshgate.jobs.state import JobState, attached
-from meshgate.jobs.trait import JobTrait
+from meshgate.jobs.state import JobState
+from meshgate.jobs.this_machine.local_gateway import (
+    SHORT_STOP_TIMEOUT,
+    STOP_TIMEOUT,
+    GatewayRecord,
+    LaunchOptions,
+    LocalGateway,
+)
+from meshgate.jobs.trait import JobTrait, check_detached
+from meshgate.session.dialing import UrlDialer
 
-__all__ = ["GatewayProcessJob", "LocalSpec", "ProcessJob"]
+__all__ = ["LocalGatewayJob", "LocalRequest", "ProcessJob"]
 
 MeshName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,62}$")]
 
 
-class LocalSpec(BaseModel):
-    """What was asked for, checked: it comes from a program or from a file. Times are in seconds."""
+class LocalRequest(BaseModel):
+    """The validated arguments of a job on this machine, from a program or a file. Times are in seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -39,52 +44,54 @@ class LocalSpec(BaseModel):
     idle_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 600.0
 
     @classmethod
-    def of(cls, job: str, **given: Any) -> LocalSpec:
-        """The spec of the arguments that are not None. Raises ValueError that names the argument at fault."""
+    def from_arguments(cls, job: str, **arguments: Any) -> LocalRequest:
+        """Takes the arguments that are not None. Raises ValueError that names the invalid argument."""
         try:
-            return cls.model_validate({name: value for name, value in given.items() if value is not None})
+            return cls.model_validate({name: value for name, value in arguments.items() if value is not None})
         except ValidationError as error:
             first = error.errors()[0]
             where = str(first["loc"][0]) + "".join(f"[{part!r}]" for part in first["loc"][1:] if part != "[key]")
             raise ValueError(f"{job}: {where}={first['input']!r}: {first['msg']}") from None
 
 
-class GatewayProcessJob(JobTrait):
-    """A job with a gateway process of its own."""
+class LocalGatewayJob(JobTrait):
+    """A job with its own gateway process on this machine."""
 
-    def __init__(self, asked: LocalSpec, image: Image | None = None) -> None:
+    def __init__(self, request: LocalRequest, image: Image | None = None) -> None:
         super().__init__()
-        self._asked = asked
+        self._request = request
         if image is not None:
-            self._images = dict.fromkeys(asked.meshes, image)
-        self._gateway: GatewayProcess | None = None
-        self._client: Client | None = None
+            self._images = dict.fromkeys(request.meshes, image)
+        self._gateway: LocalGateway | None = None
 
     def __repr__(self) -> str:
-        where = f", {self._gateway.record.url}" if self._gateway else ""
-        return f"{type(self).__name__}({self._asked.meshes}{where})"
+        url = f", {self._gateway.record.url}" if self._gateway else ""
+        return f"{type(self).__name__}({self._request.meshes}{url})"
 
     @property
     def gateway_url(self) -> str | None:
-        """Where the job's gateway listens; None while the job is not running."""
+        """The URL of the job's gateway; None while the job is not running."""
         running = self._running
-        gateway = running._gateway if isinstance(running, GatewayProcessJob) else None
+        gateway = running._gateway if isinstance(running, LocalGatewayJob) else None
         return gateway.record.url if gateway else None
 
     def _create(self, client_script: str | None) -> None:
         if client_script is not None:
             raise JobError(f"{type(self).__name__} cannot run batch-mode scripts: run {client_script} yourself")
         apply_id = str(self._apply_id)
-        launch = Launch(
+        registry.prune()
+        addresses, variables = self._start_hosts(apply_id)
+        options = LaunchOptions(
             apply_id=apply_id,
-            meshes=self._asked.meshes,
-            environment=self._asked.env,
+            meshes=self._request.meshes,
+            environment={**self._request.env, **variables},
             log=registry.log_file(apply_id),
-            lease=self._asked.lease,
-            idle_timeout=0 if self._bound else self._asked.idle_timeout,
+            lease=self._request.lease,
+            idle_timeout=0 if self._ends_with_driver else self._request.idle_timeout,
+            addresses=addresses,
         )
         try:
-            self._gateway = GatewayProcess.start(launch)
+            self._gateway = LocalGateway.start(options)
         except BaseException:
             registry.unregister(apply_id)
             raise
@@ -93,43 +100,52 @@ class GatewayProcessJob(JobTrait):
             registry.LocalEntry(
                 apply_id=apply_id,
                 kind=type(self).__name__,
-                meshes=self._asked.meshes,
+                meshes=self._request.meshes,
                 url=record.url,
                 pid=record.pid,
                 started=record.started,
                 directory=os.getcwd(),
                 created=time.time(),
+                token=record.token,
+                socket=record.socket,
+                temporary=record.directory,
             )
         )
+
+    def _start_hosts(self, apply_id: str) -> tuple[Mapping[str, Sequence[str]], Mapping[str, str]]:
+        """The addresses of hosts that the gateway does not start itself, and variables that it needs to reach them."""
+        return {}, {}
 
     def _state(self) -> JobState:
         gateway = self._gateway
         if gateway is None or not gateway.alive:
-            raise JobNotRunning(f"{self!r} has ended; apply() starts it again")
-        if self._client is not None and self._client.closed:
-            self._client.close()  # its session is over: what it has running here ends too
-            self._client = None
-        if self._client is None:
-            record = gateway.record
-            self._client = Client.connect(
-                UrlDialer(record.url, record.token, alive=lambda: gateway.alive, unix_socket=record.socket)
-            )
-        self._attached = attached(self._client, self._asked.meshes, self._attached)
-        return self._attached
+            raise JobNotRunning(f"the gateway of {self!r} has ended; call apply() to start it again")
+        return self._attach_meshes(self._request.meshes)
+
+    def _dialer(self) -> UrlDialer:
+        gateway = self._gateway
+        if gateway is None:
+            raise JobNotRunning(f"{self!r} is not running")
+        record = gateway.record
+        return UrlDialer(record.url, record.token, alive=lambda: gateway.alive, unix_socket=record.socket)
+
+    def _mesh_sizes(self) -> Mapping[str, int]:
+        return self._request.meshes
 
     @property
-    def _bound(self) -> bool:
-        """Whether it can only end with this process, so that it need not watch for being forgotten."""
+    def _ends_with_driver(self) -> bool:
+        """Whether the job always ends with this process, so that it needs no idle timeout."""
         return self._scoped
 
     def _kill(self) -> None:
-        hurried = False
+        timeout = STOP_TIMEOUT
         if self._client is not None:
             self._client.close()
-            hurried = not self._client.ended_in_order  # the gateway would wait for the session in its turn
+            if not self._client.closed_cleanly:  # the gateway cannot end the session in order either
+                timeout = SHORT_STOP_TIMEOUT
             self._client = None
         if self._gateway is not None:
-            self._gateway.stop(hurried=hurried)
+            self._gateway.stop(timeout=timeout)
             registry.unregister(self._gateway.record.apply_id)
             self._gateway = None
 
@@ -141,7 +157,7 @@ class GatewayProcessJob(JobTrait):
             self._gateway.outlive_driver()
 
     def _spec(self) -> dict[str, Any]:
-        return self._asked.model_dump()
+        return self._request.model_dump()
 
     def _allocation(self) -> dict[str, Any] | None:
         if self._gateway is None:
@@ -149,15 +165,16 @@ class GatewayProcessJob(JobTrait):
         return self._gateway.record.model_dump()
 
 
-class ProcessJob(GatewayProcessJob):
-    """Hosts are processes of this machine: ``ProcessJob({"trainers": 2, "dataloaders": 1})``.
+class ProcessJob(LocalGatewayJob):
+    """A job whose hosts are processes of this machine: ``ProcessJob({"trainers": 2, "dataloaders": 1})``.
 
-    ``meshes`` maps names to numbers of hosts; ``env`` is added to the environment of the workers. Within ``with``,
-    or with ``state(cached_path=None)``, everything ends with this process, even when it is killed. A job that was
-    saved (``state()`` saves it in ``.monarch/job_state.pkl``) outlives it, for other processes to find, and ends
-    itself ``idle_timeout`` seconds (600) after its last session; 0 is never. ``lease`` is how long, in seconds
-    (3600), a session waits for a driver that went away without a word. The steps of ``image`` run on
-    every host when ``state()`` hands it out; its base is this machine, whatever it names.
+    ``meshes`` maps names to numbers of hosts; ``env`` is added to the environment of the workers. In a ``with`` block,
+    or with ``state(cached_path=None)``, everything ends with this process, even if it is killed. A saved job
+    (``state()`` saves it in ``.monarch/job_state.pkl``) outlives this process so that others can find it, and ends
+    ``idle_timeout`` seconds (600) after its last session; 0 means never. ``lease`` is how long, in seconds (3600), a
+    session waits for a driver that has disconnected. The steps of ``image`` run on every host in ``state()``; its base
+    image is ignored. With ``detached``, which may be a name for the session, a session keeps running for its lease when
+    its driver leaves, also at the end of a ``with`` block, and ``attach`` takes it over.
     """
 
     def __init__(
@@ -168,18 +185,22 @@ class ProcessJob(GatewayProcessJob):
         lease: float | None = None,
         idle_timeout: float | None = None,
         image: Image | None = None,
+        detached: bool | str = False,
     ) -> None:
-        asked = LocalSpec.of("ProcessJob", meshes=meshes, env=env, lease=lease, idle_timeout=idle_timeout)
-        super().__init__(asked, image)
+        request = LocalRequest.from_arguments(
+            "ProcessJob", meshes=meshes, env=env, lease=lease, idle_timeout=idle_timeout
+        )
+        super().__init__(request, image)
+        self._detached = check_detached(detached)
 
     def can_run(self, spec: JobTrait) -> bool:
-        """Whether ``spec`` is a ProcessJob that asks for just this, and the gateway answers."""
+        """Whether ``spec`` is a ProcessJob with the same arguments and the gateway answers."""
         gateway = self._gateway
-        return isinstance(spec, ProcessJob) and spec._asked == self._asked and bool(gateway and gateway.healthy())
+        return isinstance(spec, ProcessJob) and spec._request == self._request and bool(gateway and gateway.healthy())
 
     @classmethod
     def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self:
-        job = cls(**LocalSpec.model_validate(spec).model_dump())
+        job = cls(**LocalRequest.model_validate(spec).model_dump())
         if allocation is not None:
-            job._gateway = GatewayProcess(GatewayRecord.model_validate(allocation))
+            job._gateway = LocalGateway(GatewayRecord.model_validate(allocation))
         return job

@@ -1,7 +1,7 @@
-"""The jobs that this user runs on this machine, so that ``meshgate ls`` and ``meshgate kill`` find a forgotten one.
+"""The jobs that this user runs on this machine, for the ``meshgate`` command.
 
-One small file a job under the state directory, readable by its owner only; it holds no token. Nobody is trusted to
-tidy up: whoever reads drops the entries whose process is gone.
+One small file per job in the state directory. It contains the token of the job's gateway, so only its owner can read
+it. Since a killed process cannot remove its entry, each read removes the entries whose process has ended.
 """
 
 from __future__ import annotations
@@ -9,18 +9,22 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from meshgate.jobs.processes import ProcessName, process_name
+from meshgate.jobs.this_machine.process_identity import ProcessIdentity, identify_process
 
-__all__ = ["LocalEntry", "entries", "log_file", "register", "unregister"]
+__all__ = ["LocalEntry", "entries", "log_file", "prune", "register", "unregister"]
+
+UNREGISTERED_LOG_AGE = 3600.0  # seconds; the job of a younger log may be about to start
 
 
 class LocalEntry(BaseModel):
-    """A running job. ``started`` (with ``pid``) names its gateway process; ``created`` is in seconds since 1970."""
+    """A running job. ``pid`` and ``started`` identify its gateway process; ``created`` is in seconds since 1970.
+    ``temporary`` is the directory of its temporary files."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -32,29 +36,32 @@ class LocalEntry(BaseModel):
     started: str
     directory: str
     created: float
+    token: str = Field(default="", repr=False)
+    socket: str | None = None
+    temporary: str | None = None
 
     @property
-    def process(self) -> ProcessName:
-        return ProcessName(self.pid, self.started)
+    def process(self) -> ProcessIdentity:
+        return ProcessIdentity(self.pid, self.started)
 
 
 def register(entry: LocalEntry) -> None:
-    """Writes the entry down, whole or not at all: who reads removes what is no entry. Where that is impossible the
-    job runs unlisted."""
+    """Writes the entry atomically, because readers remove invalid entries. If the directory is not writable, the job
+    runs without an entry."""
     with contextlib.suppress(OSError):
         directory = _directory()
-        handle, aside = tempfile.mkstemp(prefix=f"{entry.apply_id}.", suffix=".new", dir=directory)
+        handle, temporary = tempfile.mkstemp(prefix=f"{entry.apply_id}.", suffix=".new", dir=directory)
         try:
             with os.fdopen(handle, "w") as file:
                 file.write(entry.model_dump_json())
-            os.replace(aside, directory / f"{entry.apply_id}.json")
+            os.replace(temporary, directory / f"{entry.apply_id}.json")
         except BaseException:
-            os.unlink(aside)
+            os.unlink(temporary)
             raise
 
 
 def unregister(apply_id: str) -> None:
-    """Drops the entry and the log."""
+    """Removes the entry and the log."""
     with contextlib.suppress(OSError):
         directory = _directory()
         (directory / f"{apply_id}.json").unlink(missing_ok=True)
@@ -62,7 +69,7 @@ def unregister(apply_id: str) -> None:
 
 
 def entries() -> Iterator[LocalEntry]:
-    """The running jobs, oldest first; what is left of ended ones is removed."""
+    """The running jobs, oldest first. Removes the entries and logs of jobs that have ended."""
     found = []
     for path in _directory().glob("*.json"):
         try:
@@ -70,22 +77,31 @@ def entries() -> Iterator[LocalEntry]:
         except (OSError, ValidationError):
             path.unlink(missing_ok=True)
             continue
-        if process_name(entry.pid) == entry.process:
+        if identify_process(entry.pid) == entry.process:
             found.append(entry)
         else:
             unregister(entry.apply_id)
     yield from sorted(found, key=lambda entry: entry.created)
 
 
+def prune() -> None:
+    """Removes what jobs have left whose gateways were killed."""
+    with contextlib.suppress(OSError):
+        known = {entry.apply_id for entry in entries()}
+        for log in _directory().glob("*.log"):
+            if log.stem not in known and time.time() - log.stat().st_mtime > UNREGISTERED_LOG_AGE:
+                log.unlink(missing_ok=True)
+
+
 def log_file(apply_id: str) -> Path:
-    """Where the job's gateway logs. Raises OSError where no file can be made."""
+    """Creates the log file of the job's gateway. Raises OSError if that fails."""
     path = _directory() / f"{apply_id}.log"
     path.touch(mode=0o600)
     return path
 
 
 def _directory() -> Path:
-    """``$XDG_STATE_HOME/meshgate/jobs``, made where it is missing; without a usable home, one below ``/tmp``."""
+    """``$XDG_STATE_HOME/meshgate/jobs``, or a directory below ``/tmp`` if that is not writable; created if missing."""
     base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     candidates = (Path(base), Path(tempfile.gettempdir()) / f"meshgate-{os.getuid()}")
     for parent in candidates:
@@ -96,4 +112,7 @@ def _directory() -> Path:
             continue
         if directory.stat().st_uid == os.getuid() and os.access(directory, os.W_OK):
             return directory
-    raise PermissionError(f"neither {candidates[0]} nor {candidates[1]} can hold files: set XDG_STATE_HOME")
+    raise PermissionError(
+        f"cannot write job files: neither {candidates[0]} nor {candidates[1]} is writable. Set XDG_STATE_HOME to a "
+        "writable directory"
+    )

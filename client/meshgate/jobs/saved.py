@@ -1,9 +1,9 @@
-"""How a job is written down: what ``dump`` and ``dumps`` write and ``job_load`` and ``job_loads`` read.
+"""The format of a saved job, and the file that holds it.
 
-A first line that says so, then JSON. Reading it runs nothing that the file names, unlike a pickle: a kind of job is
-looked up among the classes that this process has imported (meshgate's own are imported by their name), and each
-class checks its part. The job's token is in there, so files are written for their owner alone, and read only when
-nobody else could have read or written them. A file appears under its name whole or not at all.
+A header line, then JSON. Unlike a pickle, loading it runs nothing that the file names: the job's class is looked up
+among the job types that this process has imported (meshgate's own are imported by name), and each class validates its
+part. The file contains the job's token, so it is written for its owner only, and read only if no other user could have
+read or written it. Writing is atomic.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from meshgate.errors import JobFileError
 
 __all__ = ["SavedJob", "locked", "read_job_file", "write_job_file"]
 
-FIRST_LINE = b"meshgate job\n"
-PICKLE = b"\x80"
+HEADER = b"meshgate job\n"
+PICKLE_HEADER = b"\x80"
 SIZE_LIMIT = 1 << 20
 
 
 class SavedJob(BaseModel):
-    """One job. ``allocation`` is None when it was not running."""
+    """One job. ``allocation`` is None if it was not running."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -40,28 +40,29 @@ class SavedJob(BaseModel):
     allocation: dict[str, Any] | None = None
 
     def to_bytes(self) -> bytes:
-        return FIRST_LINE + self.model_dump_json().encode() + b"\n"
+        return HEADER + self.model_dump_json().encode() + b"\n"
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: str = "this data") -> SavedJob:
-        """Raises JobFileError on anything that ``to_bytes`` did not write."""
-        if not data.startswith(FIRST_LINE):
-            pickled = ", but a pickle, perhaps a job of Monarch's own; nothing in it was run"
-            raise JobFileError(f"{where} is no job that meshgate saved{pickled if data[:1] == PICKLE else ''}")
+    def from_bytes(cls, data: bytes, source: str = "this data") -> SavedJob:
+        """Raises JobFileError on anything that ``to_bytes`` did not write. ``source`` names the data in errors."""
+        if not data.startswith(HEADER):
+            pickled = " but a pickle, perhaps of one of Monarch's own jobs; it was not loaded"
+            raise JobFileError(f"{source} is not a saved meshgate job{pickled if data[:1] == PICKLE_HEADER else ''}")
         try:
-            return cls.model_validate_json(data[len(FIRST_LINE) :])
+            return cls.model_validate_json(data[len(HEADER) :])
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"]) or "the whole"
+            field = ".".join(str(part) for part in first["loc"])
             raise JobFileError(
-                f"{where} is damaged, or another version of meshgate saved it: {place}: {first['msg']}"
+                f"cannot load the job in {source}: it is damaged or was saved by another version of meshgate "
+                f"({f'{field}: ' if field else ''}{first['msg']})"
             ) from None
 
 
 def read_job_file(path: str) -> bytes:
-    """The contents of a job file, a symlink followed.
+    """The contents of a job file; follows a symlink.
 
-    Raises FileNotFoundError, and JobFileError when the file is not this user's own or others may read or write it.
+    Raises FileNotFoundError, and JobFileError if the file belongs to another user or other users may access it.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
@@ -69,19 +70,20 @@ def read_job_file(path: str) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise JobFileError(f"{path} is not a regular file")
         if status.st_uid != os.geteuid():
-            raise JobFileError(f"{path} belongs to user {status.st_uid}, not to you: a job file holds a token")
+            raise JobFileError(f"refusing to load the job in {path}: the file belongs to user {status.st_uid}")
         if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise JobFileError(
-                f"{path} may be read or written by others (mode {stat.S_IMODE(status.st_mode):o}), and a job file "
-                f"holds a token: if nobody has changed it, run chmod 600 {path}"
+                f"refusing to load the job in {path}: other users may read or write it "
+                f"(mode {stat.S_IMODE(status.st_mode):o}), and it holds a token. If no one else has changed it, run "
+                f"chmod 600 {path}"
             )
         if status.st_size > SIZE_LIMIT:
-            raise JobFileError(f"{path} is no job that meshgate saved: it has {status.st_size} bytes")
+            raise JobFileError(f"{path} is not a saved meshgate job: it has {status.st_size} bytes")
         return file.read(SIZE_LIMIT)
 
 
 def write_job_file(path: str, data: bytes) -> None:
-    """Replaces the file at ``path``, or the one that a symlink there names; makes its directory."""
+    """Replaces the file at ``path``, or the target if that is a symlink; creates its directory."""
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)  # mode 0600
@@ -97,9 +99,10 @@ def write_job_file(path: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Holds other processes out that want the job at ``path``: of two that start at once, the second finds the first's.
+    """Locks the job at ``path``: if two processes start at once, the second finds the job of the first.
 
-    The directory is locked, so no lock file is left. Where it cannot be (some network file systems) nobody waits.
+    Locks the directory, so no lock file remains. Does not block on file systems without locks (some network file
+    systems).
     """
     directory = Path(os.path.realpath(path)).parent
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,28 +1,35 @@
-"""The state of a running job: its host meshes, each an attribute under its name."""
+"""The state of a running job: its host meshes, each an attribute of its name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from meshgate.client import Client
-    from meshgate.proxies import HostMeshProxy
+from meshgate.html import card
 
-__all__ = ["JobState", "attached"]
+if TYPE_CHECKING:
+    from meshgate.proxies import HostMeshProxy
+    from meshgate.proxies.client import Client
+
+__all__ = ["JobState", "attach_meshes"]
 
 
 class JobState:
-    """The meshes a job asked for: ``state.trainers``, ``state.dataloaders``.
+    """The job's host meshes by name: ``state.trainers``, ``state.dataloaders``.
 
-    An unknown name raises ``AttributeError`` with the names there are. ``hosts`` maps names to host meshes.
+    An unknown name raises AttributeError that lists the known ones. ``hosts`` maps names to host meshes.
     """
+
+    query_engine: None = None
+    """As in Monarch for a job without telemetry."""
+    admin_url: str | None = None
+    """The address of the admin server on this machine; None without ``enable_admin()``, as in Monarch."""
 
     def __init__(self, hosts: Mapping[str, HostMeshProxy]) -> None:
         self._hosts = dict(hosts)
 
     def __getattr__(self, attr: str) -> HostMeshProxy:
-        # Copying and unpickling look for special methods before _hosts is there.
+        # copy and pickle look up special methods before _hosts is set
         hosts: dict[str, HostMeshProxy] = self.__dict__.get("_hosts", {})
         try:
             return hosts[attr]
@@ -33,19 +40,23 @@ class JobState:
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._hosts]
 
+    def _repr_html_(self) -> str:
+        """For notebooks: the host meshes."""
+        return card("JobState", {}, [hosts._repr_html_() for hosts in self._hosts.values()])
+
     def __repr__(self) -> str:
         return f"JobState(hosts={self._hosts})"
 
 
-def attached(client: Client, meshes: Mapping[str, int], before: JobState | None) -> JobState:
-    """The host meshes ``meshes`` in ``client``'s session: those of ``before``, the state so far, and others anew.
+def attach_meshes(client: Client, meshes: Mapping[str, int], previous: JobState | None) -> JobState:
+    """The host meshes ``meshes`` in ``client``'s session: usable ones of ``previous``, and newly attached others.
 
-    A session attaches to the hosts of a mesh once: hosts that come back do so in the mesh that lost them, and those
-    that are left can be used. Anew is what another session had, what could not be attached to, and what was shut down.
+    A session attaches to the hosts of a mesh once. A host that restarts rejoins the mesh that lost it, and the other
+    hosts stay usable. A mesh is attached again if it belongs to another session, failed to attach or was shut down.
     """
-    known = before._hosts if before is not None else {}
+    known = previous._hosts if previous is not None else {}
     hosts = {
         name: known[name] if name in known and known[name].is_usable_in(client) else client.attach_hosts(name, count)
         for name, count in meshes.items()
     }
-    return before if before is not None and hosts == known else JobState(hosts)
+    return previous if previous is not None and hosts == known else JobState(hosts)

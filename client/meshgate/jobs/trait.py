@@ -1,11 +1,11 @@
-"""What every job is: a specification, and once it is applied, the machines that run it.
+"""The base class of every job: a specification and, once it is applied, the machines that run it.
 
-The names, the signatures and the rules are Monarch's: ``apply()`` once is enough, ``state()`` applies what has not
-been applied and finds again what another process started, ``kill()`` twice is harmless. Two things are meshgate's:
-a job is a context manager that kills on exit, and a saved job is no pickle (``saved.py`` says why).
+Names, signatures and rules are Monarch's: ``apply()`` is idempotent, ``state()`` applies a job that has not been
+applied and finds one that another process started, and ``kill()`` may be called twice. meshgate adds two things: a job
+is a context manager that kills on exit, and a saved job is not a pickle (see ``saved.py``).
 
-A kind of job implements ``_create``, ``_state``, ``_kill`` and ``can_run``; to be saved, ``_spec``, ``_allocation``
-and ``_restore`` too. It never sets ``_status``.
+A job type implements ``_create``, ``_state``, ``_kill`` and ``can_run``, and, if it can be saved, ``_spec``,
+``_allocation`` and ``_restore``. It never sets ``_status``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 import uuid
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
@@ -25,22 +25,32 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 from typing_extensions import Self
 
 from meshgate.errors import JobCacheWarning, JobError, JobFileError, JobNotRunning, JobUnsupported
-from meshgate.jobs.image import Image
+from meshgate.html import card
+from meshgate.images.image import Image
+from meshgate.jobs.cached import find_cached_job, remove_job_file
+from meshgate.jobs.rank_access import RankAccess
 from meshgate.jobs.saved import SavedJob, locked, read_job_file, write_job_file
-from meshgate.jobs.state import JobState
+from meshgate.jobs.signals import catch_end_signals, restore_signals
+from meshgate.jobs.state import JobState, attach_meshes
+from meshgate.mounts.on_job import Mounting
+from meshgate.proxies.client import Client
+from meshgate.session.faults import uninterrupted
 
 if TYPE_CHECKING:
-    from meshgate.code import SyncReport
-    from meshgate.pull import Pulled
+    from meshgate.code_sync.report import SyncReport
+    from meshgate.jobs.sessions import SessionInfo
+    from meshgate.proxies import HostMeshProxy
+    from meshgate.proxies.attached import AttachedSession
+    from meshgate.session.dialing import Dialer
 
-__all__ = ["DEFAULT_JOB_PATH", "JobTrait", "job_load", "job_loads"]
+__all__ = ["DEFAULT_JOB_PATH", "JobTrait", "check_detached", "job_load", "job_loads", "kind_of"]
 
 DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRunning:
-    """The status of a job that another process applied: ``job`` is what its file held."""
+    """The status of a job that another process applied; ``job`` was loaded from its file."""
 
     job: JobTrait
 
@@ -48,35 +58,40 @@ class CachedRunning:
 Status: TypeAlias = Literal["running", "not_running"] | CachedRunning
 
 
-class JobTrait(ABC):
-    """A job: what is asked for, and, once it is applied, what was given.
+class JobTrait(RankAccess, Mounting, ABC):
+    """A job.
 
-    ``with`` binds it to the block: it is killed at the end, after an exception or a Ctrl-C as well, and, where the
-    kind of job can do so, when this process is killed. Inside the block the default cache file is neither read
-    nor written, so that two programs in one directory do not end each other's jobs.
+    A ``with`` block kills the job at its end, also after an exception, Ctrl-C, SIGTERM or SIGHUP and, if the job type
+    supports it, when this process is killed. A child that was forked in the block does not kill the job of its parent.
+    Inside the block the default cache file is neither read nor written, so that two programs in one directory do not
+    end each other's jobs. None of this applies to a detached job: the block leaves it running.
     """
 
     _kinds: ClassVar[dict[str, type[JobTrait]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        JobTrait._kinds[_kind(cls)] = cls
+        JobTrait._kinds[kind_of(cls)] = cls
 
     def __init__(self) -> None:
         super().__init__()
         self._status: Status = "not_running"
         self._apply_id: str | None = None
-        self._lock = threading.RLock()  # one apply, state or kill at a time
+        self._lock = threading.RLock()  # serializes apply, state and kill
         self._scoped = False
-        self._attached: JobState | None = None  # what the present session has attached to
-        self._images: dict[str, Image] = {}  # of each mesh; not saved: what is asked for now is what counts
-        self._cache_file: str | None = None  # the one that state() wrote or found this job in
+        self._catches_signals = False
+        self._owner = os.getpid()  # the process that may end the job at the end of a ``with`` block
+        self._client: Client | None = None  # the session, once state() has connected
+        self._attached: JobState | None = None  # the meshes attached in that session
+        self._images: dict[str, Image] = {}  # by mesh; not saved, because each program brings its own
+        self._detached: bool | str = False  # whether sessions outlive their driver, or under which name
+        self._cache_file: str | None = None  # the file that state() wrote or found this job in
 
-    # --- what a kind of job implements
+    # --- implemented by job types
 
     @abstractmethod
     def _create(self, client_script: str | None) -> None:
-        """Makes the job exist. It cleans up after itself when it fails. ``self._apply_id`` is the new job's."""
+        """Starts the job, with ``self._apply_id`` as its id. Cleans up if it fails."""
 
     @abstractmethod
     def _state(self) -> JobState:
@@ -84,56 +99,66 @@ class JobTrait(ABC):
 
     @abstractmethod
     def _kill(self) -> None:
-        """Ends the job and all it has made, and waits until they are gone."""
+        """Ends the job and everything it created, and waits until it is gone."""
 
     @abstractmethod
     def can_run(self, spec: JobTrait) -> bool:
-        """Whether this job, which was found in a file, still runs and is what ``spec`` asks for."""
+        """Whether this job, loaded from a file, is still running and matches ``spec``."""
 
     def _is_running(self) -> bool:
-        """Whether what was applied is still there. Cheap: ``apply()`` and ``state()`` ask each time."""
+        """Whether the applied job still exists. Called by each ``apply()`` and ``state()``, so it must be cheap."""
         return self.can_run(self)
 
     def _spec(self) -> dict[str, Any]:
         """The specification as JSON."""
-        raise JobError(f"a {type(self).__name__} cannot be saved")
+        raise JobUnsupported(f"a {type(self).__name__} cannot be saved: it does not implement _spec()")
 
     def _allocation(self) -> dict[str, Any] | None:
-        """What another process needs to find the running job, as JSON; None where none can."""
-        raise JobError(f"a {type(self).__name__} cannot be saved")
+        """What another process needs to find the running job, as JSON; None if no other process can find it."""
+        raise JobUnsupported(f"a {type(self).__name__} cannot be saved: it does not implement _allocation()")
 
     @classmethod
     def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self:
-        """The job that ``_spec`` and ``_allocation`` describe. Raises ValueError on anything else."""
+        """The job that ``_spec`` and ``_allocation`` describe. Raises ValueError on invalid data."""
         raise JobError(f"a {cls.__name__} cannot be loaded")
 
-    def _outlive_driver(self) -> None:  # noqa: B027  (nothing to do where a job outlives it anyway)
-        """Called when the running job has been saved: from now on it does not end with this process."""
+    def _dialer(self) -> Dialer:
+        """The route to the running job's gateway."""
+        raise JobUnsupported(f"{type(self).__name__} does not say how to reach its gateway")
 
-    def _bring_code(self, running: JobTrait) -> None:  # noqa: B027  (nothing to do where code follows when told to)
-        """Called by each ``state()`` when the job has a session: brings this driver's code to it, where this kind of
-        job does so unasked. ``running``: the job that runs, this one or the one its file held."""
+    def _mesh_sizes(self) -> Mapping[str, int]:
+        """The number of hosts of each mesh of the running job."""
+        raise JobUnsupported(f"a {type(self).__name__} does not support detached sessions")
 
-    # --- what a program uses
+    def _find_existing(self) -> bool:
+        """Finds the running job without its file, as ``_create`` would leave it. Returns whether that was possible."""
+        return False
+
+    def _outlive_driver(self) -> None:
+        """Called when the running job has been saved: from now on it must not end with this process."""
+
+    def _push_code(self, running: JobTrait) -> None:
+        """Called by each ``state()`` once the job has a session: pushes this driver's code if the job type syncs
+        automatically. ``running`` is the running job: this one, or the one loaded from its file."""
+
+    # --- public interface
 
     def apply(self, client_script: str | None = None) -> None:
-        """Brings the job into existence; does nothing when it exists.
-
-        A job that has ended meanwhile, on its own or by someone else's hand, is made anew.
-        """
+        """Starts the job unless it is running. Starts a new one if it has ended."""
         with self._lock:
             running = self._running
             if running is not None and not running._is_running():
                 self.kill()
             if self._running is None:
-                self._require_copied()
+                self._require_image_sources()
                 self._apply_id = str(uuid.uuid4())
                 self._create(client_script)
                 self._status = "running"
+                self._owner = os.getpid()
 
     @property
     def apply_id(self) -> str | None:
-        """A UUID of the present allocation, the same in every process that uses it; None when not applied."""
+        """The UUID of the current allocation, the same in every process that uses it; None if not applied."""
         running = self._running
         return None if running is None else running._apply_id
 
@@ -145,10 +170,10 @@ class JobTrait(ABC):
     def state(self, cached_path: str | None = DEFAULT_JOB_PATH) -> JobState:
         """The job's host meshes.
 
-        A job that is not applied yet is looked for in the file ``cached_path`` first; if what is there still runs
-        and ``can_run`` this one, that is the job. Otherwise this one is applied and saved there, and from then on
-        outlives this process. With None no file is read or written. Steps of an image that the hosts have not run
-        are run now; raises ImageStepFailed where one fails.
+        Unless this job is applied, looks in the file ``cached_path`` for a running job that can run this one, and uses
+        it; otherwise applies this job and saves it there, so that it outlives this process; warns if this type of job
+        cannot be saved. With None, no file is read or written. Runs image steps that the hosts have not run yet; raises
+        ImageStepFailed if one fails.
         """
         if self._scoped and cached_path == DEFAULT_JOB_PATH:
             cached_path = None
@@ -160,9 +185,10 @@ class JobTrait(ABC):
                 self.apply()
                 running = self
             state = running._state()
-            self._bring_code(running)
+            self._push_code(running)
             self._apply_images(state)
-            return state
+            mounted = self._mount(running, state._hosts)
+            return self._with_admin(state if mounted is state._hosts else JobState(mounted))
 
     def sync(
         self,
@@ -171,109 +197,146 @@ class JobTrait(ABC):
         sync_dirs: Sequence[str] | None = None,
         quiet: bool = False,
     ) -> SyncReport:
-        """Brings the driver's code to every host, now; with ``watch`` also on every save from now on.
+        """Pushes the driver's code to every host; with ``watch``, also pushes on every later save.
 
-        The tree is the git root around the working directory or the script, or ``sync_dirs``. Processes that are
-        spawned from now on run it; ``procs.reload()`` brings running ones to it. Returns when every host has it,
-        with a line on the terminal unless ``quiet``. Raises StaleCodeError naming hosts that cannot get it,
-        ValueError and meshgate_sync.errors.TreeError where there is no reasonable tree, JobNotRunning before
-        ``state()``.
+        The synced tree is the git root around the working directory or the script, or ``sync_dirs``. Processes spawned
+        afterwards run it; ``procs.reload()`` updates running ones. Returns when every host has the code, and prints a
+        line unless ``quiet``. Raises StaleCodeError naming the hosts that cannot get it, ValueError or TreeError if the
+        tree cannot be synced, and JobNotRunning before ``state()``.
         """
-        from meshgate.jobs.code import sync_of  # noqa: PLC0415 - only who syncs pays for it
+        from meshgate.code_sync.session_sync import sync_for  # noqa: PLC0415 - only drivers that sync pay for it
 
-        return sync_of(self._running or self, sync_dirs).now(watch=watch, quiet=quiet)
+        client = (self._running or self)._client
+        if client is None or client.closed:
+            raise JobNotRunning(f"cannot sync {self!r}: it has no session. Call state() before sync()")
+        return sync_for(client, sync_dirs).push_and_wait(watch=watch, quiet=quiet)
 
     def kill(self) -> None:
-        """Ends the job, everywhere; does nothing when there is none."""
+        """Ends the job and everything it created. Does nothing if it is not running."""
         with self._lock:
             running = self._running
             if running is None:
                 return
-            running._kill()
+            try:
+                self._close_admin()
+                self._unmount(running._reachable_hosts())
+            finally:  # also after Ctrl-C
+                running._kill()
             running._attached = None
             if self._cache_file is not None:
-                _forget(self._cache_file, running._apply_id)
+                remove_job_file(self._cache_file, running._apply_id)
                 self._cache_file = None
             self._status = "not_running"
 
-    def pull(
-        self,
-        remote: str,
-        local: str | os.PathLike[str],
-        ranks: Sequence[int] | int | None = None,
-        mesh: str | None = None,
-    ) -> Pulled:
-        """Brings the file or directory ``remote`` from the job's hosts to ``local``, with a progress bar.
+    def detach(self, name: str | None = None, cached_path: str | None = DEFAULT_JOB_PATH) -> str:
+        """Keeps the session running when this process leaves, however it leaves, for the session's lease.
 
-        ``mesh`` names whose hosts (default: the only mesh), ``ranks`` which of them (default: all). From one host
-        the file or what the directory holds comes into ``local``, from several each into ``local/rank-<n>``. What is
-        there already is not sent again, and a pull that was interrupted goes on where it stopped. Raises PullFailed,
-        JobNotRunning before ``state()``, ValueError on a mesh or rank that is not there.
+        Another process then takes it over with ``attach``. ``name`` is for people; the default is the start of the
+        session's id. Returns the name. Saves the job in ``cached_path`` unless it is saved. Results that this process
+        has received before are not kept. Raises JobNotRunning before ``state()``.
         """
-        from meshgate.pull import pull  # noqa: PLC0415  (few programs pull)
+        from meshgate.jobs import sessions  # noqa: PLC0415  (few programs detach)
 
         with self._lock:
+            if name is not None:
+                sessions.check_name(name)
             running = self._running
-            if running is None:
-                raise JobNotRunning(f"{self!r} is not running: there is nothing to pull from")
-            meshes = running._state()._hosts
-        if mesh is None and len(meshes) > 1:
-            raise ValueError(f"pull(mesh=…): name one of the meshes {', '.join(sorted(meshes))}")
-        if mesh is not None and mesh not in meshes:
-            raise ValueError(f"pull(mesh={mesh!r}): the meshes are {', '.join(sorted(meshes))}")
-        return pull(meshes[mesh or next(iter(meshes))], remote, local, ranks)
+            running_client = running._client if running is not None else None
+            if running is None or running_client is None or running_client.closed:
+                raise JobNotRunning(f"cannot detach {self!r}: it has no session. Call state() before detach()")
+            running._dialer()  # raises if this type of job cannot be detached
+            self._scoped = False
+            name = self._detached = sessions.detach_client(running_client, name)
+            if cached_path is not None and self._cache_file is None:
+                self.dump(cached_path)
+                self._cache_file = cached_path
+            else:
+                running._outlive_driver()
+            return name
+
+    def sessions(self, cached_path: str | None = DEFAULT_JOB_PATH) -> list[SessionInfo]:
+        """The sessions of the running job, oldest first; none if it is not running. Raises GatewayError."""
+        from meshgate.jobs import sessions  # noqa: PLC0415  (few programs list sessions)
+
+        with self._lock:
+            try:
+                return sessions.sessions_of(self._find_running(cached_path))
+            except JobNotRunning:
+                return []
+
+    def attach(
+        self, name: str | None = None, *, replay: bool = False, cached_path: str | None = DEFAULT_JOB_PATH
+    ) -> AttachedSession:
+        """Takes over a detached session of the running job: its meshes, calls, channels and output.
+
+        ``name`` is the session's name or the start of its id; without it, the only detached session. If another process
+        holds the session, that one gets SessionTakenOverError. What actors printed since is printed now, and with
+        ``replay`` everything that is kept. Finds the job as ``state`` does, but never starts one. Raises JobNotRunning,
+        JobError if the session cannot be determined, and GatewayError.
+        """
+        from meshgate.jobs import sessions  # noqa: PLC0415  (few programs attach)
+
+        with self._lock:
+            session = sessions.attach(self._find_running(cached_path), name, replay=replay)
+            self._scoped = False
+            self._detached = session.name
+            return session
 
     def dump(self, filename: str) -> None:
-        """Saves the job to a file, following a symlink there; makes the directory. The file holds the job's token."""
+        """Saves the job, including its token, to a file; follows a symlink and creates the directory."""
         write_job_file(filename, self._saved().to_bytes())
         self._detach()
 
     def dumps(self) -> bytes:
-        """The job as bytes, for ``job_loads``. They hold the job's token."""
+        """The job, including its token, as bytes for ``job_loads``."""
         data = self._saved().to_bytes()
         self._detach()
         return data
 
-    def remote_mount(
-        self,
-        source: str,
-        mntpoint: str | None = None,
-        meshes: list[str] | None = None,
-        python_exe: str | None = ".venv/bin/python",
-        **kwargs: Any,
-    ) -> None:
-        """Not in this release: raises JobUnsupported."""
-        raise _unsupported(self, "remote_mount", "mounts are not in this release; code follows by itself")
-
-    def gather_mount(self, remote_mount_point: str, local_mount_point: str, meshes: list[str] | None = None) -> None:
-        """Not in this release: raises JobUnsupported."""
-        raise _unsupported(self, "gather_mount", "bring files back by pull() instead")
-
-    def enable_telemetry(self, config: Any = None, *, mesh_admin_config: Any = None, **kwargs: Any) -> Self:
-        """Not in this release: raises JobUnsupported."""
-        raise _unsupported(self, "enable_telemetry", "leave the call out")
-
-    def enable_admin(self, config: Any = None, **kwargs: Any) -> Self:
-        """Not in this release: raises JobUnsupported."""
-        raise _unsupported(self, "enable_admin", "leave the call out")
+    def _repr_html_(self) -> str:
+        """For notebooks: whether it runs, its session, and its host meshes as this process knows them."""
+        running = self._running
+        if running is None:
+            return card(repr(self), {"state": "not applied"})
+        client, attached = running._client, running._attached
+        session = "none" if client is None else "ended" if client.closed else client.session_id[:8]
+        meshes = [] if attached is None or session == "ended" else attached._hosts.values()
+        facts = {"state": "applied", "id": running._apply_id or "", "session": session}
+        return card(repr(self), facts, [hosts._repr_html_() for hosts in meshes])
 
     def __enter__(self) -> Self:
-        self._scoped = True
+        self._scoped = not self._detached
+        self._catches_signals = catch_end_signals()
+        self._owner = os.getpid()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._scoped = False
-        self.kill()
+        try:
+            if self._owner == os.getpid():
+                if self._detached:
+                    self._leave()
+                else:
+                    with uninterrupted():
+                        self.kill()
+        finally:
+            if self._catches_signals:
+                restore_signals()
+
+    _not_for_workers = (
+        "a job cannot be sent to workers, because it contains the token of its gateway. Nothing was sent. Check if an "
+        "argument, or code of your script that runs on workers, refers to the job, such as a global variable 'job'"
+    )
 
     def __reduce__(self) -> tuple[Callable[[bytes], JobTrait], tuple[bytes]]:
         return job_loads, (self._saved().to_bytes(),)
 
-    # --- how it is done
+    # --- internals
 
-    def _require_copied(self) -> None:
-        """Raises ValueError where a step is to copy what is not here, before hosts are made in vain."""
+    def _require_image_sources(self) -> None:
+        """Raises ValueError if a file or directory that a step copies does not exist, before any host is started."""
         for image in self._images.values():
             if image.live_steps:
                 from meshgate.images.plan import require_sources  # noqa: PLC0415  (few jobs have steps)
@@ -287,9 +350,61 @@ class JobTrait(ABC):
 
                 apply_image(getattr(state, mesh), mesh, image)
 
+    def _reachable_hosts(self) -> Mapping[str, HostMeshProxy]:
+        """The host meshes of the open session; none without one."""
+        attached = self._attached
+        if attached is None or self._client is None or self._client.closed:
+            return {}
+        return attached._hosts
+
+    def _connect(self) -> Client:
+        """A client in a new session, which is detached if the job is. For job types."""
+        client = Client.connect(self._dialer())
+        if self._detached:
+            from meshgate.jobs import sessions  # noqa: PLC0415  (few jobs are detached)
+
+            name = self._detached if isinstance(self._detached, str) else None
+            sessions.detach_client(client, name)
+            self._outlive_driver()
+        return client
+
+    def _attach_meshes(self, meshes: Mapping[str, int]) -> JobState:
+        """``meshes`` in the open session, or in a new one if there is none. For job types."""
+        if self._client is not None and self._client.closed:
+            self._client.close()  # the session is over; also end its threads
+            self._client = None
+        if self._client is None:
+            self._client = self._connect()
+        self._attached = attach_meshes(self._client, meshes, self._attached)
+        return self._attached
+
+    def _leave(self) -> None:
+        """Leaves the detached session, which continues."""
+        with self._lock:
+            running = self._running
+            if running is not None and running._client is not None:
+                self._close_admin()
+                self._unmount({})
+                running._client.leave()
+                running._client = running._attached = None
+
+    def _find_running(self, path: str | None) -> JobTrait:
+        """The running job, found as ``state`` finds it. Raises JobNotRunning."""
+        from meshgate.jobs import sessions  # noqa: PLC0415  (few programs attach)
+
+        if self._running is None and self._find_existing():
+            self._apply_id, self._status = str(uuid.uuid4()), "running"
+        if self._running is None and path is not None:
+            self._status = CachedRunning(sessions.find_running(path, job_load, self))
+            self._cache_file = path
+        running = self._running
+        if running is None or not running._is_running():
+            raise JobNotRunning(f"{self!r} is not running")
+        return running
+
     @property
     def _running(self) -> JobTrait | None:
-        """The job that runs: this one, the one its file held, or none."""
+        """The running job: this one, the one loaded from its file, or None."""
         match self._status:
             case "not_running":
                 return None
@@ -300,10 +415,15 @@ class JobTrait(ABC):
 
     def _find_or_save(self, path: str) -> JobTrait:
         with locked(path):
-            found = _load_cached(path, self)
+            found = find_cached_job(path, job_load, self)
             if found is None:
                 self.apply()
-                self.dump(path)
+                try:
+                    self.dump(path)
+                except JobUnsupported as error:
+                    message = f"{error}. Other processes cannot find this job: pass cached_path=None to state()"
+                    warnings.warn(message, JobCacheWarning, stacklevel=3)
+                    return self
             else:
                 self._status = CachedRunning(found)
             self._cache_file = path
@@ -313,7 +433,7 @@ class JobTrait(ABC):
         job = self._running or self
         running = self._running is not None
         return SavedJob(
-            kind=_kind(type(job)),
+            kind=kind_of(type(job)),
             apply_id=job._apply_id if running else None,
             spec=job._spec(),
             allocation=job._allocation() if running else None,
@@ -326,77 +446,47 @@ class JobTrait(ABC):
 
 
 def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
-    """The job that ``dump`` wrote to a file; it is active when that one was.
+    """The job that ``dump`` saved; it is active if the saved job was.
 
-    Raises FileNotFoundError, and JobFileError when the file is no job of meshgate's, or not this user's alone.
+    Raises FileNotFoundError, and JobFileError if the file is not a saved job or other users may access it.
     """
     return _from_bytes(read_job_file(filename), filename)
 
 
 def job_loads(data: bytes) -> JobTrait:
-    """The job that ``dumps`` wrote. Raises JobFileError on anything else, and runs nothing that ``data`` names."""
+    """The job that ``dumps`` saved. Raises JobFileError on anything else, and runs nothing that ``data`` names."""
     return _from_bytes(data, "this data")
 
 
-def _from_bytes(data: bytes, where: str) -> JobTrait:
-    saved = SavedJob.from_bytes(data, where)
+def _from_bytes(data: bytes, source: str) -> JobTrait:
+    saved = SavedJob.from_bytes(data, source)
     module = saved.kind.partition(":")[0]
     if module.startswith("meshgate."):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     kind = JobTrait._kinds.get(saved.kind)
     if kind is None:
-        raise JobFileError(f"{where} holds a job of the kind {saved.kind}: import {module} first")
+        raise JobFileError(f"cannot load the job in {source}: its type is {saved.kind}; import {module} first")
     try:
         job = kind._restore(saved.spec, saved.allocation)
     except (ValueError, TypeError, KeyError) as error:
-        raise JobFileError(f"{where} is damaged, or another version of meshgate saved it: {error}") from error
+        raise JobFileError(
+            f"cannot load the job in {source}: it is damaged or was saved by another version of meshgate ({error})"
+        ) from error
     job._apply_id = saved.apply_id
     job._status = "not_running" if saved.allocation is None else "running"
     return job
 
 
-def _kind(cls: type[JobTrait]) -> str:
+def check_detached(detached: object) -> bool | str:
+    """The option ``detached`` of a job. Raises TypeError or ValueError."""
+    if isinstance(detached, bool):
+        return detached
+    from meshgate.jobs.sessions import check_name  # noqa: PLC0415  (few jobs are detached)
+
+    check_name(detached)
+    return str(detached)
+
+
+def kind_of(cls: type[JobTrait]) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
-
-
-def _load_cached(path: str, spec: JobTrait) -> JobTrait | None:
-    """The job in the file, if it runs and can run ``spec``. One that cannot is ended, and the file is freed."""
-    try:
-        job = job_load(path)
-    except FileNotFoundError:
-        return None
-    except JobFileError as error:
-        aside = f"{os.path.realpath(path)}.replaced"
-        os.replace(os.path.realpath(path), aside)
-        _warn(f"{error}. It is kept as {aside}, and a new job is started")
-        return None
-    if not job.active:
-        return None
-    if job.can_run(spec):
-        return job
-    if job._is_running():
-        _warn(f"the {type(job).__name__} in {path} is not what is asked for now; it is ended, and a new one started")
-    else:
-        _warn(f"the {type(job).__name__} in {path} has ended; a new one is started")
-    try:
-        job._kill()
-    except Exception as error:  # noqa: BLE001  (whatever it is, the new job must not fail for the old one)
-        _warn(f"ending the {type(job).__name__} in {path} failed: {type(error).__name__}: {error}")
-    _forget(path, job._apply_id)
-    return None
-
-
-def _forget(path: str, apply_id: str | None) -> None:
-    """Removes the file, not a symlink to it, if it still holds the allocation ``apply_id``."""
-    with contextlib.suppress(OSError, JobFileError):
-        if SavedJob.from_bytes(read_job_file(path)).apply_id == apply_id:
-            os.unlink(os.path.realpath(path))
-
-
-def _unsupported(job: JobTrait, method: str, instead: str) -> JobUnsupported:
-    return JobUnsupported(f"{type(job).__name__}.{method}() is not supported yet: {instead}")
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, JobCacheWarning, stacklevel=5)

@@ -1,16 +1,18 @@
-"""Proxies of what lives on the cluster: meshes of hosts, of processes and of actors, and actors' endpoints.
+"""Proxies of what runs on the cluster, and the client that creates them.
 
-A proxy exists before the gateway has heard of its object. Its shape is computed here; calls name exactly the ranks
-that it has.
+A proxy exists before the gateway has heard of its object: its shape is computed here, and calls name exactly its ranks.
+
+The order of the modules, from the top: ``channels``, ``client``, ``proxy_factory``, ``host_and_proc_mesh`` (one module,
+since host meshes spawn process meshes and a process knows its host), ``actor_mesh``, ``endpoints``, ``ports`` and
+``mesh``. Proxies send through a ``ClientSession``; they never touch the connection or a socket.
 """
 
 from __future__ import annotations
 
-from meshgate.proxies.actors import ActorMeshProxy, NotAnEndpoint
+from meshgate.proxies.actor_mesh import ActorMeshProxy
 from meshgate.proxies.endpoints import Accumulator, EndpointProxy, send
-from meshgate.proxies.hosts import HostMesh, HostMeshProxy
-from meshgate.proxies.mesh import MeshProxy, Owned
-from meshgate.proxies.procs import ProcMesh, ProcMeshProxy, class_of
+from meshgate.proxies.host_and_proc_mesh import HostMesh, HostMeshProxy, ProcMesh, ProcMeshProxy
+from meshgate.proxies.mesh import MeshProxy
 
 __all__ = [
     "Accumulator",
@@ -19,10 +21,7 @@ __all__ = [
     "HostMesh",
     "HostMeshProxy",
     "MeshProxy",
-    "NotAnEndpoint",
-    "Owned",
     "ProcMesh",
     "ProcMeshProxy",
-    "class_of",
     "send",
 ]

@@ -1,23 +1,25 @@
-"""Endpoints of spawned actors: the five ways to call them, and what is built on these."""
+"""Endpoints of spawned actors: the five ways to call them, and what builds on these."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast
 
-from meshgate.actors import EndpointSpec
-from meshgate.calls import Answer, Gathering, Single, Stream
-from meshgate.errors import InvalidRequestError
-from meshgate.future import FutureProxy
-from meshgate.old_code import advice
-from meshgate.pickling import Pickled, dumps_call
-from meshgate.value_mesh import ValueMesh
-from meshgate_wire.messages import Call, SendTo, numbered
-
-if TYPE_CHECKING:
-    from meshgate.channel import Port
-    from meshgate.proxies.actors import ActorMeshProxy
+from meshgate.actors import api
+from meshgate.actors.actor_class import EndpointSpec
+from meshgate.errors import InvalidRequestError, UnpicklableArgument
+from meshgate.monarch_classes import monarch_api
+from meshgate.proxies.mesh import MeshProxy
+from meshgate.proxies.ports import Port
+from meshgate.serialization.pickling import Pickled, dumps_call
+from meshgate.serialization.stale_source import restart_hint
+from meshgate.session.detached.tags import current_tag
+from meshgate.session.futures import FutureProxy
+from meshgate.session.pending_calls import PendingCall, PendingStream, PendingValue, PendingValueMesh
+from meshgate.shapes.value_mesh import ValueMesh
+from meshgate_wire.framing.header_codec import with_call_number
+from meshgate_wire.messages import Call, SendTo
 
 __all__ = ["Accumulator", "EndpointProxy", "Selection", "send"]
 
@@ -32,66 +34,67 @@ Adverb = Literal["call", "call_one", "choose", "stream", "broadcast"]
 class EndpointProxy(Generic[P, R]):
     """One endpoint of a mesh of actors.
 
-    Every way to call it returns at once; arguments are pickled before it does, so they may be changed afterwards.
-    ``TypeError`` where they do not fit the endpoint, ``UnpicklableArgument`` where they cannot travel.
+    Every way to call it pickles the arguments and returns at once; the arguments may be changed afterwards. Raises
+    ``TypeError`` if they do not fit the endpoint, and ``UnpicklableArgument`` if they cannot be pickled.
     """
 
-    __slots__ = ("_headers", "_label", "_mesh", "_shape", "_spec", "_target")
+    __slots__ = ("_Class", "_headers", "_label", "_mesh", "_shape", "_spec", "_target")
 
-    def __init__(self, mesh: ActorMeshProxy, spec: EndpointSpec) -> None:
+    def __init__(self, mesh: MeshProxy, spec: EndpointSpec, Class: type) -> None:
         self._mesh = mesh
         self._spec = spec
+        self._Class = Class
         self._target = mesh._object
         self._shape = mesh._shape
-        self._headers: dict[Adverb, Call] = {}  # of calls whose arguments hold no proxies: they differ in the number
-        self._label = f"{mesh._mesh_name}.{spec.name}"
+        self._headers: dict[Adverb, Call] = {}  # for arguments without proxies: only the number changes
+        self._label = f"{mesh._name}.{spec.name}"
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> FutureProxy[ValueMesh[R]]:
-        """Calls every actor; a value a rank."""
-        answer = Gathering(self._target, self._label, self._shape)
-        self._ask("call", answer, args, kwargs)
-        return answer.future
+        """Calls every actor; the result has a value for each rank."""
+        call = PendingValueMesh(self._target, self._label, self._shape)
+        self._request("call", call, args, kwargs)
+        return call.future
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> FutureProxy[R]:
-        """Calls the only actor of the mesh. ``ValueError`` where there are more."""
+        """Calls the only actor of the mesh. Raises ``ValueError`` if there are more."""
         if len(self._shape) != 1:
             raise ValueError(f"call_one requires exactly 1 actor, but mesh has {len(self._shape)}")
-        answer = Single(self._target, self._label)
-        self._ask("call_one", answer, args, kwargs)
-        return answer.future
+        call = PendingValue(self._target, self._label)
+        self._request("call_one", call, args, kwargs)
+        return call.future
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> FutureProxy[R]:
         """Calls one actor, chosen at random."""
-        answer = Single(self._target, self._label)
-        self._ask("choose", answer, args, kwargs)
-        return answer.future
+        call = PendingValue(self._target, self._label)
+        self._request("choose", call, args, kwargs)
+        return call.future
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[FutureProxy[R]]:
-        """Calls every actor; one future an actor, in the order in which they answer."""
-        answer = Stream(self._target, self._label, len(self._shape))
-        self._ask("stream", answer, args, kwargs)
-        return iter(answer.futures)
+        """Calls every actor; yields one future for each, in the order in which they reply."""
+        call = PendingStream(self._target, self._label, len(self._shape))
+        self._request("stream", call, args, kwargs)
+        return iter(call.futures())
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Calls every actor and waits for nothing; failures go to ``unhandled_fault_hook``."""
+        """Calls every actor without waiting; failures are reported to ``unhandled_fault_hook``."""
         mesh = self._mesh
         pickled = self._pickle(args, kwargs)
         mesh._client.require_usable(self._target, self._label)
-        header = self._header(mesh._client.calls.number(), "broadcast", pickled)
+        header = self._header(mesh._client.calls.next_number(), "broadcast", pickled)
         mesh._client.post(header, (pickled.data, *pickled.buffers), stream=mesh._stream)
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> NoReturn:
-        """Distributed tensors need the driver next to the processes."""
+        """Not available: distributed tensors need a driver next to the processes."""
         raise InvalidRequestError(
             f"{self._label}.rref() is not available through a gateway: use call(), and keep tensors in the actors"
         )
 
-    def _ask(self, adverb: Adverb, answer: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _request(self, adverb: Adverb, call: PendingCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         pickled = self._pickle(args, kwargs)
         mesh = self._mesh
-        mesh._client.ask(
-            answer,
-            lambda call: self._header(call, adverb, pickled),
+        mesh._client.request(
+            call,
+            lambda number: self._header(number, adverb, pickled),
             (pickled.data, *pickled.buffers),
             stream=mesh._stream,
         )
@@ -100,40 +103,52 @@ class EndpointProxy(Generic[P, R]):
         try:
             self._spec.check(args, kwargs)
         except TypeError as error:
-            raise TypeError(f"{error}{advice(self._mesh._class)}") from None
+            raise TypeError(f"{error}{restart_hint(self._Class)}") from None
         if not kwargs and all(type(value) in _PLAIN for value in args):
-            return Pickled(pickle.dumps((args, kwargs), 5))  # nothing in it that needs looking at
+            return Pickled(pickle.dumps((args, kwargs), 5))  # contains no proxies and no code
         client = self._mesh._client
-        pickled = dumps_call(args, kwargs, client.resolve, called=self._label, parameters=self._spec.parameters)
-        client.require_same_python(pickled.code)
-        return pickled
+        return dumps_call(
+            args,
+            kwargs,
+            client.resolve,
+            called=self._label,
+            parameters=self._spec.parameters,
+            worker_python=client.worker_python,
+        )
 
-    def _header(self, call: int, adverb: Adverb, pickled: Pickled) -> Call:
-        known = self._headers.get(adverb)
-        if known is not None and not pickled.arguments:
-            return numbered(known, call)
+    def _header(self, number: int, adverb: Adverb, pickled: Pickled) -> Call:
+        tag = current_tag()
+        cached = self._headers.get(adverb)
+        if cached is not None and not pickled.arguments:
+            return with_call_number(cached.model_copy(update={"tag": tag}) if tag else cached, number)
         header = Call(
-            call=call,
+            call=number,
             target=self._mesh._ref,
             endpoint=self._spec.name,
             adverb=adverb,
             explicit_port=self._spec.explicit_response_port,
             arguments=pickled.arguments,
+            tag=tag,
         )
-        if not pickled.arguments:
+        if not pickled.arguments and not tag:
             self._headers[adverb] = header
         return header
 
     def _send(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], port: Port[Any] | None, selection: Selection
     ) -> None:
-        """``meshgate.send``: the answers go to ``port``, or nowhere."""
+        """Implements ``meshgate.send``: replies go to ``port``, or are dropped."""
         if port is None:
             if selection == "all":
                 self.broadcast(*args, **kwargs)
             else:
                 self.choose(*args, **kwargs)
             return
+        if not isinstance(port, Port):
+            raise InvalidRequestError(
+                f"send() cannot use the port {port!r}, which belongs to a Monarch on this machine. Nothing was sent. "
+                "Import Channel from meshgate instead of monarch.actor"
+            )
         mesh, client = self._mesh, self._mesh._client
         pickled = self._pickle(args, kwargs)
         client.require_usable(self._target, self._label)
@@ -147,6 +162,11 @@ class EndpointProxy(Generic[P, R]):
         )
         client.post(header, (pickled.data, *pickled.buffers), stream=mesh._stream)
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UnpicklableArgument(
+            f"{self!r} cannot be pickled, as in Monarch: pass the actor mesh, and call its endpoint there"
+        )
+
     def __repr__(self) -> str:
         return f"<endpoint {self._label} of {self._mesh!r}>"
 
@@ -158,16 +178,25 @@ def send(
     port: Port[Any] | None = None,
     selection: Selection = "all",
 ) -> None:
-    """Calls ``endpoint`` and has every answer sent to ``port`` (None: dropped). ``selection``: "all" or "choose"."""
+    """Calls ``endpoint`` with every reply sent to ``port`` (None: dropped). ``selection``: "all" or "choose"."""
+    if _is_monarchs(endpoint):
+        monarchs_send: Any = monarch_api()["send"]
+        monarchs_send(endpoint, args, kwargs, port, selection)
+        return
     if not isinstance(endpoint, EndpointProxy):
         raise TypeError(f"send() needs an endpoint of a spawned actor, not {type(endpoint).__name__}")
     if selection not in ("all", "choose"):
-        raise ValueError(f"selection is {selection!r}: expected 'all' or 'choose'")
+        raise ValueError(f"invalid selection {selection!r}: expected 'all' or 'choose'")
     endpoint._send(args, kwargs, port, selection)
 
 
+def _is_monarchs(endpoint: object) -> bool:
+    """Whether it is an endpoint of Monarch's own, which an actor has and the driver has not."""
+    return api.inside_actor() and not isinstance(endpoint, EndpointProxy)
+
+
 class Accumulator(Generic[P, R, A]):
-    """Folds the answers of all actors into one value: ``Accumulator(actors.count, 0, operator.add)``."""
+    """Folds the replies of all actors into one value: ``Accumulator(actors.count, 0, operator.add)``."""
 
     def __init__(self, endpoint: EndpointProxy[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
         self._endpoint = endpoint
@@ -175,9 +204,17 @@ class Accumulator(Generic[P, R, A]):
         self._combine = combine
 
     def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> FutureProxy[A]:
-        """Calls the endpoint on every actor. The fold runs in the thread that first looks at the result, in the
-        order in which the actors answered; the first failure among them is the future's."""
+        """Calls the endpoint on every actor and folds the replies in the order of arrival.
+
+        The fold runs in the thread of the future's first observer. The future fails with the first reply that fails.
+        """
+        if _is_monarchs(self._endpoint):
+            monarchs: Any = monarch_api()["Accumulator"]
+            accumulator = monarchs(self._endpoint, self._identity, self._combine)
+            return cast("FutureProxy[A]", accumulator.accumulate(*args, **kwargs))
         results = list(self._endpoint.stream(*args, **kwargs))
+        if not results:
+            return FutureProxy.resolved(self._identity)
 
         def fold() -> A:
             value = self._identity
@@ -186,6 +223,6 @@ class Accumulator(Generic[P, R, A]):
             return value
 
         folded: FutureProxy[A] = FutureProxy()
-        # A stream's futures are settled in order, and all at once where the call fails: the last one ends the wait.
+        # A stream's futures settle in order, and all at once if the call fails, so the last one ends the wait.
         results[-1].when_settled(lambda: folded.settle(fold))
         return folded

@@ -1,71 +1,82 @@
-"""What all mesh proxies have in common: an object of the session, a shape, and how they travel."""
+"""The base of all mesh proxies: an object of the session, a shape, and how a mesh travels as an argument."""
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from meshgate.actors.monarch_surface import missing_attribute
 from meshgate.errors import InvalidRequestError, UnpicklableArgument
-from meshgate.objects import Kind
-from meshgate.shape import MeshTrait, Shape, Slice
-from meshgate_wire.messages import Argument, MeshRef, stream_of
+from meshgate.html import MOST_RANKS, Rank, card, rank_grid
+from meshgate.session.futures import FutureProxy
+from meshgate.session.objects import Kind, RemoteObject
+from meshgate.session.pending_calls import PendingAck
+from meshgate.session.session import ClientSession, RemoteReference
+from meshgate.shapes.mesh_trait import MeshTrait
+from meshgate.shapes.ndslice import Slice
+from meshgate.shapes.shape import Shape
+from meshgate_wire.messages import Argument, MeshRef, Stop, stream_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from meshgate.client import Client
-    from meshgate.objects import RemoteObject
+__all__ = ["MeshProxy", "OwnedObject", "require_name", "require_string"]
 
-__all__ = ["MeshProxy", "Owned", "require_name"]
+
+def require_string(text: object, description: str) -> str:
+    """Returns ``text``. Raises ``TypeError`` if it is not a string."""
+    if not isinstance(text, str):
+        raise TypeError(f"{description} must be a string, not {text!r}")
+    return text
 
 
 def require_name(name: object) -> None:
-    """Raises ``TypeError`` or ``ValueError`` where ``name`` cannot be the name of a mesh."""
-    if not isinstance(name, str):
-        raise TypeError(f"a mesh's name is text, not {name!r}")
-    if any("\ud800" <= character <= "\udfff" for character in name):
-        raise ValueError(f"a mesh's name is text, not {name!r}: it holds halves of surrogate pairs")
+    """Raises ``TypeError`` or ``ValueError`` if ``name`` cannot be the name of a mesh."""
+    text = require_string(name, "the name of a mesh")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"the name of a mesh must be valid text, but {name!r} contains surrogate characters")
 
 
-class Owned:
-    """One object of a session, shared by every slice of its proxy.
+class OwnedObject:
+    """One remote object of a session, shared by the proxies of all its slices. ``shape`` is that of the whole mesh.
 
-    When nobody holds any of them any more, the session lets go of an object that was stopped or failed; with
-    ``release`` of any object: of those that the gateway keeps for this session only, as one that an endpoint returned.
+    When the last proxy is gone, an object that failed or was stopped is released. With ``release``, any object is: the
+    gateway keeps those that an endpoint returned for this session only.
     """
 
-    __slots__ = ("__weakref__", "client", "known", "root")
+    __slots__ = ("__weakref__", "remote", "session", "shape")
 
-    def __init__(self, client: Client, known: RemoteObject, root: Shape, *, release: bool = False) -> None:
-        self.client = client
-        self.known = known
-        self.root = root
-        weakref.finalize(self, client.release if release else client.drop, known.number).atexit = False
-
-    @property
-    def number(self) -> int:
-        return self.known.number
+    def __init__(self, session: ClientSession, remote: RemoteObject, shape: Shape, *, release: bool = False) -> None:
+        self.session = session
+        self.remote = remote
+        self.shape = shape
+        weakref.finalize(self, session.release if release else session.unreference, remote.number).atexit = False
 
 
-class MeshProxy(MeshTrait):
-    """A mesh on the cluster, or a part of one. Two proxies are equal when they name the same ranks of one object."""
+class MeshProxy(MeshTrait, RemoteReference):
+    """A mesh on the cluster, or a slice of one. Two proxies are equal if they name the same ranks of one object."""
 
     _kind: Kind
 
-    def __init__(self, owned: Owned, shape: Shape) -> None:
+    def __init__(self, owned: OwnedObject, shape: Shape) -> None:
         self._owned = owned
         self._shape = shape
 
     @property
-    def _client(self) -> Client:
-        return self._owned.client
+    def _client(self) -> ClientSession:
+        return self._owned.session
 
     @property
     def _object(self) -> int:
-        return self._owned.known.number
+        return self._owned.remote.number
+
+    @property
+    def _name(self) -> str:
+        return self._owned.remote.name
 
     @cached_property
     def _stream(self) -> int:
@@ -73,18 +84,27 @@ class MeshProxy(MeshTrait):
 
     @cached_property
     def _ref(self) -> MeshRef:
-        """This mesh in a message. ``region`` only where it is less than the whole, or another order or naming of it."""
-        return MeshRef(object=self._object, region=None if self._whole else self._shape.to_wire())
+        """This mesh in a message. ``region`` is set only if the shape differs from that of the whole mesh."""
+        return MeshRef(object=self._object, region=None if self._is_whole else self._shape.to_wire())
 
     @property
-    def _whole(self) -> bool:
-        return self._shape == self._owned.root
+    def _is_whole(self) -> bool:
+        return self._shape == self._owned.shape
 
-    def _as_argument(self, client: Client) -> Argument:
-        """What stands for this mesh in an argument of a call of ``client``."""
-        if client is not self._client:
+    def _request_stop(self, operation: str, reason: str, *, shutdown: bool = False) -> FutureProxy[None]:
+        ack = PendingAck(self._object, f"{self._name}.{operation}")
+        self._client.request(
+            ack,
+            lambda call: Stop(call=call, target=self._ref, reason=reason, shutdown=shutdown),
+            stream=self._stream,
+            even_if_failed=True,
+        )
+        return ack.future
+
+    def _as_argument(self, session: ClientSession) -> Argument:
+        if session is not self._client:
             raise InvalidRequestError(
-                f"{self!r} belongs to another session: a mesh can be passed to meshes of its own job only"
+                f"{self!r} belongs to another session: pass meshes only to calls on meshes of their own job"
             )
         return Argument(kind=self._kind, ref=self._ref)
 
@@ -97,11 +117,47 @@ class MeshProxy(MeshTrait):
         return self._shape.labels
 
     def _new_with_shape(self, shape: Shape) -> Self:
-        return self if shape == self._shape else self._part(shape)
+        return self if shape == self._shape else self._with_shape(shape)
 
     @abstractmethod
-    def _part(self, shape: Shape) -> Self:
-        """The proxy of these ranks of the same object."""
+    def _with_shape(self, shape: Shape) -> Self:
+        """The proxy of other ranks of the same object."""
+
+    def _host_name(self, rank: int) -> str:
+        """The host of ``rank`` of the whole mesh, as far as it is known."""
+        return ""
+
+    def _html_facts(self) -> dict[str, str]:
+        """What a notebook shows about the mesh, besides its state and ranks."""
+        return {}
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the state, as far as the gateway has reported it, and a grid of ranks with their hosts."""
+        objects = self._client.objects
+        lost = objects.lost_ranks(self._object)
+        found = objects.failure_of(self._object)
+        problem = found[1].message if found is not None else ""
+        here = sum(rank in lost for rank in self._ndslice) if lost else 0
+        state = problem or (f"{here} of {len(self)} ranks are lost" if here else "")
+        ranks = [self._rank(rank, lost, problem) for rank in itertools.islice(self._ndslice, MOST_RANKS)]
+        grid = rank_grid(self._ndslice.sizes, ranks, len(self))
+        sizes = ", ".join(f"{label}={size}" for label, size in self.sizes.items())
+        return card(f"{self._title}: {sizes or 'one rank'}", {**self._html_facts(), "state": state}, [grid])
+
+    @property
+    def _title(self) -> str:
+        return f"{self._kind} {self._name!r}"
+
+    def _rank(self, rank: int, lost: dict[int, str], problem: str) -> Rank:
+        at = ", ".join(f"{label}={index}" for label, index in self._shape.coordinates(rank).items())
+        host = self._host_name(rank)
+        about = " · ".join(filter(None, (f"rank {rank}", at, host, lost.get(rank))))
+        if rank in lost:
+            return Rank(rank, about, "lost")
+        return Rank(rank, about, "up" if host and not problem else "unknown")
+
+    def __getattr__(self, attr: str) -> Any:
+        raise AttributeError(missing_attribute(type(self).__name__, attr))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MeshProxy):
@@ -114,7 +170,7 @@ class MeshProxy(MeshTrait):
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise UnpicklableArgument(
             f"{self!r} belongs to this process's session with the gateway and cannot be pickled on its own. Pass it as "
-            "an argument of an endpoint; to reach the mesh from another process, save the job (job.dump) there."
+            "an argument of an endpoint; to use the mesh in another process, save the job (job.dump) and load it there."
         )
 
     def __copy__(self) -> Self:

@@ -1,13 +1,14 @@
-"""``python -m meshgate_gateway.engine --control-fd N``: the process of one session, started by the server.
+"""``python -m meshgate_gateway.engine --control-fd N``: the process of one session.
 
-It may be started before its session is known: Monarch is loaded and its root client is up by the time the server
-assigns one. It ends when the session does, when the server tells it to, or when the server is gone.
+The server may start it before its session is known, so that Monarch is loaded by the time a client connects. It ends
+with the session, when the server asks it to, or when the server is gone.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import faulthandler
 import gc
 import logging
@@ -18,138 +19,192 @@ from collections.abc import Sequence
 
 import uvloop
 
-from meshgate_gateway.engine.engine import Engine
-from meshgate_gateway.engine.link import open_link
-from meshgate_gateway.engine.monarch import Binding, Fault
-from meshgate_gateway.engine.objects import invalid
-from meshgate_gateway.handoff import (
-    Assign,
-    Connected,
-    Connection,
-    ControlChannel,
-    Disconnected,
-    End,
-    Ended,
-    HostBack,
+from meshgate_gateway.control.channel import ControlChannel
+from meshgate_gateway.control.messages import (
+    AssignSession,
+    ClientConnected,
+    ClientDisconnected,
+    ConnectionRefused,
+    ControlMessage,
+    DescribeSession,
+    EndSession,
+    EngineReady,
     HostLost,
+    HostRestored,
     HostsReply,
     HostsRequest,
-    Ready,
+    Inspect,
+    NewConnection,
+    Notice,
+    ReportState,
+    SessionDescription,
+    SessionEnded,
+    SessionState,
 )
+from meshgate_gateway.engine.client_connection import serve_connection
+from meshgate_gateway.engine.engine import Engine
+from meshgate_gateway.engine.host_requests import HostRequests
+from meshgate_gateway.engine.monarch import releases
+from meshgate_gateway.engine.monarch.interface import Fault
+from meshgate_gateway.engine.output.output_log import OutputLog
+from meshgate_sync.distribution.debug_log import enable_debug_log
 from meshgate_wire import Role, Session
-from meshgate_wire.messages import Host
 
 log = logging.getLogger(__name__)
 
 END_TIMEOUT = 6.0
 
 
-class Process:
-    """The engine with the control channel: one task reads what the server says, for as long as it lives."""
+class EngineProcess:
+    """The engine and its control channel to the server."""
 
-    def __init__(self, control: ControlChannel, host: str | None) -> None:
-        """``host``: the address at which workers reach this process; None where they share its machine."""
+    def __init__(self, control: ControlChannel, host: str | None, output_log: OutputLog | None) -> None:
+        """``host``: the address at which workers reach this process, or None if they share its machine."""
+        self._output_log = output_log
         self._control, self._host = control, host
         self._loop = asyncio.get_running_loop()
-        self._binding = Binding(f"tcp://{host}:0" if host else None, self._on_fault)
-        self._engine = Engine(Session(Role.GATEWAY), self._binding, self._find_hosts, self._on_link, host)
-        self._hosts: dict[str, asyncio.Future[Sequence[Host]]] = {}
-        self._told: dict[str, list[Host]] = {}
+        self._session: str | None = None
+        self._disconnected_since: float | None = None  # None while a client is connected
+        self._host_requests = HostRequests(self._send_request)
+        monarch = releases.connect(f"tcp://{host}:0" if host else None, self._on_fault)
+        session = Session(Role.GATEWAY)
+        self._engine = Engine(
+            session,
+            monarch,
+            self._host_requests.find,
+            self._connection_changed,
+            host,
+            self._connection_refused,
+            control.send,
+            output_log.add if output_log is not None else lambda lines: None,
+        )
+
+    def _send_request(self, request: HostsRequest) -> None:
+        self._control.send(request)
 
     def _on_fault(self, fault: Fault) -> None:
         self._loop.call_soon_threadsafe(self._engine.fault, fault)
 
-    def _on_link(self, connected: bool) -> None:
-        self._control.send(Connected() if connected else Disconnected())
+    def _connection_changed(self, connected: bool) -> None:
+        self._disconnected_since = None if connected else self._loop.time()
+        if connected:
+            self._control.send(ClientConnected())
+        else:
+            self._control.send(ClientDisconnected(silence=self._engine.silence, detached=self._engine.is_detached))
 
-    async def _find_hosts(self, mesh: str) -> Sequence[Host]:
-        asked = self._hosts.get(mesh)
-        if asked is None:
-            asked = self._hosts[mesh] = self._loop.create_future()
-            self._control.send(HostsRequest(mesh=mesh))
-        try:
-            return await asyncio.shield(asked)
-        finally:
-            self._hosts.pop(mesh, None)
+    def _assigned(self, session: str) -> None:
+        if self._session is None:
+            self._session, self._disconnected_since = session, self._loop.time()
+            if self._output_log is not None:
+                self._output_log.session = session
+            log.debug("session %s", session)
+
+    def _report_state(self) -> None:
+        since = self._disconnected_since
+        disconnected_for = 0.0 if since is None else self._loop.time() - since
+        self._control.send(
+            SessionState(
+                connected=since is None,
+                disconnected_for=disconnected_for,
+                silence=self._engine.silence,
+                detached=self._engine.is_detached,
+            )
+        )
+        self._host_requests.repeat()
+
+    def _connection_refused(self) -> None:
+        self._control.send(ConnectionRefused())
 
     async def run(self) -> str:
-        """Serves until the end; returns why it came."""
-        await self._engine.streams.listen(self._host)
-        gc.freeze()  # what was imported is here to stay: garbage collections need not look through it
-        self._control.send(Ready())
-        listening = asyncio.create_task(self._listen())
+        """Serves the session until it ends, and returns why it ended."""
+        await self._engine.listen(self._host)
+        gc.freeze()  # imported modules stay until the end: garbage collections need not traverse them
+        self._control.send(EngineReady())
+        serving = asyncio.create_task(self._serve_control())
         ended = asyncio.create_task(self._engine.ended.wait())
-        await asyncio.wait([listening, ended], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([serving, ended], return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
-            listening.cancel()
+            serving.cancel()
             return self._engine.end_reason
         ended.cancel()
-        reason = await listening
+        reason = await serving
         try:
             await asyncio.wait_for(self._engine.close(reason), END_TIMEOUT)
         except asyncio.TimeoutError:
-            log.warning("stopping the meshes took longer than %s s", END_TIMEOUT)
+            log.warning("the meshes did not stop within %s s", END_TIMEOUT)
         return reason
 
-    async def _listen(self) -> str:
-        while True:
-            received = await self._control.receive()
-            if received is None:
-                return "the gateway's server is gone"
-            message, descriptors = received
-            if isinstance(message, End):
-                return message.reason
-            if isinstance(message, Connection):
-                connection = socket.socket(fileno=descriptors[0])
-                connection.setblocking(False)
-                await open_link(self._engine, connection, message.head.encode("latin-1"))
-            elif isinstance(message, HostsReply):
-                self._take_hosts(message)
-            elif isinstance(message, HostLost):
-                self._engine.meshes.host_lost(message.host, message.reason, returns=message.returns)
-            elif isinstance(message, HostBack):
-                self._engine.meshes.host_back(message.mesh, message.rank, message.host)
-            elif isinstance(message, Assign):
-                log.debug("session %s", message.session)
+    async def _serve_control(self) -> str:
+        """Handles the server's messages until one ends the session, or fails. Returns why."""
+        try:
+            while True:
+                received = await self._control.receive()
+                if received is None:
+                    return "the gateway has ended"
+                message, descriptors = received
+                if isinstance(message, EndSession):
+                    return message.reason
+                await self._on_message(message, descriptors)
+        except Exception as error:
+            log.exception("cannot handle a message of the server")
+            return f"the session's engine could not handle a message of the gateway's server: {error!r}"
 
-    def _take_hosts(self, reply: HostsReply) -> None:
-        told = self._told.setdefault(reply.mesh, [])
-        told += reply.hosts
-        if reply.more:
-            return
-        del self._told[reply.mesh]
-        asked = self._hosts.get(reply.mesh)
-        if asked is None or asked.done():
-            return
-        if reply.error:
-            asked.set_exception(invalid(reply.error))
-        else:
-            asked.set_result(tuple(told))
+    async def _on_message(self, message: ControlMessage, descriptors: Sequence[int]) -> None:
+        if isinstance(message, NewConnection):
+            accepted = socket.socket(fileno=descriptors[0])
+            accepted.setblocking(False)
+            await serve_connection(self._engine, accepted, message.head.encode("latin-1"))
+        elif isinstance(message, HostsReply):
+            self._host_requests.add_reply(message)
+        elif isinstance(message, HostLost):
+            self._engine.host_lost(message.host, message.reason, returns=message.returns)
+        elif isinstance(message, HostRestored):
+            self._engine.host_back(message.mesh, message.rank, message.host)
+        elif isinstance(message, Inspect):
+            for part in self._engine.inspection.answer(message):
+                self._control.send(part)
+        elif isinstance(message, ReportState):
+            self._report_state()
+        elif isinstance(message, Notice):
+            self._engine.notice(message.text)
+        elif isinstance(message, DescribeSession):
+            self._control.send(SessionDescription(facts=self._engine.describe()))
+        elif isinstance(message, AssignSession):
+            self._assigned(message.session)  # repeated by each further server
 
 
-async def serve(control_fd: int, host: str | None) -> str:
+async def serve(control_fd: int, host: str | None, output_fd: int | None) -> None:
     control = ControlChannel(socket.socket(fileno=control_fd))
-    reason = await Process(control, host).run()
-    control.send(Ended(reason=reason))
-    return reason
+    output_log = OutputLog(output_fd) if output_fd is not None else None
+    reason = await EngineProcess(control, host, output_log).run()
+    if output_log is not None:
+        await asyncio.to_thread(output_log.close)
+    control.send(SessionEnded(reason=reason))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--control-fd", type=int, required=True, help="the server's end is a unix seqpacket socket")
+    parser.add_argument("--control-fd", type=int, required=True, help="a connected unix seqpacket socket to the server")
     parser.add_argument(
         "--host",
         default=os.environ.get("MESHGATE_ENGINE_HOST"),
-        help="the address at which workers reach this process, such as the pod's; unix sockets if not given",
+        help="the address at which workers reach this process, such as the pod's IP; default: unix sockets",
     )
+    parser.add_argument("--output-fd", type=int, help="where to write what actors print, as JSON lines")
     options = parser.parse_args()
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("websockets").setLevel(logging.WARNING)  # it tells of every connection; the server does too
-    uvloop.run(serve(options.control_fd, options.host))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # the meshes are stopped; Monarch's own shutdown would take seconds more
+    enable_debug_log()
+    logging.getLogger("websockets").setLevel(logging.WARNING)  # it logs every connection, and so does the server
+    try:
+        uvloop.run(serve(options.control_fd, options.host, options.output_fd))
+    except releases.UnsupportedMonarch as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the server reports the last lines to the client
+        return 1
+    with contextlib.suppress(OSError):  # the server that reads them is gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)  # the meshes have stopped; Monarch's own shutdown would take seconds
 
 
 if __name__ == "__main__":

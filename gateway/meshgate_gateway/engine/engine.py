@@ -1,13 +1,14 @@
-"""The engine of one session: what the laptop asks goes to Monarch, what Monarch answers goes back.
+"""The engine of one session: forwards the client's requests to Monarch and Monarch's replies to the client.
 
-Messages of one stream are handled in order; a message that must wait (for an object on its way) holds up its own
-stream only, and what waits behind it keeps its credit. A call whose object is there is sent to the actors in the
-callback that received it: no task, no queue.
+This module connects the parts to each other, to the client's connection and to the messages they handle. Messages of
+one stream are handled in order; a message that must wait (for an object that is not created yet) holds up its own
+stream only, and the messages behind it keep their flow-control credit.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -15,158 +16,336 @@ from typing import Any
 
 from websockets.frames import CloseCode
 
-from meshgate_gateway.engine import channels, meshes
-from meshgate_gateway.engine.calling import CONTROL, Calling, failure_of
-from meshgate_gateway.engine.code import Code
-from meshgate_gateway.engine.lifetimes import Lifetimes
-from meshgate_gateway.engine.link import Link
-from meshgate_gateway.engine.monarch import Binding, Fault
-from meshgate_gateway.engine.objects import Objects, invalid
-from meshgate_gateway.engine.output import Printed, fold, in_messages
-from meshgate_gateway.engine.worker_streams import WorkerStreams
-from meshgate_wire import Fragments, MessageReceived, Pump, Session, WireError
+from meshgate_gateway.control.counts import EngineCounts
+from meshgate_gateway.engine.calls.calling import Calling
+from meshgate_gateway.engine.calls.channels import MAX_QUEUED, Channels
+from meshgate_gateway.engine.client_connection import ClientConnection
+from meshgate_gateway.engine.code.code_sync import CodeSync
+from meshgate_gateway.engine.code.host_agents import HostAgents
+from meshgate_gateway.engine.code.reloading import Reloading
+from meshgate_gateway.engine.detached.creations import CREATIONS
+from meshgate_gateway.engine.detached.holders import Applicant, Refusal
+from meshgate_gateway.engine.detached.ledger import Ledger
+from meshgate_gateway.engine.failures import FailureReports, invalid
+from meshgate_gateway.engine.inspection import Inspection
+from meshgate_gateway.engine.interfaces import CONTROL_STREAM, Handler
+from meshgate_gateway.engine.meshes.attaching import Attaching, FindHosts
+from meshgate_gateway.engine.meshes.controllers import Controllers, answer
+from meshgate_gateway.engine.meshes.host_watch import HostWatch
+from meshgate_gateway.engine.meshes.lifetimes import Lifetimes
+from meshgate_gateway.engine.meshes.spawning import Spawning
+from meshgate_gateway.engine.meshes.supervision import Supervision
+from meshgate_gateway.engine.meshes.watching import Watching
+from meshgate_gateway.engine.metrics import EngineMetrics
+from meshgate_gateway.engine.monarch.interface import Fault, Monarch
+from meshgate_gateway.engine.monarch.same_versions import versions_of
+from meshgate_gateway.engine.monarch_settings import MonarchSettings
+from meshgate_gateway.engine.objects.lookup import Lookup
+from meshgate_gateway.engine.objects.records import HostMesh
+from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_gateway.engine.on_worker.process import set_up_process
+from meshgate_gateway.engine.output.lines import PrintedLine, fold, split_into_messages
+from meshgate_gateway.engine.output.worker_streams import WorkerStreams
+from meshgate_wire import Fragments, MessageReceived, Pump, Role, Session, WireError
 from meshgate_wire.messages import (
-    AttachHosts,
     Call,
     Configure,
     Done,
     EndSession,
-    Failed,
     Failure,
     Header,
     Host,
+    HostsAttached,
     ObjectFailed,
     Output,
-    stream_of,
+    OutputLine,
+    Release,
+    Stop,
 )
 
 log = logging.getLogger(__name__)
 
-# Bytes of output waiting for the laptop beyond which no more is read from workers, so that who prints more waits:
-# little while it listens, much while it is away, for training must not stop because a lid is closed.
-QUEUED_OUTPUT = 32 * 2**20
-QUEUED_WHILE_AWAY = 512 * 2**20
-Handler = Callable[[Any, Sequence[Fragments]], "Awaitable[None] | None"]
+# Bytes of output that wait for the client, above which workers are no longer read and so block when they print. The
+# limit is high while the client is disconnected: training must not stop because someone closes a laptop.
+MAX_QUEUED_OUTPUT = 32 * 2**20
+MAX_QUEUED_OUTPUT_DISCONNECTED = 512 * 2**20
+_NEVER_ARRIVED = Failure(
+    kind="invalid", message="the process that held the session ended before the gateway had received this object"
+)
 
 
 class Engine:
-    """Everything of one session but its process. All methods run on the loop.
+    """Everything of one session except its process. All methods run on the event loop.
 
-    ``find_hosts(mesh)`` asks the server for a mesh's hosts; ``ended`` is set when the laptop is done for good.
-    ``host``: the address at which workers reach this process, where they do not share its machine.
+    ``find_hosts(mesh)`` asks the server for the hosts of a mesh. ``connection_changed`` is called with whether a client
+    is connected, ``connection_refused`` when a client may not connect, or has not, ``counted`` with metrics,
+    ``log_output`` with what actors print. ``host`` is where workers reach this process, or None if they share its
+    machine. ``ended`` is set when the session is over, and ``end_reason`` says why. ``silence`` is for how many seconds
+    the client had been silent when its last connection ended.
     """
 
     def __init__(
         self,
         session: Session,
-        binding: Binding,
-        find_hosts: Callable[[str], Awaitable[Sequence[Host]]],
-        on_link: Callable[[bool], None],
+        monarch: Monarch,
+        find_hosts: FindHosts,
+        connection_changed: Callable[[bool], None],
         host: str | None = None,
+        connection_refused: Callable[[], None] = lambda: None,
+        counted: Callable[[EngineCounts], object] = lambda counts: None,
+        log_output: Callable[[list[PrintedLine]], object] = lambda lines: None,
     ) -> None:
-        self.session, self.binding, self.find_hosts = session, binding, find_hosts
-        self.objects = Objects()
-        self.streams = WorkerStreams(self._describe, self._printed, self._process_ended)
-        self.meshes = meshes.Meshes(self)
-        self.lifetimes = Lifetimes(self)
-        self.channels = channels.Channels(self)
-        self.code = Code(self, host)
-        self.calling = Calling(self.objects, binding, self.meshes.arguments, self.send, self._flush)
+        self.session = session
         self.ended = asyncio.Event()
         self.end_reason = "the client ended the session"
-        self._on_link = on_link
+        self.silence = 0.0
+        self._monarch = monarch
+        self._log_output = log_output
+        self._connection_changed = connection_changed
+        self.connection_refused = connection_refused
         self._pump: Pump | None = None
-        self._link: Link | None = None
-        self.loop = asyncio.get_running_loop()
-        self._flushing = False
+        self._connection: ClientConnection | None = None
+        self._loop = asyncio.get_running_loop()
+        self._flush_scheduled = False
         self._lanes: dict[int, deque[MessageReceived]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stream_output = True
+        self.traffic = self._metrics = EngineMetrics(counted)
+        self._connect_parts(monarch, find_hosts, host)
         self._handlers: dict[type, Handler] = {
-            Call: self.calling.call,
-            AttachHosts: self.meshes.attach,
+            Call: self._calling.call,
             Configure: self._configure,
             EndSession: self._end,
-            **self.meshes.handlers(),
-            **self.lifetimes.handlers(),
-            **self.channels.handlers(),
+            **self._attaching.handlers(),
+            **self._spawning.handlers(),
+            **self._controllers.handlers(),
+            **self._lifetimes.handlers(),
+            **self._channels.handlers(),
             **self.code.handlers(),
+            **self._reloading.handlers(),
+            **self._ledger.handlers(),
+            **MonarchSettings(monarch, self.send).handlers(),
         }
+        self._record_creations()
 
-    # --- the connection ---------------------------------------------------------------------------------
+    def _connect_parts(self, monarch: Monarch, find_hosts: FindHosts, host: str | None) -> None:
+        self._objects = objects = ObjectTable()
+        self._lookup = lookup = Lookup(objects, monarch)
+        self._failures = failures = FailureReports(objects.add, self.send)
+        self.streams = WorkerStreams(
+            lookup.label, self._send_output, self._process_ended, self._process_watched, answer(self._dump_controllers)
+        )
+        self._calling = calling = Calling(objects, lookup, monarch, self.send, self._flush, self._metrics)
+        self._ledger = Ledger(
+            self._post,
+            lambda: self.session.queued_bytes,
+            lambda stream: self.session.queued_on(stream),  # noqa: PLW0108 - a takeover replaces the session
+            running=calling.is_running,
+            open_calls=self._open_calls,
+            connected=lambda: self._connection is not None,
+        )
+        self._channels = Channels(objects, lookup, monarch, self.send, self._queued_on, self._start_task)
+        make_agents = functools.partial(
+            HostAgents, monarch, lookup.attached, self._start_task, self._set_up_process, self.streams.drop
+        )
+        self.code = code = CodeSync(objects, self.send, make_agents, host, self._metrics)
+        self.inspection = Inspection(objects, calling, code)
+        self._reloading = Reloading(lookup, monarch, calling, code.wait_for_version, self._start_task, failures)
+        self._hosts = hosts = HostWatch(objects, self.send, code)
+        self._supervision = Supervision(
+            objects, self.send, self._loop.call_later, hosts.reasons, calling.fail, self._reloading.process_died
+        )
+        self._watching = watching = Watching(objects, monarch, self.streams, self._start_task, calling.fail)
+        self._attaching = Attaching(
+            objects, lookup, monarch, self.send, find_hosts, hosts.ended, code.hosts_attached, watching.watch
+        )
+        self._spawning = Spawning(
+            objects,
+            lookup,
+            monarch,
+            code,
+            start_task=self._start_task,
+            failures=failures,
+            set_up_process=self._set_up_process,
+            bring_up_to_date=self._reloading.bring_up_to_date,
+            end_processes=self.streams.drop,
+            actors_up=self._supervision.actors_up,
+            actors_failed=calling.fail,
+            watch=watching.watch,
+            version_problem=self._supervision.version_problem,
+        )
+        self._controllers = Controllers(objects, monarch, self._spawning)
+        self._lifetimes = Lifetimes(
+            objects,
+            lookup,
+            monarch,
+            self.send,
+            self._start_task,
+            failures,
+            wait_available=hosts.wait_available,
+            lost_hosts=hosts.reasons,
+            ranks_stopped=calling.fail,
+        )
 
-    def link_open(self, link: Link) -> None:
+    def _record_creations(self) -> None:
+        """Notes what a later holder of the session must know, before each of these messages is handled."""
+        ledger = self._ledger
+
+        def recorded(handler: Handler, note: Callable[[Any], None]) -> Handler:
+            def handle(header: Any, buffers: Sequence[Fragments]) -> Awaitable[None] | None:
+                note(header)
+                return handler(header, buffers)
+
+            return handle
+
+        def released(header: Release) -> None:
+            for number in header.objects:
+                ledger.released(number)
+
+        notes: dict[type, Callable[[Any], None]] = dict.fromkeys(CREATIONS, ledger.creations.add)
+        notes |= {Stop: ledger.creations.stopped, Release: released}
+        for kind, note in notes.items():
+            self._handlers[kind] = recorded(self._handlers[kind], note)
+
+    async def listen(self, host: str | None) -> None:
+        """Listens for the session's worker processes; see ``WorkerStreams.listen``."""
+        await self.streams.listen(host)
+        self._monarch.find_controllers_at(self.streams.address, self.streams.secret)
+
+    # --- the client's connection ------------------------------------------------------------------------
+
+    def check(self, applicant: Applicant) -> Refusal | None:
+        """Whether a client may connect, before its handshake is answered."""
+        decision = self._ledger.holders.check(applicant, detached=self._ledger.active)
+        return decision if isinstance(decision, Refusal) else None
+
+    def admit(self, applicant: Applicant) -> Refusal | None:
+        """Decides whether a client may connect, before ``connection_opened``. A new holder takes over here."""
+        decision = self._ledger.holders.decide(applicant, detached=self._ledger.active)
+        if isinstance(decision, Refusal):
+            return decision
+        if decision == "take over":
+            self._take_over()
+        return None
+
+    @property
+    def is_detached(self) -> bool:
+        return self._ledger.active
+
+    def _take_over(self) -> None:
+        """Ends the wire session with the previous holder, and begins one with the next."""
+        if self._connection is not None:
+            self._connection.close(CloseCode.GOING_AWAY, "another process has taken over this session")
+            self._disconnected()
+        self.session = Session(Role.GATEWAY)
+        for stream, lane in self._lanes.items():
+            self.session.manual(stream)
+            for message in lane:
+                message.held = 0  # its credit was the previous holder's
+        self._ledger.holder_changed()
+        next_object = max(self._ledger.creations.highest, self._objects.fail_awaited(_NEVER_ARRIVED)) + 1
+        self._objects.forget_adopted()
+        for header in self._ledger.creations:
+            self._post(header)
+        for number, failure in self._objects.failures():
+            self._post(ObjectFailed(object=number, failure=failure))
+        for number, known in self._objects.items():
+            if isinstance(known, HostMesh) and number > 0:
+                self._post(HostsAttached(object=number, hosts=known.hosts))
+        for part in self._ledger.welcome(next_object, self.code.current_version or None):
+            self._post(part)
+
+    def connection_opened(self, connection: ClientConnection) -> None:
         if self.session.failure is not None:
-            link.close(CloseCode.PROTOCOL_ERROR, str(self.session.failure))
+            connection.close(CloseCode.PROTOCOL_ERROR, str(self.session.failure))
             return
-        if self._link is not None:
-            self._link.close(CloseCode.GOING_AWAY, "another connection of this session took over")
-            self._lost_link()
-        self._link = link
+        if self._connection is not None:
+            self._connection.close(CloseCode.GOING_AWAY, "another connection has taken over this session")
+            self._disconnected()
+        self._connection = connection
         self.session.connection_made()
-        self._pump = Pump(self.session, link, flushed=self._regulate)
+        self._pump = Pump(self.session, connection, flushed=self._apply_limits)
         self._pump.flush()
-        self._on_link(True)
+        self._connection_changed(True)
 
-    def link_data(self, link: Link, data: bytes | bytearray | memoryview) -> None:
-        if link is not self._link:
+    def connection_data(self, connection: ClientConnection, data: bytes | bytearray | memoryview) -> None:
+        if connection is not self._connection:
             return
         try:
             events = self.session.receive_data(data)
         except WireError as error:
-            log.warning("the connection is ended: %s", error)
-            link.close(CloseCode.PROTOCOL_ERROR, str(error))
-            self._lost_link()
+            log.warning("closing the connection: %s", error)
+            connection.close(CloseCode.PROTOCOL_ERROR, str(error))
+            self._disconnected()
             if not error.resumable:
-                self.start(self._fail(f"the client broke the protocol: {error}"))
+                self._start_task(self._fail(f"the client violated the protocol: {error}"))
             return
         for event in events:
             if isinstance(event, MessageReceived):
                 self._received(event)
-        self.flush_soon()
+        self._flush_soon()
 
-    def link_writable(self, link: Link) -> None:
-        if link is self._link and self._pump is not None:
+    def connection_writable(self, connection: ClientConnection) -> None:
+        if connection is self._connection and self._pump is not None:
             self._pump.writable()
-            self._regulate()
+            self._apply_limits()
 
-    def link_closed(self, link: Link, reason: str) -> None:
-        if link is self._link:
-            log.debug("connection lost: %s", reason)
-            self._lost_link()
+    def connection_closed(self, connection: ClientConnection, reason: str) -> None:
+        if connection is self._connection:
+            log.debug("connection closed: %s", reason)
+            self._disconnected()
 
-    def _lost_link(self) -> None:
+    def _disconnected(self) -> None:
         if self._pump is not None:
             self._pump.close()
-        self._link = self._pump = None
+        if self._connection is not None:
+            self.silence = self._connection.silence
+        self._connection = self._pump = None
         self.session.connection_lost()
-        self._on_link(False)
+        self._connection_changed(False)
 
-    def send(self, header: Header, buffers: Sequence[Any] = (), *, stream: int = CONTROL) -> None:
+    def send(self, header: Header, buffers: Sequence[Any] = (), *, stream: int = CONTROL_STREAM) -> None:
+        if not self._ledger.active or not self._ledger.keep(header, buffers, stream):
+            self._post(header, buffers, stream=stream)
+
+    def _post(self, header: Header, buffers: Sequence[Any] = (), *, stream: int = CONTROL_STREAM) -> None:
+        """Sends to the present client alone."""
         self.session.send(header, buffers, stream=stream)
-        self.flush_soon()
+        self._flush_soon()
 
-    def flush_soon(self) -> None:
-        """Everything that becomes ready in this turn of the loop leaves as one websocket message."""
-        if not self._flushing:
-            self._flushing = True
-            self.loop.call_soon(self._flush)
+    def _flush_soon(self) -> None:
+        """Sends everything that becomes ready in this turn of the event loop as one websocket message."""
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._flushing = False
+        self._flush_scheduled = False
         if self._pump is not None:
             self._pump.flush()
-        self._regulate()
+        self._apply_limits()
 
-    def _regulate(self) -> None:
-        """What was held up for what waits to be sent goes on where there is room again."""
-        limit = QUEUED_OUTPUT if self._link is not None else QUEUED_WHILE_AWAY
-        self.streams.flow(self.session.queued_on(CONTROL) < limit)
-        self.channels.regulate()
+    def _apply_limits(self) -> None:
+        """Pauses or resumes reading output and ports, by how much waits to be sent."""
+        if self._ledger.active:
+            self._ledger.feed()
+            self.streams.set_reading(not self._ledger.full)
+        else:
+            limit = MAX_QUEUED_OUTPUT if self._connection is not None else MAX_QUEUED_OUTPUT_DISCONNECTED
+            self.streams.set_reading(self.session.queued_on(CONTROL_STREAM) < limit)
+        self._channels.resume()
+
+    def _queued_on(self, stream: int) -> int:
+        """How much of a channel waits, as far as its port is concerned."""
+        if not self._ledger.active:
+            return self.session.queued_on(stream)
+        return MAX_QUEUED if self._ledger.channels.full else 0
 
     # --- dispatch ---------------------------------------------------------------------------------------
 
     def _received(self, message: MessageReceived) -> None:
+        if self._ledger.active:
+            self._ledger.received(message.header)
         lane = self._lanes.get(message.stream)
         if lane is not None:
             lane.append(message)
@@ -175,18 +354,19 @@ class Engine:
         if waiting is not None:
             self._lanes[message.stream] = deque()
             self.session.manual(message.stream)
-            self.start(self._drain(message, waiting))
+            self._start_task(self._drain(message, waiting))
 
     async def _drain(self, message: MessageReceived, waiting: Awaitable[None]) -> None:
+        """Handles the messages that queue up in a stream behind one that waits."""
         lane = self._lanes[message.stream]
-        await self.guarded(message.header, waiting)
+        await self._failures.guard(message.header, waiting)
         while lane:
             following = lane.popleft()
             again = self._handle(following)
             if again is not None:
-                await self.guarded(following.header, again)
+                await self._failures.guard(following.header, again)
             self.session.consume(following)
-            self.flush_soon()  # its credit
+            self._flush_soon()  # returns its credit
         self.session.automatic(message.stream)
         del self._lanes[message.stream]
 
@@ -195,59 +375,73 @@ class Engine:
         try:
             return handler(message.header, message.buffers)
         except BaseException as error:  # noqa: BLE001 - Monarch's panics derive from BaseException alone
-            self._refuse(message.header, error)
+            self._failures.report(message.header, error)
             return None
 
-    async def guarded(self, header: Header, waiting: Awaitable[None]) -> None:
-        """Waits; what is raised is the answer to ``header``."""
-        try:
-            await waiting
-        except BaseException as error:  # noqa: BLE001 - Monarch's panics derive from BaseException alone
-            self._refuse(header, error)
+    def _open_calls(self) -> list[Call]:
+        """The calls that are not answered yet, also those that wait for something."""
+        queued = (message.header for lane in self._lanes.values() for message in lane)
+        return [*self._calling.open_calls(), *(header for header in queued if isinstance(header, Call))]
 
-    def _refuse(self, header: Header, error: BaseException) -> None:
-        if isinstance(error, (KeyboardInterrupt, SystemExit, asyncio.CancelledError)):
-            raise error
-        failure = failure_of(error)
-        if failure.kind == "internal":
-            log.error("%s failed", type(header).__name__, exc_info=error)
-        call, number = getattr(header, "call", None), getattr(header, "object", None)
-        if call is not None:
-            target = getattr(header, "target", None)
-            stream = stream_of(target.object) if target is not None else CONTROL
-            self.send(Failed(call=call, failure=failure), stream=stream)
-        elif number is not None:
-            self.object_failed(number, failure)
-        else:
-            log.warning("%s was refused: %s", type(header).__name__, failure.message)
-
-    def object_failed(self, number: int, failure: Failure) -> None:
-        self.objects.add(number, failure)
-        self.send(ObjectFailed(object=number, failure=failure))
-
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Runs ``work`` beside everything else; kept until it ends."""
-        task = self.loop.create_task(work)
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # --- output, deaths, settings -----------------------------------------------------------------------
+    # --- workers and hosts ------------------------------------------------------------------------------
 
-    def _describe(self, mesh: int, rank: int) -> Any:
-        return self.meshes.describe(mesh, rank)
+    def _set_up_process(
+        self, mesh: int, code: Any = None, bootstrap: Any = None, name: str = "", per_host: int = 0
+    ) -> Any:
+        address, secret, context = self.streams.address, self.streams.secret, self._monarch.sync_context
+        self._monarch.same_versions.laptop = versions_of(self.session.peer)
+        return functools.partial(set_up_process, address, secret, mesh, code, bootstrap, context, name, per_host)
 
-    def _printed(self, lines: list[Printed]) -> None:
-        if self._stream_output:
-            for part in in_messages(fold(lines)):
-                self.send(Output(lines=part))
+    def _send_output(self, lines: list[PrintedLine]) -> None:
+        self._metrics.printed(len(lines))
+        self._log_output(lines)
+        folded = fold(lines)
+        self.inspection.output.add(folded)
+        if self._stream_output or self._ledger.active:
+            for part in split_into_messages(folded):
+                if self._ledger.active:
+                    self._ledger.add_output(part, wanted=self._stream_output)
+                else:
+                    self.send(Output(lines=part))
 
     def _process_ended(self, mesh: int, rank: int, pid: int) -> None:
-        if not self.code.process_ended(mesh, rank):
-            self.meshes.process_ended(mesh, rank, pid)
+        if not (self.code.process_ended(mesh, rank) or self._watching.process_ended(mesh, rank, pid)):
+            self._supervision.process_ended(mesh, rank, pid)
+
+    async def _dump_controllers(self) -> bytes:
+        return await self._controllers.dump()
+
+    def _process_watched(self, mesh: int, rank: int) -> None:
+        self._watching.connected(mesh, rank)
 
     def fault(self, fault: Fault) -> None:
-        self.meshes.fault(fault)
+        """Monarch reports that actors failed."""
+        self._supervision.fault(fault)
+
+    def host_lost(self, host: str, reason: str, *, returns: bool) -> None:
+        """The server reports that a host ended. ``returns``: it is expected to restart or be replaced."""
+        self._hosts.host_lost(host, reason, returns=returns)
+        self._supervision.host_lost(host)
+
+    def host_back(self, mesh: str, rank: int, host: Host) -> None:
+        """The server reports that a lost host restarted, or that ``host`` took its place."""
+        self._hosts.host_back(mesh, rank, host)
+
+    def notice(self, text: str) -> None:
+        """The server has a line about the job for the user."""
+        lines = (OutputLine(stream="stderr", mesh="meshgate", text=text),)
+        if self._ledger.active:
+            self._ledger.add_output(lines, wanted=True)
+        else:
+            self.send(Output(lines=lines))
+
+    # --- settings and end -------------------------------------------------------------------------------
 
     def _configure(self, header: Configure, buffers: Sequence[Fragments]) -> None:
         self._stream_output = header.stream_output
@@ -259,17 +453,25 @@ class Engine:
         self.ended.set()
 
     async def _fail(self, reason: str) -> None:
-        """No connection can continue the session: it ends, and the server tells the reason to whoever redials."""
+        """Ends the session because no connection can resume it. The server reports the reason to clients."""
         self.end_reason = reason
         await self.close(reason)
         self.ended.set()
 
     async def close(self, reason: str) -> None:
-        """Stops every mesh of the session and whatever process is left of it."""
-        await asyncio.gather(self.lifetimes.stop_all(reason), self.code.close())
-        self.channels.close()
+        """Stops every mesh of the session, and ends the processes that are left."""
+        await asyncio.gather(self._lifetimes.stop_all(reason), self.code.close())
+        self._channels.close()
+        self._ledger.close()
         await self.streams.close()
+        self._metrics.close()
+
+    def describe(self) -> dict[str, Any]:
+        """The session, for the list of sessions."""
+        hosts = [known.name for number, known in self._objects.items() if isinstance(known, HostMesh) and number > 0]
+        version = self.code.current_version or None
+        return {**self._ledger.describe(), "hosts": sorted(set(hosts)), "code_version": version}
 
 
 def _unexpected(header: Header, buffers: Sequence[Fragments]) -> None:
-    raise invalid(f"a gateway does not take {type(header).__name__} messages")
+    raise invalid(f"a gateway does not accept {type(header).__name__} messages")

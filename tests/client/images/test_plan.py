@@ -1,4 +1,4 @@
-"""The digests decide what runs again."""
+"""Digests decide which steps run again, and contents hold what a step copies."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 import pytest
 
 from meshgate import Image
-from meshgate.images.plan import Order, plan
+from meshgate.images.plan import PlannedStep, plan, require_sources
 
 
 def digests(image: Image) -> list[str]:
-    return [order.digest for order in plan(image.live_steps)]
+    return [step.digest for step in plan(image.live_steps)]
 
 
-def names(order: Order) -> list[str]:
-    assert order.content is not None
+def names(step: PlannedStep) -> list[str]:
+    assert step.content is not None
     file = io.BytesIO()
-    order.content.write_tar(file)
+    step.content.write_tar(file)
     file.seek(0)
     with tarfile.open(fileobj=file) as tar:
         return sorted(tar.getnames())
 
 
-def test_a_changed_step_changes_its_digest_and_those_that_follow() -> None:
+def test_a_changed_step_changes_its_digest_and_later_ones() -> None:
     before = digests(Image().run_bash("a").run_bash("b").run_bash("c"))
     after = digests(Image().run_bash("a").run_bash("B").run_bash("c"))
     assert before[0] == after[0]
@@ -53,22 +53,12 @@ def test_the_digest_of_a_copy_covers_content_names_and_executable_bits(tmp_path:
     assert digests(image) == seen[-1]
 
 
-def test_images_are_values() -> None:
-    base = Image(name="base").run_bash("a")
-    base.run_bash("b")
-    assert len(base.steps) == 1
-
-
-def test_what_every_worker_has_is_not_installed() -> None:
-    assert Image().pip_install(["torchmonarch"]).live_steps == ()
-
-
-def test_nothing_to_copy_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"nothing to copy at {tmp_path}/absent"):
+def test_a_missing_source_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"cannot copy {tmp_path}/absent: it does not exist"):
         plan(Image().copy(tmp_path / "absent").live_steps)
 
 
-def test_a_dockerfile_copies_by_wildcards_and_leaves_out_what_dockerignore_names(tmp_path: Path) -> None:
+def test_a_dockerfile_copy_expands_wildcards_and_obeys_dockerignore(tmp_path: Path) -> None:
     for name in ("a.py", "b.py", "c.txt", "sub/d.py", "sub/secret"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -79,16 +69,36 @@ def test_a_dockerfile_copies_by_wildcards_and_leaves_out_what_dockerignore_names
     assert names(everything) == ["a.py", "b.py", "c.txt", "sub", "sub/d.py"]
 
 
-def test_a_package_in_development_travels_without_what_tools_leave(tmp_path: Path) -> None:
+def test_a_synced_package_excludes_generated_files(tmp_path: Path) -> None:
     package = tmp_path / "mine"
     (package / "__pycache__").mkdir(parents=True)
     for name in ("__init__.py", "__pycache__/x.pyc"):
         (package / name).write_text("")
-    (order,) = plan(Image().sync_package(package).live_steps)
-    assert names(order) == ["mine/__init__.py"]
+    (step,) = plan(Image().sync_package(package).live_steps)
+    assert names(step) == ["mine/__init__.py"]
 
 
-@pytest.mark.parametrize("entry", ["-e .", "-r requirements.txt", "--target=/x"])
-def test_options_that_contradict_where_packages_go_are_refused(entry: str) -> None:
-    with pytest.raises(ValueError, match="pip_install"):
-        Image().pip_install([entry])
+def test_missing_sources_are_found_without_reading_any_file(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    require_sources(Image().copy(tmp_path / "there").sync_package(tmp_path / "there").live_steps)
+    for image in (Image().copy(tmp_path / "absent"), Image().sync_package(tmp_path / "absent")):
+        with pytest.raises(ValueError, match=f"{tmp_path}/absent.*not exist"):
+            require_sources(image.live_steps)
+
+
+def test_a_special_file_cannot_be_copied(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe: it is not a file, directory or symlink"):
+        plan(Image().copy(tmp_path).live_steps)
+
+
+def test_hard_links_are_copied_as_files(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("content")
+    os.link(tmp_path / "a", tmp_path / "b")
+    (step,) = plan(Image().copy(tmp_path).live_steps)
+    assert step.content is not None
+    file = io.BytesIO()
+    step.content.write_tar(file)
+    file.seek(0)
+    with tarfile.open(fileobj=file) as tar:
+        assert [tar.extractfile(name).read() for name in ("a", "b")] == [b"content"] * 2  # type: ignore[union-attr]

@@ -17,11 +17,11 @@ class Hello(Actor):
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_one_host_for_each_name_unless_a_number_is_given() -> None:
+def test_each_name_is_one_host_unless_a_number_is_given() -> None:
     with LocalJob(("trainers", "readers")) as job:
         state = job.state()
         assert (dict(state.trainers.sizes), dict(state.readers.sizes)) == ({"hosts": 1}, {"hosts": 1})
@@ -29,13 +29,13 @@ def test_one_host_for_each_name_unless_a_number_is_given() -> None:
     assert repr(LocalJob(meshes={"workers": 2})) == repr(LocalJob({"workers": 2})) == "LocalJob({'workers': 2})"
 
 
-def test_an_actor_on_each_host() -> None:
+def test_actors_run_on_every_host() -> None:
     with LocalJob(meshes={"workers": 2}) as job:
-        answers = list(job.state().workers.spawn("hello", Hello).hello.call().get().values())
-        assert len(set(answers)) == 2
+        pids = list(job.state().workers.spawn("hello", Hello).hello.call().get().values())
+        assert len(set(pids)) == 2
 
 
-def test_no_other_process_finds_it() -> None:
+def test_no_other_process_finds_the_job() -> None:
     with LocalJob() as job:
         job.state()
         assert os.listdir() == []
@@ -45,12 +45,12 @@ def test_no_other_process_finds_it() -> None:
         assert repr(copy) == "LocalJob({'hosts': 1})"
 
 
-def test_a_text_for_names_is_a_mistake() -> None:
+def test_a_string_instead_of_names_is_rejected() -> None:
     with pytest.raises(TypeError, match=r"write LocalJob\(\['workers'\]\)"):
         LocalJob("workers")
 
 
-def test_a_batch_script_runs_on_its_own_with_its_output_in_a_file() -> None:
+def test_a_batch_script_runs_with_its_output_in_a_file() -> None:
     Path("train.py").write_text("import os; print('batch', os.environ['MONARCH_BATCH_JOB'])")
     job = LocalJob()
     with pytest.raises(ValueError, match="no local batch job"):

@@ -1,4 +1,4 @@
-"""ProcessJob against the real gateway: what starts, who finds it, when it ends."""
+"""ProcessJob with a real gateway: what it starts, which processes find it, when it ends."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 from meshgate import Actor, endpoint
 from meshgate.errors import JobCacheWarning, JobError, JobNotRunning, JobStartFailed
 from meshgate.jobs import LocalJob, ProcessJob, job_load, job_loads, registry
-from meshgate.jobs.gateway_process import JOB_VARIABLE
-from meshgate.jobs.processes import ProcessName, marked
+from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
+from meshgate.jobs.this_machine.process_identity import ProcessIdentity, find_marked
 
 ROOT = Path(__file__).parents[3]
-SOON = 20.0  # seconds; what is waited for takes a fraction of it on an idle machine
+TIMEOUT = 20.0  # seconds; a wait takes a fraction of it on an idle machine
 
 
 class Probe(Actor):
@@ -28,25 +28,20 @@ class Probe(Actor):
         return os.environ.get(name)
 
 
-def processes_of(apply_id: str | None) -> list[ProcessName]:
-    return marked(JOB_VARIABLE, str(apply_id))
+def processes_of(apply_id: str | None) -> list[ProcessIdentity]:
+    return find_marked(JOB_VARIABLE, str(apply_id))
 
 
-def ask(job: ProcessJob | LocalJob, mesh: str = "workers", name: str = JOB_VARIABLE) -> list[str | None]:
-    """Runs an actor on each host of the job and asks it for a variable."""
+def read_variable(job: ProcessJob | LocalJob, mesh: str = "workers", name: str = JOB_VARIABLE) -> list[str | None]:
+    """Reads an environment variable in an actor on each host."""
     hosts = getattr(job.state(cached_path=None), mesh)
     procs = hosts.spawn_procs(per_host={"gpus": 1})
     return list(procs.spawn("probe", Probe).variable.call(name).get().values())
 
 
-def gateway_of(job: ProcessJob) -> ProcessName:
+def gateway_of(job: ProcessJob) -> ProcessIdentity:
     gateway = job._running._gateway  # type: ignore[union-attr]
     return gateway._process
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "job.pkl")
 
 
 Driver = Callable[..., "subprocess.Popen[str]"]
@@ -54,7 +49,7 @@ Driver = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def drive(tmp_path: Path) -> Iterator[Driver]:
-    """Starts a program that has a job, and is a driver of its own."""
+    """Starts a driver program in another process."""
     started = []
 
     def start(program: str, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
@@ -78,72 +73,74 @@ def drive(tmp_path: Path) -> Iterator[Driver]:
         driver.communicate()
 
 
-def said_by(driver: subprocess.Popen[str]) -> str:
+def read_line(driver: subprocess.Popen[str]) -> str:
     assert driver.stdout is not None
     return driver.stdout.readline().strip()
 
 
-def require_ended(processes: list[ProcessName]) -> None:
+def require_ended(processes: list[ProcessIdentity]) -> None:
     assert processes
-    assert [process for process in processes if not process.wait_ended(SOON)] == []
+    assert [process for process in processes if not process.wait_ended(TIMEOUT)] == []
 
 
-def test_a_job_runs_actors_on_its_hosts_and_leaves_nothing() -> None:
+def test_a_job_runs_actors_on_its_hosts_and_leaves_nothing_behind() -> None:
     with ProcessJob({"workers": 2}) as job:
-        assert ask(job) == [job.apply_id] * 2
+        assert read_variable(job) == [job.apply_id] * 2
         assert len(processes_of(apply_id := job.apply_id)) >= 6  # gateway, engine, two hosts, two processes
     assert processes_of(apply_id) == []
     assert list(registry.entries()) == []
 
 
-def test_each_mesh_has_its_hosts() -> None:
+def test_every_mesh_has_its_hosts() -> None:
     with ProcessJob({"trainers": 2, "dataloaders": 1}) as job:
         state = job.state()
         assert dict(state.trainers.sizes) == {"hosts": 2}
         assert dict(state.dataloaders.sizes) == {"hosts": 1}
-        assert ask(job, "dataloaders") == [job.apply_id]
+        assert read_variable(job, "dataloaders") == [job.apply_id]
 
 
 def test_env_reaches_the_workers() -> None:
     with ProcessJob({"workers": 1}, env={"COLOUR": "green"}) as job:
-        assert ask(job, name="COLOUR") == ["green"]
+        assert read_variable(job, name="COLOUR") == ["green"]
 
 
-def test_the_token_is_in_no_argument_and_in_no_workers_environment() -> None:
+def test_the_token_is_in_no_argument_and_no_worker_environment() -> None:
     with ProcessJob({"workers": 1}) as job:
-        assert ask(job, name="MESHGATE_TOKEN") == [None]
+        assert read_variable(job, name="MESHGATE_TOKEN") == [None]
         gateway = job._gateway
         assert gateway is not None
         token = gateway.record.token.encode()
+        gateway_command = Path(f"/proc/{gateway.record.pid}/cmdline").read_bytes()
         for process in processes_of(job.apply_id):
-            assert token not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
-            if process != gateway_of(job):
+            command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            assert token not in command
+            if command != gateway_command:  # the supervisor and the server, which is a copy of it
                 assert token not in Path(f"/proc/{process.pid}/environ").read_bytes()
         assert "token" not in repr(gateway.record)
 
 
-def test_a_driver_inside_another_gateways_environment_starts_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_in_a_gateways_environment_starts_its_own_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHGATE_TOKEN_FILE", "/nowhere")
     monkeypatch.setenv("MESHGATE_MESH", "others=tcp://127.0.0.1:1")
     with ProcessJob({"workers": 1}) as job:
         job.state()
 
 
-def test_a_gateway_that_cannot_start_says_why_and_leaves_nothing() -> None:
+def test_a_gateway_that_cannot_start_reports_the_reason_and_leaves_nothing() -> None:
     job = ProcessJob({"workers": 1}, env={"MESHGATE_LOG_LEVEL": "loud"})
-    with pytest.raises(JobStartFailed, match=r"ended with code 2 before it served\n.*log-level"):
+    with pytest.raises(JobStartFailed, match=r"it exited with code 2\n.*log-level"):
         job.apply()
     assert not job.active
     assert list(registry.entries()) == []
 
 
-def test_batch_scripts_are_refused() -> None:
+def test_batch_scripts_are_rejected() -> None:
     with pytest.raises(JobError, match="batch-mode"):
         ProcessJob({"workers": 1}).apply(client_script="train.py")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ({"meshes": {}}, "meshes"),
         ({"meshes": {"two words": 1}}, "two words"),
@@ -153,22 +150,22 @@ def test_batch_scripts_are_refused() -> None:
         ({"meshes": {"workers": 1}, "idle_timeout": -1}, "idle_timeout"),
     ],
 )
-def test_wrong_arguments_are_named_at_once(arguments: dict[str, object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_invalid_arguments_are_named_at_once(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         ProcessJob(**arguments)  # type: ignore[arg-type]
 
 
 def test_another_process_finds_the_running_job_and_ends_it(drive: Driver, path: str) -> None:
     first = drive("job = ProcessJob({'workers': 1}); job.state(sys.argv[1]); print(job.apply_id)", path)
-    apply_id = said_by(first)
-    assert first.wait(SOON) == 0
+    apply_id = read_line(first)
+    assert first.wait(TIMEOUT) == 0
     assert processes_of(apply_id)
 
     job = ProcessJob({"workers": 1})
     state = job.state(path)
     assert job.apply_id == apply_id
     assert dict(state.workers.sizes) == {"hosts": 1}
-    assert ask(job) == [apply_id]
+    assert read_variable(job) == [apply_id]
     job.kill()
     assert processes_of(apply_id) == []
     assert not Path(path).exists()
@@ -184,7 +181,7 @@ def test_a_saved_job_outlives_its_killed_driver(drive: Driver, path: str) -> Non
         """,
         path,
     )
-    apply_id = said_by(first)
+    apply_id = read_line(first)
     first.kill()
     first.wait()
     job = job_load(path)
@@ -197,7 +194,7 @@ def test_a_saved_job_outlives_its_killed_driver(drive: Driver, path: str) -> Non
     assert processes_of(apply_id) == []
 
 
-BOUND = """
+SCOPED = """
     with ProcessJob({"workers": 1}) as job:
         job.state().workers.spawn_procs(per_host={"gpus": 2}).initialized.get()
         print(job.apply_id, flush=True)
@@ -206,32 +203,45 @@ BOUND = """
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_bound_job_ends_with_its_driver_however_that_ends(drive: Driver, signum: signal.Signals) -> None:
-    driver = drive(BOUND)
-    processes = processes_of(said_by(driver))
+def test_a_job_in_a_with_block_ends_with_its_driver_however_that_ends(drive: Driver, signum: signal.Signals) -> None:
+    driver = drive(SCOPED)
+    processes = processes_of(read_line(driver))
     assert len(processes) >= 5
     driver.send_signal(signum)
     require_ended(processes)
 
 
-def test_a_bound_job_ends_with_its_driver_though_a_forked_child_lives_on(drive: Driver) -> None:
+def test_a_job_ends_with_its_driver_even_if_a_forked_child_keeps_running(drive: Driver) -> None:
     driver = drive("""
         job = ProcessJob({"workers": 1}); job.state(cached_path=None)
         read, write = os.pipe()
         if os.fork() == 0:
             os.close(write)
-            os.read(read, 1)  # until the driver is gone, and then until the input ends
+            os.read(read, 1)  # until the driver has ended, and then until the input ends
             sys.stdin.read()
             os._exit(0)
         print(job.apply_id, flush=True)
         input()
     """)
-    processes = processes_of(said_by(driver))
+    processes = processes_of(read_line(driver))
     driver.kill()
     require_ended(processes)
 
 
-def test_a_saved_job_ends_itself_when_it_has_been_idle(drive: Driver, path: str) -> None:
+def test_a_job_survives_a_child_that_was_forked_in_its_with_block_and_exits(drive: Driver) -> None:
+    driver = drive("""
+        with ProcessJob({"workers": 1}) as job:
+            workers = job.state().workers
+            if os.fork() == 0:
+                sys.exit(0)  # leaves the block and runs the exit handlers
+            os.wait()
+            workers.spawn_procs().initialized.get(timeout=60)
+            print("the job runs", flush=True)
+    """)
+    assert read_line(driver) == "the job runs"
+
+
+def test_a_saved_job_ends_after_its_idle_timeout(drive: Driver, path: str) -> None:
     driver = drive(
         """
         job = ProcessJob({"workers": 1}, idle_timeout=1)
@@ -241,7 +251,7 @@ def test_a_saved_job_ends_itself_when_it_has_been_idle(drive: Driver, path: str)
         """,
         path,
     )
-    processes = processes_of(said_by(driver))
+    processes = processes_of(read_line(driver))
     driver.communicate("\n")
     require_ended(processes)
     job = ProcessJob({"workers": 1}, idle_timeout=1)
@@ -250,32 +260,32 @@ def test_a_saved_job_ends_itself_when_it_has_been_idle(drive: Driver, path: str)
     job.kill()
 
 
-def test_a_gateway_that_died_is_told_and_apply_starts_another() -> None:
+def test_a_dead_gateway_is_reported_and_apply_starts_another() -> None:
     with ProcessJob({"workers": 1}) as job:
         job.state()
         gateway, first = gateway_of(job), job.apply_id
         gateway.signal(signal.SIGKILL)
-        assert gateway.wait_ended(SOON)
-        with pytest.raises(JobNotRunning, match=r"has ended; apply\(\) starts it again"):
+        assert gateway.wait_ended(TIMEOUT)
+        with pytest.raises(JobNotRunning, match=r"has ended; call apply\(\) to start it again"):
             job.state()
         job.apply()
         assert job.apply_id != first
         assert processes_of(first) == []
-        assert ask(job) == [job.apply_id]
+        assert read_variable(job) == [job.apply_id]
 
 
-def test_bytes_lead_to_the_running_job() -> None:
+def test_dumped_bytes_find_the_running_job() -> None:
     job = ProcessJob({"workers": 1})
     job.apply()
     copy = job_loads(job.dumps())
     assert isinstance(copy, ProcessJob)
-    assert ask(copy) == [job.apply_id]
+    assert read_variable(copy) == [job.apply_id]
     copy.kill()
     assert processes_of(job.apply_id) == []
     job.kill()
 
 
-def test_workers_import_what_lies_beside_the_script(drive: Driver, tmp_path: Path) -> None:
+def test_workers_import_modules_next_to_the_script(drive: Driver, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / "driver").mkdir()
@@ -294,5 +304,5 @@ def test_workers_import_what_lies_beside_the_script(drive: Driver, tmp_path: Pat
         """,
         cwd=elsewhere,
     )
-    assert said_by(driver) == str(tmp_path / "driver" / "trainers.py")
-    assert driver.wait(SOON) == 0
+    assert read_line(driver) == str(tmp_path / "driver" / "trainers.py")
+    assert driver.wait(TIMEOUT) == 0

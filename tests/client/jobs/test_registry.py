@@ -1,4 +1,4 @@
-"""The list of this user's jobs, while others write it."""
+"""The list of this user's jobs, with concurrent readers and writers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshgate.jobs import registry
-from meshgate.jobs.processes import process_name
+from meshgate.jobs.this_machine.process_identity import identify_process
 
 
 @pytest.fixture(autouse=True)
@@ -20,27 +20,27 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def entry(number: int = 0) -> registry.LocalEntry:
     """A job of this process."""
-    name = process_name(os.getpid())
-    assert name is not None
+    process = identify_process(os.getpid())
+    assert process is not None
     return registry.LocalEntry(
-        apply_id=f"{number:08x}", kind="ProcessJob", meshes={"workers": 1}, url="ws://127.0.0.1:1", pid=name.pid,
-        started=name.started, directory="/", created=float(number),
+        apply_id=f"{number:08x}", kind="ProcessJob", meshes={"workers": 1}, url="ws://127.0.0.1:1", pid=process.pid,
+        started=process.started, directory="/", created=float(number),
     )  # fmt: skip
 
 
-def test_an_entry_is_readable_by_its_owner_alone_and_nothing_lies_beside_it(directory: Path) -> None:
+def test_an_entry_is_one_file_that_only_its_owner_can_read(directory: Path) -> None:
     registry.register(entry())
     assert list(registry.entries()) == [entry()]
     (path,) = directory.iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_who_reads_while_an_entry_is_written_does_not_remove_it() -> None:
-    over = threading.Event()
+def test_concurrent_readers_do_not_remove_an_entry_being_written() -> None:
+    finished = threading.Event()
     lost = []
 
     def read() -> None:
-        while not over.is_set():
+        while not finished.is_set():
             list(registry.entries())
 
     readers = [threading.Thread(target=read) for _ in range(2)]
@@ -51,23 +51,44 @@ def test_who_reads_while_an_entry_is_written_does_not_remove_it() -> None:
         if entry(number) not in list(registry.entries()):
             lost.append(number)
         registry.unregister(entry(number).apply_id)
-    over.set()
+    finished.set()
     for reader in readers:
         reader.join()
     assert not lost
 
 
 def test_an_entry_that_cannot_be_written_leaves_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError("no")
+    def fail(*_: object) -> None:
+        raise OSError("read-only")
 
-    monkeypatch.setattr(os, "replace", refuse)
+    monkeypatch.setattr(os, "replace", fail)
     registry.register(entry())
     assert list(directory.iterdir()) == []
 
 
-def test_what_is_no_entry_is_removed(directory: Path) -> None:
+def test_an_invalid_entry_is_removed(directory: Path) -> None:
     registry.register(entry())
     (directory / "x.json").write_text("{")
     assert list(registry.entries()) == [entry()]
     assert [path.name for path in directory.iterdir()] == [f"{entry().apply_id}.json"]
+
+
+def test_an_entry_whose_pid_was_reused_is_removed(directory: Path) -> None:
+    log = registry.log_file(entry(1).apply_id)
+    registry.register(entry(1).model_copy(update={"started": "before"}))
+    registry.register(entry(2))
+    assert list(registry.entries()) == [entry(2)]
+    assert not log.exists()
+
+
+def test_what_killed_gateways_left_is_pruned(directory: Path) -> None:
+    registry.register(entry(1).model_copy(update={"started": "before"}))
+    registry.log_file(entry(1).apply_id)
+    registry.register(entry(2))
+    registry.log_file(entry(2).apply_id)
+    registry.log_file(entry(3).apply_id)  # of a job that is starting
+    old = registry.log_file(entry(4).apply_id)
+    os.utime(old, (0, 0))
+    registry.prune()
+    left = sorted(path.name for path in directory.iterdir())
+    assert left == ["00000002.json", "00000002.log", "00000003.log"]

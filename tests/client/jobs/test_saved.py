@@ -24,10 +24,10 @@ def test_bytes_round_trip() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
-        (b"", "no job that meshgate saved"),
-        (b"{}", "no job that meshgate saved"),
+        (b"", "not a saved meshgate job"),
+        (b"{}", "not a saved meshgate job"),
         (b"meshgate job\n", "damaged"),
         (b"meshgate job\n{}", "kind"),
         (SAVED.to_bytes()[:-20], "damaged"),
@@ -35,19 +35,19 @@ def test_bytes_round_trip() -> None:
         (SAVED.to_bytes().replace(b'"kind"', b'"gadget":1,"kind"'), "gadget"),
     ],
 )
-def test_other_bytes_are_refused_with_the_reason(data: bytes, says: str) -> None:
-    with pytest.raises(JobFileError, match=says):
+def test_other_bytes_are_rejected_with_the_reason(data: bytes, message: str) -> None:
+    with pytest.raises(JobFileError, match=message):
         SavedJob.from_bytes(data)
 
 
-def test_a_pickle_is_named_as_one_and_nothing_in_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_is_recognized_and_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(JobFileError, match="a pickle"):
         SavedJob.from_bytes(pickle.dumps(Bomb()))
     assert not Path("unpickled").exists()
 
 
-def test_a_file_is_its_owners_alone(tmp_path: Path) -> None:
+def test_a_file_is_written_for_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "job.pkl"
     write_job_file(str(path), b"x")
     assert path.stat().st_mode & 0o777 == 0o600
@@ -55,7 +55,7 @@ def test_a_file_is_its_owners_alone(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["job.pkl"]
 
 
-def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_other_users_may_read_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "job.pkl"
     write_job_file(str(path), b"x")
     path.chmod(0o640)
@@ -63,7 +63,7 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
         read_job_file(str(path))
 
 
-def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_user_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "job.pkl"
     write_job_file(str(path), b"x")
     own = os.geteuid()
@@ -72,14 +72,14 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.M
         read_job_file(str(path))
 
 
-def test_a_pipe_under_the_name_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_pipe_is_rejected_without_blocking(tmp_path: Path) -> None:
     path = tmp_path / "job.pkl"
     os.mkfifo(path, 0o600)
     with pytest.raises(JobFileError, match="not a regular file"):
         read_job_file(str(path))
 
 
-def test_an_oversized_file_is_refused_unread(tmp_path: Path) -> None:
+def test_an_oversized_file_is_rejected_unread(tmp_path: Path) -> None:
     path = tmp_path / "job.pkl"
     write_job_file(str(path), b"")
     os.truncate(path, 1 << 40)
@@ -87,7 +87,7 @@ def test_an_oversized_file_is_refused_unread(tmp_path: Path) -> None:
         read_job_file(str(path))
 
 
-def test_a_symlink_is_followed_and_stays(tmp_path: Path) -> None:
+def test_a_symlink_is_followed_and_kept(tmp_path: Path) -> None:
     link, target = tmp_path / "link.pkl", tmp_path / "there" / "job.pkl"
     link.symlink_to(target)
     write_job_file(str(link), b"x")
@@ -95,7 +95,7 @@ def test_a_symlink_is_followed_and_stays(tmp_path: Path) -> None:
     assert target.read_bytes() == b"x"
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path: Path) -> None:
     path = tmp_path / "job.pkl"
     write_job_file(str(path), b"old")
     with pytest.raises(TypeError):
@@ -104,7 +104,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["job.pkl"]
 
 
-def test_of_two_that_want_the_job_of_one_file_the_second_waits(tmp_path: Path) -> None:
+def test_the_second_process_waits_for_the_lock(tmp_path: Path) -> None:
     path = str(tmp_path / "job.pkl")
     program = "import sys; from meshgate.jobs.saved import locked\nwith locked(sys.argv[1]): print('entered')"
     with locked(path):

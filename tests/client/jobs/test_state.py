@@ -2,29 +2,65 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 
 from meshgate.jobs import JobState
+from meshgate.jobs.state import attach_meshes
 
 
-def test_each_mesh_is_an_attribute() -> None:
+def test_every_mesh_is_an_attribute() -> None:
     state = JobState({"trainers": 1, "dataloaders": 2})
     assert (state.trainers, state.dataloaders) == (1, 2)
     assert {"trainers", "dataloaders"} <= set(dir(state))
 
 
-def test_an_unknown_mesh_is_told_in_monarchs_words() -> None:
+def test_an_unknown_mesh_has_monarchs_error_message() -> None:
     with pytest.raises(AttributeError) as raised:
-        JobState({"b": 1, "a": 2}).nobody  # noqa: B018
-    assert str(raised.value) == "'nobody' is not a valid host mesh name. Available names: a, b"
+        JobState({"b": 1, "a": 2}).absent  # noqa: B018
+    assert str(raised.value) == "'absent' is not a valid host mesh name. Available names: a, b"
 
 
-def test_copies_and_pickles() -> None:
+def test_a_state_can_be_copied_and_pickled() -> None:
     state = JobState({"a": 1})
     assert copy.copy(state).a == 1
     assert pickle.loads(pickle.dumps(state)).a == 1
 
 
-def test_shows_its_meshes() -> None:
+def test_the_repr_shows_the_meshes() -> None:
     assert repr(JobState({"a": 1})) == "JobState(hosts={'a': 1})"
+
+
+class FakeMesh:
+    def __init__(self, name: str, size: int) -> None:
+        self.name, self.size, self.usable = name, size, True
+
+    def is_usable_in(self, client: Any) -> bool:
+        return self.usable
+
+
+class FakeClient:
+    def attach_hosts(self, name: str, size: int) -> FakeMesh:
+        return FakeMesh(name, size)
+
+
+def attach(meshes: dict[str, int], previous: Any = None) -> Any:
+    return attach_meshes(FakeClient(), meshes, previous)  # type: ignore[arg-type]
+
+
+def test_usable_meshes_are_kept_and_others_attached_again() -> None:
+    first = attach({"trainers": 2, "readers": 1})
+    assert (first.trainers.size, first.readers.size) == (2, 1)
+    assert attach({"trainers": 2, "readers": 1}, first) is first
+    first.readers.usable = False
+    second = attach({"trainers": 2, "readers": 1}, first)
+    assert second.trainers is first.trainers
+    assert second.readers is not first.readers
+
+
+def test_a_mesh_that_the_job_no_longer_has_is_dropped() -> None:
+    first = attach({"trainers": 2, "readers": 1})
+    second = attach({"trainers": 2}, first)
+    assert second is not first
+    assert dir(second).count("readers") == 0

@@ -1,63 +1,19 @@
-"""The rules that every kind of job follows, shown on one whose machines are a set of names."""
+"""The rules that every job type follows."""
 
 from __future__ import annotations
 
 import os
 import pickle
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typing_extensions import Self
 
-from meshgate import Image
-from meshgate.errors import JobCacheWarning, JobFileError, JobUnsupported
-from meshgate.jobs import JobState, JobTrait, job_load, job_loads
-
-RUNNING: set[str] = set()  # the allocations there are, as a scheduler would know them
-
-
-class ListedJob(JobTrait):
-    def __init__(self, size: int, fail: BaseException | None = None) -> None:
-        super().__init__()
-        self.size = size
-        self.fail = fail
-        self.allocation: str | None = None
-        self.outlives = False
-
-    def _create(self, client_script: str | None) -> None:
-        if self.fail:
-            raise self.fail
-        self.allocation = str(self._apply_id)
-        RUNNING.add(self.allocation)
-
-    def _state(self) -> JobState:
-        return JobState({"workers": (self.size, self.allocation)})
-
-    def _kill(self) -> None:
-        RUNNING.discard(str(self.allocation))
-
-    def _is_running(self) -> bool:
-        return self.allocation in RUNNING
-
-    def can_run(self, spec: JobTrait) -> bool:
-        return isinstance(spec, ListedJob) and spec.size == self.size and self._is_running()
-
-    def _outlive_driver(self) -> None:
-        self.outlives = True
-
-    def _spec(self) -> dict[str, Any]:
-        return {"size": self.size}
-
-    def _allocation(self) -> dict[str, Any]:
-        return {"name": self.allocation}
-
-    @classmethod
-    def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self:
-        job = cls(**spec)
-        job.allocation = allocation["name"] if allocation else None
-        return job
+from meshgate import Image, ProcessJob
+from meshgate.errors import InvalidRequestError, JobCacheWarning, JobFileError, JobNotRunning, JobUnsupported
+from meshgate.jobs import JobTrait, job_load, job_loads
+from meshgate.serialization.pickling import dump_class, dumps
+from tests.client.jobs.fake_job import RUNNING, FakeJob
 
 
 @pytest.fixture(autouse=True)
@@ -66,18 +22,13 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RUNNING.clear()
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "cache" / "job.pkl")
-
-
 def test_a_new_job_is_not_active() -> None:
-    job = ListedJob(1)
+    job = FakeJob(1)
     assert (job.active, job.apply_id) == (False, None)
 
 
-def test_apply_once_is_enough() -> None:
-    job = ListedJob(1)
+def test_apply_is_idempotent() -> None:
+    job = FakeJob(1)
     job.apply()
     first = job.apply_id
     job.apply()
@@ -86,8 +37,8 @@ def test_apply_once_is_enough() -> None:
     assert len(RUNNING) == 1
 
 
-def test_apply_makes_a_job_anew_that_has_ended() -> None:
-    job = ListedJob(1)
+def test_apply_starts_a_job_that_has_ended_again() -> None:
+    job = FakeJob(1)
     job.apply()
     first = job.apply_id
     RUNNING.clear()
@@ -96,16 +47,16 @@ def test_apply_makes_a_job_anew_that_has_ended() -> None:
     assert {job.apply_id} == RUNNING
 
 
-def test_a_failed_apply_leaves_the_job_not_active() -> None:
-    job = ListedJob(1, fail=OSError("no machines"))
+def test_a_failed_apply_leaves_the_job_inactive() -> None:
+    job = FakeJob(1, fail=OSError("no machines"))
     with pytest.raises(OSError, match="no machines"):
         job.apply()
     assert (job.active, job.apply_id) == (False, None)
 
 
-def test_what_is_not_there_to_be_copied_is_told_before_the_job_is_made(tmp_path: Path) -> None:
+def test_a_missing_image_source_is_reported_before_the_job_starts(tmp_path: Path) -> None:
     for image in (Image().copy(tmp_path / "absent"), Image().sync_package(tmp_path / "absent")):
-        job = ListedJob(2)
+        job = FakeJob(2)
         job._images = {"workers": image}
         with pytest.raises(ValueError, match=f"{tmp_path}/absent"):
             job.apply()
@@ -113,119 +64,38 @@ def test_what_is_not_there_to_be_copied_is_told_before_the_job_is_made(tmp_path:
         assert not RUNNING
 
 
-def test_state_applies_and_saves_under_monarchs_name() -> None:
-    job = ListedJob(1)
+def test_state_applies_and_saves_under_monarchs_default_path() -> None:
+    job = FakeJob(1)
     assert job.state().workers == (1, job.apply_id)
     assert Path(".monarch/job_state.pkl").stat().st_mode & 0o777 == 0o600
-    assert job.outlives
+    assert job.outlives_driver
 
 
 def test_state_without_a_path_saves_nothing() -> None:
-    job = ListedJob(1)
+    job = FakeJob(1)
     job.state(cached_path=None)
     assert os.listdir() == []
-    assert not job.outlives
+    assert not job.outlives_driver
 
 
 def test_state_after_apply_saves_nothing() -> None:
-    job = ListedJob(1)
+    job = FakeJob(1)
     job.apply()
     job.state()
     assert os.listdir() == []
 
 
-def test_state_finds_the_job_that_another_object_started(path: str) -> None:
-    first, second = ListedJob(1), ListedJob(1)
-    first.state(path)
-    assert second.state(path).workers == (1, first.apply_id)
-    assert second.active
-    assert second.apply_id == first.apply_id
-    assert len(RUNNING) == 1
-
-
-def test_the_finder_may_kill_it(path: str) -> None:
-    first, second = ListedJob(1), ListedJob(1)
-    first.state(path)
-    second.state(path)
-    second.kill()
-    assert set() == RUNNING
-    assert not second.active
-    assert not os.path.exists(path)
-
-
-def test_a_job_of_another_spec_is_ended_and_replaced_with_a_warning(path: str) -> None:
-    ListedJob(1).state(path)
-    job = ListedJob(2)
-    with pytest.warns(JobCacheWarning, match="not what is asked for now"):
-        job.state(path)
-    assert {job.apply_id} == RUNNING
-    assert job_load(path).apply_id == job.apply_id
-
-
-def test_a_stale_file_is_replaced_with_a_warning(path: str) -> None:
-    ListedJob(1).state(path)
-    RUNNING.clear()
-    job = ListedJob(1)
-    with pytest.warns(JobCacheWarning, match="has ended"):
-        job.state(path)
-    assert job_load(path).apply_id == job.apply_id
-
-
-def test_a_foreign_file_is_kept_aside_and_replaced_with_a_warning(path: str) -> None:
-    os.makedirs(os.path.dirname(path))
-    Path(path).write_bytes(foreign := pickle.dumps({"a": 1}))
-    Path(path).chmod(0o600)
-    job = ListedJob(1)
-    with pytest.warns(JobCacheWarning, match="nothing in it was run"):
-        job.state(path)
-    assert Path(f"{path}.replaced").read_bytes() == foreign
-    assert job_load(path).apply_id == job.apply_id
-
-
-def test_a_warning_points_at_the_program(path: str) -> None:
-    ListedJob(1).state(path)
-    RUNNING.clear()
-    with pytest.warns(JobCacheWarning) as warned:
-        ListedJob(1).state(path)
-    assert warned[0].filename == __file__
-
-
-def test_an_old_job_that_cannot_be_ended_does_not_stop_the_new_one(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ListedJob(1).state(path)
-
-    def refuse(self: ListedJob) -> None:
-        raise ConnectionError("no way there")
-
-    monkeypatch.setattr(ListedJob, "_kill", refuse)
-    job = ListedJob(2)
-    with pytest.warns(JobCacheWarning) as warned:
-        job.state(path)
-    assert "no way there" in str(warned[-1].message)
-    assert job.active
-
-
-def test_a_saved_spec_that_was_never_applied_is_no_job_to_find(path: str) -> None:
-    ListedJob(1).dump(path)
-    assert not job_load(path).active
-    job = ListedJob(1)
-    job.state(path)
-    assert job_load(path).apply_id == job.apply_id
-
-
-def test_kill_twice_is_harmless() -> None:
-    job = ListedJob(1)
+def test_kill_is_idempotent() -> None:
+    job = FakeJob(1)
+    job.kill()
     job.apply()
     job.kill()
     job.kill()
     assert (job.active, RUNNING) == (False, set())
 
 
-def test_kill_before_apply_is_harmless() -> None:
-    ListedJob(1).kill()
-
-
-def test_kill_leaves_the_file_of_a_job_that_came_after(path: str) -> None:
-    first, second = ListedJob(1), ListedJob(2)
+def test_kill_leaves_the_file_of_a_later_job(path: str) -> None:
+    first, second = FakeJob(1), FakeJob(2)
     first.state(path)
     second.apply()
     second.dump(path)
@@ -233,16 +103,16 @@ def test_kill_leaves_the_file_of_a_job_that_came_after(path: str) -> None:
     assert job_load(path).apply_id == second.apply_id
 
 
-def test_kill_leaves_what_dump_wrote(path: str) -> None:
-    job = ListedJob(1)
+def test_kill_leaves_a_dumped_file(path: str) -> None:
+    job = FakeJob(1)
     job.apply()
     job.dump(path)
     job.kill()
     assert os.path.exists(path)
 
 
-def test_with_kills_at_the_end() -> None:
-    with ListedJob(1) as job:
+def test_a_with_block_kills_at_its_end() -> None:
+    with FakeJob(1) as job:
         job.state()
         assert len(RUNNING) == 1
     assert not job.active
@@ -250,9 +120,9 @@ def test_with_kills_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), SystemExit(3)])
-def test_with_kills_after_an_error_and_lets_it_pass(error: BaseException) -> None:
+def test_a_with_block_kills_after_an_error_and_propagates_it(error: BaseException) -> None:
     def program() -> None:
-        with ListedJob(1) as job:
+        with FakeJob(1) as job:
             job.state()
             raise error
 
@@ -261,73 +131,161 @@ def test_with_kills_after_an_error_and_lets_it_pass(error: BaseException) -> Non
     assert set() == RUNNING
 
 
-def test_within_with_the_default_file_is_not_touched() -> None:
-    outside = ListedJob(1)
+def runs_after_with_block_in_child(job: FakeJob) -> bool:
+    """Forks in ``with job``, leaves the block in the child, and returns whether the job runs there afterwards."""
+    receiver, sender = os.pipe()
+    with job:
+        job.apply()
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            return os.read(receiver, 1) == b"1"
+    if not child:
+        try:
+            os.write(sender, b"%d" % job._is_running())
+        finally:
+            os._exit(0)
+    raise AssertionError("the parent returns in the block")
+
+
+def test_a_child_forked_in_a_with_block_does_not_kill_the_job_of_its_parent() -> None:
+    job = FakeJob(1)
+    assert runs_after_with_block_in_child(job)
+    assert not RUNNING  # the parent has left the block, too
+
+
+def test_a_forked_child_ends_the_job_that_it_has_applied() -> None:
+    job = FakeJob(1)
+    with job:
+        receiver, sender = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                job.apply()
+                job.__exit__(None, None, None)
+                os.write(sender, b"%d" % len(RUNNING))
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert os.read(receiver, 1) == b"0"
+
+
+def test_a_with_block_ignores_the_default_file() -> None:
+    outside = FakeJob(1)
     outside.state()
-    with ListedJob(1) as inside:
+    with FakeJob(1) as inside:
         inside.state()
         assert inside.apply_id != outside.apply_id
     assert {outside.apply_id} == RUNNING
     assert job_load().apply_id == outside.apply_id
 
 
-def test_within_with_a_saved_job_still_ends_with_the_driver(path: str) -> None:
-    with ListedJob(1) as job:
+def test_a_job_saved_in_a_with_block_still_ends_with_the_driver(path: str) -> None:
+    with FakeJob(1) as job:
         job.state(path)
         assert job_load(path).apply_id == job.apply_id
-        assert not job.outlives
+        assert not job.outlives_driver
     assert not os.path.exists(path)
 
 
 def test_dump_follows_a_symlink(tmp_path: Path) -> None:
     link, target = tmp_path / "link", tmp_path / "context" / "state.pkl"
     link.symlink_to(target)
-    ListedJob(3).dump(str(link))
+    FakeJob(3).dump(str(link))
     assert link.is_symlink()
     assert job_load(str(target))._spec() == {"size": 3}
 
 
 def test_bytes_and_pickles_round_trip_with_the_allocation() -> None:
-    job = ListedJob(1)
+    job = FakeJob(1)
     job.apply()
     for copy in (job_loads(job.dumps()), pickle.loads(pickle.dumps(job))):
-        assert isinstance(copy, ListedJob)
+        assert isinstance(copy, FakeJob)
         assert copy.active
         assert copy.apply_id == job.apply_id
         assert copy.can_run(job)
 
 
-def test_a_kind_of_job_that_was_not_imported_is_named() -> None:
-    data = ListedJob(1).dumps().replace(b":ListedJob", b":LostJob")
-    with pytest.raises(JobFileError, match=r"LostJob: import .*test_trait first"):
+def test_a_job_type_that_is_not_imported_is_named() -> None:
+    data = FakeJob(1).dumps().replace(b":FakeJob", b":LostJob")
+    with pytest.raises(JobFileError, match=r"its type is .*fake_job:LostJob; import .*fake_job first"):
         job_loads(data)
 
 
-def test_a_spec_that_its_kind_refuses_is_a_damaged_file() -> None:
-    with pytest.raises(JobFileError, match="damaged"):
-        job_loads(ListedJob(1).dumps().replace(b'"size"', b'"sizes"'))
+def test_a_specification_that_its_type_rejects_is_a_damaged_file() -> None:
+    with pytest.raises(JobFileError, match="cannot load the job in this data: it is damaged or was saved by another"):
+        job_loads(FakeJob(1).dumps().replace(b'"size"', b'"sizes"'))
 
 
-def test_a_missing_file_is_told_as_such() -> None:
+def test_loading_a_missing_file_raises_file_not_found() -> None:
     with pytest.raises(FileNotFoundError):
         job_load()
 
 
-def test_what_is_not_in_this_release_says_so() -> None:
-    job = ListedJob(1)
-    for call in (
-        lambda: job.remote_mount("/data"),
-        lambda: job.gather_mount("/there", "/here"),
-        job.enable_telemetry,
-        job.enable_admin,
-    ):
-        with pytest.raises(JobUnsupported, match="not supported yet") as raised:
-            call()
-        assert isinstance(raised.value, NotImplementedError)
+def test_sync_and_pull_need_a_running_job(tmp_path: Path) -> None:
+    job = FakeJob(1)
+    with pytest.raises(JobNotRunning, match=r"it has no session. Call state\(\) before sync\(\)"):
+        job.sync()
+    with pytest.raises(JobNotRunning, match=r"it is not running. Call state\(\) before pull\(\)"):
+        job.pull("/data", tmp_path)
 
 
-def test_a_job_that_is_found_says_nothing(path: str) -> None:
-    ListedJob(1).state(path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ListedJob(1).state(path)
+@pytest.mark.parametrize("mesh", [None, "others"])
+def test_pull_needs_the_name_of_one_of_several_meshes(tmp_path: Path, mesh: str | None) -> None:
+    job = FakeJob(1)
+    state = job.state(cached_path=None)
+    state._hosts["readers"] = state._hosts["workers"]
+    job._state = lambda: state  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="readers, workers"):
+        job.pull("/data", tmp_path, mesh=mesh)
+
+
+def test_monarchs_telemetry_is_refused_with_the_reason_and_an_alternative() -> None:
+    message = r"FakeJob.enable_telemetry\(\) is not supported: .*Use enable_admin"
+    with pytest.raises(JobUnsupported, match=message) as raised:
+        FakeJob(1).enable_telemetry(include_dashboard=True)
+    assert isinstance(raised.value, NotImplementedError)
+
+
+def test_an_admin_server_is_started_by_state_and_left_by_kill() -> None:
+    calls: list[str] = []
+    server: Any = type("Server", (), {})()
+    server.url = lambda hosts: calls.append("url") or "http://127.0.0.1:1"
+    server.close = lambda: calls.append("close")
+    job = FakeJob(1).enable_admin(admin_addr="127.0.0.1:0")
+    job._admin = server
+    assert job.state(cached_path=None).admin_url == "http://127.0.0.1:1"
+    job.kill()
+    assert calls == ["url", "close"]
+
+
+class UnsavedJob(FakeJob):
+    """As a program writes one: without what saving needs."""
+
+    _spec = JobTrait._spec
+
+
+def test_a_job_type_that_cannot_be_saved_starts_with_a_warning(tmp_path: Path) -> None:
+    job = UnsavedJob(2)
+    with pytest.warns(JobCacheWarning, match="UnsavedJob cannot be saved.*pass cached_path=None"):
+        state = job.state(str(tmp_path / "job"))
+    assert job.active
+    assert not (tmp_path / "job").exists()
+    assert (state.query_engine, state.admin_url) == (None, None)
+    job.kill()
+    assert not job.active
+
+
+def test_a_job_is_not_sent_to_workers_even_as_a_global_of_code_that_is() -> None:
+    job = ProcessJob({"workers": 1})
+    program = """
+class Trainer:
+    def step(self):
+        return job.state()
+"""
+    names: dict[str, Any] = {"job": job, "__name__": "__main__"}
+    exec(program, names)
+    with pytest.raises(InvalidRequestError, match="a job cannot be sent to workers, because it contains the token"):
+        dump_class(names["Trainer"], by_value=True)
+    with pytest.raises(InvalidRequestError, match="a job cannot be sent to workers"):
+        dumps([job])

@@ -1,0 +1,61 @@
+"""``meshgate doctor``: what is in the way of running jobs, and what to change."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from meshgate.cli.console import emit
+from meshgate.cli.models import Diagnosis
+from meshgate.cli.options import AsJson, Job, Namespace
+from meshgate.doctor.findings import Finding
+from meshgate.doctor.laptop import check_file_watches
+from meshgate.jobs.find import find_job
+from meshgate.session.dialing import Dialer, UrlDialer
+
+__all__ = ["diagnose"]
+
+
+def diagnose(
+    job: Job = None,
+    namespace: Namespace = None,
+    watch: Annotated[float, typer.Option("--watch", help="Seconds to watch the connection for cuts.")] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine, with -n the cluster, and the way to a job's gateway; say what to change.
+
+    The gateway is that of JOB or, without it, of MESHGATE_URL. Exits with 1 if there is a problem.
+    """
+    findings = list(_findings(job, namespace, watch))
+    emit(Diagnosis(findings=findings), as_json, lambda console: _show(findings, console))
+    if any(finding.outcome == "problem" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _findings(job: str | None, namespace: str | None, watch: float) -> Iterator[Finding]:
+    from meshgate.doctor.cluster import check_cluster  # noqa: PLC0415 - slow to import
+    from meshgate.doctor.gateway import check_gateway  # noqa: PLC0415
+
+    yield from check_file_watches()
+    url = os.environ.get("MESHGATE_URL")
+    if namespace is not None:
+        cluster = list(check_cluster(None, namespace))
+        yield from cluster
+        if cluster[-1].outcome == "problem":
+            return
+    if job is not None:
+        yield from check_gateway(find_job(job, namespace)._dialer(), watch)
+    elif url:
+        dialer: Dialer = UrlDialer(url, os.environ.get("MESHGATE_TOKEN", ""))
+        yield from check_gateway(dialer, watch)
+
+
+def _show(findings: list[Finding], console: Console) -> None:
+    for finding in findings:
+        console.print(f"{'✓' if finding.outcome == 'ok' else '✗'} {finding.check}: {finding.text}", markup=False)
+        if finding.remedy:
+            console.print(f"    → {finding.remedy}", markup=False)

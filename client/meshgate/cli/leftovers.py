@@ -1,0 +1,42 @@
+"""``meshgate gc``: processes on this machine of jobs whose gateway is gone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from meshgate.cli.models import Leftover
+from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
+from meshgate.jobs.this_machine.process_identity import kill_marked
+
+__all__ = ["end_leftovers", "find_leftovers"]
+
+GATEWAY_MODULE = b"meshgate_gateway"
+
+
+def find_leftovers(proc: Path = Path("/proc")) -> list[Leftover]:
+    """This user's processes that have a job's mark, if none of that job is its gateway. Empty without ``/proc``."""
+    jobs: dict[str, list[tuple[int, list[bytes]]]] = {}
+    for entry in proc.iterdir() if proc.is_dir() else ():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            command = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        except OSError:  # has ended, or belongs to another user
+            continue
+        for variable in environment:
+            name, _, job = variable.partition(b"=")
+            if name == JOB_VARIABLE.encode() and job and command != [b""]:
+                jobs.setdefault(job.decode(errors="replace"), []).append((int(entry.name), command))
+    return [
+        Leftover(job=job, pid=pid, command=b" ".join(command).decode(errors="replace")[:200])
+        for job, processes in sorted(jobs.items())
+        if not any(GATEWAY_MODULE in command[1:] for _, command in processes)
+        for pid, command in processes
+    ]
+
+
+def end_leftovers(leftovers: list[Leftover]) -> None:
+    for job in {leftover.job for leftover in leftovers}:
+        kill_marked(JOB_VARIABLE, job)

@@ -1,0 +1,69 @@
+"""``meshgate ls`` and ``meshgate kill`` for the jobs of this machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import typer
+
+from meshgate.cli.models import Ended, JobRow, Jobs
+from meshgate.cli.tables import age_text, meshes_text, new_table
+from meshgate.jobs import registry
+from meshgate.jobs.this_machine.local_gateway import stop_gateway
+
+__all__ = ["kill", "list_jobs", "row_of", "table"]
+
+
+def list_jobs() -> Jobs:
+    return Jobs(jobs=[row_of(entry) for entry in registry.entries()])
+
+
+def row_of(entry: registry.LocalEntry) -> JobRow:
+    return JobRow(
+        id=entry.apply_id,
+        kind=entry.kind,
+        meshes=entry.meshes,
+        age=round(time.time() - entry.created, 1),
+        pid=entry.pid,
+        directory=entry.directory,
+    )
+
+
+def table(jobs: Jobs) -> object:
+    """What a terminal shows."""
+    if not jobs.jobs:
+        return "no jobs on this machine"
+    found = new_table("ID", "KIND", "MESHES", "PID", "AGE", "DIRECTORY")
+    for job in jobs.jobs:
+        age = age_text(job.age)
+        found.add_row(job.id[:8], job.kind, meshes_text(job.meshes), str(job.pid), age, _with_tilde(job.directory))
+    return found
+
+
+def kill(ids: list[str], *, all_jobs: bool, report: Callable[[str], object]) -> Ended:
+    """Calls ``report`` with a line for each job that was ended."""
+    running = list(registry.entries())
+    if not ids and not all_jobs:
+        raise typer.BadParameter("name the jobs to end, or pass --all; run `meshgate ls` to list them")
+    ended = []
+    for entry in running if all_jobs else [_find(running, prefix) for prefix in ids]:
+        stop_gateway(entry.process, entry.apply_id, entry.temporary)
+        registry.unregister(entry.apply_id)
+        ended.append(entry.apply_id)
+        report(f"ended {entry.apply_id[:8]} ({entry.kind}, pid {entry.pid})")
+    return Ended(ended=ended)
+
+
+def _find(running: list[registry.LocalEntry], prefix: str) -> registry.LocalEntry:
+    matching = [entry for entry in running if entry.apply_id.startswith(prefix)]
+    if len(matching) != 1:
+        problem = f"{len(matching)} job ids begin with" if matching else "no job id begins with"
+        raise typer.BadParameter(f"{problem} {prefix!r}; run `meshgate ls` to list them")
+    return matching[0]
+
+
+def _with_tilde(directory: str) -> str:
+    home = os.path.expanduser("~")
+    return f"~{directory[len(home) :]}" if directory == home or directory.startswith(f"{home}/") else directory

@@ -1,0 +1,66 @@
+"""``meshgate logs``: what the actors of a job's sessions printed, as their gateway keeps it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from meshgate.cli.models import LogLine
+from meshgate.jobs.trait import JobTrait
+from meshgate.session.output.printer import kind_of
+from meshgate.session.output.screen import Screen
+from meshgate_wire.messages import OutputLine
+from meshgate_wire.status import OutputPage
+
+__all__ = ["follow", "printed_lines", "show"]
+
+POLL_INTERVAL = 0.5  # seconds between two requests while following
+
+
+def printed_lines(read: Callable[[dict[str, int]], OutputPage], tail: int | None) -> Iterator[LogLine]:
+    """All lines that the gateway has, then, each time it is resumed at the end of a batch, later ones.
+
+    Yields no line twice. ``tail``: only the last so many of each session to begin with.
+    """
+    seen: dict[str, int] = {}
+    page = read(seen)
+    if tail is not None:
+        seen = {each.session: max(0, each.last - tail) for each in page.sessions}
+        page = read(seen)
+    while any(each.lines for each in page.sessions):
+        for session in page.sessions:
+            for line in session.lines:
+                seen[session.session] = line.number
+                yield LogLine(session=session.session, **line.model_dump())
+        page = read(seen)
+
+
+def follow(job: JobTrait, tail: int | None) -> Iterator[LogLine]:
+    """Lines as they are printed, until interrupted."""
+    seen: dict[str, int] = {}
+    first = True
+    while True:
+        for line in printed_lines(lambda after: job._output({**seen, **after}), tail if first else None):
+            seen[line.session] = line.number
+            yield line
+        first = False
+        time.sleep(POLL_INTERVAL)
+
+
+def show(lines: Iterator[LogLine], rank: int | None, *, as_json: bool) -> None:
+    """Prints the lines of ``rank`` (None: of all), as they come."""
+    screen = Screen(kind_of(sys.stdout))
+    if screen.kind == "terminal":
+        screen.columns, screen.rows = shutil.get_terminal_size()
+    for line in lines:
+        if rank is not None and rank not in line.ranks:
+            continue
+        if as_json:
+            text = line.model_dump_json() + "\n"
+        else:
+            text = screen.show([OutputLine.model_validate(line.model_dump(exclude={"number", "session"}))])
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    sys.stdout.write("" if as_json else screen.finish())

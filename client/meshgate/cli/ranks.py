@@ -1,0 +1,181 @@
+"""``meshgate exec``, ``shell``, ``forward``, ``stacks`` and ``why``: a way into the hosts of a job."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from meshgate.cli.console import console, emit
+from meshgate.cli.models import CallReport, CommandOutcome, Executed, ProcessReport, StackGroups, Why
+from meshgate.cli.options import AsJson, Job, Mesh, Namespace, Variables, Workdir
+from meshgate.cli.status import waiting_text
+from meshgate.cli.tables import age_text
+from meshgate.jobs.find import find_job
+from meshgate.ranks.stacks import ProcessStacks, Stacks
+from meshgate_wire.status import CallStatus, JobStatus
+
+__all__ = ["debug_actors", "explain", "forward_port", "open_shell", "run_command", "show_stacks", "why"]
+
+RANKS_EXPLAINED = 4
+Rank = Annotated[int, typer.Option("--rank", help="The host, by its rank in the host mesh.")]
+
+
+def run_command(
+    job: Annotated[str, typer.Argument(help="An id, a job file, or with -n a name.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.")],
+    ranks: Annotated[list[int] | None, typer.Option("--rank", help="Hosts to run it on; the default is all.")] = None,
+    mesh: Mesh = None,
+    env: Variables = None,
+    workdir: Workdir = None,
+    interactive: Annotated[bool, typer.Option("--stdin", "-i", help="Send it this command's input.")] = False,
+    timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds after which it is ended.")] = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a command on the hosts, and exit with the highest of its exit codes."""
+    found = find_job(job, namespace)
+    found._state()
+    executed = found.exec(
+        command,
+        ranks,
+        mesh,
+        env=_variables(env),
+        workdir=workdir,
+        capture_output=as_json,
+        stdin=sys.stdin.buffer if interactive else None,
+        timeout=timeout,
+    )
+    results = [CommandOutcome.model_validate(result, from_attributes=True) for result in executed]
+    emit(Executed(returncode=executed.returncode, results=results), as_json, lambda console: None)
+    raise typer.Exit(executed.returncode)
+
+
+def open_shell(
+    job: Job = None,
+    rank: Rank = 0,
+    mesh: Mesh = None,
+    env: Variables = None,
+    workdir: Workdir = None,
+    namespace: Namespace = None,
+) -> None:
+    """Open a terminal on a host, and exit with its shell's exit code."""
+    found = find_job(job, namespace)
+    found._state()
+    raise typer.Exit(found.shell(rank, mesh, env=_variables(env), workdir=workdir))
+
+
+def debug_actors(
+    job: Job = None,
+    rank: Annotated[int | None, typer.Option("--rank", help="Start debugpy in the process of this rank.")] = None,
+    procs: Annotated[str | None, typer.Option("--procs", help="Its proc mesh; the default is the only one.")] = None,
+    mesh: Mesh = None,
+    namespace: Namespace = None,
+) -> None:
+    """Debug the actors that have stopped at breakpoint(), or with --rank let an editor attach to a process."""
+    found = find_job(job, namespace)
+    found._state()
+    attached = found.debug(rank, procs, mesh)
+    if attached is not None:
+        with attached:
+            typer.echo(attached)
+            console().print("VS Code attaches with this entry of launch.json; Ctrl-C ends it")
+            attached.forwarded.wait()
+
+
+def forward_port(
+    port: Annotated[int, typer.Argument(help="The port on the host.")],
+    job: Annotated[str | None, typer.Option("--job", "-j", help="An id, a job file, or with -n a name.")] = None,
+    rank: Rank = 0,
+    mesh: Mesh = None,
+    local_port: Annotated[int | None, typer.Option("--local-port", help="The port on this machine.")] = None,
+    reverse: Annotated[
+        bool, typer.Option("--reverse", help="Make the port of this machine available on the host.")
+    ] = False,
+    namespace: Namespace = None,
+) -> None:
+    """Make a port of a host available on this machine, or with --reverse the other way round, until interrupted."""
+    found = find_job(job, namespace)
+    found._state()
+    chosen = port if local_port is None and not reverse else local_port
+    with found.forward(port, rank, mesh, local_port=chosen, reverse=reverse) as forwarded:
+        where = f"rank {rank}" if reverse else "this machine"
+        there = f"port {forwarded.target} of " + ("this machine" if reverse else f"rank {rank}")
+        console().print(f"127.0.0.1:{forwarded.port} on {where} is {there}; Ctrl-C ends it")
+        forwarded.wait()
+
+
+def show_stacks(
+    job: Job = None,
+    ranks: Annotated[list[int] | None, typer.Option("--rank", help="Only processes with this rank.")] = None,
+    mesh: Mesh = None,
+    all_threads: Annotated[bool, typer.Option("--all-threads", help="Show idle threads and all frames too.")] = False,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the Python stacks of all processes; equal ones once."""
+    found = find_job(job, namespace)
+    found._state()
+    stacks = found.stacks(ranks, mesh)
+    text = "\n\n".join(stacks.texts(all_threads=all_threads))
+    emit(_groups(stacks), as_json, lambda console: console.print(text or "no processes", markup=False))
+
+
+def explain(job: Job = None, namespace: Namespace = None, as_json: AsJson = False) -> None:
+    """Show what waits for what: calls in flight, and the stacks of the ranks that have not answered."""
+    found = find_job(job, namespace)
+    status = found.status()
+    if not any(session.calls for session in status.sessions):
+        emit(Why(calls=[]), as_json, lambda console: console.print("no call is in flight"))
+        return
+    found._state()
+    result = why(status, found.stacks())
+    emit(result, as_json, lambda console: _show(result, console))
+
+
+def why(status: JobStatus, stacks: Stacks) -> Why:
+    """The calls in flight, the oldest first, each with what the first ranks run that have not answered."""
+    calls = [(session.session, call) for session in status.sessions for call in session.calls]
+    calls.sort(key=lambda each: -each[1].age)
+    return Why(calls=[_report(session, call, stacks) for session, call in calls])
+
+
+def _report(session: str, call: CallStatus, stacks: Stacks) -> CallReport:
+    wanted = list(call.processes.values())[:RANKS_EXPLAINED]
+    waiting = [each for each in stacks if each.mesh == call.procs and each.rank in wanted]
+    return CallReport(session=session, call=call, processes=[_process(each) for each in waiting])
+
+
+def _process(process: ProcessStacks) -> ProcessReport:
+    return ProcessReport(
+        host=process.host,
+        mesh=process.mesh,
+        rank=process.rank,
+        pid=process.pid,
+        stack=process.text(),
+        problem=process.problem,
+    )
+
+
+def _groups(stacks: Stacks) -> StackGroups:
+    return StackGroups(processes=[_process(process) for process in stacks], problems=stacks.problems)
+
+
+def _show(result: Why, console: Console) -> None:
+    for report in result.calls:
+        call = report.call
+        answered = f"{call.answered} of {call.total} ranks answered"
+        title = f"{call.mesh}.{call.endpoint}, called {age_text(call.age)} ago: {answered}"
+        console.print(f"{title}; waits for {waiting_text(call)}", markup=False)
+        for process in report.processes:
+            console.print(f"  rank {process.rank} on {process.host}, pid {process.pid}:", markup=False)
+            console.print("\n".join(f"  {line}" for line in process.stack.splitlines()), markup=False)
+        console.print()
+
+
+def _variables(settings: list[str] | None) -> dict[str, str]:
+    if wrong := [setting for setting in settings or () if "=" not in setting]:
+        raise typer.BadParameter(f"--env {wrong[0]}: expected NAME=VALUE")
+    return dict(setting.split("=", 1) for setting in settings or ())

@@ -1,0 +1,124 @@
+"""``meshgate status`` and ``meshgate describe``: a job as its gateway, and the cluster, see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from meshgate.cli import cluster_jobs, local_jobs
+from meshgate.cli.models import Description, JobRow
+from meshgate.cli.tables import age_text, meshes_text, new_table
+from meshgate.jobs import registry
+from meshgate.jobs.trait import JobTrait
+from meshgate_wire.status import CallStatus, HostStatus, JobStatus, MeshStatus, SessionStatus
+
+__all__ = ["describe", "show_description", "show_status", "waiting_text"]
+
+RANKS_NAMED = 4
+VERSION_SHOWN = 12
+
+
+def show_status(status: JobStatus, console: Console) -> None:
+    console.print(f"meshes    {meshes_text(status.meshes) or '(none)'}")
+    console.print(f"gateway   meshgate {status.gateway_version}, Python {status.python}")
+    console.print(f"sessions  {len(status.sessions)}")
+    if not status.sessions:
+        _show_hosts(status.hosts, console)
+    for session in status.sessions:
+        _show_session(session, console)
+
+
+def _show_session(session: SessionStatus, console: Console) -> None:
+    connected = "connected" if session.connected else "disconnected"
+    version = f", code {session.version[:VERSION_SHOWN]}" if session.version else ""
+    console.print(f"\n[bold]session {session.session[:8]}[/bold]  {session.owner}, {connected}{version}")
+    if session.problem:
+        console.print(f"  {session.problem}")
+    _show_hosts(session.hosts, console)
+    if session.meshes:
+        table = new_table("  MESH", "KIND", "SHAPE", "CODE", "STATE")
+        for mesh in session.meshes:
+            table.add_row(f"  {mesh.name}", mesh.kind, _shape(mesh), mesh.version[:VERSION_SHOWN], _state(mesh))
+        console.print(table)
+    if session.calls_in_flight:
+        console.print(f"  {session.calls_in_flight} call{'' if session.calls_in_flight == 1 else 's'} in flight")
+        table = new_table("  CALL", "AGE", "ANSWERED", "WAITING FOR")
+        for call in session.calls:
+            name, answered = f"  {call.mesh}.{call.endpoint}", f"{call.answered}/{call.total}"
+            table.add_row(name, age_text(call.age), answered, waiting_text(call))
+        console.print(table)
+
+
+def waiting_text(call: CallStatus) -> str:
+    """``rank 1 on workers-0``, and how many others."""
+    named = [f"rank {rank}" + (f" on {host}" if host else "") for rank, host in call.waiting.items()][:RANKS_NAMED]
+    others = call.total - call.answered - len(named)
+    return ", ".join(named) + (f" and {others} others" if others > 0 else "")
+
+
+def _show_hosts(hosts: Sequence[HostStatus], console: Console) -> None:
+    if not hosts:
+        return
+    table = new_table("  HOST", "MESH", "RANK", "STATE", "CODE")
+    for host in hosts:
+        state = f"{host.state}: {host.reason}" if host.reason else host.state
+        table.add_row(f"  {host.name}", host.mesh, str(host.rank), state, host.version[:VERSION_SHOWN])
+    console.print(table)
+
+
+def _shape(mesh: MeshStatus) -> str:
+    return " ".join(f"{label}={size}" for label, size in mesh.sizes.items())
+
+
+def _state(mesh: MeshStatus) -> str:
+    if not mesh.dead:
+        return "up"
+    ranks = ", ".join(str(rank) for rank in list(mesh.dead)[:RANKS_NAMED])
+    return f"{len(mesh.dead)} dead: {ranks}"
+
+
+def describe(job: JobTrait, namespace: str | None) -> Description:
+    status = job.status()
+    gateway = str(job._dialer())
+    if namespace is not None:
+        name = str(getattr(job, "name", ""))
+        row = next(row for row in cluster_jobs.list_jobs(namespace).jobs if row.id == name)
+        objects, events = cluster_jobs.objects_and_events(name, namespace)
+        return Description(job=row, gateway=gateway, objects=objects, events=events, status=status)
+    apply_id = job.apply_id or ""
+    for entry in registry.entries():
+        if entry.apply_id == apply_id:
+            log = str(registry.log_file(apply_id))
+            return Description(job=local_jobs.row_of(entry), gateway=gateway, log=log, status=status)
+    row = JobRow(id=apply_id, kind=type(job).__name__, meshes=status.meshes, age=0.0)
+    return Description(job=row, gateway=gateway, status=status)
+
+
+def show_description(found: Description, console: Console) -> None:
+    job = found.job
+    facts = {
+        "id": job.id,
+        "kind": job.kind,
+        "namespace": job.namespace,
+        "owner": job.owner,
+        "age": age_text(job.age),
+        "gateway": found.gateway,
+        "pid": job.pid or "",
+        "directory": job.directory,
+        "log": found.log,
+    }
+    for name, value in facts.items():
+        if value:
+            console.print(f"{name:<9} {value}")
+    show_status(found.status, console)
+    if found.objects:
+        console.print("\n[bold]objects[/bold]")
+        for each in found.objects:
+            console.print(f"  {each}")
+    if found.events:
+        table = new_table("  OBJECT", "REASON", "COUNT", "MESSAGE")
+        for event in found.events:
+            table.add_row(f"  {event.object}", event.reason, str(event.count), event.message)
+        console.print("\n[bold]events[/bold]")
+        console.print(table)

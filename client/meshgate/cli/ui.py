@@ -1,0 +1,50 @@
+"""``meshgate ui``: a job in the browser."""
+
+from __future__ import annotations
+
+import asyncio
+import webbrowser
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from meshgate.cli import cluster_jobs
+from meshgate.cli.console import console, fail
+from meshgate.cli.options import Job, Namespace
+from meshgate.jobs.find import find_job
+from meshgate.ui.feed import Feed
+from meshgate.ui.server import run_page
+
+__all__ = ["open_page"]
+
+
+def open_page(
+    job: Job = None,
+    namespace: Namespace = None,
+    port: Annotated[int, typer.Option("--port", help="The port of the page on this machine; 0: a free one.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the link in a browser.")] = True,
+) -> None:
+    """Show a job in the browser, live, until interrupted: ranks, hosts, calls in flight, sessions and output.
+
+    The page is served on this machine only. The link works once, and then in the browser that used it.
+    """
+    found = find_job(job, namespace)
+    found.status()  # raises if the gateway cannot be reached
+
+    def started(url: str) -> None:
+        console().print(f"{url}\nThe link works once; Ctrl-C ends it.")
+        if browser:
+            webbrowser.open(url)
+
+    feed = Feed(found, repr(found), _events_reader(str(getattr(found, "name", "")), namespace))
+    try:
+        asyncio.run(run_page(feed, port, started))
+    except OSError as error:
+        fail(f"cannot serve the page on port {port}: {error.strerror or error}; choose another with --port")
+
+
+def _events_reader(name: str, namespace: str | None) -> Callable[[], Sequence[dict[str, Any]]] | None:
+    if namespace is None:
+        return None
+    return lambda: [event.model_dump() for event in cluster_jobs.objects_and_events(name, namespace)[1]]

@@ -1,0 +1,290 @@
+"""Pushes the tree to the gateway: a process spawned after a push runs the pushed code.
+
+A push scans the tree and sends the gateway its difference from the previous version; the gateway reports when every
+host has it. A spawn names the version that was pushed last, so no call runs stale code even if no caller waited for
+the push.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, TypeAdapter
+
+from meshgate.code_sync.busy_files import BusyFiles
+from meshgate.code_sync.project import Tree
+from meshgate.code_sync.pushed_versions import PushedVersions, SessionChecks, raise_if_failed
+from meshgate.code_sync.report import SyncReport
+from meshgate.code_sync.watcher import watch
+from meshgate.session.serial_thread import SerialThread
+from meshgate_sync.errors import TreeError
+from meshgate_sync.tree.scan import Limits, Scanner
+from meshgate_sync.tree.stat_cache import StatCache
+from meshgate_sync.tree.tree import Directory, Node
+from meshgate_sync.upload.protocol import SyncGone, SyncNeed, SyncStatus, SyncWants
+from meshgate_sync.upload.sender import Message, Sender
+from meshgate_wire import Fragments
+from meshgate_wire.messages import SYNC_STREAM, Sync
+
+if TYPE_CHECKING:
+    from meshgate.session.session import ClientSession
+
+__all__ = ["CodeSync"]
+
+log = logging.getLogger("meshgate.code_sync.push")
+
+MAX_CONSECUTIVE_CHANGES = 5  # how often in a row a file may change before it could be sent
+_MAX_SYNTAX_CHECKS = 100  # files; compiling one takes a third of a millisecond, and an edit touches few
+_FROM_GATEWAY: TypeAdapter[SyncNeed | SyncWants | SyncStatus] = TypeAdapter(
+    Annotated[SyncNeed | SyncWants | SyncStatus, Field(discriminator="type")]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingPush:
+    """A push that has been sent: its report so far, when it began, the sender's byte count before it, and the files
+    that were read for it."""
+
+    report: SyncReport
+    started: float
+    bytes_before: int
+    read: tuple[str, ...]
+
+
+class CodeSync:
+    """The sync of one client. ``push`` is thread-safe; pushes run one at a time. The stat cache is ``cache``, or kept
+    in ``cache_file``."""
+
+    DATA_LIMITS = Limits(bytes=10_000_000_000)
+    """Of a tree with everything."""
+
+    def __init__(
+        self, client: ClientSession, tree: Tree, *, cache_file: Path | None = None, cache: StatCache | None = None
+    ) -> None:
+        self.tree = tree
+        self._client = client
+        self._sender = Sender(tree.top)
+        self._cache_file = cache_file
+        if cache_file is not None:
+            cache = StatCache.load(str(cache_file))
+        roots = [tree.top / part for part in tree.parts] or [tree.top]
+        self._scanners = [
+            Scanner(
+                root,
+                cache=cache if len(roots) == 1 else None,
+                limits=self.DATA_LIMITS if tree.everything else None,
+                everything=tree.everything,
+            )
+            for root in roots
+        ]
+        self._sender_thread = SerialThread("meshgate-code")
+        self._report_thread = SerialThread("meshgate-sync-reports")
+        self._pushing = threading.Lock()
+        self._versions = PushedVersions(SessionChecks(lambda: client.error, client.objects.attach_failures))
+        self._consecutive_changes = 0
+        self._busy = BusyFiles()
+        self._watching: threading.Thread | None = None
+        self._stop = threading.Event()
+        client.on_sync(self._received)
+        client.before_close(self.close)
+
+    def push(
+        self,
+        changed: Iterable[str] | None = None,
+        *,
+        wait: bool = True,
+        progress: Callable[[SyncStatus], None] | None = None,
+    ) -> SyncReport:
+        """Sends what is on disk now to every host; from now on the session spawns processes from it.
+
+        ``changed``: the only paths that may differ, if known; absolute or relative to the top of the tree. With
+        ``wait``, returns when every host has the version and raises StaleCodeError naming the hosts that cannot get it;
+        otherwise returns at once. Raises TreeError.
+        """
+        push = self._push(changed)
+        if not wait:
+            self._save_cache(push)
+            return push.report
+        return self._wait(push, progress)
+
+    def watch(self, on_report: Callable[[SyncReport | Exception], None]) -> None:
+        """Pushes once for each burst of saves until ``close``; passes each result to ``on_report`` on another thread.
+
+        If watching fails, ``on_report`` gets the TreeError and ``watch`` may be called again.
+        """
+        if self._watching is None:
+            self._watching = threading.Thread(target=self._watch, args=(on_report,), name="meshgate-watch", daemon=True)
+            self._watching.start()
+
+    def ignores(self, path: str) -> bool:
+        """Whether the rules of the tree excluded the file ``path`` from the last push."""
+        return all(scanner.ignores(path) for scanner in self._scanners)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._versions.close()
+        watching = self._watching
+        if watching is not None:
+            watching.join(timeout=5)
+        self._sender_thread.close(timeout=5)
+        self._report_thread.close(timeout=5)
+
+    # --- pushing
+
+    def _push(self, changed: Iterable[str] | None) -> _PendingPush:
+        started = time.perf_counter()
+        with self._pushing:
+            bytes_before = self._sender.bytes_sent
+            for version in self._versions.failed():  # offer it again even if the tree is unchanged: hosts may be back
+                self._sender.forget(bytes.fromhex(version))
+            tree, read = self._scan(changed)
+            offer = self._sender.offer(tree)
+            version = offer.root.hex()
+            self._versions.add(version, reset=bool(offer.messages))
+            for message in offer.messages:
+                self._post(message)
+            self._client.code_version, self._client.code_paths = version, self.tree.paths
+            for path in read if len(read) <= _MAX_SYNTAX_CHECKS and not self.tree.everything else ():
+                _check_syntax(self.tree.top / path)
+        nbytes = self._sender.bytes_sent - bytes_before
+        report = SyncReport(version, offer.files, nbytes, 0, 0, time.perf_counter() - started)
+        return _PendingPush(report, started, bytes_before, tuple(read))
+
+    def _wait(self, push: _PendingPush, progress: Callable[[SyncStatus], None] | None = None) -> SyncReport:
+        status = self._versions.wait(push.report.version, progress)
+        raise_if_failed(status)
+        self._save_cache(push)
+        return replace(
+            push.report,
+            version=status.root,
+            nbytes=self._sender.bytes_sent - push.bytes_before,
+            ready=status.ready,
+            hosts=status.hosts,
+            seconds=time.perf_counter() - push.started,
+        )
+
+    def _save_cache(self, push: _PendingPush) -> None:
+        if self._cache_file is not None and len(self._scanners) == 1 and push.read:
+            self._scanners[0].cache.save(str(self._cache_file))
+
+    def _scan(self, changed: Iterable[str] | None) -> tuple[Directory, list[str]]:
+        """The tree, and the files that were read because they may have changed."""
+        if not self.tree.parts:
+            scan = self._scanners[0].scan(changed)
+            return scan.tree, [os.fsdecode(path) for path in scan.read]
+        nested: dict[bytes, Any] = {}
+        read = []
+        for part, scanner in zip(self.tree.parts, self._scanners, strict=True):
+            scan = scanner.scan()
+            read += [os.path.join(part, os.fsdecode(path)) for path in scan.read]
+            *parents, name = os.fsencode(part).split(b"/")
+            entries = nested
+            for directory in parents:
+                entries = entries.setdefault(directory, {})
+            entries[name] = scan.tree
+        return _directory(nested), read
+
+    # --- watching
+
+    def _watch(self, on_report: Callable[[SyncReport | Exception], None]) -> None:
+        scan_all = True
+        try:
+            for saved in watch(self._scanners, self._stop):
+                try:
+                    push = self._with_busy_files(self._push(None if scan_all or self.tree.parts else saved))
+                    scan_all = False
+                    if push.report.files:
+                        self._report_thread.call(lambda push=push: self._report(push, on_report))  # type: ignore[misc]
+                except Exception as error:  # noqa: BLE001 - reported to the user; the next save tries again
+                    scan_all = True  # the watcher will not yield these paths again
+                    on_report(error)
+        except Exception as error:  # noqa: BLE001 - reported to the user, who may call watch again
+            self._watching = None
+            on_report(error)
+
+    def _with_busy_files(self, push: _PendingPush) -> _PendingPush:
+        busy = tuple(self._busy.record_saves(push.read))
+        routine = not busy and self._busy.contains_all(push.read)
+        return replace(push, report=replace(push.report, busy=busy, routine=routine))
+
+    def _report(self, push: _PendingPush, on_report: Callable[[SyncReport | Exception], None]) -> None:
+        """Runs on the report thread, so that a slow host does not delay the push of the next save."""
+        try:
+            on_report(self._wait(push))
+        except Exception as error:  # noqa: BLE001 - reported to the user; the next save tries again
+            if not self._stop.is_set():
+                on_report(error)
+
+    # --- messages
+
+    def _post(self, message: Message) -> None:
+        header, buffers = message
+        self._client.post(Sync(body=header.model_dump_json()), buffers, stream=SYNC_STREAM)
+
+    def _received(self, header: Sync, buffers: Sequence[Fragments]) -> None:
+        """Runs on the connection's thread."""
+        message = _FROM_GATEWAY.validate_json(header.body)
+        if isinstance(message, SyncStatus):
+            self._versions.update(message)
+        else:
+            self._sender_thread.call(lambda: self._answer(message, buffers))
+
+    def _answer(self, message: SyncNeed | SyncWants, buffers: Sequence[Fragments]) -> None:
+        if isinstance(message, SyncNeed):
+            for answer in self._sender.answer_need(message):
+                self._post(answer)
+        else:
+            self._send_wanted(message, buffers[0].join())
+
+    def _send_wanted(self, message: SyncWants, digests: bytes) -> None:
+        """Sends the pieces that the gateway lacks.
+
+        If a file has changed since the scan, pushes its new content as another version. Names a file that keeps
+        changing as the reason why the version cannot be sent.
+        """
+        while (gone := self._send_pieces(self._sender.answer_wants(message, digests))) is not None:
+            self._consecutive_changes += 1
+            changing = self._consecutive_changes > MAX_CONSECUTIVE_CHANGES
+            reason = f"{gone.path} changes faster than it can be sent" if changing else ""
+            try:
+                superseded = reason or self._push(None).report.version != message.root
+            except (TreeError, OSError) as error:
+                superseded = reason = str(error)
+            if superseded:
+                self._post((gone.model_copy(update={"why": reason[:4096]}), ()))
+                return
+        self._consecutive_changes = 0
+
+    def _send_pieces(self, answers: Iterable[Message]) -> SyncGone | None:
+        for answer in answers:
+            if isinstance(answer[0], SyncGone):
+                return answer[0]
+            self._post(answer)
+        return None
+
+
+def _directory(nested: Mapping[bytes, Any]) -> Directory:
+    entries: dict[bytes, Node] = {
+        name: node if isinstance(node, Directory) else _directory(node) for name, node in nested.items()
+    }
+    return Directory(entries)
+
+
+def _check_syntax(path: Path) -> None:
+    """Prints a syntax error in a saved file at once. The push continues: a later save will fix the file."""
+    if path.suffix != ".py":
+        return
+    try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        print(f"meshgate: {path}:{error.lineno}: {error.msg}", file=sys.stderr)  # noqa: T201 - for the user's terminal
+    except (OSError, ValueError) as error:
+        log.debug("cannot check the syntax of %s: %s", path, error)

@@ -1,0 +1,120 @@
+"""``job.sync()``: one sync for each session, with its reports and warnings on stderr."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshgate.code_sync.import_paths import driver_import_paths
+from meshgate.code_sync.missing_modules import directories_outside, ignored_modules, including_rules
+from meshgate.code_sync.project import Tree, driver_tree, is_in_repository, paths_below
+from meshgate.code_sync.push import CodeSync
+from meshgate.code_sync.report import SyncReport
+
+if TYPE_CHECKING:
+    from meshgate.session.session import ClientSession
+
+__all__ = ["SessionSync", "push_automatically", "sync_for"]
+
+_OUTSIDE = (
+    "meshgate: modules in {directory} are not synced because it is outside {top}; workers use their installed copies, "
+    "if any. Add it to sync_dirs to sync it"
+)
+_IGNORED = (
+    "meshgate: this program imports {name}, but .gitignore, .meshgateignore or the default rules exclude it from the "
+    "sync"
+)
+_INCLUDE = "meshgate: to sync what is excluded, add to {file}:\n  {rules}"
+_BUSY = (
+    "meshgate: {path} is saved continuously, and each save is sent to every host. Add it to .gitignore or "
+    ".meshgateignore to exclude it. Syncs of this file alone are no longer reported"
+)
+
+_syncs: weakref.WeakKeyDictionary[ClientSession, SessionSync] = weakref.WeakKeyDictionary()
+
+
+class SessionSync:
+    """The sync of one session."""
+
+    def __init__(self, client: ClientSession, tree: Tree) -> None:
+        self.tree = tree
+        self.code = CodeSync(client, tree, cache_file=_cache_file(tree.top))
+        self._quiet = False
+        self._warned_of_missing = False
+
+    def push_and_wait(self, *, watch: bool, quiet: bool) -> SyncReport:
+        """Pushes and waits until every host has the version; with ``watch``, also pushes on every later save."""
+        self._quiet = quiet
+        report = self.code.push()
+        self._warn_of_missing_modules()
+        self._report(report)
+        if watch:
+            self.code.watch(self._report)
+        return report
+
+    def push_in_background(self, *, watch: bool) -> None:
+        """Pushes without waiting: a later spawn waits for the version on its own hosts."""
+        self.code.push(wait=False)
+        self._warn_of_missing_modules()
+        if watch:
+            self.code.watch(self._report)
+
+    def _warn_of_missing_modules(self) -> None:
+        """Warns, once, of modules that this program uses and the sync does not send."""
+        if self._quiet or self._warned_of_missing:
+            return
+        self._warned_of_missing = True
+        for directory in directories_outside(self.tree):
+            _print(_OUTSIDE.format(directory=directory, top=self.tree.top))
+        ignored = ignored_modules(self.code.tree, self.code.ignores)
+        for name, _ in ignored:
+            _print(_IGNORED.format(name=name))
+        if ignored:
+            rules = including_rules(self.code.tree, (path for _, path in ignored), self.code.ignores)
+            _print(_INCLUDE.format(file=self.tree.top / ".meshgateignore", rules="\n  ".join(rules)))
+
+    def _report(self, outcome: SyncReport | Exception) -> None:
+        if isinstance(outcome, Exception):
+            _print(f"meshgate: sync failed: {outcome}")
+        elif not self._quiet:
+            if not outcome.routine:
+                _print(str(outcome))
+            for path in outcome.busy:
+                _print(_BUSY.format(path=path))
+
+
+def sync_for(client: ClientSession, sync_dirs: Sequence[str] | None) -> SessionSync:
+    """The sync of ``client``'s session, created by the first call and replaced if ``sync_dirs`` names another tree."""
+    current = _syncs.get(client)
+    if current is None or (sync_dirs is not None and driver_tree(sync_dirs) != current.tree):
+        if current is not None:
+            current.code.close()
+        current = _syncs[client] = SessionSync(client, driver_tree(sync_dirs))
+    elif sync_dirs is None:  # the driver may have added import paths since
+        current.code.tree = replace(current.tree, paths=paths_below(current.tree.top, driver_import_paths()))
+    return current
+
+
+def push_automatically(client: ClientSession, sync_dirs: Sequence[str] | None, *, watch: bool) -> None:
+    """Pushes the driver's tree without waiting, if it has one: ``sync_dirs``, or the git root around the program."""
+    if client.code_version is not None:  # keep the tree that has been chosen, here or by job.sync()
+        sync_for(client, None).push_in_background(watch=watch)
+    elif sync_dirs is not None or is_in_repository():
+        sync_for(client, sync_dirs).push_in_background(watch=watch)
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr)  # noqa: T201 - for the user's terminal
+
+
+def _cache_file(top: Path) -> Path:
+    """The file that keeps the stat cache of a tree between processes."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = hashlib.blake2b(os.fsencode(top), digest_size=8).hexdigest()
+    return cache / "meshgate" / "scans" / name

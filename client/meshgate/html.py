@@ -1,0 +1,113 @@
+"""Small pieces of HTML for notebooks: cards, grids of ranks and tables of values.
+
+Pure: values in, text out. Everything is escaped, nothing is loaded from elsewhere, and colors derive from those of the
+page, so that they fit dark and light themes. States are also words or signs, never only colors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Literal, TypeAlias
+
+__all__ = ["MOST_RANKS", "Rank", "card", "rank_grid", "repr_of", "value_table"]
+
+MOST_RANKS = 256
+MOST_COLUMNS = 32
+MOST_VALUE = 200  # characters of a value
+
+State: TypeAlias = Literal["up", "lost", "unknown"]
+_COLORS: Mapping[State, str] = {"up": "#2da44e", "lost": "#d1242f", "unknown": "#8c959f"}
+_SIGNS: Mapping[State, str] = {"up": "", "lost": "✕", "unknown": ""}
+_LINE = "1px solid rgba(127,127,127,.35)"
+_CELL = f"padding:2px 8px;text-align:left;border:{_LINE};font-family:monospace;white-space:pre-wrap"
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A rank in a grid. ``about`` is shown when the pointer is on it."""
+
+    number: int
+    about: str = ""
+    state: State = "up"
+
+
+def card(title: str, facts: Mapping[str, str], body: Iterable[str] = ()) -> str:
+    """A titled block of facts, without the empty ones. ``body`` is HTML."""
+    lines = "".join(f"<div>{escape(name)}: {escape(value)}</div>" for name, value in facts.items() if value)
+    return (
+        f'<div style="border:{_LINE};border-radius:6px;padding:6px 10px;margin:2px 0;display:inline-block">'
+        f"<div><b>{escape(title)}</b></div>{lines}{''.join(body)}</div>"
+    )
+
+
+def rank_grid(sizes: Sequence[int], ranks: Sequence[Rank], total: int) -> str:
+    """``ranks``, which are the first of ``total``, in rows as long as the last dimension."""
+    columns = min(sizes[-1] if len(sizes) > 1 else MOST_COLUMNS, MOST_COLUMNS)
+    boxes = "".join(
+        f'<span title="{escape(rank.about)}" style="background:{_COLORS[rank.state]};color:#fff;border-radius:3px;'
+        f'padding:0 5px;text-align:center">{_SIGNS[rank.state]}{rank.number}</span>'
+        for rank in ranks
+    )
+    grid = (
+        f'<div style="display:grid;grid-template-columns:repeat({columns},max-content);gap:2px;margin-top:4px;'
+        f'font-size:smaller">{boxes}</div>'
+    )
+    more = total - len(ranks)
+    return grid + (f"<div>and {more} more</div>" if more else "")
+
+
+def value_table(labels: Sequence[str], sizes: Sequence[int], read: Callable[[int], object]) -> str:
+    """The values by rank, in row-major order; a table with a column for each index of the last of two dimensions.
+
+    ``read`` is called for the values that are shown. If it raises, the error is shown in place of the value.
+    """
+    count = 1
+    for size in sizes:
+        count *= size
+    if len(sizes) == 2 and sizes[1] <= MOST_COLUMNS:
+        width = sizes[1]
+        header = [f"{labels[0]} \\ {labels[1]}", *(str(column) for column in range(width))]
+    else:
+        width = 1
+        header = [", ".join(labels) or "rank", "value"]
+    shown = min(count, max(MOST_RANKS // width, 1) * width)
+    rows = "".join(
+        _row([_coordinates(start, sizes[: len(sizes) - (width > 1)], width), *_values(read, start, width)])
+        for start in range(0, shown, width)
+    )
+    more = f"<div>and {count - shown} more</div>" if count > shown else ""
+    return f'<table style="border-collapse:collapse">{_row(header, "th")}{rows}</table>{more}'
+
+
+def repr_of(value: object) -> str:
+    """``repr``, shortened to 200 characters; or the error that it raises."""
+    try:
+        text = repr(value)
+    except Exception as error:  # noqa: BLE001 - of a user's class; shown in its place
+        text = f"<{type(value).__name__}: its repr raised {type(error).__name__}: {error}>"
+    return text if len(text) <= MOST_VALUE else f"{text[:MOST_VALUE]}…"
+
+
+def _values(read: Callable[[int], object], start: int, width: int) -> Iterable[str]:
+    for rank in range(start, start + width):
+        try:
+            value = read(rank)
+        except Exception as error:  # noqa: BLE001 - of one value; the others can be read
+            yield f"✕ {type(error).__name__}: {error}"[:MOST_VALUE]
+        else:
+            yield repr_of(value)
+
+
+def _coordinates(rank: int, sizes: Sequence[int], width: int) -> str:
+    position, indices = rank // width, []
+    for size in reversed(sizes):
+        position, index = divmod(position, size)
+        indices.append(str(index))
+    return ", ".join(reversed(indices)) or "0"
+
+
+def _row(cells: Iterable[str], tag: str = "td") -> str:
+    row = "".join(f'<{tag} style="{_CELL}">{escape(cell)}</{tag}>' for cell in cells)
+    return f"<tr>{row}</tr>"

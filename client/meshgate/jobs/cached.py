@@ -1,0 +1,73 @@
+"""The job in a cache file: found and reused by ``state()``, replaced with a warning if it cannot be used."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from meshgate.errors import JobCacheWarning, JobFileError
+from meshgate.jobs.saved import SavedJob, read_job_file
+
+__all__ = ["find_cached_job", "remove_job_file"]
+
+
+class CachedJob(Protocol):
+    _apply_id: str | None
+
+    @property
+    def active(self) -> bool: ...
+
+    def can_run(self, spec: Any) -> bool: ...
+
+    def _is_running(self) -> bool: ...
+
+    def _kill(self) -> None: ...
+
+
+J = TypeVar("J", bound=CachedJob)
+
+
+def find_cached_job(path: str, load: Callable[[str], J], spec: J) -> J | None:
+    """The job in the file if it is running and can run ``spec``; None otherwise.
+
+    A job that is running with another specification is killed, and the file is removed. A file that is not a job file
+    is kept under another name. Each of these issues a JobCacheWarning.
+    """
+    try:
+        job = load(path)
+    except FileNotFoundError:
+        return None
+    except JobFileError as error:
+        backup = f"{os.path.realpath(path)}.replaced"
+        os.replace(os.path.realpath(path), backup)
+        _warn(f"{error}. Moving it to {backup} and starting a new job")
+        return None
+    if not job.active:
+        return None
+    if job.can_run(spec):
+        return job
+    name = f"the {type(job).__name__} in {path}"
+    if job._is_running():
+        _warn(f"{name} has a different specification; replacing it")
+    else:
+        _warn(f"{name} has ended; starting a new one")
+    try:
+        job._kill()
+    except Exception as error:  # noqa: BLE001 - the new job must start even if the old one cannot be ended
+        _warn(f"cannot end {name}: {type(error).__name__}: {error}. Its processes or pods may still be running")
+    remove_job_file(path, job._apply_id)
+    return None
+
+
+def remove_job_file(path: str, apply_id: str | None) -> None:
+    """Removes the file, not a symlink to it, if it still holds the allocation ``apply_id``."""
+    with contextlib.suppress(OSError, JobFileError):
+        if SavedJob.from_bytes(read_job_file(path)).apply_id == apply_id:
+            os.unlink(os.path.realpath(path))
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, JobCacheWarning, stacklevel=5)

@@ -1,0 +1,84 @@
+"""Finds a running job by what a person types: an id, a name in a namespace, or a job file."""
+
+from __future__ import annotations
+
+import os
+
+from meshgate.errors import JobError, JobNotRunning
+from meshgate.jobs import registry
+from meshgate.jobs.process import ProcessJob
+from meshgate.jobs.this_machine.local_gateway import GatewayRecord
+from meshgate.jobs.trait import DEFAULT_JOB_PATH, JobTrait, job_load
+
+__all__ = ["find_job", "find_local"]
+
+
+def find_job(name: str | None = None, namespace: str | None = None) -> JobTrait:
+    """The running job ``name``.
+
+    With ``namespace``, the name of a job in that namespace of a cluster. Otherwise the path of a job file, or the
+    beginning of the id of a job on this machine. Without a name, the job saved in this directory, the only one started
+    here, or the only one on this machine. Raises JobNotRunning, or JobError if the name fits several jobs.
+    """
+    if namespace is not None:
+        return _in_cluster(name, namespace)
+    if name is None and os.path.exists(DEFAULT_JOB_PATH):
+        name = DEFAULT_JOB_PATH
+    if name is not None and (os.sep in name or os.path.exists(name)):
+        return _from_file(name)
+    entry = find_local(name)
+    record = GatewayRecord(
+        apply_id=entry.apply_id,
+        url=entry.url,
+        socket=entry.socket,
+        token=entry.token,
+        pid=entry.pid,
+        started=entry.started,
+        directory=entry.temporary,
+    )
+    job = ProcessJob._restore({"meshes": entry.meshes}, record.model_dump())
+    return _running(job, entry.apply_id)
+
+
+def find_local(prefix: str | None) -> registry.LocalEntry:
+    """The job on this machine whose id begins with ``prefix``; without one, the only job, first of this directory."""
+    running = list(registry.entries())
+    matching = [entry for entry in running if entry.apply_id.startswith(prefix or "")]
+    if prefix is None:
+        matching = [entry for entry in running if entry.directory == os.getcwd()] or matching
+    if len(matching) == 1:
+        return matching[0]
+    if not running:
+        raise JobNotRunning("no job runs on this machine; for a job in a cluster, pass its namespace with -n")
+    listing = "run `meshgate ls` to list them"
+    if prefix is None:
+        raise JobError(f"{len(matching)} jobs run on this machine: name one; {listing}")
+    if matching:
+        raise JobError(f"{len(matching)} job ids begin with {prefix!r}; {listing}")
+    raise JobNotRunning(f"no job id begins with {prefix!r}, and there is no such job file; {listing}")
+
+
+def _from_file(path: str) -> JobTrait:
+    try:
+        job = job_load(path)
+    except FileNotFoundError:
+        raise JobNotRunning(f"there is no job file {path}") from None
+    if not job.active or not job._is_running():
+        raise JobNotRunning(f"the job in {path} has ended")
+    return job
+
+
+def _in_cluster(name: str | None, namespace: str) -> JobTrait:
+    from meshgate.jobs.kubernetes.job import KubernetesJob  # noqa: PLC0415 - takes a fifth of a second
+
+    if name is None:
+        raise JobError(f"name the job; run `meshgate ls -n {namespace}` to list the jobs of the namespace")
+    job = KubernetesJob(name=name, namespace=namespace)
+    job.apply()  # a job without meshes finds the running one of this name, and starts nothing
+    return job
+
+
+def _running(job: JobTrait, apply_id: str) -> JobTrait:
+    job._apply_id = apply_id
+    job._status = "running"
+    return job

@@ -1,0 +1,118 @@
+"""A cluster that this driver may use directly: starts, finds, reaches and ends jobs through the API server.
+
+Everything that needs the API server is imported from here, so ``import meshgate`` does not load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from meshgate.errors import JobError, JobNotRunning, JobStartFailed
+from meshgate.jobs.kubernetes.dialer import PodDialer, PortForwardDialer, WatchedUrlDialer
+from meshgate.jobs.kubernetes.display import choose_display, ready_message
+from meshgate.jobs.kubernetes.requests import JobRequest
+from meshgate.session.dialing import Dialer
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.errors import Forbidden, KubernetesError, NoCluster, NotFound
+from meshgate_kubernetes.jobs import lifecycle
+from meshgate_kubernetes.jobs.lifecycle import RunningJob
+from meshgate_kubernetes.manifests.names import generate_job_name
+
+__all__ = ["Cluster"]
+
+_USE_A_GATEWAY = ". To start jobs from a pod without these permissions, set MESHGATE_URL to a provisioning gateway"
+
+
+class Cluster:
+    """The cluster of a kubeconfig, or of the pod that this process runs in."""
+
+    name_is_optional = False
+
+    def __init__(self, api: Api, *, inside: bool, url: str | None, ca: str | None) -> None:
+        """``url``: an ingress in front of the jobs' gateways; without it they are reached by port-forward."""
+        self._api, self._inside = api, inside
+        self._url, self._ca = url, ca
+
+    @classmethod
+    def find(cls, kubeconfig: str | None, *, url: str | None = None, ca: str | None = None) -> Cluster:
+        """Uses ``kubeconfig``, or kubectl's default, or the pod's service account. Raises JobError if none works."""
+        try:
+            return cls(Api.from_kubeconfig(kubeconfig), inside=False, url=url, ca=ca)
+        except NoCluster as error:
+            if kubeconfig is not None:
+                raise JobError(str(error)) from error
+            outside = error
+        except KubernetesError as error:
+            raise JobError(str(error)) from None
+        try:
+            return cls(Api.in_cluster(), inside=True, url=url, ca=ca)
+        except NoCluster as error:
+            raise JobError(
+                f"no Kubernetes cluster found: {outside}, and this process does not run in a pod ({error}). Set "
+                "KUBECONFIG, or set MESHGATE_URL to a running gateway"
+            ) from error
+
+    def start(self, request: JobRequest, created: Callable[[RunningJob], None] = lambda job: None) -> RunningJob:
+        """Creates the job, or finds an identical one of its name, and waits until it is ready.
+
+        ``created`` is called once a new job exists. Raises JobStartFailed and leaves nothing behind.
+        """
+        spec = request.spec(request.name or generate_job_name("meshgate"))
+        with choose_display(f"{spec.namespace}/{spec.name}") as display:
+            try:
+                forward = not self._inside and self._url is None
+                running = lifecycle.start(
+                    self._api, spec, display, timeout=request.timeout, forward=forward, on_new=created
+                )
+            except Forbidden as error:
+                raise JobStartFailed(f"{error}{_USE_A_GATEWAY if self._inside else ''}") from error
+            except KubernetesError as error:
+                raise JobStartFailed(str(error)) from error
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt from None  # without the frames of the wait that it interrupted
+            display.done(ready_message(running.meshes, spec.idle_timeout))
+        return running
+
+    def find_job(self, name: str | None, namespace: str) -> RunningJob:
+        """The running job of this name. Raises JobNotRunning."""
+        if name is None:
+            raise JobError("cannot look up a job without its name: pass KubernetesJob(name=…)")
+        try:
+            return lifecycle.find(self._api, name, namespace)
+        except NotFound as error:
+            raise JobNotRunning(f"there is no job {name!r} in namespace {namespace!r}") from error
+        except KubernetesError as error:
+            raise JobError(str(error)) from error
+
+    def runs(self, job: RunningJob) -> bool:
+        """Whether the job still exists. Raises JobError if that is unknown."""
+        with _as_job_error():
+            return lifecycle.is_running(self._api, job)
+
+    def end(self, job: RunningJob) -> None:
+        """Deletes the job and waits until all its objects are gone. May be called again."""
+        with choose_display(f"{job.namespace}/{job.name}") as display:
+            display.activity("is being deleted")
+            try:
+                lifecycle.end(self._api, job)
+            except KubernetesError as error:
+                raise JobError(
+                    f"cannot end job {job.name!r} in namespace {job.namespace!r}: {error}\nIts pods may still be "
+                    f"running; to end it, run `meshgate kill -n {job.namespace} {job.name}`"
+                ) from error
+            display.done("is deleted")
+
+    def dialer(self, job: RunningJob) -> Dialer:
+        if self._url is not None:
+            return WatchedUrlDialer(self._api, job.name, job.namespace, job.token, self._url, ca=self._ca)
+        kind = PodDialer if self._inside else PortForwardDialer
+        return kind(self._api, job.name, job.namespace, job.token)
+
+
+@contextmanager
+def _as_job_error() -> Iterator[None]:
+    try:
+        yield
+    except KubernetesError as error:
+        raise JobError(str(error)) from error

@@ -1,0 +1,232 @@
+"""Compute: the resources of each worker of a job, under Kubetorch's names.
+
+Every value is validated in the constructor, so an invalid one never reaches a cluster.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from meshgate.images.image import Image
+from meshgate.jobs.kubernetes.argument_checks import (
+    as_dict,
+    as_json,
+    as_tuple,
+    reject_reserved_labels,
+    selector_text,
+    validation_text,
+)
+from meshgate_kubernetes.manifests.spec import VolumeMount, WorkerSpec
+
+__all__ = ["DEFAULT_INACTIVITY_TTL", "Compute", "default_gateway_image", "default_worker_image", "seconds"]
+
+DEFAULT_INACTIVITY_TTL = 3600
+DEFAULT_LAUNCH_TIMEOUT = 900
+MAX_DURATION = 3650 * 86_400
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+class Compute:
+    """``replicas`` worker pods, each with these resources.
+
+    ``gpu`` and ``cpu`` are aliases of ``gpus`` and ``cpus``. ``cpus`` sets a request; ``memory``, ``disk_size`` and
+    ``gpus`` set request and limit. ``gpu_type`` is the product label of GPU feature discovery
+    (``NVIDIA-A100-SXM4-80GB``), or ``label=value`` for another node label. ``secrets`` are existing Secrets whose
+    keys become environment variables; ``volumes`` are existing claims (``"claim:/mount/path"``) or volumes as in a pod
+    spec, with ``mountPath``. ``queue_name`` is a Kueue queue. ``launch_timeout`` and ``inactivity_ttl`` are seconds or
+    text such as ``"30m"``; the job ends after ``inactivity_ttl`` without a session (default: one hour; 0: never).
+    ``selector`` uses existing pods instead, all of them or ``replicas``. ``pod_spec`` is merged over the pod that the
+    other arguments describe. ``install_monarch`` is for images without torchmonarch: each pod installs it with pip
+    before it is ready. Raises TypeError on an unknown argument or a wrong type, ValueError on an invalid value.
+    """
+
+    def __init__(
+        self,
+        cpus: str | float | None = None,
+        memory: str | None = None,
+        disk_size: str | None = None,
+        gpus: str | int | None = None,
+        gpu_type: str | None = None,
+        gpu_memory: str | None = None,
+        priority_class_name: str | None = None,
+        namespace: str | None = None,
+        image: Image | str | None = None,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        volumes: Sequence[str | Mapping[str, Any]] = (),
+        node_selector: Mapping[str, str] | None = None,
+        tolerations: Sequence[Mapping[str, Any]] = (),
+        env_vars: Mapping[str, str] | None = None,
+        secrets: Sequence[str] = (),
+        service_account_name: str | None = None,
+        image_pull_policy: str | None = None,
+        image_pull_secrets: Sequence[str] = (),
+        inactivity_ttl: str | float | None = DEFAULT_INACTIVITY_TTL,
+        launch_timeout: str | float | None = DEFAULT_LAUNCH_TIMEOUT,
+        shared_memory_limit: str | None = None,
+        replicas: int = 1,
+        queue_name: str | None = None,
+        selector: Mapping[str, str] | str | None = None,
+        *,
+        gpu: str | int | None = None,
+        cpu: str | float | None = None,
+        resources: Mapping[str, str | int] | None = None,
+        pod_spec: Any = None,
+        install_monarch: bool = False,
+    ) -> None:
+        if gpu_memory is not None:
+            raise ValueError(
+                "Compute(gpu_memory=…): Kubernetes allocates whole GPUs; use gpus= for their number and gpu_type= for "
+                "their size"
+            )
+        self.image = _as_image(image)
+        self.replicas = _check_replicas(replicas)
+        self.namespace = namespace
+        self.selector = selector_text(selector) if selector is not None else None
+        self.inactivity_ttl = seconds("Compute", "inactivity_ttl", inactivity_ttl)
+        self.launch_timeout = seconds("Compute", "launch_timeout", launch_timeout) or None
+        fields: dict[str, Any] = {
+            "image": self.image.reference or default_worker_image(),
+            "cpu": _either("cpus", cpus, "cpu", cpu),
+            "memory": memory,
+            "disk_size": disk_size,
+            "gpus": _check_gpus(_either("gpus", gpus, "gpu", gpu)),
+            "gpu_type": _normalize_gpu_type(gpu_type),
+            "resources": as_dict("Compute", "resources", resources),
+            "env_vars": as_dict("Compute", "env_vars", env_vars),
+            "secrets": as_tuple("Compute", "secrets", secrets),
+            "labels": as_dict("Compute", "labels", labels),
+            "annotations": as_dict("Compute", "annotations", annotations),
+            "node_selector": as_dict("Compute", "node_selector", node_selector),
+            "tolerations": tuple(as_json(each) for each in as_tuple("Compute", "tolerations", tolerations)),
+            "volumes": tuple(_as_volume(each) for each in as_tuple("Compute", "volumes", volumes)),
+            "priority_class_name": priority_class_name,
+            "service_account_name": service_account_name,
+            "image_pull_policy": image_pull_policy,
+            "image_pull_secrets": as_tuple("Compute", "image_pull_secrets", image_pull_secrets),
+            "shared_memory_limit": shared_memory_limit,
+            "queue_name": queue_name,
+            "install_monarch": install_monarch,
+            "pod_spec": _check_pod_spec(pod_spec),
+        }
+        reject_reserved_labels("Compute", fields["labels"])
+        self.worker = _worker_spec(fields)
+        if self.selector is not None:
+            _require_only_selector(self.image, self.worker)
+
+    def __repr__(self) -> str:
+        fields = self.worker.model_dump(exclude_defaults=True)
+        return f"Compute({', '.join(f'{name}={value!r}' for name, value in fields.items())}, replicas={self.replicas})"
+
+
+def default_worker_image() -> str:
+    """``$MESHGATE_WORKER_IMAGE``, or the worker image of this version of meshgate."""
+    return os.environ.get("MESHGATE_WORKER_IMAGE") or _published_image("worker")
+
+
+def default_gateway_image() -> str:
+    """``$MESHGATE_GATEWAY_IMAGE``, or the gateway image of this version of meshgate."""
+    return os.environ.get("MESHGATE_GATEWAY_IMAGE") or _published_image("gateway")
+
+
+def _published_image(target: str) -> str:
+    from meshgate_wire.version import SOFTWARE_VERSION  # noqa: PLC0415
+
+    return f"ghcr.io/meshgate/meshgate-{target}:{SOFTWARE_VERSION}"
+
+
+def seconds(owner: str, name: str, value: str | float | None) -> int:
+    """``value`` (seconds, or ``"90s"``, ``"30m"``, ``"4h"``, ``"1d"``) in seconds; None and 0 are 0."""
+    if value is None:
+        return 0
+    match = _DURATION.fullmatch(str(value).strip())
+    if match is None:
+        raise ValueError(f"{owner}({name}={value!r}): expected seconds, or a duration such as '30m' or '4h'")
+    number, unit = match.groups()
+    duration = float(number) * _UNITS[unit or ""]
+    if duration > MAX_DURATION:
+        raise ValueError(f"{owner}({name}={value!r}): at most {MAX_DURATION // _UNITS['d']} days")
+    return math.ceil(duration)  # a fraction of a second must not become 0
+
+
+def _as_image(image: Any) -> Image:
+    if image is None:
+        return Image()
+    if isinstance(image, str):
+        return Image().from_docker(image)
+    if not isinstance(image, Image):
+        raise TypeError(f"Compute(image={image!r}): expected an Image(…) or a reference such as 'pytorch/pytorch'")
+    return image
+
+
+def _require_only_selector(image: Image, worker: WorkerSpec) -> None:
+    extra = set(worker.model_dump(exclude_defaults=True)) - {"image"} | ({"image"} if image.reference else set())
+    if extra:
+        names = ", ".join(sorted(extra))
+        raise ValueError(f"Compute(selector=…) uses existing pods and cannot change them: remove {names}")
+
+
+def _check_pod_spec(raw: Any) -> Any:
+    spec = as_json(raw) if raw is not None else {}
+    if isinstance(spec, dict) and "spec" in spec:
+        raise ValueError("Compute(pod_spec=…): expected a pod spec, not a whole pod or template: pass its 'spec'")
+    if isinstance(spec, dict) and "containers" in spec:
+        containers = spec["containers"] if isinstance(spec["containers"], list) else [None]
+        if not all(isinstance(each, dict) and "name" in each for each in containers):
+            raise ValueError("Compute(pod_spec=…): every container needs a name; meshgate's container is 'worker'")
+    return spec
+
+
+def _worker_spec(fields: dict[str, Any]) -> WorkerSpec:
+    try:
+        return WorkerSpec(**fields)
+    except ValidationError as error:
+        raise ValueError(validation_text("Compute", error)) from None
+
+
+def _check_replicas(value: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"Compute(replicas={value!r}): must be an integer of at least 1")
+    return value
+
+
+def _either(name: str, value: Any, alias: str, other: Any) -> Any:
+    if value is not None and other is not None and str(value) != str(other):
+        raise ValueError(f"Compute({name}={value!r}, {alias}={other!r}): {alias} is an alias of {name}; pass only one")
+    return value if value is not None else other
+
+
+def _check_gpus(gpus: Any) -> Any:
+    if isinstance(gpus, bool):
+        raise TypeError(f"Compute(gpus={gpus!r}): expected a number")
+    return 0 if gpus is None else gpus
+
+
+def _normalize_gpu_type(value: Any) -> Any:
+    """Converts Kubetorch's form ``"label: value"`` to ``"label=value"``."""
+    return re.sub(r"\s*:\s*", "=", value.strip()) if isinstance(value, str) else value
+
+
+def _as_volume(value: Any) -> VolumeMount:
+    if isinstance(value, str):
+        claim, colon, path = value.partition(":")
+        if not (claim and colon and path.startswith("/")):
+            raise ValueError(f"Compute(volumes=[{value!r}]): expected an existing claim as 'claim:/mount/path'")
+        value = {"persistentVolumeClaim": {"claimName": claim}, "mountPath": path}
+    value = as_json(value)
+    if not isinstance(value, dict):
+        raise TypeError(f"Compute(volumes=[{value!r}]): expected 'claim:/mount/path' or a mapping")
+    source = {key: each for key, each in value.items() if key not in ("name", "mountPath", "readOnly")}
+    try:
+        return VolumeMount(
+            mount_path=value.get("mountPath", ""), source=source, read_only=bool(value.get("readOnly", False))
+        )
+    except ValidationError as error:
+        raise ValueError(validation_text("Compute(volumes): volume", error)) from None

@@ -1,0 +1,236 @@
+"""What a job offers besides its meshes: its status, and a way to its hosts' files.
+
+``JobTrait`` inherits these methods. They use the job's own session and never start or end a job.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+from typing_extensions import Self
+
+from meshgate.errors import JobNotRunning, JobUnsupported
+from meshgate.ranks import OWN_MESHES
+from meshgate_wire.status import JobStatus, OutputPage
+
+if TYPE_CHECKING:
+    from meshgate.jobs.state import JobState
+    from meshgate.proxies import HostMeshProxy
+    from meshgate.ranks.admin import MeshAdmin, MeshAdminConfig
+    from meshgate.ranks.editor import EditorDebugging
+    from meshgate.ranks.exec import Executed
+    from meshgate.ranks.forward import ForwardedPort
+    from meshgate.ranks.stacks import Stacks
+    from meshgate.session.dialing import Dialer
+    from meshgate.transfer.pulled import Pulled
+
+__all__ = ["RankAccess"]
+
+
+class RankAccess(ABC):
+    """``ranks`` are those of the hosts of ``mesh``, which is the name of a host mesh (default: the only one)."""
+
+    _lock: threading.RLock
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._admin: MeshAdmin | None = None
+
+    @property
+    @abstractmethod
+    def _running(self) -> RankAccess | None: ...
+
+    @abstractmethod
+    def _state(self) -> JobState: ...
+
+    @abstractmethod
+    def _dialer(self) -> Dialer: ...
+
+    def status(self) -> JobStatus:
+        """The job as its gateway sees it: hosts, sessions with their processes and actors, and calls in flight.
+
+        Raises JobNotRunning before ``state()``, and GatewayError if the gateway cannot be reached.
+        """
+        from meshgate.session.gateway_http import get_json  # noqa: PLC0415  (few programs ask)
+
+        return JobStatus.model_validate(get_json(self._require_running("status")._dialer(), "/v1/status"))
+
+    def _output(self, after: dict[str, int]) -> OutputPage:
+        """What actors of all sessions printed after the line numbered ``after[session]``."""
+        from meshgate.session.gateway_http import get_json  # noqa: PLC0415
+
+        query = "&".join(f"{session}={number}" for session, number in after.items())
+        return OutputPage.model_validate(get_json(self._require_running("logs")._dialer(), f"/v1/output?{query}"))
+
+    def pull(
+        self,
+        remote: str,
+        local: str | os.PathLike[str],
+        ranks: Sequence[int] | int | None = None,
+        mesh: str | None = None,
+    ) -> Pulled:
+        """Copies the file or directory ``remote`` from the job's hosts to ``local``, with a progress bar.
+
+        ``mesh`` names the host mesh (default: the only one), ``ranks`` its hosts (default: all). From one host, the
+        file or the contents of the directory go into ``local``; from several, into ``local/rank-<n>``. Skips files that
+        are already here and resumes an interrupted pull. Raises PullFailed, JobNotRunning before ``state()``, and
+        ValueError on an unknown mesh or rank.
+        """
+        from meshgate.transfer.pull import pull  # noqa: PLC0415  (few programs pull)
+
+        return pull(self._hosts_of("pull", mesh), remote, local, ranks)
+
+    def exec(
+        self,
+        command: Sequence[str],
+        ranks: Sequence[int] | int | None = None,
+        mesh: str | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        workdir: str | None = None,
+        capture_output: bool = False,
+        stdin: IO[bytes] | None = None,
+        timeout: float | None = None,
+    ) -> Executed:
+        """Runs ``command`` on the job's hosts, with the environment and the working directory of the workers.
+
+        ``mesh`` names the host mesh (default: the only one), ``ranks`` its hosts (default: all). Prints the output as
+        it arrives, labelled if there are several hosts, or, with ``capture_output``, keeps it in the result. ``env`` is
+        added to the environment; what ``stdin`` has is sent to each command. The result has the exit code of each
+        rank. Raises TimeoutError after ``timeout`` seconds; that and an interrupt end the commands. Raises
+        JobNotRunning before ``state()``, and ValueError on an unknown mesh or rank.
+        """
+        from meshgate.ranks.exec import execute  # noqa: PLC0415  (few programs run commands)
+
+        hosts = self._hosts_of("exec", mesh)
+        return execute(
+            hosts, command, ranks, env=env, workdir=workdir, capture=capture_output, stdin=stdin, timeout=timeout
+        )
+
+    def shell(
+        self,
+        rank: int = 0,
+        mesh: str | None = None,
+        *,
+        command: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        workdir: str | None = None,
+    ) -> int:
+        """Opens a terminal on host ``rank`` in this terminal, and returns the exit code of its shell.
+
+        ``command`` is run in place of the shell. Keys, Ctrl-C too, and the size of this terminal go to the host. Raises
+        ValueError if there is no terminal here, or on an unknown mesh or rank, and JobNotRunning before ``state()``.
+        """
+        from meshgate.ranks.shell import run_shell  # noqa: PLC0415  (few programs open one)
+
+        return run_shell(self._hosts_of("shell", mesh), rank, command, env=env, workdir=workdir)
+
+    def forward(
+        self,
+        port: int,
+        rank: int = 0,
+        mesh: str | None = None,
+        *,
+        local_port: int | None = None,
+        reverse: bool = False,
+    ) -> ForwardedPort:
+        """Makes ``port`` of host ``rank`` available on this machine, at ``local_port`` (default: a free one).
+
+        With ``reverse``, makes ``local_port`` of this machine (default: ``port``) available on the host, at ``port``
+        (0: at a free one). Both sides listen on loopback only. The result has the ``port`` to connect to, works
+        until it is closed, and is a context manager. Raises JobError if the port is in use, ValueError on an unknown
+        mesh or rank, and JobNotRunning before ``state()``.
+        """
+        from meshgate.ranks.forward import forward  # noqa: PLC0415  (few programs forward ports)
+
+        return forward(self._hosts_of("forward", mesh), port, rank, local_port=local_port, reverse=reverse)
+
+    def debug(
+        self, rank: int | None = None, procs: str | None = None, mesh: str | None = None
+    ) -> EditorDebugging | None:
+        """Debugs the actors that have stopped at ``breakpoint()``, in this terminal or notebook.
+
+        The commands are those of Monarch's debugger; ``help`` lists them. With ``rank``, starts debugpy in process
+        ``rank`` of the proc mesh named ``procs`` (default: the only one) instead, and returns the ``port`` on this
+        machine to which an editor can attach. ``mesh`` names the host mesh (default: the only one). Raises JobError if
+        debugpy does not start, JobNotRunning before ``state()``, and ValueError on an unknown mesh.
+        """
+        from meshgate.ranks import debug, editor  # noqa: PLC0415  (few programs debug)
+
+        hosts = self._hosts_of("debug", mesh)
+        if rank is not None:
+            return editor.debug_in_editor(hosts, procs or self._only_procs(), rank)
+        with debug.debugging(hosts) as debugger:
+            debug.run_console(debugger, input, lambda text: print(text, end="", flush=True))  # noqa: T201
+        return None
+
+    def _only_procs(self) -> str:
+        """The name of the only proc mesh of the job's sessions. Raises ValueError."""
+        meshes = (mesh for session in self.status().sessions for mesh in session.meshes)
+        names = {mesh.name for mesh in meshes if mesh.kind == "procs"} - OWN_MESHES
+        if len(names) != 1:
+            known = ", ".join(sorted(names)) or "there is none"
+            raise ValueError(f"debug(procs=…): name one of the proc meshes: {known}")
+        return names.pop()
+
+    def stacks(self, ranks: Sequence[int] | int | None = None, mesh: str | None = None) -> Stacks:
+        """The Python stacks of every process of the job, of all sessions, also while they are busy.
+
+        ``ranks`` are those of the processes in their proc meshes (default: all), ``mesh`` names a host mesh (default:
+        all of them). Printed, equal stacks of many ranks are shown once. Raises JobNotRunning before ``state()``, and
+        ValueError on an unknown mesh.
+        """
+        from meshgate.ranks.stacks import read_stacks  # noqa: PLC0415  (few programs ask)
+
+        if mesh is not None:
+            return read_stacks({mesh: self._hosts_of("stacks", mesh)}, ranks)
+        with self._lock:
+            return read_stacks(self._require_running("stacks")._state()._hosts, ranks)
+
+    def enable_admin(self, config: MeshAdminConfig | None = None, **kwargs: Any) -> Self:
+        """The next ``state()`` starts Monarch's admin server on the first host, and has its address on this machine as
+        ``admin_url``. Returns the job. ``kwargs`` are those of ``MeshAdminConfig``, if there is no ``config``."""
+        from meshgate.ranks.admin import MeshAdmin, MeshAdminConfig  # noqa: PLC0415  (few programs ask)
+
+        self._admin = MeshAdmin(config if config is not None else MeshAdminConfig(**kwargs))
+        return self
+
+    def enable_telemetry(self, config: Any = None, *, mesh_admin_config: Any = None, **kwargs: Any) -> Self:
+        """Raises JobUnsupported: Monarch's telemetry needs a part of itself in the process that spawns, the gateway's
+        engine, which does not have it."""
+        raise JobUnsupported(
+            f"{type(self).__name__}.enable_telemetry() is not supported: Monarch's collectors and their socket have to "
+            "be set up in the process that spawns, which is the gateway's engine, and its dashboard listens on all "
+            "interfaces without a password. Use enable_admin() for the topology, and status(), stacks() and `meshgate "
+            "why` for what processes do"
+        )
+
+    def _with_admin(self, state: JobState) -> JobState:
+        if self._admin is not None:
+            state.admin_url = self._admin.url(state._hosts)
+        return state
+
+    def _close_admin(self) -> None:
+        if self._admin is not None:
+            self._admin.close()
+
+    def _require_running(self, operation: str) -> RankAccess:
+        running = self._running
+        if running is None:
+            raise JobNotRunning(f"{operation}() of {self!r}: it is not running. Call state() before {operation}()")
+        return running
+
+    def _hosts_of(self, operation: str, mesh: str | None) -> HostMeshProxy:
+        """The host mesh named ``mesh``, or the only one. Raises ValueError."""
+        with self._lock:
+            meshes = self._require_running(operation)._state()._hosts
+        names = ", ".join(sorted(meshes))
+        if mesh is None and len(meshes) > 1:
+            raise ValueError(f"{operation}(mesh=…): the job has several meshes; name one of {names}")
+        if mesh is not None and mesh not in meshes:
+            raise ValueError(f"{operation}(mesh={mesh!r}): unknown mesh; the job's meshes are {names}")
+        return meshes[mesh or next(iter(meshes))]

@@ -1,0 +1,323 @@
+"""SlurmJob: nodes of a Slurm cluster, driven from anywhere through a gateway on a login node.
+
+The arguments are Monarch's, and meshgate's own come after them by name. ``docs/slurm.md`` describes what a job needs on
+the cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from typing_extensions import Self
+
+from meshgate.errors import ConnectionFailedError, JobError, JobNotRunning, JobStartFailed
+from meshgate.images.image import Image
+from meshgate.jobs.cluster_job import ClusterJob
+from meshgate.jobs.slurm import login_program
+from meshgate.jobs.slurm.arguments import build_spec, check_sync_dirs, refuse_direct_access
+from meshgate.jobs.slurm.dialer import SlurmDialer, ask_gateway
+from meshgate.jobs.slurm.interrupts import second_interrupt
+from meshgate.jobs.slurm.login_node import LoginNode, ThisMachine
+from meshgate.jobs.slurm.ssh import SshLogin, check_login
+from meshgate.jobs.slurm.waiting import choose_progress, wait_for_workers
+from meshgate.jobs.state import JobState
+from meshgate.jobs.trait import DEFAULT_JOB_PATH, JobTrait, check_detached
+from meshgate.proxies.client import Client
+from meshgate.session.dialing import Dialer
+from meshgate_slurm.messages import BatchRequest, JobReport, RunningSlurmJob, surrounding_job
+from meshgate_slurm.spec import SlurmSpec
+
+__all__ = ["SlurmJob"]
+
+
+class SlurmJob(ClusterJob[RunningSlurmJob]):
+    """Nodes of a Slurm cluster, each of them one Monarch host, with a gateway of their own on the login node.
+
+    ``meshes`` maps names to numbers of nodes. ``login`` is where Slurm's commands are, as a destination of ssh; without
+    it they are on this machine. ``python_exe`` is a Python on the login node and on the nodes that has
+    ``meshgate[gateway,worker]``; without ``login``, "python" is the one that runs this program. Each node has one
+    worker, whatever ``ntasks_per_node`` is: that many tasks, of ``cpus_per_task`` each, count when Slurm reserves CPUs.
+    Each worker takes a free port unless ``monarch_port`` is set. Logs are in ``log_dir`` on the cluster (default:
+    ``~/.meshgate/slurm/logs``).
+
+    ``apply`` submits the job; ``state`` waits in the queue, for at most ``job_start_timeout`` seconds if it is set, and
+    shows why. Ctrl-C there ends the wait, and a second one cancels the job. In a ``with`` block the job is cancelled
+    when the block or this process ends. Otherwise it ends ``idle_timeout`` seconds (1800; 0: never) after its last
+    session; ``lease`` is how long (14400) a session waits for a driver that has disconnected. ``warn_before`` seconds
+    (600; 0: never) before the time limit, a line is printed.
+    Each process sees its part of the node's GPUs (``CUDA_VISIBLE_DEVICES``), or with ``split_gpus=False`` all of them.
+    With ``detached``, which may be a name for the session, a session keeps running for its lease when its driver
+    leaves, also at the end of a ``with`` block, and ``attach`` takes it over.
+    ``env`` is added to the environment of the workers. ``sync_dirs``, ``watch`` and ``image`` are those of
+    ``KubernetesJob`` and ``ProcessJob``. Raises ValueError or TypeError on invalid or contradictory arguments; does not
+    contact the cluster before ``apply`` or ``state``.
+    """
+
+    def __init__(
+        self,
+        meshes: Mapping[str, int],
+        python_exe: str = "python",
+        slurm_args: Sequence[str] = (),
+        monarch_port: int | None = None,
+        job_name: str = "monarch_job",
+        ntasks_per_node: int = 1,
+        time_limit: str | None = None,
+        partition: str | None = None,
+        log_dir: str | None = None,
+        exclusive: bool = True,
+        gpus_per_node: int | None = None,
+        cpus_per_task: int | None = None,
+        mem: str | None = None,
+        job_start_timeout: float | None = None,
+        account: str | None = None,
+        qos: str | None = None,
+        out_of_cluster: bool = False,
+        attach_to: str | None = None,
+        bind_to: str | None = None,
+        *,
+        login: str | None = None,
+        split_gpus: bool = True,
+        env: Mapping[str, str] | None = None,
+        sync_dirs: Sequence[str] | None = None,
+        watch: bool = False,
+        image: Image | None = None,
+        lease: float | None = None,
+        idle_timeout: float | None = None,
+        warn_before: float | None = None,
+        detached: bool | str = False,
+    ) -> None:
+        super().__init__(check_sync_dirs(sync_dirs), watch=watch)
+        self._detached = check_detached(detached)
+        refuse_direct_access(out_of_cluster=out_of_cluster, attach_to=attach_to, bind_to=bind_to)
+        self._login_name = check_login(login) if login is not None else None
+        self._arguments: dict[str, Any] = {
+            "meshes": dict(meshes),
+            "python_exe": python_exe,
+            "slurm_args": slurm_args,
+            "monarch_port": monarch_port,
+            "job_name": job_name,
+            "ntasks_per_node": ntasks_per_node,
+            "time_limit": time_limit,
+            "partition": partition,
+            "log_dir": log_dir,
+            "exclusive": exclusive,
+            "gpus_per_node": gpus_per_node,
+            "cpus_per_task": cpus_per_task,
+            "mem": mem,
+            "account": account,
+            "qos": qos,
+            "split_gpus": split_gpus,
+            "env": env,
+            "lease": lease,
+            "idle_timeout": idle_timeout,
+            "warn_before": warn_before,
+        }
+        if job_start_timeout is not None and not job_start_timeout > 0:
+            raise ValueError(f"SlurmJob(job_start_timeout={job_start_timeout!r}): expected a number of seconds above 0")
+        self._start_timeout = job_start_timeout
+        if meshes:  # otherwise add_mesh() follows
+            build_spec(self._arguments)
+        if image is not None:
+            self._images = dict.fromkeys(meshes, image)
+        self._image = image
+        self._login: LoginNode | None = None
+        self._connection: str | None = None  # of a driver that has died
+
+    def __repr__(self) -> str:
+        where = f", login={self._login_name!r}" if self._login_name else ""
+        number = f", job {self._job.job_id}" if self._job else ""
+        return f"SlurmJob({self._arguments['meshes']}{where}{number})"
+
+    @property
+    def job_id(self) -> int | None:
+        """Slurm's number of the job; None while it is not submitted."""
+        running = self._running
+        return running._job.job_id if isinstance(running, SlurmJob) and running._job else None
+
+    def add_mesh(self, name: str, num_nodes: int) -> None:
+        """Adds a mesh of ``num_nodes`` nodes to the same allocation; replaces a mesh of the same name."""
+        if self.active:
+            raise JobError("cannot add a mesh: this job is already running. Call add_mesh() before apply()")
+        changed = {**self._arguments, "meshes": {**self._arguments["meshes"], name: num_nodes}}
+        build_spec(changed)
+        self._arguments = changed
+        if self._image is not None:
+            self._images[name] = self._image
+
+    def share_node(self, tasks_per_node: int, gpus_per_task: int, partition: str) -> None:
+        """Shares nodes with other jobs: takes ``tasks_per_node * gpus_per_task`` GPUs of each node of ``partition``,
+        and of its CPUs and memory the same part."""
+        if self.active:
+            raise JobError("cannot share nodes: this job is already running. Call share_node() before apply()")
+        changed = {
+            **self._arguments,
+            "exclusive": False,
+            "share": True,
+            "partition": partition,
+            "ntasks_per_node": tasks_per_node,
+            "gpus_per_node": tasks_per_node * gpus_per_task,
+        }
+        if self._arguments["meshes"]:
+            build_spec(changed)
+        self._arguments = changed
+
+    # --- implementation of JobTrait
+
+    def _create(self, client_script: str | None) -> None:
+        spec = build_spec(self._arguments)
+        surrounding = surrounding_job()
+        if self._detached and (surrounding is not None or client_script is not None):
+            raise JobError(
+                "SlurmJob(detached=...) cannot be used with a batch job, which ends with its own client: remove "
+                "detached, or run the driver outside the allocation"
+            )
+        if surrounding is not None:
+            self._join(surrounding, spec, client_script)
+            return
+        login, apply_id = self._open_login(), str(self._apply_id)
+        with choose_progress() as progress:
+            progress.show(f"submitting {spec.job_name} on {login}")
+            if client_script is None:
+                self._job = login_program.start(login, spec, apply_id, self._python)
+            else:
+                directory = os.getcwd() if self._login_name is None else "~"
+                request = BatchRequest(apply_id=apply_id, spec=spec, client=client_script, directory=directory)
+                self._job = login_program.submit(login, request, self._python)
+        self._bind_if_scoped(self._job)
+
+    def _join(self, surrounding: RunningSlurmJob, spec: SlurmSpec, client_script: str | None) -> None:
+        """Takes the job that this program is the client of. Raises JobError."""
+        if client_script is not None:
+            raise JobError(f"cannot submit {client_script!r}: this program runs in Slurm job {surrounding.job_id}")
+        if spec.meshes != surrounding.meshes:
+            raise JobError(
+                f"this program runs in Slurm job {surrounding.job_id}, which has the meshes {surrounding.meshes}, not "
+                f"{dict(spec.meshes)}: pass the same meshes as the program that submitted it"
+            )
+        self._job = surrounding
+
+    def state(self, cached_path: str | None = DEFAULT_JOB_PATH) -> JobState:
+        return super().state(cached_path if surrounding_job() is None else None)
+
+    state.__doc__ = JobTrait.state.__doc__
+
+    def _require_job(self) -> RunningSlurmJob:
+        job = super()._require_job()
+        if not job.socket:
+            raise JobError(
+                f"{self!r} is a batch job, which only its own client uses; its output is in {job.log_dir}. "
+                "kill() cancels it"
+            )
+        return job
+
+    def _spec_for_reaper(self) -> tuple[type[JobTrait], dict[str, Any]]:
+        """The reaper uses the connection of this process, which may have asked for a password."""
+        return SlurmJob, {**SlurmJob._spec(self), "connection": self._open_login().connection}
+
+    def _state(self) -> JobState:
+        if self._client is not None and not self._client.closed:
+            self._require_not_ended()
+        return super()._state()
+
+    def _connect(self) -> Client:
+        self._wait(self._require_job())
+        return super()._connect()
+
+    def _dialer(self) -> Dialer:
+        return SlurmDialer(self._open_login(), self._require_job(), self._python)
+
+    def _require_not_ended(self) -> None:
+        try:
+            report = self._report()
+        except ConnectionFailedError:  # cut: the session reconnects
+            return
+        if report.ended:
+            raise JobNotRunning(f"{self!r} is not running: {report.why}. Call apply() to submit it again")
+
+    def _wait(self, job: RunningSlurmJob) -> None:
+        """Waits for the workers. Cancels the job if they do not come."""
+        try:
+            with choose_progress() as progress:
+                wait_for_workers(self._report, progress, self._start_timeout)
+        except JobStartFailed:
+            self.kill()
+            raise
+        except KeyboardInterrupt:
+            if not self._scoped and second_interrupt(job.job_id):
+                self.kill()
+            raise
+
+    def _report(self) -> JobReport:
+        job = self._require_job()
+        return ask_gateway(self._open_login().forward(job.socket), job)
+
+    def _kill(self) -> None:
+        super()._kill()
+        self._close_login()
+
+    def _allocation(self) -> dict[str, Any]:
+        return super()._require_job().model_dump(mode="json")
+
+    def _end(self, job: RunningSlurmJob) -> None:
+        if surrounding_job() is not None:
+            return  # the job ends with this program
+        login_program.end(self._open_login(), job, self._python)
+
+    def _is_running(self) -> bool:
+        if self._job is None:
+            return False
+        if not self._job.socket:
+            return True  # until kill(): nothing watches a batch job
+        try:
+            return not self._report().ended
+        except ConnectionFailedError:
+            state = login_program.gateway_state(self._open_login(), self._job, self._python)
+            if state.alive or state.host != self._job.host:
+                raise
+            return False  # without their gateway the workers have ended
+
+    def can_run(self, spec: JobTrait) -> bool:
+        """Whether ``spec`` is a SlurmJob with the same arguments and this job has not ended."""
+        return (
+            isinstance(spec, SlurmJob)
+            and build_spec(spec._arguments) == build_spec(self._arguments)
+            and spec._login_name == self._login_name
+            and self._is_running()
+        )
+
+    def _spec(self) -> dict[str, Any]:
+        spec = build_spec(self._arguments).model_dump(mode="json", exclude_defaults=True)
+        return {"spec": spec, "login": self._login_name, "job_start_timeout": self._start_timeout}
+
+    @classmethod
+    def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self:
+        saved = SlurmSpec.model_validate(spec["spec"])
+        job = cls(saved.meshes, login=spec["login"], job_start_timeout=spec["job_start_timeout"])
+        job._arguments = saved.model_dump()
+        job._connection = spec.get("connection")
+        if allocation is not None:
+            job._job = RunningSlurmJob.model_validate(allocation)
+        return job
+
+    # --- the login node
+
+    @property
+    def _python(self) -> str:
+        python: str = self._arguments["python_exe"]
+        return sys.executable if python == "python" and self._login_name is None else python
+
+    def _open_login(self) -> LoginNode:
+        if self._login is None:
+            name = self._login_name if surrounding_job() is None else None
+            ssh = None if name is None else SshLogin(name, self._connection)
+            self._login = ssh or ThisMachine()
+            self._login.open()
+        return self._login
+
+    def _close_login(self) -> None:
+        if self._login is not None:
+            self._login.close()
+            self._login = None

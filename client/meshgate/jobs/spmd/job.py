@@ -1,0 +1,189 @@
+"""``serve`` and ``SPMDJob``: a torchrun command on the hosts of any job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from typing_extensions import Self
+
+from meshgate.code_sync.session_sync import sync_for
+from meshgate.errors import JobNotRunning
+from meshgate.jobs.local import LocalJob
+from meshgate.jobs.process import LocalGatewayJob
+from meshgate.jobs.saved import SavedJob
+from meshgate.jobs.spmd.appdef import read_appdef
+from meshgate.jobs.spmd.program import find_program, local_file, require_program
+from meshgate.jobs.spmd.run import run_command
+from meshgate.jobs.spmd.schedulers import job_of
+from meshgate.jobs.spmd.torchrun import parse_command
+from meshgate.jobs.spmd.torchx_job import TorchXJob
+from meshgate.jobs.state import JobState
+from meshgate.jobs.trait import DEFAULT_JOB_PATH, JobTrait, job_loads
+from meshgate.proxies import HostMeshProxy
+
+__all__ = ["SPMDJob", "serve"]
+
+
+class SPMDJob(JobTrait):
+    """A job whose hosts run a script, as torchrun does. ``serve`` makes it.
+
+    It starts, finds and ends ``job``, which may be of any type. ``mesh`` names the host mesh of the ranks; it may be
+    omitted if the job has one.
+    """
+
+    def __init__(
+        self,
+        job: JobTrait,
+        command: Sequence[str],
+        mesh: str | None = None,
+        *,
+        wrapper: Sequence[str] = (),
+        workspace: str | None = None,
+    ) -> None:
+        """``wrapper`` starts each rank: it gets the rank's command as its arguments. ``workspace`` is the directory
+        that the command runs in and that is synced (default: the working directory, and its project)."""
+        super().__init__()
+        self._job = job
+        self._arguments = list(command)
+        self._command = parse_command(command)
+        self._mesh = mesh
+        self._wrapper, self._workspace = tuple(wrapper), workspace
+
+    def __repr__(self) -> str:
+        return f"SPMDJob({self._arguments}, job={self._job!r})"
+
+    def run_spmd(self) -> None:
+        """Runs the script on every rank, in new processes, and returns when all have ended with exit code 0.
+
+        Takes the files as they are now: code that the job syncs is pushed first. When a rank fails, the others are
+        ended, and all are started again up to ``--max-restarts`` times; then SPMDFailed is raised. Ctrl-C ends the
+        ranks, and the job keeps running. Raises ValueError or FileNotFoundError, before any rank starts, if the command
+        does not fit the hosts or the script is missing.
+        """
+        directory = self._workspace or os.getcwd()
+        hosts = self._hosts(self.state(cached_path=None))
+        job = self._running or self
+        client = job._client
+        assert client is not None
+        if client.code_version is not None or self._needs_sync(directory):
+            job.sync(quiet=True, sync_dirs=[self._workspace] if self._workspace is not None else None)
+        top = sync_for(client, None).tree.top if client.code_version is not None else None
+        program = find_program(self._command, directory, top)
+        run_command(hosts, self._command, replace(program, wrapper=self._wrapper))
+
+    def _hosts(self, state: JobState) -> HostMeshProxy:
+        names = sorted(state._hosts)
+        if self._mesh is not None:
+            return getattr(state, self._mesh)  # type: ignore[no-any-return]  # raises with the names
+        if len(names) > 1:
+            raise ValueError(f"the job has several meshes; choose one with mesh=…: {', '.join(names)}")
+        return state._hosts[names[0]]
+
+    def _needs_sync(self, directory: str) -> bool:
+        """Whether the script is on this machine, and the hosts are on others."""
+        if isinstance(self._job, TorchXJob):
+            shares_files = self._job.shares_files
+        else:
+            shares_files = isinstance(self._job, LocalGatewayJob)
+        return local_file(self._command, directory) is not None and not shares_files
+
+    # --- implementation of JobTrait
+
+    def state(self, cached_path: str | None = DEFAULT_JOB_PATH) -> JobState:
+        """The job's host meshes. A job that ends with this process is not saved in ``cached_path``."""
+        ends_with_driver = isinstance(self._job, (LocalJob, TorchXJob))
+        return super().state(None if ends_with_driver else cached_path)
+
+    def __enter__(self) -> Self:
+        self._job.__enter__()
+        return super().__enter__()
+
+    def can_run(self, spec: JobTrait) -> bool:
+        """Whether ``spec`` is an SPMDJob with the same command, whose job this one's job can run."""
+        return isinstance(spec, SPMDJob) and spec._identity == self._identity and self._job.can_run(spec._job)
+
+    @property
+    def _identity(self) -> tuple[Any, ...]:
+        return self._arguments, self._mesh, self._wrapper, self._workspace
+
+    def _create(self, client_script: str | None) -> None:
+        self._job.apply(client_script)
+        self._apply_id = self._job.apply_id  # the one by which others find the allocation
+
+    def _state(self) -> JobState:
+        state = self._job.state(cached_path=None)
+        running = self._job._running
+        self._client = running._client if running is not None else None
+        return state
+
+    def _kill(self) -> None:
+        self._client = None
+        self._job.kill()
+
+    def _is_running(self) -> bool:
+        running = self._job._running
+        return running is not None and running._is_running()
+
+    def _outlive_driver(self) -> None:
+        self._job._detach()
+
+    def _spec(self) -> dict[str, Any]:
+        saved = self._job._saved()
+        return {
+            "kind": saved.kind,
+            "spec": saved.spec,
+            "command": self._arguments,
+            "mesh": self._mesh,
+            "wrapper": list(self._wrapper),
+            "workspace": self._workspace,
+        }
+
+    def _allocation(self) -> dict[str, Any]:
+        saved = self._job._saved()
+        if saved.allocation is None:
+            raise JobNotRunning(f"{self!r} is not running")
+        return {"apply_id": saved.apply_id, "allocation": saved.allocation}
+
+    @classmethod
+    def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self:
+        saved = SavedJob(kind=spec["kind"], spec=spec["spec"], **(allocation or {}))
+        job = job_loads(saved.to_bytes())
+        return cls(job, spec["command"], spec["mesh"], wrapper=spec["wrapper"], workspace=spec["workspace"])
+
+
+def serve(
+    appdef: Any,
+    scheduler: str = "mast_conda",
+    scheduler_cfg: Mapping[str, Any] | None = None,
+    *,
+    job: JobTrait | None = None,
+    mesh: str | None = None,
+) -> SPMDJob:
+    """Starts the hosts for a torchrun command; ``run_spmd()`` of the result runs it.
+
+    ``appdef`` is a command such as ``["torchrun", "--nproc-per-node=4", "train.py"]``, or a torchx ``AppDef`` with one
+    role that runs such a command. The hosts are those of ``job``, of any type, and of its mesh ``mesh`` if it has
+    several; or of a new job on the torchx scheduler ``scheduler``, one for each replica of the role. Raises ValueError,
+    TypeError or FileNotFoundError, before anything starts, if the command or the scheduler is invalid or the script is
+    missing, and JobStartFailed if the hosts do not start.
+    """
+    is_list = isinstance(appdef, (list, tuple, str))
+    role = None if is_list else read_appdef(appdef)
+    arguments = list(role.command) if role is not None else appdef
+    command = parse_command(arguments)
+    if role is None:
+        require_program(command, os.getcwd())
+    elif command.nodes is not None:
+        command.nodes_of(role.replicas)  # raises if --nnodes wants more
+    if job is None:
+        job = job_of(scheduler, scheduler_cfg or {}, command, appdef, role)
+    elif scheduler_cfg:
+        raise ValueError("serve(job=…) takes no scheduler_cfg: configure the job")
+    # What torchx starts is started by the entrypoint; elsewhere the entrypoint starts each rank.
+    wrapper = role.wrapper if role is not None and not isinstance(job, TorchXJob) else ()
+    spmd = SPMDJob(job, arguments, mesh, wrapper=wrapper, workspace=role.workspace if role is not None else None)
+    spmd.apply()
+    return spmd

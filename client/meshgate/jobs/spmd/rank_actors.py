@@ -1,0 +1,245 @@
+"""The actors that run a script on each rank; they need nothing but torchmonarch.
+
+Each process of the mesh has one ``RankRunner`` and one ``RankStopper``. The runner starts the script in a process of
+its own and waits for it; the stopper ends it meanwhile. The runner of a rank that fails asks all stoppers to end the
+other ranks, so this takes no round trip to the laptop.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from meshgate.jobs.spmd.rank_process import RankProcess  # sent along
+from meshgate.proxies.torch_variables import HeldPort, host_name, master_address, rank_variables  # sent along
+from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
+from meshgate_sync.store.place import default_home  # sent along
+
+__all__ = ["RankRunner", "RankStopper"]
+
+RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+COUNT_DEVICES = """
+import os, sys
+kind = sys.argv[1]
+if kind != "cpu":
+    import torch
+if kind == "auto":
+    kind = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
+if kind == "cpu":
+    print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+else:
+    print(getattr(torch, {"gpu": "cuda"}.get(kind, kind)).device_count())
+"""
+
+
+class _Current:
+    """The script of this process, for both actors."""
+
+    lock = threading.Lock()
+    process: RankProcess | None = None
+    stopped = False
+
+
+class RankRunner(Actor, metaclass=SentAsSource):
+    """Runs the script of this process's rank. A plan and a program are mappings, which ``run.py`` makes."""
+
+    rank: int  # worker processes add it to every actor
+
+    def __init__(self) -> None:
+        self.held: HeldPort | None = None
+
+    @endpoint
+    def count_devices(self, kind: str) -> tuple[str, int, str]:
+        """This host's name, the number of its devices of a kind, and why they cannot be counted, or ""."""
+        command = [_python(), "-c", COUNT_DEVICES, kind]
+        ran = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
+        if ran.returncode != 0:
+            return host_name(), 0, ran.stderr.strip().rpartition("\n")[2] or f"exit code {ran.returncode}"
+        return host_name(), int(ran.stdout), ""
+
+    @endpoint
+    def check(self, program: Mapping[str, Any]) -> str:
+        """Why the program cannot be started here, or ""."""
+        directory = _directory(program)
+        if not os.path.isdir(directory):
+            return f"the directory {directory} does not exist on {host_name()}"
+        if program["wrapper"] and not _is_executable(program["wrapper"][0], directory):
+            return f"the entrypoint {program['wrapper'][0]} is not an executable program on {host_name()}"
+        if program["kind"] == "module":
+            return _missing_module(str(program["name"]), directory)
+        path = _path(program)
+        if program["kind"] == "executable":
+            return "" if _is_executable(path, directory) else f"{path} is not an executable program on {host_name()}"
+        return "" if os.path.isfile(os.path.join(directory, path)) else f"{path} does not exist on {host_name()}"
+
+    @endpoint
+    def hold_port(self, address: str | None, port: int, hosts: int) -> tuple[str, int, str]:
+        """The address and port for rank 0, and why they cannot be used, or "". The port is held until the run ends."""
+        try:
+            place = master_address(address, hosts)
+            self.held = HeldPort(port)
+        except OSError as error:
+            return "", 0, error.strerror or str(error)
+        except ValueError as error:
+            return "", 0, str(error)
+        return place, self.held.port, ""
+
+    @endpoint
+    def run(self, plan: Mapping[str, Any], stoppers: Any) -> dict[str, Any]:
+        """Runs the script; returns when it and what it has started have ended. ``stoppers`` are those of all ranks.
+
+        ``code`` in the result is the exit code (negative for a signal), ``stopped`` whether another rank or the laptop
+        ended the script, ``error`` what it wrote to ``$TORCHELASTIC_ERROR_FILE``.
+        """
+        rank, local_rank = self.rank, self.rank % plan["local_world"]
+        environment = _environment()
+        named = {name: plan[name] for name in ("run_id", "role", "restart", "max_restarts", "virtual_local_rank")}
+        variables = rank_variables(rank, plan["world"], plan["local_world"], plan["master"], environment, **named)
+        with tempfile.TemporaryDirectory(prefix="meshgate-rank-") as temporary:
+            logs = _log_directory(plan, rank, local_rank)
+            error_file = os.path.join(logs or temporary, "error.json")
+            with _Current.lock:
+                if not _Current.stopped:
+                    _Current.process = _start(
+                        plan, local_rank, logs, {**environment, **variables, "TORCHELASTIC_ERROR_FILE": error_file}
+                    )
+            process = _Current.process
+            code = process.wait() if process is not None else None
+            if code != 0 and not _Current.stopped:
+                stoppers.end.broadcast(plan["shutdown_timeout"])
+            return {
+                "rank": rank,
+                "host": host_name(),
+                "code": code,
+                "stopped": _Current.stopped,
+                "tail": process.tail() if process is not None and code != 0 else "",
+                "error": _read_error(error_file),
+                "logs": logs or "",
+            }
+
+
+class RankStopper(Actor, metaclass=SentAsSource):
+    @endpoint
+    def end(self, timeout: float) -> None:
+        """Ends the script of this process, with SIGTERM and after ``timeout`` seconds with SIGKILL."""
+        with _Current.lock:
+            _Current.stopped = True
+        if _Current.process is not None:
+            _Current.process.stop(timeout)
+
+
+def _start(plan: Mapping[str, Any], local_rank: int, logs: str | None, environment: Mapping[str, str]) -> RankProcess:
+    redirects, tee = (_streams_of(plan[name], local_rank) for name in ("redirects", "tee"))
+    files = [
+        os.path.join(str(logs), f"{name}.log") if (redirects | tee) & bit else None
+        for name, bit in (("stdout", 1), ("stderr", 2))
+    ]
+    shown_ranks = plan["shown_local_ranks"]
+    is_shown = shown_ranks is None or local_rank in shown_ranks
+    shown = [is_shown and (not redirects & bit or bool(tee & bit)) for bit in (1, 2)]
+    program = plan["program"]
+    return RankProcess(_command(program, local_rank), environment, _directory(program), files, shown)
+
+
+def _streams_of(streams: Any, local_rank: int) -> int:
+    return int(streams.get(local_rank, 0) if isinstance(streams, dict) else streams)
+
+
+def _command(program: Mapping[str, Any], local_rank: int) -> list[str]:
+    return [*program["wrapper"], *_own_command(program, local_rank)]
+
+
+def _own_command(program: Mapping[str, Any], local_rank: int) -> list[str]:
+    arguments = [argument.replace("${local_rank}", str(local_rank)) for argument in program["arguments"]]
+    match program["kind"]:
+        case "module":
+            return [_python(), "-u", "-m", program["name"], *arguments]
+        case "executable":
+            return [_path(program), *arguments]
+        case "run_path":
+            return [_python(), "-u", "-c", RUN_PATH, _path(program), *arguments]
+    return [_python(), "-u", _path(program), *arguments]
+
+
+def _python() -> str:
+    return os.environ.get("PYTHON_EXEC", sys.executable)
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment, without what Monarch sets for its own processes, and with the synced code first."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HYPERACTOR_")}
+    version = _version()
+    if version is not None:
+        synced = [path for path in sys.path if _is_within(path, version)]
+        environment["PYTHONPATH"] = os.pathsep.join([*synced, *filter(None, [environment.get("PYTHONPATH")])])
+    return environment
+
+
+def _version() -> str | None:
+    """The directory of the synced version that this process runs from."""
+    snapshots = os.path.join(default_home(), "snapshots")
+    for path in sys.path:
+        if _is_within(path, snapshots) and path != snapshots:
+            return os.path.join(snapshots, os.path.relpath(path, snapshots).split(os.sep)[0])
+    return None
+
+
+def _is_within(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory + os.sep)
+
+
+def _directory(program: Mapping[str, Any]) -> str:
+    """Where the script runs: in the synced version, the laptop's working directory."""
+    version = _version()
+    return os.getcwd() if version is None else os.path.join(version, program["directory"])
+
+
+def _path(program: Mapping[str, Any]) -> str:
+    version = _version()
+    if version is None or program["synced"] is None:
+        return str(program["name"])
+    return os.path.join(version, program["synced"])
+
+
+def _is_executable(program: str, directory: str) -> bool:
+    place = os.path.join(directory, program) if "/" in program else program
+    return shutil.which(place, path=_environment().get("PATH")) is not None
+
+
+def _missing_module(name: str, directory: str) -> str:
+    top = name.partition(".")[0]
+    places = [directory, *_environment().get("PYTHONPATH", "").split(os.pathsep), *sys.path]
+    found = importlib.machinery.PathFinder.find_spec(top, [place for place in places if place])
+    if found is not None or top in sys.builtin_module_names:
+        return ""
+    return f"there is no module {top!r} on {host_name()}. Python looked in:\n  " + "\n  ".join(dict.fromkeys(places))
+
+
+def _log_directory(plan: Mapping[str, Any], rank: int, local_rank: int) -> str | None:
+    """The directory for this rank's files, created if the command asks for files; below the one that it names."""
+    if plan["log_directory"] is None and not plan["redirects"] and not plan["tee"]:
+        return None
+    base = plan["log_directory"] or os.path.join(tempfile.gettempdir(), "torchelastic")
+    host = rank // plan["local_world"]
+    run = f"{plan['run_id']}_{plan['token']}" + (f"_{host}" if plan["world"] > plan["local_world"] else "")
+    path = os.path.join(_directory(plan["program"]), base, run, f"attempt_{plan['restart']}", str(local_rank))
+    os.makedirs(path, exist_ok=True)
+    return path
+
+
+def _read_error(path: str) -> str:
+    """The message that torch's ``@record`` has written, or ""."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            message = json.load(file)["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return str(message["message"] if isinstance(message, dict) else message)

@@ -1,0 +1,274 @@
+"""A gateway process on this machine: started, found again, detached, and stopped with everything it started.
+
+It runs in its own session, so a Ctrl-C in the driver's terminal does not reach it. Two things limit its lifetime: a
+pipe that the driver holds open, which the kernel closes however the driver ends; and, once the driver has detached it,
+the time without a session.
+
+The token is passed in the environment, never in arguments, which every user of the machine can read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import importlib.util
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from meshgate.code_sync.import_paths import driver_import_paths
+from meshgate.errors import JobStartFailed
+from meshgate.jobs.this_machine.job_directory import create_job_directory, prune_job_directories, remove_job_directory
+from meshgate.jobs.this_machine.process_identity import ProcessIdentity, identify_process, kill_marked
+from meshgate.jobs.this_machine.shared_machine import warn_of_other_users
+
+__all__ = ["JOB_VARIABLE", "GatewayRecord", "LaunchOptions", "LocalGateway", "stop_gateway"]
+
+JOB_VARIABLE = "MESHGATE_JOB"  # in the environment of every process of a job: its apply_id
+START_TIMEOUT = 60.0
+STOP_TIMEOUT = 10.0
+SHORT_STOP_TIMEOUT = 1.0
+HEALTH_TIMEOUT = 2.0
+LOG_TAIL_BYTES = 4096
+NOT_INHERITED = frozenset(  # settings of the gateway whose worker may be running this driver
+    f"MESHGATE_{name}"
+    for name in ("TOKEN_FILE", "HOST", "PORT", "MESH", "LOCAL_MESH", "LIFETIME_FD", "ANNOUNCE_FD", "KUBERNETES_JOB")
+)
+DETACH = b"\n"  # sent through the lifetime pipe: the gateway then ignores the end of file
+
+_children: dict[int, subprocess.Popen[bytes]] = {}  # kept to be reaped
+_lifetimes: set[int] = set()  # the driver's ends of the lifetime pipes
+
+
+def _close_in_forked_child() -> None:
+    # a forked child would keep the pipe open after the driver has ended
+    for descriptor in _lifetimes:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _lifetimes.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_forked_child)
+
+
+class GatewayRecord(BaseModel):
+    """What another process of this machine needs to find a running gateway."""
+
+    model_config = ConfigDict(frozen=True)
+
+    apply_id: str
+    url: str
+    socket: str | None = None  # the path of a unix socket, which is faster than the URL
+    token: str = Field(repr=False)
+    pid: int
+    started: str
+    directory: str | None = None  # of the job's temporary files
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """How to start a gateway. ``lease`` and ``idle_timeout`` are in seconds. ``addresses`` are those of the hosts of
+    meshes that exist already; the gateway starts the hosts of the others."""
+
+    apply_id: str
+    meshes: Mapping[str, int]
+    environment: Mapping[str, str]
+    log: Path
+    lease: float
+    idle_timeout: float
+    addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def arguments(self, announce: int, lifetime: int, directory: str) -> list[str]:
+        meshes: list[str] = []
+        for name, count in self.meshes.items():
+            addresses = self.addresses.get(name)
+            meshes += ["--mesh", f"{name}={','.join(addresses)}"] if addresses else ["--local-mesh", f"{name}={count}"]
+        descriptors = ["--local-socket", "--announce-fd", str(announce), "--lifetime-fd", str(lifetime)]
+        times = ["--lease", str(self.lease), "--idle-timeout", str(self.idle_timeout)]
+        removed = ["--remove-at-end", directory]
+        return [sys.executable, "-m", "meshgate_gateway", *meshes, *descriptors, *times, *removed]
+
+    def process_environment(self, token: str, directory: str) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+        environment = {**inherited, **self.environment}
+        paths = [*driver_import_paths(), *environment.get("PYTHONPATH", "").split(os.pathsep)]
+        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
+        environment["MESHGATE_TOKEN"] = token
+        environment[JOB_VARIABLE] = self.apply_id
+        environment["TMPDIR"] = directory
+        return environment
+
+
+class LocalGateway:
+    """A gateway process on this machine, started by this process or another."""
+
+    def __init__(self, record: GatewayRecord, lifetime: int | None = None) -> None:
+        self.record = record
+        self._lifetime = lifetime
+        self._process = ProcessIdentity(record.pid, record.started)
+
+    @classmethod
+    def start(cls, options: LaunchOptions) -> LocalGateway:
+        """Starts a gateway and returns once it is serving. Raises JobStartFailed and leaves no process behind."""
+        _require_gateway_packages()
+        warn_of_other_users()
+        token = secrets.token_urlsafe(32)
+        temporary = options.environment.get("TMPDIR")
+        prune_job_directories(temporary)
+        directory, lock = create_job_directory(temporary)
+        announce, gateway_announce = os.pipe()
+        gateway_lifetime, lifetime = os.pipe()
+        _lifetimes.add(lifetime)
+        try:
+            with options.log.open("ab") as log:
+                child = subprocess.Popen(
+                    options.arguments(gateway_announce, gateway_lifetime, directory),
+                    env=options.process_environment(token, directory),
+                    pass_fds=(gateway_announce, gateway_lifetime, lock),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            _children[child.pid] = child
+            process = identify_process(child.pid)
+            for descriptor in (gateway_announce, gateway_lifetime, lock):
+                os.close(descriptor)
+            line = _read_line(announce, time.monotonic() + START_TIMEOUT)
+            announcement = _parse_announcement(line, options, child)
+            record = GatewayRecord(
+                apply_id=options.apply_id,
+                url=announcement.url,
+                socket=announcement.socket,
+                token=token,
+                pid=child.pid,
+                started=process.started if process else "",
+                directory=directory,
+            )
+            return cls(record, lifetime)
+        except BaseException:
+            _close_lifetime(lifetime)
+            kill_marked(JOB_VARIABLE, options.apply_id)
+            remove_job_directory(directory)
+            _reap()
+            raise
+        finally:
+            os.close(announce)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is running. Does not use the network."""
+        return self._process.alive
+
+    def healthy(self) -> bool:
+        """Whether the process is running and answers requests."""
+        address = urlsplit(self.record.url)
+        if not self.alive:
+            return False
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=HEALTH_TIMEOUT)
+        try:
+            connection.request("GET", "/healthz")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def outlive_driver(self) -> None:
+        """From now on the gateway ends after its idle timeout instead of with this process."""
+        if self._lifetime is not None:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._lifetime, DETACH)
+            _close_lifetime(self._lifetime)
+            self._lifetime = None
+
+    def stop(self, *, timeout: float = STOP_TIMEOUT) -> None:
+        """Ends the gateway and every process it started, by force after ``timeout`` seconds; may be called again."""
+        stop_gateway(self._process, self.record.apply_id, self.record.directory, timeout)
+        if self._lifetime is not None:
+            _close_lifetime(self._lifetime)
+            self._lifetime = None
+
+
+def stop_gateway(process: ProcessIdentity, apply_id: str, directory: str | None, timeout: float = STOP_TIMEOUT) -> None:
+    """Asks the gateway to shut down, then kills the remaining processes of its job and removes its directory."""
+    process.signal(signal.SIGTERM)
+    process.wait_ended(timeout)
+    kill_marked(JOB_VARIABLE, apply_id)
+    if directory is not None:
+        remove_job_directory(directory)
+    _reap()
+
+
+def log_tail(log: Path) -> str:
+    """The end of a log, at most 4 KiB."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES))
+            return file.read().decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _require_gateway_packages() -> None:
+    missing = [name for name in ("monarch", "pydantic_settings", "structlog") if not importlib.util.find_spec(name)]
+    if missing:
+        raise JobStartFailed(
+            f"cannot start a gateway and workers on this machine: {', '.join(missing)} is not installed. Run "
+            f"pip install 'meshgate[gateway,worker]'"
+        )
+
+
+def _read_line(descriptor: int, deadline: float) -> bytes:
+    """Reads until a newline, the end of file, or the deadline (``time.monotonic``)."""
+    line = b""
+    while not line.endswith(b"\n") and (remaining := deadline - time.monotonic()) > 0:
+        readable, _, _ = select.select([descriptor], [], [], remaining)
+        if not readable or not (data := os.read(descriptor, 4096)):
+            break
+        line += data
+    return line
+
+
+class _Announcement(BaseModel):
+    url: str
+    pid: int
+    socket: str | None = None
+
+
+def _parse_announcement(line: bytes, options: LaunchOptions, child: subprocess.Popen[bytes]) -> _Announcement:
+    """The gateway's announcement. Raises JobStartFailed with the reason if ``line`` is not one."""
+    try:
+        return _Announcement.model_validate_json(line)
+    except ValidationError:
+        if line:
+            reason = f"invalid announcement {line[:200]!r}; client and gateway may have different versions"
+        else:
+            try:
+                reason = f"it exited with code {child.wait(timeout=1)}"
+            except subprocess.TimeoutExpired:
+                reason = f"it was not ready within {START_TIMEOUT:.0f} s"
+        message = f"the gateway (pid {child.pid}) did not start: {reason}"
+        raise JobStartFailed(message, log_tail(options.log)) from None
+
+
+def _close_lifetime(descriptor: int) -> None:
+    if descriptor in _lifetimes:
+        _lifetimes.discard(descriptor)
+        os.close(descriptor)
+
+
+def _reap() -> None:
+    for pid, child in list(_children.items()):
+        if child.poll() is not None:
+            del _children[pid]

@@ -1,0 +1,109 @@
+"""The directories that a job shows elsewhere: ``remote_mount`` and ``gather_mount``, with Monarch's signatures.
+
+``JobTrait`` inherits these methods. They are not saved with a job, because each program brings its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from meshgate.errors import MeshgateError
+from meshgate.proxies.client import Client
+
+if TYPE_CHECKING:
+    from meshgate.mounts.gather import GatherMounts
+    from meshgate.mounts.remote import RemoteMounts
+    from meshgate.proxies import HostMeshProxy
+    from meshgate.session.dialing import Dialer
+
+__all__ = ["Mounting"]
+
+Hosts: TypeAlias = "Mapping[str, HostMeshProxy]"
+
+
+class Mounting(ABC):
+    def __init__(self) -> None:
+        super().__init__()
+        self._remote_mounts: RemoteMounts | None = None
+        self._gather_mounts: GatherMounts | None = None
+
+    @abstractmethod
+    def _dialer(self) -> Dialer: ...
+
+    def remote_mount(
+        self,
+        source: str,
+        mntpoint: str | None = None,
+        meshes: list[str] | None = None,
+        python_exe: str | None = ".venv/bin/python",
+        **kwargs: Any,
+    ) -> None:
+        """The next ``state()`` makes the directory ``source`` of this machine appear at ``mntpoint`` (default: the same
+        path) on the hosts of ``meshes`` (default: all); later ones bring what has changed.
+
+        Everything in it is copied, whatever ignore files say, and processes must not write there. In ``mntpoint``,
+        ``$SUBDIR`` stands for ``hosts_<rank>``. Processes on these hosts run the interpreter ``python_exe``, which is
+        relative to ``source``; None: the workers' own. Raises ValueError if there is no such directory or interpreter,
+        and TypeError on other arguments.
+        """
+        from meshgate.mounts.remote import RemoteMount, RemoteMounts  # noqa: PLC0415 - few programs mount
+
+        if kwargs:
+            raise TypeError(f"remote_mount() got an unexpected keyword argument {next(iter(kwargs))!r}")
+        mount = RemoteMount.from_arguments(source, mntpoint, meshes, python_exe)
+        self._remote_mounts = self._remote_mounts or RemoteMounts()
+        self._remote_mounts.add(mount)
+
+    def gather_mount(self, remote_mount_point: str, local_mount_point: str, meshes: list[str] | None = None) -> None:
+        """From the next ``state()`` on, copies the directory ``remote_mount_point`` of each host to ``hosts_<rank>`` in
+        ``local_mount_point``, below the name of the mesh if there are several.
+
+        ``meshes`` names the host meshes (default: all). What is new or has changed there follows within seconds, at
+        each ``state()``, and a last time in ``kill()``; what is removed there stays here. ``$SUBDIR`` in
+        ``remote_mount_point`` stands for ``hosts_<rank>``. Raises ValueError unless the paths can be used.
+        """
+        from meshgate.mounts.gather import GatherMount, GatherMounts  # noqa: PLC0415 - few programs mount
+
+        mount = GatherMount.from_arguments(remote_mount_point, local_mount_point, meshes)
+        self._gather_mounts = self._gather_mounts or GatherMounts()
+        self._gather_mounts.add(mount)
+
+    def _mount(self, running: Mounting, hosts: Hosts) -> Hosts:
+        """Applies the mounts to the hosts of ``running``, which is this job or the one loaded from its file. Returns
+        them, with the interpreters that their processes are to run."""
+        if self._gather_mounts is not None:
+            self._gather_mounts.start(hosts)
+        mounts = self._remote_mounts
+        if mounts is None:
+            return hosts
+        mounts.apply(hosts, lambda: Client.connect(running._dialer()))
+        pythons = {mesh: python for mesh in hosts if (python := mounts.python_of(mesh)) is not None}
+        if not pythons:
+            return hosts
+        return {**hosts, **{mesh: hosts[mesh].with_python_executable(python) for mesh, python in pythons.items()}}
+
+    def _unmount(self, hosts: Hosts) -> None:
+        """Before the job ends: a last copy of what is gathered, and no links to removed files. Warns of problems."""
+        with _warning_of_errors():
+            if self._gather_mounts is not None:
+                self._gather_mounts.close()
+        with _warning_of_errors():
+            if self._remote_mounts is not None:
+                for problem in self._remote_mounts.remove(hosts):
+                    _warn(problem)
+
+
+@contextlib.contextmanager
+def _warning_of_errors() -> Iterator[None]:
+    try:
+        yield
+    except (MeshgateError, TimeoutError) as error:
+        _warn(str(error))
+
+
+def _warn(problem: str) -> None:
+    print(f"meshgate: cannot end a mount: {problem}", file=sys.stderr)  # noqa: T201 - for the user's terminal

@@ -1,0 +1,154 @@
+"""``job.remote_mount``: a directory of the laptop under a path of the hosts.
+
+Its files take the way of synced code, in a session of their own, so that the version of the program's code stays what
+it is: only what changed is sent, and the hosts pass it on to each other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshgate.code_sync.project import Tree
+from meshgate.code_sync.push import CodeSync
+from meshgate.errors import JobError
+from meshgate.mounts.on_host import Mounter, identity
+from meshgate.mounts.targets import host_key, meshes_of
+from meshgate_sync.errors import TreeTooLarge
+from meshgate_sync.tree.scan import Scanner
+from meshgate_sync.tree.stat_cache import StatCache
+
+if TYPE_CHECKING:
+    from meshgate.proxies import HostMeshProxy
+    from meshgate.proxies.client import Client
+
+__all__ = ["RemoteMount", "RemoteMounts"]
+
+TIMEOUT = 60.0  # seconds that hosts may take to make links
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteMount:
+    """``source`` of the laptop appears at ``path`` of the hosts of ``meshes`` (None: of all). ``python`` is the
+    interpreter in it, relative to it, that processes on these hosts run."""
+
+    source: str
+    path: str
+    meshes: tuple[str, ...] | None = None
+    python: str | None = None
+
+    @classmethod
+    def from_arguments(
+        cls, source: str, path: str | None, meshes: Sequence[str] | None, python: str | None
+    ) -> RemoteMount:
+        """Raises ValueError."""
+        full = os.path.abspath(os.path.expanduser(source))
+        if not os.path.isdir(full):
+            raise ValueError(f"remote_mount({source!r}): there is no such directory on this machine")
+        if python is not None and not os.path.isfile(os.path.join(full, python)):
+            raise ValueError(
+                f"remote_mount({source!r}): python_exe={python!r} is not in it. Create the virtual environment there, "
+                "or pass python_exe=None to leave the workers' Python as it is"
+            )
+        target = full if path is None else os.path.abspath(path)
+        if python is not None and "$SUBDIR" in target:
+            raise ValueError(f"remote_mount(mntpoint={path!r}): with $SUBDIR, pass python_exe=None")
+        return cls(full, target, None if meshes is None else tuple(meshes), python)
+
+
+class RemoteMounts:
+    """The remote mounts of one job, and which version of each its hosts have. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._mounts: dict[str, RemoteMount] = {}  # by path
+        self._caches: dict[str, StatCache] = {}  # by source
+        self._mounted: dict[tuple[str, str], tuple[Client, str, int]] = {}  # by path and mesh
+
+    def __bool__(self) -> bool:
+        return bool(self._mounts)
+
+    def add(self, mount: RemoteMount) -> None:
+        """Replaces an earlier mount at the same path."""
+        self._mounts[mount.path] = mount
+
+    def python_of(self, mesh: str) -> str | None:
+        """The path of the interpreter that processes of ``mesh`` run; the mount that was added last decides."""
+        for mount in reversed(self._mounts.values()):
+            if mount.python is not None and (mount.meshes is None or mesh in mount.meshes):
+                return os.path.join(mount.path, mount.python)
+        return None
+
+    def apply(self, hosts: Mapping[str, HostMeshProxy], connect: Callable[[], Client]) -> None:
+        """Brings what has changed to the hosts. ``connect`` opens another session of the job.
+
+        Raises JobError that names the host, StaleCodeError if files cannot reach one, TreeError if the directory cannot
+        be read, and ValueError if the job has no such mesh.
+        """
+        for mount in self._mounts.values():
+            digest = self._digest(mount)
+            due: dict[str, tuple[Client, str, int]] = {}
+            for mesh in meshes_of("remote_mount", mount.meshes, hosts):
+                wanted = self._wanted(hosts[mesh], mesh, digest)
+                if self._mounted.get((mount.path, mesh)) != wanted:
+                    due[mesh] = wanted
+            if due:
+                with connect() as client:
+                    self._mount(mount, client, {mesh: len(hosts[mesh]) for mesh in due})
+                self._mounted.update({(mount.path, mesh): wanted for mesh, wanted in due.items()})
+
+    def remove(self, hosts: Mapping[str, HostMeshProxy]) -> list[str]:
+        """Removes the mounts from the hosts. Returns what went wrong."""
+        problems = []
+        for mesh in dict.fromkeys(mesh for _, mesh in self._mounted if mesh in hosts):
+            mounters = _spawn_mounters(hosts[mesh])
+            paths = [path for path, mounted_on in self._mounted if mounted_on == mesh]
+            calls = [part.unmount.call(own) for path in paths for part, own in _parts(mounters, path)]
+            problems += _problems(calls)
+        self._mounted.clear()
+        return problems
+
+    def _digest(self, mount: RemoteMount) -> str:
+        cache = self._caches.setdefault(mount.source, StatCache())
+        scanner = Scanner(mount.source, cache=cache, limits=CodeSync.DATA_LIMITS, everything=True)
+        try:
+            return scanner.scan().tree.digest.hex()
+        except TreeTooLarge as error:
+            raise JobError(f"remote_mount({mount.source!r}): {error.reason}; mount a part of it") from error
+
+    def _wanted(self, hosts: HostMeshProxy, mesh: str, digest: str) -> tuple[Client, str, int]:
+        client: Any = hosts._client
+        hosts._initialized(wait_for_all=False).get()  # then the restart count is up to date
+        return client, digest, client.objects.host_restarts.get(mesh, 0)
+
+    def _mount(self, mount: RemoteMount, client: Client, sizes: Mapping[str, int]) -> None:
+        meshes = [client.attach_hosts(mesh, count) for mesh, count in sizes.items()]
+        tree = Tree(Path(mount.source), paths=(), everything=True)
+        version = CodeSync(client, tree, cache=self._caches[mount.source]).push().version
+        source = identity(mount.source)
+        calls = [
+            part.mount.call(version, path, source)
+            for hosts in meshes
+            for part, path in _parts(_spawn_mounters(hosts), mount.path)
+        ]
+        if problems := _problems(calls):
+            raise JobError(f"remote_mount({mount.source!r}) failed on {'; '.join(problems)}")
+
+
+def _spawn_mounters(hosts: HostMeshProxy) -> Any:
+    return hosts.spawn_procs(name="mount").spawn("mount", Mounter)
+
+
+def _parts(mounters: Any, path: str) -> list[tuple[Any, str]]:
+    """The parts of ``mounters`` for which ``path`` is the same, each with its path."""
+    if "$SUBDIR" not in path:
+        return [(mounters, path)]
+    return [(mounters.slice(hosts=rank), path.replace("$SUBDIR", host_key(rank))) for rank in range(len(mounters))]
+
+
+def _problems(calls: list[Any]) -> list[str]:
+    """What the hosts report to these calls of ``Mounter``, with their names. Raises TimeoutError."""
+    results = [result for call in calls for result in call.get(timeout=TIMEOUT).values()]
+    return [f"{host}: {problem}" for host, problem in results if problem]

@@ -1,0 +1,128 @@
+"""Actor meshes, with an attribute for each endpoint."""
+
+from __future__ import annotations
+
+import inspect
+from types import GenericAlias
+from typing import Any, ClassVar, NoReturn
+
+from meshgate.actors.actor_class import ActorClass, EndpointSpec
+from meshgate.monarch_classes import SeenAsMonarchs
+from meshgate.proxies.endpoints import EndpointProxy
+from meshgate.proxies.mesh import MeshProxy, OwnedObject, require_string
+from meshgate.serialization.stale_source import restart_hint, source_defines
+from meshgate.session.futures import FutureProxy
+from meshgate.session.pending_calls import PendingAck
+from meshgate.shapes.shape import Shape
+from meshgate_wire.messages import Initialized
+
+__all__ = ["ActorMeshProxy"]
+
+
+class ActorMeshProxy(MeshProxy):
+    """Actors of one class, one in each process. Endpoints of the class are attributes: ``actors.step.call(1)``."""
+
+    _kind = "actors"
+
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # for annotations: ActorMesh[Trainer]
+
+    def __init__(self, owned: OwnedObject, shape: Shape, actor: ActorClass, procs: MeshProxy | None) -> None:
+        super().__init__(owned, shape)
+        self.__name__ = actor.Class.__name__
+        self._actor = actor
+        self._procs = procs  # keeps the processes from being released
+
+    @property
+    def _class(self) -> type:
+        return self._actor.Class
+
+    def __getattr__(self, attr: str) -> Any:
+        # Called once for each endpoint: its proxy becomes an ordinary attribute.
+        actor: ActorClass | None = self.__dict__.get("_actor")
+        if actor is None or attr.startswith("__"):
+            raise AttributeError(attr)
+        spec = actor.endpoints.get(attr)
+        if spec is not None:
+            endpoint: EndpointProxy[..., Any] = EndpointProxy(self, spec, actor.Class)
+            self.__dict__[attr] = endpoint
+            return endpoint
+        if attr in dir(actor.Class):
+            return _NotAnEndpoint(self, attr)
+        hint = restart_hint(actor.Class) if source_defines(actor.Class, attr) else ""
+        raise AttributeError(f"{actor.name} has no endpoint {attr!r}{hint}", name=attr, obj=self)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._actor.endpoints]
+
+    def stop(self, reason: str = "stopped by client") -> FutureProxy[None]:
+        """Stops the actors. Stopping them again does nothing; stopping a slice fails, as in Monarch."""
+        if not self._is_whole:
+            message = "Cannot call stop on an ActorMeshRef, requires an owned ActorMesh"
+            return FutureProxy.failed(NotImplementedError(message))
+        require_string(reason, "the reason")
+        self._client.mark_stopped(self._object, reason)
+        return self._request_stop("stop", reason)
+
+    @property
+    def initialized(self) -> FutureProxy[None]:
+        """Settles when the actors are initialized."""
+        ack = PendingAck(self._object, f"{self._name}.initialized")
+        self._client.request(ack, lambda call: Initialized(call=call, target=self._ref), stream=self._stream)
+        return ack.future
+
+    def _host_name(self, rank: int) -> str:
+        return self._procs._host_name(rank) if self._procs is not None else ""
+
+    def _html_facts(self) -> dict[str, str]:
+        return {"class": self._actor.name, "endpoints": ", ".join(self._actor.endpoints)}
+
+    def _with_shape(self, shape: Shape) -> ActorMeshProxy:
+        return ActorMeshProxy(self._owned, shape, self._actor, self._procs)
+
+    def __repr__(self) -> str:
+        return f"ActorMesh(class={self._class}, shape={self._shape})"
+
+
+class _NotAnEndpoint(SeenAsMonarchs):
+    """A method of an actor class that is not an endpoint; ``as_endpoint``, also Monarch's, makes it callable."""
+
+    _monarch_module = "monarch._src.actor.endpoint"
+    _monarch_name = "NotAnEndpoint"
+
+    def __init__(self, mesh: ActorMeshProxy, name: str) -> None:
+        self._mesh = mesh
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(
+            f"Actor {self._mesh._class}.{self._name} is not annotated as an endpoint. To call it as one, add a "
+            "@endpoint decorator to it, or directly wrap it in one as_endpoint(obj.method).call(...)"
+        )
+
+    @property
+    def _ref(self) -> _MonarchsView:
+        return _MonarchsView(self)
+
+    def __as_endpoint__(self, *, explicit_response_port: bool = False) -> EndpointProxy[..., Any]:
+        method = getattr(self._mesh._class, self._name)
+        spec = EndpointSpec(
+            name=self._name,
+            signature=inspect.signature(method),
+            explicit_response_port=explicit_response_port,
+            is_async=inspect.iscoroutinefunction(method),
+            placeholders=2 if explicit_response_port else 1,
+        )
+        return EndpointProxy(self._mesh, spec, self._mesh._class)
+
+
+class _MonarchsView:
+    """What ``as_endpoint`` of ``monarch.actor`` asks of a mesh in order to make an endpoint of a method."""
+
+    def __init__(self, method: _NotAnEndpoint) -> None:
+        self._method = method
+
+    def _endpoint(self, kind: Any, method: Any, propagate: Any) -> EndpointProxy[..., Any]:
+        return self._method.__as_endpoint__(explicit_response_port="ExplicitPort" in type(kind).__name__)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._method._mesh._class, name)

@@ -1,0 +1,181 @@
+"""Runs a command on hosts: its output arrives as it is printed, and each host's exit code at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any
+
+from meshgate.errors import MeshgateError
+from meshgate.ranks.host_streams import HostStreams, check_ranks, spawn_streams
+from meshgate.ranks.on_host import STDERR, STDIN, STDOUT
+from meshgate.ranks.streams import WINDOW
+from meshgate.session.futures import FutureProxy
+
+if TYPE_CHECKING:
+    from meshgate.proxies import HostMeshProxy
+
+__all__ = ["CommandResult", "Executed", "execute"]
+
+LOST = 255  # the exit code of a command whose host was lost, as ssh's
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """One host's result. ``returncode`` is 128 plus the signal for a command that a signal ended, 127 or 126 for one
+    that could not be started, and 255 if the host was lost; ``error`` says why in the last two cases. ``stdout`` and
+    ``stderr`` are empty unless the output was captured."""
+
+    rank: int
+    host: str
+    returncode: int
+    stdout: str = ""
+    stderr: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """The results of a command by rank; ``returncode`` is the highest, as in Monarch."""
+
+    results: dict[int, CommandResult]
+
+    @property
+    def returncode(self) -> int:
+        return max(result.returncode for result in self.results.values())
+
+    def __getitem__(self, rank: int) -> CommandResult:
+        return self.results[rank]
+
+    def __iter__(self) -> Iterator[CommandResult]:
+        return iter(self.results.values())
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+
+def execute(
+    hosts: HostMeshProxy,
+    command: Sequence[str],
+    ranks: Sequence[int] | int | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    workdir: str | None = None,
+    capture: bool = False,
+    stdin: IO[bytes] | None = None,
+    timeout: float | None = None,
+) -> Executed:
+    """Runs ``command`` on the hosts ``ranks``. Interrupting it ends the commands."""
+    if isinstance(command, str) or not command or not all(isinstance(part, str) for part in command):
+        raise TypeError(f"exec() needs a list of strings such as ['nvidia-smi', '-L'], not {command!r}")
+    chosen = check_ranks(ranks, len(hosts))
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with contextlib.ExitStack() as stack:
+        streams = spawn_streams(hosts, None if ranks is None else chosen, "exec", stack)
+        arrivals = streams[chosen[0]].arrivals
+        running = {rank: _Running(streams[rank], capture=capture, labelled=len(chosen) > 1) for rank in chosen}
+        for each in running.values():
+            each.start(command, env or {}, workdir, stdin=stdin is not None)
+        if stdin is not None:
+            data = stdin.read()
+            for each in running.values():
+                each.send(data)
+        while any(not each.finished for each in running.values()):
+            try:
+                host, future = arrivals.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                late = ", ".join(f"rank {rank}" for rank, each in running.items() if not each.finished)
+                raise TimeoutError(f"{command[0]} did not end within {timeout} s on {late}; it was ended") from None
+            running[host.rank].arrived(future)
+        for each in running.values():
+            each.flush()
+    return Executed({rank: each.result() for rank, each in running.items()})
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A command on one host."""
+
+    streams: HostStreams
+    capture: bool
+    labelled: bool
+    finished: bool = False
+    host: str = ""
+    returncode: int = 0
+    error: str = ""
+    captured: dict[int, bytearray] = field(default_factory=lambda: {STDOUT: bytearray(), STDERR: bytearray()})
+    unfinished: dict[int, bytes] = field(default_factory=lambda: {STDOUT: b"", STDERR: b""})
+    name: FutureProxy[Any] | None = None
+
+    def start(self, command: Sequence[str], env: Mapping[str, str], workdir: str | None, *, stdin: bool) -> None:
+        writer = self.streams.writer
+        self.name = writer.host.call_one()
+        writer.run.broadcast(list(command), dict(env), workdir, stdin)
+        self.streams.start()
+
+    def send(self, data: bytes) -> None:
+        writer = self.streams.writer
+        for start in range(0, len(data), WINDOW):
+            writer.write.broadcast(STDIN, data[start : start + WINDOW])
+        writer.write.broadcast(STDIN, b"")
+
+    def arrived(self, future: FutureProxy[Any]) -> None:
+        if self.finished:
+            return
+        try:
+            events = self.streams.take(future)
+            if not self.host and self.name is not None:
+                self.host = self.name.get()
+        except MeshgateError as error:
+            self.finished, self.returncode, self.error = True, LOST, str(error)
+            return
+        for event in events:
+            if event.kind == "data":
+                self._output(event.stream, event.data)
+            elif event.kind in ("exit", "failed"):
+                self.finished, self.returncode, self.error = True, event.number, event.data.decode()
+
+    def _output(self, stream: int, data: bytes) -> None:
+        self.streams.writer.ack.broadcast(stream, len(data))
+        if self.capture:
+            self.captured[stream] += data
+        elif self.labelled:
+            whole, newline, rest = (self.unfinished[stream] + data).rpartition(b"\n")
+            self.unfinished[stream] = rest
+            self._print(stream, whole + newline)
+        else:
+            _write(stream, data)
+
+    def _print(self, stream: int, data: bytes) -> None:
+        label = f"[{self.host} rank {self.streams.rank}] ".encode()
+        _write(stream, b"".join(label + line for line in data.splitlines(keepends=True)))
+
+    def flush(self) -> None:
+        """Prints the last line if it has no end, and why the command could not run."""
+        for stream, data in self.unfinished.items():
+            if data:
+                self._print(stream, data + b"\n")
+        if self.error and not self.capture:
+            _write(STDERR, f"meshgate: rank {self.streams.rank}: {self.error}\n".encode())
+
+    def result(self) -> CommandResult:
+        out, err = (self.captured[stream].decode(errors="replace") for stream in (STDOUT, STDERR))
+        return CommandResult(self.streams.rank, self.host, self.returncode, out, err, self.error)
+
+
+def _write(stream: int, data: bytes) -> None:
+    """Writes to the current ``sys.stdout`` or ``sys.stderr``, which a notebook or a test may have replaced."""
+    target = sys.stdout if stream == STDOUT else sys.stderr
+    if data:
+        binary = getattr(target, "buffer", None)
+        if binary is not None:
+            target.flush()
+            binary.write(data)
+            binary.flush()
+        else:
+            target.write(data.decode(errors="replace"))
+            target.flush()

@@ -1,0 +1,144 @@
+"""Ports of a host's loopback on the laptop's loopback, and the other way round.
+
+Each side has a hub; what one reads, the other writes. A port that a program on the host listens on appears here, or,
+with ``reverse``, one that listens here appears there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+from meshgate.errors import JobError, MeshgateError
+from meshgate.ranks.host_streams import HostStreams, spawn_streams
+from meshgate.ranks.streams import Event, Hub
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from meshgate.proxies import HostMeshProxy
+
+__all__ = ["ForwardedPort", "forward"]
+
+LISTENER = 0
+HERE, THERE = 1, 2  # the first stream that each side accepts: the numbers of the two sides never meet
+
+
+class ForwardedPort:
+    """A forwarded port; connect to ``port``. Ends with ``close()`` or a ``with`` block."""
+
+    def __init__(self, host: HostStreams, target: int, stack: contextlib.ExitStack, *, reverse: bool) -> None:
+        self.rank, self.target, self.reverse = host.rank, target, reverse
+        self.port = 0
+        self._host, self._stack = host, stack
+        self._hub = Hub(HERE)
+        self._closed = False
+        self._error: MeshgateError | None = None
+        self._threads = [
+            threading.Thread(target=run, name="meshgate-forward", daemon=True)
+            for run in (self._from_here, self._from_there)
+        ]
+
+    def open(self, listen: int) -> None:
+        """Listens at ``listen``, 0 for a free port. Raises JobError if it is in use."""
+        if self.reverse:
+            answer = self._host.writer.listen.call_one(LISTENER, listen).get()
+            if isinstance(answer, str):
+                raise JobError(f"cannot listen on port {listen} of rank {self.rank}: {answer}")
+            self.port = answer
+        else:
+            try:
+                self.port = self._hub.listen(LISTENER, listen)
+            except OSError as error:
+                raise JobError(f"cannot listen on port {listen} of this machine: {error.strerror or error}") from error
+        self._host.start()
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def error(self) -> MeshgateError | None:
+        """Why it no longer works, such as that the host was lost; None while it does."""
+        return self._error
+
+    def wait(self) -> None:
+        """Returns when it is closed. Raises its error if it no longer works."""
+        for thread in self._threads:  # a listener is closed once no thread polls it
+            thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Ends all connections and stops listening."""
+        self._closed = True
+        self._hub.close()
+        self._stack.close()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+
+    def _from_here(self) -> None:
+        writer = self._host.writer
+        while events := self._hub.poll():
+            for event in events:
+                self._pass_on(event, writer.write.broadcast, writer.ack.broadcast, writer.close_stream.broadcast)
+                if event.kind == "accepted":
+                    writer.connect.broadcast(event.stream, self.target)
+
+    def _from_there(self) -> None:
+        while True:
+            host, future = self._host.arrivals.get()
+            try:
+                events = host.take(future, more=not self._closed)
+            except MeshgateError as error:
+                if not self._closed:
+                    self._error = error
+                    self._hub.close()
+                return
+            for event in events:
+                self._pass_on(event, self._hub.write, self._hub.ack, self._hub.close_stream)
+                if event.kind == "accepted":
+                    self._hub.connect(event.stream, self.target)
+            if self._closed:  # no read follows, and the last one may have arrived
+                return
+
+    def _pass_on(self, event: Event, write: Any, ack: Any, close: Any) -> None:
+        if event.kind == "data":
+            write(event.stream, event.data)
+        elif event.kind == "end":
+            write(event.stream, b"")
+        elif event.kind == "wrote":
+            ack(event.stream, event.number)
+        elif event.kind == "failed":
+            close(event.stream)
+
+    def __enter__(self) -> ForwardedPort:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        here, there = ("this machine", f"rank {self.rank}")
+        listening, serving = (there, here) if self.reverse else (here, there)
+        return f"<ForwardedPort 127.0.0.1:{self.port} of {listening} → port {self.target} of {serving}>"
+
+
+def forward(hosts: HostMeshProxy, port: int, rank: int, *, local_port: int | None, reverse: bool) -> ForwardedPort:
+    """``port`` is the host's; ``local_port`` is this machine's (None: a free one, or with ``reverse`` the same)."""
+    for name, value in (("port", port), ("local_port", local_port)):
+        if value is not None and (not isinstance(value, int) or value not in range(65_536)):
+            raise ValueError(f"forward({name}={value!r}): expected a port, 1 to 65535")
+    if not isinstance(rank, int) or rank not in range(len(hosts)):
+        raise ValueError(f"rank={rank!r}: the mesh has ranks 0 to {len(hosts) - 1}")
+    target, listen = (port, local_port or 0) if not reverse else (port if local_port is None else local_port, port)
+    stack = contextlib.ExitStack()
+    forwarded = ForwardedPort(spawn_streams(hosts, [rank], "forward", stack)[rank], target, stack, reverse=reverse)
+    try:
+        forwarded.open(listen)
+    except BaseException:
+        stack.close()
+        raise
+    return forwarded

@@ -1,0 +1,183 @@
+"""The Python stacks of the processes of a job, with equal ones of many ranks shown once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from meshgate.errors import MeshgateError
+from meshgate.ranks import OWN_MESHES
+from meshgate.ranks.stacks_on_host import StackReader
+
+if TYPE_CHECKING:
+    from meshgate.proxies import HostMeshProxy
+
+__all__ = ["Frame", "ProcessStacks", "Stacks", "Thread", "read_stacks"]
+
+ANSWER_TIMEOUT = 2.0  # seconds that a process has to answer, twice
+# Files of the frames around those of endpoints, which say nothing.
+_AROUND = ("/monarch/", "/asyncio/", "/meshgate_", "<_meshgate_sync_", "<meshgate_", "<frozen ")
+_LIBRARY = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)")
+
+
+class Frame(NamedTuple):
+    file: str
+    line: int
+    function: str
+    text: str = ""
+
+    def __str__(self) -> str:
+        where = f'  File "{self.file}", line {self.line}, in {self.function}'
+        return f"{where}\n    {self.text}" if self.text else where
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """A thread, or with ``task`` a suspended asyncio task. The outermost frame is first."""
+
+    name: str
+    frames: tuple[Frame, ...]
+    task: bool = False
+
+    @property
+    def user_frames(self) -> tuple[Frame, ...]:
+        """The frames from the first that is neither Monarch's nor the standard library's, without Monarch's last."""
+        frames = list(self.frames)
+        while frames and _is_around(frames[-1]):
+            frames.pop()
+        while frames and (_is_around(frames[0]) or _LIBRARY.search(frames[0].file)):
+            frames.pop(0)
+        return tuple(frames)
+
+    def __str__(self) -> str:
+        kind = "task" if self.task else "thread"
+        return "\n".join([f"{kind} {self.name}", *map(str, self.frames)])
+
+
+def _is_around(frame: Frame) -> bool:
+    return any(part in frame.file for part in _AROUND)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStacks:
+    """One process: ``mesh`` is the name of its proc mesh. ``problem``: why its stacks are not known."""
+
+    host: str
+    mesh: str
+    rank: int
+    pid: int
+    threads: tuple[Thread, ...] = ()
+    problem: str = ""
+    note: str = ""
+
+    @property
+    def busy(self) -> tuple[Thread, ...]:
+        """The threads and tasks that run code other than Monarch's and the standard library's."""
+        return tuple(thread for thread in self.threads if thread.user_frames)
+
+    def text(self, *, all_threads: bool = False) -> str:
+        """What it runs, for people."""
+        if self.problem:
+            return f"  {self.problem}"
+        if all_threads:
+            texts = [str(thread) for thread in self.threads]
+        else:
+            texts = ["\n".join(map(str, thread.user_frames)) for thread in self.busy]
+        texts += [f"  ({self.note})"] if self.note else []
+        return "\n".join(texts) or "  idle: waits for calls"
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """The stacks of many processes. ``str`` shows equal ones once, with the ranks that have them."""
+
+    processes: tuple[ProcessStacks, ...]
+    problems: dict[str, str] = field(default_factory=dict)
+    """Why the processes of a host mesh could not be asked."""
+
+    def __iter__(self) -> Iterator[ProcessStacks]:
+        return iter(self.processes)
+
+    def __len__(self) -> int:
+        return len(self.processes)
+
+    def groups(self, *, all_threads: bool = False) -> dict[str, list[ProcessStacks]]:
+        """The processes by what they run; the largest group first. A line's file, number and function count."""
+        groups: dict[str, list[ProcessStacks]] = {}
+        for process in self.processes:
+            groups.setdefault(process.text(all_threads=all_threads), []).append(process)
+        return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
+
+    def texts(self, *, all_threads: bool = False) -> list[str]:
+        """One text for each group, and for each problem."""
+        groups = self.groups(all_threads=all_threads)
+        parts = [f"{_names(group)}:\n{text}" for text, group in groups.items()]
+        return parts + [f"{mesh}: {problem}" for mesh, problem in self.problems.items()]
+
+    def __str__(self) -> str:
+        return "\n\n".join(self.texts()) or "no processes"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def read_stacks(meshes: dict[str, HostMeshProxy], ranks: Sequence[int] | int | None = None) -> Stacks:
+    """The stacks of the processes on the hosts of ``meshes``; ``ranks``: only of processes with these ranks."""
+    wanted = None if ranks is None else {ranks} if isinstance(ranks, int) else set(ranks)
+    asked = []
+    for name, hosts in meshes.items():
+        procs = hosts.spawn_procs(name="stacks")
+        asked.append((name, procs, procs.spawn("stacks", StackReader).read.call(ANSWER_TIMEOUT)))
+    found: list[ProcessStacks] = []
+    problems = {}
+    for name, procs, future in asked:
+        try:
+            for answers in future.get().values():
+                found += map(_process, answers)
+        except MeshgateError as error:
+            problems[name] = str(error)
+        finally:
+            procs.stop()
+    chosen = (each for each in found if each.mesh not in OWN_MESHES and (wanted is None or each.rank in wanted))
+    return Stacks(tuple(sorted(chosen, key=lambda each: (each.mesh, each.rank, each.pid))), problems)
+
+
+def _process(answer: dict[str, Any]) -> ProcessStacks:
+    threads = [
+        Thread(each["name"], tuple(Frame(*frame) for frame in each["frames"]), task=kind == "tasks")
+        for kind in ("threads", "tasks")
+        for each in answer.get(kind, ())
+    ]
+    return ProcessStacks(
+        host=answer["host"],
+        mesh=answer["mesh"],
+        rank=answer["rank"],
+        pid=answer["pid"],
+        threads=tuple(threads),
+        problem=answer.get("problem", ""),
+        note=answer.get("note", ""),
+    )
+
+
+def _names(group: Sequence[ProcessStacks]) -> str:
+    """``procs ranks 0-2, 5 (4 processes)``."""
+    by_mesh: dict[str, list[int]] = {}
+    for process in group:
+        by_mesh.setdefault(process.mesh, []).append(process.rank)
+    named = ", ".join(
+        f"{mesh} rank{'' if len(ranks) == 1 else 's'} {_ranges(sorted(ranks))}" for mesh, ranks in by_mesh.items()
+    )
+    return f"{named} on {group[0].host}" if len(group) == 1 else f"{named} ({len(group)} processes)"
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """``0-2, 5``"""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

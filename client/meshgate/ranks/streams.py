@@ -1,0 +1,317 @@
+"""Byte streams between file descriptors here and a peer far away, with credit, so that neither side fills memory.
+
+Runs on the laptop and, sent as source, on hosts: the standard library only. Each side has a ``Hub``; what one side
+reads is an event, and the other side writes it. A stream has a window in each direction: at most ``WINDOW`` bytes are
+under way until the other side has written them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import threading
+from collections import deque
+from typing import NamedTuple
+
+WINDOW = 1 << 20
+CHUNK = 128 * 1024
+CONNECT_TIMEOUT = 10.0  # seconds
+MAX_BATCH = 256 * 1024  # bytes of the events that one poll returns, roughly
+READABLE = select.POLLIN | select.POLLHUP | select.POLLERR | select.POLLNVAL
+WRITABLE = select.POLLOUT | select.POLLHUP | select.POLLERR | select.POLLNVAL
+
+
+class Event(NamedTuple):
+    """``data``: bytes were read. ``end``: no others follow. ``wrote``: ``number`` bytes were written. ``accepted``: a
+    listener has a new stream. ``failed``: a connection could not be made, and why. ``exit``: of a process, with its
+    exit code."""
+
+    stream: int
+    kind: str
+    data: bytes = b""
+    number: int = 0
+
+
+class Stream:
+    """``reading`` and ``writing`` are descriptors, or -1. Both may be the same; ``shared`` closes them together."""
+
+    def __init__(self, reading: int, writing: int, sock: socket.socket | None = None) -> None:
+        self.reading, self.writing, self.sock = reading, writing, sock
+        self.listening = False
+        self.credit = WINDOW  # bytes that may be read before the peer has written earlier ones
+        self.queue: deque[bytes] = deque()
+        self.ending = False  # nothing follows what is in the queue
+
+
+class Hub:
+    """The streams of one side. One thread calls ``poll``; any thread may call the other methods."""
+
+    def __init__(self, first: int = 1) -> None:
+        """``first``: the number of the first stream that a listener accepts. The two sides must not use the same."""
+        self._lock = threading.Lock()
+        self._streams: dict[int, Stream] = {}
+        self._events: deque[Event] = deque()
+        self._exits: deque[tuple[int, int, tuple[int, ...]]] = deque()
+        self._next = first
+        self._closed = False
+        self._wake_reading, self._wake_writing = os.pipe()
+        for end in (self._wake_reading, self._wake_writing):
+            os.set_blocking(end, False)
+
+    # --- streams
+
+    def add(self, stream: int, reading: int = -1, writing: int = -1, sock: socket.socket | None = None) -> None:
+        """Adds descriptors, which the hub owns from now on and makes non-blocking."""
+        for descriptor in (reading, writing):
+            if descriptor >= 0:
+                os.set_blocking(descriptor, False)
+        with self._lock:
+            self._streams[stream] = Stream(reading, writing, sock)
+        self._wake()
+
+    def add_socket(self, stream: int, sock: socket.socket) -> None:
+        self.add(stream, sock.fileno(), sock.fileno(), sock)
+
+    def listen(self, stream: int, port: int) -> int:
+        """Listens on loopback and returns the port; 0 chooses a free one. Raises OSError."""
+        listener = socket.create_server(("127.0.0.1", port))
+        listener.setblocking(False)
+        with self._lock:
+            listening = self._streams[stream] = Stream(listener.fileno(), -1, listener)
+            listening.listening = True
+        self._wake()
+        return int(listener.getsockname()[1])
+
+    def connect(self, stream: int, port: int) -> None:
+        """Connects to a port of loopback. Returns at once; what is written meanwhile waits. A failure is an event."""
+        with self._lock:
+            connecting = self._streams[stream] = Stream(-1, -1)
+        threading.Thread(target=self._connect, args=(stream, connecting, port), daemon=True).start()
+
+    def _connect(self, number: int, stream: Stream, port: int) -> None:
+        try:
+            connected = socket.create_connection(("127.0.0.1", port), timeout=CONNECT_TIMEOUT)
+        except OSError as error:
+            self.close_stream(number)
+            self.post(Event(number, "failed", f"nothing answers at port {port}: {error.strerror or error}".encode()))
+            return
+        connected.setblocking(False)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._lock:
+            if self._streams.get(number) is stream:
+                stream.sock, stream.reading, stream.writing = connected, connected.fileno(), connected.fileno()
+            else:  # closed meanwhile
+                connected.close()
+        self._wake()
+
+    def write(self, stream: int, data: bytes) -> None:
+        """Queues data; empty data ends the stream in this direction. Data for a closed stream is dropped."""
+        with self._lock:
+            found = self._streams.get(stream)
+            if found is None:
+                return
+            if data:
+                found.queue.append(data)
+            else:
+                found.ending = True
+        self._wake()
+
+    def ack(self, stream: int, count: int) -> None:
+        """The peer has written ``count`` bytes of this stream."""
+        with self._lock:
+            found = self._streams.get(stream)
+            if found is not None:
+                found.credit += count
+        self._wake()
+
+    def close_stream(self, stream: int) -> None:
+        with self._lock:
+            found = self._streams.pop(stream, None)
+        if found is not None:
+            _close(found)
+        self._wake()
+
+    def post(self, event: Event) -> None:
+        """Makes ``poll`` return an event."""
+        with self._lock:
+            self._events.append(event)
+        self._wake()
+
+    def exited(self, stream: int, code: int, outputs: tuple[int, ...]) -> None:
+        """A process has exited: what it has written to the streams ``outputs`` is read, then they end."""
+        with self._lock:
+            self._exits.append((stream, code, outputs))
+        self._wake()
+
+    def close(self) -> None:
+        """Ends ``poll``, which then returns nothing, and closes all streams."""
+        with self._lock:
+            self._closed = True
+            streams, self._streams = list(self._streams.values()), {}
+        for stream in streams:
+            _close(stream)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so ``poll`` wakes up anyway
+            os.write(self._wake_writing, b"x")
+
+    # --- what happens
+
+    def poll(self) -> list[Event]:
+        """Waits until something happens and returns it; nothing once the hub is closed."""
+        while True:
+            with self._lock:
+                if self._closed:
+                    return []
+                events = list(self._events)
+                self._events.clear()
+                exits = list(self._exits)
+                self._exits.clear()
+                watched = dict(self._streams)
+            for stream, code, outputs in exits:
+                events += self._drain(outputs)
+                events.append(Event(stream, "exit", number=code))
+            if events:
+                return events
+            ready = self._wait(watched)
+            size = 0
+            for number, flags in ready:
+                found = self._serve(number, watched[number], flags)
+                size += sum(len(event.data) for event in found)
+                events += found
+                if size >= MAX_BATCH:
+                    break
+            if events:
+                return events
+
+    def _wait(self, watched: dict[int, Stream]) -> list[tuple[int, int]]:
+        poller = select.poll()
+        poller.register(self._wake_reading, select.POLLIN)
+        owners: dict[int, list[int]] = {}
+        masks: dict[int, int] = {}
+        for number, stream in watched.items():
+            if stream.reading >= 0 and stream.credit > 0:
+                masks[stream.reading] = masks.get(stream.reading, 0) | select.POLLIN
+                owners.setdefault(stream.reading, []).append(number)
+            if stream.writing >= 0 and (stream.queue or stream.ending):
+                masks[stream.writing] = masks.get(stream.writing, 0) | select.POLLOUT
+                owners.setdefault(stream.writing, []).append(number)
+        for descriptor, mask in masks.items():
+            poller.register(descriptor, mask)
+        ready: dict[int, int] = {}
+        for descriptor, flags in poller.poll():
+            if descriptor == self._wake_reading:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_reading, 4096)
+                continue
+            for number in owners.get(descriptor, ()):
+                ready[number] = ready.get(number, 0) | flags
+        return list(ready.items())
+
+    def _serve(self, number: int, stream: Stream, flags: int) -> list[Event]:
+        with self._lock:
+            if self._streams.get(number) is not stream:
+                return []  # closed meanwhile, and its descriptors perhaps used again
+            if stream.listening:
+                return self._accept(stream)
+            events = []
+            if flags & WRITABLE and (stream.queue or stream.ending) and stream.writing >= 0:
+                events += self._write_queue(number, stream)
+            if flags & READABLE and stream.credit > 0 and stream.reading >= 0:
+                events += self._read(number, stream, min(CHUNK, stream.credit))
+            self._forget_if_over(number, stream)
+        return events
+
+    def _accept(self, listener: Stream) -> list[Event]:
+        assert listener.sock is not None
+        try:
+            accepted, _ = listener.sock.accept()
+        except OSError:  # the caller has hung up
+            return []
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        number, self._next = self._next, self._next + 2
+        self._streams[number] = Stream(accepted.fileno(), accepted.fileno(), accepted)
+        return [Event(number, "accepted")]
+
+    def _read(self, number: int, stream: Stream, size: int) -> list[Event]:
+        try:
+            data = os.read(stream.reading, size)
+        except BlockingIOError:
+            return []
+        except OSError:  # a terminal whose process has ended (EIO), or a connection that was reset
+            data = b""
+        if data:
+            stream.credit -= len(data)
+            return [Event(number, "data", data)]
+        stream.reading = _close_half(stream, stream.reading, stream.writing, socket.SHUT_RD)
+        return [Event(number, "end")]
+
+    def _write_queue(self, number: int, stream: Stream) -> list[Event]:
+        written = 0
+        try:
+            while stream.queue:
+                data = stream.queue[0]
+                count = os.write(stream.writing, data)
+                written += count
+                if count < len(data):
+                    stream.queue[0] = data[count:]
+                    break
+                stream.queue.popleft()
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EIO, errno.ENOTCONN):
+                raise
+            written += sum(map(len, stream.queue))  # no program reads it
+            stream.queue.clear()
+            stream.ending = True
+        if not stream.queue and stream.ending:
+            stream.writing = _close_half(stream, stream.writing, stream.reading, socket.SHUT_WR)
+        return [Event(number, "wrote", number=written)] if written else []
+
+    def _drain(self, outputs: tuple[int, ...]) -> list[Event]:
+        """The rest of what an ended process has written, and the ends of these streams."""
+        events = []
+        with self._lock:
+            for number in outputs:
+                stream = self._streams.get(number)
+                if stream is None or stream.reading < 0:
+                    continue
+                for _ in range(WINDOW // CHUNK):  # a process that it left behind may go on writing
+                    found = self._read(number, stream, CHUNK)
+                    events += found
+                    if not found or found[0].kind == "end":
+                        break
+                if stream.reading >= 0:
+                    events.append(Event(number, "end"))
+                del self._streams[number]
+                _close(stream)
+        return events
+
+    def _forget_if_over(self, number: int, stream: Stream) -> None:
+        if stream.reading < 0 and stream.writing < 0:
+            del self._streams[number]
+            _close(stream)
+
+
+def _close_half(stream: Stream, descriptor: int, other: int, how: int) -> int:
+    """Ends one direction and returns -1."""
+    if stream.sock is not None:
+        with contextlib.suppress(OSError):
+            stream.sock.shutdown(how)
+    elif descriptor != other:
+        os.close(descriptor)
+    return -1
+
+
+def _close(stream: Stream) -> None:
+    if stream.sock is not None:
+        stream.sock.close()
+        return
+    for descriptor in {stream.reading, stream.writing} - {-1}:
+        os.close(descriptor)

@@ -1,0 +1,76 @@
+"""meshgate's own actor classes, sent to workers as the source text of their module.
+
+A worker pod may have only torchmonarch and another Python version than the laptop, so it can neither import these
+classes nor run their bytecode. On the laptop each is an ordinary actor class with the metaclass ``SentAsSource`` and is
+spawned like any other.
+
+Its module must contain the line ``REQUIRED_IMPORT`` and import only the standard library otherwise. The exception is a
+line that ends with ``INCLUDE_COMMENT``, which is replaced by the source of the module that it imports. Endpoints must
+return and raise built-in types only.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import hashlib
+import importlib
+import inspect
+import re
+import sys
+from abc import ABCMeta
+from typing import Any
+
+from meshgate.actors.api import Actor, endpoint
+
+__all__ = ["INCLUDE_COMMENT", "REQUIRED_IMPORT", "Actor", "SentAsSource", "endpoint"]
+
+REQUIRED_IMPORT = "from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint\n"
+INCLUDE_COMMENT = "  # sent along"
+_INCLUDED = re.compile(rf"^from (\S+) import .*{INCLUDE_COMMENT}\n", re.MULTILINE)
+_FUTURE = "from __future__ import annotations\n"
+_WORKER_IMPORT = "from monarch.actor import Actor, endpoint; SentAsSource = type(Actor)\n"
+
+
+class SentAsSource(ABCMeta):
+    """Metaclass of actor classes that are pickled as the source of their module."""
+
+
+def _load(name: str, text: str, attribute: str) -> Any:
+    """Runs on the worker: returns the class from a module that is created once for each version of the text.
+
+    Actors of one process may load their classes at the same time, each on its own thread, so it takes a lock that all
+    versions of this function share.
+    """
+    import linecache  # noqa: PLC0415 - the source of this function is sent alone
+    import sys  # noqa: PLC0415
+    import threading  # noqa: PLC0415
+    import types  # noqa: PLC0415
+
+    with vars(sys).setdefault("_meshgate_load_lock", threading.RLock()):
+        module = sys.modules.get(name)
+        if module is None:
+            module = types.ModuleType(name)
+            filename = f"<{name}>"
+            linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+            sys.modules[name] = module
+            exec(compile(text, filename, "exec", dont_inherit=True), vars(module))  # noqa: S102 - meshgate's own text
+    return getattr(module, attribute)
+
+
+def _reduce(Class: SentAsSource) -> tuple[Any, ...]:
+    text = inspect.getsource(sys.modules[Class.__module__])
+    if REQUIRED_IMPORT not in text:
+        raise TypeError(f"cannot send {Class.__module__}: it does not contain the line {REQUIRED_IMPORT!r}")
+    text = _INCLUDED.sub(lambda line: _included_source(line[1]), text.replace(REQUIRED_IMPORT, _WORKER_IMPORT))
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    names = {"code": inspect.getsource(_load), "text": text, "attribute": Class.__name__}
+    names["name"] = f"{Class.__module__.replace('.', '_')}_{digest}"
+    return eval, ("(exec('from __future__ import annotations\\n' + code), _load(name, text, attribute))[1]", names)
+
+
+def _included_source(module: str) -> str:
+    """The source of ``module`` in a form that can be inserted into another module."""
+    return inspect.getsource(importlib.import_module(module)).replace(_FUTURE, "")
+
+
+copyreg.pickle(SentAsSource, _reduce)

@@ -1,0 +1,69 @@
+"""What a new holder of a session finds: collected from the gateway's first messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from meshgate.session.futures import FutureProxy
+from meshgate.session.objects import ObjectTable
+from meshgate_wire.messages import (
+    Attached,
+    AttachHosts,
+    Header,
+    KeptCall,
+    KeptCalls,
+    OpenChannel,
+    SpawnActors,
+    SpawnProcs,
+    Stop,
+)
+
+__all__ = ["Creation", "Takeover"]
+
+Creation = AttachHosts | SpawnProcs | SpawnActors | OpenChannel
+
+
+@dataclass(slots=True)
+class Takeover:
+    """The state of a session that an earlier holder left. ``complete`` settles once all of it has arrived, and fails if
+    the session ends before that.
+
+    ``mesh_sizes``: the number of hosts of each of the job's meshes. Messages are added on the connection thread.
+    """
+
+    objects: ObjectTable
+    mesh_sizes: Mapping[str, int]
+    created: list[Creation] = field(default_factory=list)
+    calls: list[KeptCall] = field(default_factory=list)
+    complete: FutureProxy[Attached] = field(default_factory=FutureProxy)
+
+    def add(self, header: Header) -> None:
+        """Takes one of the gateway's messages about the state."""
+        if isinstance(header, KeptCalls):
+            self.calls += header.calls
+        elif isinstance(header, Attached):
+            self.objects.continue_at(header.next_object)
+            self.complete.settle(lambda: header)
+        elif isinstance(header, Stop):
+            if self.objects.get(header.target.object) is not None:
+                self.objects.stop(header.target.object, header.reason)
+        elif isinstance(header, (AttachHosts, SpawnProcs, SpawnActors, OpenChannel)):
+            self._created(header)
+
+    def _created(self, header: Creation) -> None:
+        """Notes an object at once, since messages about it may follow."""
+        number = header.object
+        if isinstance(header, AttachHosts):
+            hosts = self.objects.restore(number, "hosts", header.mesh, f"attaching the hosts of {header.mesh!r}")
+            hosts.expected_hosts = self.mesh_sizes.get(header.mesh, 0)
+        elif isinstance(header, SpawnProcs):
+            step = f"spawn_procs({dict(header.per_host)}, name={header.name!r})"
+            self.objects.restore(number, "procs", header.name, step, (header.hosts.object,))
+        elif isinstance(header, SpawnActors):
+            parents = (header.procs.object, *(argument.ref.object for argument in header.arguments))
+            step = f"spawn({header.name!r}, {header.class_name})"
+            self.objects.restore(number, "actors", header.name, step, parents)
+        else:
+            self.objects.restore(number, "port", header.name, "Channel.open()")
+        self.created.append(header)

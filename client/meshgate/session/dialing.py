@@ -1,0 +1,202 @@
+"""How a gateway is reached, and what its HTTP responses mean.
+
+A ``Dialer`` finds a route for each connection: a URL through an ingress, or a port-forward with a new
+socket each time. It may also know that the gateway itself is gone, which a cut connection alone does not show.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import ssl as ssl_module
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from socket import socket
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from meshgate.errors import (
+    AuthenticationError,
+    ConnectionFailedError,
+    EngineDiedError,
+    GatewayError,
+    GatewayLostError,
+    InvalidRequestError,
+    MeshgateError,
+    SessionExpiredError,
+    SessionTakenOverError,
+    VersionMismatchError,
+)
+
+__all__ = ["Dialer", "Route", "UrlDialer", "describe_response", "error_of_response", "is_gateway_url"]
+
+_SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
+RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How to reach a gateway for one connection.
+
+    If ``sock``, a connected socket, or ``unix_socket``, a path, is given, it is used instead of dialling ``url``.
+    """
+
+    url: str  # ws:// or wss://, without the path of the session
+    sock: socket | None = None
+    unix_socket: str | None = None
+    ssl: ssl_module.SSLContext | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    through_proxy: bool = True
+
+
+class Dialer(Protocol):
+    """Finds the route to one gateway. Called on the connection's event loop."""
+
+    async def dial(self) -> Route:
+        """The route for the next attempt. Raises OSError if there is none at present."""
+
+    async def gone(self) -> str | None:
+        """Why the gateway will never answer again, if that is certain; otherwise None."""
+
+    def __str__(self) -> str:
+        """The gateway's name in error messages."""
+
+
+class UrlDialer:
+    """Reaches a gateway at a ``ws://`` or ``wss://`` (``http://``, ``https://``) URL.
+
+    ``ca`` is a file of certificates to trust besides the system's. For a gateway on this machine, ``alive`` returns
+    whether its process runs, and ``unix_socket`` is a faster route.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        ca: str | Path | None = None,
+        alive: Callable[[], bool] | None = None,
+        unix_socket: str | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        scheme = _SCHEMES.get(parts.scheme, "")
+        if not is_gateway_url(url):
+            raise ValueError(f"{url!r} is not the URL of a gateway: expected ws://host:port or wss://host[:port]")
+        if parts.username is not None:
+            raise ValueError(
+                f"the URL of the gateway at {parts.hostname} contains a user name or a password, which would be "
+                "sent in place of the token: remove it, and set MESHGATE_TOKEN"
+            )
+        self.url = parts._replace(scheme=scheme, path=parts.path.rstrip("/"), query="", fragment="").geturl()
+        self._token = token
+        self._alive = alive
+        self._unix_socket = unix_socket
+        self._through_proxy = not _is_loopback(parts.hostname or "")
+        if scheme == "ws" and token and self._through_proxy:
+            warnings.warn(
+                f"{self.url}: the token and all data are sent unencrypted, so everyone on the way can use this "
+                f"job. Use wss:// behind an ingress with TLS, or kubectl port-forward",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._ssl: ssl_module.SSLContext | None = None
+        if scheme == "wss":
+            self._ssl = ssl_module.create_default_context()
+            if ca is not None:
+                self._ssl.load_verify_locations(ca)
+
+    async def dial(self) -> Route:
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        route = Route(self.url, ssl=self._ssl, headers=headers, through_proxy=self._through_proxy)
+        return replace(route, unix_socket=self._unix_socket) if _exists(self._unix_socket) else route
+
+    async def gone(self) -> str | None:
+        if self._alive is None or self._alive():
+            return None
+        return "its process has exited"
+
+    def __str__(self) -> str:
+        return f"the gateway at {self.url}"
+
+
+def is_gateway_url(url: str) -> bool:
+    """Whether ``url`` can be the URL of a gateway."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an unclosed bracket, an invalid port
+        return False
+
+
+def _exists(unix_socket: str | None) -> bool:
+    """A cleaner of temporary files may have removed the socket; then the URL is used."""
+    return unix_socket is not None and Path(unix_socket).is_socket()
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def describe_response(status: int, body: bytes) -> str:
+    """The HTTP response that a gateway, or an ingress in front of it, sent instead of accepting a connection."""
+    text = str(_json_object(body).get("error") or "").strip()
+    return f"HTTP {status}: {text}" if text else f"HTTP {status}"
+
+
+def error_of_response(status: int, body: bytes, gateway: str, *, resuming: bool = False) -> MeshgateError | None:
+    """The error behind an HTTP response to the handshake; None if another attempt may succeed.
+
+    Only a gateway's own response, a JSON object with an ``error``, can end a session (``resuming``): while the gateway
+    restarts, an ingress responds with 404 or 403 by itself.
+    """
+    response = _json_object(body)
+    text = str(response.get("error") or "").strip()
+    if not text:
+        return None if resuming or status in RETRIED_STATUS else _not_a_gateway(status, gateway)
+    if status in (401, 403):
+        hint = "" if "MESHGATE_TOKEN" in text else ". Set MESHGATE_TOKEN to the job's token"
+        return AuthenticationError(f"{gateway} rejected this client: {text}{hint}")
+    if status == 426:
+        return VersionMismatchError(f"{gateway}: {text}")
+    if status == 410:
+        reason = str(response.get("reason") or text)
+        return _session_over(gateway, str(response.get("kind")), reason, str(response.get("output") or ""))
+    if status in RETRIED_STATUS:
+        return None
+    return ConnectionFailedError(f"{gateway} refused the connection with HTTP {status}: {text}")
+
+
+def _not_a_gateway(status: int, gateway: str) -> MeshgateError:
+    return ConnectionFailedError(
+        f"{gateway}: the server there responded with HTTP {status} and is not a meshgate gateway. Check the URL, and "
+        "that any ingress or proxy in between forwards to the gateway and admits its clients"
+    )
+
+
+def _session_over(gateway: str, kind: str, reason: str, output: str) -> MeshgateError:
+    if kind == "taken_over":
+        return SessionTakenOverError(f"{gateway}: {reason}")
+    if kind == "not_detached":
+        return InvalidRequestError(f"cannot attach through {gateway}: {reason}")
+    if kind == "expired":
+        return SessionExpiredError(f"{gateway} has ended this session: {reason}")
+    if kind == "ended":
+        return GatewayError(f"{gateway} has ended this session: {reason}")
+    if kind == "unknown":
+        return GatewayLostError(f"{gateway} does not know this session any more, and its meshes are lost: {reason}")
+    return EngineDiedError(reason, output)
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body[: 1 << 20])
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,241 @@
+"""Routes each message of the gateway. Runs on the connection thread and never blocks it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+from meshgate.errors import InvalidRequestError, MeshgateError
+from meshgate.session.detached.read_marks import ReadMarks
+from meshgate.session.detached.takeover import Takeover
+from meshgate.session.failures import dependency_failure, failure_of_fault, from_failure
+from meshgate.session.faults import handle_fault
+from meshgate.session.inbox import Inbox
+from meshgate.session.objects import ObjectTable
+from meshgate.session.output.printer import OutputPrinter
+from meshgate.session.pending_calls import PendingAck, PendingCalls, Reader
+from meshgate.session.serial_thread import SerialThread
+from meshgate_wire import Fragments, Header, MessageReceived, MessageTooLarge
+from meshgate_wire.messages import (
+    Attached,
+    AttachHosts,
+    Done,
+    Failed,
+    Failure,
+    Fault,
+    HostsAttached,
+    Item,
+    KeptCalls,
+    ObjectFailed,
+    OpenChannel,
+    Output,
+    PortMessage,
+    Progress,
+    SpawnActors,
+    SpawnProcs,
+    Stop,
+    Sync,
+    Values,
+)
+
+__all__ = ["Dispatcher"]
+
+log = logging.getLogger("meshgate.session.dispatch")
+
+_OF_A_TAKEOVER = (AttachHosts, SpawnProcs, SpawnActors, OpenChannel, Stop, KeptCalls, Attached)
+
+
+class Dispatcher:
+    """The connection's ``Listener``.
+
+    ``consume`` returns a message's credit to the gateway; ``release`` releases an object there.
+    """
+
+    def __init__(
+        self,
+        objects: ObjectTable,
+        calls: PendingCalls,
+        reader: Reader,
+        consume: Callable[[MessageReceived], None],
+        release: Callable[[int], None],
+    ) -> None:
+        self.inboxes: WeakValueDictionary[int, Inbox] = WeakValueDictionary()
+        self.on_sync: Callable[[Sync, Sequence[Fragments]], None] = lambda header, buffers: None
+        self.takeover: Takeover | None = None  # of a session that this client has taken over
+        self.marks: ReadMarks | None = None  # of a detached session
+        self.hidden_procs: set[int] = set()  # proc meshes whose output is not shown
+        self.handled_faults: set[int] = set()  # meshes whose faults another part of this package reports
+        self._printer = OutputPrinter()
+        self._fault_thread = SerialThread("meshgate-faults")
+        self._objects = objects
+        self._calls = calls
+        self._reader = reader
+        self._consume = consume
+        self._release = release
+        self._handlers: dict[type, Callable[[Any, MessageReceived], None]] = {
+            Values: self._values,
+            Item: self._item,
+            Done: self._done,
+            Progress: self._progress,
+            Failed: self._failed,
+            ObjectFailed: self._object_failed,
+            HostsAttached: self._hosts_attached,
+            Fault: self._fault,
+            Output: self._output,
+            PortMessage: self._port_message,
+            Sync: lambda header, message: self.on_sync(header, message.buffers),
+            **dict.fromkeys(_OF_A_TAKEOVER, self._taken_over),
+        }
+
+    def follow_caller(self) -> None:
+        """Output is printed under the caller's cell of a notebook from now on."""
+        self._printer.follow_caller()
+
+    def close(self, timeout: float) -> None:
+        """Waits until all output is printed and every fault hook has returned, for up to ``timeout`` seconds each."""
+        self._printer.close(timeout)
+        self._fault_thread.close(timeout)
+
+    # --- Listener
+
+    def message_received(self, message: MessageReceived) -> None:
+        header = message.header
+        handler = self._handlers.get(type(header))
+        if handler is None:
+            log.debug("ignoring an unexpected %s message", type(header).__name__)
+        else:
+            try:
+                handler(header, message)
+            except Exception as error:
+                log.exception("invalid %s message from the gateway", type(header).__name__)
+                self._fail_invalid_reply(getattr(header, "call", None), error)
+        if not isinstance(header, (Output, PortMessage)):
+            self._consume(message)
+
+    def message_not_sent(self, header: Header, error: Exception) -> None:
+        why = str(error) if isinstance(error, MessageTooLarge) else f"{error!r}. Please report this"
+        failure = Failure(kind="invalid", message=f"{type(header).__name__} was not sent: {why}")
+        number = getattr(header, "object", None)
+        if number is not None:
+            self._creation_failed(number, failure)
+        self._fail_call(getattr(header, "call", None), lambda: InvalidRequestError(failure.message))
+
+    def session_ended(self, error: MeshgateError) -> None:
+        for call in self._calls.pop_where(lambda _: True):
+            call.fail(lambda: error)
+        for inbox in list(self.inboxes.values()):
+            inbox.close(lambda: error)
+        if self.takeover is not None:
+            self.takeover.complete.fail(error)
+
+    def forked(self, error: MeshgateError) -> None:
+        for call in self._calls.pop_where(lambda _: True):
+            for future in call.futures():
+                future.fail_after_fork(error)
+        for inbox in list(self.inboxes.values()):
+            inbox.close_after_fork(error)
+        if self.takeover is not None:
+            self.takeover.complete.fail_after_fork(error)
+
+    # --- replies
+
+    def _values(self, header: Values, message: MessageReceived) -> None:
+        call = self._calls.get(header.call)
+        if call is not None:
+            call.values_received(self._reader, header, message.buffers)
+            self._calls.pop(header.call)
+
+    def _item(self, header: Item, message: MessageReceived) -> None:
+        call = self._calls.get(header.call)
+        if call is not None and call.item_received(self._reader, header, message.buffers):
+            self._calls.pop(header.call)
+
+    def _done(self, header: Done, message: MessageReceived) -> None:
+        call = self._calls.pop(header.call)
+        if isinstance(call, PendingAck):
+            call.done_received()
+
+    def _progress(self, header: Progress, message: MessageReceived) -> None:
+        now = time.monotonic()
+        for progress in header.calls:
+            call = self._calls.get(progress.call)
+            if call is not None:
+                call.progress = progress, now
+
+    def _failed(self, header: Failed, message: MessageReceived) -> None:
+        call = self._calls.get(header.call)
+        if call is not None and call.failure_received(self._reader, header, message.buffers):
+            self._calls.pop(header.call)
+
+    def _fail_call(self, number: int | None, make_error: Callable[[], Exception]) -> None:
+        call = self._calls.pop(number) if number is not None else None
+        if call is not None:
+            call.fail(make_error)
+
+    def _fail_invalid_reply(self, number: int | None, error: Exception) -> None:
+        failure = Failure(kind="internal", message=f"invalid reply from the gateway: {error!r}")
+        self._fail_call(number, lambda: from_failure(failure))
+
+    # --- objects
+
+    def _taken_over(self, header: Header, message: MessageReceived) -> None:
+        if self.takeover is not None:
+            self.takeover.add(header)
+
+    def _object_failed(self, header: ObjectFailed, message: MessageReceived) -> None:
+        self._creation_failed(header.object, header.failure)
+
+    def _creation_failed(self, number: int, failure: Failure) -> None:
+        unreferenced = self._objects.fail(number, failure)
+        for call in self._calls.pop_where(lambda call: self._objects.derives_from(call.target, number)):
+            call.fail(dependency_failure(self._objects, call.target, call.endpoint, failure))
+        for each in unreferenced:
+            self._release(each)
+
+    def _hosts_attached(self, header: HostsAttached, message: MessageReceived) -> None:
+        hosts = self._objects.get(header.object)
+        if hosts is None:
+            return
+        if hosts.hosts:
+            self._objects.host_restarts[hosts.name] = self._objects.host_restarts.get(hosts.name, 0) + 1
+        hosts.hosts = header.hosts
+        if len(header.hosts) != hosts.expected_hosts:
+            reason = f"mesh {hosts.name!r} has {len(header.hosts)} hosts, but the job has {hosts.expected_hosts}"
+            self._creation_failed(hosts.number, Failure(kind="invalid", message=reason))
+
+    # --- unsolicited messages
+
+    def _fault(self, header: Fault, message: MessageReceived) -> None:
+        if header.object is not None:
+            self._objects.lose_ranks(header.object, header.ranks, header.report)
+        if header.object in self.handled_faults:
+            return
+        failure = failure_of_fault(header)
+
+        def report() -> None:
+            if self.marks is not None and header.number:
+                self.marks.fault_reported(header.number)
+            handle_fault(failure)
+
+        self._fault_thread.call(report)
+
+    def _output(self, header: Output, message: MessageReceived) -> None:
+        lines = [line for line in header.lines if line.procs not in self.hidden_procs]
+        marks, last = self.marks, header.first + len(header.lines) - 1
+
+        def printed() -> None:
+            if marks is not None and header.first:
+                marks.printed(last)
+            self._consume(message)
+
+        self._printer.put(lines, printed)
+
+    def _port_message(self, header: PortMessage, message: MessageReceived) -> None:
+        inbox = self.inboxes.get(header.port)
+        if inbox is None:
+            self._consume(message)
+        else:
+            inbox.put(message)

@@ -1,0 +1,218 @@
+"""Turns a failure that the gateway reports into the error that the user sees.
+
+The gateway groups ranks whose pickled errors are identical bytes. This module groups further: exceptions of one type
+raised at the same place are one kind, even if their messages name the rank, so that 512 ranks that fail alike make
+one report. An exception that an actor sent through its response port is raised itself, as in Monarch.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from meshgate.errors import (
+    ActorError,
+    ErrorKind,
+    GatewayFault,
+    InvalidRequestError,
+    MeshFailure,
+    MeshgateError,
+    StaleCodeError,
+    StepFailedError,
+    SupervisionError,
+    ranks_text,
+)
+from meshgate.serialization.unpickling import RemoteException
+from meshgate.session.objects import ObjectTable
+from meshgate.session.remote_text import readable_report, without_snapshot_paths
+from meshgate_wire import messages
+
+__all__ = ["dependency_failure", "failure_of_fault", "from_failure", "raise_site"]
+
+_FRAME = re.compile(r'^\s*File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
+_MESH_OPERATIONS = frozenset({"initialized", "reload", "shutdown", "stop"})
+_NOT_SENT = RemoteException(None, "too many distinct errors; these were not sent", "")
+
+
+def from_failure(
+    failure: messages.Failure,
+    raised: Sequence[RemoteException] = (),
+    *,
+    endpoint: str = "",
+    cause: BaseException | None = None,
+) -> Exception:
+    """The error to raise for ``failure``: a ``MeshgateError``, or the exception that the lowest rank to do so sent.
+
+    ``raised``: the decoded buffers of the message. ``endpoint``: what was called, such as ``trainers.step``.
+    ``cause``: the error of the earlier step that failed, if the client knows it.
+    """
+    error = _sent_exception(failure, raised) or _build(failure, raised, endpoint)
+    if cause is not None:
+        error.__cause__ = cause
+    return error
+
+
+def _sent_exception(failure: messages.Failure, raised: Sequence[RemoteException]) -> Exception | None:
+    buffers = [group.buffer for group in sorted(failure.errors, key=lambda group: group.ranks)]
+    sent = (raised[each].exception_to_raise() for each in buffers if each is not None and each < len(raised))
+    return next(filter(None, sent), None)
+
+
+def _build(failure: messages.Failure, raised: Sequence[RemoteException], endpoint: str) -> MeshgateError:
+    if failure.kind == "actor":
+        return _actor_error(failure, raised, endpoint)
+    if failure.kind == "supervision":
+        died = MeshFailure(failure.mesh, readable_report(failure.message), failure.ranks, dict(failure.hosts))
+        return SupervisionError(_supervision_text(died, endpoint), died, endpoint=endpoint)
+    if failure.kind == "step":
+        dependent = f"{endpoint or 'this'} could not run because an earlier step failed"
+        step = f": {failure.step}" if failure.step else ""
+        return StepFailedError(f"{dependent}{step}\n{readable_report(failure.message)}", failure.step)
+    if failure.kind == "invalid":
+        return InvalidRequestError(failure.message)
+    if failure.kind == "stale_code":
+        return StaleCodeError(readable_report(failure.message), tuple(failure.hosts.values()))
+    return GatewayFault(failure.message)
+
+
+def _supervision_text(died: MeshFailure, endpoint: str) -> str:
+    """Begins as in Monarch, for programs that match the text, and ends with the place of the failure."""
+    if not _is_call(endpoint):
+        return f"{endpoint} failed: {died}" if endpoint else str(died)
+    return f"Endpoint call {endpoint}() failed, {died.reason}\n  Failed: {died.place()}"
+
+
+def _is_call(endpoint: str) -> bool:
+    """Whether it is an endpoint, and not an operation on a mesh."""
+    return bool(endpoint) and endpoint.rpartition(".")[2] not in _MESH_OPERATIONS
+
+
+def failure_of_fault(fault: messages.Fault) -> MeshFailure:
+    """The argument of ``unhandled_fault_hook``."""
+    return MeshFailure(fault.mesh, readable_report(fault.report), fault.ranks, dict(fault.hosts))
+
+
+def dependency_failure(
+    objects: ObjectTable, number: int, endpoint: str, reason: messages.Failure | None = None
+) -> Callable[[], Exception]:
+    """Makes the errors of ``endpoint``, which cannot run because object ``number`` or an ancestor has failed.
+
+    ``reason`` is used if the object has been released.
+    """
+    found = objects.failure_of(number)
+    failed, failure = found if found is not None else (None, reason)
+    assert failure is not None
+    own_bootstrap = failed is not None and failed.number == number and failure.kind == "actor"
+    only_stopped = failed is not None and failed.stopped and failed.failure is None
+    if own_bootstrap or only_stopped or failure.kind == "step":
+        return lambda: from_failure(failure, endpoint=endpoint)
+    step = failure.model_copy(update={"kind": "step", "step": failure.step or (failed.step if failed else "")})
+    return lambda: from_failure(step, endpoint=endpoint, cause=from_failure(failure))
+
+
+def _actor_error(failure: messages.Failure, raised: Sequence[RemoteException], endpoint: str) -> ActorError:
+    kinds = _group(failure, raised)
+    first = kinds[0]
+    error = ActorError(first.exception, first.message)
+    error.exception_formatted = first.exception_formatted
+    error.kinds = kinds
+    error.count = sum(kind.count for kind in kinds)
+    error.total = max(failure.total, error.count)
+    error.ranks = tuple(sorted({rank for kind in kinds for rank in kind.ranks}))
+    error.rank = error.ranks[0] if len(error.ranks) == 1 and error.count == 1 else None
+    error.hosts = dict(failure.hosts)
+    error.host = failure.hosts.get(error.rank, "") if error.rank is not None else ""
+    error.mesh = failure.mesh
+    error.endpoint = endpoint
+    error.report = _report(error, failure.unanswered)
+    return error
+
+
+def _group(failure: messages.Failure, raised: Sequence[RemoteException]) -> tuple[ErrorKind, ...]:
+    """The kinds of errors, most frequent first; last those that were not sent."""
+    kinds: dict[object, ErrorKind] = {}
+    for group in failure.errors:
+        sent = group.buffer is not None and group.buffer < len(raised)
+        each = raised[group.buffer or 0] if sent else _NOT_SENT
+        kind = ErrorKind(group.ranks, group.count, each.exception, each.message, each.exception_formatted, sent=sent)
+        same = kinds.get(raise_site(each))
+        if same is not None:
+            ranks = tuple(sorted({*same.ranks, *kind.ranks}))
+            text, same_text = map(without_snapshot_paths, (kind.exception_formatted, same.exception_formatted))
+            kind = replace(same, ranks=ranks, count=same.count + kind.count, varied=same.varied or text != same_text)
+        kinds[raise_site(each)] = kind
+    if not kinds:
+        each = raised[0] if raised else _unsent(failure.message)
+        count = max(len(failure.ranks), 1)
+        kinds[0] = ErrorKind(failure.ranks, count, each.exception, each.message, each.exception_formatted)
+    return tuple(sorted(kinds.values(), key=lambda kind: (not kind.sent, -kind.count)))
+
+
+def _unsent(message: str) -> RemoteException:
+    """An exception of which the gateway sent a message, or a whole traceback."""
+    lines = message.rstrip().splitlines()
+    return RemoteException(None, lines[-1], message) if len(lines) > 1 else RemoteException(None, message, "")
+
+
+def raise_site(raised: RemoteException) -> tuple[object, ...]:
+    """A key that is equal for exceptions of one type raised at the same place."""
+    type_name = type(raised.exception).__name__ if raised.exception is not None else ""
+    frames = tuple(_FRAME.findall(without_snapshot_paths(raised.exception_formatted)))
+    return type_name, frames or raised.exception_formatted
+
+
+def _report(error: ActorError, unanswered: int) -> str:
+    called = f"Actor call {error.endpoint}" if _is_call(error.endpoint) else error.endpoint or error.mesh or "the call"
+    late = f" ({unanswered} had not answered yet)" if unanswered else ""
+    if len(error.kinds) == 1 and error.count == 1:
+        kind = error.kinds[0]
+        names_rank = error.host or (error.ranks and error.total > 1)
+        where = f" on {_where(kind.ranks, error.hosts)}" if names_rank else ""
+        text = f"{called} failed{where}{late}: {_headline(kind)}\n{_traceback(kind)}".rstrip()
+        return text + _missing_module(error.kinds)
+    sent = sum(kind.sent for kind in error.kinds)
+    distinct = "1 error" if sent <= 1 else f"{sent} distinct errors"
+    distinct += "" if sent == len(error.kinds) else " or more"
+    head = f"{called} failed: {error.count} of {error.total} ranks failed, {distinct}{late}:"
+    text = "\n".join([head, *(_kind_text(kind, error.hosts) for kind in error.kinds)])
+    return text + _missing_module(error.kinds)
+
+
+def _missing_module(kinds: Sequence[ErrorKind]) -> str:
+    """What to do if the workers lack a module."""
+    errors = (kind.exception for kind in kinds)
+    missing = {str(each.name).partition(".")[0] for each in errors if isinstance(each, ModuleNotFoundError)}
+    if not missing or missing == {"None"}:
+        return ""
+    names = ", ".join(map(repr, sorted(missing)))
+    return (
+        f"\nThe workers cannot import {names}. If it is a package, their image does not contain it: add an image step, "
+        f"Image().pip_install([{names}]), or choose another image, Compute(image=…). If it is a module of your "
+        "project, it must be synced (docs/code.md)."
+    )
+
+
+def _kind_text(kind: ErrorKind, hosts: Mapping[int, str]) -> str:
+    where = _where(kind.ranks, hosts) if kind.ranks else f"{kind.count} ranks"
+    more = f" and {kind.count - len(kind.ranks)} more" if kind.ranks and kind.count > len(kind.ranks) else ""
+    traceback = textwrap.indent(_traceback(kind), "  ")
+    varied = " (other ranks' messages differ in detail)" if kind.varied else ""
+    return f"\n{where}{more}: {_headline(kind)}{varied}\n{traceback}".rstrip()
+
+
+def _where(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
+    names = list(dict.fromkeys(hosts[rank] for rank in ranks if hosts.get(rank)))
+    shown = names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]
+    return f"{ranks_text(ranks)} ({', '.join(shown)})" if names else ranks_text(ranks)
+
+
+def _headline(kind: ErrorKind) -> str:
+    """The last line of the traceback that is not indented: the exception's type and message."""
+    lines = [line for line in kind.exception_formatted.splitlines() if line and not line[0].isspace()]
+    return lines[-1] if lines else kind.message
+
+
+def _traceback(kind: ErrorKind) -> str:
+    return readable_report(kind.exception_formatted.rstrip("\n"))

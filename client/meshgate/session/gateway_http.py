@@ -1,0 +1,70 @@
+"""Requests that a gateway answers with JSON, by the same route as a session's websocket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+from meshgate.errors import ConnectionFailedError
+from meshgate.session.dialing import Dialer, Route, describe_response, error_of_response
+
+__all__ = ["get_json"]
+
+TIMEOUT = 20.0  # seconds
+MAX_RESPONSE = 64 * 2**20
+
+
+def get_json(dialer: Dialer, path: str) -> Any:
+    """The JSON that the gateway answers to ``GET path`` with.
+
+    Raises ConnectionFailedError if it cannot be reached or its answer is no JSON, and the error that a rejection means.
+    """
+    try:
+        with ThreadPoolExecutor(1) as thread:  # the caller may be inside an event loop, as in a notebook
+            route = thread.submit(asyncio.run, dialer.dial()).result()
+        status, body = _get(route, path)
+    except (OSError, http.client.HTTPException) as error:
+        raise ConnectionFailedError(f"cannot reach {dialer}: {error or type(error).__name__}") from error
+    if status != 200:
+        rejected = error_of_response(status, body, str(dialer))
+        raise rejected or ConnectionFailedError(f"{dialer} did not answer {path}: {describe_response(status, body)}")
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise ConnectionFailedError(f"{dialer} answered {path} with something other than JSON") from error
+
+
+def _get(route: Route, path: str) -> tuple[int, bytes]:
+    url = urlsplit(route.url)
+    with contextlib.closing(_connect(route)) as connection:
+        connection.request("GET", url.path.rstrip("/") + path, headers=dict(route.headers))
+        response = connection.getresponse()
+        return response.status, response.read(MAX_RESPONSE)
+
+
+def _connect(route: Route) -> http.client.HTTPConnection:
+    url = urlsplit(route.url)
+    secure = url.scheme == "wss"
+    host, port = url.hostname or "localhost", url.port or (443 if secure else 80)
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT)
+    if route.sock is not None:
+        connected = route.sock
+        connected.setblocking(True)
+        connected.settimeout(TIMEOUT)
+    elif route.unix_socket is not None:
+        connected = socket.socket(socket.AF_UNIX)
+        connected.settimeout(TIMEOUT)
+        connected.connect(route.unix_socket)
+    else:
+        connected = socket.create_connection((host, port), TIMEOUT)
+    if secure:
+        assert route.ssl is not None
+        connected = route.ssl.wrap_socket(connected, server_hostname=host)
+    connection.sock = connected
+    return connection

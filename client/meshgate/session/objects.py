@@ -1,0 +1,169 @@
+"""The table of a session's objects: how and from what each was created, and whether it can still be used.
+
+An object is in the table before the gateway has heard of it. If its creation fails or it is stopped, everything made
+from it is affected as well; ``ObjectTable.failure_of`` finds that out without asking the gateway.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from meshgate_wire.messages import Failure, Host
+
+__all__ = ["Kind", "ObjectTable", "RemoteObject"]
+
+Kind: TypeAlias = Literal["hosts", "procs", "actors", "port"]
+
+
+@dataclass(slots=True, eq=False)
+class RemoteObject:
+    """One object of the session. ``step`` describes in error messages how it was created."""
+
+    number: int
+    kind: Kind
+    name: str
+    step: str
+    parents: tuple[int, ...] = ()  # what it was created from
+    failure: Failure | None = None  # of its creation
+    stopped: str = ""  # why, once the user has stopped it
+    unreferenced: bool = False  # the program holds no proxy of it
+    expected_hosts: int = 0  # of a job's host mesh: its size according to the job
+    hosts: tuple[Host, ...] = ()
+    lost: dict[int, str] = field(default_factory=dict)  # why, by rank of the mesh
+    ancestors: tuple[RemoteObject, ...] = field(default=(), repr=False, compare=False)  # parents and theirs
+
+
+@dataclass(slots=True)
+class ObjectTable:
+    """All objects of a session by number. Numbers are positive and never reused; the gateway's own are negative."""
+
+    host_restarts: dict[str, int] = field(default_factory=dict)
+    """How often hosts of each mesh were replaced by new ones, which have nothing of what was done on the old."""
+    _objects: dict[int, RemoteObject] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def create(self, kind: Kind, name: str, step: str, parents: Sequence[int] = ()) -> RemoteObject:
+        """Adds an object under a new number."""
+        return self._add(RemoteObject(next(self._numbers), kind, name, step, tuple(parents)))
+
+    def adopt(self, number: int, kind: Kind, name: str, parents: Sequence[int] = ()) -> RemoteObject:
+        """Adds an object that an endpoint returned, under the number that the gateway gave it."""
+        step = f"{name or kind}, which an endpoint returned"
+        return self._add(RemoteObject(number, kind, name, step, tuple(parents)))
+
+    def restore(self, number: int, kind: Kind, name: str, step: str, parents: Sequence[int] = ()) -> RemoteObject:
+        """Adds an object that an earlier holder of the session created."""
+        return self._add(RemoteObject(number, kind, name, step, tuple(parents)))
+
+    def continue_at(self, number: int) -> None:
+        """The next object that is created has this number."""
+        self._numbers = itertools.count(number)
+
+    def _add(self, new: RemoteObject) -> RemoteObject:
+        parents = [self._objects[parent] for parent in new.parents if parent in self._objects]
+        new.ancestors = tuple(parents) + tuple(ancestor for parent in parents for ancestor in parent.ancestors)
+        self._objects[new.number] = new
+        return new
+
+    def get(self, number: int) -> RemoteObject | None:
+        return self._objects.get(number)
+
+    def newest_hosts(self) -> int:
+        """The number of the newest mesh of the job's hosts; 0 if there is none."""
+        return max((remote.number for remote in list(self._objects.values()) if remote.expected_hosts), default=0)
+
+    def attach_failures(self) -> str:
+        """Why the last attach of each host mesh failed, joined; empty if none did so far."""
+        # Copy the values, not the items: tuples could start a garbage collection whose finalizers change the table.
+        newest = {remote.name: remote for remote in list(self._objects.values()) if remote.expected_hosts}
+        return "; ".join(remote.failure.message for remote in newest.values() if remote.failure is not None)
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def remove(self, number: int) -> bool:
+        """Removes an object. Returns whether it was in the table."""
+        return self._objects.pop(number, None) is not None
+
+    def unreference(self, number: int) -> bool:
+        """Notes that the program holds no proxy of an object. Returns whether the object can be released.
+
+        An object that works is kept, since its processes run. For finalizers: takes no lock.
+        """
+        remote = self._objects.get(number)
+        if remote is None:
+            return False
+        remote.unreferenced = True
+        return self.failure_of(number) is not None
+
+    def stop(self, number: int, reason: str) -> list[int]:
+        """Marks an object as stopped. Returns the unreferenced objects made from it, which can be released."""
+        remote = self._objects[number]
+        remote.stopped = remote.stopped or reason
+        return self._unreferenced_from(remote)
+
+    def fail(self, number: int, failure: Failure) -> list[int]:
+        """Marks the creation of an object as failed. Returns what ``stop`` returns."""
+        remote = self._objects.get(number)
+        if remote is None:
+            return []
+        remote.failure = remote.failure or failure
+        return self._unreferenced_from(remote)
+
+    def _unreferenced_from(self, base: RemoteObject) -> list[int]:
+        unreferenced = [remote for remote in list(self._objects.values()) if remote.unreferenced]
+        return [remote.number for remote in unreferenced if base is remote or base in remote.ancestors]
+
+    def failure_of(self, number: int) -> tuple[RemoteObject, Failure] | None:
+        """The failed or stopped object among ``number`` and its ancestors, with the reason; None if all work."""
+        remote = self._objects.get(number)
+        if remote is None:
+            return None
+        if remote.failure is not None or remote.stopped:
+            return _failure(remote)
+        for ancestor in remote.ancestors:  # on the path of every call: no recursion
+            if ancestor.failure is not None or ancestor.stopped:
+                return _failure(ancestor)
+        return None
+
+    def lose_ranks(self, number: int, ranks: Sequence[int], reason: str) -> None:
+        """Notes that ranks of a mesh died."""
+        remote = self._objects.get(number)
+        if remote is not None:
+            remote.lost.update(dict.fromkeys(ranks, reason))
+
+    def lost_ranks(self, number: int) -> dict[int, str]:
+        """Why ranks of a mesh died, or of the actors on a proc mesh, or of the processes of actors; by rank."""
+        mesh = self._objects.get(number)
+        procs = number if mesh is None or mesh.kind != "actors" else next(iter(mesh.parents), number)
+        lost: dict[int, str] = {}
+        for remote in list(self._objects.values()):
+            on_mesh = remote.kind == "actors" and number in remote.parents[:1]
+            if on_mesh or remote.number in (number, procs):
+                lost.update(remote.lost)
+        return lost
+
+    def derives_from(self, number: int, base: int) -> bool:
+        """Whether ``number`` is ``base`` or was made from it."""
+        if number == base:
+            return True
+        remote = self._objects.get(number)
+        return remote is not None and any(self.derives_from(parent, base) for parent in remote.parents)
+
+
+# With Monarch's words, for programs that match them.
+_STOPPED = {
+    "hosts": "hosts mesh {name}",
+    "procs": "actor mesh is stopped due to proc mesh shutdown: procs mesh {name}",
+    "actors": "The actor mesh {name} and all its descendants have failed: it",
+}
+
+
+def _failure(remote: RemoteObject) -> tuple[RemoteObject, Failure]:
+    if remote.failure is not None:
+        return remote, remote.failure
+    message = f"{_STOPPED[remote.kind].format(name=repr(remote.name))} was stopped: {remote.stopped}"
+    return remote, Failure(kind="supervision", message=message, mesh=remote.name)

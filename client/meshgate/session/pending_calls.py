@@ -1,0 +1,241 @@
+"""Calls that wait for replies: what each kind of call expects, and which futures the replies settle.
+
+Replies arrive on the connection thread, which only routes them. The observer of a future unpickles the value or the
+error, through a ``Reader``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from meshgate.session.futures import FutureProxy
+from meshgate.shapes.shape import Shape
+from meshgate.shapes.value_mesh import ValueMesh
+from meshgate_wire import Fragments
+from meshgate_wire.messages import Adopted, CallProgress, Failed, Failure, Item, Values
+
+__all__ = ["PendingAck", "PendingCall", "PendingCalls", "PendingStream", "PendingValue", "PendingValueMesh", "Reader"]
+
+_NOTHING = Adopted()
+RANKS_NAMED = 4
+
+
+class Reader(Protocol):
+    """Unpickles values and errors, in the observer's thread."""
+
+    def value(self, buffer: Fragments, objects: Adopted, endpoint: str) -> Any:
+        """The object in ``buffer``; ``objects`` are the meshes it refers to.
+
+        Raises UnreadableResult, which names ``endpoint``, if it cannot be unpickled.
+        """
+
+    def error(self, failure: Failure, buffers: Sequence[Fragments], endpoint: str) -> Exception:
+        """The error to raise for ``failure``."""
+
+
+class PendingCall(ABC):
+    """A call without its reply. ``target`` is the object called, ``endpoint`` names the call in error messages."""
+
+    def __init__(self, target: int, endpoint: str) -> None:
+        self.target = target
+        self.endpoint = endpoint
+        self.sent = time.monotonic()
+        self.progress: tuple[CallProgress, float] | None = None  # what the gateway reported last, and when
+
+    def waits_for(self) -> str:
+        """What the call waits for, for people."""
+        now = time.monotonic()
+        if self.progress is None:
+            return f"{self.endpoint} was called {_seconds(now - self.sent)} ago, and the gateway has not reported on it"
+        progress, received = self.progress
+        return describe_progress(progress, self.endpoint.rpartition(".")[2], progress.age + now - received)
+
+    @abstractmethod
+    def futures(self) -> Sequence[FutureProxy[Any]]:
+        """The futures that this call settles."""
+
+    @abstractmethod
+    def settle(self, read: Callable[[], Any]) -> None:
+        """Settles every future that is still open."""
+
+    def values_received(self, reader: Reader, header: Values, buffers: Sequence[Fragments]) -> None:
+        """Takes the values of all ranks, which end the call."""
+        raise NotImplementedError(f"{self.endpoint} received values, which it does not expect")
+
+    def item_received(self, reader: Reader, header: Item, buffers: Sequence[Fragments]) -> bool:
+        """Takes one value of a stream. Returns whether the call is complete."""
+        raise NotImplementedError(f"{self.endpoint} received an item, but is not a stream")
+
+    def failure_received(self, reader: Reader, header: Failed, buffers: Sequence[Fragments]) -> bool:
+        """Takes a failure. Returns whether the call is complete."""
+        self.settle(_raising(lambda: reader.error(header.failure, buffers, self.endpoint)))
+        return True
+
+    def fail(self, make_error: Callable[[], Exception]) -> None:
+        """Fails every open future. Each observer's error comes from ``make_error``."""
+        self.settle(_raising(make_error))
+
+
+def describe_progress(progress: CallProgress, endpoint: str, age: float) -> str:
+    """``3 of 4 ranks answered; rank 1 on workers-0 has run train_step for 31 s``"""
+    missing = progress.total - progress.answered
+    named = [f"rank {rank}" + (f" on {host}" if host else "") for rank, host in progress.waiting.items()]
+    named = named[: min(RANKS_NAMED, missing)]
+    if len(progress.waiting) > missing:  # ``choose``: any of the ranks
+        named = ["the chosen rank"]
+    text = ", ".join(named) + (f" and {missing - len(named)} others" if missing > len(named) else "")
+    has = "has" if missing == 1 else "have"
+    state = f"{has} run {endpoint} for" if progress.first else f"{has} other calls before {endpoint}, and it has waited"
+    return f"{progress.answered} of {progress.total} ranks answered; {text} {state} {_seconds(age)}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def _raising(make_error: Callable[[], Exception]) -> Callable[[], Any]:
+    def read() -> Any:
+        raise make_error()
+
+    return read
+
+
+class PendingValue(PendingCall):
+    """Expects one value: ``call_one``, ``choose``."""
+
+    def __init__(self, target: int, endpoint: str) -> None:
+        super().__init__(target, endpoint)
+        self.future: FutureProxy[Any] = FutureProxy(call=self)
+
+    def futures(self) -> Sequence[FutureProxy[Any]]:
+        return (self.future,)
+
+    def settle(self, read: Callable[[], Any]) -> None:
+        self.future.settle(read)
+
+    def values_received(self, reader: Reader, header: Values, buffers: Sequence[Fragments]) -> None:
+        buffer, objects = buffers[0], header.objects.get(0, _NOTHING)
+        self.settle(lambda: reader.value(buffer, objects, self.endpoint))
+
+
+class PendingValueMesh(PendingCall):
+    """Expects a value from each rank: ``call``."""
+
+    def __init__(self, target: int, endpoint: str, shape: Shape) -> None:
+        super().__init__(target, endpoint)
+        self.future: FutureProxy[ValueMesh[Any]] = FutureProxy(call=self)
+        self._shape = shape
+
+    def futures(self) -> Sequence[FutureProxy[Any]]:
+        return (self.future,)
+
+    def settle(self, read: Callable[[], Any]) -> None:
+        self.future.settle(read)
+
+    def values_received(self, reader: Reader, header: Values, buffers: Sequence[Fragments]) -> None:
+        objects = header.objects
+
+        def reading(rank: int, buffer: Fragments) -> Callable[[], Any]:
+            return lambda: reader.value(buffer, objects.get(rank, _NOTHING), self.endpoint)
+
+        self.settle(lambda: ValueMesh.lazy(self._shape, [reading(rank, buffer) for rank, buffer in enumerate(buffers)]))
+
+
+class PendingStream(PendingCall):
+    """Expects a reply from each rank and settles one future for each, in the order of arrival: ``stream``."""
+
+    def __init__(self, target: int, endpoint: str, size: int) -> None:
+        super().__init__(target, endpoint)
+        self._futures: list[FutureProxy[Any]] = [FutureProxy(call=self) for _ in range(size)]
+        self._settled = 0
+
+    def futures(self) -> list[FutureProxy[Any]]:
+        return self._futures
+
+    def settle(self, read: Callable[[], Any]) -> None:
+        for future in self._futures[self._settled :]:
+            future.settle(read)
+        self._settled = len(self._futures)
+
+    def item_received(self, reader: Reader, header: Item, buffers: Sequence[Fragments]) -> bool:
+        buffer = buffers[0]
+        return self._settle_next(lambda: reader.value(buffer, header.objects, self.endpoint))
+
+    def failure_received(self, reader: Reader, header: Failed, buffers: Sequence[Fragments]) -> bool:
+        if header.rank is None:
+            return super().failure_received(reader, header, buffers)
+        return self._settle_next(_raising(lambda: reader.error(header.failure, buffers, self.endpoint)))
+
+    def _settle_next(self, read: Callable[[], Any]) -> bool:
+        self._futures[self._settled].settle(read)
+        self._settled += 1
+        return self._settled == len(self._futures)
+
+
+class PendingAck(PendingCall):
+    """Expects an acknowledgement: ``stop()``, ``initialized``. The future's value is ``value``."""
+
+    def __init__(self, target: int, endpoint: str, value: Any = None) -> None:
+        super().__init__(target, endpoint)
+        self.future: FutureProxy[Any] = FutureProxy(call=self)
+        self._value = value
+
+    def futures(self) -> Sequence[FutureProxy[Any]]:
+        return (self.future,)
+
+    def settle(self, read: Callable[[], Any]) -> None:
+        self.future.settle(read)
+
+    def done_received(self) -> None:
+        self.settle(lambda: self._value)
+
+
+class PendingCalls:
+    """The table of pending calls, by number. Numbers are never reused."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, PendingCall] = {}
+        self._numbers: Iterator[int] = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __iter__(self) -> Iterator[PendingCall]:
+        return iter(list(self._calls.values()))
+
+    def items(self) -> list[tuple[int, PendingCall]]:
+        return list(self._calls.items())
+
+    def next_number(self) -> int:
+        """A number for a call that expects no reply."""
+        return next(self._numbers)
+
+    def add(self, call: PendingCall) -> int:
+        """Adds ``call`` and returns its number."""
+        number = next(self._numbers)
+        self._calls[number] = call
+        return number
+
+    def restore(self, number: int, call: PendingCall) -> None:
+        """Adds a call that an earlier holder of the session made."""
+        self._calls[number] = call
+
+    def continue_at(self, number: int) -> None:
+        """The next call has this number."""
+        self._numbers = itertools.count(number)
+
+    def get(self, number: int) -> PendingCall | None:
+        return self._calls.get(number)
+
+    def pop(self, number: int) -> PendingCall | None:
+        """Removes the call, which is complete or was never sent."""
+        return self._calls.pop(number, None)
+
+    def pop_where(self, condition: Callable[[PendingCall], bool]) -> list[PendingCall]:
+        """Removes and returns the calls for which ``condition`` is true."""
+        numbers = [number for number, call in list(self._calls.items()) if condition(call)]
+        return [call for number in numbers if (call := self._calls.pop(number, None)) is not None]

@@ -1,0 +1,377 @@
+"""One session with the gateway: names objects, sends requests, and tracks what becomes of them.
+
+A session serves any number of threads and event loops. Requests are sent in the order in which they are made and none
+waits for the one before it: ``spawn_procs``, ``spawn`` and ``call`` travel together, and only getting a result blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import platform
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from meshgate.actors.monarch_settings import Setting
+from meshgate.errors import GatewayError, MeshgateError
+from meshgate.serialization.pickling import Pickled, dumps
+from meshgate.serialization.unpickling import MakeProxy, ReadingRules
+from meshgate.session.detached.read_marks import ReadMarks
+from meshgate.session.detached.takeover import Takeover
+from meshgate.session.dialing import Dialer
+from meshgate.session.dispatch import Dispatcher
+from meshgate.session.failures import dependency_failure
+from meshgate.session.faults import uninterrupted
+from meshgate.session.futures import FutureProxy
+from meshgate.session.inbox import Inbox
+from meshgate.session.objects import ObjectTable
+from meshgate.session.pending_calls import PendingAck, PendingCall, PendingCalls, PendingValue
+from meshgate.session.results import ResultReader
+from meshgate.session.settings import ClientSettings
+from meshgate.session.transport.connection_thread import ConnectionThread
+from meshgate_wire import Fragments, Header, MessageReceived, Sendable, Statistics
+from meshgate_wire.messages import (
+    Argument,
+    Configure,
+    ConfigureMonarch,
+    Detach,
+    EndSession,
+    Fetch,
+    PortMessage,
+    Resume,
+    Sync,
+    stream_of,
+)
+
+__all__ = ["ClientSession", "RemoteReference"]
+
+log = logging.getLogger("meshgate.session")
+
+CONTROL_STREAM = 0
+MARK_DELAY = 0.02  # seconds from when something was read to when the gateway learns of it
+_THIS_PYTHON = "{}.{}.".format(*platform.python_version_tuple()[:2])
+
+
+class RemoteReference:
+    """Base class of proxies. In an argument, a reference to the remote object travels in place of the proxy."""
+
+    def _as_argument(self, session: ClientSession) -> Argument:
+        """The reference, for a call of ``session``. Raises InvalidRequestError if the object is another session's."""
+        raise NotImplementedError
+
+
+class ClientSession:
+    """A session with the gateway that ``dialer`` reaches. It connects in the background.
+
+    ``make_proxy`` makes proxies of the meshes and ports that endpoints return. With ``session_id`` it takes over a
+    session that exists, of a job whose meshes have ``mesh_sizes`` hosts.
+    """
+
+    def __init__(
+        self,
+        dialer: Dialer,
+        settings: ClientSettings,
+        make_proxy: MakeProxy,
+        *,
+        session_id: str | None = None,
+        mesh_sizes: Mapping[str, int] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.session_id = session_id or secrets.token_hex(16)
+        self.objects = ObjectTable()
+        self.detached = ""
+        """The name under which another process can take over the session; empty if none can."""
+        self.takeover = Takeover(self.objects, mesh_sizes or {}) if session_id is not None else None
+        """What this client has found, if it has taken over the session."""
+        self.calls = PendingCalls()
+        data_only = settings.results == "data"
+        self.reader = ResultReader(make_proxy, lambda: ReadingRules(self.same_python, data_only))
+        self.code_version: str | None = None
+        """Digest of the code version that new processes run; set by the job's sync."""
+        self.code_paths: tuple[str, ...] = ()
+        """Directories of that version to put first on ``sys.path``."""
+        self.closed_cleanly = False
+        """After ``close``: whether the gateway has confirmed that the session's processes are gone."""
+        self._close_callbacks: list[Callable[[], object]] = []
+        self._closed = False
+        self._dispatcher = Dispatcher(self.objects, self.calls, self.reader, self._consume, self.release)
+        self._in_notebook = "ipykernel" in sys.modules
+        self._marks: ReadMarks | None = None  # of a detached session
+        self._kept_inboxes: dict[str, Inbox] = {}  # of named channels
+        takes_over = self.takeover is not None
+        self._connection = ConnectionThread(dialer, settings, self._dispatcher, self.session_id, takes_over=takes_over)
+        if self.takeover is not None:
+            self._dispatcher.takeover = self.takeover
+            self._mark_what_is_read()
+        self._connection.set_manual_credit(CONTROL_STREAM)  # output keeps its credit until it is printed
+        self._connection.start()
+        if not settings.output:
+            self.post(Configure(stream_output=False), stream=CONTROL_STREAM)
+
+    def wait_connected(self) -> None:
+        """Waits for the first connection, for up to ``settings.connect_timeout`` seconds. Raises ``GatewayError``."""
+        self._connection.established.get()
+
+    # --- requests
+
+    def post(self, header: Header, buffers: Sequence[Sendable] = (), *, stream: int) -> None:
+        """Sends a request that has no reply. Raises the error that ended the session."""
+        if self._in_notebook:
+            self._dispatcher.follow_caller()
+        self._connection.post(header, buffers, stream=stream)
+
+    def request(
+        self,
+        call: PendingCall,
+        make_header: Callable[[int], Header],
+        buffers: Sequence[Sendable] = (),
+        *,
+        stream: int,
+        even_if_failed: bool = False,
+        last: bool = False,
+    ) -> None:
+        """Sends a request whose reply settles ``call``; ``make_header`` takes the call's number.
+
+        If the target has failed or was stopped, fails ``call`` and sends nothing. Once ``close`` has begun, raises
+        GatewayError for any request but the ``last``.
+        """
+        if not even_if_failed and self.objects.failure_of(call.target) is not None:
+            call.fail(dependency_failure(self.objects, call.target, call.endpoint))
+            return
+        if self._in_notebook:
+            self._dispatcher.follow_caller()
+        number = self.calls.add(call)
+        if self._marks is not None and not isinstance(call, PendingAck):
+            self._marks.watch_call(number, call.futures())
+        try:
+            self._connection.post(make_header(number), buffers, stream=stream, last=last)
+        except BaseException:
+            self.calls.pop(number)
+            raise
+
+    def require_usable(self, number: int, endpoint: str) -> None:
+        """Raises the reason why object ``number`` cannot be called, if there is one."""
+        if self.objects.failure_of(number) is not None:
+            raise dependency_failure(self.objects, number, endpoint)()
+
+    def pickle(self, value: object) -> Pickled:
+        return dumps(value, self.resolve, self.worker_python)
+
+    def worker_python(self) -> str:
+        """The workers' version of Python. Blocks until the gateway has reported it."""
+        if self._connection.peer is None:
+            self._connection.established.get()
+        assert self._connection.peer is not None
+        return self._connection.peer.python
+
+    def resolve(self, value: object) -> Argument | None:
+        """The reference that replaces a proxy or a port in an argument; None for anything else."""
+        return value._as_argument(self) if isinstance(value, RemoteReference) else None
+
+    def open_inbox(self, number: int, name: str = "") -> Inbox:
+        """The inbox for the messages of channel ``number``. One with a name lives as long as the session."""
+        if name in self._kept_inboxes:
+            raise ValueError(f"this session has a channel {name!r}; choose another name")
+        inbox = Inbox(self._connection.consume, self._message_taken)
+        self._dispatcher.inboxes[number] = inbox
+        if name:
+            self._kept_inboxes[name] = inbox
+        self._connection.set_manual_credit(stream_of(number))
+        return inbox
+
+    # --- objects
+
+    def release(self, number: int) -> None:
+        """Releases object ``number``, which nothing refers to any more. For finalizers: takes no lock, never blocks."""
+        if self.objects.remove(number):
+            self._connection.release(number)
+
+    def unreference(self, number: int) -> None:
+        """Releases mesh ``number`` if it has failed or was stopped; otherwise once that happens.
+
+        For finalizers, as ``release``.
+        """
+        if self.objects.unreference(number):
+            self.release(number)
+
+    def mark_stopped(self, number: int, reason: str) -> None:
+        """Notes that the user has stopped ``number``, and with it everything made from it."""
+        for unreferenced in self.objects.stop(number, reason):
+            self.release(unreferenced)
+
+    def show_output(self, procs: int, shown: bool) -> None:
+        """Shows or hides what the proc mesh ``procs`` prints."""
+        hidden = self._dispatcher.hidden_procs
+        (hidden.discard if shown else hidden.add)(procs)
+
+    def configure_monarch(self, settings: Mapping[str, Setting]) -> FutureProxy[dict[str, Setting]]:
+        """Applies ``settings`` in place of those of earlier calls. The value: all that are in effect in the engine."""
+        call = PendingValue(0, "monarch.config")
+        wanted = dict(settings)
+        self.request(call, lambda number: ConfigureMonarch(call=number, settings=wanted), stream=CONTROL_STREAM)
+        return call.future
+
+    # --- detached sessions
+
+    def detach(self, name: str) -> FutureProxy[Any]:
+        """Keeps the session running when this process leaves, for its lease, so that another can take it over.
+
+        The future settles once the gateway has noted it.
+        """
+        self.detached = name
+        if self._marks is None:
+            marks = self._mark_what_is_read()
+            for number, call in self.calls.items():
+                if not isinstance(call, PendingAck):
+                    marks.watch_call(number, call.futures())
+        ack = PendingAck(0, "detach")
+        self.request(ack, lambda call: Detach(call=call, name=name), stream=CONTROL_STREAM, even_if_failed=True)
+        return ack.future
+
+    def _mark_what_is_read(self) -> ReadMarks:
+        marks = ReadMarks(lambda: self._connection.post_later(MARK_DELAY, marks.take, stream=CONTROL_STREAM))
+        self._marks = self._dispatcher.marks = marks
+        return marks
+
+    def _message_taken(self, message: MessageReceived) -> None:
+        header = message.header
+        if self._marks is not None and isinstance(header, PortMessage) and header.number:
+            self._marks.port_taken(header.port, header.number)
+
+    def resume_output(self, *, replay: bool) -> None:
+        """After a takeover: receives output and channels from now on. ``replay``: all the output that is kept."""
+        self.post(Resume(replay=replay), stream=CONTROL_STREAM)
+
+    def restore_call(self, number: int, call: PendingCall) -> None:
+        """A call of an earlier holder. Its result is fetched when the program first uses a future of it."""
+        assert self._marks is not None
+        self.calls.restore(number, call)
+        self._marks.watch_call(number, call.futures())
+        started: list[bool] = []
+
+        def fetch(_: object) -> None:
+            if not started:
+                started.append(True)
+                self.post(Fetch(calls=(number,)), stream=CONTROL_STREAM)
+
+        for future in call.futures():
+            future.start_with(fetch)
+
+    def leave(self, timeout: float | None = None) -> None:
+        """Leaves a detached session, which goes on: returns once the gateway has everything that was posted."""
+        if self._closed:
+            return
+        self._closed = True
+        for callback in self._close_callbacks:
+            callback()
+        deadline = time.monotonic() + (self.settings.close_timeout if timeout is None else timeout)
+        try:
+            if self._connection.error is None:
+                self._hand_over(deadline)
+        finally:
+            self.abandon()
+            self._dispatcher.close(timeout=1.0)
+
+    def _hand_over(self, deadline: float) -> None:
+        try:
+            self._connection.drained().get(max(0.0, deadline - time.monotonic()))
+            if self._marks is not None and (read := self._marks.take()) is not None:
+                self.post(read, stream=CONTROL_STREAM)
+            self.detach(self.detached).get(max(0.0, deadline - time.monotonic()))
+        except (GatewayError, TimeoutError) as error:
+            log.warning(
+                "left session %r without a confirmation that %s has received everything: %s",
+                *(self.detached, self._connection.dialer, error),
+            )
+
+    def handle_faults(self, mesh: int) -> None:
+        """Faults of the mesh ``mesh`` no longer reach ``unhandled_fault_hook``: the caller reports them itself."""
+        self._dispatcher.handled_faults.add(mesh)
+
+    # --- callbacks
+
+    def before_close(self, callback: Callable[[], object]) -> None:
+        """Calls ``callback`` when the session is closed."""
+        self._close_callbacks.append(callback)
+
+    def on_sync(self, callback: Callable[[Sync, Sequence[Fragments]], None]) -> None:
+        """Calls ``callback`` with each message of the gateway about code, on the connection thread."""
+        self._dispatcher.on_sync = callback
+
+    def _consume(self, message: MessageReceived) -> None:
+        self._connection.consume(message)
+
+    # --- status
+
+    @property
+    def same_python(self) -> bool:
+        """Whether the workers run this Python minor version, so that code can travel."""
+        peer = self._connection.peer
+        return peer is None or f"{peer.python}.".startswith(_THIS_PYTHON)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._connection.error is not None
+
+    @property
+    def error(self) -> MeshgateError | None:
+        """The error that ended the session; None while it lasts."""
+        return self._connection.error
+
+    def statistics(self) -> Statistics:
+        return self._connection.statistics()
+
+    # --- the end
+
+    def close(self, timeout: float | None = None) -> None:
+        """Ends the session: the gateway stops its processes. Waits for that for up to ``settings.close_timeout``.
+
+        Open futures fail, and so do calls that other threads make meanwhile. Closing twice does nothing.
+        """
+        if self._closed:
+            return
+        with uninterrupted():
+            self._close(timeout)
+
+    def _close(self, timeout: float | None) -> None:
+        self._closed = True
+        for callback in self._close_callbacks:
+            callback()
+        self._connection.refuse_posts()
+        timeout = self.settings.close_timeout if timeout is None else timeout
+        try:
+            if self._connection.error is None:
+                self._end_session(timeout if self._connection.connected else min(timeout, 1.0))
+        finally:
+            self.abandon()
+            self._dispatcher.close(timeout=1.0)
+
+    def _end_session(self, timeout: float) -> None:
+        ack = PendingAck(0, "end of the session")
+        deadline = time.monotonic() + timeout
+        with contextlib.suppress(GatewayError, TimeoutError):
+            self._connection.drained().get(timeout)  # EndSession would overtake messages of other streams
+            self.request(ack, lambda call: EndSession(call=call), stream=CONTROL_STREAM, even_if_failed=True, last=True)
+            error = ack.future.exception(max(0.0, deadline - time.monotonic()))
+            self.closed_cleanly = error is None
+            if error is not None:
+                log.debug("the session was not closed cleanly; the gateway ends it after its lease: %s", error)
+
+    def abandon(self) -> None:
+        """Drops the connection without ending the session, which the gateway does after its lease."""
+        self._closed = True
+        self._connection.close(timeout=3.0)
+
+    def validate_state(self) -> None:
+        """Asserts the invariants of the connection and of the open futures. For tests, while no call is under way."""
+        self._connection.validate_state()
+        for call in self.calls:
+            for future in call.futures():
+                future.validate_state()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "connected" if self._connection.connected else "connecting"
+        return f"<{type(self).__name__} of {self._connection.dialer}, {state}>"

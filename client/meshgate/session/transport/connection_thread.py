@@ -1,0 +1,393 @@
+"""The connection thread of one session: it has an event loop and sends, receives and reconnects.
+
+Callers on any thread post messages with ``Connection.post``, which never waits for the network. A cut is not an
+error: the thread reconnects, with back-off and full jitter, and the wire session retransmits what the gateway has
+not received. The session ends when the gateway refuses it for good, when the dialer knows that the gateway is gone,
+when the lease expires, or when the user closes it; the listener is then notified once, with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from websockets.frames import CloseCode
+
+from meshgate.errors import GatewayError, GatewayFault, GatewayLostError, MeshgateError, VersionMismatchError
+from meshgate.session.dialing import Dialer
+from meshgate.session.futures import FutureProxy
+from meshgate.session.settings import ClientSettings
+from meshgate.session.transport.event_loop import cancel_all_tasks, new_event_loop
+from meshgate.session.transport.gateway_connection import GatewayConnection
+from meshgate.session.transport.reconnect import Reconnector
+from meshgate.session.transport.send_queue import SendQueue
+from meshgate_wire import (
+    Established,
+    Header,
+    Hello,
+    MessageReceived,
+    MessageTooLarge,
+    Pump,
+    Role,
+    Sendable,
+    Session,
+    SessionLost,
+    State,
+    Statistics,
+    VersionMismatch,
+    WireError,
+)
+from meshgate_wire.messages import Release, stream_of
+
+__all__ = ["ConnectionThread", "Listener"]
+
+log = logging.getLogger("meshgate.session.connection")
+
+_STABLE_AFTER = 1.0  # seconds; a connection that receives no message and is cut sooner counts as a failed attempt
+
+
+class Listener(Protocol):
+    """Receives the events of a connection thread, on that thread. It must not block."""
+
+    def message_received(self, message: MessageReceived) -> None:
+        """The gateway has sent a message. Each is delivered exactly once."""
+
+    def message_not_sent(self, header: Header, error: Exception) -> None:
+        """A posted message was not sent: it is too large, or cannot be encoded. The session continues."""
+
+    def session_ended(self, error: MeshgateError) -> None:
+        """The session has ended. No event follows."""
+
+    def forked(self, error: MeshgateError) -> None:
+        """This is the child of a fork: the session stays with the parent, and any lock may be held for ever."""
+
+
+class ConnectionThread:
+    """A wire session and the thread that keeps it connected.
+
+    ``post``, ``consume``, ``release``, ``drained`` and ``close`` may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        dialer: Dialer,
+        settings: ClientSettings,
+        listener: Listener,
+        session_id: str,
+        *,
+        takes_over: bool = False,
+    ) -> None:
+        self.dialer = dialer
+        self.established: FutureProxy[None] = FutureProxy()
+        self._settings = settings
+        self._listener = listener
+        self._session = Session(Role.CLIENT, manual_streams=None, views=True)
+        self._loop: asyncio.AbstractEventLoop
+        self._thread = threading.Thread(target=self._run, name="meshgate-connection", daemon=True)
+        # Shared with callers:
+        self._queue = SendQueue(
+            settings.queue_limit, self._session.limits.small_message, self._session, consumer=self._thread
+        )
+        self._consumed: deque[MessageReceived] = deque()
+        self._released: deque[int] = deque()
+        self._woken = False  # whether a wake-up of the loop is under way
+        # Used by the loop alone:
+        self._reconnector = Reconnector(dialer, settings, session_id, self, self._session.limits, takes_over=takes_over)
+        self._connection: GatewayConnection | None = None
+        self._pump: Pump | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._fatal: MeshgateError | None = None
+        _running.add(self)
+
+    def start(self) -> None:
+        """Starts to connect. ``established`` settles when the gateway has answered, and fails if it never will."""
+        self._loop = new_event_loop()
+        self._thread.start()
+
+    # --- the callers' side ------------------------------------------------------------------------------
+
+    def post(self, header: Header, buffers: Sequence[Sendable] = (), *, stream: int, last: bool = False) -> None:
+        """Queues a message. The messages of one stream arrive in the order in which they are posted.
+
+        Blocks while the send queue is over ``settings.queue_limit``, except in a signal handler or a finalizer that
+        interrupts a post of its own thread. Raises the error that ended the session.
+        """
+        self._queue.put(header, buffers, stream, last=last)
+        self._wake()
+
+    def refuse_posts(self) -> None:
+        """From now on, raises GatewayError in every caller that posts another message than the ``last`` one."""
+        self._queue.refuse(self._closed_error())
+
+    def consume(self, message: MessageReceived) -> None:
+        """Returns the credit of ``message``, of a stream with manual credit, so that the gateway may send more."""
+        if message.held:
+            self._consumed.append(message)
+            self._wake()
+
+    def release(self, number: int) -> None:
+        """Releases object ``number``. Takes no lock: finalizers call it, at any point of any thread."""
+        self._released.append(number)
+        self._wake()
+
+    def post_later(self, delay: float, make: Callable[[], Header | None], *, stream: int) -> None:
+        """Sends what ``make`` returns, if anything, after ``delay`` seconds, on the loop. For finalizers: takes no
+        lock."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._loop.call_later, delay, self._send_made, make, stream)
+
+    def _send_made(self, make: Callable[[], Header | None], stream: int) -> None:
+        header = make()
+        if header is not None and self._session.state is not State.FAILED:
+            self._session.send(header, stream=stream)
+            self._flush()
+
+    def drained(self) -> FutureProxy[None]:
+        """Settles once everything posted so far has been sent. Until then, streams may overtake each other."""
+        future = self._queue.drained()
+        self._wake()
+        return future
+
+    def set_manual_credit(self, stream: int) -> None:
+        """Messages of ``stream`` keep their credit until ``consume``. To be called before the first can arrive."""
+        self._session.manual(stream)
+
+    @property
+    def error(self) -> MeshgateError | None:
+        """The error that ended the session; None while it lasts."""
+        return self._queue.error
+
+    @property
+    def connected(self) -> bool:
+        """Whether a connection is established now. If not, nothing is lost, but requests take longer."""
+        return self._session.state is State.ESTABLISHED
+
+    @property
+    def peer(self) -> Hello | None:
+        """The gateway's greeting, once ``established``."""
+        return self._session.peer
+
+    def statistics(self) -> Statistics:
+        return self._session.statistics()
+
+    def close(self, timeout: float) -> None:
+        """Ends the thread and waits up to ``timeout`` seconds for that. Does nothing if it has ended."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the thread is ending
+            self._loop.call_soon_threadsafe(self._cancel)
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def validate_state(self) -> None:
+        """Asserts what holds between any two turns of the loop. For tests."""
+        if self._thread.is_alive():
+            validation = self._validate()
+            try:
+                asyncio.run_coroutine_threadsafe(validation, self._loop).result(10)
+            except RuntimeError:  # the loop was closed meanwhile
+                validation.close()
+            else:
+                return
+            self._thread.join(10)
+        assert self.error is not None, "the connection thread has ended without a reason"
+        assert self._connection is None
+        assert self.established.done()
+        self._queue.validate_state(update_due=False)
+
+    async def _validate(self) -> None:
+        self._session.validate_state()
+        self._queue.validate_state(update_due=self._woken)
+        assert self._woken or not (self._released or self._consumed), "nothing will send what was released or consumed"
+        assert (self._connection is None) == (self._pump is None)
+        assert (self._connection is None) <= (self._session.state in (State.DETACHED, State.FAILED))
+        assert (self._session.state is State.DETACHED) <= (self._connection is None)
+
+    def _wake(self) -> None:
+        """Makes the loop look at what was posted. One wake-up serves everything posted until the loop runs."""
+        if self._woken:
+            return
+        self._woken = True
+        try:
+            self._loop.call_soon_threadsafe(self._take_posted)
+        except RuntimeError:
+            if self.error is None:
+                raise
+        except BaseException:  # a Ctrl-C must not leave _woken set with no wake-up under way
+            self._loop.call_soon_threadsafe(self._take_posted)
+            raise
+
+    # --- the loop's side: sending and receiving ---------------------------------------------------------
+
+    def _take_posted(self) -> None:
+        self._woken = False
+        released = len(self._released)  # every message about these objects was posted before now
+        for header, buffers, stream in self._queue.take():
+            try:
+                self._session.send(header, buffers, stream=stream)
+            except MessageTooLarge as error:
+                self._listener.message_not_sent(header, error)
+            except WireError:
+                return  # the session has failed, and the listener is notified of that
+            except Exception as error:
+                log.exception("cannot send a %s message", type(header).__name__)
+                self._listener.message_not_sent(header, error)
+        for _ in range(released):
+            number = self._released.popleft()
+            self._session.send(Release(objects=(number,)), stream=stream_of(number))
+        while self._consumed:
+            self._session.consume(self._consumed.popleft())
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._pump is not None:
+            self._pump.flush()
+        self._queue.update()
+
+    def connection_opened(self, connection: GatewayConnection) -> None:
+        self._detach()  # from a connection whose handshake succeeded too late
+        self._connection = connection
+        self._pump = Pump(self._session, connection, flushed=self._queue.update)
+        self._reconnector.last_failure = ""
+        self._loop.call_later(self._settings.attempt_timeout, self._check_established, connection)
+        self._session.connection_made()
+        self._flush()
+
+    def connection_data(self, connection: GatewayConnection, data: bytes) -> None:
+        if connection is not self._connection:
+            return
+        try:
+            events = self._session.receive_data(data)
+        except WireError as error:
+            self._refuse(connection, error)
+            return
+        for event in events:
+            if isinstance(event, MessageReceived):
+                self._reconnector.reset_back_off()
+                self._listener.message_received(event)
+            elif isinstance(event, Established):
+                self._loop.call_later(_STABLE_AFTER, self._check_stable, connection)
+                self._reconnector.resuming = True
+                self.established.settle(lambda: None)
+        self._flush()
+
+    def connection_writable(self, connection: GatewayConnection) -> None:
+        if connection is self._connection:
+            self._flush()
+
+    def _check_stable(self, connection: GatewayConnection) -> None:
+        if connection is self._connection:
+            self._reconnector.reset_back_off()
+
+    def _check_established(self, connection: GatewayConnection) -> None:
+        if connection is self._connection and self._session.state is State.OPENING:
+            timeout = self._settings.attempt_timeout
+            self._reconnector.last_failure = f"connected, but the session did not answer within {timeout:g} s"
+            connection.abort()
+
+    def _refuse(self, connection: GatewayConnection, error: WireError) -> None:
+        """Closes a connection that sent invalid data. The session survives if ``error`` is resumable."""
+        if isinstance(error, VersionMismatch):
+            self._fatal = VersionMismatchError(f"{self.dialer}: {error}")
+        elif isinstance(error, SessionLost):
+            self._fatal = GatewayLostError(f"{self.dialer}: {error}")
+        elif not error.resumable:
+            self._fatal = GatewayFault(f"{self.dialer} violated the protocol: {error}. Please report this.")
+        self._reconnector.last_failure = str(error)
+        connection.refuse(CloseCode.PROTOCOL_ERROR, str(error))
+
+    # --- the loop's side: connecting and reconnecting ---------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+            self._loop.run_until_complete(cancel_all_tasks())  # such as a connection's keepalive
+        finally:
+            asyncio.set_event_loop(None)
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        self._task = asyncio.current_task()
+        error: MeshgateError
+        try:
+            await self._stay_connected()
+        except MeshgateError as reason:
+            error = reason
+        except asyncio.CancelledError:
+            error = self._closed_error()
+        except Exception as fault:
+            log.exception("internal error in the connection to %s", self.dialer)
+            error = GatewayFault(f"internal error in the connection to {self.dialer}: {fault!r}. Please report this.")
+        self._end(error)
+
+    def _closed_error(self) -> MeshgateError:
+        return GatewayError(f"this program has closed its session with {self.dialer}")
+
+    def _end(self, error: MeshgateError) -> None:
+        self._detach()
+        self._queue.close(error)
+        self.established.fail(error)
+        self._listener.session_ended(error)
+        _running.discard(self)
+
+    async def _stay_connected(self) -> None:
+        while True:
+            connection = await self._reconnector.connect()
+            try:
+                await connection.wait_lost()
+            except asyncio.CancelledError:
+                self._detach()
+                await _close(connection)
+                raise
+            if self._fatal is not None:
+                raise self._fatal
+            self._reconnector.last_failure = self._reconnector.last_failure or connection.close_description()
+            self._detach()
+            log.debug("connection to %s lost: %s", self.dialer, self._reconnector.last_failure)
+
+    def _detach(self) -> None:
+        if self._pump is not None:
+            self._pump.close()
+        self._connection = self._pump = None
+        self._session.connection_lost()
+
+    def _cancel(self) -> None:
+        self._reconnector.stop()
+        if self._task is not None:
+            self._task.cancel()
+
+    # --- fork -------------------------------------------------------------------------------------------
+
+    def _after_fork(self) -> None:
+        """In the child of a fork the connection thread does not run, so nothing may wait for it."""
+        error = GatewayError(
+            "this process was forked from one that is connected to a gateway; the connection stays with the parent. "
+            "Connect again here, or start the process with the 'spawn' method."
+        )
+        self._queue.close_after_fork(error)
+        self._listener.forked(error)
+
+
+async def _close(connection: GatewayConnection) -> None:
+    try:
+        await connection.close()
+    except Exception as error:  # noqa: BLE001 - the session is over in any case
+        log.debug("closing the connection: %s", error)
+
+
+_running: weakref.WeakSet[ConnectionThread] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for thread in list(_running):
+        thread._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

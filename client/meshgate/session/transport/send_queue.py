@@ -1,0 +1,227 @@
+"""Messages that callers have posted and the connection has not taken yet, and the back-pressure on those callers.
+
+Two gates, one for small messages and one for the others, close while more bytes wait than the limit allows, in this
+queue and in the session below it. Small messages are counted apart, so a large transfer never blocks them.
+
+A signal handler or a finalizer may put a message while its own thread is putting one. It then does not block, whatever
+waits: the thread holds the lock. The consumer never waits for the lock, since the handler may wait for the consumer.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeAlias
+
+from meshgate.errors import MeshgateError
+from meshgate.session.futures import FutureProxy
+from meshgate_wire import Header, Sendable
+
+__all__ = ["Backlog", "SendQueue"]
+
+Message: TypeAlias = tuple[Header, Sequence[Sendable], int]  # with its stream
+
+_OVERHEAD = 300  # bytes of a message besides its buffers, roughly
+
+
+class Backlog(Protocol):
+    """What waits in the session below the queue."""
+
+    @property
+    def queued_bytes(self) -> int: ...
+
+    @property
+    def queued_small_bytes(self) -> int: ...
+
+
+class SendQueue:
+    """Any thread may ``put``; ``consumer``, which never blocks there, takes. ``error`` is set once it is closed."""
+
+    def __init__(self, limit: int, small_message: int, backlog: Backlog, consumer: threading.Thread) -> None:
+        self.error: MeshgateError | None = None
+        self._limit = limit
+        self._small_message = small_message
+        self._backlog = backlog
+        self._consumer = consumer
+        self._refusal: MeshgateError | None = None  # why puts other than the last one are refused
+        self._lock = threading.RLock()  # guards _added and _small_added
+        self._putting: set[int] = set()  # the threads that hold the lock in put(), or are about to
+        self._messages: deque[tuple[Header, Sequence[Sendable], int, int]] = deque()
+        self._added = 0  # bytes of all messages
+        self._small_added = 0  # the part of _added in small messages
+        self._taken = 0  # bytes of the messages whose take() has ended; changed by the consumer alone
+        self._small_taken = 0
+        self._waiting_for_drain: deque[FutureProxy[None]] = deque()
+        self._gate = _Gate()
+        self._small_gate = _Gate()
+
+    def put(self, header: Header, buffers: Sequence[Sendable], stream: int, *, last: bool = False) -> None:
+        """Adds a message. Blocks while the gate of its size is closed. Raises the error that closed the queue.
+
+        After ``refuse``, only the ``last`` message is accepted.
+        """
+        nbytes = _OVERHEAD + sum(map(_nbytes, buffers))
+        small = nbytes <= self._small_message
+        gate = self._small_gate if small else self._gate
+        thread = threading.get_ident()
+        interrupts_put = thread in self._putting
+        if not gate.is_set() and not interrupts_put and threading.current_thread() is not self._consumer:
+            gate.wait()
+        if self.error is not None:
+            raise self.copy_error()
+        if self._refusal is not None and not last:
+            raise copy.copy(self._refusal)
+        try:
+            self._putting.add(thread)
+            with self._lock:
+                self._messages.append((header, buffers, stream, nbytes))
+                self._added += nbytes
+                self._small_added += nbytes if small else 0
+                self._close_gates()
+        finally:
+            if not interrupts_put:
+                self._putting.discard(thread)
+
+    def refuse(self, error: MeshgateError) -> None:
+        """Raises ``error`` in every caller that puts another message than the last one from now on."""
+        self._refusal = error
+
+    def take(self) -> Iterator[Message]:
+        """Removes and yields the messages, also those added meanwhile. Their bytes count until the iterator ends."""
+        taken = small_taken = 0
+        try:
+            while self._messages:
+                header, buffers, stream, nbytes = self._messages.popleft()
+                taken += nbytes
+                small_taken += nbytes if nbytes <= self._small_message else 0
+                yield header, buffers, stream
+        finally:
+            self._taken += taken
+            self._small_taken += small_taken
+            if self._lock.acquire(blocking=False):
+                try:  # recounted: a Ctrl-C in put() may have left a message without its bytes
+                    sizes = self._sizes()
+                    self._added = self._taken + sum(sizes)
+                    self._small_added = self._small_taken + self._sum_small(sizes)
+                finally:
+                    self._lock.release()
+
+    def drained(self) -> FutureProxy[None]:
+        """Settles once nothing waits, in the queue or in the session."""
+        future: FutureProxy[None] = FutureProxy()
+        self._waiting_for_drain.append(future)
+        if self.error is not None:  # checked last: the consumer may close the queue at any point
+            self._fail_drained()
+        return future
+
+    def update(self) -> None:
+        """To be called when the backlog has changed: opens and closes the gates, and settles ``drained`` futures."""
+        waiting = self._bytes + self._backlog.queued_bytes
+        while self._waiting_for_drain and not waiting:
+            self._waiting_for_drain.popleft().settle(lambda: None)
+        self._close_gates()
+        if waiting <= self._limit and not self._gate.is_set():
+            self._gate.set()
+        if not self._small_gate.is_set() and self._small_bytes + self._backlog.queued_small_bytes <= self._limit:
+            self._small_gate.set()
+
+    def close(self, error: MeshgateError) -> None:
+        """Drops the messages and raises ``error`` in every caller that waits or posts later."""
+        self.error = error
+        self._messages.clear()
+        self._gate.set()
+        self._small_gate.set()
+        self._fail_drained()
+
+    def _fail_drained(self) -> None:
+        while True:
+            try:
+                future = self._waiting_for_drain.popleft()
+            except IndexError:  # another thread has failed the rest
+                return
+            future.fail(self.copy_error())
+
+    def close_after_fork(self, error: MeshgateError) -> None:
+        """As ``close``, in the child of a fork, where another thread may have held a lock."""
+        self.error = error
+        self._lock = threading.RLock()
+        self._putting = set()
+        self._gate, self._small_gate = _Gate(), _Gate()
+
+    def copy_error(self) -> MeshgateError:
+        """A copy of ``error``, so that each caller that raises it has its own traceback."""
+        assert self.error is not None
+        return copy.copy(self.error)
+
+    def validate_state(self, *, update_due: bool) -> None:
+        """Asserts what holds while nothing is put or taken. For tests. ``update_due``: the consumer will run soon."""
+        with self._lock:
+            sizes = self._sizes()
+            assert self.error is not None or self._bytes == sum(sizes)
+            assert self.error is not None or self._small_bytes == self._sum_small(sizes)
+            waiting = self._bytes + self._backlog.queued_bytes
+            waiting_small = self._small_bytes + self._backlog.queued_small_bytes
+            closed = self.error is not None
+            over_limit = not closed and waiting > self._limit
+            over_small_limit = not closed and waiting_small > self._limit
+            assert update_due or closed or not self._messages, "messages wait and the consumer does not know"
+            assert update_due or over_limit or self._gate.is_set(), "callers wait without need"
+            assert update_due or over_small_limit or self._small_gate.is_set(), "callers wait without need"
+            assert update_due or waiting or not self._waiting_for_drain, "drained, and the futures are not settled"
+
+    @property
+    def _bytes(self) -> int:
+        """The bytes in ``_messages``, or taken by the loop of take() that is running."""
+        return self._added - self._taken
+
+    @property
+    def _small_bytes(self) -> int:
+        return self._small_added - self._small_taken
+
+    def _sizes(self) -> list[int]:
+        return [nbytes for *_, nbytes in list(self._messages)]  # a copy: a finalizer may put a message meanwhile
+
+    def _sum_small(self, sizes: Sequence[int]) -> int:
+        return sum(nbytes for nbytes in sizes if nbytes <= self._small_message)
+
+    def _close_gates(self) -> None:
+        """Closes the gates of the messages that exceed the limit."""
+        if self._bytes + self._backlog.queued_bytes > self._limit:
+            self._gate.clear()
+            if self._small_bytes + self._backlog.queued_small_bytes > self._limit:
+                self._small_gate.clear()
+
+
+class _Gate:
+    """An event without a lock, so that a signal handler may wait for or close a gate at any point of its thread."""
+
+    def __init__(self) -> None:
+        self._open = True
+        self._waiting: deque[threading.Lock] = deque()
+
+    def is_set(self) -> bool:
+        return self._open
+
+    def set(self) -> None:
+        self._open = True
+        while self._waiting:
+            self._waiting.popleft().release()
+
+    def clear(self) -> None:
+        self._open = False
+
+    def wait(self) -> None:
+        while not self._open:
+            opened = threading.Lock()
+            opened.acquire()
+            self._waiting.append(opened)
+            if not self._open:
+                opened.acquire()
+
+
+def _nbytes(buffer: Sendable) -> int:
+    if isinstance(buffer, (list, tuple)):
+        return sum(map(_nbytes, buffer))
+    return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)  # type: ignore[arg-type]

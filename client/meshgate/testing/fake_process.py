@@ -1,0 +1,253 @@
+"""A worker process that is a thread: it runs actors one task at a time, as a Monarch process does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import io
+import pickle
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import cloudpickle
+import cloudpickle.cloudpickle as by_value
+
+import meshgate
+from meshgate.actors import standins
+from meshgate.actors.api import acting_as
+from meshgate.errors import ActorError
+from meshgate.serialization.worker_expressions import WORKER_NAMES
+from meshgate.shapes.shape import Point
+
+__all__ = ["FakeProcess", "Message", "Reply", "unpickle"]
+
+Reply = Callable[[bytes, bool], None]
+"""Takes a pickled value, or a pickled exception and True: an ``ActorError`` if the endpoint raised it."""
+_NAME_ON_WORKER = {path: name for name, path in WORKER_NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A call of ``endpoint`` as one rank receives it. ``objects``: what its references to ports stand for."""
+
+    endpoint: str
+    buffers: Sequence[bytes]
+    objects: Sequence[Any]
+    rank: Point
+
+
+class FakeProcess:
+    """Runs actors in a thread with an event loop. ``host`` is the name of its host."""
+
+    def __init__(self, name: str, host: str) -> None:
+        self.host = host
+        self._actors: dict[int, Any] = {}
+        self._tasks: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()
+        self._background: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=f"meshgate-fake-process-{name}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the tasks that were submitted before. Does not wait for it."""
+        self._put(None)
+
+    def join(self, timeout: float) -> None:
+        """Waits for the thread to end, at most ``timeout`` seconds."""
+        self._thread.join(timeout)
+
+    def bootstrap(self, pickled: bytes, failed: Callable[[str], None]) -> None:
+        """Runs the pickled callable of ``spawn_procs(bootstrap=...)``."""
+
+        async def run() -> None:
+            try:
+                result = unpickle([pickled], ())()
+                if inspect.isawaitable(result):
+                    await result
+            except Exception:  # noqa: BLE001 - whatever the user's code raises
+                failed(traceback.format_exc())
+
+        self._put(run)
+
+    def spawn(
+        self,
+        actor: int,
+        buffers: Sequence[bytes],
+        objects: Sequence[Any],
+        rank: Point,
+        failed: Callable[[str], None],
+    ) -> None:
+        """Creates actor number ``actor`` from its pickled class and arguments."""
+
+        async def run() -> None:
+            try:
+                Class = unpickle(buffers[:1], ())
+                args, kwargs = unpickle(buffers[1:], objects)
+                with acting_as(_context(rank, rank, f"{Class.__qualname__}[{rank.rank}]")):
+                    self._actors[actor] = Class(*args, **kwargs)
+            except Exception:  # noqa: BLE001 - whatever the user's code raises
+                failed(traceback.format_exc())
+            else:
+                if not hasattr(Class, "rank"):
+                    self._actors[actor].rank = rank.rank
+                self._actors[actor]._fake_point = rank
+
+        self._put(run)
+
+    def call(self, actor: int, message: Message, reply: Reply) -> None:
+        """Runs an endpoint; passes its value, or the exception it raises, to ``reply``."""
+
+        async def run() -> None:
+            instance = self._actors.get(actor)
+            if instance is not None:  # else its constructor raised, which has been reported
+                endpoint = _endpoint(type(instance), message.endpoint)
+                work = _run_endpoint(instance, endpoint, message, reply)
+                if endpoint.is_concurrent:
+                    task = self._loop.create_task(work)
+                    self._background.add(task)
+                    task.add_done_callback(self._background.discard)
+                else:
+                    await work
+
+        self._put(run)
+
+    def when_idle(self, callback: Callable[[], None]) -> None:
+        """Calls ``callback`` after the tasks that were submitted before."""
+
+        async def run() -> None:
+            callback()
+
+        self._put(run)
+
+    def _put(self, task: Callable[[], Awaitable[None]] | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process has been stopped
+            self._loop.call_soon_threadsafe(self._tasks.put_nowait, task)
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        while (task := await self._tasks.get()) is not None:
+            await task()
+        for background in self._background:
+            background.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    method: Callable[..., Any]
+    takes_port: bool
+    is_concurrent: bool
+
+
+def _endpoint(Class: type, name: str) -> _Endpoint:
+    """An endpoint of Monarch's or of the stand-ins."""
+    found = inspect.getattr_static(Class, name)
+    method = getattr(found, "_method", found)
+    takes_port = getattr(found, "_explicit_response_port", False)
+    if type(found).__name__ == "_ConcurrentEndpointProperty":  # Monarch's: its wrapper always takes a port
+        original = inspect.unwrap(method)
+        had_port = len(inspect.signature(method).parameters) == len(inspect.signature(original).parameters)
+        return _Endpoint(original, had_port, True)
+    return _Endpoint(method, takes_port, getattr(found, "_concurrent", False))
+
+
+async def _run_endpoint(instance: Any, endpoint: _Endpoint, message: Message, reply: Reply) -> None:
+    with acting_as(_context(message.rank, instance._fake_point, f"{type(instance).__qualname__}")):
+        try:
+            args, kwargs = unpickle(message.buffers, message.objects)
+            port = (_ResponsePort(reply),) if endpoint.takes_port else ()
+            value = endpoint.method(instance, *port, *args, **kwargs)
+            if inspect.isawaitable(value):
+                value = await value
+            if not endpoint.takes_port:
+                reply(cloudpickle.dumps(value), False)
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+            reply(pickled_error(error), True)
+
+
+class _ResponsePort:
+    """What an endpoint with ``explicit_response_port=True`` answers through."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+
+    def send(self, value: Any) -> None:
+        self._reply(cloudpickle.dumps(value), False)
+
+    def exception(self, error: Exception) -> None:
+        self._reply(cloudpickle.dumps(error), True)
+
+
+def pickled_error(error: Exception) -> bytes:
+    """``error`` as an ``ActorError``, with a ``RuntimeError`` in its place if it cannot be pickled."""
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next  # without this module's own frame
+    raised = ActorError(error)
+    try:
+        data: bytes = cloudpickle.dumps(raised)
+    except Exception:  # noqa: BLE001 - whatever a user's __reduce__ raises
+        standin = ActorError(RuntimeError(f"{type(error).__qualname__}: {error}"))
+        standin.exception_formatted = raised.exception_formatted
+        data = cloudpickle.dumps(standin)
+    return data
+
+
+def _context(message_rank: Point, rank: Point, name: str) -> Any:
+    """What ``context()`` returns inside the actor."""
+    return SimpleNamespace(message_rank=message_rank, actor_instance=SimpleNamespace(rank=rank, actor_id=name))
+
+
+def unpickle(buffers: Sequence[bytes], objects: Sequence[Any]) -> Any:
+    """Opens what the client pickled for a worker: a pickle and the buffers beside it."""
+    data, *beside = buffers
+    return _WorkerUnpickler(data, [bytearray(buffer) for buffer in beside], objects).load()
+
+
+class _WorkerUnpickler(pickle.Unpickler):
+    """Unpickles as a worker does, but without Monarch, and in the process that the classes came from."""
+
+    def __init__(self, data: bytes, buffers: Sequence[bytearray], objects: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(data), buffers=buffers)
+        self._objects = objects
+        self._own_classes: set[type] = set()
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        own = {
+            ("pkgutil", "resolve_name"): _resolve_name,
+            ("cloudpickle.cloudpickle", "_make_skeleton_class"): self._make_class,
+            ("cloudpickle.cloudpickle", "_class_setstate"): self._class_setstate,
+        }.get((module, name))
+        return own or super().find_class(module, name)
+
+    def persistent_load(self, pid: Any) -> Any:
+        found = self._objects[pid]
+        if isinstance(found, NotImplementedError):
+            raise found
+        return found
+
+    def _make_class(self, metaclass: Any, name: str, bases: Any, facts: Any, tracker: Any, extra: Any) -> Any:
+        """The class itself, because it is in this process: a copy would overwrite its methods."""
+        known = by_value._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
+        if known is None:
+            return by_value._make_skeleton_class(metaclass, name, bases, facts, tracker, extra)
+        self._own_classes.add(known)
+        return known
+
+    def _class_setstate(self, Class: type, state: Any) -> type:
+        if Class not in self._own_classes:
+            by_value._class_setstate(Class, state)
+        return Class
+
+
+def _resolve_name(path: str) -> Any:
+    """Meshgate's own object instead of Monarch's, which need not be installed."""
+    name = _NAME_ON_WORKER[path]
+    return getattr(meshgate, name, None) or getattr(standins, name)

@@ -1,0 +1,82 @@
+"""The actor that reads files on a host for ``job.pull``; it needs nothing but torchmonarch.
+
+Endpoints return errors as (kind, text); the laptop turns them into messages.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from typing import Any
+
+from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
+
+__all__ = ["FileReader"]
+
+
+class FileReader(Actor, metaclass=SentAsSource):
+    def __init__(self) -> None:
+        self.open: tuple[str, int] = ("", -1)
+
+    @endpoint
+    def listing(self, path: str) -> tuple[str, Any]:
+        """The host's name, and rows of (name relative to ``path``, kind, size, mtime in ns, mode, link target).
+
+        For a file there is one row with an empty name. Kinds are file, directory, link and other.
+        """
+        host = os.environ.get("MESHGATE_HOST_NAME") or socket.gethostname()
+        top = os.path.realpath(os.path.expanduser(path))
+        rows: list[tuple[str, str, int, int, int, str]] = []
+        try:
+            if not os.path.isdir(top):
+                return host, [_row(top, "")]
+            pending = [""]
+            while pending:
+                directory = pending.pop()
+                for name in sorted(os.listdir(os.path.join(top, directory))):
+                    row = _row(os.path.join(top, directory, name), os.path.join(directory, name))
+                    rows.append(row)
+                    if row[1] == "directory":
+                        pending.append(row[0])
+        except OSError as error:
+            return host, _failure(error)
+        return host, rows
+
+    @endpoint
+    def read(self, path: str, name: str, offset: int, length: int, size: int, mtime: int) -> Any:
+        """``length`` bytes of a file; an error if its size or mtime differ from those of the listing, or, with a
+        negative ``size``, only if it has become shorter."""
+        top = os.path.realpath(os.path.expanduser(path))
+        file = os.path.join(top, name) if name else top
+        try:
+            found = os.stat(file)
+            if self.open[0] != file or not os.path.samestat(os.fstat(self.open[1]), found):
+                if self.open[1] >= 0:
+                    os.close(self.open[1])
+                self.open = ("", -1)
+                self.open = (file, os.open(file, os.O_RDONLY | os.O_CLOEXEC))
+            handle = self.open[1]
+            data = os.pread(handle, length, offset)
+            after = os.fstat(handle)
+        except OSError as error:
+            return _failure(error)
+        changed = size >= 0 and any((each.st_size, each.st_mtime_ns) != (size, mtime) for each in (found, after))
+        if changed or len(data) != length:
+            return "changed", file
+        return data
+
+
+def _row(path: str, name: str) -> tuple[str, str, int, int, int, str]:
+    found = os.lstat(path)
+    mode = stat.S_IMODE(found.st_mode)
+    if stat.S_ISLNK(found.st_mode):
+        return name, "link", 0, found.st_mtime_ns, mode, os.readlink(path)
+    kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
+    kind = kinds.get(stat.S_IFMT(found.st_mode), "other")
+    return name, kind, found.st_size if kind == "file" else 0, found.st_mtime_ns, mode, ""
+
+
+def _failure(error: OSError) -> tuple[str, str]:
+    kinds = {FileNotFoundError: "absent", PermissionError: "forbidden"}
+    return kinds.get(type(error), "failed"), f"{error.strerror or error}: {error.filename or ''}"

@@ -1,0 +1,83 @@
+"""What the page shows: the newest status of the job and its last lines of output, read from the gateway.
+
+``poll`` blocks on the network, so the server calls it in a thread. Nothing here changes the job.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, Protocol
+
+from meshgate.errors import MeshgateError
+from meshgate_wire.status import JobStatus, OutputPage
+
+__all__ = ["Feed", "Source"]
+
+MAX_LINES = 5000
+MAX_PAGES = 64  # of output in one poll
+EVENTS_INTERVAL = 15.0  # seconds
+
+
+class Source(Protocol):
+    """A running job."""
+
+    def status(self) -> JobStatus: ...
+
+    def _output(self, after: dict[str, int]) -> OutputPage: ...
+
+
+class Feed:
+    """``read_events`` returns the cluster's recent events about the job, if it runs in one."""
+
+    def __init__(
+        self, source: Source, title: str, read_events: Callable[[], Sequence[dict[str, Any]]] | None = None
+    ) -> None:
+        self._source, self._title, self._read_events = source, title, read_events
+        self._status: dict[str, Any] | None = None
+        self._problem = ""
+        self._events: Sequence[dict[str, Any]] = ()
+        self._next_events = 0.0
+        self._seen: dict[str, int] = {}
+        self._lines: deque[dict[str, Any]] = deque(maxlen=MAX_LINES)
+        self._count = 0  # of lines so far
+
+    def poll(self) -> None:
+        """Reads what is new. A failure becomes the problem that the page shows, until a later poll succeeds."""
+        try:
+            self._status = self._source.status().model_dump(mode="json")
+            self._read_output()
+            if self._read_events is not None and time.monotonic() >= self._next_events:
+                self._events = self._read_events()
+                self._next_events = time.monotonic() + EVENTS_INTERVAL
+            self._problem = ""
+        except MeshgateError as error:
+            self._problem = f"{type(error).__name__}: {error}"
+
+    def _read_output(self) -> None:
+        for _ in range(MAX_PAGES):
+            page = self._source._output(dict(self._seen))
+            for session in page.sessions:
+                for line in session.lines:
+                    self._seen[session.session] = line.number
+                    self._lines.append({"session": session.session, **line.model_dump(mode="json")})
+                    self._count += 1
+            if not any(session.lines for session in page.sessions):
+                return
+
+    def message(self, seen: int) -> tuple[str, int]:
+        """The JSON for a page that has ``seen`` so many lines, and how many it has seen then."""
+        kept = len(self._lines)
+        fresh = min(self._count - seen, kept)
+        lines = list(islice(self._lines, kept - fresh, kept))
+        body = {
+            "title": self._title,
+            "status": self._status,
+            "problem": self._problem,
+            "events": list(self._events),
+            "lines": lines,
+        }
+        return json.dumps(body), self._count

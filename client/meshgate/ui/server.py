@@ -1,0 +1,111 @@
+"""Serves the page on loopback, and over a websocket what changes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from http import HTTPStatus
+from importlib import resources
+
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from meshgate.ui.access import Access, Refused, SignedIn
+from meshgate.ui.feed import Feed
+
+__all__ = ["PageServer", "run_page"]
+
+INTERVAL = 1.0  # seconds between two looks at the job
+_COMMON_HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+async def run_page(feed: Feed, port: int, started: Callable[[str], object]) -> None:
+    """Serves on ``port`` (0: a free one) until cancelled. Calls ``started`` with the one-time link.
+
+    Raises OSError if the port is in use.
+    """
+    server = PageServer(feed)
+    async with serve(server.live, "127.0.0.1", port, process_request=server.answer, compression=None) as listening:
+        server.access = Access(next(iter(listening.sockets)).getsockname()[1])
+        started(server.access.url)
+        await server.poll()
+
+
+class PageServer:
+    """``access`` is set before the first request is answered."""
+
+    access: Access
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._page = resources.files("meshgate.ui").joinpath("page.html").read_text(encoding="utf-8")
+        self._pages = 0
+        self._watched = asyncio.Event()  # whether a page is open
+        self._polled: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the next poll
+
+    def answer(self, connection: ServerConnection, request: Request) -> Response | None:
+        """The HTTP response; None for the websocket."""
+        names = ("Host", "Origin", "Cookie")
+        if any(len(request.headers.get_all(name)) > 1 for name in names):
+            return _text(HTTPStatus.BAD_REQUEST, "a header is repeated")
+        host, origin, cookie = (request.headers.get(name) for name in names)
+        decision = self.access.decide(request.path, host=host, origin=origin, cookie=cookie)
+        if isinstance(decision, Refused):
+            return _text(decision.status, decision.reason)
+        if isinstance(decision, SignedIn):
+            return _response(HTTPStatus.SEE_OTHER, b"", {"Location": "/", "Set-Cookie": decision.cookie})
+        if decision == "live":
+            return None
+        nonce = secrets.token_urlsafe(16)
+        policy = (
+            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
+            "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        body = self._page.replace("{{nonce}}", nonce).encode()
+        headers = {"Content-Type": "text/html; charset=utf-8", "Content-Security-Policy": policy}
+        return _response(HTTPStatus.OK, body, headers)
+
+    async def live(self, connection: ServerConnection) -> None:
+        """Sends a page what is new after each poll, at the page's speed."""
+        seen = 0
+        self._pages += 1
+        self._watched.set()
+        closed = asyncio.create_task(connection.wait_closed())
+        try:
+            while not closed.done():
+                await asyncio.wait({closed, self._polled}, return_when=asyncio.FIRST_COMPLETED)
+                message, seen = self._feed.message(seen)
+                await connection.send(message)
+        except ConnectionClosed:
+            return
+        finally:
+            closed.cancel()
+            self._pages -= 1
+            if not self._pages:
+                self._watched.clear()
+
+    async def poll(self) -> None:
+        """Reads the job's state as long as a page is open, until cancelled."""
+        while True:
+            await self._watched.wait()
+            await asyncio.to_thread(self._feed.poll)
+            polled, self._polled = self._polled, asyncio.get_running_loop().create_future()
+            polled.set_result(None)
+            await asyncio.sleep(INTERVAL)
+
+
+def _text(status: HTTPStatus, text: str) -> Response:
+    return _response(status, f"{text}\n".encode(), {"Content-Type": "text/plain; charset=utf-8"})
+
+
+def _response(status: HTTPStatus, body: bytes, headers: dict[str, str]) -> Response:
+    fields = Headers({**_COMMON_HEADERS, **headers, "Content-Length": str(len(body)), "Connection": "close"})
+    return Response(status.value, status.phrase, fields, body)

@@ -1,0 +1,234 @@
+"""The messages that the server and an engine exchange, as JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+
+from meshgate_gateway.control.counts import EngineCounts
+from meshgate_wire.messages import Host
+from meshgate_wire.text import shorten
+
+__all__ = [
+    "AssignSession",
+    "ClientConnected",
+    "ClientDisconnected",
+    "ConnectionRefused",
+    "ControlMessage",
+    "DescribeSession",
+    "EndSession",
+    "EngineCounts",
+    "EngineReady",
+    "HostLost",
+    "HostRestored",
+    "HostsReply",
+    "HostsRequest",
+    "Inspect",
+    "Inspected",
+    "NewConnection",
+    "Notice",
+    "ReportState",
+    "SessionDescription",
+    "SessionEnded",
+    "SessionState",
+    "parse_message",
+]
+
+
+MAX_REASON = 16_384  # characters; JSON takes up to six bytes for one, and a message may have 160 KiB
+
+
+def _shorten(reason: object) -> object:
+    return shorten(reason, MAX_REASON) if isinstance(reason, str) else reason
+
+
+Reason: TypeAlias = Annotated[str, BeforeValidator(_shorten)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+# --- server to engine -------------------------------------------------------------------------------------
+
+
+class AssignSession(_Model):
+    """Assigns ``session`` to a prestarted engine. The session outlives its connection by ``lease`` seconds."""
+
+    type: Literal["assign"] = "assign"
+    session: str
+    lease: float
+
+
+class NewConnection(_Model):
+    """Passes the descriptor of an authenticated connection, which replaces any earlier one of the session.
+
+    ``head`` is the HTTP request head, decoded as Latin-1, without the credentials.
+    """
+
+    type: Literal["connection"] = "connection"
+    head: str
+
+
+class HostsReply(_Model):
+    """The hosts of ``mesh`` in rank order, or the reason that there are none. ``more``: further messages follow."""
+
+    type: Literal["hosts"] = "hosts"
+    mesh: str
+    hosts: tuple[Host, ...] = ()
+    error: Reason | None = None
+    more: bool = False
+
+
+class HostLost(_Model):
+    """A host from an earlier HostsReply has exited. ``returns``: a replacement may follow."""
+
+    type: Literal["host_lost"] = "host_lost"
+    mesh: str
+    host: str
+    reason: Reason
+    returns: bool = False
+
+
+class HostRestored(_Model):
+    """A host has replaced the lost one at ``rank``, possibly under another name."""
+
+    type: Literal["host_back"] = "host_back"
+    mesh: str
+    rank: int
+    host: Host
+
+
+class Inspect(_Model):
+    """Asks what the engine knows (``status``), or for the lines printed after number ``after`` (``output``)."""
+
+    type: Literal["inspect"] = "inspect"
+    request: int
+    what: Literal["status", "output"]
+    after: int = 0
+
+
+class Notice(_Model):
+    """A line about the job for the session's user, such as that its time limit is near."""
+
+    type: Literal["notice"] = "notice"
+    text: Reason
+
+
+class EndSession(_Model):
+    """The engine must stop the session's meshes, send SessionEnded and exit with status 0."""
+
+    type: Literal["end"] = "end"
+    reason: Reason
+
+
+class ReportState(_Model):
+    """Another server has taken over, which may have missed messages of the engine, as the engine may have missed parts
+    of a reply. The engine repeats its pending requests and sends SessionState."""
+
+    type: Literal["report_state"] = "report_state"
+
+
+class DescribeSession(_Model):
+    """Requests a SessionDescription."""
+
+    type: Literal["describe"] = "describe"
+
+
+# --- engine to server -------------------------------------------------------------------------------------
+
+
+class EngineReady(_Model):
+    """Monarch is loaded and the event loop runs."""
+
+    type: Literal["ready"] = "ready"
+
+
+class HostsRequest(_Model):
+    """Requests the hosts of ``mesh``. The server answers with HostsReply."""
+
+    type: Literal["ask_hosts"] = "ask_hosts"
+    mesh: str
+
+
+class Inspected(_Model):
+    """A part of the answer to Inspect, JSON of an ``EngineStatus`` or a ``SessionOutput``. ``more``: others follow."""
+
+    type: Literal["inspected"] = "inspected"
+    request: int
+    body: str
+    more: bool = False
+
+
+class ClientConnected(_Model):
+    type: Literal["connected"] = "connected"
+
+
+class ClientDisconnected(_Model):
+    """``silence``: for how many seconds nothing had arrived when the connection ended. ``detached``: the session waits
+    for another client however its connection ended."""
+
+    type: Literal["disconnected"] = "disconnected"
+    silence: float = 0.0
+    detached: bool = False
+
+
+class SessionState(_Model):
+    """Whether a client is connected; otherwise for how many seconds none has been, and ``silence`` as above."""
+
+    type: Literal["state"] = "state"
+    connected: bool
+    disconnected_for: float = 0.0
+    silence: float = 0.0
+    detached: bool = False
+
+
+class ConnectionRefused(_Model):
+    """The engine has answered a connection itself, because another client holds the session."""
+
+    type: Literal["refused"] = "refused"
+
+
+class SessionDescription(_Model):
+    """Answers DescribeSession. ``facts`` is for the list of sessions."""
+
+    type: Literal["description"] = "description"
+    facts: dict[str, Any]
+
+
+class SessionEnded(_Model):
+    """The session ended in order: its meshes are stopped and the engine exits next."""
+
+    type: Literal["ended"] = "ended"
+    reason: Reason
+
+
+ControlMessage: TypeAlias = (
+    AssignSession
+    | NewConnection
+    | HostsReply
+    | HostLost
+    | HostRestored
+    | Inspect
+    | Notice
+    | EndSession
+    | ReportState
+    | DescribeSession
+    | EngineCounts
+    | EngineReady
+    | HostsRequest
+    | Inspected
+    | ClientConnected
+    | ClientDisconnected
+    | SessionState
+    | ConnectionRefused
+    | SessionDescription
+    | SessionEnded
+)
+_messages: TypeAdapter[ControlMessage] = TypeAdapter(Annotated[ControlMessage, Field(discriminator="type")])
+
+
+def parse_message(data: bytes) -> ControlMessage:
+    """Raises ``pydantic.ValidationError`` (a ValueError) for an invalid message."""
+    return _messages.validate_json(data)

@@ -1,0 +1,221 @@
+"""Sends calls to actors and their responses to the client; ``PendingCall`` decides what to respond.
+
+If its actors exist, a call is sent to them in the callback that received it: no task, no queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
+from typing import Any, Protocol
+
+from meshgate_gateway.engine.calls.pending_calls import GATHER_FAILURES, PendingCall, Response
+from meshgate_gateway.engine.failures import failure_of
+from meshgate_gateway.engine.interfaces import Send
+from meshgate_gateway.engine.monarch.interface import Reply
+from meshgate_gateway.engine.objects.lookup import Lookup, choose
+from meshgate_gateway.engine.objects.records import ActorMesh
+from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_wire import Fragments, MessageTooLarge
+from meshgate_wire.messages import Adopted, Call, Failed, Failure, Progress, stream_of
+from meshgate_wire.status import CallStatus
+
+_NO_MESHES = Adopted()
+REPORT_INTERVAL = 0.25  # seconds; a call that takes longer is reported when its progress has changed
+MAX_REPORTED = 256  # the oldest calls
+CALLS_PER_REPORT = 32
+
+
+class Messaging(Protocol):
+    """What calls need of Monarch; ``interface.Monarch`` documents it."""
+
+    def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None: ...
+
+    def open_port(self) -> tuple[Any, Any]: ...
+
+    def receive(self, receiver: Any) -> asyncio.Future[Any]: ...
+
+    def reply_of(self, message: Any) -> Reply: ...
+
+
+class CallMetrics(Protocol):
+    """What counts calls; ``metrics.EngineMetrics`` does."""
+
+    def call_ended(self, seconds: float, *, failed: bool) -> None: ...
+
+    def cast(self) -> None: ...
+
+
+class Calling:
+    """The calls of a session. ``idle`` is called when the last pending call has been answered."""
+
+    def __init__(
+        self,
+        objects: ObjectTable,
+        lookup: Lookup,
+        monarch: Messaging,
+        send: Send,
+        idle: Callable[[], None],
+        metrics: CallMetrics,
+    ) -> None:
+        self._objects, self._lookup, self._monarch, self._send, self._idle = objects, lookup, monarch, send, idle
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._pending: dict[int, tuple[PendingCall, ActorMesh, int]] = {}
+        self._report_timer: asyncio.TimerHandle | None = None
+        self._waiting: dict[int, Call] = {}  # for their target or arguments
+
+    def call(self, header: Call, buffers: Sequence[Fragments]) -> Awaitable[None] | None:
+        target = self._objects.require(header.target.object)
+        if target is None or header.arguments:
+            return self._call_later(header, buffers)
+        self._dispatch(header, buffers, target, ())
+        return None
+
+    async def _call_later(self, header: Call, buffers: Sequence[Fragments]) -> None:
+        self._waiting[header.call] = header
+        try:
+            target = await self._objects.wait(header.target.object)
+            arguments = await self._lookup.arguments(header.arguments)
+        finally:
+            del self._waiting[header.call]
+        self._dispatch(header, buffers, target, arguments)
+
+    def is_running(self, number: int) -> bool:
+        """Whether the call waits for replies of actors."""
+        return number in self._pending
+
+    def open_calls(self) -> list[Call]:
+        """The calls that are not answered yet."""
+        running = [pending.header for pending, *_ in self._pending.values() if pending.header is not None]
+        return [*running, *self._waiting.values()]
+
+    def _dispatch(self, header: Call, buffers: Sequence[Fragments], target: object, objects: Sequence[Any]) -> None:
+        mesh, actors, ranks = self._lookup.actors(target, header.target)
+        chosen = choose(mesh, ranks) if header.adverb == "choose" else None
+        pending = PendingCall(
+            header.call, header.adverb, mesh.name, header.endpoint, ranks, mesh.host_of, chosen, header
+        )
+        stream = stream_of(header.target.object)
+        response = pending.fail(mesh.failed) if mesh.failed else pending.ranks_died(mesh.dead)
+        if response is not None:
+            self._metrics.call_ended(0.0, failed=True)
+            if header.adverb != "broadcast":
+                self._respond(response, stream)
+            return
+        payload = self._lookup.payload(buffers, objects)
+        if chosen is not None:
+            actors, payload = self._lookup.one_actor(mesh, header.target, ranks[chosen], chosen, payload)
+        if header.adverb == "broadcast":
+            self._monarch.cast(actors, header.endpoint, header.explicit_port, payload, None)
+            self._metrics.cast()
+            return
+        self.start(pending, mesh, actors, payload, stream, header.explicit_port)
+
+    def start(
+        self,
+        pending: PendingCall,
+        mesh: ActorMesh,
+        actors: Any,
+        payload: Any,
+        stream: int,
+        explicit_port: bool = False,
+    ) -> None:
+        """Sends a call to ``actors``, a part of ``mesh``. Responses go to the client on ``stream``."""
+        port, receiver = self._monarch.open_port()
+        self._monarch.cast(actors, pending.endpoint, explicit_port, payload, port)
+        self._pending[pending.call] = (pending, mesh, stream)
+        if self._report_timer is None:
+            self._report_timer = self._loop.call_later(REPORT_INTERVAL, self._report)
+        self._listen(pending, receiver, stream)
+
+    def _listen(self, pending: PendingCall, receiver: Any, stream: int) -> None:
+        def arrived(future: asyncio.Future[Any]) -> None:
+            if future.cancelled() or pending.done:
+                return
+            error = future.exception()
+            if error is not None:
+                self._finish(pending, pending.fail(failure_of(error)), stream)
+                return
+            reply = self._monarch.reply_of(future.result())
+            references = _NO_MESHES
+            if reply.references:
+                references = Adopted(objects=tuple(self._objects.add_reference(mesh) for mesh in reply.references))
+            first_failure = reply.exception and not pending.failed
+            if self._finish(pending, pending.add_reply(reply, references), stream):
+                return
+            if first_failure and pending.adverb != "stream":
+                self._loop.call_later(GATHER_FAILURES, self._finish_early, pending, stream)
+            self._listen(pending, receiver, stream)
+
+        self._monarch.receive(receiver).add_done_callback(arrived)
+
+    def _finish_early(self, pending: PendingCall, stream: int) -> None:
+        if not pending.done:
+            self._finish(pending, pending.finish(), stream)
+
+    def _finish(self, pending: PendingCall, response: Response | None, stream: int) -> bool:
+        """Sends ``response``, if there is one. Returns whether the call has ended."""
+        if response is not None:
+            self._respond(response, stream)
+        if pending.done:
+            if self._pending.pop(pending.call, None) is not None and pending.header is not None:
+                failed = bool(pending.failed) or (response is not None and isinstance(response.header, Failed))
+                self._metrics.call_ended(time.monotonic() - pending.started, failed=failed)
+            if not self._pending:
+                self._idle()  # no other response is due that could leave in the same websocket message
+        return pending.done
+
+    def _report(self) -> None:
+        """Sends the progress of the calls that take long, as far as it has changed."""
+        self._report_timer = self._loop.call_later(REPORT_INTERVAL, self._report) if self._pending else None
+        now = time.monotonic()
+        targets: set[int] = set()
+        changed = []
+        for pending, mesh, _ in islice(self._pending.values(), MAX_REPORTED):
+            if now - pending.started < REPORT_INTERVAL:
+                break  # the others are younger
+            progress = pending.progress(now, first=id(mesh) not in targets)
+            targets.add(id(mesh))
+            if progress is not None:
+                changed.append(progress)
+        for start in range(0, len(changed), CALLS_PER_REPORT):
+            self._send(Progress(calls=tuple(changed[start : start + CALLS_PER_REPORT])))
+
+    def _respond(self, response: Response, stream: int) -> None:
+        try:
+            self._send(response.header, response.buffers, stream=stream)
+        except MessageTooLarge as error:
+            call, rank = getattr(response.header, "call", 0), getattr(response.header, "rank", None)
+            failure = Failure(kind="invalid", message=f"the gateway cannot send the reply: {error}")
+            self._send(Failed(call=call, rank=rank, failure=failure), stream=stream)
+
+    def statuses(self, limit: int) -> tuple[list[CallStatus], int]:
+        """The oldest calls in flight, and how many there are."""
+        now = time.monotonic()
+        oldest = islice(self._pending.values(), limit)  # in the order of their start
+        return [status_of(pending, mesh, now) for pending, mesh, _ in oldest], len(self._pending)
+
+    def fail(self, mesh: ActorMesh) -> None:
+        """Ends the calls on ``mesh`` that wait for dead ranks, or all of them if the mesh failed."""
+        for pending, target, stream in list(self._pending.values()):
+            if target is mesh:
+                response = pending.fail(mesh.failed) if mesh.failed else pending.ranks_died(mesh.dead)
+                self._finish(pending, response, stream)
+
+
+def status_of(pending: PendingCall, mesh: ActorMesh, now: float) -> CallStatus:
+    """``now`` is a time of ``time.monotonic``."""
+    waiting = pending.waiting()
+    return CallStatus(
+        mesh=pending.mesh,
+        endpoint=pending.endpoint,
+        age=round(now - pending.started, 3),
+        total=pending.expected,
+        answered=len(pending.replies),
+        waiting=waiting,
+        procs=mesh.procs.name if mesh.procs is not None else "",
+        processes={rank: pending.ranks[rank] for rank in waiting},
+    )

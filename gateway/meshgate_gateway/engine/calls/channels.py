@@ -1,0 +1,103 @@
+"""Channels of a session: what actors send to a port reaches the client, and vice versa.
+
+While too many bytes of a channel wait to be sent to the client, its port is not read: messages stay in the port's queue
+and hold up nothing else of the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from meshgate_gateway.engine.calls.calling import Messaging
+from meshgate_gateway.engine.interfaces import Handler, Send, StartTask
+from meshgate_gateway.engine.objects.lookup import Lookup, choose
+from meshgate_gateway.engine.objects.records import Channel
+from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_wire import Fragments
+from meshgate_wire.messages import Adopted, OpenChannel, PortMessage, PortSend, SendTo, stream_of
+
+MAX_QUEUED = 4 * 2**20  # bytes per channel that wait to be sent, above which its port is not read
+
+
+class Ports(Messaging, Protocol):
+    """What channels need of Monarch; ``interface.Monarch`` documents it."""
+
+    def send_to_port(self, port: Any, payload: Any, *, return_undeliverable: bool = True) -> None: ...
+
+
+class Channels:
+    """The channels of a session. ``queued(stream)`` returns how many bytes wait to be sent to the client."""
+
+    def __init__(
+        self,
+        objects: ObjectTable,
+        lookup: Lookup,
+        monarch: Ports,
+        send: Send,
+        queued: Callable[[int], int],
+        start_task: StartTask,
+    ) -> None:
+        self._objects, self._lookup, self._monarch = objects, lookup, monarch
+        self._send_message, self._queued, self._start_task = send, queued, start_task
+        self._full: dict[int, asyncio.Future[None]] = {}  # by stream, of the channels whose port is not read
+
+    def handlers(self) -> Mapping[type, Handler]:
+        return {OpenChannel: self._open, PortSend: self._send, SendTo: self._send_to}
+
+    def _open(self, header: OpenChannel, buffers: Sequence[Fragments]) -> None:
+        port, receiver = self._monarch.open_port()
+        channel = Channel(port)
+        self._objects.add(header.object, channel)
+        channel.reader = self._start_task(self._read(header.object, receiver, header.once))
+
+    def resume(self) -> None:
+        """Resumes reading the ports of channels that are below their limit again. Call it after bytes were sent."""
+        for stream, below_limit in self._full.items():
+            if not below_limit.done() and not self._is_full(stream):
+                below_limit.set_result(None)
+
+    def _is_full(self, stream: int) -> bool:
+        return self._queued(stream) >= MAX_QUEUED
+
+    async def _wait_below_limit(self, stream: int) -> None:
+        if self._is_full(stream):
+            below_limit = self._full[stream] = asyncio.get_running_loop().create_future()
+            try:
+                await below_limit
+            finally:
+                self._full.pop(stream, None)
+
+    async def _read(self, number: int, receiver: Any, once: bool) -> None:
+        stream = stream_of(number)
+        while True:
+            reply = self._monarch.reply_of(await self._monarch.receive(receiver))
+            references = Adopted(objects=tuple(self._objects.add_reference(mesh) for mesh in reply.references))
+            message = PortMessage(port=number, rank=reply.rank, exception=reply.exception, objects=references)
+            self._send_message(message, (reply.data,), stream=stream)
+            if once:
+                return
+            await self._wait_below_limit(stream)
+
+    async def _send(self, header: PortSend, buffers: Sequence[Fragments]) -> None:
+        channel = await self._lookup.channel(header.port)
+        objects = await self._lookup.arguments(header.arguments)
+        payload = self._lookup.payload(buffers, objects)
+        self._monarch.send_to_port(channel.port, payload, return_undeliverable=header.return_undeliverable)
+
+    async def _send_to(self, header: SendTo, buffers: Sequence[Fragments]) -> None:
+        target = await self._objects.wait(header.target.object)
+        channel = await self._lookup.channel(header.port)
+        objects = await self._lookup.arguments(header.arguments)
+        mesh, actors, ranks = self._lookup.actors(target, header.target)
+        payload = self._lookup.payload(buffers, objects)
+        if header.selection == "choose":
+            chosen = choose(mesh, ranks)
+            actors, payload = self._lookup.one_actor(mesh, header.target, ranks[chosen], chosen, payload)
+        self._monarch.cast(actors, header.endpoint, header.explicit_port, payload, channel.port)
+
+    def close(self) -> None:
+        for known in self._objects.values():
+            if isinstance(known, Channel):
+                known.stop_reading()

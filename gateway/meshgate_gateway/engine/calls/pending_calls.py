@@ -1,0 +1,185 @@
+"""Calls that wait for replies: which ranks have replied, and what to answer the client.
+
+Pure: replies and deaths go in, messages for the client come out. A call that fails on some ranks is answered shortly
+after the first failure, so that the same exception on many ranks becomes one message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal, NamedTuple, TypeAlias
+
+from meshgate_gateway.engine.monarch.interface import Reply
+from meshgate_wire.framing.header_codec import with_call_number
+from meshgate_wire.messages import Adopted, Call, CallProgress, ErrorGroup, Failed, Failure, Header, Item, Values
+
+GATHER_FAILURES = 0.25  # seconds between a call's first failure and its answer
+MAX_RANKS_NAMED = 64
+MAX_DISTINCT_ERRORS = 16
+_PLAIN_VALUES = Values(call=0)
+
+Adverb: TypeAlias = Literal["call", "call_one", "choose", "stream", "broadcast"]
+Data: TypeAlias = bytes | memoryview
+
+
+class Response(NamedTuple):
+    """A message that answers a call. ``last``: no other follows."""
+
+    header: Header
+    buffers: tuple[Data, ...] = ()
+    last: bool = True
+
+
+@dataclass(slots=True)
+class PendingCall:
+    """One call. ``ranks`` are the base ranks it went to, in the target's order; replies count in that order.
+
+    ``host_of`` gives the host of a base rank. ``chosen`` is the position of the only rank that got the call, if the
+    engine chose one.
+    """
+
+    call: int
+    adverb: Adverb
+    mesh: str
+    endpoint: str
+    ranks: Sequence[int]
+    host_of: Callable[[int], str]
+    chosen: int | None = None
+    header: Call | None = None  # as the client sent it; None for calls that are not of a program
+    replies: dict[int, Reply] = field(default_factory=dict)  # by position in ``ranks``
+    objects: dict[int, Adopted] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+    done: bool = False
+    on_success: Callable[[], None] | None = None  # called when every rank has replied without an exception
+    started: float = field(default_factory=time.monotonic)
+    reported: tuple[int, bool] | None = None  # what the client was last sent of its progress
+
+    @property
+    def expected(self) -> int:
+        return len(self.ranks) if self.chosen is None else 1
+
+    @property
+    def complete(self) -> bool:
+        return len(self.replies) >= self.expected
+
+    def add_reply(self, reply: Reply, references: Adopted) -> Response | None:
+        """Adds a reply, and returns the response to send now, if any."""
+        position = self.chosen if self.chosen is not None else reply.rank or 0
+        if self.done or position in self.replies:
+            return None  # an endpoint with an explicit port may send more than one
+        self.replies[position] = reply
+        if references.objects:
+            self.objects[position] = references
+        if reply.exception:
+            self.failed.add(position)
+        if self.adverb == "stream":
+            self.done = self.complete
+            if reply.exception:
+                failed = Failed(call=self.call, rank=position, failure=self._actor_failure([position]))
+                return Response(failed, (reply.data,), last=self.done)
+            return Response(Item(call=self.call, rank=position, objects=references), (reply.data,), last=self.done)
+        return self.finish() if self.complete else None
+
+    def finish(self) -> Response:
+        """Ends the call with what is known now: all values, or the failures so far."""
+        self.done = True
+        if self.failed:
+            return self._failures()
+        positions = sorted(self.replies)
+        if self.objects or self.chosen is not None:
+            header = Values(
+                call=self.call,
+                ranks=tuple(positions) if self.chosen is not None else None,
+                objects={place: self.objects[at] for place, at in enumerate(positions) if at in self.objects},
+            )
+        else:
+            header = with_call_number(_PLAIN_VALUES, self.call)
+        if self.on_success is not None and self.complete:
+            self.on_success()
+        return Response(header, tuple(self.replies[position].data for position in positions))
+
+    def waiting(self) -> dict[int, str]:
+        """The first ranks, in the target, that have not replied, and their hosts."""
+        waiting = (at for at in range(len(self.ranks)) if at not in self.replies)
+        return self._hosts(list(islice(waiting, MAX_RANKS_NAMED)))
+
+    def progress(self, now: float, *, first: bool) -> CallProgress | None:
+        """How far it is, if the client has not been sent that yet. ``first``: no earlier call to the actors is open."""
+        state = (len(self.replies), first)
+        if state == self.reported:
+            return None
+        self.reported = state
+        return CallProgress(
+            call=self.call,
+            total=self.expected,
+            answered=len(self.replies),
+            age=now - self.started,
+            waiting=self.waiting(),
+            first=first,
+        )
+
+    def ranks_died(self, dead: Mapping[int, str]) -> Response | None:
+        """Ends the call if a rank it waits for is among ``dead``, which maps base ranks to reports."""
+        if self.done or not dead:
+            return None
+        called = range(len(self.ranks)) if self.chosen is None else (self.chosen,)
+        lost = [at for at in called if self.ranks[at] in dead and at not in self.replies]
+        if not lost:
+            return None
+        self.done = True
+        named = lost[:MAX_RANKS_NAMED]
+        failure = Failure(
+            kind="supervision",
+            message=dead[self.ranks[lost[0]]],
+            mesh=self.mesh,
+            ranks=tuple(named),
+            hosts=self._hosts(named),
+            total=len(self.ranks),
+            unanswered=self.expected - len(self.replies),
+        )
+        return Response(Failed(call=self.call, failure=failure))
+
+    def fail(self, failure: Failure) -> Response | None:
+        """Ends the call with ``failure``, unless it has ended."""
+        if self.done:
+            return None
+        self.done = True
+        return Response(Failed(call=self.call, failure=failure))
+
+    def _failures(self) -> Response:
+        groups: dict[bytes, list[int]] = {}
+        for position in sorted(self.failed):
+            digest = hashlib.blake2b(self.replies[position].data, digest_size=16).digest()
+            groups.setdefault(digest, []).append(position)
+        ordered = sorted(groups.values(), key=len, reverse=True)
+        sent, rest = ordered[:MAX_DISTINCT_ERRORS], ordered[MAX_DISTINCT_ERRORS:]
+        errors = [_group(positions, buffer) for buffer, positions in enumerate(sent)]
+        if rest:
+            errors.append(_group(sorted(position for positions in rest for position in positions), None))
+        failure = self._actor_failure(sorted(self.failed)).model_copy(update={"errors": tuple(errors)})
+        buffers = tuple(self.replies[positions[0]].data for positions in sent)
+        return Response(Failed(call=self.call, failure=failure), buffers)
+
+    def _actor_failure(self, positions: Sequence[int]) -> Failure:
+        named = positions[:MAX_RANKS_NAMED]
+        return Failure(
+            kind="actor",
+            message=f"Actor call {self.mesh}.{self.endpoint} failed.",
+            mesh=self.mesh,
+            ranks=tuple(named),
+            hosts=self._hosts(named),
+            errors=(_group(positions, 0),),
+            total=len(self.ranks),
+            unanswered=self.expected - len(self.replies),
+        )
+
+    def _hosts(self, positions: Sequence[int]) -> dict[int, str]:
+        return {at: self.host_of(self.ranks[at]) for at in positions if at < len(self.ranks)}
+
+
+def _group(positions: Sequence[int], buffer: int | None) -> ErrorGroup:
+    return ErrorGroup(ranks=tuple(positions[:MAX_RANKS_NAMED]), count=len(positions), buffer=buffer)

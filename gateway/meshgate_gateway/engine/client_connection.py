@@ -1,0 +1,219 @@
+"""The engine's side of the websocket to the client, on a socket that the server accepted.
+
+The server has read and authenticated the HTTP request. Its bytes are replayed here into the sans-IO protocol of
+``websockets``, which answers the handshake, pings and the closing handshake. Data bypasses that protocol: it goes
+from the socket's callback to the receiver without a queue or task in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Protocol, cast
+
+from websockets.frames import DATA_OPCODES, CloseCode, Frame, apply_mask  # type: ignore[attr-defined]  # in C
+from websockets.http11 import Request, Response
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+
+from meshgate_gateway.engine.detached.holders import Applicant, Refusal
+from meshgate_wire.websocket import FrameReader, binary_header
+
+log = logging.getLogger(__name__)
+
+IDLE_TIMEOUT = 60.0  # seconds; the client pings every 15
+MAX_MESSAGE = 8 * 2**20
+JOIN_LIMIT = 16 * 1024  # bytes; joining the pieces of a smaller message costs less than sending them separately
+
+
+class Traffic(Protocol):
+    """What counts the bytes on the socket; ``metrics.EngineMetrics`` does."""
+
+    def received(self, size: int) -> None: ...
+
+    def sent(self, size: int) -> None: ...
+
+
+class Receiver(Protocol):
+    """What a connection reports to. All calls come from the event loop."""
+
+    @property
+    def traffic(self) -> Traffic: ...
+
+    def check(self, applicant: Applicant) -> Refusal | None:
+        """Whether the client may connect. Changes nothing."""
+
+    def admit(self, applicant: Applicant) -> Refusal | None:
+        """Makes the client the holder of the session, unless it may not connect."""
+
+    def connection_refused(self) -> None:
+        """A connection is over that was never opened."""
+
+    def connection_opened(self, connection: ClientConnection) -> None: ...
+
+    def connection_data(self, connection: ClientConnection, data: bytes | bytearray | memoryview) -> None: ...
+
+    def connection_writable(self, connection: ClientConnection) -> None: ...
+
+    def connection_closed(self, connection: ClientConnection, reason: str) -> None: ...
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection, also the transport of the wire's ``Pump``.
+
+    One that takes over a session is opened when its first message arrives: a process that was killed while it attached
+    must not take the session from the process after it, whose connection may have been faster.
+    """
+
+    def __init__(self, receiver: Receiver, head: bytes, loop: asyncio.AbstractEventLoop) -> None:
+        self._receiver, self._head, self._loop = receiver, head, loop
+        self._traffic = receiver.traffic
+        self._protocol = ServerProtocol(max_size=MAX_MESSAGE)
+        self._reader = FrameReader(MAX_MESSAGE, apply_mask)
+        self._transport: asyncio.Transport | None = None
+        self._applicant: Applicant | None = None  # while the connection is not open
+        self._open = False
+        self._reason = "the connection was closed without a reason"
+        self._last_received = loop.time()
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def silence(self) -> float:
+        """Seconds since data last arrived."""
+        return self._loop.time() - self._last_received
+
+    # --- the transport of the wire's pump ---------------------------------------------------------------
+
+    def write(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
+        """Sends one binary message."""
+        if self._protocol.state is not State.OPEN or self._transport is None:
+            return
+        size = sum(map(len, pieces))
+        self._traffic.sent(size)
+        if size < JOIN_LIMIT:
+            self._transport.write(b"".join((binary_header(size), *pieces)))
+        else:
+            self._transport.writelines((binary_header(size), *pieces))
+
+    def buffered(self) -> int:
+        """How many bytes the kernel has not accepted yet."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        return self._loop.call_later(delay, callback)
+
+    def close(self, code: CloseCode, reason: str) -> None:
+        """Closes the connection with a reason for the peer. ``connection_closed`` follows."""
+        self._reason = reason
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_close(code, reason[:120])
+            self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    # --- asyncio.Protocol -------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not instances of it
+        transport = self._transport
+        transport.set_write_buffer_limits(high=256 * 1024, low=64 * 1024)
+        self._receive_protocol_data(self._head)
+        self._idle_timer = self._loop.call_later(IDLE_TIMEOUT, self._check_idle)
+
+    def data_received(self, data: bytes) -> None:
+        self._last_received = self._loop.time()
+        self._traffic.received(len(data))
+        for frame, is_protocol_data in self._reader.feed(data):
+            if is_protocol_data:
+                self._receive_protocol_data(frame)
+            elif self._protocol.state is State.OPEN and (self._open or self._opened()):
+                self._receiver.connection_data(self, frame)
+
+    def _receive_protocol_data(self, data: bytes) -> None:
+        """Handles everything except data messages: the handshake, control frames and errors."""
+        self._protocol.receive_data(data)
+        for event in self._protocol.events_received():
+            if isinstance(event, Request):
+                self._protocol.send_response(self._respond(event))
+                self._flush()
+                if self._applicant is None:
+                    self._receiver.connection_refused()
+                elif not self._applicant.takes_over:
+                    self._opened()
+            elif isinstance(event, Frame) and event.opcode in DATA_OPCODES:
+                self.close(CloseCode.UNSUPPORTED_DATA, "text and fragmented messages are not supported")
+                return
+        self._flush()
+
+    def _respond(self, request: Request) -> Response:
+        response = self._protocol.accept(request)
+        if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            return response
+        applicant = Applicant.of(request.headers)
+        refusal = self._receiver.check(applicant)
+        if refusal is None:
+            self._applicant = applicant
+            return response
+        body = {"error": refusal.reason, "kind": refusal.kind, "reason": refusal.reason, "output": ""}
+        return self._protocol.reject(HTTPStatus.GONE, json.dumps(body))
+
+    def _opened(self) -> bool:
+        """Opens the connection, unless another process has taken over the session since the handshake."""
+        applicant, self._applicant = self._applicant, None
+        if applicant is None:
+            return False
+        refusal = self._receiver.admit(applicant)
+        if refusal is not None:
+            self._receiver.connection_refused()
+            self.close(CloseCode.GOING_AWAY, refusal.reason)
+            return False
+        self._open = True
+        self._receiver.connection_opened(self)
+        return True
+
+    def _flush(self) -> None:
+        assert self._transport is not None
+        for chunk in self._protocol.data_to_send():
+            if chunk:
+                self._transport.write(chunk)
+            else:
+                self._transport.close()
+
+    def resume_writing(self) -> None:
+        if self._open:
+            self._receiver.connection_writable(self)
+
+    def eof_received(self) -> None:
+        self._protocol.receive_eof()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if error is not None:
+            self._reason = str(error)
+        elif self._protocol.handshake_exc is not None:
+            self._reason = str(self._protocol.handshake_exc)
+        if self._open:
+            self._open = False
+            self._receiver.connection_closed(self, self._reason)
+        elif self._applicant is not None:
+            self._receiver.connection_refused()
+
+    def _check_idle(self) -> None:
+        idle = self.silence
+        if idle >= IDLE_TIMEOUT and self._transport is not None:
+            self._reason = f"no data received for {idle:.0f} s"
+            self._transport.abort()
+            return
+        self._idle_timer = self._loop.call_later(IDLE_TIMEOUT - idle, self._check_idle)
+
+
+async def serve_connection(receiver: Receiver, accepted: socket.socket, head: bytes) -> ClientConnection:
+    """Serves the websocket on the socket ``accepted``, whose first bytes, the HTTP request, are ``head``."""
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.connect_accepted_socket(lambda: ClientConnection(receiver, head, loop), accepted)
+    return connection

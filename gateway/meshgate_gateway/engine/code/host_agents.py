@@ -1,0 +1,303 @@
+"""A sync agent on every host of the session: a process that runs a relay of the sync tree and the host's store.
+
+All hosts of a mesh get their agents together, in one proc mesh. A host that restarted or whose agent died gets one of
+its own, and so does each host if starting together failed: one host must not keep the others from theirs. If a host
+cannot get an agent, requests that need it fail with the reason, and the next such request tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from meshgate_gateway.engine.code.run_until import run_until
+from meshgate_gateway.engine.code.worker_sources import AGENT_MODULES, worker_sources
+from meshgate_gateway.engine.interfaces import SetUpProcess, StartTask
+from meshgate_gateway.engine.monarch.error_texts import error_text
+from meshgate_gateway.engine.objects.records import HostMesh
+from meshgate_gateway.engine.objects.regions import hosts_region
+from meshgate_sync.errors import HostsBehind
+from meshgate_sync.relay.plan import GATEWAY, HostSlot, Routes
+from meshgate_wire.messages import Host, Region
+
+__all__ = ["HostAgents"]
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT = 90.0  # seconds that the processes and their agents have to come up
+STABLE_AFTER = 10.0  # seconds after which an agent's death does not count as one of a series
+MAX_DEATHS = 3  # in a series, above which an agent is not restarted until a request needs it
+STOP_TIMEOUT = 5.0
+LOOPBACK = "127.0.0.1"
+FIRST_NUMBER = -(2**31)  # numbers of the agents' proc meshes; objects of the session never get that low
+
+Address = tuple[str, int]
+
+
+class AgentSpawner(Protocol):
+    """What the agents need of Monarch; ``interface.Monarch`` documents it."""
+
+    def slice_mesh(self, mesh: Any, region: Region) -> Any: ...
+
+    def slice_actors(self, actors: Any, region: Region) -> Any: ...
+
+    def spawn_procs(self, hosts: Any, per_host: Mapping[str, int], name: str, bootstrap: Any) -> Any: ...
+
+    def spawn_engine_actors(self, procs: Any, name: str, class_name: str, *args: Any) -> Any: ...
+
+    async def wait_initialized(self, mesh: Any) -> None: ...
+
+    async def call_engine_actors(self, actors: Any, count: int, endpoint: str, *args: Any) -> list[Any]: ...
+
+    def engine_payload(self, *args: Any) -> Any: ...
+
+    def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None: ...
+
+    async def stop_procs(self, procs: Any, reason: str) -> None: ...
+
+
+class Tree(Protocol):
+    """What the agents need of the distributor, the root of the sync tree."""
+
+    def expect_hosts(self, names: Iterable[str]) -> None: ...
+
+    def add_hosts(self, hosts: Sequence[HostSlot]) -> dict[str, Routes]: ...
+
+    def restart_host(self, name: str) -> None: ...
+
+    def remove_host(self, name: str, why: str | None) -> None: ...
+
+
+class _StartFailed(Exception):
+    """Agents did not come up; the message says why."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Agents that were spawned together; ``names`` are their hosts by rank."""
+
+    procs: Any
+    names: tuple[str, ...]
+    broken: asyncio.Future[str]  # why not all of them are up
+    actors: Any = None
+
+    def break_off(self, reason: str) -> None:
+        if not self.broken.done():
+            self.broken.set_result(reason)
+
+
+@dataclass(slots=True)
+class _AgentHost:
+    """A host, and the agent that it has (in ``group``) or that is starting."""
+
+    name: str
+    hosts: HostMesh
+    rank: int
+    group: int = 0
+    started_at: float = 0.0
+    deaths: int = 0
+    starting: asyncio.Task[None] | None = None
+    lost: bool = False
+    problem: str = ""  # why it has no agent
+
+    @property
+    def host(self) -> Host:
+        return self.hosts.hosts[self.rank]
+
+
+class HostAgents:
+    """``gateway`` is the address of the distributor. ``attached(hosts)`` returns Monarch's mesh of them, and
+    ``end_processes(number)`` ends the processes of a proc mesh."""
+
+    def __init__(
+        self,
+        monarch: AgentSpawner,
+        attached: Callable[[HostMesh], Any],
+        start_task: StartTask,
+        set_up_process: SetUpProcess,
+        end_processes: Callable[[int], None],
+        tree: Tree,
+        gateway: Address,
+        *,
+        secret: bytes,
+        owner: str,
+    ) -> None:
+        self._monarch, self._attached, self._start_task = monarch, attached, start_task
+        self._set_up_process, self._end_processes = set_up_process, end_processes
+        self._tree, self._secret, self._owner = tree, secret, owner
+        self._loop = asyncio.get_running_loop()
+        self._remote = gateway[0] != LOOPBACK
+        self._addresses: dict[str, Address] = {GATEWAY: gateway}
+        self._hosts: dict[str, _AgentHost] = {}
+        self._groups: dict[int, _Group] = {}
+        self._number = FIRST_NUMBER
+        self._closing = False
+
+    def provide(self, hosts: HostMesh) -> None:
+        """Starts agents on those hosts that have none. Call it again when a host's health or address has changed."""
+        self._tree.expect_hosts(filter(None, hosts.names))
+        for rank, name in enumerate(hosts.names if hosts.hosts[0].name else ()):
+            known = self._hosts.setdefault(name, _AgentHost(name, hosts, rank))
+            returned = known.lost and name not in hosts.missing
+            known.hosts, known.rank, known.lost = hosts, rank, name in hosts.missing
+            if known.lost:
+                self._unavailable(known, str(hosts.missing[name]))
+            elif returned:  # no longer lost for the tree, which waits until it has an agent
+                self._tree.restart_host(name)
+        self._start_missing([self._hosts[name] for name in hosts.names if name in self._hosts])
+
+    async def wait_ready(self, names: Iterable[str], root: str) -> None:
+        """Waits until these hosts have agents. Raises HostsBehind for version ``root`` if some cannot get one."""
+        hosts = [self._hosts[name] for name in names if name in self._hosts]
+        self._start_missing(hosts)
+        while starting := {host.starting for host in hosts if host.starting is not None}:  # an agent may die meanwhile
+            await asyncio.wait(starting)
+        if missing := {host.name: host.problem for host in hosts if not host.group}:
+            raise HostsBehind(root, missing)
+
+    def host_lost(self, name: str, reason: str) -> None:
+        """The host ended, and its agent with it."""
+        known = self._hosts.get(name)
+        if known is not None:
+            known.lost = True
+            self._unavailable(known, reason)
+            for group in self._groups.values():
+                if name in group.names:
+                    group.break_off(f"{name}: {reason}")
+
+    def host_replaced(self, name: str) -> None:
+        """A lost host does not return: nothing waits for it any more."""
+        self._hosts.pop(name, None)
+        self._tree.remove_host(name, None)
+
+    def process_ended(self, number: int, rank: int) -> bool:
+        """The connection of a process closed. Returns whether it was an agent's."""
+        group = self._groups.get(number)
+        if group is None:
+            return False
+        name = group.names[rank]
+        group.break_off(f"the sync agent on {name} exited")
+        known = self._hosts.get(name)
+        if known is not None and known.group == number and not self._closing:
+            self._agent_died(known)
+        return True
+
+    def _agent_died(self, host: _AgentHost) -> None:
+        lived = self._loop.time() - host.started_at
+        host.deaths = 1 if lived > STABLE_AFTER else host.deaths + 1
+        if host.deaths > MAX_DEATHS:
+            self._unavailable(host, f"its sync agent exited {host.deaths} times, the last time after {lived:.0f} s")
+        else:
+            host.group = 0
+            self._tree.restart_host(host.name)
+            self._start_missing([host])
+
+    def _unavailable(self, host: _AgentHost, reason: str) -> None:
+        host.group = 0
+        host.problem = reason
+        self._tree.remove_host(host.name, reason)
+
+    async def close(self) -> None:
+        """Stops the agents. Does not wait for those on lost hosts."""
+        self._closing = True
+        stops = []
+        for group in self._groups.values():
+            group.break_off("the session ended")
+            if all(name in self._hosts and not self._hosts[name].lost for name in group.names):
+                stops.append(asyncio.ensure_future(self._monarch.stop_procs(group.procs, "the session ended")))
+        if stops:
+            _, late = await asyncio.wait(stops, timeout=STOP_TIMEOUT)
+            for stop in late:
+                stop.cancel()
+            await asyncio.gather(*stops, return_exceptions=True)
+
+    # --- starting agents --------------------------------------------------------------------------------
+
+    def _start_missing(self, hosts: Iterable[_AgentHost]) -> None:
+        """Starts agents on those of ``hosts`` that have none and can have one: together if that is a whole mesh."""
+        by_mesh: dict[int, list[_AgentHost]] = {}
+        for host in hosts:
+            if not (host.group or host.starting or host.lost or self._closing):
+                by_mesh.setdefault(id(host.hosts), []).append(host)
+        for lacking in by_mesh.values():
+            whole_mesh = len(lacking) == len(lacking[0].hosts.names)
+            for together in [lacking] if whole_mesh else [[host] for host in lacking]:
+                task = self._start_task(self._try_start(together))
+                for host in together:
+                    host.starting = task
+
+    async def _try_start(self, hosts: list[_AgentHost]) -> None:
+        try:
+            await self._start(hosts)
+        except Exception as error:  # noqa: BLE001 - Monarch's exceptions have no common base
+            if self._closing:
+                return  # the end of the session is no failure of a host
+            reason = error_text(error) or type(error).__name__
+            log.warning("cannot start the sync agents of hosts %s: %s", [host.name for host in hosts], reason)
+            if len(hosts) == 1 and not hosts[0].lost:
+                self._unavailable(hosts[0], reason)
+            elif len(hosts) > 1:
+                await asyncio.gather(*(self._try_start([host]) for host in hosts if not host.lost))
+        finally:
+            for host in hosts:
+                host.starting = None
+
+    async def _start(self, hosts: list[_AgentHost]) -> None:
+        """Starts a group of agents. If it raises, none of their processes is left."""
+        mesh = self._attached(hosts[0].hosts)
+        if len(hosts) < len(hosts[0].hosts.names):
+            mesh = self._monarch.slice_mesh(mesh, hosts_region(1, hosts[0].rank))
+        self._number += 1
+        number = self._number
+        procs = self._monarch.spawn_procs(mesh, {}, "meshgate_code", self._set_up_process(number))
+        group = _Group(procs, tuple(host.name for host in hosts), self._loop.create_future())
+        self._groups[number] = group
+        try:
+            if not await run_until((group.broken,), self._configure(group, hosts), timeout=START_TIMEOUT):
+                late = f"the sync agent did not start within {START_TIMEOUT:.0f} s"
+                raise _StartFailed(group.broken.result() if group.broken.done() else late)  # noqa: TRY301
+        except BaseException:
+            self._end_processes(number)
+            raise
+        for host in hosts:
+            host.group, host.started_at, host.problem = number, self._loop.time(), ""
+
+    async def _configure(self, group: _Group, hosts: Sequence[_AgentHost]) -> None:
+        monarch, count = self._monarch, len(hosts)
+        actors = group.actors = monarch.spawn_engine_actors(
+            group.procs, "sync_agent", "HostAgentActor", worker_sources(AGENT_MODULES)
+        )
+        await monarch.wait_initialized(group.procs)
+        bind = "0.0.0.0" if self._remote else LOOPBACK
+        advertised = [_ip_of(host.host.address) if self._remote else "" for host in hosts]
+        names = [host.name for host in hosts]
+        listening = await monarch.call_engine_actors(
+            actors, count, "start", names, self._secret, self._owner, bind, advertised
+        )
+        moved = [name for name in names if name in self._addresses]
+        for name, address in zip(names, listening, strict=True):
+            self._addresses[name] = (address[0], address[1])
+        slots = [HostSlot(host.name, zone=host.host.zone, node=host.host.node) for host in hosts]
+        routes = {name: (route.control, route.stripes) for name, route in self._tree.add_hosts(slots).items()}
+        await monarch.call_engine_actors(actors, count, "configure", routes, self._addresses)
+        if moved:
+            self._announce_moved({name: self._addresses[name] for name in moved})
+
+    def _announce_moved(self, addresses: Mapping[str, Address]) -> None:
+        """Tells the other agents the new addresses of these hosts, so that they use them as before."""
+        for host in self._hosts.values():
+            group = self._groups.get(host.group)
+            if group is not None and host.name not in addresses:
+                region = hosts_region(1, group.names.index(host.name))
+                actor = group.actors if len(group.names) == 1 else self._monarch.slice_actors(group.actors, region)
+                payload = self._monarch.engine_payload(dict(addresses))
+                self._monarch.cast(actor, "moved", False, payload, None)
+
+
+def _ip_of(address: str) -> str:
+    """The host part of ``tcp://10.0.0.3:26600`` or ``tcp://10.0.0.3:26600@tcp://0.0.0.0:26600``."""
+    dialled = address.partition("tcp://")[2].partition("@")[0]
+    return dialled.rpartition(":")[0].strip("[]")

@@ -1,0 +1,97 @@
+"""Which client holds a session: one at a time, and one that was replaced never again."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import unquote
+
+from websockets.datastructures import Headers
+
+__all__ = ["Applicant", "Holders", "Refusal"]
+
+MAX_NAME = 256
+MAX_REPLACED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Applicant:
+    """A client that connects. ``takes_over``: it wants to replace the holder. Older clients have no ``identity``."""
+
+    identity: str
+    name: str
+    takes_over: bool
+
+    @classmethod
+    def of(cls, headers: Headers) -> Applicant:
+        return cls(
+            identity=headers.get("Meshgate-Holder", "")[:64],
+            name=unquote(headers.get("Meshgate-Holder-Name", ""))[:MAX_NAME],
+            takes_over=headers.get("Meshgate-Attach") == "1",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a client may not connect. ``kind`` is for the client's code."""
+
+    kind: Literal["taken_over", "not_detached"]
+    reason: str
+
+
+Decision = Literal["resume", "take over"]
+
+
+@dataclass(slots=True)
+class Holders:
+    """The holder of one session, and those that it had."""
+
+    identity: str | None = None
+    name: str = ""
+    since: float = field(default_factory=time.time)  # seconds since 1970
+    started: float = field(default_factory=time.time)  # when the first client connected
+    takeovers: int = 0
+    previous: str = ""
+    _replaced: dict[str, None] = field(default_factory=dict)  # oldest first
+
+    def decide(self, applicant: Applicant, *, detached: bool) -> Decision | Refusal:
+        """Whether the client may connect, and as whom. If so, it becomes the holder; the first client always does."""
+        decision = self.check(applicant, detached=detached)
+        if self.identity is None:
+            self._set(applicant)
+            self.started = self.since
+        elif decision == "take over":
+            self._replace(self.identity, applicant)
+        return decision
+
+    def check(self, applicant: Applicant, *, detached: bool) -> Decision | Refusal:
+        """What ``decide`` would decide."""
+        if self.identity is None or applicant.identity == self.identity:
+            return "resume"
+        if applicant.identity in self._replaced or not applicant.takes_over:
+            when = time.strftime("%H:%M:%S UTC", time.gmtime(self.since))
+            by = f" by {self.name}" if self.name else ""
+            return Refusal(
+                "taken_over",
+                f"another process has taken over this session{by} at {when}. Its calls and meshes go on there; to take "
+                "it back, call job.attach()",
+            )
+        if not detached:
+            return Refusal(
+                "not_detached",
+                f"the session is not detached, so only its own driver ({self.name or 'unknown'}) may use it: pass "
+                "detached=True to its job, or call job.detach() there",
+            )
+        return "take over"
+
+    def _replace(self, holder: str, applicant: Applicant) -> None:
+        self._replaced[holder] = None
+        if len(self._replaced) > MAX_REPLACED:
+            del self._replaced[next(iter(self._replaced))]
+        self.takeovers += 1
+        self.previous = self.name
+        self._set(applicant)
+
+    def _set(self, applicant: Applicant) -> None:
+        self.identity, self.name, self.since = applicant.identity, applicant.name, time.time()

@@ -1,0 +1,221 @@
+"""The calls of a detached session: which are running, and the results that no holder has read.
+
+A result is kept until the holder has read it, and for a while after that, as far as there is space: a holder that is
+killed just after reading a result has not used it yet. What was read, or dropped by the program, makes room first.
+
+A new holder receives a list of the results that are kept. What it reads of them must not push out the others, so those
+that could have made room before count no more until it has read or dropped them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from meshgate_gateway.engine.detached.spool import Blob, Spool
+from meshgate_wire import MessageTooLarge
+from meshgate_wire.messages import Call, Failed, Failure, Header, Item, KeptCall, Values, stream_of
+
+__all__ = ["KeptCalls", "Reply"]
+
+MEMORY = 64 * 2**20
+DISK = 4 * 2**30
+MAX_READ_CALLS = 1024  # whose results are kept although they were read
+MAX_READ_BYTES = 64 * 2**20
+MAX_QUEUED = 8 * 2**20  # bytes that wait on the wire, above which fetched results wait here
+
+Reply = Values | Item | Failed
+State = Literal["in flight", "finished", "read", "lost"]
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    header: Call
+    received_at: float
+    wanted: bool  # its holder waits for the replies; those of an earlier holder are sent when fetched
+    replies: list[tuple[Reply, Blob]] = field(default_factory=list)
+    read: bool = False
+    released: bool = False
+    evictable: bool = False
+    counted: int = 0  # its part of the bytes that can be evicted
+    lost: str = ""
+
+
+class KeptCalls:
+    """``send`` sends a reply to the holder; ``queued`` is how many bytes wait to be sent; ``running(number)``:
+    whether a call has not been answered completely."""
+
+    def __init__(
+        self,
+        send: Callable[[Header, Sequence[bytes | memoryview], int], None],
+        queued: Callable[[], int],
+        running: Callable[[int], bool],
+        *,
+        spool: Spool | None = None,
+    ) -> None:
+        self._send, self._queued, self._running = send, queued, running
+        self._spool = spool or Spool(MEMORY, DISK)
+        self._calls: dict[int, _Call] = {}
+        self._evictable: deque[_Call] = deque()  # oldest first
+        self._evictable_bytes = 0
+        self._listed: dict[int, _Call] = {}  # on the holder's list, evictable before; oldest first
+        self._unsent: deque[tuple[_Call, int]] = deque()  # replies that the holder waits for
+
+    def received(self, header: Call) -> None:
+        """A call of the current holder has arrived."""
+        if header.adverb != "broadcast":
+            self._calls[header.call] = _Call(header, time.monotonic(), wanted=True)
+
+    def keep(self, header: Reply, buffers: Sequence[bytes | memoryview], *, congested: bool) -> bool:
+        """Keeps a reply. Returns whether it is sent from here, when fetched or when the wire is no longer congested."""
+        call = self._calls.get(header.call)
+        if call is None:
+            return False
+        if not isinstance(header, Item) and not (isinstance(header, Failed) and header.rank is not None):
+            self._drop_replies(call)  # the last reply replaces one that was too large
+        self._store(call, header, buffers)
+        if call.released:
+            self._make_evictable(call)
+        if call.wanted and not congested and not self._unsent:
+            return False
+        if call.wanted and call.replies:
+            self._unsent.append((call, len(call.replies) - 1))
+            return True
+        return not call.wanted
+
+    def _store(self, call: _Call, header: Reply, buffers: Sequence[bytes | memoryview]) -> None:
+        blob = self._spool.put(buffers)
+        while blob is None and (self._listed or self._evictable):
+            self._evict(self._listed.pop(next(iter(self._listed))) if self._listed else self._evictable.popleft())
+            blob = self._spool.put(buffers)
+        if blob is None:
+            nbytes = sum(map(len, buffers))
+            call.lost = f"no space was left to keep its result ({nbytes} bytes) until it was read"
+            self._drop_replies(call)
+        elif not call.lost:
+            call.replies.append((header, blob))
+        else:
+            self._spool.drop(blob)
+
+    # --- what the holder does
+
+    def fetch(self, numbers: Iterable[int]) -> None:
+        """The holder waits for the results of these calls."""
+        for number in numbers:
+            call = self._calls.get(number)
+            if call is None or call.lost:
+                reason = call.lost if call is not None else "it is not kept any more"
+                failure = Failure(kind="invalid", message=f"the result of call {number} is lost: {reason}")
+                self._send(Failed(call=number, failure=failure), (), 0)
+            elif not call.wanted:
+                call.wanted = True
+                self._unsent.extend((call, index) for index in range(len(call.replies)))
+        self.feed()
+
+    def feed(self) -> None:
+        """Sends fetched replies while the wire has space."""
+        while self._unsent and self._queued() < MAX_QUEUED:
+            call, index = self._unsent.popleft()
+            if index >= len(call.replies):
+                continue  # dropped since
+            header, blob = call.replies[index]
+            stream = stream_of(call.header.target.object)
+            try:
+                self._send(header, self._spool.get(blob), stream)
+            except (MessageTooLarge, OSError) as error:
+                failure = Failure(kind="invalid", message=f"the gateway cannot send a kept result: {error}")
+                self._send(Failed(call=header.call, failure=failure), (), stream)
+
+    def mark_read(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if (call := self._calls.get(number)) is not None:
+                call.read = True
+                self._make_evictable(call)
+
+    def mark_released(self, numbers: Iterable[int]) -> None:
+        """The program has dropped these calls without reading them: they are kept while there is space."""
+        for number in numbers:
+            if (call := self._calls.get(number)) is not None:
+                call.released = True
+                if not self._running(number) and call.replies:
+                    self._make_evictable(call)
+
+    def holder_changed(self) -> None:
+        """The replies to all calls so far wait until the new holder fetches them."""
+        self._unsent.clear()
+        for call in self._calls.values():
+            call.wanted = False
+            call.released = False
+        for call in (*self._listed.values(), *self._take_evictable()):
+            self._make_evictable(call)  # both together are within the limits again
+        self._listed = {call.header.call: call for call in self._take_evictable()}
+
+    # --- what there is
+
+    def describe(self) -> Iterator[KeptCall]:
+        """All calls, in the order in which they were made."""
+        now = time.monotonic()
+        for number, call in self._calls.items():
+            header = call.header
+            assert header.adverb != "broadcast"
+            yield KeptCall(
+                call=number,
+                target=header.target,
+                endpoint=header.endpoint,
+                adverb=header.adverb,
+                tag=header.tag,
+                age=max(0.0, now - call.received_at),
+                state=self._state(call),
+                reason=call.lost[:256],
+            )
+
+    def _state(self, call: _Call) -> State:
+        if call.lost:
+            return "lost"
+        if self._running(call.header.call) or not call.replies:
+            return "in flight"
+        return "read" if call.read else "finished"
+
+    def counts(self) -> dict[State, int]:
+        counts: dict[State, int] = {"in flight": 0, "finished": 0, "read": 0, "lost": 0}
+        for call in self._calls.values():
+            counts[self._state(call)] += 1
+        return counts
+
+    # --- space
+
+    def _make_evictable(self, call: _Call) -> None:
+        if call.evictable:
+            return
+        self._listed.pop(call.header.call, None)
+        call.evictable = True
+        call.counted = sum(blob.nbytes for _, blob in call.replies)
+        self._evictable.append(call)
+        self._evictable_bytes += call.counted
+        while len(self._evictable) > MAX_READ_CALLS or self._evictable_bytes > MAX_READ_BYTES:
+            self._evict(self._evictable.popleft())
+
+    def _take_evictable(self) -> list[_Call]:
+        calls = list(self._evictable)
+        self._evictable.clear()
+        self._evictable_bytes = 0
+        for call in calls:
+            call.evictable, call.counted = False, 0
+        return calls
+
+    def _evict(self, call: _Call) -> None:
+        self._drop_replies(call)
+        self._calls.pop(call.header.call, None)
+
+    def _drop_replies(self, call: _Call) -> None:
+        self._evictable_bytes -= call.counted
+        call.counted = 0
+        for _, blob in call.replies:
+            self._spool.drop(blob)
+        call.replies.clear()
+
+    def close(self) -> None:
+        self._spool.close()

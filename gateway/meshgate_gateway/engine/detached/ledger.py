@@ -1,0 +1,204 @@
+"""The ledger of a session: what its holder has not read. It is empty until the session is detached.
+
+Everything that the engine sends passes through ``keep`` then. The wire delivers exactly once to one client; the ledger
+keeps what that client has not read, so that another can take over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from meshgate_gateway.engine.detached.creations import CallNumbers, Creations
+from meshgate_gateway.engine.detached.holders import Holders
+from meshgate_gateway.engine.detached.kept_calls import KeptCalls
+from meshgate_gateway.engine.detached.kept_channels import KeptChannels
+from meshgate_gateway.engine.detached.kept_output import OutputLog
+from meshgate_gateway.engine.interfaces import CONTROL_STREAM, Handler, Send
+from meshgate_wire import Fragments
+from meshgate_wire.messages import (
+    Attached,
+    Call,
+    Detach,
+    Done,
+    Failed,
+    Fault,
+    Fetch,
+    Header,
+    Item,
+    OutputLine,
+    PortMessage,
+    Read,
+    Resume,
+    SpawnActors,
+    SpawnProcs,
+    Values,
+)
+from meshgate_wire.messages import KeptCalls as KeptCallsMessage
+
+__all__ = ["Ledger"]
+
+CALLS_IN_A_MESSAGE = 500
+
+
+class Ledger:
+    """``post`` sends to the holder past the ledger. ``queued()`` and ``queued_on(stream)`` are the bytes that wait to
+    be sent, ``connected()`` whether a client is connected, ``open_calls()`` the calls that are not answered yet."""
+
+    def __init__(
+        self,
+        post: Send,
+        queued: Callable[[], int],
+        queued_on: Callable[[int], int],
+        *,
+        running: Callable[[int], bool],
+        open_calls: Callable[[], Iterable[Call]],
+        connected: Callable[[], bool],
+    ) -> None:
+        self.active = False
+        self.name = ""
+        self.holders = Holders()
+        self.creations = Creations()
+        self._post, self._queued, self._connected, self._open_calls = post, queued, connected, open_calls
+        self._numbers = CallNumbers()
+        self.calls = KeptCalls(self._send, queued, running)
+        self.output = OutputLog(post, lambda: queued_on(CONTROL_STREAM))
+        self.channels = KeptChannels(self._send, queued_on)
+        self._faults: deque[Fault] = deque()  # that no holder has reported
+        self._last_fault = 0
+        self._resumed = True
+
+    def handlers(self) -> Mapping[type, Handler]:
+        return {Detach: self._detach, Read: self._read, Resume: self._resume, Fetch: self._fetch}
+
+    def _send(self, header: Header, buffers: Sequence[bytes | memoryview], stream: int) -> None:
+        self._post(header, buffers, stream=stream)
+
+    # --- what passes through
+
+    def received(self, header: Header) -> None:
+        """A message of the holder has arrived."""
+        number = getattr(header, "call", None)
+        if number is not None:
+            self._numbers.add(number)
+            if isinstance(header, Call):
+                self.calls.received(header)
+
+    def keep(self, header: Header, buffers: Sequence[Any], stream: int) -> bool:
+        """Keeps a message to the holder, if it is of a kind that is kept. Returns whether it is sent from here."""
+        if isinstance(header, (Values, Item, Failed)):
+            congested = not self._connected() and self._queued() > 0
+            return self.calls.keep(header, buffers, congested=congested)
+        if isinstance(header, PortMessage):
+            self.channels.keep(header, buffers)
+            return True
+        if isinstance(header, Fault):
+            self._last_fault += 1
+            self._faults.append(header.model_copy(update={"number": self._last_fault}))
+            if self._resumed:
+                self._post(self._faults[-1])
+            return True
+        return False
+
+    def add_output(self, lines: tuple[OutputLine, ...], *, wanted: bool) -> None:
+        self.output.add(lines, read=not wanted)
+
+    @property
+    def full(self) -> bool:
+        """Whether workers must wait before they print more."""
+        return self.output.full
+
+    def feed(self) -> None:
+        """Sends what waits here while the wire has space."""
+        self.calls.feed()
+        self.output.feed()
+        self.channels.feed()
+
+    # --- messages of the holder
+
+    def _detach(self, header: Detach, buffers: Sequence[Fragments]) -> None:
+        self.name = header.name
+        if not self.active:
+            self.active = True
+            self._numbers.start(header.call)
+            for call in self._open_calls():
+                self.calls.received(call)
+        self._post(Done(call=header.call))
+
+    def _read(self, header: Read, buffers: Sequence[Fragments]) -> None:
+        self.calls.mark_read(header.calls)
+        self.calls.mark_released(header.released)
+        self.channels.mark_taken(header.ports)
+        if header.output is not None:
+            self.output.mark_read(header.output)
+        if header.faults is not None:
+            while self._faults and self._faults[0].number <= header.faults:
+                self._faults.popleft()
+
+    def _resume(self, header: Resume, buffers: Sequence[Fragments]) -> None:
+        self._resumed = True
+        for fault in self._faults:
+            self._post(fault)
+        self.output.resume(replay=header.replay)
+        self.channels.resume()
+
+    def _fetch(self, header: Fetch, buffers: Sequence[Fragments]) -> None:
+        self.calls.fetch(header.calls)
+
+    def released(self, number: int) -> None:
+        """The program no longer uses object ``number``."""
+        self.creations.released(number)
+        self.channels.released(number)
+
+    # --- takeovers
+
+    def holder_changed(self) -> None:
+        """Another client is the holder now. Until it sends ``Resume``, only ``welcome`` may be sent to it."""
+        self._resumed = False
+        self.calls.holder_changed()
+        self.output.holder_changed()
+        self.channels.holder_changed()
+
+    def welcome(self, next_object: int, code_version: str | None) -> Iterator[Header]:
+        """The calls that are kept, and the last message of what a new holder receives first."""
+        calls = self.calls.describe()
+        while part := tuple(islice(calls, CALLS_IN_A_MESSAGE)):
+            yield KeptCallsMessage(calls=part)
+        newest = self.creations.newest_procs
+        yield Attached(
+            name=self.name,
+            takeovers=self.holders.takeovers,
+            next_object=next_object,
+            next_call=self._numbers.highest + 1,
+            never_received=self._numbers.missing,
+            code_version=code_version,
+            code_paths=newest.paths if newest is not None else (),
+            previous_holder=self.holders.previous,
+            lines_dropped=self.output.dropped,
+            unread_lines=self.output.unread,
+        )
+        self._numbers.start(self._numbers.highest)  # what was lost is reported once
+
+    def describe(self) -> dict[str, Any]:
+        """For the list of sessions, as JSON."""
+        counts = self.calls.counts()
+        return {
+            "name": self.name,
+            "detached": self.active,
+            "age": time.time() - self.holders.started,
+            "holder": self.holders.name,
+            "takeovers": self.holders.takeovers,
+            "procs": self.creations.names(SpawnProcs),
+            "actors": self.creations.names(SpawnActors),
+            "calls_in_flight": counts["in flight"] if self.active else sum(1 for _ in self._open_calls()),
+            "calls_finished": counts["finished"],
+            "unread_lines": self.output.unread,
+        }
+
+    def close(self) -> None:
+        self.calls.close()
+        self.output.close()
+        self.channels.close()

@@ -1,0 +1,32 @@
+"""The functions that parts of the engine get from it in place of the engine itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from meshgate_wire import Fragments
+from meshgate_wire.messages import Header
+
+CONTROL_STREAM = 0
+
+# Handles a message. Returns an awaitable if it must wait, which holds up the later messages of the same stream.
+Handler: TypeAlias = Callable[[Any, Sequence[Fragments]], "Awaitable[None] | None"]
+
+
+class Send(Protocol):
+    def __call__(self, header: Header, buffers: Sequence[Any] = (), *, stream: int = CONTROL_STREAM) -> None:
+        """Sends a message to the client, in order within its stream."""
+
+
+class StartTask(Protocol):
+    def __call__(self, work: Coroutine[Any, Any, None], /) -> asyncio.Task[None]:
+        """Runs ``work`` as a task of the engine, which keeps a reference until it ends."""
+
+
+class SetUpProcess(Protocol):
+    def __call__(self, mesh: int, code: Any = None, bootstrap: Any = None, name: str = "", per_host: int = 0) -> Any:
+        """What each process of ``mesh`` runs first, for ``Monarch.spawn_procs``. With a ``name``, the mesh's, other
+        processes on the host can read its stacks. ``per_host`` processes of the mesh share the GPUs of a host; 0: they
+        use none."""

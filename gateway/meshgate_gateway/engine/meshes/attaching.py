@@ -1,0 +1,108 @@
+"""Meshes that exist already: hosts to attach to, and what endpoints return."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from typing import Any, Protocol
+
+from meshgate_gateway.engine.failures import invalid
+from meshgate_gateway.engine.interfaces import Handler, Send
+from meshgate_gateway.engine.objects.host_health import AVAILABLE
+from meshgate_gateway.engine.objects.lookup import Lookup
+from meshgate_gateway.engine.objects.records import (
+    ActorMesh,
+    Channel,
+    HostMesh,
+    ProcMesh,
+    SessionObject,
+    attached_hosts,
+)
+from meshgate_gateway.engine.objects.regions import check_size, ranks_of
+from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_wire import Fragments
+from meshgate_wire.messages import Adopt, AttachHosts, Host, HostsAttached, Region
+
+FindHosts = Callable[[str], Awaitable[Sequence[Host]]]
+
+
+class Adopter(Protocol):
+    """What attaching needs of Monarch; ``interface.Monarch`` documents it."""
+
+    def attach(self, name: str, hosts: Sequence[Host]) -> Any: ...
+
+    def port_at(self, address: str) -> Any: ...
+
+    def reference_from_bytes(self, kind: str, data: bytes) -> Any: ...
+
+    def adopt_hosts(self, reference: Any, region: Region) -> Any: ...
+
+    def adopt_procs(self, reference: Any, hosts: Any, region: Region, root: Region) -> Any: ...
+
+
+class Attaching:
+    """``find_hosts(mesh)`` asks the server for the hosts of a mesh. ``ended`` are the addresses of hosts that this
+    session has lost. ``hosts_attached(mesh)`` is called for each mesh of hosts, and ``watch(number, procs)`` for the
+    processes of each actor mesh that an endpoint returned."""
+
+    def __init__(
+        self,
+        objects: ObjectTable,
+        lookup: Lookup,
+        monarch: Adopter,
+        send: Send,
+        find_hosts: FindHosts,
+        ended: Container[str],
+        hosts_attached: Callable[[HostMesh], None],
+        watch: Callable[[int, ProcMesh], None],
+    ) -> None:
+        self._objects, self._lookup, self._monarch, self._send = objects, lookup, monarch, send
+        self._find_hosts, self._ended, self._hosts_attached = find_hosts, ended, hosts_attached
+        self._watch = watch
+
+    def handlers(self) -> Mapping[type, Handler]:
+        return {AttachHosts: self.attach, Adopt: self.adopt}
+
+    async def attach(self, header: AttachHosts, buffers: Sequence[Fragments]) -> None:
+        hosts = await self._find_hosts(header.mesh)
+        if again := [host.name for host in hosts if host.address in self._ended]:
+            why = AVAILABLE.restarted(same_address=True)
+            raise invalid(f"cannot attach to mesh {header.mesh!r}: {', '.join(again)}: {why}")
+        known = attached_hosts(self._monarch.attach(header.mesh, hosts), header.mesh, hosts)
+        self._objects.add(header.object, known)
+        self._hosts_attached(known)
+        self._send(HostsAttached(object=header.object, hosts=tuple(hosts)))
+
+    async def adopt(self, header: Adopt, buffers: Sequence[Fragments]) -> None:
+        self._objects.add(header.object, await self._adopted(header, buffers))
+
+    def _reference(self, header: Adopt, buffers: Sequence[Fragments]) -> Any:
+        """Monarch's reference to the mesh: one that arrived beside a value, or from inside a pickle."""
+        if not header.has_reference:
+            return self._objects.reference(header.object)
+        if not buffers:
+            raise invalid("the message does not contain the reference to the mesh to adopt")
+        return self._monarch.reference_from_bytes(header.kind, buffers[-1].join())
+
+    async def _adopted(self, header: Adopt, buffers: Sequence[Fragments]) -> SessionObject:
+        if header.kind == "port":
+            return Channel(self._monarch.port_at(header.address))
+        reference = self._reference(header, buffers)
+        region = header.region
+        if region is None:
+            raise invalid("the message does not contain the region of the mesh to adopt")
+        check_size(region)
+        if header.kind == "hosts":
+            unnamed = (Host(name=""),) * (max(ranks_of(region), default=0) + 1)
+            return HostMesh(self._monarch.adopt_hosts(reference, region), header.name, unnamed, region)
+        if header.kind == "procs":
+            root = header.root or region
+            check_size(root)
+            hosts = (await self._lookup.hosts(header.parent))[1] if header.parent is not None else None
+            return ProcMesh(self._monarch.adopt_procs(reference, hosts, region, root), "", region, ())
+        procs, mesh = await self._lookup.procs(header.parent) if header.parent is not None else (None, None)
+        class_data = buffers[0].fragments if len(buffers) > header.has_reference else ()
+        actors = ActorMesh(reference, header.name, header.name, class_data, region, procs, mesh)
+        if procs is not None and header.parent is not None:
+            self._watch(header.parent.object, procs)
+            actors.dead.update(procs.dead)
+        return actors

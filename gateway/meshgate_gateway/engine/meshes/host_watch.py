@@ -1,0 +1,100 @@
+"""Follows the hosts of a session: which ended and why, and which are back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Protocol
+
+from meshgate_gateway.engine.failures import RequestFailed
+from meshgate_gateway.engine.interfaces import Send
+from meshgate_gateway.engine.objects.records import HostMesh, ProcMesh
+from meshgate_gateway.engine.objects.regions import ranks_of
+from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_wire.messages import Failure, Host, HostsAttached, Region
+
+RETURN_TIMEOUT = 600.0  # seconds that a host which ended may take to return
+
+
+class HostListener(Protocol):
+    """Something that runs on the hosts."""
+
+    def hosts_attached(self, hosts: HostMesh) -> None:
+        """All hosts of the mesh are available."""
+
+    def host_lost(self, name: str, reason: str) -> None: ...
+
+    def host_replaced(self, name: str) -> None:
+        """A lost host does not return: another has its place."""
+
+
+class HostWatch:
+    """``reasons`` maps the names of lost hosts to why they ended; ``ended`` are the addresses of lost hosts."""
+
+    def __init__(self, objects: ObjectTable, send: Send, listener: HostListener) -> None:
+        self._objects, self._send, self._listener = objects, send, listener
+        self._reasons: dict[str, str] = {}
+        self._ended: set[str] = set()
+        self._changed = asyncio.Event()
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        return self._reasons
+
+    @property
+    def ended(self) -> set[str]:
+        return self._ended
+
+    def host_lost(self, host: str, reason: str, *, returns: bool = False) -> None:
+        """The server reports that a host ended. ``returns``: it is expected to restart or be replaced.
+
+        A server that has taken over may report the same once more.
+        """
+        if self._reasons.get(host) == reason:
+            return
+        self._reasons[host] = reason
+        self._changed.set()
+        for known in self._objects.values():
+            if isinstance(known, HostMesh) and host in known.names:
+                known.host_lost(host, reason, returns=returns)
+                self._ended.add(known.addresses[known.names.index(host)])
+        for known in self._objects.values():
+            if isinstance(known, ProcMesh) and known.up is not None and host in known.host_names:
+                known.up.cancel()  # Monarch would wait half a minute longer before it gives up on the host
+        self._listener.host_lost(host, reason)
+
+    def host_back(self, mesh: str, rank: int, host: Host) -> None:
+        """The server reports that a lost host restarted, or that ``host`` took its place; perhaps once more."""
+        if host.name not in self._reasons and any(known.hosts[rank : rank + 1] == (host,) for known in self._of(mesh)):
+            return
+        self._reasons.pop(host.name, None)
+        for number, known in self._objects.items():
+            if not (isinstance(known, HostMesh) and known.name == mesh and rank < len(known.hosts)):
+                continue
+            before = known.hosts[rank].name
+            self._changed.set()
+            self._reasons.pop(before, None)
+            complete = known.host_restarted(rank, host, same_address=host.address in self._ended)
+            if host.name != before:
+                self._listener.host_replaced(before)
+            if complete:
+                self._listener.hosts_attached(known)
+                self._send(HostsAttached(object=number, hosts=known.hosts))
+
+    def _of(self, mesh: str) -> list[HostMesh]:
+        return [known for known in self._objects.values() if isinstance(known, HostMesh) and known.name == mesh]
+
+    async def wait_available(self, hosts: HostMesh, region: Region | None) -> None:
+        """Waits until no host of ``region`` is missing. Raises RequestFailed if a host of the mesh does not return."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + RETURN_TIMEOUT
+        ranks = ranks_of(region or hosts.region)
+        while missing := hosts.missing_among(hosts.names[rank] for rank in ranks):
+            left = deadline - loop.time()
+            if left < 0 or any(health.permanent for health in hosts.missing.values()):
+                step = f"{hosts.name}.initialized"
+                raise RequestFailed(Failure(kind="supervision", message=missing, step=step, mesh=hosts.name))
+            self._changed.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)

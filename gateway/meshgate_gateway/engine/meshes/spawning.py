@@ -1,0 +1,202 @@
+"""Spawns processes and actors.
+
+A mesh is in the table as soon as its creation has been handed to Monarch, so that requests that depend on it proceed
+at once. If Monarch reports later that the creation failed, the failure replaces the mesh, and everything that depends
+on it fails with that step as the cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from meshgate_gateway.engine.failures import FailureReports, RequestFailed, invalid
+from meshgate_gateway.engine.interfaces import Handler, SetUpProcess, StartTask
+from meshgate_gateway.engine.monarch.error_texts import error_text, unreachable_addresses
+from meshgate_gateway.engine.monarch.interface import BootstrapFailed
+from meshgate_gateway.engine.objects.lookup import Lookup
+from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh, ProcMesh
+from meshgate_gateway.engine.objects.regions import procs_region, ranks_of
+from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_wire import Fragments
+from meshgate_wire.messages import Failure, Launch, MeshRef, SpawnActors, SpawnProcs
+from meshgate_wire.version import monarch_version
+
+MAX_HOSTS_NAMED = 8
+
+
+class Spawner(Protocol):
+    """What spawning needs of Monarch; ``interface.Monarch`` documents it."""
+
+    def spawn_procs(
+        self, hosts: Any, per_host: Mapping[str, int], name: str, bootstrap: Any, launch: Launch | None = None
+    ) -> Any: ...
+
+    def spawn_actors(
+        self,
+        procs: Any,
+        name: str,
+        class_name: str,
+        kind: Literal["sync", "async"],
+        class_data: Sequence[bytes | memoryview],
+        arguments: Any,
+    ) -> Any: ...
+
+    async def wait_initialized(self, mesh: Any) -> None: ...
+
+    async def wait_actors_initialized(self, actors: Any) -> str: ...
+
+
+class Code(Protocol):
+    """What spawning needs of the code that processes run."""
+
+    async def wait_for_version(self, version: str, hosts: Sequence[str]) -> str:
+        """Waits until ``hosts`` have ``version`` or, if another has replaced it, that one; returns which."""
+
+    def process_code(self, version: str | None, paths: Sequence[str]) -> Any:
+        """What ``on_worker.set_up_process`` starts a process from."""
+
+
+class BringUpToDate(Protocol):
+    async def __call__(self, target: MeshRef, procs: ProcMesh, mesh: Any, version: str, paths: Sequence[str]) -> None:
+        """Reloads running processes, ``mesh`` of Monarch's, so that they run ``version``."""
+
+
+class Spawning:
+    """``end_processes(mesh)`` ends all processes of a mesh; ``actors_up(mesh)`` and ``actors_failed(mesh)`` are called
+    when the constructors of an actor mesh have run, or one has raised; ``watch(number, procs)`` when actors are spawned
+    in the processes of an object. ``version_problem(hosts)`` is what earlier actors there found, or empty."""
+
+    def __init__(
+        self,
+        objects: ObjectTable,
+        lookup: Lookup,
+        monarch: Spawner,
+        code: Code,
+        *,
+        start_task: StartTask,
+        failures: FailureReports,
+        set_up_process: SetUpProcess,
+        bring_up_to_date: BringUpToDate,
+        end_processes: Callable[[int], None],
+        actors_up: Callable[[ActorMesh], None],
+        actors_failed: Callable[[ActorMesh], None],
+        watch: Callable[[int, ProcMesh], None],
+        version_problem: Callable[[Sequence[str]], str],
+    ) -> None:
+        self._objects, self._lookup, self._monarch, self._code = objects, lookup, monarch, code
+        self._start_task, self._failures, self._set_up_process = start_task, failures, set_up_process
+        self._bring_up_to_date, self._end_processes = bring_up_to_date, end_processes
+        self._report_up, self._report_failed, self._watch = actors_up, actors_failed, watch
+        self._version_problem = version_problem
+        self.latest_code: tuple[str | None, tuple[str, ...]] = (None, ())
+        """The version and paths that the client's latest processes were spawned with."""
+
+    def handlers(self) -> Mapping[type, Handler]:
+        return {SpawnProcs: self.spawn_procs, SpawnActors: self.spawn_actors}
+
+    async def spawn_procs(self, header: SpawnProcs, buffers: Sequence[Fragments]) -> None:
+        self.latest_code = (header.version, header.paths)
+        hosts, mesh = await self._lookup.hosts(header.hosts)
+        region = header.hosts.region or hosts.region
+        names = tuple(hosts.names[rank] for rank in ranks_of(region))
+        procs_shape = procs_region(region, header.per_host)
+        if missing := hosts.missing_among(names):
+            raise RequestFailed(_spawn_failure(header, missing))
+        version = header.version
+        if version is not None:
+            try:
+                version = await self._code.wait_for_version(version, names)
+            except RequestFailed:
+                if missing := hosts.missing_among(names):  # a host was lost meanwhile, which explains the failure
+                    raise RequestFailed(_spawn_failure(header, missing)) from None
+                raise
+        bootstrap = self._lookup.payload(buffers[:1], ()) if buffers else None
+        code = self._code.process_code(version, header.paths)
+        per_host = math.prod(header.per_host.values())
+        setup = self._set_up_process(header.object, code, bootstrap, header.name, per_host)
+        spawned = self._monarch.spawn_procs(mesh, header.per_host, header.name, setup, header.launch)
+        procs = ProcMesh(spawned, header.name, procs_shape, names, hosts, version)
+        self._objects.add(header.object, procs)
+        procs.up = self._start_task(self._watch_procs(header, hosts, procs))
+
+    async def _watch_procs(self, header: SpawnProcs, hosts: HostMesh, procs: ProcMesh) -> None:
+        try:
+            await self._monarch.wait_initialized(procs.mesh)
+        except (Exception, asyncio.CancelledError) as error:
+            missing = hosts.missing_among(procs.host_names)
+            if isinstance(error, asyncio.CancelledError) and not missing:
+                raise
+            if isinstance(error, BootstrapFailed) and not missing:
+                failure = _spawn_failure(header, str(error), "actor")
+            else:
+                # An actor that the setup spawns fails with the reason, and the next one because the first has.
+                reason = missing or self._version_problem(procs.host_names)
+                failure = _spawn_failure(header, reason or explain_unreachable(hosts, error_text(error)))
+            self._failures.object_failed(header.object, failure)
+            self._end_processes(header.object)  # some may have come up
+
+    async def spawn_actors(self, header: SpawnActors, buffers: Sequence[Fragments]) -> None:
+        procs, mesh = await self._lookup.procs(header.procs)
+        if len(buffers) < 2:
+            raise invalid("the message has no pickled class or no pickled arguments")
+        if header.version is not None:
+            await self._bring_up_to_date(header.procs, procs, mesh, header.version, header.paths)
+        class_data = buffers[0].fragments
+        payload = self._lookup.payload(buffers[1:], await self._lookup.arguments(header.arguments))
+        spawned = self._monarch.spawn_actors(mesh, header.name, header.class_name, header.kind, class_data, payload)
+        region = header.procs.region or procs.region
+        actors = ActorMesh(spawned, header.name, header.class_name, class_data, region, procs, mesh)
+        ranks = set(ranks_of(region))
+        self._watch(header.procs.object, procs)
+        actors.dead.update({rank: report for rank, report in procs.dead.items() if rank in ranks})
+        self._objects.add(header.object, actors)
+        self._start_task(self._watch_actors(header, actors, procs))
+
+    async def _watch_actors(self, header: SpawnActors, actors: ActorMesh, procs: ProcMesh) -> None:
+        try:
+            actors.unique_name = await self._monarch.wait_actors_initialized(actors.actors)
+        except Exception as error:  # noqa: BLE001 - Monarch's exceptions have no common base
+            if actors.stopping:
+                return
+            if procs.up is not None:
+                await asyncio.wait([procs.up])
+            actors.failed = self._procs_failure(header) or Failure(
+                kind="supervision",
+                message=error_text(error),
+                step=f"spawn({header.name!r}, {header.class_name})",
+                mesh=header.name,
+            )
+            self._report_failed(actors)
+            self._failures.object_failed(header.object, actors.failed)
+        else:
+            self._report_up(actors)
+
+    def _procs_failure(self, header: SpawnActors) -> Failure | None:
+        """The failure of the actors' proc mesh, which explains theirs."""
+        try:
+            self._objects.require(header.procs.object)
+        except RequestFailed as error:
+            return error.failure
+        return None
+
+
+def explain_unreachable(hosts: HostMesh, report: str) -> str:
+    """``report`` of Monarch's, preceded by which hosts did not answer and what to check, if that is the cause."""
+    silent = set(unreachable_addresses(report, hosts.addresses))
+    if not silent:
+        return report
+    names = [f"{host.name} ({host.address})" for host in hosts.hosts if host.address in silent]
+    more = f" and {len(names) - MAX_HOSTS_NAMED} more" if len(names) > MAX_HOSTS_NAMED else ""
+    return (
+        f"no Monarch worker answers at {', '.join(names[:MAX_HOSTS_NAMED])}{more}. Check that a worker runs there and "
+        f"listens on this port, that it has the gateway's release of torchmonarch ({monarch_version()}), and that no "
+        f"network policy blocks the gateway\n{report}"
+    )
+
+
+def _spawn_failure(header: SpawnProcs, message: str, kind: Literal["actor", "supervision"] = "supervision") -> Failure:
+    step = f"spawn_procs({dict(header.per_host)}, name={header.name!r})"
+    return Failure(kind=kind, message=message, step=step, mesh=header.name)

@@ -1,0 +1,159 @@
+"""Reports dead processes and failed actors to the client, with the best reason available.
+
+A death has up to three sources, in this order: the connection of a process closes at once, Monarch's supervision
+gives its reason within a second or two, and the host provider may report that the whole host ended. The client gets
+one report per rank, so a report waits a moment for a better reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from meshgate_gateway.engine.interfaces import Send
+from meshgate_gateway.engine.monarch.interface import Fault
+from meshgate_gateway.engine.objects.records import ActorMesh, ProcMesh
+from meshgate_gateway.engine.objects.regions import ranks_of
+from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_wire.messages import Fault as FaultMessage
+
+REASON_TIMEOUT = 1.5  # seconds that Monarch has to report why a process whose connection closed is dead
+HOST_REASON_TIMEOUT = 3.0  # seconds that the host provider then has, if no process of the host is left
+MAX_UNCLAIMED = 64
+MAX_HOSTS_NAMED = 64
+MAX_RANKS_REPORTED = 32_768  # in one message
+
+
+class CallLater(Protocol):
+    def __call__(self, delay: float, callback: Callable[..., None], /, *args: Any) -> object: ...
+
+
+class Supervision:
+    """``host_reasons`` maps lost hosts to why they ended. ``ranks_died(mesh)`` is called after ranks of an actor mesh
+    died, ``process_died(mesh, rank, report)`` as soon as a process did."""
+
+    def __init__(
+        self,
+        objects: ObjectTable,
+        send: Send,
+        call_later: CallLater,
+        host_reasons: Mapping[str, str],
+        ranks_died: Callable[[ActorMesh], None],
+        process_died: Callable[[int, int, str], None],
+    ) -> None:
+        self._objects, self._send, self._call_later = objects, send, call_later
+        self._host_reasons, self._ranks_died, self._process_died = host_reasons, ranks_died, process_died
+        self._unclaimed: list[Fault] = []  # of meshes whose unique name is not known yet
+        self._unexplained: dict[str, list[tuple[int, ProcMesh, int]]] = {}  # by host: dead processes to report
+
+    def fault(self, fault: Fault) -> None:
+        """Monarch reports that ranks of an actor mesh failed."""
+        for number, known in self._objects.items():
+            if isinstance(known, ActorMesh) and known.unique_name == fault.mesh and fault.mesh:
+                self._died(number, known, fault.ranks or tuple(ranks_of(known.region)), fault.report)
+                return
+        self._unclaimed.append(fault)
+        del self._unclaimed[:-MAX_UNCLAIMED]
+
+    def version_problem(self, hosts: Iterable[str]) -> str:
+        """What an actor of the engine's own reported that found other versions on one of ``hosts``; else empty."""
+        heads = tuple(f"worker {host} has Python " for host in hosts)
+        return next((fault.report for fault in self._unclaimed if fault.report.startswith(heads)), "")
+
+    def actors_up(self, actors: ActorMesh) -> None:
+        """The unique name of ``actors`` is known: reports the faults that arrived before it was."""
+        claimed = [fault for fault in self._unclaimed if fault.mesh == actors.unique_name]
+        for fault in claimed:
+            self._unclaimed.remove(fault)
+            self.fault(fault)
+
+    def process_ended(self, mesh: int, rank: int, pid: int) -> None:
+        """The connection of a process closed. Unless its mesh is being stopped, the process died."""
+        procs = self._objects.get(mesh)
+        if isinstance(procs, ProcMesh) and not procs.stopping and rank not in procs.dead:
+            report = f"process {pid} of rank {rank} on {procs.host_of(rank) or 'its host'} ended"
+            procs.dead[rank] = report
+            self._process_died(mesh, rank, report)
+            self._call_later(REASON_TIMEOUT, self._reason_timeout_expired, mesh, procs, rank)
+
+    def _reason_timeout_expired(self, mesh: int, procs: ProcMesh, rank: int) -> None:
+        """Reports the death, or, if the whole host seems to have ended, waits for the reason from its provider."""
+        host = procs.host_of(rank)
+        if self._reported(procs, rank) or host in self._host_reasons or not self._all_dead_on(host):
+            self._report(mesh, procs, rank)
+            return
+        self._unexplained.setdefault(host, []).append((mesh, procs, rank))
+        self._call_later(HOST_REASON_TIMEOUT, self.report_unexplained, host)
+
+    def _reported(self, procs: ProcMesh, rank: int) -> bool:
+        return any(rank in actors.dead for _, actors in self._actors_on(procs))
+
+    def _actors_on(self, procs: ProcMesh) -> list[tuple[int, ActorMesh]]:
+        return [
+            (number, known)
+            for number, known in self._objects.items()
+            if isinstance(known, ActorMesh) and known.procs is procs
+        ]
+
+    def _all_dead_on(self, host: str) -> bool:
+        """Whether every process that this session had on ``host`` is dead."""
+        there = [known for known in self._objects.values() if isinstance(known, ProcMesh) and host in known.host_names]
+        return bool(host) and all(
+            rank in procs.dead for procs in there for rank in ranks_of(procs.region) if procs.host_of(rank) == host
+        )
+
+    def host_lost(self, host: str) -> None:
+        """The provider reports that ``host`` ended. Its processes are dead, also those whose connections do not close,
+        since a machine without power closes none."""
+        self.report_unexplained(host)
+        self._call_later(REASON_TIMEOUT, self._report_silent, host)
+
+    def _report_silent(self, host: str) -> None:
+        if host not in self._host_reasons:  # it has returned
+            return
+        for number, procs in list(self._objects.items()):
+            if not isinstance(procs, ProcMesh) or procs.stopping or host not in procs.host_names:
+                continue
+            for rank in ranks_of(procs.region):
+                if procs.host_of(rank) == host and rank not in procs.dead:
+                    report = procs.dead[rank] = f"its host {host} is lost"
+                    self._process_died(number, rank, report)
+                    self._report(number, procs, rank)
+
+    def report_unexplained(self, host: str) -> None:
+        """Reports the deaths on ``host`` that waited for the reason why the host ended."""
+        for mesh, procs, rank in self._unexplained.pop(host, []):
+            self._report(mesh, procs, rank)
+
+    def _report(self, mesh: int, procs: ProcMesh, rank: int) -> None:
+        """Reports the death to each actor mesh on the process that Monarch has not reported it to."""
+        if procs.stopping:
+            return
+        reported = False
+        for number, actors in self._actors_on(procs):
+            if rank in actors.dead:
+                reported = True
+            elif rank in set(ranks_of(actors.region)):
+                self._died(number, actors, (rank,), procs.dead[rank])
+                reported = True
+        if not reported:
+            hosts = {rank: procs.host_of(rank)}
+            report = self._with_host_reasons(procs.dead[rank], hosts.values())
+            self._send(FaultMessage(object=mesh, mesh=procs.name, ranks=(rank,), hosts=hosts, report=report))
+
+    def _died(self, number: int, actors: ActorMesh, ranks: Sequence[int], report: str) -> None:
+        fresh = [rank for rank in ranks if rank not in actors.dead]
+        if not fresh or actors.stopping:
+            return
+        hosts = {rank: actors.host_of(rank) for rank in fresh[:MAX_HOSTS_NAMED]}
+        report = self._with_host_reasons(report, hosts.values())
+        actors.dead.update(dict.fromkeys(fresh, report))
+        self._ranks_died(actors)
+        for start in range(0, len(fresh), MAX_RANKS_REPORTED):
+            ranks = tuple(fresh[start : start + MAX_RANKS_REPORTED])
+            self._send(FaultMessage(object=number, mesh=actors.name, ranks=ranks, hosts=hosts, report=report))
+
+    def _with_host_reasons(self, report: str, hosts: Iterable[str]) -> str:
+        names = [host for host in dict.fromkeys(hosts) if host in self._host_reasons]
+        reasons = "; ".join(f"{host}: {self._host_reasons[host]}" for host in names)
+        return f"{report} ({reasons})" if reasons else report

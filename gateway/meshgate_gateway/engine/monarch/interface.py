@@ -1,0 +1,187 @@
+"""What the engine needs of Monarch, whatever its release.
+
+Meshes, actor references, ports and receivers are Monarch's own objects and opaque to callers (``Any``). Except where
+a method is a coroutine, it hands its work to Monarch and returns at once. Monarch reports errors as exceptions of its
+own, some of which derive from BaseException alone; ``error_text`` reads them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+
+from meshgate_gateway.engine.monarch.same_versions import SameVersions
+from meshgate_wire.messages import Host, Launch, Region
+
+Fragments: TypeAlias = Sequence[bytes | memoryview]  # views only of memory that this process allocated
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A supervision event: ``ranks`` of ``mesh`` (its unique name) failed. No ranks means all of them."""
+
+    mesh: str
+    ranks: tuple[int, ...]
+    report: str
+
+
+class Reply(NamedTuple):
+    """One actor's reply. ``data`` is a pickle, unopened; ``references`` are the meshes that it refers to."""
+
+    rank: int | None
+    exception: bool
+    data: bytes | memoryview
+    references: tuple[Any, ...]
+
+
+class BootstrapFailed(Exception):
+    """The bootstrap of a process raised an exception. The message is the traceback."""
+
+
+OnFault: TypeAlias = Callable[[Fault], None]
+
+
+class Monarch(Protocol):
+    """This process's Monarch root client. Create one per process, on the thread that runs the event loop."""
+
+    controllers_class: ClassVar[bytes]
+    """A pickle of the actor class that keeps controllers by name and has the endpoint ``get_or_spawn``."""
+
+    sync_context: ClassVar[str]
+    """``module:name``, on workers, of the context manager in which Monarch runs a bootstrap that is not a coroutine."""
+
+    same_versions: SameVersions
+    """Refuses to create actors in processes with other versions."""
+
+    def __init__(self, transport: str | None, on_fault: OnFault) -> None:
+        """Configures and loads Monarch.
+
+        ``transport`` is a channel address such as ``tcp://10.0.0.3:0``, or None for unix sockets. Monarch calls
+        ``on_fault`` on a thread of its own.
+        """
+
+    def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Sets Monarch's settings and returns all that are in effect, as booleans, numbers, strings and None.
+
+        They apply to this process, and to processes that are spawned from now on. Settings of an earlier call that are
+        missing return to their previous values. Raises ValueError or TypeError, and changes nothing, if Monarch does
+        not have a setting or rejects its value.
+        """
+
+    # --- meshes
+
+    def attach(self, name: str, hosts: Sequence[Host]) -> Any:
+        """Attaches to hosts, by identity if the release needs it, and returns their mesh.
+
+        ``wait_initialized`` reports failures.
+        """
+
+    def spawn_procs(
+        self, hosts: Any, per_host: Mapping[str, int], name: str, bootstrap: Any, launch: Launch | None = None
+    ) -> Any:
+        """Spawns a proc mesh. Each process runs ``bootstrap`` first."""
+
+    def with_python(self, hosts: Any, python: str) -> Any:
+        """The same hosts, which start processes with the interpreter ``python``."""
+
+    def spawn_actors(
+        self,
+        procs: Any,
+        name: str,
+        class_name: str,
+        kind: Literal["sync", "async"],
+        class_data: Fragments,
+        arguments: Any,
+    ) -> Any:
+        """Spawns actors of a pickled class that only the workers can import. ``arguments`` is a ``payload``."""
+
+    def find_controllers_at(self, address: str, secret: str) -> None:
+        """Makes actors that are spawned from now on ask at ``address`` for the session's controllers."""
+
+    def spawn_engine_actors(self, procs: Any, name: str, class_name: str, *args: Any) -> Any:
+        """Spawns actors of a class of ``on_worker.code_actors``, which travels by value."""
+
+    def identity(self, procs: Any) -> str:
+        """A text that is equal for references to the same processes. ``procs`` is a mesh that an endpoint returned."""
+
+    def slice_mesh(self, mesh: Any, region: Region) -> Any:
+        """The part ``region`` of a host or proc mesh."""
+
+    def slice_actors(self, actors: Any, region: Region) -> Any:
+        """The part ``region`` of an actor mesh."""
+
+    async def wait_initialized(self, mesh: Any) -> None:
+        """Waits until a host or proc mesh is up. Raises ``BootstrapFailed``, or what else kept it from coming up."""
+
+    async def wait_actors_initialized(self, actors: Any) -> str:
+        """Waits until the actors' constructors have run and returns the mesh's unique name, as in ``Fault.mesh``."""
+
+    async def stop_actors(self, actors: Any, reason: str) -> None: ...
+
+    async def stop_procs(self, procs: Any, reason: str) -> None: ...
+
+    async def stop_hosts(self, hosts: Any) -> None:
+        """Stops what runs on the hosts. Their processes stay and can be attached to again."""
+
+    async def shut_down_hosts(self, hosts: Any) -> None:
+        """Ends the host processes."""
+
+    # --- messages
+
+    def payload(self, data: Fragments, buffers: Sequence[Fragments] = (), objects: Sequence[Any] = ()) -> Any:
+        """The value that the pickle ``data`` holds, for ``cast``, ``spawn_actors`` and ``send_to_port``.
+
+        ``buffers`` are its out-of-band buffers; ``objects`` replace its persistent ids.
+        """
+
+    def engine_payload(self, *args: Any) -> Any:
+        """The payload of a call with ``args`` that the engine itself makes."""
+
+    def payload_at(self, payload: Any, position: int, region: Region) -> Any:
+        """``payload`` for one actor, whose message rank is ``position`` of ``region`` while it handles the message."""
+
+    def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
+        """Sends a call to actors, which may still be coming up. Replies go to ``port``."""
+
+    async def call_engine_actors(self, actors: Any, count: int, endpoint: str, *args: Any) -> list[Any]:
+        """Calls actors of the engine's own and returns their ``count`` replies by rank. Raises the first exception."""
+
+    def open_port(self) -> tuple[Any, Any]:
+        """A port to send along, and its receiver for ``receive``."""
+
+    def receive(self, receiver: Any) -> asyncio.Future[Any]:
+        """A future of the receiver's next message, for ``reply_of``."""
+
+    def reply_of(self, message: Any) -> Reply:
+        """The reply in a message, its pickle unopened."""
+
+    def port_at(self, address: str) -> Any:
+        """The port that a worker sent the address of."""
+
+    def send_to_port(self, port: Any, payload: Any, *, return_undeliverable: bool = True) -> None:
+        """Sends a value. Raises ValueError if it refers to a mesh that is not up yet.
+
+        A value that cannot be delivered is a fault, or is dropped without ``return_undeliverable``.
+        """
+
+    # --- meshes and ports in arguments, and those that workers return
+
+    def port_argument(self, port: Any) -> Any:
+        """``port`` as users see it."""
+
+    def actors_argument(self, class_data: Fragments, name: str, actors: Any, region: Region, procs: Any) -> Any:
+        """An actor mesh as users see it."""
+
+    def reference_from_bytes(self, kind: str, data: bytes) -> Any:
+        """The reference to a mesh of ``kind`` ("hosts", "procs" or "actors") that a worker pickled."""
+
+    def dump_actors(self, class_data: Fragments, name: str, actors: Any, region: Region, procs: Any) -> bytes:
+        """A plain pickle of an actor mesh that is up, for a worker."""
+
+    def adopt_hosts(self, reference: Any, region: Region) -> Any:
+        """The host mesh behind a reference that arrived from a worker."""
+
+    def adopt_procs(self, reference: Any, hosts: Any, region: Region, root: Region) -> Any:
+        """The proc mesh behind a reference that arrived from a worker."""

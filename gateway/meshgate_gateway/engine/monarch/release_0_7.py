@@ -1,0 +1,367 @@
+"""Monarch 0.7: everything that is bound to this release.
+
+Private names of Monarch (``monarch._src``, ``monarch._rust_bindings``) and its environment variables appear here only.
+The engine forwards what users pickle without opening it, which three facts of this release make possible:
+
+- A message to an actor is a pickle that only the actor opens, so the client's bytes leave unchanged.
+- Replies to a port of our own arrive as messages with a rank, which the library's own ``call`` does not expose. Their
+  ``PythonMessage.decode`` unpickles with ``cloudpickle.cloudpickle.loads``, looked up at each call; ``reply_of`` makes
+  that function return the bytes, on this thread and during one decode.
+- Monarch accepts objects that pickle as something else (``forwarding.py``), also as an actor's class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, ClassVar, Literal
+
+import cloudpickle
+import cloudpickle.cloudpickle
+
+from meshgate_gateway.engine.monarch.commands import native_commands
+from meshgate_gateway.engine.monarch.error_texts import explain_fault
+from meshgate_gateway.engine.monarch.forwarding import Forward, ForwardAt, ForwardClass, ForwardItem
+from meshgate_gateway.engine.monarch.interface import BootstrapFailed, Fault, Fragments, Monarch, OnFault, Reply
+from meshgate_gateway.engine.monarch.same_versions import SameVersions
+from meshgate_gateway.engine.on_worker import breakpoints, stacks
+from meshgate_gateway.engine.on_worker import process as on_worker
+from meshgate_sync.store import place
+from meshgate_wire.messages import Host, Launch, Region
+
+__all__ = ["Client"]
+
+ENVIRONMENT: Mapping[str, str] = {
+    # Monarch reports a killed process or host within 2 s; the processes' own connections close sooner.
+    "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "1s",
+    # A process whose answer to a query waits behind a large result is alive: sending 1 GB takes longer than 3 s.
+    "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE": "30s",
+    "HYPERACTOR_MESH_GET_ACTOR_STATE_MAX_IDLE": "30s",
+    # Workers end processes whose root client is gone. Below 35 s they end processes of live clients too.
+    "HYPERACTOR_MESH_ORPHAN_TIMEOUT": "60s",
+    # Attaching sets this on hosts as well. A host that can neither deliver a message to a killed process nor return it
+    # to a root client that is gone ends itself and everything that other sessions run there, so let it retry.
+    "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": "365d",
+    # Allow messages of several gigabytes.
+    "HYPERACTOR_CODEC_MAX_FRAME_LENGTH": str(16 * 2**30),
+}
+
+CONTEXT = "monarch._src.actor.actor_mesh:_context"  # on workers: the variable of the context of the message at hand
+PLAIN = (bool, int, float, str, type(None))
+COPY_LIMIT = 16 * 1024  # bytes; copying a smaller reply costs less than a view of it
+
+_decoding = threading.local()
+_real_loads = cloudpickle.loads
+
+
+def _loads_or_bytes(data: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """``cloudpickle.loads``, except during ``reply_of``: then the data, unopened, and its mesh references."""
+    count = getattr(_decoding, "references", None)
+    if count is None:
+        return _real_loads(data, *args, **kwargs)
+    if count == 0:
+        return _as_bytes(data), ()
+    from monarch._rust_bindings.monarch_hyperactor.pickle import pop_mesh_reference  # noqa: PLC0415
+
+    return _as_bytes(data), tuple(pop_mesh_reference() for _ in range(count))
+
+
+def _as_bytes(data: Any) -> bytes | memoryview:
+    """The bytes of ``data``, a buffer of Monarch's.
+
+    The ``format`` of its views is a dangling pointer: ``memoryview.format`` and ``cast`` crash the process. A
+    ``PickleBuffer`` does not read it.
+    """
+    return bytes(data) if len(data) <= COPY_LIMIT else pickle.PickleBuffer(data).raw()
+
+
+def _native_region(region: Region) -> Any:
+    from monarch._rust_bindings.monarch_hyperactor.shape import Region as NativeRegion  # noqa: PLC0415
+    from monarch._rust_bindings.monarch_hyperactor.shape import Slice  # noqa: PLC0415
+
+    return NativeRegion(
+        list(region.labels),
+        Slice(offset=region.offset, sizes=list(region.sizes), strides=list(region.strides)),
+    )
+
+
+def _fault(failure: Any) -> Fault:
+    """Only the text of a failure names its ranks."""
+    ranks: tuple[int, ...] = ()
+    _, found, rest = repr(failure).partition("crashed_ranks=[")
+    if found:
+        ranks = tuple(int(rank) for rank in rest.partition("]")[0].split(",") if rank.strip())
+    return Fault(failure.mesh_name, ranks, explain_fault(failure.report()))
+
+
+class _ActorMesh:
+    """Unpickles as an ``ActorMesh`` whose class only the worker can import."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, class_data: Fragments, name: str, actors: Any, shape: Any, procs: Any) -> None:
+        self._fields = (Forward(class_data), name, actors, shape, procs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from monarch._src.actor.actor_mesh import ActorMesh  # noqa: PLC0415 - loaded by Client
+
+        return ActorMesh, self._fields
+
+
+class Client:
+    """Implements ``interface.Monarch``, which documents the methods."""
+
+    controllers_class: ClassVar[bytes] = b"cmonarch._src.actor.proc_mesh\n_ControllerController\n."
+    sync_context: ClassVar[str] = "monarch._src.actor.sync_state:fake_sync_state"
+
+    def __init__(self, transport: str | None, on_fault: OnFault) -> None:
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        cloudpickle.loads = cloudpickle.cloudpickle.loads = _loads_or_bytes
+        import monarch.actor as api  # noqa: PLC0415 - Monarch reads the environment when it is imported
+        from monarch._rust_bindings.monarch_hyperactor import actor, buffers, mailbox  # noqa: PLC0415
+        from monarch._rust_bindings.monarch_hyperactor import pickle as monarch_pickle  # noqa: PLC0415
+        from monarch._rust_bindings.monarch_hyperactor.proc_mesh import ProcMesh  # noqa: PLC0415
+        from monarch._src.actor import actor_mesh  # noqa: PLC0415
+
+        for module in (on_worker, breakpoints, stacks, place):
+            cloudpickle.register_pickle_by_value(module)
+        self._api, self._actor, self._buffers, self._mailbox = api, actor, buffers, mailbox
+        self._pickle, self._actor_mesh, self._native_procs = monarch_pickle, actor_mesh, ProcMesh
+        if transport is not None:
+            api.enable_transport(transport)
+        api.unhandled_fault_hook = lambda failure: on_fault(_fault(failure))
+        self._instance = api.context().actor_instance
+        self._controllers: Any = self._instance._controller_controller
+        self._native = self._instance._as_rust()
+        self._ports = self._instance._mailbox
+        self._kinds = {"sync": actor.ActorKind.SYNC, "async": actor.ActorKind.ASYNC}
+        self._exception = actor.PythonMessageKind.Exception
+        self._call_method = actor.PythonMessageKind.CallMethod
+        self._returns_response = actor.MethodSpecifier.ReturnsResponse
+        self._explicit_port = actor.MethodSpecifier.ExplicitPort
+
+        self.same_versions = SameVersions()
+        self.same_versions.check_before(actor_mesh.ActorInitArgs)
+        self._configured: dict[str, Any] = {}
+        self._own_settings: dict[str, Any] = {}  # the values of what was ever configured
+
+    def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        from monarch import config  # noqa: PLC0415 - loaded once Monarch is
+
+        present = config.get_global_config()
+        if unknown := sorted(settings.keys() - present.keys()):
+            raise ValueError(f"Monarch {version('torchmonarch')} has no setting {', '.join(unknown)}")
+        for name in settings:
+            self._own_settings.setdefault(name, present[name])
+        dropped = {name: self._own_settings[name] for name in self._configured.keys() - settings.keys()}
+        try:
+            config.configure(**dropped, **settings)
+        except BaseException:
+            config.configure(**{name: present[name] for name in dropped.keys() | settings.keys()})
+            raise
+        self._configured = dict(settings)
+        now = config.get_global_config()
+        return {name: value if isinstance(value, PLAIN) else str(value) for name, value in now.items()}
+
+    # --- meshes -----------------------------------------------------------------------------------------
+
+    def attach(self, name: str, hosts: Sequence[Host]) -> Any:
+        return self._api.attach_to_workers(
+            name=name, ca="trust_all_connections", workers=[self._service_address(host) for host in hosts]
+        )
+
+    def _service_address(self, host: Host) -> str:
+        return host.address
+
+    def spawn_procs(
+        self, hosts: Any, per_host: Mapping[str, int], name: str, bootstrap: Any, launch: Launch | None = None
+    ) -> Any:
+        launch = launch or Launch()
+        return hosts.spawn_procs(
+            per_host=dict(per_host),
+            bootstrap=bootstrap,
+            name=name,
+            proc_bind=[dict(each) for each in launch.binding] or None,
+            bootstrap_command=native_commands(launch),
+        )
+
+    def with_python(self, hosts: Any, python: str) -> Any:
+        return hosts.with_python_executable(python)
+
+    def spawn_actors(
+        self,
+        procs: Any,
+        name: str,
+        class_name: str,
+        kind: Literal["sync", "async"],
+        class_data: Fragments,
+        arguments: Any,
+    ) -> Any:
+        """As ``ProcMesh.spawn``, which would need the class itself."""
+        init = self._actor_mesh.ActorInitArgs(
+            ForwardClass(class_data, class_name),
+            procs,
+            self._controllers,
+            name,
+            self._instance._as_creator(),
+            ForwardItem(arguments, 0),
+        )
+        state = self._pickle.pickle(
+            ((init,), ForwardItem(arguments, 1)), allow_tensor_engine_references=True, allow_mesh_references=True
+        )
+        call = self._actor.PythonMessageKind.CallMethod(self._actor.MethodSpecifier.Init(), None, None)
+        return self._native_procs.spawn_async(
+            procs._proc_mesh,
+            self._native,
+            name,
+            self._actor_mesh._Actor,
+            self._pickle.PendingMessage(call, state),
+            self._kinds[kind],
+            emulated=False,
+            supervision_display_name=f"{self._instance}.<{class_name} {name}>",
+        )
+
+    def find_controllers_at(self, address: str, secret: str) -> None:
+        self._controllers = on_worker.Controllers(address, secret)
+
+    def spawn_engine_actors(self, procs: Any, name: str, class_name: str, *args: Any) -> Any:
+        from meshgate_gateway.engine.on_worker import code_actors  # noqa: PLC0415 - it imports Monarch
+
+        cloudpickle.register_pickle_by_value(code_actors)
+        class_data = [cloudpickle.dumps(getattr(code_actors, class_name))]
+        return self.spawn_actors(procs, name, class_name, "sync", class_data, self.engine_payload(*args))
+
+    def identity(self, procs: Any) -> str:
+        return repr(procs._proc_mesh.poll())
+
+    def slice_mesh(self, mesh: Any, region: Region) -> Any:
+        return mesh._new_with_shape(_native_region(region).as_shape())
+
+    def slice_actors(self, actors: Any, region: Region) -> Any:
+        return actors.new_with_region(_native_region(region))
+
+    async def wait_initialized(self, mesh: Any) -> None:
+        try:
+            await mesh.initialized
+        except self._api.ActorError as error:
+            raise BootstrapFailed(error.exception_formatted) from error
+
+    async def wait_actors_initialized(self, actors: Any) -> str:
+        await actors.initialized().as_asyncio()
+        name: str = await actors.name().as_asyncio()
+        return name
+
+    async def stop_actors(self, actors: Any, reason: str) -> None:
+        await actors.stop(self._native, reason).as_asyncio()
+
+    async def stop_procs(self, procs: Any, reason: str) -> None:
+        await procs.stop(reason)
+
+    async def stop_hosts(self, hosts: Any) -> None:
+        await hosts.stop()
+
+    async def shut_down_hosts(self, hosts: Any) -> None:
+        await hosts.shutdown()
+
+    # --- messages ---------------------------------------------------------------------------------------
+
+    def payload(self, data: Fragments, buffers: Sequence[Fragments] = (), objects: Sequence[Any] = ()) -> Any:
+        return Forward(data, buffers, objects)
+
+    def engine_payload(self, *args: Any) -> Any:
+        return Forward([pickle.dumps((args, {}))])
+
+    def payload_at(self, payload: Forward, position: int, region: Region) -> Any:
+        return ForwardAt(payload, position, region.labels, region.sizes, CONTEXT)
+
+    def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
+        method = self._explicit_port(endpoint) if explicit_port else self._returns_response(endpoint)
+        call = self._call_method(method, port, None)
+        actors.cast_unresolved(self._pickle.PendingMessage(call, self._pickled(payload)), "all", self._native)
+
+    def _pickled(self, payload: Forward | ForwardAt) -> Any:
+        if isinstance(payload, Forward) and not payload.buffers and not payload.objects:
+            frozen = self._buffers.Buffer()
+            for fragment in payload.data:
+                frozen.write(fragment)
+            return self._pickle.PicklingState(frozen.freeze())
+        return self._pickle.pickle(payload, allow_tensor_engine_references=True, allow_mesh_references=True)
+
+    async def call_engine_actors(self, actors: Any, count: int, endpoint: str, *args: Any) -> list[Any]:
+        port, receiver = self.open_port()
+        self.cast(actors, endpoint, False, self.engine_payload(*args), port)
+        values: dict[int, Any] = {}
+        for _ in range(count):
+            reply = self.reply_of(await self.receive(receiver))
+            value = pickle.loads(reply.data)
+            if reply.exception:
+                raise value
+            values[reply.rank or 0] = value
+        return [values[rank] for rank in range(count)]
+
+    def open_port(self) -> tuple[Any, Any]:
+        handle, receiver = self._ports.open_port()
+        return handle.bind(), receiver
+
+    def receive(self, receiver: Any) -> asyncio.Future[Any]:
+        message: asyncio.Future[Any] = receiver.recv_task().spawn_handle().as_asyncio()
+        return message
+
+    def reply_of(self, message: Any) -> Reply:
+        kind = message.kind
+        _decoding.references = len(message.refs)
+        try:
+            data, references = message.decode()
+        finally:
+            _decoding.references = None
+        return Reply(kind.rank, isinstance(kind, self._exception), data, references)
+
+    def port_at(self, address: str) -> Any:
+        return self._mailbox.PortRef(self._mailbox.PortId.from_string(address))
+
+    def send_to_port(self, port: Any, payload: Any, *, return_undeliverable: bool = True) -> None:
+        kind = self._actor.PythonMessageKind.Result(None)
+        message = self._pickle.PendingMessage(kind, self._pickled(payload)).try_resolve_now()
+        if message is None:
+            raise ValueError("cannot send a mesh that is still coming up through a port: await its `initialized` first")
+        port.return_undeliverable = return_undeliverable
+        port.send(self._native, message)
+
+    # --- meshes and ports in arguments, and those that workers return -------------------------------------
+
+    def port_argument(self, port: Any) -> Any:
+        return self._api.Port(port, self._native, None)
+
+    def actors_argument(self, class_data: Fragments, name: str, actors: Any, region: Region, procs: Any) -> Any:
+        return _ActorMesh(class_data, name, actors, _native_region(region).as_shape(), procs)
+
+    def reference_from_bytes(self, kind: str, data: bytes) -> Any:
+        from monarch._rust_bindings.monarch_hyperactor import actor_mesh, host_mesh, proc_mesh  # noqa: PLC0415
+
+        read = {
+            "hosts": host_mesh.py_host_mesh_from_bytes,
+            "procs": proc_mesh.py_proc_mesh_from_bytes,
+            "actors": actor_mesh.py_actor_mesh_from_bytes,
+        }
+        return read[kind](data)
+
+    def dump_actors(self, class_data: Fragments, name: str, actors: Any, region: Region, procs: Any) -> bytes:
+        return pickle.dumps(self.actors_argument(class_data, name, actors, region, procs))
+
+    def adopt_hosts(self, reference: Any, region: Region) -> Any:
+        from monarch._src.actor.host_mesh import HostMesh  # noqa: PLC0415 - loaded by Client
+
+        return HostMesh._from_initialized_hy_host_mesh(reference, _native_region(region), False, False)
+
+    def adopt_procs(self, reference: Any, hosts: Any, region: Region, root: Region) -> Any:
+        from monarch._src.actor.proc_mesh import ProcMesh  # noqa: PLC0415 - loaded by Client
+
+        return ProcMesh._from_initialized_hy_proc_mesh(reference, hosts, _native_region(region), _native_region(root))
+
+
+_implements: type[Monarch] = Client

@@ -1,0 +1,101 @@
+"""Monarch 0.8: what differs from 0.7.
+
+- Hosts are attached to by identity: ``<identity>@<address>``.
+- A port's receiver decodes messages itself, on threads of Monarch's own, and keeps the rank of an exception to itself.
+  A port with an accumulator (``Mailbox.open_accum_port``) passes each message to it undecoded, rank included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import uuid
+from collections import deque
+from typing import Any
+
+from meshgate_gateway.engine.monarch import release_0_7
+from meshgate_gateway.engine.monarch.interface import Monarch, OnFault
+from meshgate_wire.messages import Host
+
+__all__ = ["Client"]
+
+DRAIN_EVERY = 1024  # messages
+
+
+class Client(release_0_7.Client):
+    """Implements ``interface.Monarch``, which documents the methods."""
+
+    def __init__(self, transport: str | None, on_fault: OnFault) -> None:
+        super().__init__(transport, on_fault)
+        self._loop = asyncio.get_running_loop()
+        nothing = self._buffers.Buffer()
+        nothing.write(pickle.dumps(None))
+        self._no_state = self._actor.PythonMessage(self._actor.PythonMessageKind.Result(None), nothing.freeze(), [])
+
+    def _service_address(self, host: Host) -> str:
+        from monarch._src.job import service_identity  # noqa: PLC0415 - loaded once Monarch is
+
+        try:
+            identity = service_identity.service_proc_id_from_uuid(str(uuid.UUID(host.identity)))
+        except ValueError:
+            identity = host.identity
+        return f"{identity}@{host.address}"
+
+    def open_port(self) -> tuple[Any, Any]:
+        messages = Messages(self._loop, self._no_state)
+        handle, native = self._ports.open_accum_port(messages)
+        return handle.bind(), Receiver(messages, native)
+
+    def receive(self, receiver: Receiver) -> asyncio.Future[Any]:
+        return receiver.next_message()
+
+
+class Messages:
+    """The accumulator of a port, which Monarch calls on threads of its own, one message at a time.
+
+    The port holds on to it and closes when its native receiver is dropped, so this must not refer to that receiver.
+    """
+
+    reducer = None  # messages of many ranks are passed on one by one
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, no_state: Any) -> None:
+        self.initial_state = no_state
+        self._loop = loop
+        self._queue: deque[Any] = deque()
+        self._waiter: asyncio.Future[Any] | None = None
+
+    def __call__(self, state: Any, message: Any) -> Any:
+        self._queue.append(message)
+        self._loop.call_soon_threadsafe(self._deliver)
+        return state
+
+    def next(self) -> asyncio.Future[Any]:
+        self._waiter = waiter = self._loop.create_future()
+        self._deliver()
+        return waiter
+
+    def _deliver(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and self._queue:
+            self._waiter = None
+            if not waiter.cancelled():
+                waiter.set_result(self._queue.popleft())
+
+
+class Receiver:
+    """Receives a port's messages. The port closes when this is dropped."""
+
+    def __init__(self, messages: Messages, native: Any) -> None:
+        self._messages, self._native = messages, native
+        self._received = 0
+        self._draining: Any = None
+
+    def next_message(self) -> asyncio.Future[Any]:
+        """A future of the next message. One at a time; a message that a cancelled one did not take stays."""
+        self._received += 1
+        if self._received % DRAIN_EVERY == 0:  # Monarch queues the state once for each message; this takes them all
+            self._draining = self._native.recv(False).spawn_handle()
+        return self._messages.next()
+
+
+_implements: type[Monarch] = Client

@@ -1,0 +1,159 @@
+"""The records of a session's objects: what the engine knows about each mesh and channel."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from meshgate_gateway.engine.objects.host_health import AVAILABLE, HostHealth
+from meshgate_gateway.engine.objects.regions import extent_of, hosts_region
+from meshgate_wire.messages import Failure, Host, Region
+
+MAX_SLICES = 512  # per mesh
+
+S = TypeVar("S")
+
+
+@dataclass(slots=True, eq=False)
+class HostMesh:
+    """Attached hosts, in base rank order. If an endpoint returned the mesh, their names and addresses are empty."""
+
+    mesh: Any
+    name: str
+    hosts: tuple[Host, ...]
+    region: Region
+    missing: dict[str, HostHealth] = field(default_factory=dict)  # by name, of hosts that are not available
+    must_attach: bool = False  # ``mesh`` no longer reaches the hosts: they were stopped, or some have restarted
+    slices: dict[Region, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(host.name for host in self.hosts)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(host.address for host in self.hosts)
+
+    def health(self, name: str) -> HostHealth:
+        return self.missing.get(name, AVAILABLE)
+
+    def host_lost(self, name: str, reason: str, *, returns: bool) -> None:
+        self.missing[name] = self.health(name).lost(reason, returns=returns)
+
+    def host_restarted(self, rank: int, host: Host, *, same_address: bool) -> bool:
+        """Puts ``host`` in its place. Returns whether the mesh is complete again, and so must be attached to again."""
+        health = self.health(self.hosts[rank].name)
+        self.missing.pop(self.hosts[rank].name, None)
+        self.hosts = (*self.hosts[:rank], host, *self.hosts[rank + 1 :])
+        self.missing[host.name] = health.restarted(same_address=same_address)
+        if not all(health.ready_to_attach for health in self.missing.values()):
+            return False
+        self.missing.clear()
+        self.must_attach = True
+        return True
+
+    def missing_among(self, names: Iterable[str]) -> str:
+        """Which of the hosts ``names`` cannot be used, why, and what to do. Empty if all can be used."""
+        found = [f"{name}: {self.missing[name]}" for name in dict.fromkeys(names) if name in self.missing]
+        if not found:
+            return ""
+        return f"mesh {self.name!r} has lost hosts ({'; '.join(found)}). Spawn on a slice of the remaining hosts"
+
+
+def attached_hosts(mesh: Any, name: str, hosts: Sequence[Host]) -> HostMesh:
+    """The record of the hosts that ``mesh`` is attached to."""
+    return HostMesh(mesh, name, tuple(hosts), hosts_region(len(hosts)))
+
+
+@dataclass(slots=True, eq=False)
+class ProcMesh:
+    """A proc mesh. ``host_names`` are the hosts it was spawned on, in their rank order.
+
+    A rank's version of the code is unknown while the rank is being reloaded, and afterwards if that failed.
+    """
+
+    mesh: Any
+    name: str
+    region: Region
+    host_names: tuple[str, ...]
+    hosts: HostMesh | None = None
+    version: str | None = None  # of the code that the processes started from
+    reloaded: dict[int, str | int] = field(default_factory=dict)  # base rank to its version, or the reload under way
+    reloads: int = 0
+    stopping: bool = False
+    up: asyncio.Future[None] | None = None
+    dead: dict[int, str] = field(default_factory=dict)  # base rank to the reason
+    slices: dict[Region, Any] = field(default_factory=dict)
+
+    def runs(self, version: str, ranks: Iterable[int]) -> bool:
+        """Whether all these ranks are known to run ``version`` of the code."""
+        return all(self.reloaded.get(rank, self.version) == version for rank in ranks)
+
+    def reload_started(self, ranks: Iterable[int]) -> int:
+        """Returns a number for ``reload_finished``. Until then these ranks run no known version."""
+        self.reloads += 1
+        self.reloaded.update(dict.fromkeys(ranks, self.reloads))
+        return self.reloads
+
+    def reload_finished(self, reload: int, ranks: Iterable[int], version: str) -> None:
+        """These ranks run ``version`` now, except for those that another reload has started on since."""
+        self.reloaded.update({rank: version for rank in ranks if self.reloaded[rank] == reload})
+
+    def host_of(self, rank: int) -> str:
+        """The name of the host of a base rank, or an empty string if it is unknown."""
+        per_host = extent_of(self.region) // len(self.host_names) if self.host_names else 0
+        return self.host_names[rank // per_host] if per_host and rank // per_host < len(self.host_names) else ""
+
+
+class ActorSlice(NamedTuple):
+    """A part of an actor mesh: Monarch's reference to it, and its base ranks."""
+
+    actors: Any
+    ranks: Sequence[int]
+
+
+@dataclass(slots=True, eq=False)
+class ActorMesh:
+    """An actor mesh. ``actors`` is Monarch's reference, ``unique_name`` Monarch's name for it, once it is up."""
+
+    actors: Any
+    name: str
+    class_name: str
+    class_data: Sequence[bytes | memoryview]
+    region: Region
+    procs: ProcMesh | None
+    procs_mesh: Any = None  # Monarch's mesh, or slice of one, that the actors were spawned on
+    unique_name: str = ""
+    stopping: bool = False
+    failed: Failure | None = None  # the whole mesh failed: a constructor raised
+    dead: dict[int, str] = field(default_factory=dict)  # base rank to the reason
+    slices: dict[Region, ActorSlice] = field(default_factory=dict)
+
+    def host_of(self, rank: int) -> str:
+        """The name of the host of a base rank, or an empty string if it is unknown."""
+        return self.procs.host_of(rank) if self.procs is not None else ""
+
+
+@dataclass(slots=True, eq=False)
+class Channel:
+    """An open channel. ``port`` is sent to actors; ``reader`` is the task that reads its receiver."""
+
+    port: Any
+    reader: asyncio.Task[None] | None = None
+
+    def stop_reading(self) -> None:
+        if self.reader is not None:
+            self.reader.cancel()
+
+
+SessionObject: TypeAlias = HostMesh | ProcMesh | ActorMesh | Channel
+
+
+def remember(slices: dict[Region, S], region: Region, made: S) -> S:
+    """Stores ``made``, a slice, and evicts the oldest above ``MAX_SLICES``."""
+    if len(slices) >= MAX_SLICES:
+        slices.pop(next(iter(slices)))
+    slices[region] = made
+    return made

@@ -1,0 +1,33 @@
+"""Whether a worker's Python and Monarch fit the gateway's.
+
+Monarch sends functions to workers as bytecode, which another minor version of Python cannot run: the process crashes.
+So this module travels as source and runs before such a function is unpickled. It may use only the standard library.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import socket
+
+
+def check_versions(python: str, monarch: str, laptop: str) -> None:
+    """Raises RuntimeError, which names all versions, unless this process has the minor version of ``python`` and the
+    release of ``monarch``, those of the gateway. ``laptop`` describes the laptop's versions."""
+    here = platform.python_version()
+    try:
+        monarch_here = importlib.metadata.version("torchmonarch")
+    except importlib.metadata.PackageNotFoundError:
+        monarch_here = monarch  # it was built from source
+    if minor(here) != minor(python) or minor(monarch_here) != minor(monarch):
+        worker = os.environ.get("MESHGATE_HOST_NAME") or socket.gethostname()
+        raise RuntimeError(
+            f"worker {worker} has Python {here} and torchmonarch {monarch_here}, the gateway has Python {python} and "
+            f"torchmonarch {monarch}, and {laptop}. Workers need the gateway's minor version of Python and its release "
+            "of torchmonarch: use images with the same versions"
+        )
+
+
+def minor(version: str) -> list[str]:
+    return version.split(".")[:2]

@@ -1,0 +1,258 @@
+"""The socket that worker processes connect to: it carries what they print, and its end shows that a process ended.
+
+Each process of a session holds two connections to its engine for life, one per output stream (``set_up_process`` in
+``on_worker/process.py`` opens them). The kernel closes them however the process dies, so a death is known at once,
+and a process whose engine is gone ends itself. Monarch's supervision reports the reason a moment later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+from pydantic import BaseModel
+
+from meshgate_gateway.engine.output.lines import LineEnd, LineSplitter, PrintedLine
+from meshgate_sync.transport.tcp import stop_listening
+
+log = logging.getLogger(__name__)
+
+HELLO_LIMIT = 4096  # bytes read from a connection that has not identified itself
+HELLO_TIMEOUT = 10.0
+MAX_UNIDENTIFIED = 1024  # connections that have not identified themselves; above it, the oldest is closed
+FOLDING_WINDOW = 0.02  # seconds within which equal lines of many ranks are folded
+PIECE = 4096  # bytes of output that are handled in one turn of the event loop
+MAX_BATCH = 1024  # lines that are folded at once
+TURN = 0.001  # seconds of the event loop that output takes before it pauses, so that calls proceed
+PAUSE = 3  # times as long as that; also leaves the client, which prints more slowly, time for replies
+UNFINISHED_LINE_TIMEOUT = 0.1  # seconds after which a line without an end is sent as it is
+
+
+class WorkerHello(BaseModel):
+    """The first line that a worker process sends on each connection."""
+
+    secret: str
+    mesh: int
+    rank: int
+    pid: int
+    stream: Literal["stdout", "stderr", "watch", "controllers"]
+
+
+class WorkerStreams:
+    """Listens for the processes of one session.
+
+    ``label(mesh, rank)`` returns the names of a process's mesh and host, or empty strings if the mesh is unknown.
+    ``printed(lines)`` receives output, one batch per folding window. ``ended(mesh, rank, pid)`` is called when the
+    connection of a process closes, ``watched(mesh, rank)`` when a watcher connects. ``controllers()`` returns
+    the answer to a worker that asks for the session's controllers. All are called on the event loop.
+    """
+
+    def __init__(
+        self,
+        label: Callable[[int, int], tuple[str, str]],
+        printed: Callable[[list[PrintedLine]], None],
+        ended: Callable[[int, int, int], None],
+        watched: Callable[[int, int], None],
+        controllers: Callable[[], Awaitable[bytes]],
+    ) -> None:
+        self._label, self._printed, self._ended, self._watched = label, printed, ended, watched
+        self._controllers = controllers
+        self.secret = secrets.token_hex(16)
+        self.address = ""
+        self._server: asyncio.Server | None = None
+        self._folder: str | None = None
+        self._batch: list[PrintedLine] = []
+        self._loop_time = 0.0  # seconds of the event loop that output has taken since it last paused
+        self._pause: asyncio.Future[None] | None = None
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._readers: set[asyncio.Task[None]] = set()
+        self._unidentified: dict[asyncio.Task[None], None] = {}  # of the readers, oldest first
+        self._connected: dict[int, set[asyncio.StreamWriter]] = {}
+        self._dropped: set[int] = set()
+        self._reading = asyncio.Event()
+        self._reading.set()
+
+    async def listen(self, host: str | None) -> None:
+        """Listens on a free port of ``host``, or, if it is None, on a unix socket that only this user can reach."""
+        if host is None:
+            self._folder = tempfile.mkdtemp(prefix="meshgate-")
+            path = os.path.join(self._folder, "workers")
+            self._server = await asyncio.start_unix_server(self._accept, path, limit=HELLO_LIMIT)
+            self.address = f"unix:{path}"
+        else:
+            self._server = await asyncio.start_server(self._accept, host, 0, limit=HELLO_LIMIT)
+            self.address = f"tcp:{host}:{self._server.sockets[0].getsockname()[1]}"
+
+    def set_reading(self, reading: bool) -> None:
+        """Pauses or resumes reading output. Workers block if they print more than a socket holds during a pause."""
+        if reading:
+            self._reading.set()
+        else:
+            self._reading.clear()
+
+    def drop(self, mesh: int) -> None:
+        """Ends the processes of a mesh, including those that have not connected yet. Output until then is still read.
+
+        Each process ends itself when it reads the end of its connection.
+        """
+        self._dropped.add(mesh)
+        for writer in self._connected.get(mesh, ()):
+            if not writer.is_closing():
+                writer.write_eof()
+
+    async def close(self) -> None:
+        """Stops listening and closes every connection, which ends the processes."""
+        if self._server is not None:
+            await stop_listening(self._server)
+        for reader in tuple(self._readers):
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+        self._flush()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._unidentified) >= MAX_UNIDENTIFIED:
+            log.warning(
+                "%d connections to the worker socket have not identified themselves; closing one", MAX_UNIDENTIFIED
+            )
+            oldest = next(iter(self._unidentified))
+            del self._unidentified[oldest]
+            oldest.cancel()
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._readers.add(task)
+        self._unidentified[task] = None
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._readers.discard(task)
+        self._unidentified.pop(task, None)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            hello = await self._read_hello(reader)
+            if (task := asyncio.current_task()) is not None:
+                self._unidentified.pop(task, None)
+            if hello is not None and hello.mesh not in self._dropped:
+                await self._serve_worker(hello, reader, writer)
+        except (ConnectionError, asyncio.TimeoutError) as error:
+            log.debug("lost the connection of a worker: %s", error)
+        finally:
+            writer.close()
+
+    async def _serve_worker(
+        self, hello: WorkerHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if hello.stream == "controllers":
+            writer.write(await self._controllers())
+            await writer.drain()
+            return
+        if hello.stream == "watch":
+            await self._watch(hello, reader)
+            return
+        connected = self._connected.setdefault(hello.mesh, set())
+        connected.add(writer)
+        try:
+            await self._read_output(hello, reader)
+        finally:
+            connected.discard(writer)
+            if not connected:
+                self._connected.pop(hello.mesh, None)
+
+    async def _watch(self, hello: WorkerHello, reader: asyncio.StreamReader) -> None:
+        """Reports the end of a process that another actor has spawned; it sends nothing more."""
+        self._watched(hello.mesh, hello.rank)
+        try:
+            while await reader.read(HELLO_LIMIT):
+                pass
+        finally:
+            self._ended(hello.mesh, hello.rank, hello.pid)
+
+    async def _read_hello(self, reader: asyncio.StreamReader) -> WorkerHello | None:
+        try:
+            line = await asyncio.wait_for(reader.readline(), HELLO_TIMEOUT)  # ValueError past the limit
+            hello = WorkerHello.model_validate_json(line)
+        except ValueError:
+            log.warning("closed a connection to the worker socket that did not identify itself as a worker")
+            return None
+        if not secrets.compare_digest(hello.secret.encode(), self.secret.encode()):
+            log.warning("closed a connection to the worker socket that has the secret of another session")
+            return None
+        return hello
+
+    async def _read_output(self, hello: WorkerHello, reader: asyncio.StreamReader) -> None:
+        stream: Literal["stdout", "stderr"] = "stderr" if hello.stream == "stderr" else "stdout"
+        splitter = LineSplitter()
+        loop = asyncio.get_running_loop()
+        unfinished: asyncio.TimerHandle | None = None
+        mesh = host = ""
+        data = b""
+
+        def add(lines: list[tuple[str, LineEnd]]) -> None:
+            nonlocal mesh, host
+            label = self._label(hello.mesh, hello.rank)
+            if label[0]:  # the last lines may arrive when the mesh is gone
+                mesh, host = label
+            for text, end in lines:
+                if text or end == "\n":
+                    self._add(PrintedLine(stream, mesh, hello.rank, host, text, end, hello.mesh))
+
+        try:
+            while data := await reader.read(65_536):
+                if unfinished is not None:
+                    unfinished.cancel()
+                    unfinished = None
+                while data:
+                    await self._reading.wait()
+                    await self._paused()
+                    started = time.monotonic()  # the loop's clock stands still during a turn
+                    piece, data = data[:PIECE], data[PIECE:]
+                    add(splitter.feed(piece))
+                    self._loop_time += time.monotonic() - started
+                if splitter.pending:
+                    unfinished = loop.call_later(UNFINISHED_LINE_TIMEOUT, lambda: add(splitter.flush()))
+        finally:
+            if unfinished is not None:
+                unfinished.cancel()
+            add(splitter.feed(data))  # not empty if this was cancelled in between
+            add(splitter.flush())
+            if hello.stream == "stdout":
+                self._ended(hello.mesh, hello.rank, hello.pid)
+
+    async def _paused(self) -> None:
+        """Yields to calls. If output has taken its turn of the event loop, waits."""
+        if self._pause is None and self._loop_time >= TURN:
+            loop = asyncio.get_running_loop()
+            self._pause = loop.create_future()
+            loop.call_later(PAUSE * self._loop_time, self._resume)
+        if self._pause is not None:
+            await asyncio.shield(self._pause)
+        else:
+            await asyncio.sleep(0)
+
+    def _resume(self) -> None:
+        pause, self._pause, self._loop_time = self._pause, None, 0.0
+        if pause is not None:
+            pause.set_result(None)
+
+    def _add(self, line: PrintedLine) -> None:
+        self._batch.append(line)
+        if len(self._batch) >= MAX_BATCH:
+            self._flush()
+        elif self._flush_timer is None:
+            self._flush_timer = asyncio.get_running_loop().call_later(FOLDING_WINDOW, self._flush)
+
+    def _flush(self) -> None:
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        if self._batch:
+            batch, self._batch = self._batch, []
+            self._printed(batch)

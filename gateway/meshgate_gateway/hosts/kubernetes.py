@@ -1,0 +1,163 @@
+"""Worker pods of a Kubernetes job as Monarch hosts.
+
+The job's specification, in its ConfigMap, says which pods belong to a mesh. A watch keeps their current state, so that
+lookups are free and a pod's end is reported with its reason within a second. Monarch itself notices much later and
+never learns the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+
+import structlog
+
+from meshgate_gateway.hosts.provider import Host, HostsUnavailable, OnLost, OnRestored
+from meshgate_gateway.supervisor.link import SupervisorLink
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, Object
+from meshgate_kubernetes.status import discovery
+from meshgate_kubernetes.status.diagnosis import diagnose
+from meshgate_kubernetes.status.observer import Observer, WatchTarget
+from meshgate_kubernetes.status.termination import termination_reason
+
+__all__ = ["KubernetesHosts"]
+
+log = structlog.get_logger()
+
+READY_TIMEOUT = 600.0
+KEPT = "hosts of mesh "  # begins the keys of what the supervisor keeps of them
+
+
+class KubernetesHosts:
+    """A HostProvider whose hosts are pods."""
+
+    def __init__(self, api: Api, spec: JobSpec, supervisor: SupervisorLink) -> None:
+        self._spec = spec
+        self._on_lost: OnLost = lambda mesh, host, reason: None
+        self._on_restored: OnRestored = lambda mesh, rank, host: None
+        self._loop = asyncio.get_running_loop()
+        # The hosts returned by ``hosts``, by rank; None for a lost host without a replacement.
+        # The supervisor keeps a copy: the next server reports what changed meanwhile.
+        self._handed_out = {mesh.name: _inherited(mesh.name, supervisor) for mesh in spec.meshes}
+        self._supervisor = supervisor
+        self._waiting: set[asyncio.Event] = set()
+        targets = [WatchTarget("Pod", mesh.selector) for mesh in spec.meshes]
+        self._observer = Observer(api, spec.namespace, targets, on_change=self._on_change)
+        self._observer.open()
+
+    def watch(self, on_lost: OnLost, on_restored: OnRestored) -> None:
+        self._on_lost, self._on_restored = on_lost, on_restored
+
+    def meshes(self) -> Mapping[str, int]:
+        return {mesh.name: mesh.replicas for mesh in self._spec.meshes}
+
+    async def hosts(self, mesh: str) -> tuple[Host, ...]:
+        spec = self._mesh(mesh)
+        changed = asyncio.Event()
+        self._waiting.add(changed)
+        try:
+            found = await asyncio.wait_for(self._wait_ready(spec, changed), READY_TIMEOUT)
+        except asyncio.TimeoutError:
+            raise HostsUnavailable(self._why_not_ready(spec)) from None
+        finally:
+            self._waiting.discard(changed)
+        self._report_changes()  # earlier losses come before the new hosts
+        known = self._handed_out[mesh]
+        known.update({host.rank: host for host in found if host.rank not in known})
+        self._keep(mesh)
+        return tuple(_wire_host(host) for host in found)
+
+    def present(self, mesh: str) -> tuple[Host, ...]:
+        spec = self._mesh(mesh)
+        found = discovery.present_hosts(spec, self._pods(spec))
+        return tuple(_wire_host(host) for host in found)
+
+    def replaces_hosts(self, mesh: str) -> bool:
+        return True
+
+    async def wait_ready(self) -> None:
+        changed = asyncio.Event()
+        self._waiting.add(changed)
+        try:
+            for mesh in self._spec.meshes:
+                await self._wait_ready(mesh, changed)
+        finally:
+            self._waiting.discard(changed)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._observer.close)
+
+    async def _wait_ready(self, mesh: MeshSpec, changed: asyncio.Event) -> list[discovery.WorkerHost]:
+        while True:
+            changed.clear()
+            if (found := discovery.ready_hosts(mesh, self._pods(mesh))) is not None:
+                return found
+            await changed.wait()
+
+    def _mesh(self, name: str) -> MeshSpec:
+        mesh = self._spec.mesh(name)
+        assert mesh is not None, name
+        return mesh
+
+    def _pods(self, mesh: MeshSpec) -> list[Object]:
+        return self._observer.objects("Pod", mesh.selector)
+
+    def _why_not_ready(self, mesh: MeshSpec) -> str:
+        pods = self._pods(mesh)
+        ready = len(discovery.present_hosts(mesh, pods))
+        problems = [str(problem) for problem in diagnose(pods, [], missing={})]
+        summary = f"only {ready} of {mesh.replicas} pods of mesh {mesh.name!r} were ready after {READY_TIMEOUT:g} s"
+        return "; ".join([summary, *problems])
+
+    # --- changes that the watch reports -------------------------------------------------------------------
+
+    def _on_change(self) -> None:
+        """Called on a thread of the observer."""
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: the gateway has shut down
+            self._loop.call_soon_threadsafe(self._report_changes)
+
+    def _report_changes(self) -> None:
+        for changed in self._waiting:
+            changed.set()
+        if not self._observer.listed:
+            return
+        for mesh in self._spec.meshes:
+            pods = self._pods(mesh)
+            self._report_lost(mesh.name, {pod["metadata"]["uid"]: pod for pod in pods})
+            known = self._handed_out[mesh.name]
+            for rank, host in discovery.replacement_hosts(mesh, known, pods).items():
+                known[rank] = host
+                log.info("host replaced", mesh=mesh.name, host=host.name, rank=rank)
+                self._on_restored(mesh.name, rank, _wire_host(host))
+                self._keep(mesh.name)
+
+    def _report_lost(self, mesh: str, pods: Mapping[str, Object]) -> None:
+        known = self._handed_out[mesh]
+        for rank, host in known.items():
+            if host is None:
+                continue
+            pod = pods.get(host.uid)
+            reason = "was deleted" if pod is None else termination_reason(pod, host.uid, host.container)
+            if reason is not None:
+                known[rank] = None
+                log.warning("host lost", mesh=mesh, host=host.name, reason=f"its pod {reason}")
+                self._on_lost(mesh, host.name, f"its pod {reason}")
+                self._keep(mesh)
+
+    def _keep(self, mesh: str) -> None:
+        known = self._handed_out[mesh]
+        note = {str(rank): None if host is None else dataclasses.asdict(host) for rank, host in known.items()}
+        self._supervisor.keep(KEPT + mesh, note)
+
+
+def _inherited(mesh: str, supervisor: SupervisorLink) -> dict[int, discovery.WorkerHost | None]:
+    kept = supervisor.kept.get(KEPT + mesh)
+    note = {} if kept is None else kept.note
+    return {int(rank): None if host is None else discovery.WorkerHost(**host) for rank, host in note.items()}
+
+
+def _wire_host(host: discovery.WorkerHost) -> Host:
+    return Host(name=host.name, address=host.address, identity=host.identity, node=host.node, zone=host.zone)

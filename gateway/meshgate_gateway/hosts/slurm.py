@@ -1,0 +1,290 @@
+"""The nodes of a Slurm job as Monarch hosts.
+
+Two sources say how they are. The workers' own connections end with them, at once. Slurm is asked every two seconds, in
+one request, for the state of the job: it knows why a job waits and why it ended, which nodes failed, and when the time
+limit comes. When a worker is lost, Slurm has a moment to say why before the loss is reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol
+
+import structlog
+
+from meshgate_gateway.hosts.provider import Host, HostsUnavailable, OnLost, OnRestored
+from meshgate_gateway.hosts.slurm_workers import Keeper, Worker, Workers
+from meshgate_slurm.errors import SlurmError
+from meshgate_slurm.messages import JobReport
+from meshgate_slurm.spec import SlurmSpec
+from meshgate_slurm.status import JobStatus
+
+__all__ = ["Cluster", "SlurmHosts"]
+
+log = structlog.get_logger()
+
+POLL_INTERVAL = 2.0
+REASON_TIMEOUT = 4.0  # seconds that Slurm has to explain the end of a worker
+WORKERS_TIMEOUT = 300.0  # seconds from the start of the job until every worker must have connected
+TAIL_LINES = 12
+MAX_TAIL = 2000
+_TASK_ENDED = re.compile(r"^srun: error: (?P<nodes>\S+): (?P<what>tasks? .*)$", re.MULTILINE)
+
+
+class Cluster(Protocol):
+    """What the hosts need of Slurm. All methods but ``log_tail`` raise SlurmError; all may block."""
+
+    def status(self) -> JobStatus | None:
+        """The job; None if Slurm no longer knows it."""
+
+    def node_state(self, node: str) -> str: ...
+
+    def cancel(self) -> None: ...
+
+    def log_tail(self, node: str | None) -> str:
+        """The end of the log of the worker on ``node``, or of the batch script; "" if it cannot be read."""
+
+
+class SlurmHosts:
+    """A HostProvider whose hosts are the workers of one submitted job."""
+
+    def __init__(self, spec: SlurmSpec, job_id: int, cluster: Cluster, workers_secret: str, keeper: Keeper) -> None:
+        self.workers = Workers(spec.nodes, workers_secret, keeper, changed=self._wake, gone=self._worker_gone)
+        self._spec, self._job_id, self._cluster = spec, job_id, cluster
+        self._ranks: dict[str, range] = {}
+        first = 0
+        for mesh, count in spec.meshes.items():
+            self._ranks[mesh] = range(first, first + count)
+            first += count
+        self._status = JobStatus(job_id=job_id)
+        self._failed: str | None = None  # why workers that never connected cannot be used
+        self._running_since: float | None = None
+        self._warned_for: float | None = None
+        self._changed = asyncio.Event()
+        self._poll_now = asyncio.Event()
+        self._on_lost: OnLost = lambda mesh, host, reason: None
+        self._notify: Callable[[str | None], None] = lambda text: None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    # --- HostProvider
+
+    def meshes(self) -> Mapping[str, int]:
+        return self._spec.meshes
+
+    async def hosts(self, mesh: str) -> tuple[Host, ...]:
+        """Waits for as long as the job is in the queue."""
+        ranks = self._ranks[mesh]
+        while True:
+            known = [self.workers.by_rank.get(rank) for rank in ranks]
+            found = [worker for worker in known if worker is not None]
+            for worker in found:
+                if worker.lost is not None:
+                    raise HostsUnavailable(f"mesh {mesh!r} is incomplete: {worker.host.name}: {worker.lost}")
+            if self._failed is not None or self._status.ended:
+                raise HostsUnavailable(self._failed or self._why_ended())
+            if len(found) == len(ranks):
+                return tuple(worker.host for worker in found)
+            await self._wait_changed()
+
+    def present(self, mesh: str) -> tuple[Host, ...]:
+        workers = (self.workers.by_rank.get(rank) for rank in self._ranks[mesh])
+        return tuple(worker.host for worker in workers if worker is not None and worker.connected)
+
+    def replaces_hosts(self, mesh: str) -> bool:
+        return False
+
+    async def wait_ready(self) -> None:
+        """Also returns when the job has ended."""
+        while len(self.workers.by_rank) < self._spec.nodes and not self._status.ended and self._failed is None:
+            await self._wait_changed()
+
+    def watch(self, on_lost: OnLost, on_restored: OnRestored) -> None:
+        """Also begins to ask Slurm: the answers now have a reader."""
+        self._on_lost = on_lost
+        self._start(self._monitor())
+
+    def watch_notices(self, notify: Callable[[str | None], None]) -> None:
+        """``notify`` is called with a line for the job's users, and with None when it is no longer true."""
+        self._notify = notify
+
+    async def close(self) -> None:
+        """Cancels the job."""
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        if not self._status.ended:
+            try:
+                await asyncio.to_thread(self._cluster.cancel)
+                log.info("job cancelled", job=self._job_id)
+            except SlurmError as error:
+                log.warning("cannot cancel the job; it ends when its workers do", job=self._job_id, reason=str(error))
+        await self.workers.close()
+
+    def report(self) -> JobReport:
+        """The job for its users."""
+        status = self._status
+        return JobReport(
+            job_id=self._job_id,
+            state=status.state,
+            why=status.why_pending() if status.pending else self._why_ended() if status.ended else "",
+            expected_start=status.expected_start if status.pending else None,
+            end_time=status.end_time,
+            ended=status.ended,
+            pending=status.pending,
+            registered=len(self.workers.by_rank),
+            ready=sum(worker.connected for worker in self.workers.by_rank.values()),
+            nodes=self._spec.nodes,
+            failed=self._failed,
+        )
+
+    # --- the job's state
+
+    async def _monitor(self) -> None:
+        """Asks Slurm for the job until it has ended."""
+        while not self._status.ended:
+            self._poll_now.clear()
+            try:
+                await self._poll()
+            except SlurmError as error:
+                log.warning("cannot ask Slurm for the job", job=self._job_id, reason=str(error))
+            if not self._status.ended:
+                await _wait_event(self._poll_now, POLL_INTERVAL)
+
+    async def _poll(self) -> None:
+        status = await asyncio.to_thread(self._cluster.status)
+        if status is None:  # it ended longer ago than Slurm remembers
+            status = self._status.model_copy(update={"state": "UNKNOWN", "reason": ""})
+        if status.state != self._status.state:
+            log.info("job changed state", job=self._job_id, state=status.state, reason=status.reason)
+        self._status = status
+        if status.state == "RUNNING":
+            await self._check_running(status)
+        elif status.ended:
+            await self._job_ended()
+        self._wake()
+
+    async def _check_running(self, status: JobStatus) -> None:
+        now = time.monotonic()
+        if self._running_since is None:
+            self._running_since = now
+        self._warn_of_time_limit(status)
+        for worker in list(self.workers.by_rank.values()):
+            if worker.lost is None and status.nodes and worker.host.name not in status.nodes:
+                state = await asyncio.to_thread(self._node_state, worker.host.name)
+                self._lose(worker, f"Slurm took node {worker.host.name} from job {self._job_id}{state}")
+        if len(self.workers.by_rank) < self._spec.nodes and self._failed is None:
+            await self._check_missing(now - self._running_since)
+
+    async def _check_missing(self, seconds: float) -> None:
+        """Gives up on workers that ended before they connected, or did not connect in time."""
+        batch_log = await asyncio.to_thread(self._cluster.log_tail, None)
+        ended = _TASK_ENDED.search(batch_log)
+        if ended is not None and len(self.workers.by_rank) < self._spec.nodes:
+            node = ended["nodes"].split(",")[0]
+            tail = await asyncio.to_thread(self._log_tail, node if "[" not in node else None)
+            self._failed = f"the worker on {ended['nodes']} ended before it was ready: {ended['what']}{tail}"
+        elif seconds > WORKERS_TIMEOUT:
+            connected = {worker.host.name for worker in self.workers.by_rank.values()}
+            missing = ", ".join(node for node in self._status.nodes if node not in connected) or "some nodes"
+            tail = await asyncio.to_thread(self._logs_of_missing)
+            self._failed = f"the workers on {missing} did not connect within {WORKERS_TIMEOUT:g} s{tail}"
+        if self._failed is not None:
+            log.warning("workers missing", job=self._job_id, reason=self._failed)
+
+    async def _job_ended(self) -> None:
+        for worker in self.workers.by_rank.values():
+            if worker.lost is None:
+                tail = await asyncio.to_thread(self._log_tail, worker.host.name)
+                self._lose(worker, f"{self._why_ended()}{tail}")
+        if len(self.workers.by_rank) < self._spec.nodes and self._failed is None:
+            tails = await asyncio.to_thread(self._logs_of_missing)
+            self._failed = f"{self._why_ended()}{tails}"
+
+    def _warn_of_time_limit(self, status: JobStatus) -> None:
+        if status.end_time is None or not self._spec.warn_before or self._warned_for == status.end_time:
+            return
+        left = status.end_time - time.time()
+        if 0 < left <= self._spec.warn_before:
+            self._warned_for = status.end_time  # a limit that is raised brings another warning
+            clock = time.strftime("%H:%M:%S", time.localtime(status.end_time))
+            self._notify(f"Slurm ends job {self._job_id} at {clock}, in {_duration(left)}: its time limit")
+        elif self._warned_for is not None:
+            self._warned_for = None
+            self._notify(None)
+
+    def _why_ended(self) -> str:
+        if self._status.state == "UNKNOWN":
+            return f"Slurm job {self._job_id} has ended, and Slurm no longer knows why"
+        return f"Slurm ended job {self._job_id}: {self._status.why_ended()}"
+
+    def _node_state(self, node: str) -> str:
+        try:
+            return f" ({self._cluster.node_state(node)})"
+        except SlurmError as error:
+            return f" (its state is unknown: {error})"
+
+    def _log_tail(self, node: str | None) -> str:
+        lines = self._cluster.log_tail(node).strip()[-MAX_TAIL:].splitlines()[-TAIL_LINES:]
+        where = f"the worker on {node}" if node else "the batch script"
+        return "".join([f"\nThe last lines of {where}:", *(f"\n  {line}" for line in lines)]) if lines else ""
+
+    def _logs_of_missing(self) -> str:
+        """The ends of the logs of the batch script and of one worker that did not connect."""
+        connected = {worker.host.name for worker in self.workers.by_rank.values()}
+        tails = (self._log_tail(node) for node in self._status.nodes if node not in connected)
+        return self._log_tail(None) + next(filter(None, tails), "")
+
+    # --- workers
+
+    def _worker_gone(self, worker: Worker) -> None:
+        if not self._closing:
+            self._start(self._explain_loss(worker))
+
+    async def _explain_loss(self, worker: Worker) -> None:
+        """Waits a moment for Slurm's reason, then reports the loss."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + REASON_TIMEOUT
+        while worker.lost is None and not self._status.ended and (left := deadline - loop.time()) > 0:
+            self._poll_now.set()
+            await self._wait_changed(left)
+        if worker.lost is None:
+            tail = await asyncio.to_thread(self._log_tail, worker.host.name)
+            self._lose(worker, f"the worker on this node ended, while Slurm job {self._job_id} runs{tail}")
+
+    def _lose(self, worker: Worker, reason: str) -> None:
+        if worker.lost is not None:
+            return
+        self.workers.record_loss(worker, reason)
+        mesh = next(mesh for mesh, ranks in self._ranks.items() if worker.rank in ranks)
+        log.warning("host lost", mesh=mesh, host=worker.host.name, reason=reason)
+        self._on_lost(mesh, worker.host.name, reason)
+
+    # --- waiting
+
+    def _wake(self) -> None:
+        """Wakes everything that waits for a change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _wait_changed(self, timeout: float | None = None) -> None:
+        await _wait_event(self._changed, timeout)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _wait_event(event: asyncio.Event, timeout: float | None) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), timeout)
+    except asyncio.TimeoutError:
+        return
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

@@ -1,0 +1,77 @@
+"""Authentication of requests. Every request except a health check needs credentials, on loopback too.
+
+Implementations of ``Authenticator`` accept the gateway's token or Kubernetes identities. None may log or return a
+credential.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Protocol
+
+from pydantic import SecretStr
+
+from meshgate_gateway.http.messages import Request, Response
+
+__all__ = ["Authenticator", "Identity", "Denied", "TokenAuthenticator", "bearer_token"]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The authenticated caller. A session belongs to the identity that started it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """A failed authentication, with the reason as one line for the caller.
+
+    ``status``: UNAUTHORIZED for unknown credentials, FORBIDDEN for a caller without permission, SERVICE_UNAVAILABLE if
+    the credentials cannot be checked now, so that the caller retries.
+    """
+
+    reason: str
+    status: HTTPStatus = HTTPStatus.UNAUTHORIZED
+
+    def response(self) -> Response:
+        headers = {
+            HTTPStatus.UNAUTHORIZED: {"WWW-Authenticate": "Bearer"},
+            HTTPStatus.SERVICE_UNAVAILABLE: {"Retry-After": "1"},
+        }
+        return Response.error(self.status, self.reason, headers=headers.get(self.status))
+
+
+class Authenticator(Protocol):
+    """Identifies the sender of a request."""
+
+    async def authenticate(self, request: Request) -> Identity | Denied: ...
+
+
+class TokenAuthenticator:
+    """Accepts the gateway's token, which permits everything."""
+
+    def __init__(self, token: SecretStr) -> None:
+        self._digest = _digest(token.get_secret_value())
+
+    async def authenticate(self, request: Request) -> Identity | Denied:
+        presented = bearer_token(request)
+        if presented is None:
+            return Denied("no token was presented: set MESHGATE_TOKEN to the token of this gateway")
+        # Comparing digests in constant time does not even reveal the length of the token.
+        if not hmac.compare_digest(_digest(presented), self._digest):
+            return Denied("the presented token is not the token of this gateway: set MESHGATE_TOKEN to that")
+        return Identity("job")
+
+
+def bearer_token(request: Request) -> str | None:
+    """The token of ``Authorization: Bearer``; None if absent."""
+    scheme, _, token = (request.header("Authorization") or "").partition(" ")
+    return token.strip() or None if scheme.lower() == "bearer" else None
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,172 @@
+"""The routes of the gateway: health for anyone, the job and its sessions for authenticated callers.
+
+Checks run from cheap to expensive, so unauthenticated callers cost little: the path, the protocol version (a mismatch
+is no secret and is reported before the token is checked), the credentials, then the session.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import parse_qs, urlsplit
+
+from meshgate_gateway.hosts.provider import HostProvider
+from meshgate_gateway.http.audit import Action, Origin, audit, origin_of
+from meshgate_gateway.http.auth import Authenticator, Identity
+from meshgate_gateway.http.messages import MalformedRequest, Request, Response
+from meshgate_gateway.sessions.session_manager import ConnectRequest, SessionManager
+from meshgate_gateway.sessions.session_table import Gone, Reject
+from meshgate_wire.version import PROTOCOL_VERSION, PYTHON_VERSION, SOFTWARE_VERSION
+
+if TYPE_CHECKING:
+    from meshgate_gateway.http.metrics import Metrics
+
+__all__ = ["Routes"]
+
+SESSION_PATH = re.compile(r"/v1/sessions/([0-9a-f]{32})")
+
+
+class JobService(Protocol):
+    """Handles requests below ``/v1/jobs`` in a provisioning gateway."""
+
+    async def respond(self, path: str, request: Request, connection: socket.socket) -> Response | None: ...
+
+
+@dataclass(slots=True)
+class Routes:
+    """Responds to requests. ``metrics`` is called at each request for them. ``job_facts``: what else ``/v1/job``
+    reports. ``draining``: why the gateway accepts no more sessions; None while it does."""
+
+    authenticator: Authenticator
+    sessions: SessionManager
+    hosts: HostProvider
+    metrics: Callable[[], Metrics]
+    jobs: JobService | None = None
+    job_facts: Callable[[], dict[str, Any]] = dict
+    draining: str | None = None
+
+    async def respond(self, request: Request, connection: socket.socket) -> Response | None:
+        """The response, or None if the connection was handed over. Raises MalformedRequest."""
+        path = urlsplit(request.path).path
+        if request.method not in ("GET", "HEAD"):
+            reason = f"the method {request.method} is not allowed: use GET"
+            return Response.error(HTTPStatus.METHOD_NOT_ALLOWED, reason, headers={"Allow": "GET, HEAD"})
+        if session := SESSION_PATH.fullmatch(path):
+            return await self._session(session[1], request, connection)
+        if self.jobs is not None and (path == "/v1/jobs" or path.startswith("/v1/jobs/")):
+            return await self.jobs.respond(path, request, connection)
+        if path in ("/v1/job", "/v1/sessions", "/v1/status", "/v1/output", "/metrics"):
+            identity = await self._authenticate("describe job", request, origin_of(request, connection))
+            return identity if isinstance(identity, Response) else await self._describe(path, request, identity)
+        if path in ("/healthz", "/readyz"):
+            return self._health(path)
+        known = "/v1/sessions, /v1/sessions/<id>, /v1/job, /v1/status, /v1/output and /metrics"
+        return Response.error(HTTPStatus.NOT_FOUND, f"this gateway serves {known}")
+
+    def _health(self, path: str) -> Response:
+        if path == "/readyz" and self.draining is not None:
+            return _unavailable(self.draining)
+        return Response(HTTPStatus.OK, {"status": "ok", "version": SOFTWARE_VERSION})
+
+    async def _authenticate(
+        self, action: Action, request: Request, origin: Origin, **facts: str
+    ) -> Identity | Response:
+        result = await self.authenticator.authenticate(request)
+        if isinstance(result, Identity):
+            return result
+        audit(action, origin, caller=None, refused=result.reason, **facts)
+        return result.response()
+
+    def _job(self) -> Response:
+        python = PYTHON_VERSION.rpartition(".")[0]
+        counts = self.sessions.statistics()
+        return Response(
+            HTTPStatus.OK,
+            {
+                "meshes": dict(self.hosts.meshes()),
+                "version": SOFTWARE_VERSION,
+                "python": python,
+                "sessions": counts.sessions,
+                "connected": counts.connected,
+                **self.job_facts(),
+            },
+        )
+
+    async def _describe(self, path: str, request: Request, caller: Identity) -> Response:
+        inspection = self.sessions.inspection
+        if path == "/v1/job":
+            return self._job()
+        if path == "/metrics":
+            return self.metrics().response()
+        if path == "/v1/sessions":
+            return Response(HTTPStatus.OK, {"sessions": await self.sessions.describe(caller.name)})
+        if path == "/v1/status":
+            return Response(HTTPStatus.OK, (await inspection.status()).model_dump(mode="json"))
+        return Response(HTTPStatus.OK, (await inspection.output(_lines_seen(request))).model_dump(mode="json"))
+
+    async def _session(self, session: str, request: Request, connection: socket.socket) -> Response | None:
+        # The engine completes the handshake, but an invalid one must not start a session.
+        problem = "GET only" if request.method != "GET" else request.websocket_problem
+        if problem is not None:
+            raise MalformedRequest(HTTPStatus.BAD_REQUEST, f"a session needs a websocket handshake: {problem}")
+        if mismatch := _version_mismatch(request):
+            return mismatch
+        origin = origin_of(request, connection)
+        identity = await self._authenticate("session", request, origin, session=session)
+        if isinstance(identity, Response):
+            return identity
+        if self.draining is not None:
+            return _unavailable(self.draining)
+        resume = request.header("Meshgate-Resume") == "1"
+        failure = await self.sessions.connect(ConnectRequest(session, identity.name, resume, request.head), connection)
+        refused = None if failure is None else failure.reason
+        audit("session", origin, caller=identity.name, refused=refused, session=session, resume=resume)
+        return _failure(failure) if failure else None
+
+
+def _lines_seen(request: Request) -> dict[str, int]:
+    """The number of the last line that the caller has of each session: ``?<session>=<number>&…``."""
+    try:
+        seen = parse_qs(urlsplit(request.path).query, strict_parsing=False, max_num_fields=256)
+        return {session: int(numbers[-1]) for session, numbers in seen.items()}
+    except ValueError:
+        reason = "the query of /v1/output must be <session>=<number of the last line you have>, joined by &"
+        raise MalformedRequest(HTTPStatus.BAD_REQUEST, reason) from None
+
+
+def _failure(failure: Gone | Reject) -> Response:
+    if isinstance(failure, Gone):
+        facts: dict[str, Any] = {"kind": failure.kind, "reason": failure.reason, "output": failure.output}
+        return Response.error(HTTPStatus.GONE, f"the session has ended: {failure.reason}", **facts)
+    if failure.forbidden:
+        return Response.error(HTTPStatus.FORBIDDEN, failure.reason)
+    return _unavailable(failure.reason)
+
+
+def _version_mismatch(request: Request) -> Response | None:
+    protocol = request.header("Meshgate-Protocol")
+    if protocol == str(PROTOCOL_VERSION):
+        return None
+    software = request.header("Meshgate-Version")
+    ours = f"this gateway speaks protocol {PROTOCOL_VERSION} (meshgate {SOFTWARE_VERSION})"
+    client = f"the client {_protocol(protocol)}" + (f" (meshgate {software[:20]})" if software else "")
+    newer = protocol is not None and protocol.isdecimal() and int(protocol[:9]) > PROTOCOL_VERSION
+    return Response.error(
+        HTTPStatus.UPGRADE_REQUIRED,
+        f"{ours}, {client}: upgrade the {'gateway' if newer else 'client'}",
+        protocol=PROTOCOL_VERSION,
+        version=SOFTWARE_VERSION,
+        headers={"Upgrade": "websocket"},
+    )
+
+
+def _protocol(version: str | None) -> str:
+    return f"speaks protocol {version[:20]}" if version else "names no protocol"
+
+
+def _unavailable(reason: str) -> Response:
+    return Response.error(HTTPStatus.SERVICE_UNAVAILABLE, reason, headers={"Retry-After": "1"})

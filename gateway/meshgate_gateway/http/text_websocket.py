@@ -1,0 +1,120 @@
+"""The server's end of a websocket of text messages, on an accepted socket.
+
+Only the provisioning service uses it, for a few small messages per job. The websockets of sessions belong to the
+engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable
+from contextlib import suppress
+from types import TracebackType
+from typing import TypeVar
+
+from typing_extensions import Self
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Request as Handshake
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+
+__all__ = ["TextWebSocket"]
+
+T = TypeVar("T")
+MAX_MESSAGE = 1 << 20
+SEND_TIMEOUT = 10.0
+LINGER = 2.0
+_READ_SIZE = 1 << 17
+
+
+class TextWebSocket:
+    """A websocket of unfragmented text messages. An async context manager that owns and closes the socket.
+
+    ``closed_by_peer``: the peer completed the closing handshake, as opposed to a connection that was cut.
+    """
+
+    def __init__(self, connection: socket.socket, head: bytes) -> None:
+        connection.setblocking(False)
+        self._socket, self._head = connection, head
+        self._protocol = ServerProtocol(max_size=MAX_MESSAGE)
+        self._loop = asyncio.get_running_loop()
+        self._send_lock = asyncio.Lock()
+        self._ended = False
+        self.closed_by_peer = False
+
+    async def __aenter__(self) -> Self:
+        self._protocol.receive_data(self._head)
+        for event in self._protocol.events_received():
+            if isinstance(event, Handshake):
+                self._protocol.send_response(self._protocol.accept(event))
+        await self._flush()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_close(CloseCode.NORMAL_CLOSURE)
+            await self._flush()
+        # Closing a socket with unread data resets the connection, and a reset terminates some port-forwards.
+        with suppress(OSError, asyncio.TimeoutError):
+            self._socket.shutdown(socket.SHUT_WR)
+            await asyncio.wait_for(_drain(self._socket), LINGER)
+        self._socket.close()
+
+    async def receive(self) -> str | None:
+        """The next message; None once the connection has ended."""
+        while not self._ended:
+            try:
+                data = await self._loop.sock_recv(self._socket, _READ_SIZE)
+            except OSError:
+                data = b""
+            if data:
+                self._protocol.receive_data(data)
+            else:
+                self._protocol.receive_eof()
+                self._ended = True
+            for event in self._protocol.events_received():
+                if isinstance(event, Frame) and event.opcode is Opcode.TEXT and event.fin:
+                    return bytes(event.data).decode(errors="replace")
+                if isinstance(event, Frame) and event.opcode not in (Opcode.PING, Opcode.PONG):
+                    self._ended = True
+                    self.closed_by_peer = event.opcode is Opcode.CLOSE
+            await self._flush()
+        return None
+
+    async def wait_closed(self) -> None:
+        """Returns when the connection has ended. Until then, answers pings and discards messages."""
+        while await self.receive() is not None:
+            continue
+
+    async def answer_pings_during(self, work: Awaitable[T]) -> T:
+        """Awaits ``work`` and answers pings meanwhile. ``work`` continues if the peer disconnects."""
+        answering = asyncio.create_task(self.wait_closed())
+        try:
+            return await work
+        finally:
+            answering.cancel()
+
+    async def send(self, text: str) -> bool:
+        """Sends a message. Returns False if the connection has ended or the peer does not read in time."""
+        if self._ended or self._protocol.state is not State.OPEN:
+            return False
+        self._protocol.send_text(text.encode())
+        return await self._flush()
+
+    async def _flush(self) -> bool:
+        async with self._send_lock:
+            try:
+                for data in self._protocol.data_to_send():
+                    if data:
+                        await asyncio.wait_for(self._loop.sock_sendall(self._socket, data), SEND_TIMEOUT)
+            except (OSError, asyncio.TimeoutError):
+                self._ended = True
+        return not self._ended
+
+
+async def _drain(source: socket.socket) -> None:
+    while await asyncio.get_running_loop().sock_recv(source, _READ_SIZE):
+        continue

@@ -1,0 +1,369 @@
+"""Carries out the decisions of the session table, with engine processes, hosts and timers.
+
+It never reads from a connection: it hands the socket to the session's engine, which completes the handshake. Every
+engine exit takes one path, which records the reason for the client and reaps the processes that the engine left on
+the hosts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import signal
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from meshgate_gateway.child_process import ChildProcess, start_process
+from meshgate_gateway.control.channel import MAX_HOSTS_PER_MESSAGE
+from meshgate_gateway.control.messages import (
+    ClientConnected,
+    ClientDisconnected,
+    ConnectionRefused,
+    ControlMessage,
+    DescribeSession,
+    EndSession,
+    EngineCounts,
+    HostLost,
+    HostRestored,
+    HostsReply,
+    HostsRequest,
+    Inspected,
+    NewConnection,
+    Notice,
+    SessionDescription,
+    SessionEnded,
+    SessionState,
+)
+from meshgate_gateway.hosts.provider import Host, HostProvider, HostsUnavailable
+from meshgate_gateway.sessions.ended_sessions import EndedSessions
+from meshgate_gateway.sessions.engine_processes import EnginePool, EngineProcess
+from meshgate_gateway.sessions.inspection import Inspection
+from meshgate_gateway.sessions.session_table import Admission, Gone, Kind, Reject, Sessions, Start, Statistics
+from meshgate_gateway.sessions.totals import Totals
+
+__all__ = ["ConnectRequest", "SessionManager"]
+
+log = structlog.get_logger()
+
+STOP_TIMEOUT = 7.0  # seconds an engine has to stop its meshes
+EXIT_TIMEOUT = 2.0  # seconds from the end of its channel to the exit of its process
+REAP_TIMEOUT = 15.0
+DESCRIBE_TIMEOUT = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectRequest:
+    """An authenticated client's request to connect to a session."""
+
+    session: str
+    owner: str
+    resume: bool
+    head: bytes
+
+
+class SessionManager:
+    """All sessions of this gateway."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        engines: EnginePool,
+        hosts: HostProvider,
+        *,
+        lease: float,
+        reap_command: Sequence[str],
+        environment: Mapping[str, str],
+        ended: EndedSessions,
+    ) -> None:
+        self._sessions, self._pool, self._hosts, self._ended = sessions, engines, hosts, ended
+        self._lease, self._reap_command, self._environment = lease, reap_command, environment
+        self._loop = asyncio.get_running_loop()
+        self._engines: dict[str, EngineProcess] = {}
+        self.inspection = Inspection(sessions, self._engines, hosts)
+        self.totals = Totals()
+        self._handovers: dict[str, list[asyncio.Future[bool]]] = {}
+        self._described: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._serving: dict[str, asyncio.Task[None]] = {}
+        self._reaping: dict[str, asyncio.Task[None]] = {}
+        self._sending_hosts: set[asyncio.Task[None]] = set()
+        self._expiry: asyncio.TimerHandle | None = None
+        self._notice: str | None = None
+        self.changed = asyncio.Event()
+        hosts.watch(self.host_lost, self.host_restored)
+        for session, gone in ended.restore().items():
+            sessions.restore_gone(session, gone)
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when, on the loop's clock, there has been no session; None while there is one. ``changed`` is set when
+        it changes."""
+        return self._sessions.idle_since
+
+    def statistics(self) -> Statistics:
+        return self._sessions.statistics()
+
+    def adopt(self, engine: EngineProcess, session: str) -> None:
+        """Continues a session of an earlier server with its engine, which may have exited meanwhile."""
+        self._sessions.restore(session, engine.owner, engine.meshes)
+        self._serve_with(engine, session, engine.owner)
+        log.info("session adopted", session=session, pid=engine.pid)
+
+    async def connect(self, request: ConnectRequest, connection: socket.socket) -> Gone | Reject | None:
+        """Hands the connection to its session's engine. Returns None once the engine has taken it, else why not.
+
+        The caller must keep its copy open until then: if the engine dies first, the client still gets an answer. If
+        this is cancelled in between, it returns None too: only the engine may then write to the connection.
+        """
+        admission = self._admit(request)
+        if isinstance(admission, (Gone, Reject)):
+            return admission
+        if isinstance(admission, Start):
+            try:
+                self._start(request.session, request.owner)
+            except OSError as error:
+                self._on_exit(request.session, f"could not be started: {error}", "")
+        engine = self._engines.get(request.session)
+        if engine is not None:
+            engine.send(NewConnection(head=request.head.decode("latin-1")), [connection.fileno()])
+            try:
+                if await self._handed_over(request.session):
+                    self.totals.reconnections += request.resume
+                    return None
+            except asyncio.CancelledError:
+                return None
+        again = self._admit(request)
+        return again if isinstance(again, (Gone, Reject)) else Reject("the session's engine does not respond")
+
+    async def describe(self, owner: str) -> list[dict[str, Any]]:
+        """The sessions of ``owner``, as JSON. One whose engine does not answer in time has an ``error``."""
+        sessions = [session for session in self._sessions.owned_by(owner) if session in self._engines]
+        for session in sessions:
+            if session not in self._described:
+                self._described[session] = self._loop.create_future()
+                self._engines[session].send(DescribeSession())
+        waiting = {session: self._described[session] for session in sessions}
+        if waiting:
+            await asyncio.wait(waiting.values(), timeout=DESCRIBE_TIMEOUT)
+        return [self._described_as(session, answer) for session, answer in waiting.items()]
+
+    def _described_as(self, session: str, answer: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+        facts = {"id": session, "connected": self._sessions.is_connected(session), "lease": self._lease}
+        if not answer.done():
+            return {**facts, "error": f"its engine did not answer within {DESCRIBE_TIMEOUT:g} s"}
+        return {**answer.result(), **facts}
+
+    async def close(self, reason: str) -> None:
+        """Rejects new connections and ends every session: in order if it stops in time, otherwise by force."""
+        for session in self._sessions.stop_admitting(reason):
+            self._end(session, reason)
+        await self._wait(self._serving.values(), STOP_TIMEOUT + EXIT_TIMEOUT)
+        for engine in self._engines.values():
+            engine.kill()
+        await self._wait(self._serving.values(), EXIT_TIMEOUT)
+        await self._pool.close()
+        await self._wait(self._reaping.values(), EXIT_TIMEOUT)
+        for task in [*self._serving.values(), *self._reaping.values(), *self._sending_hosts]:
+            task.cancel()
+        if self._expiry is not None:
+            self._expiry.cancel()
+
+    async def _handed_over(self, session: str) -> bool:
+        """True once the engine has taken the connection; False if it exits first."""
+        handover = self._loop.create_future()
+        self._handovers.setdefault(session, []).append(handover)
+        return bool(await handover)
+
+    def _settle_handovers(self, session: str, taken: bool) -> None:
+        for handover in self._handovers.pop(session, []):
+            if not handover.done():
+                handover.set_result(taken)
+
+    def host_lost(self, mesh: str, host: str, reason: str) -> None:
+        """Reports a lost host, with the reason, to the sessions that use its mesh."""
+        for session, engine in self._engines.items():
+            if mesh in self._sessions.meshes_of(session):
+                engine.send(HostLost(mesh=mesh, host=host, reason=reason, returns=self._hosts.replaces_hosts(mesh)))
+
+    def host_restored(self, mesh: str, rank: int, host: Host) -> None:
+        """Reports the replacement of a lost host to the sessions that use its mesh."""
+        for session, engine in self._engines.items():
+            if mesh in self._sessions.meshes_of(session):
+                engine.send(HostRestored(mesh=mesh, rank=rank, host=host))
+
+    def notify(self, text: str | None) -> None:
+        """Shows every session a line about the job, also those that start later; None: no longer."""
+        self._notice = text
+        if text is not None:
+            for engine in self._engines.values():
+                engine.send(Notice(text=text))
+
+    def _admit(self, request: ConnectRequest) -> Admission:
+        now = self._loop.time()
+        return self._sessions.admit(request.session, request.owner, resume=request.resume, now=now)
+
+    def _start(self, session: str, owner: str) -> None:
+        engine = self._pool.acquire()
+        self._serve_with(engine, session, owner)
+        self.totals.started += 1
+        log.info("session started", session=session, pid=engine.pid)
+
+    def _serve_with(self, engine: EngineProcess, session: str, owner: str) -> None:
+        self._engines[session] = engine
+        engine.assign(session, owner, self._lease)
+        if self._notice is not None:
+            engine.send(Notice(text=self._notice))
+        task = self._serving[session] = asyncio.create_task(self._serve(session, engine))
+        task.add_done_callback(lambda _: self._serving.pop(session, None))
+        self._on_change()
+
+    async def _serve(self, session: str, engine: EngineProcess) -> None:
+        """Handles the engine's messages until it exits, or until one fails, which ends the session; then its exit."""
+        try:
+            while (message := await engine.receive()) is not None:
+                self._on_message(session, engine, message)
+                self._on_change()
+        except Exception as error:
+            reason = f"the gateway could not handle a message of the session's engine: {error!r}"
+            self._sessions.ending(session, reason, "died")
+            log.exception("session failed", session=session, pid=engine.pid)
+        status = await engine.stop(EXIT_TIMEOUT)
+        del self._engines[session]
+        if engine.adopted and status.code == os.EX_OK:  # the last server may have read what it said before
+            self._sessions.ended(session, "the session ended")
+        self._on_exit(session, status.reason, status.output, pid=engine.pid)
+        engine.forget()
+        if meshes := self._sessions.meshes_to_reap():
+            self._reap(meshes)
+
+    def _on_message(self, session: str, engine: EngineProcess, message: ControlMessage) -> None:
+        if isinstance(message, HostsRequest):
+            self._sessions.add_mesh(session, message.mesh)
+            engine.add_mesh(message.mesh)
+            task = asyncio.create_task(self._send_hosts(engine, message.mesh))
+            self._sending_hosts.add(task)
+            task.add_done_callback(self._sending_hosts.discard)
+        elif isinstance(message, Inspected):
+            self.inspection.received(message)
+        elif isinstance(message, EngineCounts):
+            self.totals.add(message)
+        elif isinstance(message, ClientConnected):
+            self._sessions.connected(session)
+            self._settle_handovers(session, taken=True)
+            log.info("session connected", session=session)
+        elif isinstance(message, ConnectionRefused):
+            self._settle_handovers(session, taken=True)
+            log.info("connection refused: another client holds the session", session=session)
+        elif isinstance(message, SessionDescription):
+            if (answer := self._described.pop(session, None)) is not None and not answer.done():
+                answer.set_result(message.facts)
+        elif isinstance(message, ClientDisconnected):
+            lease = self._sessions.disconnected(session, self._loop.time(), silence=_silence(message))
+            log.info(
+                "session disconnected",
+                session=session,
+                lease=lease,
+                silence=round(message.silence, 1),
+                detached=message.detached,
+            )
+        elif isinstance(message, SessionState):
+            if not message.connected:
+                since = self._loop.time() - message.disconnected_for
+                self._sessions.disconnected(session, since, silence=_silence(message))
+        elif isinstance(message, SessionEnded):
+            self._sessions.ended(session, message.reason)
+
+    def _on_exit(self, session: str, reason: str, output: str, **facts: object) -> None:
+        gone = self._sessions.exited(session, reason, output, self._loop.time())
+        self._settle_handovers(session, taken=False)
+        if (answer := self._described.pop(session, None)) is not None and not answer.done():
+            answer.set_result({"error": "its engine has exited"})
+        self.totals.ended[gone.kind] += 1
+        log_at_level = log.warning if gone.kind == "died" else log.info
+        log_at_level("session ended", session=session, kind=gone.kind, reason=gone.reason, exit=reason, **facts)
+        self._ended.update(self._sessions.gone)
+        self._on_change()
+
+    async def _send_hosts(self, engine: EngineProcess, mesh: str) -> None:
+        if reaping := self._reaping.get(mesh):  # the reaper would also kill processes that start now
+            await asyncio.wait([reaping])
+        try:
+            hosts = await self._hosts.hosts(mesh)
+            for start in range(0, max(len(hosts), 1), MAX_HOSTS_PER_MESSAGE):
+                end = start + MAX_HOSTS_PER_MESSAGE
+                engine.send(HostsReply(mesh=mesh, hosts=hosts[start:end], more=end < len(hosts)))
+        except HostsUnavailable as error:
+            engine.send(HostsReply(mesh=mesh, error=str(error)))
+        except Exception as error:
+            engine.send(HostsReply(mesh=mesh, error=f"the gateway could not find the hosts of {mesh!r}: {error!r}"))
+            log.exception("hosts not found", mesh=mesh)
+
+    def _end(self, session: str, reason: str, kind: Kind = "ended") -> None:
+        self._sessions.ending(session, reason, kind)
+        engine = self._engines.get(session)
+        if engine is not None:
+            engine.send(EndSession(reason=reason))
+            self._loop.call_later(STOP_TIMEOUT, engine.kill)
+
+    def _on_change(self) -> None:
+        """Sets ``changed`` and the timer for the next lease expiry."""
+        self.changed.set()
+        if self._expiry is not None:
+            self._expiry.cancel()
+        expiry = self._sessions.next_expiry()
+        self._expiry = None if expiry is None else self._loop.call_at(expiry, self._expire)
+
+    def _expire(self) -> None:
+        for session, reason in self._sessions.expire(self._loop.time()).items():
+            self._end(session, reason, "expired")
+        self._ended.update(self._sessions.gone)
+        self._on_change()
+
+    def _reap(self, meshes: frozenset[str]) -> None:
+        self._sessions.reaped(meshes)
+        hosts = [host for mesh in meshes for host in self._hosts.present(mesh)]
+        if not hosts:
+            return
+        task = asyncio.create_task(self._run_reaper(sorted(meshes), hosts))
+        for mesh in meshes:
+            self._reaping[mesh] = task
+        task.add_done_callback(lambda _: [self._reaping.pop(mesh, None) for mesh in meshes])
+
+    async def _run_reaper(self, meshes: Sequence[str], hosts: Sequence[Host]) -> None:
+        started = self._loop.time()
+        command = [*self._reap_command]
+        described = [host.model_dump(include={"name", "address", "identity"}) for host in hosts]
+        for start in range(0, len(hosts), MAX_HOSTS_PER_MESSAGE):  # the kernel limits an argument to 128 KiB
+            command += ["--hosts", json.dumps(described[start : start + MAX_HOSTS_PER_MESSAGE])]
+        try:
+            child = ChildProcess(start_process(command, self._environment), on_line=lambda line: None)
+        except OSError as error:
+            log.warning("reaper not started", meshes=meshes, reason=str(error))
+            return
+        try:
+            status = await child.stop(REAP_TIMEOUT)
+        finally:
+            child.signal(signal.SIGKILL)
+        seconds = round(self._loop.time() - started, 2)
+        if status.code == os.EX_OK:
+            log.info("orphaned processes reaped", meshes=meshes, seconds=seconds)
+        else:
+            log.warning(
+                "reaping failed; orphaned processes remain until Monarch's own timeout",
+                **{"meshes": meshes, "reason": status.reason, "output": status.output, "seconds": seconds},
+            )
+
+    @staticmethod
+    async def _wait(tasks: Iterable[asyncio.Task[None]], timeout: float) -> None:
+        if pending := [*tasks]:
+            await asyncio.wait(pending, timeout=timeout)
+
+
+def _silence(message: ClientDisconnected | SessionState) -> float:
+    """How long the client was silent, as far as the lease is concerned."""
+    return math.inf if message.detached else message.silence

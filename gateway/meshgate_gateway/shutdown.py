@@ -1,0 +1,127 @@
+"""Decides when the gateway shuts down: on a signal, with the process that started it, or when idle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Hosts", "SessionActivity", "Shutdown", "wait_for_shutdown", "wait_idle"]
+
+HOSTS_TIMEOUT = 3600.0  # seconds for which missing hosts postpone an idle shutdown
+DETACH = b"\n"  # written to the lifetime descriptor: its end of file no longer ends the gateway
+
+
+class SessionActivity(Protocol):
+    """Whether the gateway has sessions; the session manager is one."""
+
+    changed: asyncio.Event
+
+    @property
+    def idle_since(self) -> float | None: ...
+
+
+class Hosts(Protocol):
+    """The hosts of all meshes."""
+
+    async def wait_ready(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Why the gateway shuts down. ``idle``: it had no session for long enough, so its job ends too."""
+
+    reason: str
+    idle: bool = False
+
+
+async def wait_for_shutdown(
+    sessions: SessionActivity,
+    hosts: Hosts,
+    *,
+    lifetime_fd: int | None,
+    on_detach: Callable[[], None],
+    idle_timeout: float,
+    hosts_timeout: float | None = HOSTS_TIMEOUT,
+) -> Shutdown:
+    """Waits for a reason to shut down. ``idle_timeout`` 0: never because of idleness. ``on_detach`` is called if the
+    process that started this gateway detaches it. ``hosts_timeout``: the seconds for which missing hosts postpone an
+    idle shutdown, None for as long as they are missing."""
+    requested: asyncio.Future[Shutdown] = asyncio.get_running_loop().create_future()
+    _watch_signals(requested)
+    if lifetime_fd is not None:
+        _watch_lifetime(lifetime_fd, requested, on_detach)
+    idle = asyncio.create_task(wait_idle(sessions, hosts, idle_timeout, hosts_timeout)) if idle_timeout else None
+    done, _ = await asyncio.wait([requested, *([idle] if idle else [])], return_when=asyncio.FIRST_COMPLETED)
+    if idle is not None:
+        idle.cancel()
+    return done.pop().result()
+
+
+def _watch_signals(requested: asyncio.Future[Shutdown]) -> None:
+    loop = asyncio.get_running_loop()
+
+    def on_signal(signum: signal.Signals) -> None:
+        _request(requested, f"it received {signum.name}")
+        # A second signal kills this process at once; its engines and hosts then end by themselves.
+        loop.remove_signal_handler(signum)
+        signal.signal(signum, signal.SIG_DFL)
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, on_signal, signum)
+
+
+def _watch_lifetime(descriptor: int, requested: asyncio.Future[Shutdown], on_detach: Callable[[], None]) -> None:
+    """Requests the shutdown at the descriptor's end of file, unless ``DETACH`` arrives first."""
+    loop = asyncio.get_running_loop()
+    os.set_blocking(descriptor, False)
+
+    def on_readable() -> None:
+        try:
+            data = os.read(descriptor, 1024)
+        except BlockingIOError:
+            return
+        if not data:
+            _request(requested, "the process that started it has exited")
+        elif DETACH in data:
+            on_detach()
+        else:
+            return
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+    loop.add_reader(descriptor, on_readable)
+
+
+def _request(requested: asyncio.Future[Shutdown], reason: str) -> None:
+    if not requested.done():
+        requested.set_result(Shutdown(reason))
+
+
+async def wait_idle(
+    sessions: SessionActivity, hosts: Hosts, timeout: float, hosts_timeout: float | None = HOSTS_TIMEOUT
+) -> Shutdown:
+    """Waits until there has been no session for ``timeout`` seconds.
+
+    The time counts from when all hosts were ready, because a client that waits for them has no session yet. Hosts that
+    never become ready postpone it by at most ``hosts_timeout``.
+    """
+    loop = asyncio.get_running_loop()
+    ready_at = loop.time()
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(hosts.wait_ready(), hosts_timeout and max(timeout, hosts_timeout))
+        ready_at = loop.time()
+    while True:
+        sessions.changed.clear()
+        idle_since = sessions.idle_since
+        remaining = None if idle_since is None else max(idle_since, ready_at) + timeout - loop.time()
+        if remaining is not None and remaining <= 0:
+            return Shutdown(f"it had no session for {timeout:g} s", idle=True)
+        try:
+            await asyncio.wait_for(sessions.changed.wait(), remaining)
+        except asyncio.TimeoutError:
+            continue

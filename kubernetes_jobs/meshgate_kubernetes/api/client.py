@@ -1,0 +1,361 @@
+"""The client of the Kubernetes API.
+
+Objects of every kind are JSON. Of the ``kubernetes`` package it uses what is hard to get right: finding and refreshing
+credentials, and the connection pool with TLS. It does not use the generated models, which need a class per kind and
+drop unknown fields.
+
+All methods block and are thread-safe.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, cast
+from urllib.parse import urlencode, urlsplit
+
+import urllib3
+
+from meshgate_kubernetes.api.kinds import KINDS, Kind
+from meshgate_kubernetes.api.rejections import is_status, rejection_error
+from meshgate_kubernetes.api.tls import certificate_problem, ssl_context
+from meshgate_kubernetes.api.watch import Watch
+from meshgate_kubernetes.errors import (
+    Conflict,
+    Forbidden,
+    KubernetesError,
+    NoCluster,
+    NotFound,
+    NotKubernetes,
+    Unreachable,
+    UntrustedCertificate,
+)
+from meshgate_kubernetes.manifests.spec import Object
+
+__all__ = ["Api", "PortForwardRequest"]
+
+FIELD_MANAGER = "meshgate"
+_PAGE = 500
+"""Objects that one response lists; an API server would otherwise build thousands in its memory at once."""
+_CONNECT_TIMEOUT = 10.0
+_READ_TIMEOUT = 60.0
+_RECONNECTS = 12
+"""Attempts with increasing delays, half a minute in total."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortForwardRequest:
+    """The parameters of a port-forward's websocket (pods/portforward)."""
+
+    url: str
+    headers: Mapping[str, str] = field(repr=False)
+    ssl: ssl.SSLContext | None
+    server_hostname: str | None
+    proxy: str | None
+
+
+class Api:
+    """One API server, used with one user's credentials. ``namespace`` is the default namespace of the context."""
+
+    def __init__(self, load: Callable[[Any], str], source: str) -> None:
+        """``load`` completes a ``kubernetes.client.Configuration`` and returns the default namespace."""
+        self._load = load
+        self._lock = threading.Lock()
+        self._has_responded = False
+        self.source = source
+        self._connect()
+
+    def _connect(self) -> None:
+        self._pool: urllib3.PoolManager
+        self._configuration, self._pool, self.namespace = _credentials().connect(self._load, self.source)
+        self._ssl = self._ssl_context() if urlsplit(self.host).scheme == "https" else None
+        if self._ssl is not None:
+            # urllib3 would load these into the context for each new connection, while other threads use it: a crash.
+            for name in ("ca_certs", "cert_file", "key_file"):
+                self._pool.connection_pool_kw.pop(name, None)
+            self._pool.connection_pool_kw["ssl_context"] = self._ssl
+
+    def _ssl_context(self) -> ssl.SSLContext:
+        try:
+            return ssl_context(self._configuration)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise NoCluster(f"cannot use the certificates of {self.source}: {error}") from error
+
+    @classmethod
+    def from_kubeconfig(cls, path: str | Path | None = None, context: str | None = None) -> Api:
+        """Uses ``path``, ``$KUBECONFIG`` or ``~/.kube/config``, as kubectl does. Raises NoCluster."""
+        return cls(*_credentials().from_kubeconfig(path, context))
+
+    @classmethod
+    def in_cluster(cls) -> Api:
+        """Uses the service account of the pod that this process runs in. Raises NoCluster outside a pod."""
+        return cls(*_credentials().from_service_account())
+
+    @property
+    def host(self) -> str:
+        return str(self._configuration.host)
+
+    def bearer(self) -> str | None:
+        """The current bearer token of the user; None if the user authenticates without a token."""
+        header = self._headers().get("Authorization", "")
+        scheme, _, token = header.partition(" ")
+        return token.strip() or None if scheme.lower() == "bearer" else None
+
+    # --- objects ------------------------------------------------------------------------------------------
+
+    def get(self, kind: str, name: str, namespace: str) -> Object:
+        return self._json("GET", KINDS[kind].path(namespace, name))
+
+    def list_objects(self, kind: str, namespace: str, selector: str = "", fields: str = "") -> tuple[list[Object], str]:
+        """The objects, and the resource version to watch from. Namespace ``""`` lists all namespaces."""
+        path = KINDS[kind].path(namespace) if namespace else KINDS[kind].path("_").replace("/namespaces/_", "")
+        head = {"apiVersion": KINDS[kind].api_version, "kind": kind}
+        query = {**_selectors(selector, fields), "limit": str(_PAGE)}
+        found: list[Object] = []
+        while True:
+            page = self._json("GET", path, query=query)
+            found += [{**head, **item} for item in page.get("items") or []]
+            if not (token := page["metadata"].get("continue")):
+                return found, page["metadata"]["resourceVersion"]
+            query = {**query, "continue": token}
+
+    def create(self, obj: Object) -> Object:
+        """Raises Conflict if the object exists."""
+        return self._json("POST", _kind_of(obj).path(_namespace_of(obj)), obj, query={"fieldManager": FIELD_MANAGER})
+
+    def merge_patch(self, kind: str, name: str, namespace: str, patch: Object) -> Object:
+        path = KINDS[kind].path(namespace, name)
+        return self._json("PATCH", path, patch, content_type="application/merge-patch+json")
+
+    def delete(
+        self,
+        kind: str,
+        name: str,
+        namespace: str,
+        *,
+        propagation: Literal["Foreground", "Background", "Orphan"] = "Background",
+        uid: str | None = None,
+        grace: int | None = None,
+    ) -> None:
+        """Requests the deletion. Raises NotFound if the object does not exist or has another uid."""
+        body: Object = {"propagationPolicy": propagation}
+        if uid is not None:
+            body["preconditions"] = {"uid": uid}
+        if grace is not None:
+            body["gracePeriodSeconds"] = grace
+        try:
+            self._json("DELETE", KINDS[kind].path(namespace, name), body)
+        except Conflict as error:
+            raise NotFound(str(error)) from error
+
+    def serves(self, kind: str) -> bool:
+        """Whether the API server serves ``kind``; false for a custom resource that is not installed."""
+        known = KINDS[kind]
+        try:
+            response = self._json("GET", f"/apis/{known.api_version}" if known.group else f"/api/{known.api_version}")
+        except (NotFound, Forbidden):
+            return False
+        return any(resource["kind"] == kind for resource in response.get("resources", []))
+
+    def watch(self, kind: str, namespace: str, selector: str, resource_version: str) -> Watch:
+        """Changes after ``resource_version``, until closed here or by the server."""
+        query = {
+            **_selectors(selector),
+            "watch": "true",
+            "resourceVersion": resource_version,
+            "allowWatchBookmarks": "true",
+        }
+        path = f"{KINDS[kind].path(namespace)}?{urlencode(query)}"
+        return Watch(self._request("GET", path, stream=True), KINDS[kind])
+
+    def read_log(self, pod: str, namespace: str, container: str, *, lines: int, previous: bool = False) -> str:
+        """The last ``lines`` of a container's output; with ``previous``, of its previous run."""
+        query = {"container": container, "tailLines": str(lines), "previous": str(previous).lower()}
+        path = f"{KINDS['Pod'].path(namespace, pod)}/log?{urlencode(query)}"
+        data: bytes = self._request("GET", path).data
+        return data.decode(errors="replace")
+
+    # --- authentication and authorization -----------------------------------------------------------------
+
+    def is_allowed(self, attributes: Mapping[str, str]) -> bool:
+        """Whether this user has the permission of these resourceAttributes."""
+        return self._review("SelfSubjectAccessReview", {"resourceAttributes": dict(attributes)})
+
+    def list_rules(self, namespace: str) -> list[Object]:
+        """This user's permissions in ``namespace``, as RBAC rules. The list may be incomplete."""
+        version = "authorization.k8s.io/v1"
+        body = {"apiVersion": version, "kind": "SelfSubjectRulesReview", "spec": {"namespace": namespace}}
+        status = self._json("POST", f"/apis/{version}/selfsubjectrulesreviews", body)["status"]
+        return list(status.get("resourceRules") or [])
+
+    def denied_user(self, verb: str, kind: str, namespace: str) -> str:
+        """The name of this user, from the API server's error for a forbidden request; "" if unknown.
+
+        The request is a dry run.
+        """
+        method = {"create": "POST", "patch": "PATCH", "delete": "DELETE"}.get(verb, "GET")
+        path = KINDS[kind].path(namespace, "" if verb in ("create", "list", "watch") else "any")
+        try:
+            self._json(method, path, {}, query={"dryRun": "All"} if method != "GET" else None)
+        except Forbidden as error:
+            return error.user
+        except KubernetesError:
+            return ""
+        return ""
+
+    def is_user_allowed(self, user: Mapping[str, Any], attributes: Mapping[str, str]) -> bool:
+        """Whether the user of a token review has the permission of these resourceAttributes."""
+        spec = {
+            "user": user.get("username", ""),
+            "uid": user.get("uid", ""),
+            "groups": list(user.get("groups") or []),
+            "extra": dict(user.get("extra") or {}),
+            "resourceAttributes": dict(attributes),
+        }
+        return self._review("SubjectAccessReview", spec)
+
+    def _review(self, kind: str, spec: Object) -> bool:
+        version = "authorization.k8s.io/v1"
+        body = {"apiVersion": version, "kind": kind, "spec": spec}
+        response = self._json("POST", f"/apis/{version}/{kind.lower()}s", body)
+        return bool(response["status"].get("allowed"))
+
+    def review_token(self, token: str) -> Object | None:
+        """The user of ``token`` (``username``, ``groups``, …); None if the token is not valid."""
+        version = "authentication.k8s.io/v1"
+        body = {"apiVersion": version, "kind": "TokenReview", "spec": {"token": token}}
+        status = self._json("POST", f"/apis/{version}/tokenreviews", body)["status"]
+        return cast("Object", status["user"]) if status.get("authenticated") else None
+
+    # --- port-forward -------------------------------------------------------------------------------------
+
+    def port_forward(self, pod: str, namespace: str, port: int) -> PortForwardRequest:
+        """The parameters of a port-forward to ``port`` of ``pod``, with current credentials."""
+        path = f"{KINDS['Pod'].path(namespace, pod)}/portforward?ports={port}"
+        configuration = self._configuration
+        return PortForwardRequest(
+            url=re.sub("^http", "ws", self.host) + path,
+            headers=self._headers(),
+            ssl=self._ssl,
+            server_hostname=getattr(configuration, "tls_server_name", None) or None,
+            proxy=getattr(configuration, "proxy", None) or None,
+        )
+
+    # --- requests -----------------------------------------------------------------------------------------
+
+    def _headers(self) -> dict[str, str]:
+        with self._lock:  # the hook that refreshes an expired token is not thread-safe
+            value = self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        return {"Authorization": value} if value else {}
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        if query:
+            path = f"{path}?{urlencode(query)}"
+        data = self._request(method, path, body, content_type=content_type).data
+        try:
+            return cast("Object", json.loads(data))
+        except ValueError as error:
+            raise NotKubernetes(
+                f"the server at {self.host} ({self.source}) is not a Kubernetes API server: its answer to "
+                f"{method} {path.partition('?')[0]} is no JSON. Check clusters[].cluster.server"
+            ) from error
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        *,
+        content_type: str = "application/json",
+        stream: bool = False,
+    ) -> urllib3.BaseHTTPResponse:
+        response = self._send(method, path, body, content_type, stream)
+        if response.status == 401:  # the kubeconfig may contain newer credentials by now
+            response.release_conn()
+            self._connect()
+            response = self._send(method, path, body, content_type, stream)
+        if response.status >= 400:
+            request = f"{method} {path.partition('?')[0]}"
+            # For an API group that is not installed, an API server responds with plain text as well.
+            if response.status == 404 and path.startswith("/api/v1/") and not is_status(response.data):
+                raise NotKubernetes(
+                    f"the server at {self.host} ({self.source}) is not a Kubernetes API server: it responds to "
+                    f"{request} with 404. Check clusters[].cluster.server"
+                )
+            raise rejection_error(response.status, response.data, host=self.host, source=self.source, request=request)
+        return response
+
+    def _send(
+        self, method: str, path: str, body: Object | None, content_type: str, stream: bool
+    ) -> urllib3.BaseHTTPResponse:
+        # An API server that has responded before is probably restarting. Nothing was sent, so retry.
+        connects = _RECONNECTS if self._has_responded else 1
+        try:
+            response = self._pool.request(
+                method,
+                self.host + path,
+                body=None if body is None else json.dumps(body).encode(),
+                headers={"Content-Type": content_type, "Accept": "application/json", **self._headers()},
+                # A watch is silent while nothing changes, except for a bookmark every minute.
+                timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT, read=3 * _READ_TIMEOUT if stream else _READ_TIMEOUT),
+                retries=urllib3.Retry(
+                    connect=connects, read=0, redirect=0, status=0, other=0, backoff_factor=0.1, backoff_max=3.0
+                ),
+                preload_content=not stream,
+            )
+        except urllib3.exceptions.HTTPError as error:
+            reason = getattr(error, "reason", None) or error
+            if problem := certificate_problem(reason):
+                raise UntrustedCertificate(
+                    f"the certificate of the API server at {self.host} is not trusted: {problem}. Check that "
+                    f"{self.source} names this cluster and its CA (certificate-authority-data); if the cluster was "
+                    "created again, get its kubeconfig again"
+                ) from error
+            raise Unreachable(
+                f"the API server at {self.host} ({self.source}) does not respond: {reason}. "
+                "Check that the cluster is up and reachable from here (VPN, proxy)"
+            ) from error
+        self._has_responded = True
+        return response
+
+
+def _credentials() -> ModuleType:
+    """Imported when it is needed: worker images do without the 126 MB of the ``kubernetes`` package."""
+    try:
+        from meshgate_kubernetes.api import credentials  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "kubernetes":
+            raise
+        raise NoCluster(
+            "the Python package kubernetes is not installed here, as in meshgate's worker image. Install it "
+            "(pip install kubernetes), or let a gateway create the job: gateway_url= or MESHGATE_URL"
+        ) from error
+    return credentials
+
+
+def _kind_of(obj: Object) -> Kind:
+    """The kind of ``obj``, in the version that it is written in."""
+    known = KINDS[obj["kind"]]
+    return replace(known, api_version=obj.get("apiVersion", known.api_version))
+
+
+def _namespace_of(obj: Object) -> str:
+    return str(obj["metadata"]["namespace"])
+
+
+def _selectors(selector: str = "", fields: str = "") -> dict[str, str]:
+    return {**({"labelSelector": selector} if selector else {}), **({"fieldSelector": fields} if fields else {})}

@@ -1,0 +1,89 @@
+"""Finds and refreshes the credentials of the API's users: the only module that imports the ``kubernetes`` package."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import kubernetes.client
+import kubernetes.config
+import urllib3
+import yaml
+
+from meshgate_kubernetes.errors import NoCluster, Unauthenticated
+
+__all__ = ["Load", "connect", "from_kubeconfig", "from_service_account"]
+
+Load: TypeAlias = Callable[[Any], str]
+"""Completes a ``kubernetes.client.Configuration`` and returns the default namespace, or an empty string."""
+
+# The package raises these for a file that is not a kubeconfig.
+_INVALID_CONFIG = (yaml.YAMLError, OSError, ValueError, TypeError, KeyError, AttributeError)
+
+
+def connect(load: Load, source: str) -> tuple[Any, urllib3.PoolManager, str]:
+    """The configuration, a connection pool and the default namespace. Raises NoCluster, which names ``source``."""
+    configuration = kubernetes.client.Configuration()
+    try:
+        namespace = load(configuration) or "default"
+    except (kubernetes.config.ConfigException, *_INVALID_CONFIG) as error:
+        raise NoCluster(f"cannot use {source}: {error or type(error).__name__}") from error
+    pool: urllib3.PoolManager = kubernetes.client.ApiClient(configuration).rest_client.pool_manager
+    return configuration, pool, namespace
+
+
+def from_kubeconfig(path: str | Path | None, context: str | None) -> tuple[Load, str]:
+    """``path``, ``$KUBECONFIG`` or ``~/.kube/config``, as kubectl does, and what to call it in errors."""
+    # The package reads the variable only on import, but a program may set it later.
+    chosen = str(path) if path is not None else os.environ.get("KUBECONFIG") or "~/.kube/config"
+
+    def load(configuration: Any) -> str:
+        if not any(Path(each).expanduser().exists() for each in filter(None, chosen.split(os.pathsep))):
+            raise FileNotFoundError("no such file")
+        with _plugin_errors() as errors:
+            kubernetes.config.load_kube_config(chosen, context, configuration)  # type: ignore[no-untyped-call]
+        if errors and not configuration.api_key and not configuration.cert_file:
+            raise Unauthenticated(
+                f"the credential plugin of the kubeconfig {chosen} (users[].user.exec) failed: {errors[0]}. "
+                "Log in again; `kubectl get pods` runs the same plugin"
+            )
+        contexts, active = kubernetes.config.list_kube_config_contexts(chosen)  # type: ignore[no-untyped-call]
+        used = next((each for each in contexts if each["name"] == context), active)
+        return str(used["context"].get("namespace") or "")
+
+    return load, f"the kubeconfig {chosen}"
+
+
+def from_service_account() -> tuple[Load, str]:
+    """The service account of the pod that this process runs in, and what to call it in errors."""
+
+    def load(configuration: Any) -> str:
+        kubernetes.config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+        return Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace").read_text()
+
+    return load, "the pod's service account"
+
+
+@contextmanager
+def _plugin_errors() -> Iterator[list[str]]:
+    """The errors of credential plugins in the block: the package logs them, and continues without credentials."""
+    errors: list[str] = []
+    thread = threading.get_ident()
+
+    def keep(record: logging.LogRecord) -> bool:
+        from_plugin = record.module == "kube_config" and record.thread == thread
+        if from_plugin:
+            errors.append(record.getMessage())
+        return not from_plugin
+
+    root = logging.getLogger()
+    root.addFilter(keep)
+    try:
+        yield errors
+    finally:
+        root.removeFilter(keep)

@@ -1,0 +1,1 @@
+"""Creates, finds and deletes jobs, and finds their gateways. Never sends work to a job."""

@@ -1,0 +1,233 @@
+"""Starts, finds and ends jobs. A job that fails to start leaves nothing behind.
+
+The client uses it with a kubeconfig, a provisioning gateway for callers without permissions of their own.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.errors import Conflict, KubernetesError, NotFound, Rejected
+from meshgate_kubernetes.jobs import objects, permissions
+from meshgate_kubernetes.manifests.job_objects import (
+    OPERATOR_SELECTOR,
+    OWNER_ANNOTATION,
+    SPEC_KEY,
+    monarch_mesh_name,
+    statefulset_selector,
+)
+from meshgate_kubernetes.manifests.names import COMPONENT_LABEL, JOB_LABEL, Names
+from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, Object
+from meshgate_kubernetes.status.discovery import pods_by_rank
+from meshgate_kubernetes.status.readiness import JobNotReady, ProgressListener, wait_ready
+
+__all__ = [
+    "ListedJob",
+    "RunningJob",
+    "end",
+    "end_by_name",
+    "find",
+    "is_running",
+    "list_jobs",
+    "read_owner",
+    "resolve",
+    "start",
+]
+
+log = logging.getLogger("meshgate.jobs.kubernetes")
+
+
+class RunningJob(BaseModel):
+    """What any machine needs to use and end a job."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    namespace: str
+    uid: str
+    token: str = Field(repr=False)
+    meshes: dict[str, int]
+
+
+def resolve(api: Api, spec: JobSpec) -> JobSpec:
+    """``spec`` adapted to the cluster: the MonarchMesh operator creates the pods if it is installed, and a mesh of
+    existing pods gets their number. Raises NotFound if there are none.
+
+    The selectors of pods to be created are set here, regardless of ``spec``: an untrusted caller might send one that
+    matches the pods of another job, which the network policies would then open.
+    """
+    monarch = any(mesh.worker is not None for mesh in spec.meshes) and api.serves("MonarchMesh")
+    return spec.model_copy(update={"meshes": tuple(_resolved(api, spec, mesh, monarch) for mesh in spec.meshes)})
+
+
+def _resolved(api: Api, spec: JobSpec, mesh: MeshSpec, monarch: bool) -> MeshSpec:
+    if mesh.way == "selector":
+        if mesh.replicas:
+            return mesh
+        pods, _ = api.list_objects("Pod", spec.namespace, mesh.selector)
+        count = len(pods_by_rank(mesh, pods))
+        if not count:
+            raise NotFound(f"no pod in namespace {spec.namespace!r} matches the selector {mesh.selector!r}")
+        return mesh.model_copy(update={"replicas": count})
+    if not monarch:
+        return mesh.model_copy(update={"way": "statefulset", "selector": statefulset_selector(spec.name, mesh.name)})
+    selector = f"{OPERATOR_SELECTOR}{monarch_mesh_name(spec.name, mesh.name)}"
+    return mesh.model_copy(update={"way": "monarchmesh", "selector": selector})
+
+
+def start(
+    api: Api,
+    requested: JobSpec,
+    listener: ProgressListener,
+    *,
+    timeout: float | None,
+    owner: str = "",
+    forward: bool = False,
+    on_new: Callable[[RunningJob], None] = lambda job: None,
+) -> RunningJob:
+    """Creates the job and waits until it is ready. If the same job runs already, uses that.
+
+    ``owner`` is recorded in the job; ``forward``: it will be reached by port-forward. ``on_new`` is called as soon as a
+    new job exists, with what ``end`` needs and neither token nor meshes. On any failure, Ctrl-C included,
+    a new job is deleted. Raises KubernetesError: JobNotReady; Forbidden with all missing permissions, before anything
+    is created; Conflict if a different job has the name.
+    """
+    spec = resolve(api, requested)
+    permissions.require_permissions(api, spec, forward=forward)
+    parent, new = _create_or_find(api, spec, owner)
+    uid = str(parent["metadata"]["uid"])
+    try:
+        if new:
+            on_new(RunningJob(name=spec.name, namespace=spec.namespace, uid=uid, token="", meshes={}))
+        objects.create_owned(api, spec, parent, listener)
+        wait_ready(api, spec, uid, listener, timeout)
+        return find(api, spec.name, spec.namespace)
+    except JobNotReady as error:
+        if not new:
+            raise error.with_note(f"the job existed before and is kept; {_how_to_end(spec)}") from None
+        _clean_up(api, spec, uid)
+        raise
+    except BaseException:
+        if new:
+            _clean_up(api, spec, uid)
+        raise
+
+
+def _create_or_find(api: Api, spec: JobSpec, owner: str) -> tuple[Object, bool]:
+    """The parent of the job, and whether it is new."""
+    try:
+        return objects.create_parent(api, spec, owner), True
+    except Conflict as error:
+        conflict = error
+    try:
+        existing, parent = objects.read_parent(api, spec.name, spec.namespace)
+    except NotFound:  # it is being deleted
+        objects.wait_gone(api, spec.name, spec.namespace)
+        return objects.create_parent(api, spec, owner), True
+    except ValueError:
+        raise conflict from None
+    if existing != spec or _owner(parent) != owner:
+        raise Conflict(
+            f"a job {spec.name!r} with a different specification or owner is already running in namespace "
+            f"{spec.namespace!r}: choose another name, or end it first; {_how_to_end(spec)}"
+        ) from conflict
+    return parent, False
+
+
+def _how_to_end(spec: JobSpec) -> str:
+    return f"`meshgate kill -n {spec.namespace} {spec.name}` ends it"
+
+
+def _clean_up(api: Api, spec: JobSpec, uid: str) -> None:
+    try:
+        objects.delete(api, spec.name, spec.namespace, uid=uid)
+    except KubernetesError as error:  # the reason for the failed start matters more
+        log.warning("cannot delete the objects of job %r: %s", spec.name, error)
+
+
+def find(api: Api, name: str, namespace: str) -> RunningJob:
+    """The running job of this name. Raises NotFound, and Rejected if another version of meshgate created it."""
+    try:
+        spec, uid = objects.read_spec(api, name, namespace)
+    except ValueError:
+        raise Rejected(
+            f"job {name!r} in namespace {namespace!r} was created by another version of meshgate: use that version, "
+            f"or end the job with `meshgate kill -n {namespace} {name}`"
+        ) from None
+    secret = api.get("Secret", Names(name).secret, namespace)
+    token = base64.b64decode(secret["data"]["token"]).decode()
+    meshes = {mesh.name: mesh.replicas for mesh in spec.meshes}
+    return RunningJob(name=name, namespace=namespace, uid=uid, token=token, meshes=meshes)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedJob:
+    """An existing job. ``created``: seconds since the epoch; ``owner``: of a provisioned job, or "". ``meshes`` and
+    ``gpus`` are None if another version of meshgate created it."""
+
+    name: str
+    namespace: str
+    uid: str
+    meshes: Mapping[str, int] | None
+    created: float
+    owner: str
+    gpus: int | None = None
+
+
+def list_jobs(api: Api, namespace: str = "") -> list[ListedJob]:
+    """The jobs of a namespace, or of all namespaces, oldest first."""
+    parents, _ = api.list_objects("ConfigMap", namespace, f"{JOB_LABEL},{COMPONENT_LABEL}=job")
+    return sorted(map(_listed, parents), key=lambda job: job.created)
+
+
+def _listed(parent: Object) -> ListedJob:
+    metadata = parent["metadata"]
+    meshes = gpus = None
+    with suppress(ValueError):
+        spec = JobSpec.model_validate_json((parent.get("data") or {}).get(SPEC_KEY, ""))
+        meshes, gpus = {mesh.name: mesh.replicas for mesh in spec.meshes}, spec.gpu_count
+    return ListedJob(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        meshes=meshes,
+        created=datetime.fromisoformat(metadata["creationTimestamp"].replace("Z", "+00:00")).timestamp(),
+        owner=_owner(parent),
+        gpus=gpus,
+    )
+
+
+def read_owner(api: Api, name: str, namespace: str) -> str:
+    """The owner of a provisioned job, "" for other jobs. Raises NotFound."""
+    return _owner(api.get("ConfigMap", Names(name).parent, namespace))
+
+
+def _owner(parent: Object) -> str:
+    return str((parent["metadata"].get("annotations") or {}).get(OWNER_ANNOTATION, ""))
+
+
+def is_running(api: Api, job: RunningJob) -> bool:
+    """Whether the job exists and is not being deleted, whichever version of meshgate created it."""
+    try:
+        metadata = api.get("ConfigMap", Names(job.name).parent, job.namespace)["metadata"]
+    except NotFound:
+        return False
+    return bool(metadata["uid"] == job.uid) and "deletionTimestamp" not in metadata
+
+
+def end_by_name(api: Api, name: str, namespace: str) -> None:
+    """Like ``end``, for a job in any state."""
+    objects.delete(api, name, namespace)
+
+
+def end(api: Api, job: RunningJob | ListedJob) -> None:
+    """Deletes the job and returns when nothing of it is left. Does nothing if it is gone."""
+    objects.delete(api, job.name, job.namespace, uid=job.uid)

@@ -1,0 +1,212 @@
+"""Creates, reads and deletes the objects of a job. ``readiness`` waits for its pods."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+import warnings
+from collections.abc import Sequence
+
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError, NotFound, Rejected
+from meshgate_kubernetes.manifests import job_objects as manifests
+from meshgate_kubernetes.manifests.names import JOB_LABEL, Names
+from meshgate_kubernetes.manifests.spec import JobSpec, Object
+from meshgate_kubernetes.status.observer import Observer, WatchTarget
+from meshgate_kubernetes.status.readiness import ProgressListener
+
+__all__ = ["create_owned", "create_parent", "delete", "read_parent", "read_spec", "wait_gone"]
+
+DELETE_TIMEOUT = 120.0
+FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0  # seconds
+_EVERY_KIND = [
+    "ConfigMap",
+    "Secret",
+    "ServiceAccount",
+    "Role",
+    "RoleBinding",
+    "NetworkPolicy",
+    "Service",
+    "Deployment",
+    "StatefulSet",
+    "Pod",
+]
+
+
+def create_parent(api: Api, spec: JobSpec, owner: str = "") -> Object:
+    """Creates the parent of the job, which owns all its other objects. Raises Conflict if the name is in use.
+
+    An interruption at any point leaves no parent behind.
+    """
+    attempt = secrets.token_hex(8)
+    try:
+        return api.create(manifests.parent(spec, owner, attempt))
+    except (Conflict, Forbidden, NotFound):
+        raise
+    except BaseException:  # the API server may have created it nevertheless
+        with contextlib.suppress(KubernetesError):
+            existing = api.get("ConfigMap", Names(spec.name).parent, spec.namespace)
+            if (existing["metadata"].get("annotations") or {}).get(manifests.ATTEMPT_ANNOTATION) == attempt:
+                api.delete("ConfigMap", existing["metadata"]["name"], spec.namespace, uid=existing["metadata"]["uid"])
+        raise
+
+
+def create_owned(api: Api, spec: JobSpec, parent: Object, listener: ProgressListener) -> None:
+    """Creates all other objects that do not exist yet. Neither waits nor cleans up.
+
+    Safe to run concurrently; if one program is killed midway, the next completes the work.
+    """
+    listener.created(parent)
+    objects = [manifests.token_secret(spec, secrets.token_urlsafe(32)), *manifests.gateway_objects(spec)]
+    objects += [obj for mesh in spec.meshes for obj in manifests.mesh_objects(spec, mesh)]
+    for obj in manifests.owned_by(parent, objects):
+        try:
+            listener.created(_create_in_served_version(api, spec, obj))
+        except (Forbidden, NotFound) as error:
+            if obj["kind"] not in manifests.OPTIONAL_KINDS:
+                raise
+            warnings.warn(
+                f"job {spec.name!r} has no {obj['kind']}, so draining a node may evict its gateway and end its "
+                f"sessions: {error}",
+                stacklevel=2,
+            )
+
+
+def _create_in_served_version(api: Api, spec: JobSpec, obj: Object) -> Object:
+    """Creates ``obj``, in the version that older clusters serve if they do not have its own."""
+    try:
+        return _create_or_keep(api, spec, obj)
+    except NotFound:
+        version = manifests.OLDER_VERSIONS.get(obj["kind"])
+        if version is None:
+            raise
+        older = {**obj, "apiVersion": version}
+        with contextlib.suppress(Conflict):  # another program that starts this job has created it
+            return api.create(older)
+        return older
+
+
+def _create_or_keep(api: Api, spec: JobSpec, obj: Object) -> Object:
+    try:
+        return api.create(obj)
+    except Conflict:
+        kind, name = obj["kind"], obj["metadata"]["name"]
+        existing = api.get(kind, name, spec.namespace)["metadata"]
+        (parent,) = obj["metadata"]["ownerReferences"]
+        if any(owner["uid"] == parent["uid"] for owner in existing.get("ownerReferences") or []):
+            return obj
+        if (existing.get("labels") or {}).get(JOB_LABEL) != spec.name:
+            raise Conflict(
+                f"{kind} {name!r} in namespace {spec.namespace!r} exists and does not belong to job {spec.name!r}: "
+                "choose another name for the job"
+            ) from None
+        return _replace(api, obj, existing["uid"])
+
+
+def _replace(api: Api, obj: Object, uid: str) -> Object:
+    """Replaces an object of an earlier job of this name, whose parent was deleted without it."""
+    kind, name, namespace = obj["kind"], obj["metadata"]["name"], obj["metadata"]["namespace"]
+    with contextlib.suppress(NotFound):
+        api.delete(kind, name, namespace, propagation="Foreground", uid=uid)
+    with Observer(api, namespace, [WatchTarget(kind)]) as observer:
+        gone = observer.wait_for(
+            lambda: all(each["metadata"]["uid"] != uid for each in observer.objects(kind)), DELETE_TIMEOUT
+        )
+    if not gone:
+        raise Rejected(f"{kind} {name!r} of an earlier job was deleted, but still exists after {DELETE_TIMEOUT:g} s")
+    return api.create(obj)
+
+
+def read_spec(api: Api, name: str, namespace: str) -> tuple[JobSpec, str]:
+    """The specification of the job ``name``, and the uid of its parent. Raises NotFound."""
+    spec, parent = read_parent(api, name, namespace)
+    return spec, str(parent["metadata"]["uid"])
+
+
+def read_parent(api: Api, name: str, namespace: str) -> tuple[JobSpec, Object]:
+    """The specification of the job ``name``, and its parent. Raises NotFound if it does not exist or is being deleted,
+    ValueError if another version of meshgate created it."""
+    parent = api.get("ConfigMap", Names(name).parent, namespace)
+    text = (parent.get("data") or {}).get(manifests.SPEC_KEY)
+    if text is None or "deletionTimestamp" in parent["metadata"]:
+        raise NotFound(f"no job {name!r} in namespace {namespace!r}")
+    return JobSpec.model_validate(json.loads(text)), parent
+
+
+def delete(api: Api, name: str, namespace: str, *, uid: str | None = None, timeout: float = DELETE_TIMEOUT) -> None:
+    """Deletes the job and returns when nothing of it is left. Does nothing if it does not exist.
+
+    With ``uid``, deletes only the job with that parent. Raises Rejected if objects remain after ``timeout`` seconds.
+    """
+    names = Names(name)
+    try:  # first of all: an interruption after this still deletes the job
+        api.delete("ConfigMap", names.parent, namespace, propagation="Foreground", uid=uid)
+    except NotFound:
+        if uid is not None:
+            return
+        _delete_leftovers(api, names, namespace)
+    deadline = time.monotonic() + timeout
+    wait_gone(api, name, namespace, timeout)
+    # The garbage collector learns of a new kind, such as MonarchMesh, within half a minute; until then it does not
+    # delete the objects of that kind with their parent.
+    delay = FIRST_DELAY
+    while remaining := [each for kind in _kinds(api) for each in _remaining(api, kind, namespace, names.selector())]:
+        if time.monotonic() > deadline:
+            raise Rejected(
+                f"job {name!r} was deleted, but these objects still exist after {timeout:g} s: {', '.join(remaining)}. "
+                "Check for finalizers and unreachable nodes"
+            )
+        time.sleep(delay)  # between two requests: watching needs permissions that deleting does not
+        delay = min(2 * delay, LONGEST_DELAY)
+
+
+def _kinds(api: Api) -> list[str]:
+    optional = ["MonarchMesh", *manifests.OPTIONAL_KINDS]
+    return [*_EVERY_KIND, *(kind for kind in optional if api.serves(kind))]
+
+
+def _remaining(api: Api, kind: str, namespace: str, selector: str) -> list[str]:
+    try:
+        return [f"{kind} {obj['metadata']['name']}" for obj in api.list_objects(kind, namespace, selector)[0]]
+    except Forbidden:  # a user who may not list the kind has not created objects of it
+        return []
+
+
+def wait_gone(api: Api, name: str, namespace: str, timeout: float = DELETE_TIMEOUT) -> None:
+    """Waits up to ``timeout`` seconds until the parent and the pods of a job that is being deleted are gone."""
+    sources = [WatchTarget(kind, Names(name).selector()) for kind in ("ConfigMap", "Pod")]
+    forced: set[str] = set()
+    with Observer(api, namespace, sources) as observer:
+
+        def gone() -> bool:
+            _force_delete(api, namespace, observer.objects("Pod"), forced)
+            return not observer.objects("ConfigMap") and not observer.objects("Pod")
+
+        observer.wait_for(gone, timeout)
+
+
+def _force_delete(api: Api, namespace: str, pods: Sequence[Object], forced: set[str]) -> None:
+    """Force-deletes terminating pods without running containers, each once: adds their uids to ``forced``.
+
+    The kubelet would do so too, but in older clusters only every ten seconds.
+    """
+    for pod in pods:
+        metadata, statuses = pod["metadata"], pod.get("status", {}).get("containerStatuses") or []
+        if metadata["uid"] in forced or "deletionTimestamp" not in metadata:
+            continue
+        if not any("running" in each.get("state", {}) for each in statuses):
+            forced.add(metadata["uid"])
+            with contextlib.suppress(NotFound, Forbidden):
+                api.delete("Pod", metadata["name"], namespace, uid=metadata["uid"], grace=0)
+
+
+def _delete_leftovers(api: Api, names: Names, namespace: str) -> None:
+    """Deletes the objects of a job whose parent was deleted with ``--cascade=orphan``."""
+    for kind in _kinds(api):
+        for obj in api.list_objects(kind, namespace, names.selector())[0]:
+            try:
+                api.delete(kind, obj["metadata"]["name"], namespace)
+            except (NotFound, Conflict):
+                continue

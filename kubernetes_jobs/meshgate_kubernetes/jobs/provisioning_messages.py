@@ -1,0 +1,118 @@
+"""The messages between a client and a provisioning gateway: JSON, one per websocket text message.
+
+The client sends one request. The gateway reports progress and finishes with JobUp, JobEnded or RequestRejected.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from meshgate_kubernetes.errors import KubernetesError, NotFound
+from meshgate_kubernetes.jobs.lifecycle import RunningJob
+from meshgate_kubernetes.manifests.spec import JobName, JobSpec, Namespace
+from meshgate_kubernetes.status.readiness import Progress
+
+__all__ = [
+    "ProvisioningReply",
+    "ProvisioningRequest",
+    "ObjectCreated",
+    "EndJob",
+    "JobEnded",
+    "FindJob",
+    "RequestRejected",
+    "StartJob",
+    "JobProgress",
+    "JobUp",
+    "encode_reply",
+    "parse_reply",
+    "parse_request",
+    "rejection",
+]
+
+MAX_MESSAGE = 1 << 20
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StartJob(_Model):
+    """Start this job, or use it if it runs already."""
+
+    ask: Literal["start"] = "start"
+    job: JobSpec
+    timeout: float | None = Field(default=None, ge=0)
+
+
+class FindJob(_Model):
+    """Find a running job."""
+
+    ask: Literal["find"] = "find"
+    name: JobName
+    namespace: Namespace
+
+
+class EndJob(_Model):
+    """End a job. The reply follows when it is gone."""
+
+    ask: Literal["end"] = "end"
+    name: JobName
+    namespace: Namespace
+
+
+class ObjectCreated(_Model):
+    say: Literal["created"] = "created"
+    kind: str
+    name: str
+
+
+class JobProgress(_Model):
+    say: Literal["progress"] = "progress"
+    progress: Progress
+
+
+class JobUp(_Model):
+    say: Literal["up"] = "up"
+    job: RunningJob
+
+
+class JobEnded(_Model):
+    say: Literal["ended"] = "ended"
+
+
+class RequestRejected(_Model):
+    """``missing``: the job does not exist."""
+
+    say: Literal["refused"] = "refused"
+    reason: str
+    missing: bool = False
+
+
+def rejection(error: ValidationError | KubernetesError) -> RequestRejected:
+    """The reply to an invalid or failed request."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return RequestRejected(reason=f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+    return RequestRejected(reason=str(error), missing=isinstance(error, NotFound))
+
+
+ProvisioningRequest: TypeAlias = StartJob | FindJob | EndJob
+ProvisioningReply: TypeAlias = ObjectCreated | JobProgress | JobUp | JobEnded | RequestRejected
+_requests: TypeAdapter[ProvisioningRequest] = TypeAdapter(Annotated[ProvisioningRequest, Field(discriminator="ask")])
+_replies: TypeAdapter[ProvisioningReply] = TypeAdapter(Annotated[ProvisioningReply, Field(discriminator="say")])
+
+
+def encode_reply(reply: ProvisioningReply) -> str:
+    return reply.model_dump_json(by_alias=True)
+
+
+def parse_request(text: str | bytes) -> ProvisioningRequest:
+    """Raises ``pydantic.ValidationError`` for an invalid message."""
+    return _requests.validate_json(text)
+
+
+def parse_reply(text: str | bytes) -> ProvisioningReply:
+    """Raises ``pydantic.ValidationError`` for an invalid message."""
+    return _replies.validate_json(text)

@@ -1,0 +1,273 @@
+"""The Kubernetes objects of a job, in creation order. Pure.
+
+One ConfigMap, the *parent*, stores the job's specification and owns all other objects, so that a foreground deletion of
+the parent finishes only when all of them are gone. The API versions are served by Kubernetes 1.20 and all later
+releases so far, except for those with an entry in ``OLDER_VERSIONS``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from meshgate_kubernetes.manifests.names import (
+    COMPONENT_LABEL,
+    JOB_LABEL,
+    MAX_STATEFUL_SET_NAME,
+    MESH_LABEL,
+    QUEUE_LABEL,
+    Names,
+)
+from meshgate_kubernetes.manifests.pods import (
+    GATEWAY_PORT,
+    METRICS_PORT,
+    gateway_template,
+    job_labels,
+    recommended_labels,
+    worker_template,
+)
+from meshgate_kubernetes.manifests.selectors import selector_object
+from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, Object
+
+__all__ = [
+    "OLDER_VERSIONS",
+    "OPTIONAL_KINDS",
+    "SPEC_KEY",
+    "gateway_objects",
+    "gateway_rules",
+    "mesh_objects",
+    "monarch_mesh_name",
+    "statefulset_selector",
+    "owned_by",
+    "parent",
+    "token_secret",
+]
+
+SPEC_KEY = "job.json"
+OPTIONAL_KINDS = frozenset({"PodDisruptionBudget"})  # a job works without; some users may not create them
+OLDER_VERSIONS = {"PodDisruptionBudget": "policy/v1beta1"}  # Kubernetes 1.20
+OWNER_ANNOTATION = "meshgate.dev/asked-for-by"
+ATTEMPT_ANNOTATION = "meshgate.dev/attempt"
+OPERATOR_SELECTOR = "app.kubernetes.io/name=monarch-worker,monarch.pytorch.org/mesh-name="
+MONARCH_API = "monarch.pytorch.org/v1alpha1"
+_RBAC = "rbac.authorization.k8s.io/v1"
+
+
+def parent(spec: JobSpec, owner: str = "", attempt: str = "") -> Object:
+    """The object that owns all others and stores the specification and the ``owner`` of the job.
+
+    ``attempt`` lets its creator recognize it.
+    """
+    head = _head("v1", "ConfigMap", spec, Names(spec.name).parent, "job")
+    if notes := {key: value for key, value in ((OWNER_ANNOTATION, owner), (ATTEMPT_ANNOTATION, attempt)) if value}:
+        head["metadata"]["annotations"] = notes
+    return {
+        **head,
+        "data": {SPEC_KEY: spec.model_dump_json(exclude_defaults=True)},
+    }
+
+
+def token_secret(spec: JobSpec, token: str) -> Object:
+    return {
+        **_head("v1", "Secret", spec, Names(spec.name).secret, "gateway"),
+        "type": "Opaque",
+        "stringData": {"token": token},
+    }
+
+
+def owned_by(owner: Object, objects: list[Object]) -> list[Object]:
+    """``objects`` with an owner reference to ``owner``, as the API server returned that."""
+    reference = {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+        # In a foreground deletion the owner stays until this object is gone.
+        "blockOwnerDeletion": True,
+    }
+    return [{**each, "metadata": {**each["metadata"], "ownerReferences": [reference]}} for each in objects]
+
+
+def gateway_objects(spec: JobSpec) -> list[Object]:
+    """The objects of the job's gateway."""
+    names = Names(spec.name)
+    gateway = {JOB_LABEL: spec.name, COMPONENT_LABEL: "gateway"}
+    return [
+        *(_gateway_account(spec) if spec.gateway.service_account_name is None else ()),
+        _gateway_policy(spec, gateway),
+        {
+            **_head("v1", "Service", spec, names.gateway, "gateway"),
+            "spec": {
+                "selector": gateway,
+                "ports": [{"name": "gateway", "port": GATEWAY_PORT, "targetPort": "gateway", "protocol": "TCP"}],
+            },
+        },
+        {
+            **_head("apps/v1", "Deployment", spec, names.gateway, "gateway"),
+            "spec": {
+                "replicas": 1,
+                # Two gateways at once would receive connections for each other's sessions.
+                "strategy": {"type": "Recreate"},
+                "selector": {"matchLabels": gateway},
+                "template": gateway_template(spec),
+            },
+        },
+        {
+            # Its end is the end of every session, so a drain of its node waits.
+            **_head("policy/v1", "PodDisruptionBudget", spec, names.gateway, "gateway"),
+            "spec": {"maxUnavailable": 0, "selector": {"matchLabels": gateway}},
+        },
+    ]
+
+
+def _gateway_account(spec: JobSpec) -> list[Object]:
+    """The gateway's own ServiceAccount and its permissions."""
+    names = Names(spec.name)
+    return [
+        {**_head("v1", "ServiceAccount", spec, names.gateway, "gateway"), "automountServiceAccountToken": True},
+        {**_head(_RBAC, "Role", spec, names.gateway, "gateway"), "rules": gateway_rules(names)},
+        {
+            **_head(_RBAC, "RoleBinding", spec, names.gateway, "gateway"),
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": names.gateway},
+            "subjects": [{"kind": "ServiceAccount", "name": names.gateway, "namespace": spec.namespace}],
+        },
+    ]
+
+
+def gateway_rules(names: Names) -> list[Object]:
+    """The minimal permissions: watch the workers, read the job, and delete it when idle."""
+    return [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
+        {
+            "apiGroups": [""],
+            "resources": ["configmaps"],
+            "resourceNames": [names.parent],
+            "verbs": ["get", "delete"],
+        },
+    ]
+
+
+def _gateway_policy(spec: JobSpec, gateway: dict[str, str]) -> Object:
+    """Admits everyone to the gateway's port and its metrics, and the job's own pods to all ports, because Monarch's
+    processes connect to the engine on dynamic ports."""
+    sources: list[Object] = [{"podSelector": {"matchLabels": {JOB_LABEL: spec.name}}}]
+    for mesh in spec.meshes:
+        if mesh.way != "statefulset":
+            sources.append({"podSelector": selector_object(mesh.selector)})
+    return {
+        **_head("networking.k8s.io/v1", "NetworkPolicy", spec, Names(spec.name).gateway, "gateway"),
+        "spec": {
+            "podSelector": {"matchLabels": gateway},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"ports": [{"port": port, "protocol": "TCP"} for port in (GATEWAY_PORT, METRICS_PORT)]},
+                {"from": sources},
+            ],
+        },
+    }
+
+
+def mesh_objects(spec: JobSpec, mesh: MeshSpec) -> list[Object]:
+    """The objects of a mesh; none for existing pods."""
+    if mesh.way == "selector":
+        return []
+    policy = _worker_policy(spec, mesh)
+    if mesh.way == "monarchmesh":
+        return [policy, _monarch_mesh(spec, mesh)]
+    return [policy, _headless_service(spec, mesh), _stateful_set(spec, mesh)]
+
+
+def statefulset_selector(job: str, mesh: str) -> str:
+    """The selector of the pods of a mesh that a StatefulSet creates."""
+    return f"{JOB_LABEL}={job},{MESH_LABEL}={mesh}"
+
+
+def monarch_mesh_name(job: str, mesh: str) -> str:
+    """The name of a mesh's MonarchMesh. Its CRD allows only lower-case letters and digits, so hyphens are removed.
+
+    Twelve hexadecimal digits of a hash distinguish names that differ only in hyphens. That many make it infeasible to
+    choose a job name that collides with another job's, whose network policies it would then share.
+    """
+    digest = hashlib.sha256(f"{job}/{mesh}".encode()).hexdigest()[:12]
+    stem = f"{job.replace('-', '')}{mesh}"[: MAX_STATEFUL_SET_NAME - len(digest)]
+    return f"{stem}{digest}"
+
+
+def _worker_policy(spec: JobSpec, mesh: MeshSpec) -> Object:
+    """Admits only the job's own pods to its workers, because a Monarch port runs any code sent to it.
+
+    Each mesh has its own policy, because the pods of a MonarchMesh have other labels.
+    """
+    sources: list[Object] = [{"podSelector": {"matchLabels": {JOB_LABEL: spec.name}}}]
+    sources.extend({"podSelector": selector_object(each.selector)} for each in spec.meshes if each.way != "statefulset")
+    return {
+        **_head("networking.k8s.io/v1", "NetworkPolicy", spec, f"{Names(spec.name).workers}-{mesh.name}", "worker"),
+        "spec": {
+            "podSelector": selector_object(mesh.selector),
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": sources}],
+        },
+    }
+
+
+def _headless_service(spec: JobSpec, mesh: MeshSpec) -> Object:
+    return {
+        **_head("v1", "Service", spec, Names(spec.name).mesh(mesh.name), "worker"),
+        "spec": {
+            "clusterIP": "None",
+            # Workers must resolve each other before they are ready, or none ever becomes ready.
+            "publishNotReadyAddresses": True,
+            "selector": {JOB_LABEL: spec.name, MESH_LABEL: mesh.name},
+            "ports": [{"name": "monarch", "port": mesh.port, "protocol": "TCP"}],
+        },
+    }
+
+
+def _stateful_set(spec: JobSpec, mesh: MeshSpec) -> Object:
+    name = Names(spec.name).mesh(mesh.name)
+    return _annotated(
+        spec,
+        mesh,
+        {
+            **_head("apps/v1", "StatefulSet", spec, name, "worker"),
+            "spec": {
+                "replicas": mesh.replicas,
+                "serviceName": name,
+                "podManagementPolicy": "Parallel",
+                "selector": {"matchLabels": {JOB_LABEL: spec.name, MESH_LABEL: mesh.name}},
+                "template": worker_template(spec, mesh),
+            },
+        },
+    )
+
+
+def _monarch_mesh(spec: JobSpec, mesh: MeshSpec) -> Object:
+    return _annotated(
+        spec,
+        mesh,
+        {
+            **_head(MONARCH_API, "MonarchMesh", spec, monarch_mesh_name(spec.name, mesh.name), "worker"),
+            "spec": {"replicas": mesh.replicas, "port": mesh.port, "podTemplate": worker_template(spec, mesh)},
+        },
+    )
+
+
+def _annotated(spec: JobSpec, mesh: MeshSpec, controller: Object) -> Object:
+    """The controller with the user's labels, its queue label and annotations. They never override meshgate's labels."""
+    metadata = controller["metadata"]
+    queue = mesh.worker.queue_name if mesh.worker is not None else None
+    own = {**({QUEUE_LABEL: queue} if queue else {}), MESH_LABEL: mesh.name, **job_labels(spec, "worker")}
+    labels = {**metadata["labels"], **mesh.labels, **own}
+    annotations = {"annotations": dict(mesh.annotations)} if mesh.annotations else {}
+    return {**controller, "metadata": {**metadata, "labels": labels, **annotations}}
+
+
+def _head(api_version: str, kind: str, spec: JobSpec, name: str, component: str) -> Object:
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "namespace": spec.namespace,
+            "labels": {**recommended_labels(spec), **job_labels(spec, component)},
+        },
+    }

@@ -1,0 +1,336 @@
+"""The pod templates of workers and gateway. Pure.
+
+Both satisfy the "restricted" Pod Security Standard: no root, no privileges, no capabilities, the runtime's seccomp
+profile. A raw ``pod_spec`` may override that.
+"""
+
+from __future__ import annotations
+
+from meshgate_kubernetes.manifests.monarch_install import (
+    PYTHONPATH,
+    install_container,
+    install_mount,
+    install_volume,
+)
+from meshgate_kubernetes.manifests.names import COMPONENT_LABEL, JOB_LABEL, MESH_LABEL, Names
+from meshgate_kubernetes.manifests.spec import (
+    GPU_RESOURCE,
+    GPU_TYPE_LABEL,
+    GatewaySpec,
+    JobSpec,
+    MeshSpec,
+    Object,
+    WorkerSpec,
+)
+
+__all__ = [
+    "GATEWAY_PORT",
+    "METRICS_PORT",
+    "gateway_template",
+    "job_labels",
+    "recommended_labels",
+    "worker_labels",
+    "worker_template",
+]
+
+GATEWAY_PORT = 8650
+METRICS_PORT = 8651
+# Cluster autoscalers must not move pods that hold sessions: what runs in them would be lost.
+STAY = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
+SCRAPE = {"prometheus.io/scrape": "true", "prometheus.io/port": str(METRICS_PORT), "prometheus.io/path": "/metrics"}
+_USER = 1000
+_HOME = "/home/meshgate"
+_GATEWAY_CPU = ("250m", "4")  # request, limit
+_GATEWAY_MEMORY = ("512Mi", "8Gi")
+_GATEWAY_DISK = "10Gi"
+
+# A worker image needs only torchmonarch. Without meshgate_worker, Monarch's loop runs in a child process: the first
+# process of a container ignores SIGTERM unless it has a handler, and Monarch's loop never returns to Python to run one.
+WORKER_BOOTSTRAP = """\
+import importlib.util, os, signal, sys
+address = sys.argv[1]
+if importlib.util.find_spec("meshgate_worker"):
+    os.execv(sys.executable, [sys.executable, "-u", "-m", "meshgate_worker", "--address", address,
+              "--name", os.environ.get("POD_NAME", "worker")])
+if not importlib.util.find_spec("monarch"):
+    sys.exit("this image contains neither meshgate[worker] nor torchmonarch: install one of them with pip")
+child = os.fork()
+if child:
+    signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+from monarch.actor import run_worker_loop_forever
+from monarch._src.job import service_identity
+if hasattr(service_identity, "service_proc_id_from_uuid"):  # Monarch 0.8: clients attach by identity
+    uid = service_identity.service_proc_id_from_uuid(os.environ["MONARCH_POD_UID"])
+    address = service_identity.service_proc_addr(address, uid)
+run_worker_loop_forever(address=address, ca="trust_all_connections")
+"""
+
+
+def job_labels(spec: JobSpec, component: str) -> dict[str, str]:
+    return {
+        JOB_LABEL: spec.name,
+        COMPONENT_LABEL: component,
+        "app.kubernetes.io/managed-by": "meshgate",
+    }
+
+
+def recommended_labels(spec: JobSpec) -> dict[str, str]:
+    """Kubernetes' recommended labels, which the user's take precedence over."""
+    return {"app.kubernetes.io/name": "meshgate", "app.kubernetes.io/instance": spec.name}
+
+
+def worker_labels(spec: JobSpec, mesh: MeshSpec) -> dict[str, str]:
+    return {**job_labels(spec, "worker"), MESH_LABEL: mesh.name}
+
+
+def worker_template(spec: JobSpec, mesh: MeshSpec) -> Object:
+    """The pod template of a mesh whose pods are created for the job."""
+    worker = mesh.worker
+    assert worker is not None, mesh
+    labels = worker_labels(spec, mesh)
+    if worker.template is not None:
+        return _labelled(worker.template, labels)
+    pod = _overlaid(_worker_pod(mesh, worker), worker.pod_spec)
+    recommended = recommended_labels(spec) if mesh.way == "statefulset" else {}  # the operator sets its own name
+    labels = {**recommended, **worker.labels, **labels}
+    return {
+        "metadata": {"labels": labels, "annotations": {**STAY, **worker.annotations}},
+        "spec": pod,
+    }
+
+
+def _worker_pod(mesh: MeshSpec, worker: WorkerSpec) -> Object:
+    selector = dict(worker.node_selector)
+    if worker.gpu_type is not None:
+        key, equals, value = worker.gpu_type.partition("=")
+        selector.setdefault(*((key, value) if equals else (GPU_TYPE_LABEL, worker.gpu_type)))
+    volumes, mounts = _volumes(worker)
+    container = _worker_container(mesh, worker, mounts)
+    return _without_empty(
+        {
+            "initContainers": [install_container(container)] if worker.install_monarch else [],
+            "containers": [container],
+            "volumes": volumes,
+            "nodeSelector": selector,
+            "tolerations": list(worker.tolerations),
+            "priorityClassName": worker.priority_class_name,
+            "serviceAccountName": worker.service_account_name,
+            # User code gets no access to the API unless the user names a service account.
+            "automountServiceAccountToken": worker.service_account_name is not None,
+            "imagePullSecrets": [{"name": name} for name in worker.image_pull_secrets],
+            "securityContext": {} if worker.fuse else _pod_security(),
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": 10,
+        }
+    )
+
+
+def _worker_container(mesh: MeshSpec, worker: WorkerSpec, mounts: list[Object]) -> Object:
+    address = f"tcp://$(POD_IP):{mesh.port}@tcp://0.0.0.0:{mesh.port}"
+    # In images of others, the user has no home.
+    variables = {"MONARCH_PORT": str(mesh.port), "HOME": _HOME, **worker.env_vars}
+    if worker.install_monarch:
+        variables["PYTHONPATH"] = ":".join(filter(None, (variables.get("PYTHONPATH"), PYTHONPATH)))
+    return _without_empty(
+        {
+            "name": "worker",
+            "image": worker.image,
+            "imagePullPolicy": worker.image_pull_policy,
+            "command": ["python", "-u", "-c", WORKER_BOOTSTRAP, address],
+            "env": [
+                _from_field("POD_IP", "status.podIP"),
+                _from_field("POD_NAME", "metadata.name"),
+                _from_field("MONARCH_POD_UID", "metadata.uid"),
+                _from_field("POD_NAMESPACE", "metadata.namespace"),
+                *({"name": name, "value": value} for name, value in variables.items()),
+            ],
+            "envFrom": [{"secretRef": {"name": name}} for name in worker.secrets],
+            "ports": [{"name": "monarch", "containerPort": mesh.port, "protocol": "TCP"}],
+            "readinessProbe": {"tcpSocket": {"port": mesh.port}, "periodSeconds": 1, "failureThreshold": 2},
+            "resources": _resources(worker),
+            "volumeMounts": mounts,
+            "securityContext": {"privileged": True}
+            if worker.fuse
+            else {**_container_security(), "readOnlyRootFilesystem": True},
+        }
+    )
+
+
+def _resources(worker: WorkerSpec) -> Object:
+    """Requests and limits are equal for memory, disk and devices. CPU has only a request, so pods may use idle CPUs
+    and are never throttled."""
+    limits = {
+        **({"memory": worker.memory} if worker.memory else {}),
+        **({"ephemeral-storage": worker.disk_size} if worker.disk_size else {}),
+        **({GPU_RESOURCE: str(worker.gpus)} if worker.gpus else {}),
+        **worker.resources,
+    }
+    requests = {**({"cpu": worker.cpu} if worker.cpu else {}), **limits}
+    return _without_empty({"requests": requests, "limits": limits})
+
+
+def _volumes(worker: WorkerSpec) -> tuple[list[Object], list[Object]]:
+    empty = {"emptyDir": {"sizeLimit": worker.disk_size} if worker.disk_size else {}}
+    volumes: list[Object] = [{"name": "tmp", **empty}, {"name": "home", **empty}]
+    mounts: list[Object] = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "home", "mountPath": _HOME}]
+    if worker.install_monarch:
+        volumes.append(install_volume(worker.disk_size))
+        mounts.append(install_mount())
+    own_shm = any(volume.mount_path.rstrip("/") == "/dev/shm" for volume in worker.volumes)
+    if worker.shared_memory_limit is not None or (worker.has_gpus and not own_shm):
+        # Container runtimes provide 64 MB, which the workers of a DataLoader and NCCL exceed.
+        size = worker.shared_memory_limit or worker.memory
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", **({"sizeLimit": size} if size else {})}})
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    if worker.fuse:
+        volumes.append({"name": "fuse", "hostPath": {"path": "/dev/fuse", "type": "CharDevice"}})
+        mounts.append({"name": "fuse", "mountPath": "/dev/fuse"})
+    for index, volume in enumerate(worker.volumes):
+        volumes.append({"name": f"volume-{index}", **volume.source})
+        mount: Object = {"name": f"volume-{index}", "mountPath": volume.mount_path}
+        mounts.append({**mount, "readOnly": True} if volume.read_only else mount)
+    return volumes, mounts
+
+
+def gateway_template(spec: JobSpec) -> Object:
+    gateway = spec.gateway
+    labels = {**recommended_labels(spec), **gateway.labels, **job_labels(spec, "gateway")}
+    limit = {"emptyDir": {"sizeLimit": gateway.disk_size or _GATEWAY_DISK}}
+    return {
+        "metadata": {"labels": labels, "annotations": {**STAY, **SCRAPE, **gateway.annotations}},
+        "spec": _without_empty(
+            {
+                "serviceAccountName": gateway.service_account_name or Names(spec.name).gateway,
+                "automountServiceAccountToken": True,
+                "nodeSelector": dict(gateway.node_selector),
+                "tolerations": list(gateway.tolerations),
+                "priorityClassName": gateway.priority_class_name or _gateway_priority(spec),
+                "enableServiceLinks": False,
+                "terminationGracePeriodSeconds": 15,
+                "securityContext": _pod_security(),
+                "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets],
+                "containers": [_gateway_container(spec)],
+                "volumes": [{"name": "tmp", **limit}, {"name": "home", **limit}],
+            }
+        ),
+    }
+
+
+def _gateway_priority(spec: JobSpec) -> str | None:
+    """That of the first workers with a priority class: whatever may not preempt these may not preempt their gateway."""
+    classes = [mesh.worker.priority_class_name for mesh in spec.meshes if mesh.worker is not None]
+    return next((each for each in classes if each), None)
+
+
+def _gateway_container(spec: JobSpec) -> Object:
+    probe = {"port": "gateway", "scheme": "HTTP"}
+    container: Object = {
+        "name": "gateway",
+        "image": spec.gateway_image,
+        "args": [
+            *("--host", "0.0.0.0", "--port", str(GATEWAY_PORT)),
+            *("--kubernetes-job", spec.name, "--idle-timeout", str(spec.idle_timeout)),
+            *("--lease", str(spec.lease)),
+        ],
+        "env": [
+            _from_field("MESHGATE_ENGINE_HOST", "status.podIP"),
+            {"name": "MESHGATE_METRICS_PORT", "value": str(METRICS_PORT)},  # older gateways ignore it, unlike a flag
+            {"name": "MESHGATE_LOG_OUTPUT", "value": "true" if spec.log_output else "false"},
+            {
+                "name": "MESHGATE_TOKEN",
+                "valueFrom": {"secretKeyRef": {"name": Names(spec.name).secret, "key": "token"}},
+            },
+        ],
+        "ports": [
+            {"name": "gateway", "containerPort": GATEWAY_PORT, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
+        ],
+        "startupProbe": {"httpGet": {**probe, "path": "/healthz"}, "periodSeconds": 1, "failureThreshold": 120},
+        "readinessProbe": {"httpGet": {**probe, "path": "/readyz"}, "periodSeconds": 1, "timeoutSeconds": 5},
+        "livenessProbe": {
+            "httpGet": {**probe, "path": "/healthz"},
+            "periodSeconds": 10,
+            "timeoutSeconds": 10,
+            "failureThreshold": 6,
+        },
+        "resources": _gateway_resources(spec.gateway),
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "home", "mountPath": _HOME}],
+        "securityContext": {**_container_security(), "readOnlyRootFilesystem": True},
+    }
+    if spec.gateway_pull_policy is not None:
+        container["imagePullPolicy"] = spec.gateway_pull_policy
+    return container
+
+
+def _gateway_resources(gateway: GatewaySpec) -> Object:
+    """Requests and limits, because quotas on limits reject pods without. What is given is both."""
+    requests = {"cpu": gateway.cpu or _GATEWAY_CPU[0], "memory": gateway.memory or _GATEWAY_MEMORY[0]}
+    limits = {"cpu": gateway.cpu or _GATEWAY_CPU[1], "memory": gateway.memory or _GATEWAY_MEMORY[1]}
+    disk = {"ephemeral-storage": gateway.disk_size} if gateway.disk_size else {}
+    return {"requests": {**requests, **disk}, "limits": {**limits, **disk}}
+
+
+def _pod_security() -> Object:
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": _USER,
+        "runAsGroup": _USER,
+        "fsGroup": _USER,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _container_security() -> Object:
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def _from_field(name: str, path: str) -> Object:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _labelled(template: Object, labels: dict[str, str]) -> Object:
+    metadata = dict(template.get("metadata") or {})
+    annotations = {**STAY, **(metadata.get("annotations") or {})}
+    labels = {**(metadata.get("labels") or {}), **labels}
+    return {**template, "metadata": {**metadata, "labels": labels, "annotations": annotations}}
+
+
+def _overlaid(pod: Object, raw: Object) -> Object:
+    """``pod`` with the fields of ``raw`` merged over it.
+
+    Mappings are merged by key, lists are replaced. Lists of named items (containers, volumes, environment, mounts) are
+    merged by name.
+    """
+    return _merged(pod, raw) if raw else pod
+
+
+def _merged(base: object, over: object) -> Object:
+    assert isinstance(base, dict)
+    assert isinstance(over, dict)
+    result = dict(base)
+    for key, value in over.items():
+        mine = result.get(key)
+        if isinstance(value, dict) and isinstance(mine, dict):
+            result[key] = _merged(mine, value)
+        elif isinstance(value, list) and isinstance(mine, list) and _all_named(value) and _all_named(mine):
+            result[key] = _merged_by_name(mine, value)
+        else:
+            result[key] = value
+    return result
+
+
+def _all_named(items: list[object]) -> bool:
+    return all(isinstance(item, dict) and "name" in item for item in items)
+
+
+def _merged_by_name(base: list[Object], over: list[Object]) -> list[Object]:
+    result = {item["name"]: item for item in base}
+    for item in over:
+        name = item["name"]
+        result[name] = _merged(result[name], item) if name in result else item
+    return list(result.values())
+
+
+def _without_empty(fields: Object) -> Object:
+    return {key: value for key, value in fields.items() if value not in (None, [], {})}

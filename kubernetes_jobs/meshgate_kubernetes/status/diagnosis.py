@@ -1,0 +1,296 @@
+"""Why pods are not ready, and whether they can become ready. Pure: API objects in, problems out.
+
+The timeout of a problem is how long it may last before waiting is pointless. None: no limit, because the cluster may
+resolve it (a busy node, a slow disk). 0: none at all, because only a person can resolve it. Values in between are for
+problems that look the same whether they pass or not, such as a failed image pull, or a GPU that no node has until an
+autoscaler adds one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import Enum
+from typing import Annotated
+
+from pydantic import Field
+
+from meshgate_kubernetes.manifests.spec import Object
+from meshgate_kubernetes.status.capacity import Cluster, shortages
+from meshgate_kubernetes.status.discovery import is_ready
+from meshgate_kubernetes.status.events import EventIndex
+
+__all__ = ["ContainerLog", "Problem", "Stage", "diagnose", "group_problems", "pod_stage"]
+
+AUTOSCALER_TIMEOUT = 15.0
+"""Cluster autoscalers check pending pods every ten seconds and report it in an event."""
+PULL_TIMEOUT = 20.0
+MOUNT_TIMEOUT = 60.0
+SHORT_TIMEOUT = 10.0
+STARTUP_TIME = 10.0
+"""Seconds for which a failing readiness probe of a new container is not a problem."""
+
+_PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable"})
+_DEFINITE_PULL = re.compile(
+    r"not found|manifest unknown|unauthorized|denied|does not exist|no such host|authentication required", re.I
+)
+_QUOTA = re.compile(
+    r"exceeded quota: (?P<quota>[^,]+), requested: (?P<requested>.+?), used: (?P<used>.+?), limited: (?P<limited>.+)"
+)
+
+
+class Stage(Enum):
+    """The stages of a starting pod."""
+
+    PENDING = "pending"
+    PULLING = "pulling"
+    STARTING = "starting"
+    RUNNING = "running"
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerLog:
+    """The container whose last output explains a problem."""
+
+    pod: str
+    container: str
+    previous: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why ``subject`` (``pod trainer-workers-0``) is not ready. ``timeout``: see the module."""
+
+    subject: str
+    reason: str
+    message: str
+    timeout: Annotated[float | None, Field(alias="patience")] = None
+    log_of: ContainerLog | None = None
+    log: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Identifies a lasting problem, although Kubernetes alternates between reasons for a failing pull."""
+        return self.subject, "pull" if self.reason in _PULL_REASONS else self.reason
+
+    def with_log(self, log: str) -> Problem:
+        return replace(self, log=log)
+
+    def __str__(self) -> str:
+        text = f"{self.subject}: {self.reason}: {self.message}" if self.message else f"{self.subject}: {self.reason}"
+        if not self.log.strip():
+            return text
+        return "\n".join([f"{text}. Its last output:", *(f"    {line}" for line in self.log.strip().splitlines())])
+
+
+def group_problems(problems: Sequence[Problem]) -> list[Problem]:
+    """``problems`` with those that differ only in their pod as one: nine pods that lack the same node are one line."""
+    groups: dict[tuple[str, str, str], list[Problem]] = {}
+    for each in problems:
+        subject = "pod" if each.subject.startswith("pod ") else each.subject
+        groups.setdefault((subject, each.reason, each.message), []).append(each)
+    return [_as_one(group) for group in groups.values()]
+
+
+def _as_one(group: Sequence[Problem]) -> Problem:
+    if len(group) == 1:
+        return group[0]
+    names = [each.subject.partition(" ")[2] for each in group]
+    shown = ", ".join(names[:2]) + (", …" if len(names) > 2 else "")
+    return replace(group[0], subject=f"{len(names)} pods ({shown})")
+
+
+def pod_stage(pod: Object, events: Iterable[Object] | EventIndex = ()) -> Stage:
+    if is_ready(pod):
+        return Stage.READY
+    status = pod.get("status", {})
+    if status.get("phase") == "Running":
+        return Stage.RUNNING
+    if not any(each["type"] == "PodScheduled" and each["status"] == "True" for each in status.get("conditions") or []):
+        return Stage.PENDING
+    known = EventIndex.of(events).about(pod)
+    latest = [event["reason"] for event in known if event["reason"] in ("Pulling", "Pulled", "Failed")]
+    return Stage.PULLING if latest and latest[-1] == "Pulling" else Stage.STARTING
+
+
+def diagnose(
+    pods: Sequence[Object],
+    events: Sequence[Object] | EventIndex,
+    *,
+    missing: Mapping[str, int],
+    cluster: Cluster | None = None,
+) -> list[Problem]:
+    """The problems of pods that are not ready, and of controllers that cannot create their pods.
+
+    ``events``: the events of these pods and their controllers since the job was created, oldest first. ``missing``:
+    how many pods each controller (``statefulset trainer-workers``) has yet to create; the events of a controller
+    without missing pods are ignored. ``cluster``: the resources of the nodes, if the user may read them.
+    """
+    events = EventIndex.of(events)
+    found: list[Problem] = []
+    for pod in pods:
+        if not is_ready(pod) and "deletionTimestamp" not in pod["metadata"]:
+            found.extend(_pod_problems(pod, events.about(pod), cluster))
+    found.extend(_controller_problems(events.all, missing))
+    return found
+
+
+def _pod_problems(pod: Object, events: list[Object], cluster: Cluster | None) -> Iterator[Problem]:
+    status = pod.get("status", {})
+    subject = f"pod {pod['metadata']['name']}"
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            yield _unschedulable(pod, subject, condition, events, cluster)
+            return
+    if status.get("phase") == "Failed":
+        message = status.get("message") or "the pod has ended"
+        yield Problem(subject, status.get("reason") or "Failed", message, SHORT_TIMEOUT)
+        return
+    initial = [each for each in status.get("initContainerStatuses") or [] if not _has_succeeded(each)]
+    containers = [*initial, *(status.get("containerStatuses") or [])]
+    problems = [problem for each in containers if (problem := _container_problem(pod, subject, each, events))]
+    yield from problems
+    if not problems and events and _failed_mount(events[-1]):
+        yield Problem(subject, events[-1]["reason"], events[-1].get("message", ""), MOUNT_TIMEOUT)
+    elif not problems:
+        yield from _not_ready(pod, subject, events)
+
+
+def _has_succeeded(status: Object) -> bool:
+    """Whether an init container has done its work."""
+    return bool(status.get("state", {}).get("terminated", {}).get("exitCode") == 0)
+
+
+def _failed_mount(event: Object) -> bool:
+    """Whether a mount has failed. Kubelets report caches that they have yet to fill as failures too, and retry."""
+    transient = re.search(r"failed to sync (secret|configmap) cache", event.get("message", ""))
+    return event["reason"] in ("FailedMount", "FailedAttachVolume") and not transient
+
+
+def _not_ready(pod: Object, subject: str, events: list[Object]) -> Iterator[Problem]:
+    """The problem of a running pod whose readiness probe fails after its program has had time to start."""
+    unhealthy = [event for event in events if event["reason"] == "Unhealthy"]
+    for status in pod.get("status", {}).get("containerStatuses") or []:
+        started = (status.get("state", {}).get("running") or {}).get("startedAt")
+        if status.get("ready") or started is None or not unhealthy:
+            continue
+        if _event_time(unhealthy[-1]) - _timestamp(started) < STARTUP_TIME:
+            continue
+        log_of = ContainerLog(pod["metadata"]["name"], status["name"], previous=False)
+        yield Problem(subject, "NotReady", unhealthy[-1].get("message", ""), None, log_of)
+
+
+def _event_time(event: Object) -> float:
+    return _timestamp(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"])
+
+
+def _timestamp(text: str) -> float:
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def _unschedulable(
+    pod: Object, subject: str, condition: Object, events: list[Object], cluster: Cluster | None
+) -> Problem:
+    message = condition.get("message", "").strip()
+    reasons = {event["reason"] for event in events}
+    if condition.get("reason") == "SchedulingGated":
+        return Problem(subject, "SchedulingGated", "the pod waits for its queue to admit it")
+    if "TriggeredScaleUp" in reasons:
+        return Problem(subject, "Unschedulable", f"{message} The autoscaler is adding a node.")
+    if "persistentvolumeclaim" in message and "not found" in message:
+        return Problem(subject, "Unschedulable", message, SHORT_TIMEOUT)
+    missing = shortages(pod, cluster, message)
+    impossible = any(each.impossible for each in missing) or (
+        cluster is not None and "Insufficient" not in message and ("didn't match" in message or "had taint" in message)
+    )
+    text = ". ".join([*(str(each) for each in missing), message])
+    return Problem(subject, "Unschedulable", text, AUTOSCALER_TIMEOUT if impossible else None)
+
+
+def _container_problem(pod: Object, subject: str, status: Object, events: list[Object]) -> Problem | None:
+    waiting = status.get("state", {}).get("waiting") or {}
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    if reason in _PULL_REASONS:
+        pulls = [event for event in events if event["reason"] == "Failed" and "pull image" in event.get("message", "")]
+        text = pulls[-1]["message"] if pulls else message
+        definite = _DEFINITE_PULL.search(text) is not None
+        hint = _image_hint(status["name"]) if definite else ""
+        return Problem(subject, reason, text + hint, 0 if definite else PULL_TIMEOUT)
+    if reason in ("InvalidImageName", "ErrImageNeverPull", "ErrImageNeverPullBackOff"):
+        return Problem(subject, reason, message + _image_hint(status["name"]), 0)
+    if reason in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
+        return Problem(subject, reason, message, SHORT_TIMEOUT)
+    return _crash(pod, subject, status, reason)
+
+
+def _image_hint(container: str) -> str:
+    """Where the image of one of meshgate's containers is set."""
+    places = {
+        "worker": "$MESHGATE_WORKER_IMAGE or Compute(image=…)",
+        "gateway": "$MESHGATE_GATEWAY_IMAGE or gateway=Compute(image=…)",
+    }
+    return f". Set {places[container]} to an image that the cluster can pull" if container in places else ""
+
+
+def _crash(pod: Object, subject: str, status: Object, waiting: str) -> Problem | None:
+    """The problem of a container that has ended and is not running again."""
+    current = status.get("state", {}).get("terminated")
+    ended = current or (status.get("lastState") or {}).get("terminated")
+    if not ended or (waiting != "CrashLoopBackOff" and current is None):
+        return None
+    restarts = status.get("restartCount", 0)
+    cause = f"exit code {ended.get('exitCode')}"
+    if ended.get("signal"):
+        cause = f"signal {ended['signal']}"
+    if ended.get("message"):
+        cause += f", {ended['message'].strip()}"
+    oom = ended.get("reason") == "OOMKilled"
+    message = f"container {status['name']} ended with {cause}" + (f", {restarts + 1} times" if restarts else "")
+    if oom:
+        message += _memory_limit(pod, status["name"])
+    return Problem(
+        subject,
+        "OOMKilled" if oom else waiting or "Crashed",
+        message,
+        0 if waiting == "CrashLoopBackOff" or restarts > 1 else None,
+        ContainerLog(pod["metadata"]["name"], status["name"], previous=current is None),
+    )
+
+
+def _memory_limit(pod: Object, container: str) -> str:
+    for each in pod["spec"]["containers"]:
+        limit = (each.get("resources") or {}).get("limits", {}).get("memory")
+        if each["name"] == container and limit:
+            return f"; it exceeded its memory limit of {limit}: raise the limit"
+    return ""
+
+
+def _controller_problems(events: Sequence[Object], missing: Mapping[str, int]) -> Iterator[Problem]:
+    latest: dict[str, str] = {}
+    for event in events:
+        involved = event["involvedObject"]
+        if event["reason"] == "FailedCreate":
+            latest[f"{involved['kind'].lower()} {involved['name']}"] = event.get("message", "")
+    for subject, message in latest.items():
+        owner = next((name for name in missing if subject == name or subject.startswith(f"{name}-")), None)
+        if owner is not None and missing[owner] > 0:
+            yield _failed_create(subject, message)
+
+
+def _failed_create(subject: str, message: str) -> Problem:
+    """The problem of a pod that the API server rejected. Controllers report ``create Pod … failed error: reason``."""
+    reason = re.sub(r"^(create Pod \S+ in \S+ \S+ failed error: |Error creating: )", "", message)
+    if quota := _QUOTA.search(reason):
+        text = "quota {quota} is exceeded: a pod requests {requested}; {used} of {limited} is in use".format(
+            **quota.groupdict()
+        )
+        return Problem(subject, "QuotaExceeded", text, 0)
+    if "failed quota" in reason:
+        return Problem(subject, "QuotaExceeded", reason, 0)
+    if "failed calling webhook" in reason or "error looking up service account" in reason:
+        return Problem(subject, "FailedCreate", reason, PULL_TIMEOUT)
+    definite = any(word in reason for word in ("forbidden", "denied", "is invalid"))
+    return Problem(subject, "FailedCreate", reason, 0 if definite else SHORT_TIMEOUT)

@@ -1,0 +1,172 @@
+"""The pods of a mesh by rank, and its hosts. Pure.
+
+As in Monarch, the pod-index label gives the rank. Clusters before 1.28 do not set it, so a StatefulSet's pod falls back
+to the ordinal in its name; pods without either (of a Deployment, bare pods) are ranked by name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from meshgate_kubernetes.manifests.spec import MeshSpec, Object
+
+__all__ = [
+    "WorkerHost",
+    "container_id",
+    "is_ready",
+    "present_hosts",
+    "pods_by_rank",
+    "ready_hosts",
+    "replacement_hosts",
+]
+
+_ORDINAL = re.compile(r"-(\d+)$")
+ZONE_LABEL = "topology.kubernetes.io/zone"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHost:
+    """A ready worker pod and its Monarch address.
+
+    ``zone`` is the pod's own label, which Kubernetes sets from 1.35 on, or ``""``. The label of its node would need a
+    permission for all nodes of the cluster.
+    """
+
+    name: str
+    rank: int
+    address: str
+    uid: str
+    container: str
+    """The container ID: a restarted container is another host at the same address."""
+    identity: str = ""
+    """What the worker derives its Monarch service identity from; see ``_identity``."""
+    node: str = ""
+    zone: str = ""
+
+
+def pods_by_rank(mesh: MeshSpec, pods: Iterable[Object]) -> dict[int, Object]:
+    """The pods of the mesh by rank, without pods that are being deleted and ranks beyond the mesh."""
+    live = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and not _ended(pod)]
+    ranks = {pod["metadata"]["name"]: _rank(mesh, pod) for pod in live}
+    if any(rank is None for rank in ranks.values()):
+        if mesh.way != "selector":
+            live = [pod for pod in live if ranks[pod["metadata"]["name"]] is not None]
+        else:
+            ranks = dict(zip(sorted(ranks), range(len(ranks)), strict=True))
+    found: dict[int, Object] = {}
+    for pod in live:
+        rank = ranks[pod["metadata"]["name"]]
+        if rank is not None and (not mesh.replicas or rank < mesh.replicas):
+            found[rank] = pod
+    return dict(sorted(found.items()))
+
+
+def ready_hosts(mesh: MeshSpec, pods: Iterable[Object]) -> list[WorkerHost] | None:
+    """The hosts of the mesh in rank order; None if one is missing or not ready."""
+    found = present_hosts(mesh, pods)
+    complete = found and [host.rank for host in found] == list(range(mesh.replicas or len(found)))
+    return found if complete else None
+
+
+def present_hosts(mesh: MeshSpec, pods: Iterable[Object]) -> list[WorkerHost]:
+    """The ready hosts of the mesh, in rank order."""
+    return [
+        WorkerHost(
+            name=pod["metadata"]["name"],
+            rank=rank,
+            address=_address(pod["status"]["podIP"], _port(mesh, pod)),
+            uid=pod["metadata"]["uid"],
+            container=container_id(pod, _port(mesh, pod)),
+            identity=_identity(pod, rank),
+            node=pod["spec"].get("nodeName") or "",
+            zone=(pod["metadata"].get("labels") or {}).get(ZONE_LABEL) or "",
+        )
+        for rank, pod in pods_by_rank(mesh, pods).items()
+        if is_ready(pod)
+    ]
+
+
+def replacement_hosts(
+    mesh: MeshSpec, known: Mapping[int, WorkerHost | None], pods: Iterable[Object]
+) -> dict[int, WorkerHost]:
+    """The ready hosts that replace lost ones, by rank. ``known`` has None for the rank of a lost host.
+
+    A pod with its own rank replaces the host of that rank; pods ranked by name replace any.
+    """
+    pods = list(pods)
+    vacant = sorted(rank for rank, host in known.items() if host is None)
+    taken = {(host.uid, host.container) for host in known.values() if host is not None}
+    new = [host for host in present_hosts(mesh, pods) if (host.uid, host.container) not in taken]
+    if any(_rank(mesh, pod) is None for pod in pods):
+        return dict(zip(vacant, new, strict=False))
+    return {host.rank: host for host in new if host.rank in vacant}
+
+
+def container_id(pod: Object, port: int) -> str:
+    """The ID of the container that declares ``port``, or else of the first container; "" before it has started.
+
+    Sidecars therefore do not count.
+    """
+    containers = pod["spec"]["containers"]
+    serving = [
+        each["name"] for each in containers if any(_declares(port, declared) for declared in each.get("ports") or [])
+    ]
+    name = (serving or [containers[0]["name"]])[0]
+    statuses = pod.get("status", {}).get("containerStatuses") or []
+    return next((str(each.get("containerID") or "") for each in statuses if each["name"] == name), "")
+
+
+def _declares(port: int, declared: Object) -> bool:
+    return bool(declared.get("containerPort") == port)
+
+
+def is_ready(pod: Object) -> bool:
+    conditions: Sequence[Object] = pod.get("status", {}).get("conditions") or []
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def _rank(mesh: MeshSpec, pod: Object) -> int | None:
+    label = (pod["metadata"].get("labels") or {}).get(mesh.rank_label)
+    if label is not None and label.isdecimal():
+        return int(label)
+    owners = pod["metadata"].get("ownerReferences") or []
+    match = _ORDINAL.search(pod["metadata"]["name"])
+    if match and any(owner["kind"] == "StatefulSet" for owner in owners):
+        return int(match[1])
+    return None
+
+
+def _port(mesh: MeshSpec, pod: Object) -> int:
+    """The pod's ``MONARCH_PORT``, or else the port of the mesh."""
+    for container in pod["spec"]["containers"]:
+        for variable in container.get("env") or []:
+            if variable["name"] == "MONARCH_PORT" and str(variable.get("value", "")).isdecimal():
+                return int(variable["value"])
+    return mesh.port
+
+
+def _identity(pod: Object, rank: int) -> str:
+    """What a worker names its Monarch service by, according to its pod's environment; "" if that says nothing.
+
+    Workers follow Monarch's own convention: ``MONARCH_SERVICE_PROC_IDS`` lists the identities by rank; with
+    ``MONARCH_POD_UID`` the identity derives from the UID of the pod.
+    """
+    variables = {each["name"]: each for container in pod["spec"]["containers"] for each in container.get("env") or []}
+    listed = variables.get("MONARCH_SERVICE_PROC_IDS", {}).get("value")
+    if listed is not None:
+        try:
+            return str(json.loads(listed)[rank])
+        except (ValueError, LookupError, TypeError):
+            return ""
+    return str(pod["metadata"]["uid"]) if "MONARCH_POD_UID" in variables else ""
+
+
+def _address(ip: str, port: int) -> str:
+    return f"tcp://[{ip}]:{port}" if ":" in ip else f"tcp://{ip}:{port}"
+
+
+def _ended(pod: Object) -> bool:
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")

@@ -1,0 +1,300 @@
+"""Waits until a job is ready, reports its progress, and gives up as soon as waiting is pointless.
+
+``diagnosis`` finds the problems at one moment. This module tracks how long they last, and adds the last output of
+crashed containers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.errors import KubernetesError, NotFound
+from meshgate_kubernetes.manifests import job_objects as manifests
+from meshgate_kubernetes.manifests.names import COMPONENT_LABEL, Names
+from meshgate_kubernetes.manifests.spec import JobSpec, Object
+from meshgate_kubernetes.status.capacity import Cluster
+from meshgate_kubernetes.status.diagnosis import Problem, Stage, diagnose, group_problems, pod_stage
+from meshgate_kubernetes.status.discovery import pods_by_rank
+from meshgate_kubernetes.status.events import EventIndex
+from meshgate_kubernetes.status.observer import Observer, WatchTarget
+
+__all__ = ["JobNotReady", "ProgressListener", "MeshProgress", "Progress", "wait_ready"]
+
+HEARTBEAT = 5.0
+PAUSE_FACTOR = 10.0
+"""How much longer than a look at all pods the pause after it is: a tenth of a processor at most."""
+MAX_PAUSE = 2.0
+_LOG_LINES = 20
+OPERATOR_TIMEOUT = 60.0
+SELECTOR_TIMEOUT = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class MeshProgress:
+    """The number of pods of a mesh (or ``gateway``) at each stage, and the number wanted."""
+
+    name: str
+    wanted: int
+    stages: tuple[tuple[Stage, int], ...]
+
+    @property
+    def ready(self) -> bool:
+        return dict(self.stages).get(Stage.READY, 0) >= self.wanted > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    meshes: tuple[MeshProgress, ...]
+    problems: tuple[Problem, ...]
+    trouble: str = ""
+
+
+class ProgressListener(Protocol):
+    """Receives the progress of a starting job, on the waiting thread. An exception that it raises ends the wait."""
+
+    def created(self, obj: Object) -> None:
+        """The API server has created an object, or it existed."""
+
+    def progress(self, progress: Progress) -> None:
+        """The pods or their problems have changed, or ``HEARTBEAT`` seconds have passed."""
+
+
+class JobNotReady(KubernetesError):
+    """The job did not become ready. ``problems`` says why; ``waiting_for`` names what was not ready."""
+
+    def __init__(
+        self, job: str, problems: Sequence[Problem], waiting_for: Sequence[str], timeout: float | None
+    ) -> None:
+        self.problems = tuple(problems)
+        self.waiting_for = tuple(waiting_for)
+        head = f"job {job!r} did not become ready"
+        if timeout is not None:
+            head += f" within {timeout:g} s; not ready: {', '.join(waiting_for)}"
+        super().__init__("\n".join([f"{head}:" if problems else head, *(f"  {each}" for each in problems)]))
+
+    def with_note(self, note: str) -> JobNotReady:
+        """This error with another line."""
+        self.args = (f"{self}\n{note}",)
+        return self
+
+
+def wait_ready(api: Api, spec: JobSpec, uid: str, listener: ProgressListener, timeout: float | None) -> None:
+    """Returns when the gateway and all meshes of the job are ready. ``uid`` identifies the job's parent.
+
+    Raises JobNotReady as soon as waiting is pointless, and NotFound if the job is deleted meanwhile.
+    """
+    started = time.monotonic()
+    job = Names(spec.name).selector()
+    targets = [
+        WatchTarget("ConfigMap", job),
+        WatchTarget("Event", optional=True),
+        WatchTarget("Pod", _gateway_selector(spec)),
+    ]
+    targets += [WatchTarget("Pod", mesh.selector) for mesh in spec.meshes]
+    with Observer(api, spec.namespace, targets) as observer:
+        tracker = _Tracker(api, spec, observer)
+        version = -1
+        pause = 0.0
+        while True:
+            observer.collect(pause)  # each look costs the same for one change as for a hundred
+            interval = HEARTBEAT if timeout is None else min(HEARTBEAT, started + timeout - time.monotonic())
+            version = observer.wait(version, tracker.time_left(interval))
+            if observer.listed and not any(_is_live(uid, parent) for parent in observer.objects("ConfigMap")):
+                raise NotFound(
+                    f"job {spec.name!r} was deleted while it started: by another program, or by its idle timeout of "
+                    f"{spec.idle_timeout} s; apply it again"
+                )
+            looked = time.monotonic()
+            progress = tracker.update()
+            pause = min(MAX_PAUSE, PAUSE_FACTOR * (time.monotonic() - looked))
+            listener.progress(progress)
+            if all(mesh.ready for mesh in progress.meshes):
+                return
+            hopeless = tracker.hopeless()
+            timed_out = timeout is not None and time.monotonic() - started >= timeout
+            if hopeless or timed_out:
+                raise tracker.failure(hopeless, None if hopeless else timeout)
+
+
+def _is_live(uid: str, parent: Object) -> bool:
+    return parent["metadata"]["uid"] == uid and "deletionTimestamp" not in parent["metadata"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """The pods of a job at one moment: of the gateway, and of each mesh by rank."""
+
+    gateway: Sequence[Object]
+    meshes: Mapping[str, Mapping[int, Object]]
+
+    @property
+    def pods(self) -> list[Object]:
+        return [*self.gateway, *(pod for pods in self.meshes.values() for pod in pods.values())]
+
+
+class _Tracker:
+    """Tracks the problems of a job and how long they last."""
+
+    def __init__(self, api: Api, spec: JobSpec, observer: Observer) -> None:
+        self._api = api
+        self._spec = spec
+        self._observer = observer
+        self._since: dict[tuple[str, str], float] = {}  # by Problem.key
+        self._snapshot = _Snapshot((), {})
+        self._problems: list[Problem] = []
+        self._cluster: Cluster | None = None
+        self._cluster_read = False
+
+    def update(self) -> Progress:
+        self._snapshot = self._take_snapshot()
+        events = self._events()
+        self._problems = self._diagnose(events)
+        if not self._cluster_read and any(each.reason == "Unschedulable" for each in self._problems):
+            self._cluster_read = True
+            self._cluster = _read_cluster(self._api)
+            self._problems = self._diagnose(events)
+        now = time.monotonic()
+        current = {each.key for each in self._problems}
+        self._since = {key: self._since.get(key, now) for key in current}
+        return Progress(
+            meshes=tuple(_stages(self._spec, self._snapshot, events)),
+            problems=tuple(group_problems(self._problems)),
+            trouble="" if self._observer.trouble is None else str(self._observer.trouble),
+        )
+
+    def hopeless(self) -> list[Problem]:
+        now = time.monotonic()
+        return [
+            each for each in self._problems if each.timeout is not None and now - self._since[each.key] >= each.timeout
+        ]
+
+    def time_left(self, at_most: float) -> float:
+        """Seconds until a problem exceeds its timeout, at most ``at_most``."""
+        now = time.monotonic()
+        ends = [self._since[each.key] + each.timeout - now for each in self._problems if each.timeout is not None]
+        return max(0.0, min([*ends, at_most]))
+
+    def failure(self, hopeless: Sequence[Problem], timeout: float | None) -> JobNotReady:
+        problems = [self._with_log(each) for each in group_problems(hopeless or self._problems)]
+        return JobNotReady(self._spec.name, problems, _not_ready(self._spec, self._snapshot), timeout)
+
+    def _take_snapshot(self) -> _Snapshot:
+        gateway = self._observer.objects("Pod", _gateway_selector(self._spec))
+        return _Snapshot(
+            gateway=[pod for pod in gateway if "deletionTimestamp" not in pod["metadata"]],
+            meshes={
+                mesh.name: pods_by_rank(mesh, self._observer.objects("Pod", mesh.selector))
+                for mesh in self._spec.meshes
+            },
+        )
+
+    def _diagnose(self, events: EventIndex) -> list[Problem]:
+        if not self._observer.listed:  # the snapshot is incomplete
+            return []
+        missing = _missing(self._spec, self._snapshot)
+        found = diagnose(self._snapshot.pods, events, missing=missing, cluster=self._cluster)
+        return [*found, *_meshes_without_pods(self._spec, self._snapshot)]
+
+    def _with_log(self, problem: Problem) -> Problem:
+        source = problem.log_of
+        if source is None:
+            return problem
+        try:
+            log = self._api.read_log(
+                source.pod, self._spec.namespace, source.container, lines=_LOG_LINES, previous=source.previous
+            )
+        except KubernetesError as error:
+            log = f"(cannot read its log: {error})"
+        return problem.with_log(log)
+
+    def _events(self) -> EventIndex:
+        """Events since the job was created, without those of an earlier job of the same name."""
+        parents = self._observer.objects("ConfigMap")
+        since = min((parent["metadata"]["creationTimestamp"] for parent in parents), default="")
+        found = [event for event in self._observer.objects("Event") if _time_of(event) >= since]
+        return EventIndex(sorted(found, key=_time_of))
+
+
+def _time_of(event: Object) -> str:
+    series = event.get("series") or {}
+    return str(
+        series.get("lastObservedTime")
+        or event.get("lastTimestamp")
+        or event.get("eventTime")
+        or event["metadata"].get("creationTimestamp", "")
+    )
+
+
+def _read_cluster(api: Api) -> Cluster | None:
+    """The nodes, and the pods of all namespaces. Most users of a shared cluster may list neither."""
+    try:
+        nodes, _ = api.list_objects("Node", "")
+    except KubernetesError:
+        return None
+    try:
+        pods, _ = api.list_objects("Pod", "", fields="status.phase!=Succeeded,status.phase!=Failed")
+    except KubernetesError:
+        pods = []
+    return Cluster(nodes, pods)
+
+
+def _gateway_selector(spec: JobSpec) -> str:
+    return f"{Names(spec.name).selector()},{COMPONENT_LABEL}=gateway"
+
+
+def _stages(spec: JobSpec, snapshot: _Snapshot, events: EventIndex) -> Iterator[MeshProgress]:
+    yield _progress_of("gateway", 1, snapshot.gateway, events)
+    for mesh in spec.meshes:
+        pods = list(snapshot.meshes[mesh.name].values())
+        yield _progress_of(mesh.name, mesh.replicas or max(1, len(pods)), pods, events)
+
+
+def _progress_of(name: str, wanted: int, pods: Sequence[Object], events: EventIndex) -> MeshProgress:
+    counts: dict[Stage, int] = {}
+    for pod in pods:
+        at = pod_stage(pod, events)
+        counts[at] = counts.get(at, 0) + 1
+    if (absent := wanted - len(pods)) > 0:
+        counts[Stage.PENDING] = counts.get(Stage.PENDING, 0) + absent
+    return MeshProgress(name, wanted, tuple((at, counts[at]) for at in Stage if at in counts))
+
+
+def _missing(spec: JobSpec, snapshot: _Snapshot) -> dict[str, int]:
+    """How many pods each controller of the job has yet to create."""
+    names = Names(spec.name)
+    found = {f"replicaset {names.gateway}": 1 - len(snapshot.gateway)}
+    for mesh in spec.meshes:
+        if mesh.way == "selector":
+            continue
+        monarch = mesh.way == "monarchmesh"
+        name = manifests.monarch_mesh_name(spec.name, mesh.name) if monarch else names.mesh(mesh.name)
+        found[f"statefulset {name}"] = mesh.replicas - len(snapshot.meshes[mesh.name])
+    return found
+
+
+def _meshes_without_pods(spec: JobSpec, snapshot: _Snapshot) -> Iterator[Problem]:
+    for mesh in spec.meshes:
+        if snapshot.meshes[mesh.name]:
+            continue
+        if mesh.way == "monarchmesh":
+            name = manifests.monarch_mesh_name(spec.name, mesh.name)
+            message = "the MonarchMesh operator has not created a pod: check that it is running"
+            yield Problem(f"monarchmesh {name}", "NoPods", message, OPERATOR_TIMEOUT)
+        elif mesh.way == "selector":
+            message = f"no pod with a rank matches the selector {mesh.selector!r}"
+            yield Problem(f"mesh {mesh.name}", "NoPods", message, SELECTOR_TIMEOUT)
+
+
+def _not_ready(spec: JobSpec, snapshot: _Snapshot) -> list[str]:
+    """The pods that are not ready by name, and the number of pods that do not exist."""
+    names = [] if any(pod_stage(pod) is Stage.READY for pod in snapshot.gateway) else ["the gateway"]
+    for mesh in spec.meshes:
+        pods = snapshot.meshes[mesh.name]
+        names += [pod["metadata"]["name"] for pod in pods.values() if pod_stage(pod) is not Stage.READY]
+        if (absent := max(mesh.replicas, 1) - len(pods)) > 0:
+            names.append(f"{absent} {'pod' if absent == 1 else 'pods'} of mesh {mesh.name!r} (not created yet)")
+    return names

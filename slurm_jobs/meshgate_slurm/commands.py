@@ -1,0 +1,131 @@
+"""Slurm's commands: the only module that runs them.
+
+Each call blocks for at most ``TIMEOUT`` seconds. The environment of a surrounding Slurm job, if there is one, does not
+reach them, since sbatch and srun would take options from it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+
+from meshgate_slurm.errors import NoSlurm, Refused, Unreachable
+from meshgate_slurm.node_share import share_of_node
+from meshgate_slurm.script import NOT_FOR_STEPS
+from meshgate_slurm.spec import SlurmSpec
+from meshgate_slurm.status import JobStatus, parse_jobs, parse_node
+
+__all__ = ["cancel", "jobs", "node_address", "node_state", "start_step", "submit", "with_share"]
+
+TIMEOUT = 30.0
+KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS"})
+_FROM_A_JOB = re.compile(r"(SLURM|SBATCH|SRUN)_")
+_SECRETS = ("MESHGATE_TOKEN", "MESHGATE_TOKEN_FILE", "MESHGATE_ANNOUNCE_FD", "MESHGATE_LIFETIME_FD")
+_UNKNOWN_JOB = "Invalid job id"
+
+
+def submit(script: str, *, directory: str) -> int:
+    """Submits a batch script that runs in ``directory``; returns the job's number. Raises Refused in Slurm's words."""
+    result = _run(["sbatch", "--parsable", f"--chdir={directory}"], script)
+    if result.returncode != 0:
+        raise Refused(f"Slurm refused the job: {_words(result)}")
+    number = result.stdout.strip().rpartition("\n")[2].partition(";")[0]
+    if not number.isdecimal():
+        raise Unreachable(f"sbatch reported no job number but {result.stdout.strip()[:200]!r}")
+    return int(number)
+
+
+def start_step(command: Sequence[str], variables: Mapping[str, str], log: str) -> subprocess.Popen[bytes]:
+    """Starts a step of the allocation in which this runs. What srun itself says goes to the file ``log``."""
+    kept = {name: value for name, value in os.environ.items() if name not in (*_SECRETS, *NOT_FOR_STEPS)}
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            command, env={**kept, **variables}, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+
+
+def jobs(job_ids: Iterable[int]) -> dict[int, JobStatus]:
+    """The jobs of these numbers, by number, in one request. Jobs that Slurm no longer knows are missing."""
+    wanted = list(job_ids)
+    listed = ",".join(map(str, wanted))
+    result = _run(["squeue", "--json", "--states=all", f"--jobs={listed}"])
+    if result.returncode != 0 and _UNKNOWN_JOB in result.stderr:
+        return {}
+    try:
+        found = parse_jobs(_output(result))
+    except ValueError as error:
+        raise Unreachable(f"cannot read the output of squeue --json (Slurm 21.08 or later has it): {error}") from error
+    return {number: found[number] for number in wanted if number in found}
+
+
+def cancel(job_id: int) -> None:
+    """Cancels the job. Does nothing if it has ended."""
+    result = _run(["scancel", str(job_id)])
+    if result.returncode != 0 and _UNKNOWN_JOB not in result.stderr:
+        raise Unreachable(f"Slurm did not cancel job {job_id}: {_words(result)}")
+
+
+def node_state(node: str) -> str:
+    """The state of a node and Slurm's reason for it: ``DOWN: Not responding``."""
+    try:
+        return parse_node(_output(_run(["scontrol", "show", "node", node, "--json"])))
+    except ValueError as error:
+        raise Unreachable(f"cannot read the output of scontrol show node: {error}") from error
+
+
+def node_address(partition: str | None) -> str | None:
+    """The address of some node of the partition (default: of any); None if it has no nodes."""
+    only = [f"--partition={partition}"] if partition else []
+    listed = _output(_run(["sinfo", "--Node", "--noheader", "--format=%o", *only])).split()
+    return listed[0] if listed else None
+
+
+def with_share(spec: SlurmSpec) -> SlurmSpec:
+    """``spec`` with the CPUs and memory of its share of each node, if it shares nodes."""
+    if not spec.share:
+        return spec
+    assert spec.partition is not None
+    assert spec.gpus_per_node is not None
+    cpus, memory = share_of_node(_partition_nodes(spec.partition), spec.gpus_per_node)
+    return spec.model_copy(update={"cpus_per_task": max(cpus // spec.ntasks_per_node, 1), "mem": f"{memory}M"})
+
+
+def _partition_nodes(partition: str) -> list[tuple[int, int, str]]:
+    """CPUs, memory in MB and generic resources (``gpu:a100:8``) of each node of a partition."""
+    found = _output(_run(["sinfo", "--Node", "--noheader", "--format=%c %m %G", f"--partition={partition}"]))
+    nodes = [line.split(None, 2) for line in found.splitlines() if line.strip()]
+    return [(int(cpus.rstrip("+")), int(memory.rstrip("+")), gres) for cpus, memory, gres in nodes]
+
+
+def _environment() -> Mapping[str, str]:
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _SECRETS and (name in KEPT or not _FROM_A_JOB.match(name))
+    }
+
+
+def _run(command: Sequence[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command, input=stdin, capture_output=True, text=True, timeout=TIMEOUT, env=_environment(), check=False
+        )
+    except FileNotFoundError:
+        raise NoSlurm(
+            f"{os.uname().nodename} has no {command[0]} on its PATH: name a machine that has Slurm's commands with "
+            "login=, or add them to the PATH in ~/.profile there"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise Unreachable(f"{command[0]} did not finish within {TIMEOUT:g} s") from None
+
+
+def _output(result: subprocess.CompletedProcess[str]) -> str:
+    if result.returncode != 0:
+        raise Unreachable(f"{result.args[0]} failed: {_words(result)}")
+    return result.stdout
+
+
+def _words(result: subprocess.CompletedProcess[str]) -> str:
+    return result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}"

@@ -1,0 +1,158 @@
+"""What Slurm reports about a job, and what it means.
+
+Slurm's JSON differs between releases: numbers are plain or objects with ``set`` and ``number``, states are a text or a
+list. This module accepts both and ignores everything else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from meshgate_slurm.hostlists import expand
+
+__all__ = ["JobStatus", "parse_jobs", "parse_node"]
+
+PENDING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
+ALIVE = PENDING | {"RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT", "COMPLETING"}
+QUEUE_REASONS: Mapping[str, str] = {
+    "Resources": "waits for nodes to become free",
+    "Priority": "other jobs come first",
+    "Dependency": "waits for another job",
+    "BeginTime": "its begin time has not come",
+    "JobHeldUser": "it is held; `scontrol release` starts it",
+    "JobHeldAdmin": "an administrator holds it",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition is inactive",
+    "PartitionNodeLimit": "it asks for more nodes than the partition allows",
+    "PartitionTimeLimit": "its time limit is over the partition's",
+    "ReqNodeNotAvail": "a node that it needs is not available",
+    "Reservation": "waits for its reservation",
+    "Licenses": "waits for a license",
+}
+ENDS: Mapping[str, str] = {
+    "BOOT_FAIL": "its nodes did not boot",
+    "CANCELLED": "a user or an administrator cancelled it",
+    "COMPLETED": "all of its workers ended",
+    "DEADLINE": "it could not end before its deadline",
+    "FAILED": "its batch script failed",
+    "NODE_FAIL": "a node failed",
+    "OUT_OF_MEMORY": "it used more memory than it was given; ask for more with mem=",
+    "PREEMPTED": "a job of another partition or QOS took its nodes",
+    "REVOKED": "another cluster of the federation took it",
+    "TIMEOUT": "it reached its time limit",
+}
+
+
+class JobStatus(BaseModel):
+    """A job as Slurm reported it. Times are in seconds since 1970; None if unknown."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    job_id: int
+    state: str = "PENDING"
+    reason: str = ""  # why it waits or ended, in Slurm's word
+    expected_start: float | None = None
+    end_time: float | None = None  # when its time limit ends it
+    time_limit: int | None = None  # minutes
+    nodes: tuple[str, ...] = ()
+    exit_code: int = 0
+    signal: int = 0
+    restarts: int = 0
+
+    @property
+    def pending(self) -> bool:
+        return self.state in PENDING
+
+    @property
+    def ended(self) -> bool:
+        return self.state not in ALIVE
+
+    def why_pending(self) -> str:
+        """``Resources: waits for nodes to become free``."""
+        reason = self.reason if self.reason not in ("", "None") else "not considered yet"
+        meaning = QUEUE_REASONS.get(reason)
+        return f"{reason}: {meaning}" if meaning else reason
+
+    def why_ended(self) -> str:
+        """``TIMEOUT: it reached its time limit of 2 min``, with the exit code if there is one."""
+        text = ENDS.get(self.state, "Slurm gives no explanation")
+        if self.state == "TIMEOUT" and self.time_limit:
+            text += f" of {self.time_limit} min"
+        details = []
+        if self.reason not in _SAYS_NO_MORE:
+            details.append(f"reason {self.reason}")
+        if self.exit_code:
+            details.append(f"exit code {self.exit_code}")
+        if self.signal:
+            details.append(f"signal {self.signal}")
+        return f"{self.state}: {text}" + (f" ({', '.join(details)})" if details else "")
+
+
+# Reasons that say no more than the state.
+_SAYS_NO_MORE = frozenset({"", "None", "NonZeroExitCode", "TimeLimit", "OutOfMemory", "NodeDown", "Preempted"})
+
+
+def parse_jobs(text: str) -> dict[int, JobStatus]:
+    """The jobs in the output of ``squeue --json``, by number. Raises ValueError if it is not that."""
+    found = json.loads(text)
+    if not isinstance(found, dict) or not isinstance(found.get("jobs"), list):
+        raise ValueError("Slurm's JSON has no list of jobs")  # noqa: TRY004 - of the text, not of its type
+    jobs = [_job(job) for job in found["jobs"]]
+    return {job.job_id: job for job in jobs}
+
+
+def parse_node(text: str) -> str:
+    """The state and the reason of the node in the output of ``scontrol show node --json``: ``DOWN: Not responding``."""
+    nodes = json.loads(text).get("nodes") or [{}]
+    states = _texts(nodes[0].get("state"))
+    reason = str(nodes[0].get("reason") or "").strip()
+    return ": ".join(filter(None, ("+".join(states), reason)))
+
+
+def _job(job: Mapping[str, Any]) -> JobStatus:
+    states = _texts(job.get("job_state"))
+    exit_code = job.get("exit_code")
+    exit_code = exit_code if isinstance(exit_code, dict) else {"return_code": exit_code}
+    state = next((state for state in states if state not in ("COMPLETING", "CONFIGURING")), states[0] if states else "")
+    if "CONFIGURING" in states:  # the nodes are booting
+        state = "CONFIGURING"
+    start = _number(job.get("start_time"))
+    return JobStatus(
+        job_id=int(job["job_id"]),
+        state=state or "PENDING",
+        reason=str(job.get("state_reason") or ""),
+        expected_start=start,
+        end_time=_number(job.get("end_time")),
+        time_limit=int(_number(job.get("time_limit")) or 0) or None,
+        nodes=_nodes(job),
+        exit_code=int(_number(exit_code.get("return_code")) or 0),
+        signal=_signal(exit_code.get("signal")),
+        restarts=int(_number(job.get("restart_cnt")) or 0),
+    )
+
+
+def _nodes(job: Mapping[str, Any]) -> tuple[str, ...]:
+    try:
+        return expand(str(job.get("nodes") or ""))
+    except ValueError:
+        return ()
+
+
+def _signal(value: Any) -> int:
+    if isinstance(value, dict):
+        value = value.get("id", value.get("signal_id"))
+    return int(_number(value) or 0)
+
+
+def _texts(value: Any) -> Sequence[str]:
+    return [str(each) for each in value] if isinstance(value, list) else [str(value)] if value else []
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, dict):
+        value = value.get("number") if value.get("set") and not value.get("infinite") else None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else None

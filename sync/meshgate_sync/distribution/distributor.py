@@ -1,0 +1,263 @@
+"""The gateway's end of the tree, as the engine uses it: versions in from the client, out to the hosts, acknowledgements
+back.
+
+It also decides whether a snapshot may be reused: a version from which no process was started, and from which none will
+be, is turned into the next one on the hosts. So processes are started from a version only after ``wait``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..errors import BaseUnknown, MalformedMessage
+from ..relay.frames import Offer
+from ..relay.plan import CONTROL_FANOUT, GATEWAY, STRIPES, HostSlot, Routes, plan
+from ..relay.timeouts import Timeouts
+from ..store.store import Store
+from ..transport.runner import Address, Runner
+from ..tree.delta import INLINE_LIMIT, Delta, decode, encode, full_delta, patch, transfer_size
+from ..tree.digest import NOTHING, short
+from ..tree.tree import Directory
+from .version_tracker import VersionTracker
+
+__all__ = ["THE_GATEWAY", "DecodedOffer", "Distributor", "Progress", "Uploader"]
+
+_MAX_TREES = 8
+THE_GATEWAY = "the gateway"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a version has come. ``failed``: why, by host, lost ones included; and under "the gateway" why the gateway
+    cannot distribute it. ``hosts`` counts hosts only. ``sent``: bytes of pieces and deltas that the gateway has sent,
+    of all versions."""
+
+    root: bytes
+    ready: frozenset[str]
+    failed: Mapping[str, str]
+    hosts: int
+    sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedOffer:
+    """A version that can be published: the delta to it, decoded and encoded; how many bytes it adds; its tree."""
+
+    delta: Delta
+    encoded: bytes
+    size: int
+    tree: Directory
+
+
+class Uploader(Protocol):
+    """What the distributor needs from the engine; called in the engine's event loop."""
+
+    def request_pieces(self, root: bytes, digests: tuple[bytes, ...]) -> None:
+        """Request these pieces from the client (SyncWants); pass them to ``Distributor.supply``."""
+        ...
+
+    def report_progress(self, progress: Progress) -> None:
+        """A host became ready or failed (SyncStatus)."""
+        ...
+
+
+class Distributor:
+    """The distributor of one session. ``owner`` names the session; ``fanout`` and ``stripes`` are as in ``plan``. Runs
+    in the engine's event loop: call ``start`` first, ``close`` last."""
+
+    def __init__(
+        self, home: str, *, secret: bytes, owner: str, uploader: Uploader, timeouts: Timeouts | None = None
+    ) -> None:
+        self.tracker = VersionTracker()
+        self.fanout, self.stripes = CONTROL_FANOUT, STRIPES
+        self.address: Address | None = None
+        self._uploader = uploader
+        self._store = Store(home, snapshots=False)
+        self._owner = owner
+        self._runner = Runner(GATEWAY, self._store, secret=secret, owner=owner, gateway=self, timeouts=timeouts)
+        self._hosts: dict[str, HostSlot] = {}
+        self._expected: set[str] = set()
+        self._routes: dict[str, Routes] = {}
+        self._offered: list[bytes] = []
+        self._opened: set[bytes] = set()
+        self._trees: dict[bytes, Directory] = {}
+
+    async def start(self, bind: str = "127.0.0.1", port: int = 0) -> Address:
+        """Listens for hosts; returns the address."""
+        self.address = await self._runner.listen(bind, port)
+        self._runner.configure(None, {})
+        return self.address
+
+    async def close(self) -> None:
+        await self._runner.close()
+        self._store.snapshots.release(self._owner)
+        self._store.close()
+
+    # --- hosts ------------------------------------------------------------------------------------------
+
+    def expect_hosts(self, names: Iterable[str]) -> None:
+        """These hosts will be added. Until then they count as not ready in the progress that is reported."""
+        self._expected.update(names)
+
+    def add_hosts(self, hosts: Sequence[HostSlot]) -> dict[str, Routes]:
+        """Adds hosts, or adds them again after a restart; returns the routes to configure each of them with.
+
+        A host keeps its routes for good, also after a restart: every parent on a route was added before its child, so
+        no two hosts ever wait for each other.
+        """
+        for host in hosts:
+            self._hosts[host.name] = host
+            self.tracker.host_started(host.name)
+        if any(host.name not in self._routes for host in hosts):
+            routes = plan(list(self._hosts.values()), fanout=self.fanout, stripes=self.stripes).routes
+            self._routes.update({host.name: routes[host.name] for host in hosts if host.name not in self._routes})
+        return {host.name: self._routes[host.name] for host in hosts}
+
+    def restart_host(self, name: str) -> None:
+        """The host's relay ended. The host has nothing until it is added again; ``wait`` waits for it."""
+        self.tracker.host_started(name)
+
+    def remove_host(self, name: str, reason: str | None) -> None:
+        """The host is lost: fails the waits for it and reports it with ``reason``. None: it was replaced
+        and is no longer expected."""
+        self._hosts.pop(name, None)
+        self._expected.discard(name)
+        if reason is None:
+            self.tracker.host_started(name)
+        else:
+            self.tracker.host_lost(name, reason)
+        if self.current is not None:
+            self._report_progress(self.current)
+
+    # --- versions ---------------------------------------------------------------------------------------
+
+    @property
+    def current(self) -> bytes | None:
+        """The version that was published last."""
+        return self._offered[-1] if self._offered else None
+
+    def bases(self) -> list[bytes]:
+        """The versions that can be the base of a delta, newest first."""
+        return [*reversed(self._trees), *(root for root in list(self._store.records.trees) if root not in self._trees)]
+
+    def has_base(self, root: bytes) -> bool:
+        """Whether ``root`` can be the base of a delta, and be published without one."""
+        return root in self._trees or self._store.records.tree(root) is not None
+
+    def decode_offer(self, root: bytes, delta: bytes | None) -> DecodedOffer:
+        """Decodes an offer for ``publish``: ``delta`` leads to version ``root`` from one that is held here; without it,
+        ``root`` itself is held here. Raises BaseUnknown, DeltaMismatch, MalformedMessage.
+
+        Changes nothing. Takes long for large trees: it may run in another thread, one call at a time.
+        """
+        if delta is None:
+            tree = self._tree(root)
+            decoded = full_delta(tree)
+            return DecodedOffer(decoded, encode(decoded), transfer_size(decoded), tree)
+        decoded = decode(delta)
+        if decoded.root != root:
+            raise MalformedMessage(f"invalid offer of version {short(root)}: its delta leads to {short(decoded.root)}")
+        tree = patch(self._tree(decoded.base), decoded)
+        base = decoded.base
+        if base not in (NOTHING, *self._offered) and self._store.records.tree(base) is None:
+            decoded = full_delta(tree)  # the base is in memory here, but no longer in the store
+            delta = encode(decoded)
+        return DecodedOffer(decoded, delta, transfer_size(decoded), tree)
+
+    def _tree(self, root: bytes) -> Directory:
+        tree = self._trees.get(root) or self._store.records.tree(root)
+        if tree is None:
+            raise BaseUnknown(root)
+        return tree
+
+    def publish(
+        self, root: bytes, delta: bytes | DecodedOffer | None = None, pieces: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        """Distributes version ``root`` to all hosts. ``delta``: as ``decode_offer`` takes it, or what that returned.
+        ``pieces`` came with the offer, as for ``supply``. Raises what ``decode_offer`` raises.
+
+        The version before it is retired on the hosts, unless processes were started from it or a caller waits for it.
+        """
+        decoded = delta if isinstance(delta, DecodedOffer) else self.decode_offer(root, delta)
+        self._trees.pop(root, None)
+        self._trees[root] = decoded.tree
+        for old in list(self._trees)[:-_MAX_TREES]:
+            del self._trees[old]
+        before = self.current
+        status = self.tracker.status(root)
+        if root == before and not status.failed and status.gateway is None:
+            self._report_progress(root)
+            return
+        reusable = before is not None and before not in self._opened and not self.tracker.is_awaited(before)
+        replaces = before if reusable and before is not None and before != root else NOTHING
+        size = decoded.size
+        inline = tuple(pieces) if size <= INLINE_LIMIT else ()
+        retired = [old for old in self._offered if old != root and not self.tracker.is_awaited(old)]
+        self._offered = [old for old in self._offered if old != root and old not in retired]
+        self._offered.append(root)
+        for old in retired:
+            self.tracker.retire(old)
+        offer = Offer(root, decoded.delta.base, replaces, size > INLINE_LIMIT, decoded.encoded, inline)
+        self._runner.publish(offer, retired)
+        if pieces and not inline:
+            self._runner.supply(list(pieces))
+        if root in self._opened:
+            self._runner.hold(root)
+        if self.tracker.lost_hosts:
+            self._report_progress(root)
+
+    def supply(self, pieces: list[tuple[bytes, bytes]]) -> None:
+        """Pieces that were requested from the client, their digests checked by ``protocol.unpack``."""
+        self._runner.supply(pieces)
+
+    async def wait(self, root: bytes, hosts: Iterable[str], timeout: float) -> None:
+        """Waits until processes can be started from version ``root`` on these hosts; from then on they hold its
+        snapshots. The version may be published later. Raises HostsBehind, naming the hosts that do not have it and
+        why."""
+        self._opened.add(root)
+        wanted = set(hosts)
+        if not wanted <= self.tracker.status(root).ready and self.has_base(root):
+            self._offer_again(root, wanted)
+        if self.has_base(root):
+            self._runner.hold(root)
+        await self.tracker.wait(root, wanted, timeout)
+
+    def _offer_again(self, root: bytes, wanted: set[str]) -> None:
+        """Announces a version again that was retired meanwhile, or that some of these hosts failed to get."""
+        status = self.tracker.status(root)
+        failed = wanted & status.failed.keys()
+        if failed or status.gateway is not None or root not in self._offered:
+            status.gateway = None
+            for name in failed:
+                del status.failed[name]
+            offer = self.decode_offer(root, None)
+            self._runner.publish(Offer(root, NOTHING, NOTHING, offer.size > INLINE_LIMIT, offer.encoded))
+        if root not in self._offered:
+            self._offered.insert(0, root)
+
+    # --- runner.GatewayCallbacks ------------------------------------------------------------------------
+
+    def request_pieces(self, root: bytes, digests: tuple[bytes, ...]) -> None:
+        self._uploader.request_pieces(root, digests)
+
+    def report_status(self, root: bytes, ready: tuple[str, ...], failed: tuple[tuple[str, str], ...]) -> None:
+        problems = dict(failed)
+        if GATEWAY in ready or GATEWAY in problems:
+            self.tracker.set_gateway(root, problems.pop(GATEWAY, None))
+        self.tracker.add(root, [name for name in ready if name != GATEWAY], problems)
+        self._report_progress(root)
+
+    def report_unreachable(self, hosts: tuple[tuple[str, str], ...]) -> None:
+        for name, problem in hosts:
+            self.tracker.set_unreachable(name, problem)
+
+    def _report_progress(self, root: bytes) -> None:
+        status = self.tracker.status(root)
+        sent = self._runner.relay.bytes_sent if self._runner.relay is not None else 0
+        failed = {**status.failed, **self.tracker.lost_hosts}
+        hosts = len(self._hosts.keys() | failed.keys() | self._expected)
+        if status.gateway is not None:
+            failed[THE_GATEWAY] = status.gateway
+        self._uploader.report_progress(Progress(root, frozenset(status.ready), failed, hosts, sent))

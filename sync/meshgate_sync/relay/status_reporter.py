@@ -1,0 +1,106 @@
+"""What a relay reports towards the gateway: acknowledgements and unreachable parents, its own and those from below.
+
+At the gateway itself they are reported to the engine.
+
+Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from .acks import AckBuffer
+from .commands import Command, PeerLink, ReportStatus, ReportUnreachable, Send
+from .frames import Ack, Unreachable
+from .upstream import Upstream
+from .version_log import VersionLog
+
+__all__ = ["StatusReporter"]
+
+log = logging.getLogger(__name__)
+
+
+class StatusReporter:
+    """Appends reports to ``commands``. ``upstream``: None at the gateway."""
+
+    def __init__(self, name: str, upstream: Upstream | None, gather_timeout: float, commands: list[Command]) -> None:
+        self._upstream = upstream
+        self._commands = commands
+        self._acks = AckBuffer(gather_timeout)
+        self._unreachable: dict[str, str] = {}
+        self._log = VersionLog(log, name)
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call ``report_if_due``, if there is anything to report."""
+        return self._acks.deadline
+
+    # --- acknowledgements -------------------------------------------------------------------------------
+
+    def open(self, root: bytes, now: float) -> None:
+        """A version was announced."""
+        self._acks.open(root, now)
+        self.report_if_due(now)
+
+    def close(self, root: bytes) -> None:
+        self._acks.close(root)
+
+    def failed(self, root: bytes) -> Mapping[str, str]:
+        """The hosts that cannot get an announced version, and why."""
+        return self._acks.failed(root)
+
+    def add(self, root: bytes, ready: Iterable[str], failed: Mapping[str, str], now: float) -> None:
+        """These hosts are ready for a version, or cannot get it."""
+        self._acks.add(root, ready, failed, now)
+        self.report_if_due(now)
+
+    def report_if_due(self, now: float) -> None:
+        up = self._upstream
+        if self.deadline is None or now < self.deadline:
+            return
+        if up is None:
+            for ack in self._acks.take_unreported(now):
+                self._log(ack.root, "acknowledged", ready=len(ack.ready), failed=len(ack.failed))
+                self._commands.append(ReportStatus(ack.root, ack.ready, ack.failed))
+        elif up.connected_to_control:
+            acks = self._acks.take_unreported(now)
+            self._send(up.control, acks)
+            if up.backup is not None:
+                self._send(up.backup, acks)
+        else:
+            self._acks.deadline = None  # reported when the next parent is greeted
+
+    def report_all(self, peer: str, now: float) -> None:
+        """Sends every acknowledgement to a parent that is new or becomes the backup."""
+        self._send(peer, self._acks.take_all(now))
+
+    def _send(self, peer: str, acks: Iterable[Ack]) -> None:
+        for ack in acks:
+            self._log(ack.root, "acknowledged", peer, ready=len(ack.ready), failed=len(ack.failed))
+            self._commands.append(Send(PeerLink(peer, up=True), ack))
+
+    # --- unreachable parents ----------------------------------------------------------------------------
+
+    def add_unreachable(self, hosts: Iterable[tuple[str, str]]) -> None:
+        """Passes on what changed: (host, what it cannot reach and why), or (host, "") if it can again."""
+        changed = {name: reason for name, reason in hosts if self._unreachable.get(name, "") != reason}
+        self._unreachable.update(changed)
+        if not changed:
+            return
+        if self._upstream is None:
+            self._commands.append(ReportUnreachable(tuple(changed.items())))
+        elif self._upstream.connected_to_control:
+            self._send_unreachable(self._upstream.control, changed)
+
+    def report_unreachable(self, peer: str) -> None:
+        """Sends all of it to a new parent."""
+        if self._unreachable:
+            self._send_unreachable(peer, self._unreachable)
+
+    def _send_unreachable(self, peer: str, hosts: Mapping[str, str]) -> None:
+        self._commands.append(Send(PeerLink(peer, up=True), Unreachable(tuple(hosts.items()))))
+
+    def validate_state(self, roots: Iterable[bytes]) -> None:
+        """Raises AssertionError unless acknowledgements are kept for exactly the versions ``roots``."""
+        self._acks.validate_state(roots)

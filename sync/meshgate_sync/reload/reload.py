@@ -1,0 +1,295 @@
+"""Moves a running process to another version: reloads the modules that changed, and those that import them.
+
+A module is reloaded if its file differs between the two snapshots, or if it uses a module that is reloaded. Like
+``importlib.reload``, this executes it again in the existing module object, so that live objects call its new functions.
+Unlike there, all modules to reload are imported together: each is executed when the first of the others imports
+it, as in a new process.
+
+A reload takes place as a whole or not at all: every file is compiled before anything changes, and if a module raises,
+all modules are restored.
+
+Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import gc
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FunctionType, ModuleType
+from typing import Any
+
+from ..errors import CannotReload
+from .import_graph import affected, assigned
+
+__all__ = ["Plan", "Reloaded", "modules_from", "RELOAD_LOCK", "plan_reload", "old_classes"]
+
+EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """``modules`` in the order in which they were reloaded. ``vanished``: modules that can no longer be imported
+    because the new version does not have their files. ``old_classes``: actor classes with live objects that still run
+    old code."""
+
+    modules: tuple[str, ...]
+    vanished: tuple[str, ...]
+    old_classes: tuple[str, ...]
+
+
+RELOAD_LOCK = threading.Lock()
+"""Held while this process is moved to another version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A reload to the snapshot ``path``. ``current``: the modules loaded from other versions, with their files there.
+    ``new``: those that this version has, with their files here. ``to_reload`` have been compiled."""
+
+    path: str
+    current: Mapping[str, str]
+    new: Mapping[str, str]
+    to_reload: Sequence[str]
+    vanished: Sequence[str]
+
+    def execute(self, actor: type) -> Reloaded:
+        """Reloads, once the version is on ``sys.path``. ``actor`` is the base of actor classes. Raises what a reloaded
+        module raises; all modules are restored then."""
+        importlib.invalidate_caches()
+        # By id: a metaclass may define __eq__ without __hash__.
+        classes = {id(kind): kind for kind in map(type, gc.get_objects())}
+        kinds = [kind for kind in classes.values() if issubclass(kind, actor)]
+        gone = {name: self._gone_names(name) for name in self.to_reload}
+        finder = _ReloadFinder({name: sys.modules[name] for name in self.to_reload}, self.new)
+        change = _Transaction(set(sys.modules), self.path)
+        try:
+            for name, file in self.new.items():
+                change.move(sys.modules[name], self.current[name], file)
+            for name in self.vanished:
+                change.drop(name)
+            for name in self.to_reload:
+                change.clear(name, gone[name])
+            finder.execute(self.to_reload)
+        except BaseException:
+            change.roll_back()
+            raise
+        old = old_classes(kinds, (*self.to_reload, *self.vanished))
+        if old:
+            change.restore_names(gone)
+        return Reloaded(tuple(finder.done), tuple(self.vanished), old)
+
+    def _gone_names(self, name: str) -> set[str]:
+        """The names that the module's old file binds and its new file does not."""
+        return assigned(self.current[name]) - assigned(self.new[name])
+
+
+def plan_reload(before: Sequence[str], path: str) -> Plan:
+    """Plans the move of this process from the snapshots ``before`` to the one at ``path``. Changes nothing.
+
+    Raises SyntaxError if a file to reload is invalid, and CannotReload if a compiled module has changed.
+    """
+    path = os.path.realpath(path)
+    current, new = {}, {}
+    for name, (directory, relative) in modules_from(sys.modules, before).items():
+        if directory != path:
+            current[name] = os.path.join(directory, relative)
+            if (file := _file_in(path, relative)) is not None:
+                new[name] = file
+    differ = [name for name, file in new.items() if not _same(current[name], file)]
+    if compiled := [name for name in differ if current[name].endswith(EXTENSIONS)]:
+        raise CannotReload(compiled)
+    vanished = [name for name in current if name not in new]
+    parts = [name for name in new if name.rpartition(".")[0] in vanished]
+    modules = {name: sys.modules[name] for name in current if not current[name].endswith(EXTENSIONS)}
+    to_reload = [name for name in affected(modules, [*differ, *parts, *vanished]) if name in new]
+    for name in to_reload:
+        importlib.machinery.SourceFileLoader(name, new[name]).get_code(name)  # cached for all processes of the host
+    return Plan(path, current, new, to_reload, vanished)
+
+
+def modules_from(modules: Mapping[str, ModuleType], before: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """The ``modules`` that were loaded from the directories ``before``: the directory and the file relative to it."""
+    directories = [os.path.realpath(directory) for directory in before]
+    found = {}
+    for name, module in list(modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not file.endswith((".py", *EXTENSIONS)) or name == "__main__":
+            continue
+        real = os.path.realpath(file)
+        for directory in directories:
+            if real.startswith(directory + os.sep):
+                found[name] = (directory, os.path.relpath(real, directory))
+    return found
+
+
+def old_classes(kinds: Iterable[type], reloaded: Iterable[str]) -> tuple[str, ...]:
+    """The classes that reloaded modules have replaced, and those whose methods use such a class or function."""
+    names = set(reloaded)
+    old = [
+        kind for kind in kinds if _replaced(kind, names) or any(_replaced(held, names) for held in _globals_of(kind))
+    ]
+    return tuple(sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in old}))
+
+
+def _replaced(thing: Any, names: set[str]) -> bool:
+    """Whether a class or function of one of these modules is no longer the one of that name."""
+    if not isinstance(thing, (type, FunctionType)) or thing.__module__ not in names:
+        return False
+    current: object = sys.modules.get(thing.__module__)
+    for part in thing.__qualname__.split("."):
+        current = getattr(current, part, None)
+    return current is not thing
+
+
+def _globals_of(kind: type) -> list[object]:
+    """The globals of a class that was pickled by value, which no reload of a module replaces."""
+    if kind.__module__ in sys.modules and kind.__module__ != "__main__":
+        return []
+    methods = [getattr(value, "_method", value) for value in vars(kind).values()]
+    return [held for method in methods if isinstance(method, FunctionType) for held in method.__globals__.values()]
+
+
+class _ReloadFinder(importlib.abc.MetaPathFinder):
+    """Executes modules that are imported again in their existing module objects. ``done``: these modules, in order."""
+
+    def __init__(self, modules: Mapping[str, ModuleType], files: Mapping[str, str]) -> None:
+        self._modules, self._files = modules, files
+        self.done: list[str] = []
+
+    def execute(self, names: Iterable[str]) -> None:
+        for name in self._modules:
+            sys.modules.pop(name, None)
+        sys.meta_path.insert(0, self)
+        try:
+            for name in names:
+                importlib.import_module(name)
+        finally:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self._modules:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None:  # it was loaded from its file, under a name that is not on the search path
+            spec = importlib.util.spec_from_file_location(fullname, self._files[fullname])
+        if spec is not None and spec.loader is not None:
+            spec.loader = _InPlaceLoader(spec.loader, self._modules[fullname], self.done)
+        return spec
+
+
+class _InPlaceLoader(importlib.abc.Loader):
+    """Loads into an existing module."""
+
+    def __init__(self, loader: Any, module: ModuleType, done: list[str]) -> None:
+        self._loader, self._module, self._done = loader, module, done
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec: Any = module.__spec__
+        spec.loader = module.__loader__ = self._loader
+        module.__file__, module.__cached__ = spec.origin, spec.cached  # type: ignore[attr-defined]
+        module.__package__ = spec.parent
+        if spec.submodule_search_locations is None:
+            vars(module).pop("__path__", None)
+        else:
+            module.__path__ = spec.submodule_search_locations
+        self._loader.exec_module(module)
+        self._done.append(module.__name__)
+
+
+@dataclass(slots=True)
+class _Transaction:
+    """Changes modules so that they can be restored. ``loaded``: the modules loaded before; ``path``: the new
+    snapshot."""
+
+    loaded: set[str]
+    path: str
+    _dropped: dict[str, ModuleType] = field(default_factory=dict)
+    _before: list[tuple[ModuleType, dict[str, Any]]] = field(default_factory=list)
+    _moved: list[tuple[Any, str, Any]] = field(default_factory=list)
+
+    def move(self, module: ModuleType, before: str, file: str) -> None:
+        """Makes the module find the files beside it in the new snapshot, whether or not it is reloaded."""
+        if before.endswith(EXTENSIONS):
+            return
+        spec = module.__spec__
+        for thing, name in ((module, "__file__"), (spec, "origin"), (getattr(spec, "loader", None), "path")):
+            if isinstance(getattr(thing, name, None), str):
+                self._set(thing, name, file)
+        search = getattr(module, "__path__", None)
+        if isinstance(search, list):
+            old, new = os.path.dirname(before), os.path.dirname(file)
+            moved = [new if os.path.realpath(place) == old else place for place in search]
+            self._set(module, "__path__", moved)
+            if spec is not None:
+                self._set(spec, "submodule_search_locations", moved)
+
+    def drop(self, name: str) -> None:
+        """Removes the module from ``sys.modules`` and its package."""
+        module = self._dropped[name] = sys.modules.pop(name)
+        above, _, last = name.rpartition(".")
+        package = sys.modules.get(above)
+        if package is not None and vars(package).get(last) is module:
+            self._set(package, last, module)
+            delattr(package, last)
+
+    def clear(self, name: str, gone: Iterable[str]) -> None:
+        """Removes the names that a module will no longer have after its reload."""
+        module = self._dropped[name] = sys.modules[name]
+        self._before.append((module, dict(vars(module))))
+        for each in gone:
+            if vars(module).get(each) is not sys.modules.get(f"{name}.{each}", module):
+                vars(module).pop(each, None)
+
+    def restore_names(self, gone: Mapping[str, Iterable[str]]) -> None:
+        """Restores removed names that the code of live objects may still use."""
+        for module, before in self._before:
+            for each in gone[module.__name__]:
+                if each in before:
+                    vars(module).setdefault(each, before[each])
+
+    def roll_back(self) -> None:
+        for name, module in list(sys.modules.items()):
+            if name not in self.loaded and str(getattr(module, "__file__", "")).startswith(self.path + os.sep):
+                del sys.modules[name]
+        sys.modules.update(self._dropped)
+        for module, before in self._before:
+            names = vars(module)
+            names.update(before)
+            for name in names.keys() - before.keys():
+                del names[name]
+        for thing, name, value in reversed(self._moved):
+            setattr(thing, name, value)
+
+    def _set(self, thing: Any, name: str, value: Any) -> None:
+        self._moved.append((thing, name, getattr(thing, name)))
+        setattr(thing, name, value)
+
+
+def _file_in(path: str, relative: str) -> str | None:
+    """The file in the snapshot ``path`` of the module that was in ``relative``. A module may become a package, or the
+    reverse."""
+    stem, suffix = os.path.splitext(relative)
+    package = os.path.basename(stem) == "__init__"
+    other = os.path.dirname(relative) + ".py" if package else os.path.join(stem, "__init__.py")
+    for candidate in (relative, other) if suffix == ".py" else (relative,):
+        if os.path.isfile(file := os.path.join(path, candidate)):
+            return file
+    return None
+
+
+def _same(before: str, after: str) -> bool:
+    return os.path.samefile(before, after) or filecmp.cmp(before, after, shallow=False)

@@ -1,0 +1,330 @@
+"""Versions as directories, real ones all the way down, each complete before it has its name.
+
+A snapshot consists of hard links to objects. Linking 10,000 files takes a tenth of a second, so a version is made from
+a directory that holds another one, by changing what differs: the snapshot that it replaces, if no process was ever
+started from that, or a spare. Spares are made between saves. A directory that a process has opened is never used for
+another version: what the process adds, removes or replaces in it stays there.
+
+A process that runs as root can modify a file through its hard link, and spares share the file. Once a process was
+started on the host, every new snapshot is therefore checked after its version has been acknowledged. Processes wait for
+the check, which replaces modified files.
+
+Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+
+from ..tree.tree import Directory
+from .home import check_path, is_unlocked, locked, snapshot_path
+from .links import damaged_files, populate, remove_tree, repair, update
+from .objects import Objects
+from .records import Records
+
+__all__ = ["Snapshots"]
+
+SPARES = 2
+"""Directories kept ready to become the next versions: two, so that saves in quick succession find one."""
+
+HELD_SECONDS = 600
+_EARLIER = "earlier"
+"""Stands for removed snapshots that processes were started from: other snapshots may share files that they modified."""
+
+
+class Snapshots:
+    """The snapshots, spares and pins below ``home``. Other processes may have the same home open."""
+
+    def __init__(self, home: str, work: str, objects: Objects, records: Records) -> None:
+        self._home = home
+        self._work = work
+        self._objects = objects
+        self._records = records
+        self._checks: dict[bytes, int] = {}
+
+    def pin_if_ready(self, owner: str, root: bytes) -> bool:
+        """As ``ready``. Pins the version for ``owner``, so that a snapshot that is ready stays."""
+        with locked(self._home):
+            if owner:
+                self.pin(owner, root)
+            return self.ready(root)
+
+    def ready(self, root: bytes) -> bool:
+        return os.path.isdir(self.path(root))
+
+    def roots(self) -> list[bytes]:
+        return [bytes.fromhex(name) for name in os.listdir(os.path.join(self._home, "snapshots"))]
+
+    def path(self, root: bytes) -> str:
+        return snapshot_path(self._home, root.hex())
+
+    def opened(self, root: bytes) -> bool:
+        """Whether a process was ever started from this snapshot."""
+        return os.path.lexists(self._mark(root))
+
+    def in_use(self, root: bytes) -> bool:
+        return not is_unlocked(self._mark(root))
+
+    def processes_ran(self) -> bool:
+        """Whether a process was ever started from any snapshot: it may have modified files through hard links."""
+        with os.scandir(os.path.join(self._home, "opened")) as marks:
+            return next(marks, None) is not None
+
+    def intact(self, tree: Directory) -> bool:
+        """Whether the snapshot exists as it was made, or is in use. One that was written to and is not in use is
+        removed."""
+        if not self.ready(tree.digest):
+            return False
+        if not self.processes_ran() or self.unchecked(tree.digest):
+            return True
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if next(damaged_files(self._objects, os.fsencode(self.path(tree.digest)), tree), None) is None:
+                return True
+        return not self.remove(tree.digest)
+
+    def make(self, tree: Directory, owner: str, replaces: bytes | None) -> None:
+        """Makes the snapshot. If it may have files that a process modified, processes wait for ``check``."""
+        building = os.path.join(self._work, "building")
+        shutil.rmtree(building, ignore_errors=True)
+        old = self._take_donor(owner, replaces, building)
+        path = os.fsencode(building)
+        if old is None:
+            for _ in populate(self._objects, tree, path):
+                pass
+        else:
+            update(self._objects, path, old, tree)
+        if old is None or self.processes_ran():
+            self._close_for_check(tree.digest)
+        with locked(self._home):
+            try:
+                os.rename(building, self.path(tree.digest))
+            except OSError:
+                if not self.ready(tree.digest):  # else another process has made it meanwhile
+                    raise
+        shutil.rmtree(building, ignore_errors=True)
+
+    # --- checks -----------------------------------------------------------------------------------------
+
+    def unchecked(self, root: bytes) -> bool:
+        """Whether processes still wait for the files of this snapshot to be checked."""
+        return os.path.lexists(check_path(self._home, root.hex()))
+
+    def check(self, tree: Directory) -> None:
+        """Replaces modified files of a new snapshot, and lets processes open it. Raises ObjectsDamaged; processes then
+        wait until the version has been prepared and checked again, or until ``abandon_check``."""
+        root = tree.digest
+        if self.unchecked(root):
+            self._close_for_check(root)
+        if root in self._checks:
+            repair(self._objects, os.fsencode(self.path(root)), tree)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(check_path(self._home, root.hex()))
+            self.abandon_check(root)
+
+    def abandon_check(self, root: bytes) -> None:
+        """Ends the wait of processes for this snapshot: they fail instead."""
+        handle = self._checks.pop(root, -1)
+        if handle >= 0:
+            os.close(handle)
+
+    def close(self) -> None:
+        for root in list(self._checks):
+            self.abandon_check(root)
+
+    def _close_for_check(self, root: bytes) -> None:
+        """Makes processes wait before they open this snapshot, unless another store is checking it."""
+        if root in self._checks:
+            return
+        handle = os.open(check_path(self._home, root.hex()), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return
+        self._checks[root] = handle
+
+    def remove_unchecked(self) -> None:
+        """Removes the snapshots whose store ended before it checked them."""
+        for name in os.listdir(os.path.join(self._home, "checks")):
+            if is_unlocked(os.path.join(self._home, "checks", name)):
+                self.remove(bytes.fromhex(name))
+
+    def _take_donor(self, owner: str, replaces: bytes | None, building: str) -> Directory | None:
+        """Moves a directory that no process has opened to ``building``; returns its content."""
+        with locked(self._home):
+            if replaces and self._is_unused(replaces, owner) and (old := self._records.tree(replaces)) is not None:
+                os.rename(self.path(replaces), building)
+                return old
+            for name in self._spares():
+                if (spare := self._records.tree(_root_of(name))) is not None:
+                    os.rename(self._spare(name), building)
+                    return spare
+        return None
+
+    def _is_unused(self, root: bytes, owner: str) -> bool:
+        return (
+            self.ready(root)
+            and not self.unchecked(root)
+            and not self.opened(root)
+            and root not in self._held()
+            and all(other == owner or pinned != root for other, pinned in self.pins().items())
+        )
+
+    def remove(self, root: bytes, *, pinned: bool = True) -> bool:
+        """Removes a snapshot unless it is in use or, with ``pinned`` False, a session has asked for it or is about to
+        start processes from it. Returns whether it is gone."""
+        steps = self.remove_in_steps(root, pinned=pinned)
+        if steps is None:
+            return False
+        for _ in steps:
+            pass
+        return True
+
+    def remove_in_steps(self, root: bytes, *, pinned: bool = False) -> Iterator[None] | None:
+        """As ``remove``, but returns steps that free the space; None if the snapshot is needed."""
+        with locked(self._home):
+            needed = not pinned and (root in self.pins().values() or root in self._held())
+            trash = None if needed else self._move_to_trash(root)
+        return remove_tree(trash) if trash is not None else None
+
+    def _move_to_trash(self, root: bytes) -> str | None:
+        """Under the store's lock: moves the snapshot to a directory to delete; None if it is in use."""
+        if self.in_use(root):
+            return None
+        trash = os.path.join(self._work, f"trash-{root.hex()}")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self.path(root), trash)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(check_path(self._home, root.hex()))
+        self.abandon_check(root)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self._mark(root), os.path.join(self._home, "opened", _EARLIER))
+        return trash
+
+    def move_all_to_trash(self) -> list[str]:
+        """Under the store's lock: moves all snapshots and spares that are not in use to directories to delete."""
+        trash = [taken for root in self.roots() if (taken := self._move_to_trash(root)) is not None]
+        return trash + [self._move_spare_to_trash(name) for name in self._spares()]
+
+    # --- spares -----------------------------------------------------------------------------------------
+
+    def spares(self) -> list[bytes]:
+        """The version of each spare."""
+        return [_root_of(name) for name in self._spares()]
+
+    def prepare_spare(self, root: bytes) -> Iterator[None] | None:
+        """The steps that add a spare of version ``root``, or update one of another version; None if there are enough,
+        or the version is not recorded."""
+        tree = self._records.tree(root)
+        if tree is None:
+            return None
+        names = self._spares()
+        if behind := [name for name in names if _root_of(name) != root]:
+            return self._update_spare(behind[0], tree)
+        return self._add_spare(tree) if len(names) < SPARES else None
+
+    def _add_spare(self, tree: Directory) -> Iterator[None]:
+        aside = os.path.join(self._work, "spare")
+        shutil.rmtree(aside, ignore_errors=True)
+        yield from populate(self._objects, tree, os.fsencode(aside))
+        self._put_spare(aside, tree.digest)
+
+    def _update_spare(self, name: str, tree: Directory) -> Iterator[None]:
+        aside = os.path.join(self._work, "spare")
+        shutil.rmtree(aside, ignore_errors=True)
+        old = self._records.tree(_root_of(name))
+        with locked(self._home), contextlib.suppress(FileNotFoundError):
+            os.rename(self._spare(name), aside)
+        if old is not None and os.path.isdir(aside):
+            update(self._objects, os.fsencode(aside), old, tree)
+            self._put_spare(aside, tree.digest)
+        else:
+            yield from remove_tree(aside)
+
+    def _put_spare(self, aside: str, root: bytes) -> None:
+        """Makes a complete directory a spare, unless other processes have made enough."""
+        with locked(self._home):
+            for number in range(SPARES):
+                with contextlib.suppress(OSError):
+                    os.rename(aside, self._spare(f"{number}-{root.hex()}"))
+                    return
+        shutil.rmtree(aside, ignore_errors=True)
+
+    def remove_spares(self, root: bytes | None = None) -> None:
+        """Removes all spares, or those of version ``root``."""
+        with locked(self._home):
+            trash = [self._move_spare_to_trash(name) for name in self._spares() if root in (None, _root_of(name))]
+        for taken in trash:
+            shutil.rmtree(taken, ignore_errors=True)
+
+    def _move_spare_to_trash(self, name: str) -> str:
+        trash = os.path.join(self._work, f"spare-{name}")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self._spare(name), trash)
+        return trash
+
+    def _spares(self) -> list[str]:
+        return os.listdir(os.path.join(self._home, "spares"))
+
+    # --- pins -------------------------------------------------------------------------------------------
+
+    def pins(self) -> dict[str, bytes]:
+        """The version that each owner requested last."""
+        pins = {}
+        directory = os.path.join(self._home, "pins")
+        for owner in os.listdir(directory):
+            with contextlib.suppress(OSError, ValueError), open(os.path.join(directory, owner)) as pin:
+                pins[owner] = bytes.fromhex(pin.read())
+        return pins
+
+    def hold(self, owner: str, root: bytes) -> None:
+        """``owner`` is about to start processes from a version: its snapshot stays for ten minutes from the last call,
+        whatever ``owner`` requests next. By then the processes have opened it."""
+        with locked(self._home):
+            path = os.path.join(self._home, "held", f"{root.hex()}-{owner}")
+            with open(path, "w"):
+                os.utime(path)
+
+    def _held(self) -> set[bytes]:
+        """The versions that processes are about to be started from. Removes expired notes."""
+        held = set()
+        directory = os.path.join(self._home, "held")
+        for name in os.listdir(directory):
+            path = os.path.join(directory, name)
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - os.stat(path).st_mtime < HELD_SECONDS:
+                    held.add(bytes.fromhex(name.partition("-")[0]))
+                else:
+                    os.unlink(path)
+        return held
+
+    def pin(self, owner: str, root: bytes) -> None:
+        temporary = os.path.join(self._work, "pin")
+        with open(temporary, "w") as pin:
+            pin.write(root.hex())
+        os.rename(temporary, os.path.join(self._home, "pins", owner))
+
+    def release(self, owner: str) -> None:
+        """Removes the pin and the holds of ``owner``."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._home, "pins", owner))
+        directory = os.path.join(self._home, "held")
+        for name in os.listdir(directory):
+            if name.partition("-")[2] == owner:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(directory, name))
+
+    def _spare(self, name: str) -> str:
+        return os.path.join(self._home, "spares", name)
+
+    def _mark(self, root: bytes) -> str:
+        return os.path.join(self._home, "opened", root.hex())
+
+
+def _root_of(spare: str) -> bytes:
+    return bytes.fromhex(spare.partition("-")[2])

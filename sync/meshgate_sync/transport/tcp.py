@@ -1,0 +1,212 @@
+"""Relays over TCP: authenticated connections that carry frames. Nothing here makes decisions.
+
+Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol, cast
+
+from ..errors import MalformedMessage, PeerRefused, SyncError
+from ..relay.frames import MAX_FRAME, Message, decode_frame
+from .handshake import ChildHandshake, ParentHandshake
+
+__all__ = ["Connection", "ConnectionListener", "incoming", "outgoing", "stop_listening"]
+
+_HIGH_WATER = 256 * 1024
+_BUFFER = 512 * 1024  # more than a frame with the largest piece
+_MIN_READ = 64 * 1024
+_HANDSHAKE_TIMEOUT = 10.0
+
+
+class ConnectionListener(Protocol):
+    """Is notified of what happens to a connection, in its event loop."""
+
+    def opened(self, connection: Connection) -> None: ...
+    def received(self, connection: Connection, messages: list[Message]) -> None:
+        """All messages of one read."""
+        ...
+
+    def drained(self, connection: Connection, size: int) -> None:
+        """Pieces of ``size`` bytes in total were passed to the kernel."""
+        ...
+
+    def closed(self, connection: Connection, reason: Exception | None) -> None:
+        """Called once, also if the connection was never opened."""
+        ...
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection, from its dial or accept to its end. ``peer`` is the name of the other side once it is open;
+    ``up``: the other side is the parent.
+
+    Received bytes go into one buffer, and a piece is copied out of it once. ``_start`` and ``_end`` bound the bytes
+    that are not decoded yet.
+    """
+
+    def __init__(
+        self, listener: ConnectionListener, handshake: ChildHandshake | ParentHandshake, peer: str = "", *, up: bool
+    ) -> None:
+        self.peer = peer
+        self.up = up
+        self._listener = listener
+        self._handshake: ChildHandshake | ParentHandshake | None = handshake
+        self._transport: asyncio.Transport | None = None
+        self._timeout: asyncio.TimerHandle | None = None
+        self._buffer = bytearray(_MIN_READ)
+        self._start = self._end = 0
+        self._paused = False
+        self._undrained = 0
+        self._reason: Exception | None = None
+        self._closing = False
+
+    @property
+    def was_established(self) -> bool:
+        """Whether TCP connected, so that the listener will be notified of the end."""
+        return self._transport is not None
+
+    def write(self, parts: list[bytes], piece_bytes: int) -> None:
+        """Writes frames, in parts. ``piece_bytes`` of them are reported once they have drained."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.writelines(parts)
+        self._undrained += piece_bytes
+        if not self._paused:
+            self._report_drained()
+
+    def close(self, reason: Exception | None = None) -> None:
+        """``ConnectionListener.closed`` follows if TCP connected."""
+        self._reason = self._reason or reason
+        self._closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # --- asyncio.Protocol -------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast("asyncio.Transport", transport)  # uvloop's transport has the methods but not the base class
+        self._transport = transport
+        if self._closing:
+            transport.abort()
+            return
+        transport.set_write_buffer_limits(high=_HIGH_WATER)
+        late = PeerRefused(f"handshake not completed within {_HANDSHAKE_TIMEOUT:.0f} s")
+        self._timeout = asyncio.get_running_loop().call_later(_HANDSHAKE_TIMEOUT, self.close, late)
+        if isinstance(self._handshake, ChildHandshake):
+            transport.write(self._handshake.opening)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._start == self._end:
+            self._start = self._end = 0
+            if len(self._buffer) > 2 * _BUFFER:
+                self._buffer = bytearray(_BUFFER)
+        if len(self._buffer) - self._end < _MIN_READ:
+            self._reserve(_BUFFER)
+        return memoryview(self._buffer)[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._end += nbytes
+        try:
+            if self._handshake is not None:
+                self._continue_handshake()
+            if self._handshake is None:
+                self._decode_frames()
+        except SyncError as error:
+            self.close(error)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._report_drained()
+
+    def connection_lost(self, reason: Exception | None) -> None:
+        if self._timeout is not None:
+            self._timeout.cancel()
+        self._listener.closed(self, self._reason or reason)
+
+    def _report_drained(self) -> None:
+        if self._undrained:
+            size, self._undrained = self._undrained, 0
+            # Deferred, because the listener may be in the middle of writing.
+            asyncio.get_running_loop().call_soon(self._listener.drained, self, size)
+
+    def _continue_handshake(self) -> None:
+        """The bytes that follow the handshake belong to frames."""
+        assert self._transport is not None
+        data = bytes(memoryview(self._buffer)[self._start : self._end])
+        self._start = self._end
+        if isinstance(self._handshake, ChildHandshake):
+            outcome = self._handshake.receive(data)
+            if outcome is None:
+                return
+            reply, rest = outcome
+            self._transport.write(reply)
+        else:
+            assert self._handshake is not None
+            self._transport.write(self._handshake.receive(data))
+            if self._handshake.name is None:
+                return
+            self.peer, rest = self._handshake.name, self._handshake.rest
+        self._start = self._end - len(rest)  # the handshake returns the bytes it did not use
+        self._handshake = None
+        assert self._timeout is not None
+        self._timeout.cancel()
+        self._listener.opened(self)
+
+    def _decode_frames(self) -> None:
+        view, start, end, length = memoryview(self._buffer), self._start, self._end, 0
+        messages: list[Message] = []
+        while end - start >= 4:
+            length = int.from_bytes(view[start : start + 4], "big")
+            if not 0 < length <= MAX_FRAME:
+                raise MalformedMessage(f"invalid frame length: {length} bytes (1 to {MAX_FRAME} allowed)")
+            if end - start - 4 < length:
+                break
+            messages.append(decode_frame(view[start + 4 : start + 4 + length]))
+            start, length = start + 4 + length, 0
+        self._start = start
+        needed = 4 + length + _MIN_READ  # so that the buffer always has room for the next read
+        if length and needed > len(self._buffer) - start:
+            self._reserve(needed)
+        if messages:
+            self._listener.received(self, messages)
+
+    def _reserve(self, size: int) -> None:
+        """Makes the buffer at least ``size`` bytes long and moves the bytes that are not decoded yet to its start. The
+        old buffer may be in use by the transport and is never resized."""
+        rest = bytes(memoryview(self._buffer)[self._start : self._end])
+        if len(self._buffer) < size:
+            self._buffer = bytearray(max(size, _BUFFER))
+        self._buffer[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
+
+
+def outgoing(listener: ConnectionListener, secret: bytes, name: str, peer: str) -> Connection:
+    """For ``loop.create_connection``: this host, ``name``, connects to its parent ``peer``."""
+    return Connection(listener, ChildHandshake(secret, name), peer, up=True)
+
+
+def incoming(listener: ConnectionListener, secret: bytes) -> Connection:
+    """For ``loop.create_server``."""
+    return Connection(listener, ParentHandshake(secret), up=False)
+
+
+async def stop_listening(server: asyncio.Server) -> None:
+    """Closes ``server`` after every accepted socket has its transport. ``Server.close()`` alone forgets a socket that
+    has none yet (python/cpython#109564): its protocol is never notified of the end."""
+    for listener in server.sockets:
+        asyncio.get_running_loop().remove_reader(listener.fileno())
+    for _ in range(2):  # the first creates the transport, the second notifies its protocol
+        await asyncio.sleep(0)
+    server.close()

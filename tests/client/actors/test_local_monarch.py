@@ -1,0 +1,85 @@
+"""A laptop with torchmonarch: which functions of ``monarch.actor`` work with a session, and which are refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import monarch.actor
+import pytest
+
+from meshgate.errors import InvalidRequestError
+from meshgate.proxies.channels import Channel
+from meshgate.proxies.client import Client
+from meshgate_wire.messages import Call, SendTo
+from tests.client.counting import Counter
+from tests.client.scripted_gateway import ScriptedGateway
+
+LOCAL: list[Callable[[], Any]] = [
+    monarch.actor.this_host,
+    monarch.actor.this_proc,
+    monarch.actor.context,
+    monarch.actor.Channel.open,
+    lambda: monarch.actor.get_or_spawn_controller("one", Counter),
+]
+
+
+@pytest.mark.parametrize("call", LOCAL)
+def test_what_would_start_a_monarch_on_the_laptop_is_refused_while_a_session_is_open(
+    call: Callable[[], Any], client: Client
+) -> None:
+    with pytest.raises(InvalidRequestError, match="Import Channel and get_or_spawn_controller from meshgate"):
+        call()
+
+
+def test_as_endpoint_and_send_of_monarch_work_with_meshes_and_ports_of_a_session(
+    gateway: ScriptedGateway, client: Client
+) -> None:
+    gateway.functions.update(plain=lambda rank, value: value + rank, add=lambda rank, value: value)
+    counters: Any = client.attach_hosts("workers", 2).spawn_procs().spawn("counters", Counter)
+    port, _ = Channel.open(client=client)
+    send: Any = monarch.actor.send
+    send(counters.add, (1,), {}, port)
+    send(counters.add, (2,), {}, selection="choose")
+    assert monarch.actor.as_endpoint(counters.plain).call(5).get(timeout=20).values() == [5, 6]
+    assert [(header.endpoint, header.adverb) for header in gateway.got(Call)] == [("add", "choose"), ("plain", "call")]
+    assert len(gateway.got(SendTo)) == 1
+
+
+def test_a_program_beside_a_monarch_of_its_own_still_works_with_the_session() -> None:
+    program = """
+        import monarch.actor
+        import meshgate
+        from meshgate.actors.api import inside_actor
+        assert not inside_actor()
+        monarch.actor.context()
+        assert not inside_actor()
+        try:
+            meshgate.Channel.open()
+        except meshgate.GatewayError as error:
+            print(error)
+        monarch.actor.shutdown_context().get()
+    """
+    code = textwrap.dedent(program)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert "there is no session" in done.stdout
+
+
+def test_a_port_of_a_monarch_on_the_laptop_is_refused_before_it_is_sent() -> None:
+    program = """
+        from monarch.actor import Channel, shutdown_context
+        from meshgate.errors import InvalidRequestError
+        from meshgate.serialization.pickling import dumps_call
+        port, receiver = Channel.open()
+        try:
+            dumps_call(({"port": [port]},), {})
+        except InvalidRequestError as error:
+            print(error)
+        shutdown_context().get()
+    """
+    code = textwrap.dedent(program)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert "this Port belongs to a Monarch on this machine" in done.stdout

@@ -1,0 +1,93 @@
+"""Every public name of the installed Monarch is available, or listed with the reason why it is not."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import monarch.actor
+import monarch.config
+import pytest
+from monarch._src.actor.actor_mesh import ActorMesh
+
+import meshgate
+from benchmarks.sections import section
+from conformance.page import PAGE, names_table, settings_table
+from meshgate.actors.monarch_surface import OWNERS, UNAVAILABLE, missing_attribute
+
+
+def monarchs(name: str) -> Any:
+    return ActorMesh if name == "ActorMesh" else getattr(monarch.actor, name)
+
+
+def test_every_name_of_monarch_actor_is_available_or_listed() -> None:
+    missing = {name for name in monarch.actor.__all__ if not hasattr(meshgate, name)}
+    assert missing <= UNAVAILABLE.keys()
+
+
+def parameters(function: Any) -> set[str]:
+    """The names that callers of a function or method may use; none if it has no signature."""
+    try:
+        named = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return set()
+    return {each.name for each in named if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)} - {"self"}
+
+
+def test_every_name_of_monarch_config_is_available_or_listed() -> None:
+    ours = getattr(meshgate, "config", None)
+    missing = {f"config.{name}" for name in monarch.config.__all__ if not hasattr(ours, name)}
+    assert missing <= UNAVAILABLE.keys()
+
+
+def test_functions_take_monarchs_parameters() -> None:
+    functions = [name for name in monarch.actor.__all__ if inspect.isfunction(getattr(monarch.actor, name))]
+    for name in set(functions) - UNAVAILABLE.keys():
+        missing = parameters(getattr(monarch.actor, name)) - parameters(getattr(meshgate, name))
+        assert {f"{name}({each})" for each in missing} <= UNAVAILABLE.keys()
+
+
+@pytest.mark.parametrize(("ours", "theirs"), OWNERS.items())
+def test_methods_take_monarchs_parameters(ours: str, theirs: str) -> None:
+    """Except for constructors, which only the library calls, and ``from_bytes``, which pickle calls."""
+    for name in dir(monarchs(theirs)):
+        method = getattr(monarchs(theirs), name)
+        if name.startswith("_") or name == "from_bytes" or f"{theirs}.{name}" in UNAVAILABLE or not callable(method):
+            continue
+        missing = parameters(method) - parameters(getattr(getattr(meshgate, ours), name))
+        assert {f"{theirs}.{name}({each})" for each in missing} <= UNAVAILABLE.keys()
+
+
+@pytest.mark.parametrize(("ours", "theirs"), OWNERS.items())
+def test_every_member_of_monarchs_classes_is_available_or_listed(ours: str, theirs: str) -> None:
+    members = [name for name in dir(monarchs(theirs)) if not name.startswith("_")]
+    missing = {f"{theirs}.{name}" for name in members if not hasattr(getattr(meshgate, ours), name)}
+    assert missing <= UNAVAILABLE.keys()
+
+
+def test_nothing_that_is_listed_is_available() -> None:
+    classes = {theirs: getattr(meshgate, ours) for ours, theirs in OWNERS.items()}
+    classes["config"] = getattr(meshgate, "config", None)
+    for name in UNAVAILABLE:
+        owner, _, member = name.rpartition(".")
+        assert not hasattr(classes[owner] if owner else meshgate, member), name
+
+
+def test_everything_that_is_listed_is_monarchs() -> None:
+    owners = {theirs: monarchs(theirs) for theirs in OWNERS.values()} | {"": monarch.actor, "config": monarch.config}
+    for name in UNAVAILABLE:
+        owner, _, member = name.partition("(")[0].rpartition(".")
+        assert hasattr(owners[owner], member), name
+
+
+def test_the_error_of_a_missing_name_gives_the_reason() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'attach', unlike Monarch: the job starts the workers"):
+        meshgate.attach  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
+        meshgate.nothing  # noqa: B018
+    assert "job.sync() brings the code" in missing_attribute("HostMeshProxy", "sync_workspace")
+
+
+def test_the_documentation_lists_what_is_not_available() -> None:
+    assert section(PAGE, "names") == names_table()
+    assert section(PAGE, "settings") == settings_table()

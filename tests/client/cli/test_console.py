@@ -1,0 +1,52 @@
+"""How commands print and fail."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+from meshgate.cli.console import Commands, emit
+from meshgate.errors import JobError, JobNotRunning
+
+
+class Result(BaseModel):
+    count: int
+
+
+app = typer.Typer(cls=Commands, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def work(what: str) -> None:
+    errors: dict[str, BaseException] = {
+        "ended": JobNotRunning("the job has ended"),
+        "failed": JobError("it failed"),
+        "rank": ValueError("ranks=9: the mesh has ranks 0 to 1"),
+        "interrupt": KeyboardInterrupt(),
+    }
+    if what in errors:
+        raise errors[what]
+    emit(Result(count=2), what == "json", lambda console: console.print("two"))
+
+
+@app.command()
+def other() -> None:
+    """Without a second command there would be no group."""
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "text"),
+    [
+        ("ended", 3, "meshgate: the job has ended\n"),
+        ("failed", 1, "meshgate: it failed\n"),
+        ("rank", 1, "meshgate: ranks=9: the mesh has ranks 0 to 1\n"),
+        ("interrupt", 130, ""),
+        ("json", 0, '{\n  "count": 2\n}\n'),
+        ("text", 0, "two\n"),
+    ],
+)
+def test_the_exit_code_says_what_happened(what: str, code: int, text: str) -> None:
+    result = CliRunner().invoke(app, ["work", what])
+    assert (result.exit_code, result.output) == (code, text)

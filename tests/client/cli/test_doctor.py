@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from meshgate.cli import doctor
+from meshgate.cli.app import app
+from meshgate.doctor.findings import Finding, problem
+
+OK = Finding(check="gateway", outcome="ok", text="answers")
+BAD = problem("websocket", "no [upgrade]", "let the ingress forward websockets")
+
+
+def test_problems_have_remedies_and_exit_with_1(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_findings", lambda *arguments: iter([OK, BAD]))
+    result = run.invoke(app, ["doctor"])
+    assert result.exit_code == 1
+    assert result.output == "✓ gateway: answers\n✗ websocket: no [upgrade]\n    → let the ingress forward websockets\n"
+    assert json.loads(run.invoke(app, ["doctor", "--json"]).output)["findings"][1]["outcome"] == "problem"
+
+
+def test_a_cluster_problem_ends_the_checks(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/does/not/exist")
+    monkeypatch.setenv("MESHGATE_URL", "ws://127.0.0.1:1")
+    found = json.loads(run.invoke(app, ["doctor", "-n", "team", "--json"]).output)["findings"]
+    assert found[-1]["check"] == "kubeconfig"
+    found = json.loads(run.invoke(app, ["doctor", "--json"]).output)["findings"]
+    assert (found[-1]["check"], found[-1]["outcome"]) == ("gateway", "problem")

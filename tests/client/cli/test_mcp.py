@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from meshgate.cli.app import app
+from meshgate.cli.mcp import TOOLS, Outcome, command_of, respond, serve
+
+
+def call(name: str, arguments: dict[str, Any], outcome: Outcome = Outcome(0, "{}", "")) -> dict[str, Any]:  # noqa: B008
+    parameters = {"name": name, "arguments": arguments}
+    message = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": parameters}
+    response = respond(message, lambda command: outcome)
+    assert response is not None
+    return response
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("ls", {}, ["ls", "--json"]),
+        ("status", {"job": "cafe"}, ["status", "--json", "cafe"]),
+        ("logs", {"job": "a", "namespace": "b", "tail": 9}, ["logs", "--json", "--tail=9", "--namespace=b", "a"]),
+        ("sync", {"dir": ["x", "y"]}, ["sync", "--json", "--dir=x", "--dir=y"]),
+        (
+            "exec",
+            {"job": "a", "rank": [0, 1], "command": ["ls", "--json"]},
+            ["exec", "--json", "--rank=0", "--rank=1", "a", "--", "ls", "--json"],
+        ),
+    ],
+)
+def test_a_tool_is_a_command(name: str, arguments: dict[str, Any], expected: list[str]) -> None:
+    assert command_of(name, arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("kill", {}, "unknown tool 'kill'"),
+        ("ls", {"all": True}, "no argument all"),
+        ("exec", {"job": "a"}, "needs command"),
+        ("status", {"job": "--help"}, "is not the name of a job"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(name: str, arguments: dict[str, Any], message: str) -> None:
+    assert message in call(name, arguments)["error"]["message"]
+
+
+def test_every_tool_is_a_command_that_has_its_options(run: CliRunner) -> None:
+    for name, tool in TOOLS.items():
+        text = run.invoke(app, [name, "--help"]).output
+        assert all(f"--{option}" in text for option in ("json", "namespace", *tool.options)), name
+
+
+def test_results_are_data() -> None:
+    result = call("status", {}, Outcome(0, '{"sessions": []}', ""))["result"]
+    assert (result["structuredContent"], result["isError"]) == ({"sessions": []}, False)
+    for lines in ('{"number": 1}', '{"number": 1}\n{"number": 2}\n'):
+        found = call("logs", {}, Outcome(0, lines, ""))["result"]["structuredContent"]["lines"]
+        assert [line["number"] for line in found] == [1, 2][: len(found)]
+    failed = call("exec", {"job": "a", "command": ["false"]}, Outcome(1, '{"returncode": 1}', ""))["result"]
+    assert failed["structuredContent"] == {"returncode": 1}
+
+
+def test_a_failure_has_the_commands_message() -> None:
+    result = call("status", {}, Outcome(3, "", "meshgate: no job runs on this machine\n"))["result"]
+    assert (result["isError"], result["content"][0]["text"]) == (True, "meshgate: no job runs on this machine")
+
+
+def test_messages_are_answered_in_order() -> None:
+    messages: list[Any] = [
+        {"id": 1, "method": "initialize", "params": {"protocolVersion": "2025-03-26"}},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/list"},
+        {"id": 3, "method": "ping"},
+        {"id": 4, "method": "resources/list"},
+        ["no request"],
+    ]
+    target = io.StringIO()
+    source = io.StringIO("".join(json.dumps(message) + "\n" for message in messages) + "not JSON\n")
+    serve(source, target, lambda command: Outcome(0, "{}", ""))
+    greeting, tools, pong, unknown, *invalid = map(json.loads, target.getvalue().splitlines())
+    assert greeting["result"]["protocolVersion"] == "2025-03-26"
+    assert "meshgate why" in greeting["result"]["instructions"]
+    assert [tool["name"] for tool in tools["result"]["tools"]] == list(TOOLS)
+    assert (pong["id"], pong["result"]) == (3, {})
+    assert unknown["error"]["code"] == -32601
+    assert [each["error"]["code"] for each in invalid] == [-32600, -32600]
+
+
+def test_the_server_runs_commands() -> None:
+    messages = '{"id": 1, "method": "tools/call", "params": {"name": "ls"}}\n'
+    command = [sys.executable, "-c", "from meshgate.cli.app import app; app()", "mcp"]
+    done = subprocess.run(command, input=messages, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["result"]["structuredContent"]["jobs"] is not None
+
+
+def test_the_skill_names_commands_that_exist(run: CliRunner) -> None:
+    text = run.invoke(app, ["mcp", "--skill"]).output
+    named = {
+        line.partition("`meshgate ")[2].split()[0].strip("`") for line in text.splitlines() if "`meshgate " in line
+    }
+    assert named <= {info.name for info in app.registered_commands}
+    assert {"why", "logs", "sync"} <= named

@@ -1,0 +1,119 @@
+"""``meshgate exec``, ``stacks`` and ``why``, with a job of this process."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from meshgate.cli import ranks
+from meshgate.cli.app import app
+from meshgate.cli.ranks import why
+from meshgate.ranks.exec import CommandResult, Executed
+from meshgate.ranks.stacks import Frame, ProcessStacks, Stacks, Thread
+from meshgate_wire.status import CallStatus, JobStatus, SessionStatus
+
+STEP = Frame("/work/train.py", 12, "Trainer.step", "loss.backward()")
+
+
+def process(rank: int, mesh: str = "procs") -> ProcessStacks:
+    return ProcessStacks("workers-0", mesh, rank, 100 + rank, (Thread("actor", (STEP,)),))
+
+
+def call(age: float, processes: dict[int, int]) -> CallStatus:
+    waiting = dict.fromkeys(processes, "workers-0")
+    return CallStatus(
+        mesh="trainers",
+        endpoint="step",
+        age=age,
+        total=4,
+        answered=1,
+        waiting=waiting,
+        procs="procs",
+        processes=processes,
+    )
+
+
+def status(*calls: CallStatus) -> JobStatus:
+    session = SessionStatus(session="s", owner="me", connected=True, pid=1, calls=calls, calls_in_flight=len(calls))
+    return JobStatus(gateway_version="1", python="3.11", meshes={"workers": 2}, sessions=(session,))
+
+
+class Job:
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.found = status(call(31, {0: 2}))
+
+    def _state(self) -> None:
+        self.asked.append("state")
+
+    def status(self) -> JobStatus:
+        return self.found
+
+    def stacks(self, *arguments: Any) -> Stacks:
+        return Stacks((process(2), process(3), process(2, "others")), {"lost": "gone"})
+
+    def exec(self, command: Any, *arguments: Any, **options: Any) -> Executed:
+        self.asked.append((command, arguments, options))
+        return Executed({1: CommandResult(1, "workers-1", 3, "out", "err")})
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Job:
+    job = Job()
+    monkeypatch.setattr(ranks, "find_job", lambda name, namespace: job)
+    return job
+
+
+def test_the_oldest_call_is_first_and_has_the_stacks_of_the_ranks_it_waits_for() -> None:
+    report = why(
+        status(call(1, {0: 3}), call(31, {0: 2, 1: 7})), Stacks((process(2), process(3), process(2, "others")))
+    )
+    assert [(each.call.age, [(p.mesh, p.rank) for p in each.processes]) for each in report.calls] == [
+        (31, [("procs", 2)]),
+        (1, [("procs", 3)]),
+    ]
+    assert "loss.backward()" in report.calls[0].processes[0].stack
+
+
+@pytest.mark.usefixtures("job")
+def test_why_shows_calls_and_stacks(run: CliRunner) -> None:
+    text = run.invoke(app, ["why"]).output
+    assert "trainers.step, called 31s ago: 1 of 4 ranks answered; waits for rank 0 on workers-0 and 2 others" in text
+    assert "  rank 2 on workers-0, pid 102:" in text
+    assert "loss.backward()" in text
+    assert json.loads(run.invoke(app, ["why", "--json"]).output)["calls"][0]["processes"][0]["rank"] == 2
+
+
+def test_why_of_an_idle_job_asks_no_process(run: CliRunner, job: Job) -> None:
+    job.found = status()
+    assert run.invoke(app, ["why"]).output == "no call is in flight\n"
+    assert job.asked == []
+
+
+@pytest.mark.usefixtures("job")
+def test_stacks_shows_equal_ones_once(run: CliRunner) -> None:
+    text = run.invoke(app, ["stacks"]).output
+    assert text.count("loss.backward()") == 1
+    assert "procs ranks 2-3, others rank 2 (3 processes):" in text
+    found = json.loads(run.invoke(app, ["stacks", "--json"]).output)
+    assert [each["rank"] for each in found["processes"]] == [2, 3, 2]
+    assert found["problems"] == {"lost": "gone"}
+
+
+def test_exec_passes_its_options_on_and_exits_with_the_code(run: CliRunner, job: Job) -> None:
+    arguments = ["exec", "job", "--rank", "1", "-e", "A=b=c", "--timeout", "5", "--json", "--", "ls", "-l"]
+    result = run.invoke(app, arguments)
+    assert result.exit_code == 3
+    assert json.loads(result.output)["results"][0]["stdout"] == "out"
+    _, (command, (chosen, mesh), options) = job.asked
+    assert (command, chosen, mesh) == (["ls", "-l"], [1], None)
+    assert (options["env"], options["timeout"], options["capture_output"]) == ({"A": "b=c"}, 5, True)
+
+
+@pytest.mark.usefixtures("job")
+def test_a_variable_without_a_value_is_refused(run: CliRunner) -> None:
+    result = run.invoke(app, ["exec", "job", "-e", "A", "--", "ls"])
+    assert (result.exit_code, "expected NAME=VALUE" in result.output) == (2, True)

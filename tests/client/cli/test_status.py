@@ -1,0 +1,91 @@
+"""``meshgate status`` and ``meshgate describe``."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from meshgate.cli.models import Description, Event, JobRow
+from meshgate.cli.status import show_description, show_status, waiting_text
+from meshgate_wire.status import CallStatus, HostStatus, JobStatus, MeshStatus, SessionStatus
+
+CALL = CallStatus(
+    mesh="trainers", endpoint="step", age=31, total=8, answered=2, waiting=dict.fromkeys(range(1, 7), "workers-0")
+)
+HOSTS = (
+    HostStatus(mesh="workers", rank=0, name="workers-0", version="cafe" * 16),
+    HostStatus(mesh="workers", rank=1, name="workers-1", state="missing", reason="OOMKilled"),
+)
+SESSION = SessionStatus(
+    session="0123456789abcdef",
+    owner="job",
+    connected=False,
+    pid=7,
+    version="cafe" * 16,
+    hosts=HOSTS,
+    meshes=(
+        MeshStatus(kind="procs", name="procs", sizes={"hosts": 2, "gpus": 4}, version="beef" * 16),
+        MeshStatus(kind="actors", name="trainers", sizes={"hosts": 2}, dead={1: "killed", 3: "killed"}),
+    ),
+    calls=(CALL,),
+    calls_in_flight=1,
+)
+STATUS = JobStatus(gateway_version="1.2", python="3.11.7", meshes={"workers": 2}, hosts=HOSTS, sessions=(SESSION,))
+
+
+def shown(status: JobStatus | Description) -> str:
+    text = io.StringIO()
+    console = Console(file=text, width=200, highlight=False, soft_wrap=True)
+    if isinstance(status, JobStatus):
+        show_status(status, console)
+    else:
+        show_description(status, console)
+    return text.getvalue()
+
+
+def rows(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+def test_the_status_shows_hosts_meshes_and_calls() -> None:
+    text = shown(STATUS)
+    assert "session 01234567  job, disconnected, code cafecafecafe" in text
+    assert ["workers-0", "workers", "0", "ready", "cafecafecafe"] in rows(text)
+    assert ["workers-1", "workers", "1", "missing:", "OOMKilled"] in rows(text)
+    assert ["procs", "procs", "hosts=2", "gpus=4", "beefbeefbeef", "up"] in rows(text)
+    assert ["trainers", "actors", "hosts=2", "2", "dead:", "1,", "3"] in rows(text)
+    assert "  1 call in flight\n" in text
+    assert "trainers.step" in text
+    assert "31s" in text
+    assert "2/8" in text
+
+
+def test_the_ranks_that_a_call_waits_for_are_named_up_to_a_limit() -> None:
+    named = ", ".join(f"rank {rank} on workers-0" for rank in range(1, 5))
+    assert waiting_text(CALL) == f"{named} and 2 others"
+    assert waiting_text(CALL.model_copy(update={"total": 3, "waiting": {1: ""}})) == "rank 1"
+
+
+def test_a_job_without_sessions_shows_its_hosts() -> None:
+    text = shown(STATUS.model_copy(update={"sessions": ()}))
+    assert "sessions  0\n" in text
+    assert "workers-1" in text
+
+
+def test_the_problem_of_an_engine_is_shown() -> None:
+    silent = SESSION.model_copy(update={"problem": "its engine did not answer within 3 s", "connected": True})
+    text = shown(STATUS.model_copy(update={"sessions": (silent,)}))
+    assert "connected" in text
+    assert "its engine did not answer" in text
+
+
+def test_a_description_shows_objects_and_events_and_leaves_out_what_is_empty() -> None:
+    job = JobRow(id="train", kind="KubernetesJob", namespace="team", meshes={"workers": 2}, age=7200)
+    event = Event(object="Pod/train-0", reason="BackOff", message="pulling failed", count=3)
+    found = Description(job=job, gateway="the gateway of train", objects=["Pod/train-0"], events=[event], status=STATUS)
+    text = shown(found)
+    assert ["namespace", "team"] in rows(text)
+    assert ["age", "2h"] in rows(text)
+    assert ["Pod/train-0", "BackOff", "3", "pulling", "failed"] in rows(text)
+    assert "directory" not in text

@@ -1,0 +1,76 @@
+"""One sync for each session, and what it prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshgate.code_sync import session_sync
+from meshgate.code_sync.report import SyncReport
+from meshgate.code_sync.session_sync import sync_for
+from meshgate.proxies.client import Client
+from meshgate_sync.errors import TreeError
+
+REPORT = SyncReport("ab", 1, 7, 2, 2, 0.1)
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for folder in (".git", "src", "other"):
+        (tmp_path / "repository" / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "repository")
+    return (tmp_path / "repository").resolve()
+
+
+def test_a_session_keeps_its_sync_until_another_tree_is_named(client: Client, repository: Path) -> None:
+    first = sync_for(client, None)
+    assert first.tree.top == repository
+    assert sync_for(client, None) is first
+    other = sync_for(client, ["other"])
+    assert (other is first, other.tree.top) == (False, repository / "other")
+    assert sync_for(client, None) is other
+
+
+def test_import_paths_that_the_program_adds_are_synced(
+    client: Client, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = sync_for(client, None)
+    assert "src" not in sync.code.tree.paths
+    monkeypatch.syspath_prepend(str(repository / "src"))
+    assert "src" in sync_for(client, None).code.tree.paths
+
+
+def test_reports_are_printed_unless_they_are_routine_or_quiet(
+    client: Client, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sync = sync_for(client, None)
+    sync._report(REPORT)
+    sync._report(replace(REPORT, routine=True))
+    sync._report(replace(REPORT, routine=True, busy=("train.log",)))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == str(REPORT)
+    assert lines[1].startswith("meshgate: train.log is saved continuously")
+    assert len(lines) == 2
+    sync._quiet = True
+    sync._report(REPORT)
+    sync._report(TreeError("cannot watch the tree"))
+    assert capsys.readouterr().err == "meshgate: sync failed: cannot watch the tree\n"
+
+
+def test_missing_modules_are_warned_of_once(
+    client: Client, repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_sync, "directories_outside", lambda tree: ["/elsewhere"])
+    monkeypatch.setattr(session_sync, "ignored_modules", lambda tree, ignores: [("_version", "src/_version.py")])
+    sync = sync_for(client, None)
+    for _ in range(2):
+        sync.push_in_background(watch=False)
+    outside, ignored, advice, rule = capsys.readouterr().err.splitlines()
+    assert outside.startswith(f"meshgate: modules in /elsewhere are not synced because it is outside {repository};")
+    assert "this program imports _version, but " in ignored
+    assert advice == f"meshgate: to sync what is excluded, add to {repository / '.meshgateignore'}:"
+    assert rule == "  !/src/_version.py"

@@ -1,0 +1,258 @@
+"""KubernetesJob without a cluster: arguments, requests and saved jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshgate import Compute, ImageSpec, JobNotRunning, KubernetesJob, job_loads
+from meshgate.errors import JobError, JobStartFailed
+from meshgate_kubernetes.jobs.lifecycle import RunningJob
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nothing"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"compute": Compute(), "selector": {"a": "b"}}, "either created or found"),
+        ({"use_websocket": False}, "supports websockets only"),
+        ({"name": "Trainer"}, "invalid job name 'Trainer'"),
+        ({"lease": 0}, r"KubernetesJob\(lease"),
+        ({"lease": float("inf")}, r"KubernetesJob\(lease"),
+        ({"selector": ""}, "every pod of the namespace"),
+        ({"selector": {"a": "b c"}}, "invalid value 'b c' of label 'a'"),
+        ({"selector": "a in (b"}, "invalid label selector"),
+        ({"selector": 5}, "selector=5: expected labels"),
+        ({"compute": {"gpus": 1}}, r"compute=\{'gpus': 1\}: expected a Compute"),
+        ({"compute": Compute, "name": "a"}, r"expected a Compute\(…\)"),
+        ({"compute": Compute(namespace="a"), "namespace": "b"}, "pass only one"),
+        ({"namespace": "Team"}, r"KubernetesJob\(namespace='Team'"),
+        ({"name": 5}, "invalid job name 5"),
+        ({"compute": Compute(), "monarch_port": 0}, r"KubernetesJob\(monarch_port=0"),
+        ({"timeout": 0}, r"KubernetesJob\(timeout=0"),
+        ({"timeout": float("nan")}, r"KubernetesJob\(timeout=nan"),
+        ({"gateway_url": "example.com"}, r"gateway_url='example.com'\): expected ws://"),
+        ({"gateway_url": "wss://example.com:port"}, "expected ws://"),
+        ({"kubeconfig": {"a": 1}}, "pass the path of a kubeconfig"),
+        ({"sync_dirs": "src"}, "sync_dirs='src'.*expected a list"),
+        ({"sync_dirs": ["/no/such"]}, "'/no/such' is not a directory on this machine"),
+    ],
+)
+def test_invalid_arguments_are_rejected_at_once(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        KubernetesJob(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "Workers"}, "lowercase alphanumeric"),
+        ({"num_replicas": 0}, "num_replicas must be at least 1"),
+        ({"image_spec": ImageSpec("x"), "pod_spec": {"containers": [{}]}}, "'image_spec' and 'pod_spec' are mutually"),
+        ({"image_spec": ImageSpec("x"), "label_selector": "a=b"}, "'label_selector' cannot be customized"),
+        ({"image_spec": ImageSpec("x"), "pod_rank_label": "rank"}, "'pod_rank_label' cannot be customized"),
+        ({"labels": {"a": "b"}}, "'labels' can only be set when provisioning"),
+        ({"annotations": {"a": "b"}}, "'annotations' can only be set when provisioning"),
+        ({"pod_spec": {}}, "has no containers"),
+        ({"compute": Compute(), "image_spec": ImageSpec("x")}, "'compute' describes the pods"),
+        ({"image_spec": ImageSpec("x", resources={"memory": "1GB"})}, "not a Kubernetes quantity"),
+        ({"image_spec": ImageSpec("x"), "port": 0}, "port"),
+        ({"name": "gateway"}, "'gateway' is reserved for the job's gateway"),
+        ({"name": 5}, "mesh name must be a string, not 5"),
+        ({"num_replicas": -1, "compute": Compute()}, "num_replicas must be at least 1, not -1"),
+        ({"compute": "a"}, "compute='a': expected a Compute"),
+        ({"compute": Compute(), "labels": {"a b": "c"}}, "invalid label key 'a b'"),
+        ({"image_spec": ImageSpec("x"), "labels": {"a b": "c"}}, "invalid label key 'a b'"),
+        ({"image_spec": ImageSpec("x"), "labels": {"meshgate.dev/mesh": "c"}}, "is reserved for meshgate"),
+        ({"image_spec": "pytorch"}, "'image_spec' must be an ImageSpec"),
+        ({"pod_spec": {"containers": "abc"}}, "has no containers"),
+        ({"pod_rank_label": "a b"}, "'pod_rank_label' must be a label key"),
+        ({"label_selector": "a in (b"}, "invalid label selector"),
+    ],
+)
+def test_add_mesh_has_monarchs_rules(arguments: dict[str, Any], message: str) -> None:
+    job = KubernetesJob()
+    with pytest.raises((ValueError, TypeError), match=message):
+        job.add_mesh(**{"name": "trainers", "num_replicas": 2, **arguments})
+    assert job._request.meshes == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((5,), r"ImageSpec\(image=5\)"), (("x", 5), r"ImageSpec\(resources=5\)"), (("x", {"gpu": 1.5}), "resources.gpu")],
+)
+def test_an_invalid_image_spec_is_rejected_by_name(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        ImageSpec(*arguments)
+
+
+def test_a_compute_with_a_selector_uses_all_pods_or_as_many_as_it_says() -> None:
+    assert KubernetesJob(compute=Compute(selector={"a": "b"}, replicas=4))._request.meshes[0].replicas == 4
+    assert KubernetesJob(compute=Compute(selector={"a": "b"}))._request.meshes[0].replicas == 0
+
+
+def test_a_mesh_of_the_same_name_is_replaced() -> None:
+    job = KubernetesJob(compute=Compute(replicas=2))
+    job.add_mesh("workers", 3, image_spec=ImageSpec("x", resources={"nvidia.com/gpu": 4}, shared_memory_size="1Gi"))
+    (mesh,) = job._request.meshes
+    assert mesh.replicas == 3
+    assert mesh.worker is not None
+    assert mesh.worker.resources == {"nvidia.com/gpu": "4"}
+    assert mesh.worker.shared_memory_limit == "1Gi"
+
+
+def test_a_mesh_without_a_specification_uses_the_pods_of_a_monarch_mesh() -> None:
+    job = KubernetesJob()
+    job.add_mesh("trainers", 2)
+    assert job._request.meshes[0].spec("any").selector == (
+        "app.kubernetes.io/name=monarch-worker,monarch.pytorch.org/mesh-name=trainers"
+    )
+
+
+def test_without_a_cluster_apply_names_the_variables_to_set() -> None:
+    with pytest.raises(JobError, match="Set KUBECONFIG, or set MESHGATE_URL"):
+        KubernetesJob(compute=Compute()).apply()
+
+
+def test_a_missing_kubeconfig_is_named() -> None:
+    with pytest.raises(JobError, match="/no/such/file"):
+        KubernetesJob(compute=Compute(), kubeconfig="/no/such/file").apply()
+
+
+GOOD = """
+apiVersion: v1
+kind: Config
+current-context: dev
+contexts: [{name: dev, context: {cluster: dev, user: me}}]
+clusters: [{name: dev, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: me, user: {token: secret}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GOOD.replace("current-context: dev", "current-context: prod"), "name prod in .*kubeconfig/contexts"),
+        (GOOD.replace("current-context: dev", ""), "Expected key current-context"),
+        (GOOD.replace("user: {token: secret}", "user: {client-certificate: gone.crt}"), "gone.crt"),
+        ("", "file is empty"),
+        ("just words", "cannot use the kubeconfig"),
+        ("[1, 2]", "cannot use the kubeconfig"),
+        ("{unclosed: [", "cannot use the kubeconfig"),
+        ("\x00", "cannot use the kubeconfig"),
+    ],
+)
+def test_an_invalid_kubeconfig_is_named_with_the_problem(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    with pytest.raises(JobError, match=message) as caught:
+        KubernetesJob(compute=Compute(), kubeconfig=path).apply()
+    assert str(path) in str(caught.value)
+
+
+def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(GOOD)
+    with pytest.raises(JobStartFailed, match=r"https://127\.0\.0\.1:1 .* does not respond"):
+        KubernetesJob(compute=Compute(), kubeconfig=path).apply()
+
+
+def test_a_gateway_url_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHGATE_URL", "wss://gateway.example")
+    with pytest.raises(JobError, match="set MESHGATE_TOKEN"):
+        KubernetesJob().apply()
+
+
+def test_an_exported_kubeconfig_is_used_to_reach_a_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(GOOD)
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    monkeypatch.delenv("MESHGATE_TOKEN", raising=False)
+    job = KubernetesJob(compute=Compute(), gateway_url="wss://gateway.example")
+    with pytest.raises(JobStartFailed, match=r"https://127\.0\.0\.1:1 .* does not respond"):
+        job.apply()
+
+
+def test_a_job_that_was_not_applied_can_be_saved_and_loaded() -> None:
+    job = KubernetesJob(compute=Compute(gpus=1, replicas=2, env_vars={"A": "b"}), name="saved", namespace="team")
+    again = job_loads(job.dumps())
+    assert isinstance(again, KubernetesJob)
+    assert again._request == job._request
+    assert not again.active
+
+
+def test_the_lease_is_part_of_the_job_spec() -> None:
+    assert KubernetesJob(compute=Compute(), lease=600)._request.spec("any").lease == 600
+    assert KubernetesJob(compute=Compute())._request.spec("any").lease == 14_400
+
+
+def test_two_jobs_are_the_same_if_they_request_the_same_pods() -> None:
+    request = KubernetesJob(compute=Compute(), name="a", timeout=5)._request
+    assert request.same_as(KubernetesJob(compute=Compute())._request)
+    assert not request.same_as(KubernetesJob(compute=Compute(), name="b")._request)
+    assert not request.same_as(KubernetesJob(compute=Compute(replicas=2), name="a")._request)
+    assert not request.same_as(KubernetesJob(compute=Compute(), name="a", namespace="other")._request)
+
+
+class InterruptedSession:
+    """A session that a Ctrl-C interrupts while it closes."""
+
+    closed = False
+
+    def close(self) -> None:
+        raise KeyboardInterrupt
+
+
+class FakeProvider:
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def end(self, job: RunningJob) -> None:
+        self.ended.append(job.name)
+
+
+def test_a_second_ctrl_c_while_the_session_closes_still_ends_the_job() -> None:
+    job, provider = KubernetesJob(name="trainer"), FakeProvider()
+    job._cached_provider = provider  # type: ignore[assignment]
+    job._client = InterruptedSession()  # type: ignore[assignment]
+    job._job = RunningJob(name="trainer", namespace="default", uid="1", token="", meshes={"workers": 1})
+    with pytest.raises(KeyboardInterrupt):
+        job._kill()
+    assert provider.ended == ["trainer"]
+
+
+def test_sessions_of_a_job_with_a_name_are_found_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Provider:
+        def find_job(self, name: str, namespace: str) -> RunningJob:
+            if name != "trainer":
+                raise JobNotRunning(f"there is no job {name!r}")
+            return RunningJob(name=name, namespace=namespace, uid="1", token="", meshes={"workers": 1})
+
+        def runs(self, job: RunningJob) -> bool:
+            return True
+
+        def dialer(self, job: RunningJob) -> str:
+            return f"the way to {job.name}"
+
+    asked: list[object] = []
+
+    def get_json(dialer: object, path: str) -> dict[str, list[dict[str, str]]]:
+        asked.append((dialer, path))
+        return {"sessions": [{"id": "ab" * 16, "name": "train"}]}
+
+    monkeypatch.setattr("meshgate.jobs.sessions.get_json", get_json)
+    job, missing = KubernetesJob(name="trainer"), KubernetesJob(name="missing")
+    job._cached_provider = missing._cached_provider = Provider()  # type: ignore[assignment]
+    assert [info.name for info in job.sessions(None)] == ["train"]
+    assert asked == [("the way to trainer", "/v1/sessions")]
+    assert missing.sessions(None) == []
+    with pytest.raises(JobNotRunning, match="no job 'missing'"):
+        missing.attach(cached_path=None)
+    assert not missing.active

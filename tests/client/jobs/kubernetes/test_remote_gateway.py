@@ -1,0 +1,198 @@
+"""A remote gateway: its replies, its errors, and connections that break."""
+
+from __future__ import annotations
+
+import http
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
+from websockets.sync.server import ServerConnection, serve
+
+from meshgate import Compute
+from meshgate.errors import AuthenticationError, ConnectionFailedError, JobError, JobNotRunning, JobStartFailed
+from meshgate.jobs.kubernetes import remote_gateway
+from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway, find_token
+from meshgate.jobs.kubernetes.requests import JobRequest, mesh_from_compute
+from meshgate_kubernetes.jobs.lifecycle import RunningJob
+from meshgate_kubernetes.jobs.provisioning_messages import (
+    FindJob,
+    JobEnded,
+    JobUp,
+    ObjectCreated,
+    ProvisioningRequest,
+    RequestRejected,
+    StartJob,
+    parse_request,
+)
+
+JOB = RunningJob(name="trainer", namespace="team", uid="1", token="secret", meshes={"workers": 1})
+REQUEST = JobRequest(name="trainer", namespace="team", meshes=(mesh_from_compute("workers", Compute()),))
+
+
+class FakeGateway:
+    """Sends ``scripts[n]`` on its n-th connection, then closes it. ``about`` is the reply of ``/v1/job``."""
+
+    def __init__(self, *scripts: tuple[BaseModel, ...], about: dict[str, int] | None = None, status: int = 0) -> None:
+        self.scripts = list(scripts)
+        self.about = {"meshes": about or {}}
+        self.status = status
+        self.requests: list[ProvisioningRequest] = []
+
+    def respond(self, connection: ServerConnection, request: Request) -> Response | None:
+        if self.status:
+            body = json.dumps({"error": "token rejected"}).encode()
+            return Response(self.status, http.HTTPStatus(self.status).phrase, Headers(), body)
+        if request.path == "/v1/job":
+            body = json.dumps(self.about).encode()
+            return Response(200, "OK", Headers({"Content-Length": str(len(body))}), body)
+        return None
+
+    def serve(self, connection: ServerConnection) -> None:
+        self.requests.append(parse_request(connection.recv()))
+        for message in self.scripts.pop(0) if self.scripts else ():
+            connection.send(message.model_dump_json())
+
+
+@contextmanager
+def running(gateway: FakeGateway) -> Iterator[RemoteGateway]:
+    server = serve(gateway.serve, "127.0.0.1", 0, process_request=gateway.respond, close_timeout=1)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield RemoteGateway(f"ws://127.0.0.1:{server.socket.getsockname()[1]}", "token", None)
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHGATE_PROGRESS", "off")
+    monkeypatch.setattr(remote_gateway, "LONGEST_DELAY", 0.01)
+    monkeypatch.setattr(remote_gateway, "FIRST_DELAY", 0.01)
+
+
+def test_a_job_is_started_through_the_gateway() -> None:
+    gateway = FakeGateway((ObjectCreated(kind="Secret", name="a"), JobUp(job=JOB)))
+    with running(gateway) as remote:
+        assert remote.start(REQUEST) == JOB
+    [request] = gateway.requests
+    assert isinstance(request, StartJob)
+    assert request.job.name == "trainer"
+
+
+def test_a_request_is_repeated_after_a_lost_connection() -> None:
+    gateway = FakeGateway((ObjectCreated(kind="Secret", name="a"),), (), (JobUp(job=JOB),))
+    with running(gateway) as remote:
+        assert remote.start(REQUEST) == JOB
+    assert len(gateway.requests) == 3
+
+
+def test_a_gateway_that_was_reached_once_may_be_unreachable_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = iter(["closed", "unreachable", "up"])
+
+    def ask(self: RemoteGateway, request: ProvisioningRequest, timeout: float) -> Iterator[BaseModel]:
+        match next(attempts):
+            case "unreachable":
+                raise ConnectionFailedError("connection refused")
+            case "up":
+                yield JobUp(job=JOB)
+
+    monkeypatch.setattr(RemoteGateway, "_ask", ask)
+    assert RemoteGateway("ws://127.0.0.1:1", "token", None).start(REQUEST) == JOB
+
+
+def test_the_client_gives_up_on_a_gateway_that_stays_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_gateway, "RECONNECT_TIMEOUT", 0.1)
+    message = r"lost the connection to the gateway at .* could not reconnect within 0\.1 s: it closes each connection"
+    with running(FakeGateway()) as remote, pytest.raises(ConnectionFailedError, match=message):
+        remote.start(REQUEST)
+
+
+def test_a_rejected_start_carries_the_reason() -> None:
+    gateway = FakeGateway((RequestRejected(reason="17 pods are more than 16"),))
+    with (
+        running(gateway) as remote,
+        pytest.raises(JobStartFailed, match=r"the gateway at .*: 17 pods are more than 16"),
+    ):
+        remote.start(REQUEST)
+
+
+def test_the_gateway_of_one_job_creates_none() -> None:
+    with (
+        running(FakeGateway(status=404)) as remote,
+        pytest.raises(
+            JobError, match=r"the gateway at .* serves one job and creates none\. To use its job, omit compute="
+        ),
+    ):
+        remote.start(REQUEST)
+
+
+def test_the_gateway_of_one_job_is_used_without_a_name() -> None:
+    with running(FakeGateway(about={"workers": 2})) as remote:
+        job = remote.find_job(None, "team")
+        assert (job.meshes, job.uid) == ({"workers": 2}, "")
+        assert remote.runs(job)
+        assert remote.dialer(job) is remote._dialer
+        remote.end(job)  # it was not started through this gateway, so it keeps running
+
+
+def test_a_job_is_found_by_its_name() -> None:
+    gateway = FakeGateway((JobUp(job=JOB),), (RequestRejected(reason="there is no such job", missing=True),))
+    with running(gateway) as remote:
+        assert remote.find_job("trainer", "team") == JOB
+        with pytest.raises(JobNotRunning, match="there is no such job"):
+            remote.find_job("trainer", "team")
+        assert str(remote.dialer(JOB)).endswith("/v1/jobs/team/trainer")
+    assert gateway.requests[0] == FindJob(name="trainer", namespace="team")
+
+
+def test_a_job_with_another_uid_is_not_the_same_job() -> None:
+    gateway = FakeGateway((JobUp(job=JOB.model_copy(update={"uid": "2"})),), (JobUp(job=JOB),))
+    with running(gateway) as remote:
+        assert not remote.runs(JOB)
+        assert remote.runs(JOB)
+
+
+def test_ending_a_job_that_is_gone_succeeds() -> None:
+    gateway = FakeGateway(
+        (JobEnded(),), (RequestRejected(reason="there is no such job", missing=True),), (RequestRejected(reason="no"),)
+    )
+    with running(gateway) as remote:
+        remote.end(JOB)
+        remote.end(JOB)
+        with pytest.raises(JobError, match=": no"):
+            remote.end(JOB)
+
+
+def test_a_rejected_token_is_an_authentication_error() -> None:
+    with running(FakeGateway(status=401)) as remote:
+        for call in (lambda: remote.find_job(None, "team"), lambda: remote.start(REQUEST)):
+            with pytest.raises(AuthenticationError, match="token rejected"):
+                call()
+
+
+def test_an_unreachable_gateway_is_reported_at_once() -> None:
+    with running(FakeGateway()) as remote:
+        pass
+    for call in (lambda: remote.find_job(None, "team"), lambda: remote.start(REQUEST)):
+        with pytest.raises(ConnectionFailedError, match=r"^cannot reach the gateway at"):
+            call()
+
+
+def test_the_token_comes_from_the_environment_or_the_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MESHGATE_TOKEN", " secret\n")
+    assert find_token() == "secret"
+    monkeypatch.delenv("MESHGATE_TOKEN")
+    monkeypatch.setattr(remote_gateway, "SERVICE_ACCOUNT_TOKEN", tmp_path / "token")
+    with pytest.raises(JobError, match="set MESHGATE_TOKEN as well"):
+        find_token()
+    (tmp_path / "token").write_text("of the pod\n")
+    assert find_token() == "of the pod"

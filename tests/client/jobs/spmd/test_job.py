@@ -1,0 +1,101 @@
+"""serve() refuses what cannot work before anything starts, and an SPMDJob lives as the job inside it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshgate import JobState, ProcessJob
+from meshgate.jobs import job_loads
+from meshgate.jobs.spmd.job import SPMDJob
+from meshgate.spmd import serve
+from tests.client.jobs.fake_job import RUNNING, FakeJob
+
+COMMAND = ["torchrun", "--nproc-per-node=2", "train.py"]
+
+
+@pytest.fixture(autouse=True)
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        (["torchrun", "--node-rank=1", "train.py"], {}, "--node-rank=1 is not supported"),
+        (COMMAND, {"scheduler": "mast_conda"}, "unknown scheduler 'mast_conda': the schedulers are .*local_cwd"),
+        (COMMAND, {}, "unknown scheduler 'mast_conda'"),
+        (["torchrun", "--nnodes=2", "train.py"], {"scheduler": "local_cwd"}, r"has one host, and --nnodes is 2:2"),
+        (COMMAND, {"scheduler": "local_cwd", "scheduler_cfg": {"log_dir": "x"}}, "scheduler_cfg of local_cwd: log_dir"),
+        (COMMAND, {"job": FakeJob(1), "scheduler_cfg": {"a": 1}}, "takes no scheduler_cfg"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_starts(
+    command: list[str], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        serve(command, **options)
+    assert not RUNNING
+
+
+def test_a_missing_script_is_refused_before_anything_starts() -> None:
+    with pytest.raises(FileNotFoundError, match=r"typo\.py does not exist in"):
+        serve(["torchrun", "typo.py"], job=FakeJob(1))
+    assert not RUNNING
+
+
+def test_serve_starts_the_job_and_kill_ends_it() -> None:
+    job = serve(COMMAND, job=FakeJob(1))
+    assert job.active
+    assert {job.apply_id} == RUNNING
+    job.kill()
+    assert not RUNNING
+
+
+def test_a_with_block_ends_the_job_inside() -> None:
+    with serve(COMMAND, job=FakeJob(1)):
+        assert RUNNING
+    assert not RUNNING
+
+
+def test_a_saved_job_has_its_command_and_finds_the_running_job() -> None:
+    job = serve(COMMAND, job=FakeJob(3))
+    loaded = job_loads(job.dumps())
+    assert isinstance(loaded, SPMDJob)
+    assert loaded.can_run(SPMDJob(FakeJob(3), COMMAND))
+    assert not loaded.can_run(SPMDJob(FakeJob(3), ["torchrun", "train.py"]))
+    assert not loaded.can_run(FakeJob(3))
+    assert (loaded._arguments, loaded._job.apply_id) == (COMMAND, job._job.apply_id)
+    loaded.kill()
+    assert not RUNNING
+
+
+def test_a_job_that_is_saved_outlives_the_driver() -> None:
+    inner = FakeJob(1)
+    job = serve(COMMAND, job=inner)
+    job.dumps()
+    assert inner.outlives_driver
+    job.kill()
+
+
+def test_a_job_that_does_not_run_is_saved_without_an_allocation() -> None:
+    loaded = job_loads(SPMDJob(FakeJob(1), COMMAND).dumps())
+    assert not loaded.active
+
+
+def test_a_job_with_several_meshes_needs_the_name_of_one() -> None:
+    state = JobState({"a": 1, "b": 2})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="several meshes; choose one with mesh=…: a, b"):
+        SPMDJob(FakeJob(1), COMMAND)._hosts(state)
+    assert SPMDJob(FakeJob(1), COMMAND, mesh="b")._hosts(state) == 2
+    with pytest.raises(AttributeError, match="'c' is not a valid host mesh name"):
+        SPMDJob(FakeJob(1), COMMAND, mesh="c")._hosts(state)
+
+
+def test_only_hosts_on_other_machines_need_the_script_synced(tmp_path: Path) -> None:
+    assert not SPMDJob(ProcessJob({"workers": 1}), COMMAND)._needs_sync(str(tmp_path))
+    assert SPMDJob(FakeJob(1), COMMAND)._needs_sync(str(tmp_path))
+    assert not SPMDJob(FakeJob(1), ["torchrun", "-m", "train"])._needs_sync(str(tmp_path))

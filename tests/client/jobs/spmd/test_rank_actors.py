@@ -1,0 +1,135 @@
+"""What a rank starts: its command, its environment, its files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshgate.jobs.spmd import rank_actors
+
+PROGRAM: dict[str, Any] = {
+    "kind": "script",
+    "name": "/x/train.py",
+    "arguments": ["-a"],
+    "synced": None,
+    "directory": "",
+    "wrapper": (),
+}
+PLAN: dict[str, Any] = {
+    "program": PROGRAM,
+    "world": 4,
+    "local_world": 2,
+    "run_id": "none",
+    "token": "t",
+    "restart": 1,
+    "log_directory": None,
+    "redirects": 0,
+    "tee": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [sys.executable, "-u", "/x/train.py", "-a"]),
+        ({"kind": "module", "name": "pkg.train"}, [sys.executable, "-u", "-m", "pkg.train", "-a"]),
+        ({"kind": "executable"}, ["/x/train.py", "-a"]),
+        ({"kind": "run_path"}, [sys.executable, "-u", "-c", rank_actors.RUN_PATH, "/x/train.py", "-a"]),
+        ({"wrapper": ("env", "A=1")}, ["env", "A=1", sys.executable, "-u", "/x/train.py", "-a"]),
+        ({"arguments": ["--n=${local_rank}"]}, [sys.executable, "-u", "/x/train.py", "--n=1"]),
+    ],
+)
+def test_the_command_is_torchruns(changes: dict[str, Any], expected: list[str]) -> None:
+    assert rank_actors._command({**PROGRAM, **changes}, 1) == expected
+
+
+def test_the_interpreter_can_be_named_as_for_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHON_EXEC", "/opt/python")
+    assert rank_actors._command(PROGRAM, 0)[0] == "/opt/python"
+
+
+def test_a_script_in_a_synced_version_runs_there_and_imports_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = tmp_path / "snapshots" / "abc"
+    monkeypatch.setenv("MESHGATE_HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", "/before")
+    monkeypatch.setattr(sys, "path", [str(version / "src"), str(version), *sys.path])
+    program = {**PROGRAM, "synced": "jobs/train.py", "directory": "jobs"}
+    assert rank_actors._path(program) == str(version / "jobs/train.py")
+    assert rank_actors._directory(program) == str(version / "jobs")
+    paths = rank_actors._environment()["PYTHONPATH"].split(os.pathsep)
+    assert paths == [str(version / "src"), str(version), "/before"]
+
+
+def test_variables_of_monarch_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYPERACTOR_MESH_BOOTSTRAP_MODE", "x")
+    assert not [name for name in rank_actors._environment() if name.startswith("HYPERACTOR")]
+
+
+def test_a_module_that_does_not_exist_is_reported_with_where_it_was_searched(tmp_path: Path) -> None:
+    assert rank_actors._missing_module("json.tool", str(tmp_path)) == ""
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").touch()
+    assert rank_actors._missing_module("pkg.train", str(tmp_path)) == ""
+    missing = rank_actors._missing_module("typo.train", str(tmp_path))
+    assert "no module 'typo'" in missing
+    assert str(tmp_path) in missing
+
+
+def test_log_files_of_hosts_that_share_a_directory_do_not_collide(tmp_path: Path) -> None:
+    plan = {**PLAN, "log_directory": str(tmp_path)}
+    directories = {rank_actors._log_directory(plan, rank, rank % 2) for rank in range(4)}
+    assert len(directories) == 4
+    assert str(tmp_path / "none_t_1" / "attempt_1" / "0") in directories
+
+
+@pytest.mark.parametrize(("option", "value"), [("redirects", 1), ("tee", {0: 3})])
+def test_log_files_without_a_directory_go_to_a_temporary_one(
+    option: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert rank_actors._log_directory(PLAN, 0, 0) is None
+    assert str(rank_actors._log_directory({**PLAN, option: value}, 0, 0)).startswith(str(tmp_path / "torchelastic"))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (json.dumps({"message": {"message": "ValueError: x", "extraInfo": {}}}), "ValueError: x"),
+        (json.dumps({"message": "plain"}), "plain"),
+        ("not json", ""),
+        (None, ""),
+    ],
+)
+def test_torchs_error_file_is_read(content: str | None, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    if content is not None:
+        path.write_text(content)
+    assert rank_actors._read_error(str(path)) == expected
+
+
+TORCH = """
+class Devices:
+    def __init__(self, count): self.count = count
+    def device_count(self): return self.count
+    def is_available(self): return True
+    def current_accelerator(self): return type("Device", (), {"type": "cuda"})
+cuda, xpu, accelerator = Devices(8), Devices(0), Devices(8)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"), [("gpu", 8), ("auto", 8), ("xpu", 0), ("cpu", len(os.sched_getaffinity(0)))]
+)
+def test_devices_are_counted_as_torchrun_does(kind: str, count: int, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(TORCH)
+    command = [sys.executable, "-c", rank_actors.COUNT_DEVICES, kind]
+    ran = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, check=True)
+    assert int(ran.stdout) == count

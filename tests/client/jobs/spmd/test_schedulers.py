@@ -1,0 +1,120 @@
+"""Each scheduler of torchx has a job, with what it takes of an AppDef; the rest is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from torchx import specs
+
+from meshgate import KubernetesJob, ProcessJob, SlurmJob
+from meshgate.jobs.spmd.appdef import read_appdef
+from meshgate.jobs.spmd.schedulers import SCHEDULERS, job_of
+from meshgate.jobs.spmd.torchrun import parse_command
+from meshgate.jobs.spmd.torchx_job import TorchXJob
+from meshgate.jobs.trait import JobTrait
+
+COMMAND = ["torchrun", "--nproc-per-node=2", "train.py"]
+
+
+def job(scheduler: str, config: Mapping[str, Any] | None = None, command: list[str] = COMMAND) -> JobTrait:
+    return job_of(scheduler, config or {}, parse_command(command), None, None)
+
+
+def job_of_app(scheduler: str, config: Mapping[str, Any] | None = None, **fields: Any) -> JobTrait:
+    role = specs.Role(**{"name": "trainer", "image": "img:1", "entrypoint": "env", "args": COMMAND, **fields})
+    appdef = specs.AppDef(name="app", roles=[role])
+    return job_of(scheduler, config or {}, parse_command(COMMAND), appdef, read_appdef(appdef))
+
+
+def test_an_unknown_scheduler_is_refused_with_the_list() -> None:
+    with pytest.raises(ValueError, match="unknown scheduler 'mast_conda': the schedulers are k8s, kubernetes, "):
+        job("mast_conda")
+    assert "local_docker" in SCHEDULERS
+
+
+def test_a_command_on_local_cwd_is_one_process_host() -> None:
+    found = job("local_cwd")
+    assert isinstance(found, ProcessJob)
+    assert found._request.meshes == {"workers": 1}
+
+
+def test_a_command_on_local_docker_lacks_an_image() -> None:
+    with pytest.raises(ValueError, match="local_docker needs an AppDef"):
+        job("local_docker")
+
+
+@pytest.mark.parametrize("scheduler", ["local_cwd", "local_docker"])
+def test_the_replicas_of_an_app_are_hosts(scheduler: str) -> None:
+    found = job_of_app(scheduler, num_replicas=2)
+    assert isinstance(found, TorchXJob)
+    assert found._request.meshes == {"workers": 2}
+    assert not found.can_run(found)
+
+
+def test_only_processes_of_this_machine_see_its_files() -> None:
+    local, docker = job_of_app("local_cwd"), job_of_app("local_docker")
+    assert isinstance(local, TorchXJob)
+    assert isinstance(docker, TorchXJob)
+    assert (local.shares_files, docker.shares_files) == (True, False)
+
+
+@pytest.mark.parametrize("scheduler", ["k8s", "kubernetes"])
+def test_an_app_on_kubernetes_is_a_kubernetes_job(scheduler: str) -> None:
+    config = {"namespace": "team", "service_account": "runner", "priority_class": "high", "queue": "q"}
+    resource = specs.Resource(cpu=4, gpu=2, memMB=2048)
+    found = job_of_app(scheduler, config, num_replicas=3, env={"A": "1"}, resource=resource)
+    assert isinstance(found, KubernetesJob)
+    mesh = found._request.meshes[0]
+    assert (mesh.name, mesh.replicas, found._request.namespace) == ("workers", 3, "team")
+    text = repr(found._request)
+    for expected in ("img:1", "'4'", "2048Mi", "gpus=2", "runner", "high", "'A': '1'"):
+        assert expected in text
+
+
+def test_a_command_on_kubernetes_has_as_many_pods_as_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHGATE_WORKER_IMAGE", "worker:1")
+    found = job("kubernetes", command=["torchrun", "--nnodes=1:4", "train.py"])
+    assert isinstance(found, KubernetesJob)
+    assert found._request.meshes[0].replicas == 4
+
+
+def test_an_app_on_slurm_is_a_slurm_job() -> None:
+    config = {"partition": "gpu", "time": "10", "constraint": "a100", "login": "me@login", "qos": None}
+    resource = specs.Resource(cpu=3, gpu=2, memMB=2048)
+    found = job_of_app("slurm", config, image="", num_replicas=2, env={"A": "1"}, resource=resource)
+    assert isinstance(found, SlurmJob)
+    expected = {
+        "meshes": {"workers": 2},
+        "partition": "gpu",
+        "time_limit": "10",
+        "slurm_args": ["--constraint=a100"],
+        "exclusive": False,
+        "cpus_per_task": 3,
+        "gpus_per_node": 2,
+        "mem": "2048M",
+        "env": {"A": "1"},
+    }
+    assert {name: found._arguments[name] for name in expected} == expected
+    assert found._login_name == "me@login"
+
+
+def test_a_command_on_slurm_has_as_many_nodes_as_it_asks_for() -> None:
+    found = job("slurm", command=["torchrun", "--nnodes=3", "train.py"])
+    assert isinstance(found, SlurmJob)
+    assert (found._arguments["meshes"], found._arguments["exclusive"]) == ({"workers": 3}, True)
+
+
+def test_slurm_has_no_images() -> None:
+    with pytest.raises(ValueError, match=r"role 'trainer': image='img:1' is not supported with the scheduler slurm"):
+        job_of_app("slurm")
+
+
+def test_configuration_that_a_job_does_not_take_is_named() -> None:
+    with pytest.raises(
+        ValueError, match="scheduler_cfg of kubernetes: reserved_memmb is not supported; supported: name"
+    ):
+        job_of_app("kubernetes", {"reserved_memmb": 5})
+    with pytest.raises(ValueError, match="max_retries is not supported with the scheduler kubernetes"):
+        job_of_app("kubernetes", max_retries=1)

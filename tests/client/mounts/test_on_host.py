@@ -1,0 +1,93 @@
+"""The actor that mounts on a host, used here without a host."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshgate.mounts.on_host import Mounter, identity
+
+
+@pytest.fixture
+def mounter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.setenv("MESHGATE_HOST_NAME", "workers-1")
+    return Mounter(str(tmp_path / "home"))
+
+
+def snapshot(tmp_path: Path, root: str, text: str) -> str:
+    directory = tmp_path / "home/snapshots" / root
+    (directory / "sub").mkdir(parents=True)
+    (directory / "sub/file").write_text(text)
+    (directory / "link").symlink_to("/etc/hosts")
+    return root
+
+
+def mount(mounter: Any, root: str, path: Path, source: Any = None) -> str:
+    host, problem = Mounter.mount._method(mounter, root, str(path), source)
+    assert host == "workers-1"
+    return str(problem)
+
+
+def unmount(mounter: Any, path: Path) -> str:
+    return str(Mounter.unmount._method(mounter, str(path))[1])
+
+
+def test_a_version_appears_and_is_replaced_by_the_next(mounter: Any, tmp_path: Path) -> None:
+    path = tmp_path / "new/mount"
+    for text in ("1", "2", "3"):
+        assert mount(mounter, snapshot(tmp_path, text * 64, text), path) == ""
+        assert (path / "sub/file").read_text() == text
+        assert os.readlink(path / "link") == "/etc/hosts"
+    assert len(os.listdir(path.resolve().parent)) == 2
+    assert os.listdir(path.parent) == ["mount"]
+
+
+def test_a_mount_does_not_need_the_snapshot_any_more(mounter: Any, tmp_path: Path) -> None:
+    mount(mounter, snapshot(tmp_path, "1" * 64, "1"), tmp_path / "mount")
+    (tmp_path / "home/snapshots" / ("1" * 64) / "sub/file").unlink()
+    assert (tmp_path / "mount/sub/file").read_text() == "1"
+
+
+def test_mounting_the_same_version_again_changes_nothing(mounter: Any, tmp_path: Path) -> None:
+    root = snapshot(tmp_path, "1" * 64, "1")
+    mount(mounter, root, tmp_path / "mount")
+    before = os.stat(tmp_path / "mount").st_ino
+    assert mount(mounter, root, tmp_path / "mount") == ""
+    assert os.stat(tmp_path / "mount").st_ino == before
+
+
+def test_an_empty_directory_is_replaced_and_anything_else_is_kept(mounter: Any, tmp_path: Path) -> None:
+    root = snapshot(tmp_path, "1" * 64, "1")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "full/x").mkdir(parents=True)
+    assert mount(mounter, root, tmp_path / "empty") == ""
+    for name in ("file", "link", "full"):
+        assert f"{name} exists there and is not a mount" in mount(mounter, root, tmp_path / name)
+    assert (tmp_path / "full/x").is_dir()
+
+
+def test_the_directory_of_the_laptop_itself_is_not_copied(mounter: Any, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    assert mount(mounter, snapshot(tmp_path, "1" * 64, "1"), tmp_path / "data", identity(str(tmp_path / "data"))) == ""
+    assert not (tmp_path / "data").is_symlink()
+    assert identity(str(tmp_path / "missing")) is None
+
+
+def test_a_path_that_the_worker_may_not_write_is_named(mounter: Any, tmp_path: Path) -> None:
+    root = snapshot(tmp_path, "1" * 64, "1")
+    assert "/proc/mount" in mount(mounter, root, Path("/proc/mount"))
+
+
+def test_unmounting_removes_the_link_and_the_files_and_nothing_else(mounter: Any, tmp_path: Path) -> None:
+    mount(mounter, snapshot(tmp_path, "1" * 64, "1"), tmp_path / "mount")
+    assert unmount(mounter, tmp_path / "mount") == ""
+    assert not (tmp_path / "mount").is_symlink()
+    assert os.listdir(tmp_path / "home/mounts") == []
+    (tmp_path / "other").symlink_to("home")
+    assert unmount(mounter, tmp_path / "other") == ""
+    assert (tmp_path / "other").is_symlink()

@@ -1,0 +1,86 @@
+"""The mount methods of a job; real hosts are in ``tests/end_to_end/test_mounts.py``."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshgate.errors import PullFailed
+from tests.client.jobs.fake_job import RUNNING, FakeJob
+
+
+class FakeMounts:
+    """Remote and gather mounts in one."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.calls: list[str] = []
+
+    def apply(self, hosts: Any, connect: Any) -> None:
+        self.calls.append("apply")
+
+    def start(self, hosts: Any) -> None:
+        self.calls.append("start")
+
+    def python_of(self, mesh: str) -> str | None:
+        return "/data/python" if mesh == "workers" else None
+
+    def remove(self, hosts: Any) -> list[str]:
+        self.calls.append("remove")
+        return ["workers-1: busy"]
+
+    def close(self) -> None:
+        self.calls.append("close")
+        if self.error is not None:
+            raise self.error
+
+
+class FakeHosts:
+    def with_python_executable(self, python: str) -> str:
+        return f"hosts with {python}"
+
+
+HOSTS: Any = {"workers": FakeHosts(), "readers": "hosts"}
+
+
+def test_other_arguments_than_monarchs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'chunk_size'"):
+        FakeJob(1).remote_mount(str(tmp_path), python_exe=None, chunk_size=1)
+
+
+def test_meshes_of_a_mount_with_an_interpreter_run_it() -> None:
+    job = FakeJob(1)
+    mounts: Any = FakeMounts()
+    job._remote_mounts = job._gather_mounts = mounts
+    assert job._mount(job, HOSTS) == {"workers": "hosts with /data/python", "readers": "hosts"}
+    assert mounts.calls == ["start", "apply"]
+
+
+def test_the_end_of_a_job_ends_its_mounts_and_names_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    job = FakeJob(1)
+    mounts: Any = FakeMounts()
+    job._remote_mounts = job._gather_mounts = mounts
+    job._unmount(HOSTS)
+    assert mounts.calls == ["close", "remove"]
+    assert capsys.readouterr().err == "meshgate: cannot end a mount: workers-1: busy\n"
+
+
+def test_a_host_that_cannot_be_read_does_not_keep_a_job_from_ending(capsys: pytest.CaptureFixture[str]) -> None:
+    job = FakeJob(1)
+    mounts: Any = FakeMounts(PullFailed("workers-0 was lost"))
+    job._remote_mounts = job._gather_mounts = mounts
+    job._unmount(HOSTS)
+    assert mounts.calls == ["close", "remove"]
+    assert "workers-0 was lost" in capsys.readouterr().err
+
+
+def test_an_interrupt_while_mounts_end_still_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = FakeJob(1)
+    job.apply()
+    monkeypatch.setattr(job, "_unmount", lambda hosts: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        job.kill()
+    assert job.allocation not in RUNNING

@@ -1,0 +1,62 @@
+"""Arguments of ``remote_mount``; real hosts are in ``tests/end_to_end/test_mounts.py``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshgate.errors import JobError
+from meshgate.mounts.remote import RemoteMount, RemoteMounts
+from meshgate_sync.tree.scan import Limits
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "data/.venv/bin").mkdir(parents=True)
+    (tmp_path / "data/.venv/bin/python").write_text("")
+    return tmp_path / "data"
+
+
+def test_the_path_on_the_hosts_is_that_of_the_laptop_by_default(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(source.parent)
+    assert RemoteMount.from_arguments("data", None, None, None) == RemoteMount(str(source), str(source))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("absent", None, None, None), r"remote_mount\('absent'\): there is no such directory"),
+        (("data", None, None, "bin/python"), "python_exe='bin/python' is not in it"),
+        (("data", "/x/$SUBDIR", None, ".venv/bin/python"), r"with \$SUBDIR, pass python_exe=None"),
+    ],
+)
+@pytest.mark.usefixtures("source")
+def test_unusable_arguments_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        RemoteMount.from_arguments(*arguments)
+
+
+def test_the_last_mount_with_an_interpreter_decides_what_a_mesh_runs() -> None:
+    mounts = RemoteMounts()
+    mounts.add(RemoteMount("/s", "/a", None, "python"))
+    mounts.add(RemoteMount("/s", "/b", ("trainers",), "bin/python"))
+    mounts.add(RemoteMount("/s", "/c"))
+    assert (mounts.python_of("trainers"), mounts.python_of("readers")) == ("/b/bin/python", "/a/python")
+
+
+def test_a_directory_that_is_too_large_is_refused_before_anything_is_sent(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source / "big").write_bytes(b"12")
+    monkeypatch.setattr("meshgate.code_sync.push.CodeSync.DATA_LIMITS", Limits(bytes=1))
+    mounts = RemoteMounts()
+    mounts.add(RemoteMount(str(source), "/data"))
+    with pytest.raises(JobError, match=r"remote_mount\(.*/data'\): it has 0 MB, the limit is 0 MB; mount a part of it"):
+        mounts.apply({}, lambda: pytest.fail("connected"))
+    assert os.listdir(source)

@@ -1,0 +1,114 @@
+"""``take_over`` on what a gateway may send. What an engine sends is tested end to end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshgate.errors import InvalidRequestError
+from meshgate.proxies.attached import take_over
+from meshgate.session.detached.takeover import Takeover
+from meshgate.session.objects import ObjectTable
+from meshgate.session.pending_calls import PendingCalls
+from meshgate_wire.messages import (
+    Attached,
+    AttachHosts,
+    Failure,
+    KeptCall,
+    KeptCalls,
+    MeshRef,
+    OpenChannel,
+    Region,
+    SpawnActors,
+    SpawnProcs,
+)
+
+FIRST_HOST = Region(labels=("hosts",), offset=0, sizes=(1,), strides=(1,))
+
+
+class Client:
+    """The parts of a client that a takeover uses."""
+
+    def __init__(self) -> None:
+        self.objects, self.calls = ObjectTable(), PendingCalls()
+        self.takeover = Takeover(self.objects, {"workers": 2})
+        self.session_id, self.detached = "ab" * 16, ""
+        self.code_version: str | None = None
+        self.code_paths: tuple[str, ...] = ()
+        self.restored: dict[int, Any] = {}
+        self.inboxes: list[tuple[int, str]] = []
+        self.replayed: bool | None = None
+
+    def restore_call(self, number: int, call: Any) -> None:
+        self.restored[number] = call
+
+    def open_inbox(self, number: int, name: str) -> None:
+        self.inboxes.append((number, name))
+
+    def resume_output(self, *, replay: bool) -> None:
+        self.replayed = replay
+
+    def release(self, number: int) -> None: ...
+
+    def unreference(self, number: int) -> None: ...
+
+
+def kept(number: int, target: MeshRef, adverb: Any = "call", **options: Any) -> KeptCall:
+    options = {"state": "finished", **options}
+    return KeptCall(call=number, target=target, endpoint="step", adverb=adverb, age=1.0, **options)
+
+
+@pytest.fixture
+def client() -> Client:
+    client = Client()
+    add = client.takeover.add
+    add(AttachHosts(object=1, mesh="workers"))
+    procs_ref = MeshRef(object=1)
+    add(SpawnProcs(object=2, hosts=procs_ref, per_host={"gpus": 2}, name="procs"))
+    add(SpawnProcs(object=3, hosts=MeshRef(object=1, region=FIRST_HOST), per_host={}, name="procs"))
+    for number, procs in ((4, 2), (5, 3), (6, 99)):
+        add(SpawnActors(object=number, procs=MeshRef(object=procs), name="actors", class_name="a.B", kind="sync"))
+    add(OpenChannel(object=7, name="numbers"))
+    add(OpenChannel(object=8))
+    client.objects.fail(5, Failure(kind="actor", message="its constructor raised"))
+    actors = MeshRef(object=4)
+    calls = (
+        kept(1, actors, tag="step-1"),
+        kept(2, actors, "stream", state="in flight"),
+        kept(3, actors, "choose", state="lost", reason="too large"),
+        kept(4, MeshRef(object=6)),
+    )
+    add(KeptCalls(calls=calls))
+    add(Attached(name="train", takeovers=2, next_object=9, next_call=5, code_version="abc", code_paths=("src",)))
+    return client
+
+
+def test_meshes_have_their_shapes_and_failed_ones_are_left_out(client: Client) -> None:
+    session = take_over(client, replay=True, timeout=0)  # type: ignore[arg-type]
+    assert len(session.hosts["workers"]) == 2
+    assert len(session["actors"]) == 4
+    assert session["actors"] is session.actors["actors"]
+    assert {name: len(mesh) for name, mesh in session.procs.items()} == {"procs": 1, "procs#2": 4}
+    assert [*session.actors] == ["actors"]
+    with pytest.raises(KeyError, match="no mesh 'other'; its meshes are: actors, procs, procs#2, workers"):
+        session["other"]
+    assert client.replayed is True
+    assert (client.code_version, client.code_paths, client.detached) == ("abc", ("src",), "train")
+    assert client.inboxes == [(7, "numbers"), (8, "#8")]
+    assert [*session.channels] == ["numbers", "#8"]
+    assert client.calls.next_number() == 5
+
+
+def test_calls_have_futures_and_lost_ones_an_error(client: Client) -> None:
+    session = take_over(client, replay=False, timeout=0)  # type: ignore[arg-type]
+    finished, stream, lost = session.calls  # the mesh of the fourth is unknown here
+    assert (finished.endpoint, finished.tag, finished.state) == ("actors.step", "step-1", "finished")
+    assert session.tagged("step-1") == [finished]
+    assert len(stream.futures) == 4
+    with pytest.raises(ValueError, match="4 futures"):
+        _ = stream.future
+    with pytest.raises(InvalidRequestError, match=r"the result of actors\.step is lost: too large"):
+        lost.future.get()
+    assert sorted(client.restored) == [1, 2]
+    assert repr(session) == "<session 'train': actors ['actors'], calls: 1 finished, 1 in flight, 1 lost>"

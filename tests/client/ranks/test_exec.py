@@ -1,0 +1,106 @@
+"""Commands on hosts, with events in place of hosts. Real ones are in tests/end_to_end/test_ranks.py."""
+
+from __future__ import annotations
+
+import io
+import queue
+import sys
+from typing import Any
+
+import pytest
+
+from meshgate.errors import GatewayLostError
+from meshgate.ranks.exec import LOST, CommandResult, Executed, _Running, execute
+from meshgate.ranks.host_streams import HostStreams
+from meshgate.ranks.on_host import PROCESS, STDERR, STDOUT
+from meshgate.session.futures import FutureProxy
+
+
+class Endpoint:
+    """Records its arguments; what it is called for comes from ``results``."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.results: list[FutureProxy[Any]] = []
+
+    def broadcast(self, *arguments: Any) -> None:
+        self.sent.append(arguments)
+
+    def call_one(self) -> FutureProxy[Any]:
+        return self.results.pop(0) if self.results else FutureProxy()
+
+
+class Actor:
+    def __init__(self) -> None:
+        self.host, self.run, self.read, self.ack, self.write = (Endpoint() for _ in range(5))
+
+
+def running(*batches: Any, capture: bool = False, labelled: bool = False) -> _Running:
+    """A command whose host sends ``batches`` of events, to the end."""
+    reader, writer = Actor(), Actor()
+    writer.host.results = [FutureProxy.resolved("workers-1")]
+    for number, batch in enumerate(batches):
+        failed = isinstance(batch, Exception)
+        reader.read.results.append(FutureProxy.failed(batch) if failed else FutureProxy.resolved((number, batch)))
+    streams = HostStreams(1, reader, writer, queue.SimpleQueue())
+    each = _Running(streams, capture=capture, labelled=labelled)
+    each.start(["command"], {}, None, stdin=False)
+    while not each.finished:
+        each.arrived(streams.arrivals.get(timeout=30)[1])
+    each.flush()
+    return each
+
+
+OUT = [(STDOUT, "data", b"a\nb", 0)]
+EXIT = [(PROCESS, "exit", b"", 3)]
+
+
+def test_output_is_printed_as_it_is(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    each = running(OUT, [(STDERR, "data", b"\xff", 0)], EXIT)
+    assert capsysbinary.readouterr() == (b"a\nb", b"\xff")
+    assert each.result() == CommandResult(1, "workers-1", 3)
+    assert each.streams.writer.ack.sent == [(STDOUT, 3), (STDERR, 1)]  # the credit returns
+
+
+def test_output_of_several_hosts_is_labelled_by_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    running(OUT, [(STDOUT, "data", b"c\nd", 0)], EXIT, labelled=True)
+    assert capsys.readouterr().out.splitlines() == [f"[workers-1 rank 1] {line}" for line in ("a", "bc", "d")]
+
+
+def test_captured_output_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    each = running(OUT, OUT, EXIT, capture=True)
+    assert each.result().stdout == "a\nba\nb"
+    assert capsys.readouterr().out == ""
+
+
+def test_a_command_that_cannot_run_says_why_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    each = running([(PROCESS, "failed", b"cannot run x: No such file", 127)])
+    assert (each.result().returncode, each.result().error) == (127, "cannot run x: No such file")
+    assert capsys.readouterr().err == "meshgate: rank 1: cannot run x: No such file\n"
+
+
+def test_a_lost_host_has_an_exit_code_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    each = running(OUT, GatewayLostError("the gateway is gone"))
+    assert each.result().returncode == LOST
+    assert "the gateway is gone" in capsys.readouterr().err
+
+
+def test_output_goes_to_a_stream_without_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", notebook)
+    running(OUT, EXIT)
+    assert notebook.getvalue() == "a\nb"
+
+
+def test_the_highest_exit_code_is_that_of_all() -> None:
+    executed = Executed({rank: CommandResult(rank, "h", code) for rank, code in enumerate((0, 7, 3))})
+    assert executed.returncode == 7
+    assert executed[2].returncode == 3
+    assert [result.rank for result in executed] == [0, 1, 2]
+    assert len(executed) == 3
+
+
+@pytest.mark.parametrize("command", ["nvidia-smi", [], [1]])
+def test_a_command_is_a_list_of_strings(command: Any) -> None:
+    with pytest.raises(TypeError, match="list of strings"):
+        execute([], command)  # type: ignore[arg-type]

@@ -1,0 +1,155 @@
+"""Forwarded ports, with a hub of this process in place of a host's. Real ones are in tests/end_to_end/test_ranks.py."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from meshgate.errors import GatewayLostError, JobError
+from meshgate.ranks.forward import ForwardedPort, forward
+from meshgate.ranks.host_streams import HostStreams
+from meshgate.ranks.streams import Hub
+from meshgate.session.futures import FutureProxy
+
+
+class Endpoint:
+    """Calls a function as an actor on the host would."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.broadcast = function
+        self.call_one = lambda *arguments: FutureProxy.resolved(function(*arguments))
+
+
+class Host:
+    """A reader and a writer of one hub."""
+
+    def __init__(self) -> None:
+        self.hub = Hub(first=2)
+        self.lost: Exception | None = None
+        self.reads = 0
+        self.requests: queue.SimpleQueue[FutureProxy[Any] | None] = queue.SimpleQueue()
+        self.read = self
+        for name in ("connect", "write", "ack", "close_stream"):
+            setattr(self, name, Endpoint(getattr(self.hub, name)))
+        self.listen = Endpoint(self._listen)
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+
+    def _listen(self, stream: int, port: int) -> int | str:
+        return self.hub.listen(stream, port) if port == 0 else "Address already in use"
+
+    def call_one(self) -> FutureProxy[Any]:
+        future: FutureProxy[Any] = FutureProxy()
+        self.requests.put(future)
+        return future
+
+    def _serve(self) -> None:
+        while (future := self.requests.get()) is not None:
+            events = [tuple(event) for event in self.hub.poll()]
+            if self.lost is not None:
+                future.fail(self.lost)
+            else:
+                future.settle(lambda number=self.reads, events=events: (number, events))
+                self.reads += 1
+
+    def stop(self, *, lost: bool = True) -> None:
+        """Ends the hub, which fails the reads in flight, or with ``lost=False`` lets them return a last time."""
+        if lost and self.lost is None:
+            self.lost = GatewayLostError("stopped")
+        self.hub.close()
+        self.requests.put(None)
+        self.thread.join()
+
+
+@contextlib.contextmanager
+def forwarding(target: int, *, reverse: bool = False) -> Iterator[tuple[ForwardedPort, Host]]:
+    host, stack = Host(), contextlib.ExitStack()
+    stack.callback(host.stop)
+    forwarded = ForwardedPort(HostStreams(3, host, host, queue.SimpleQueue()), target, stack, reverse=reverse)
+    forwarded.open(0)
+    with forwarded:
+        yield forwarded, host
+
+
+def test_closing_does_not_wait_for_a_further_read_when_the_last_ones_have_returned() -> None:
+    host, stack = Host(), contextlib.ExitStack()
+    stack.callback(host.stop, lost=False)
+    forwarded = ForwardedPort(HostStreams(3, host, host, queue.SimpleQueue()), 1, stack, reverse=False)
+    forwarded.open(0)
+    closing = threading.Thread(target=forwarded.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_bytes_pass_in_both_directions_and_each_ends_by_itself(reverse: bool) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        forwarding(server.getsockname()[1], reverse=reverse) as (port, _),
+    ):
+        with socket.create_connection(("127.0.0.1", port.port), timeout=30) as there:
+            here, _ = server.accept()
+            with here:
+                here.settimeout(30)
+                there.sendall(b"question")
+                there.shutdown(socket.SHUT_WR)
+                assert here.recv(100) == b"question"
+                assert here.recv(100) == b""
+                here.sendall(b"answer")
+                here.close()
+                assert there.recv(100) == b"answer"
+                assert there.recv(100) == b""
+        where = "rank 3" if reverse else "this machine"
+        assert repr(port).startswith(f"<ForwardedPort 127.0.0.1:{port.port} of {where}")
+
+
+def test_a_connection_ends_if_nothing_answers_on_the_other_side() -> None:
+    closed = socket.create_server(("127.0.0.1", 0))
+    target = closed.getsockname()[1]
+    closed.close()
+    with forwarding(target) as (port, _), socket.create_connection(("127.0.0.1", port.port), timeout=30) as there:
+        assert there.recv(1) == b""
+        assert port.error is None
+
+
+def test_a_lost_host_is_an_error_of_the_port() -> None:
+    with forwarding(1) as (port, host):
+        host.lost = GatewayLostError("the gateway is gone")
+        host.hub.close()
+        with pytest.raises(GatewayLostError, match="the gateway is gone"):
+            port.wait()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port.port))
+
+
+def test_a_port_in_use_is_refused() -> None:
+    host = Host()
+    streams = HostStreams(3, host, host, queue.SimpleQueue())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for reverse, where in ((False, "this machine"), (True, "rank 3")):
+            forwarded = ForwardedPort(streams, 1, contextlib.ExitStack(), reverse=reverse)
+            with pytest.raises(JobError, match=f"cannot listen on port {port} of {where}: Address already in use"):
+                forwarded.open(port)
+    host.stop()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"port": 70_000, "rank": 0}, r"forward\(port=70000\)"),
+        ({"port": "x", "rank": 0}, r"forward\(port='x'\)"),
+        ({"port": 80, "rank": 0, "local_port": -1}, r"forward\(local_port=-1\)"),
+        ({"port": 80, "rank": 2}, "the mesh has ranks 0 to 1"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_starts(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        forward([None, None], **{"local_port": None, "reverse": False, **arguments})  # type: ignore[arg-type]

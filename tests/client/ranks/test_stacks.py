@@ -1,0 +1,109 @@
+"""How stacks are grouped and shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshgate.errors import GatewayLostError
+from meshgate.ranks import stacks as module
+from meshgate.ranks.stacks import Frame, ProcessStacks, Stacks, Thread, _process, read_stacks
+from meshgate.session.futures import FutureProxy
+
+MONARCH = Frame("/env/lib/python3.11/site-packages/monarch/_src/actor/actor_mesh.py", 10, "handle_sync")
+LIBRARY = Frame("/usr/lib/python3.11/threading.py", 11, "run")
+STEP = Frame("/work/train.py", 12, "Trainer.step", "loss.backward()")
+DEEPER = Frame("/usr/lib/python3.11/re/__init__.py", 13, "match")
+TORCH = Frame("/env/lib/python3.11/site-packages/torch/x.py", 14, "backward")
+
+
+def process(rank: int, *frames: Frame, mesh: str = "procs", **facts: Any) -> ProcessStacks:
+    threads = (Thread("MainThread", (LIBRARY, DEEPER)), Thread("actor", (LIBRARY, MONARCH, *frames)))
+    return ProcessStacks("workers-0", mesh, rank, 100 + rank, threads, **facts)
+
+
+def test_the_frames_of_users_begin_below_those_of_monarch_and_the_library() -> None:
+    thread = Thread("actor", (LIBRARY, MONARCH, STEP, TORCH, DEEPER, MONARCH))
+    assert thread.user_frames == (STEP, TORCH, DEEPER)
+    assert process(0, STEP).busy == (process(0, STEP).threads[1],)
+    assert process(0).busy == ()
+
+
+def test_equal_stacks_of_many_ranks_are_shown_once_and_the_most_common_first() -> None:
+    other = Frame("/work/train.py", 30, "Trainer.save")
+    found = Stacks((process(0, other), *(process(rank, STEP) for rank in (1, 2, 3, 7))))
+    assert str(found) == (
+        "procs ranks 1-3, 7 (4 processes):\n"
+        '  File "/work/train.py", line 12, in Trainer.step\n    loss.backward()\n\n'
+        'procs rank 0 on workers-0:\n  File "/work/train.py", line 30, in Trainer.save'
+    )
+    assert repr(found) == str(found)
+    assert [each.rank for each in found] == [0, 1, 2, 3, 7]
+    assert len(found) == 5
+
+
+def test_idle_processes_problems_and_notes_are_shown() -> None:
+    found = Stacks(
+        (process(0), ProcessStacks("h", "procs", 1, 7, problem="it has ended"), process(2, STEP, note="by a signal")),
+        {"lost": "its hosts are gone"},
+    )
+    text = str(found)
+    assert "procs rank 0 on workers-0:\n  idle: waits for calls" in text
+    assert "procs rank 1 on h:\n  it has ended" in text
+    assert "  (by a signal)" in text
+    assert text.endswith("lost: its hosts are gone")
+    assert str(Stacks(())) == "no processes"
+
+
+def test_all_threads_are_shown_on_request() -> None:
+    (text,) = Stacks((process(0, STEP),)).groups(all_threads=True)
+    assert "thread MainThread" in text
+    assert "thread actor" in text
+
+
+class Hosts:
+    """Answers as the hosts of a mesh would."""
+
+    def __init__(self, answer: FutureProxy[Any]) -> None:
+        self.answer, self.stopped = answer, 0
+
+    def spawn_procs(self, name: str) -> Hosts:
+        return self
+
+    def spawn(self, name: str, Class: type) -> Hosts:
+        return self
+
+    read = property(lambda self: self)
+
+    def call(self, timeout: float) -> FutureProxy[Any]:
+        return self.answer
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+def answer(rank: int, mesh: str = "procs") -> dict[str, Any]:
+    frames = [tuple(STEP)]
+    return {"host": "h", "mesh": mesh, "rank": rank, "pid": rank, "threads": [{"name": "t", "frames": frames}]}
+
+
+def test_meshes_are_asked_and_those_that_fail_are_named() -> None:
+    values = {"hosts-0": [answer(1), answer(0), answer(0, "stacks")], "hosts-1": [answer(2)]}
+    good, bad = Hosts(FutureProxy.resolved(values)), Hosts(FutureProxy.failed(GatewayLostError("gone")))
+    meshes: Any = {"good": good, "bad": bad}
+    found = read_stacks(meshes)
+    assert [(each.mesh, each.rank) for each in found] == [("procs", 0), ("procs", 1), ("procs", 2)]
+    assert found.problems == {"bad": "gone"}
+    assert (good.stopped, bad.stopped) == (1, 1)
+    assert [each.rank for each in read_stacks({"good": good}, 2)] == [2]  # type: ignore[dict-item]
+    assert [each.rank for each in read_stacks({"good": good}, [0, 1])] == [0, 1]  # type: ignore[dict-item]
+
+
+def test_tasks_are_threads_that_are_suspended() -> None:
+    found = _process({**answer(0), "tasks": [{"name": "Task-1", "frames": [tuple(STEP)]}]})
+    assert [(thread.name, thread.task) for thread in found.threads] == [("t", False), ("Task-1", True)]
+    assert str(found.threads[1]).startswith("task Task-1\n")
+    assert module.ANSWER_TIMEOUT > 0
+    with pytest.raises(KeyError):
+        _process({})

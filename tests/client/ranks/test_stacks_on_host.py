@@ -1,0 +1,113 @@
+"""Reading the stacks of real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshgate.ranks.stacks_on_host import StackReader, _Process, parse_dump
+
+pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="stacks are read through /proc")
+SERVE = "from meshgate_gateway.engine.on_worker.stacks import serve_stacks; serve_stacks('procs', 3, 'workers-1')\n"
+ENOUGH = 30.0  # seconds
+NEVER = 0.05  # seconds in which a process that cannot answer does not
+
+
+@contextlib.contextmanager
+def running(body: str, *, serve: str = SERVE) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that runs ``body`` once it has printed a line."""
+    program = f"import sys, time\n{serve}def work():\n    print('up', flush=True)\n    {body}\nwork()\n"
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        yield child
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+
+
+def ask(pid: int, *, thread: float = ENOUGH) -> dict[str, Any]:
+    process = _Process.find(pid)
+    assert process is not None
+    try:
+        process.ask()
+        return process.answer(time.monotonic() + thread, ENOUGH)
+    finally:
+        process.close()
+
+
+def functions(found: dict[str, Any]) -> list[str]:
+    return [frame[2] for thread in found["threads"] for frame in thread["frames"]]
+
+
+@pytest.mark.parametrize("body", ["while True: pass", "time.sleep(1000)", "sys.stdin.read()"])
+def test_a_busy_process_answers_again_and_again(body: str) -> None:
+    with running(body) as child:
+        for _ in range(3):
+            found = ask(child.pid)
+            assert (found["mesh"], found["rank"], found["host"], found["pid"]) == ("procs", 3, "workers-1", child.pid)
+            assert "work" in functions(found)
+            assert "note" not in found
+
+
+def test_a_process_whose_interpreter_is_locked_by_c_code_is_read_by_a_signal() -> None:
+    with running("import re; re.match('(a+)+$', 'a' * 60 + 'b')") as child:
+        while "note" not in ask(child.pid, thread=NEVER):
+            pass  # it has not begun yet
+        found = ask(child.pid, thread=NEVER)
+        assert "work" in functions(found)
+        assert "C code" in found["note"]
+
+
+def test_a_stopped_process_does_not_answer() -> None:
+    with running("time.sleep(1000)") as child:
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        process = _Process.find(child.pid)
+        assert process is not None
+        process.ask()
+        assert "does not answer" in process.answer(time.monotonic() + NEVER, NEVER)["problem"]
+        process.close()
+
+
+def test_processes_without_the_mark_and_ended_ones_are_left_out() -> None:
+    with running("time.sleep(1000)", serve="") as child:
+        assert _Process.find(child.pid) is None
+    assert _Process.find(child.pid) is None
+    with running("time.sleep(1000)") as child:
+        process = _Process.find(child.pid)
+    assert process is not None
+    process.ask()
+    assert "has ended" in process.answer(time.monotonic(), ENOUGH)["problem"]
+    process.close()
+
+
+def test_the_reader_asks_the_other_processes_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running("time.sleep(1000)") as child:
+        monkeypatch.setattr(os, "getppid", os.getpid)  # as if this process were the host
+        found = StackReader.read._method(StackReader(), ENOUGH)
+        assert child.pid in [each["pid"] for each in found]
+
+
+def test_a_dump_is_parsed_with_the_outermost_frame_first() -> None:
+    text = (
+        'Current thread 0x00007f01 (most recent call first):\n  File "/a b/x.py", line 12 in inner\n'
+        '  File "/a b/x.py", line 3 in outer\n\n'
+        "Thread 0x00007f02 [named] (most recent call first):\n  <no Python frame>\n"
+    )
+    first, second = parse_dump(text)
+    assert first == {
+        "name": "thread 0x00007f01",
+        "frames": [("/a b/x.py", 3, "outer", ""), ("/a b/x.py", 12, "inner", "")],
+    }
+    assert second["frames"] == []

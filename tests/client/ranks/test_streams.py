@@ -1,0 +1,166 @@
+"""Two hubs in this process, and what moves between their descriptors."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from meshgate.ranks.streams import CHUNK, WINDOW, Event, Hub
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    hub = Hub()
+    yield hub
+    hub.close()
+
+
+@pytest.fixture
+def peer(hub: Hub) -> Iterator[socket.socket]:
+    """The other end of stream 5."""
+    ours, theirs = socket.socketpair()
+    hub.add_socket(5, ours)
+    theirs.settimeout(30)
+    with theirs:
+        yield theirs
+
+
+def read_all(hub: Hub, stream: int, *, ack: bool = True) -> bytes:
+    data = b""
+    while True:
+        for event in hub.poll():
+            assert event.stream == stream
+            if event.kind == "end":
+                return data
+            data += event.data
+            if ack:
+                hub.ack(stream, len(event.data))
+
+
+def test_what_arrives_is_an_event_and_what_is_queued_is_written(hub: Hub, peer: socket.socket) -> None:
+    peer.sendall(b"hello")
+    assert hub.poll() == [Event(5, "data", b"hello")]
+    hub.write(5, b"answer")
+    assert hub.poll() == [Event(5, "wrote", number=6)]
+    assert peer.recv(100) == b"answer"
+
+
+def test_each_direction_ends_by_itself(hub: Hub, peer: socket.socket) -> None:
+    peer.shutdown(socket.SHUT_WR)
+    assert hub.poll() == [Event(5, "end")]
+    hub.write(5, b"late")
+    hub.write(5, b"")
+    assert hub.poll() == [Event(5, "wrote", number=4)]
+    assert peer.recv(100) == b"late"
+    hub.post(Event(0, "exit"))
+    hub.poll()
+    assert peer.recv(100) == b""
+    hub.write(5, b"dropped")  # the stream is over
+
+
+def test_no_more_than_the_window_is_read_until_the_peer_has_written_it(hub: Hub, peer: socket.socket) -> None:
+    sender = threading.Thread(target=lambda: (peer.sendall(bytes(3 * WINDOW)), peer.shutdown(socket.SHUT_WR)))
+    sender.start()
+    size = 0
+    while size < WINDOW:
+        size += sum(len(event.data) for event in hub.poll())
+    assert size == WINDOW
+    hub.post(Event(9, "exit"))
+    assert hub.poll() == [Event(9, "exit")]  # and no data
+    hub.ack(5, WINDOW)
+    assert len(read_all(hub, 5)) == 2 * WINDOW
+    sender.join()
+
+
+def test_large_data_is_written_in_pieces_as_the_peer_reads_it(hub: Hub, peer: socket.socket) -> None:
+    data = os.urandom(2 * WINDOW)
+    hub.write(5, data)
+    hub.write(5, b"")
+    received = bytearray()
+
+    def receive() -> None:
+        while more := peer.recv(CHUNK):
+            received.extend(more)
+
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    written = 0
+    while written < len(data):
+        written += sum(event.number for event in hub.poll())
+    hub.post(Event(9, "exit"))
+    hub.poll()
+    receiver.join()
+    assert bytes(received) == data
+
+
+def test_a_peer_that_is_gone_returns_the_credit_of_what_it_did_not_read(hub: Hub, peer: socket.socket) -> None:
+    peer.close()
+    hub.write(5, b"x")
+    events: list[Event] = []
+    while sum(event.number for event in events) < 1:
+        events += hub.poll()
+    assert Event(5, "end") in events
+
+
+def test_a_listener_accepts_streams_and_another_hub_connects_to_it(hub: Hub) -> None:
+    port = hub.listen(2, 0)
+    other = Hub(first=2)
+    other.connect(7, port)
+    assert hub.poll() == [Event(1, "accepted")]
+    other.write(7, b"hello")
+    assert other.poll() == [Event(7, "wrote", number=5)]
+    assert hub.poll() == [Event(1, "data", b"hello")]
+    other.close()
+    assert hub.poll() == [Event(1, "end")]
+
+
+def test_what_is_written_while_a_connection_is_made_waits_for_it(hub: Hub) -> None:
+    port = hub.listen(2, 0)
+    other = Hub(first=2)
+    other.connect(7, port)
+    other.write(7, b"early")  # perhaps before the connection is there
+    other.write(7, b"")
+    assert hub.poll() == [Event(1, "accepted")]
+    assert other.poll() == [Event(7, "wrote", number=5)]
+    assert hub.poll() == [Event(1, "data", b"early")]
+    other.close()
+
+
+def test_a_connection_that_nothing_answers_fails(hub: Hub) -> None:
+    closed = Hub()
+    port = closed.listen(1, 0)
+    closed.close()
+    hub.connect(4, port)
+    (event,) = hub.poll()
+    assert (event.stream, event.kind) == (4, "failed")
+    assert b"nothing answers at port" in event.data
+
+
+def test_what_a_process_wrote_last_precedes_its_exit(hub: Hub) -> None:
+    reading, writing = os.pipe()
+    hub.add(1, reading=reading)
+    os.write(writing, b"last words")
+    hub.exited(-1, 3, (1,))
+    assert hub.poll() == [Event(1, "data", b"last words"), Event(1, "end"), Event(-1, "exit", number=3)]
+    os.close(writing)  # still open here, as by a process that it left behind
+
+
+def test_closing_ends_the_poll(hub: Hub, peer: socket.socket) -> None:
+    found: list[list[Event]] = []
+    waiting = threading.Thread(target=lambda: found.append(hub.poll()))
+    waiting.start()
+    hub.close()
+    waiting.join()
+    assert found == [[]]
+    assert peer.recv(1) == b""
+
+
+def test_a_closed_stream_is_forgotten(hub: Hub, peer: socket.socket) -> None:
+    hub.close_stream(5)
+    hub.close_stream(5)
+    assert peer.recv(1) == b""
+    hub.ack(5, 1)

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from meshgate.actors.api import MonarchActorError
+from meshgate.errors import (
+    ActorError,
+    EngineDiedError,
+    GatewayFault,
+    InvalidRequestError,
+    StepFailedError,
+)
+from meshgate.proxies import HostMeshProxy
+from meshgate.proxies.client import Client
+from meshgate.session.dialing import UrlDialer
+from meshgate.session.settings import ClientSettings
+from meshgate_wire import Fragments, Header, Session
+from meshgate_wire.messages import (
+    Call,
+    Configure,
+    Done,
+    ErrorGroup,
+    Failed,
+    Failure,
+    Fault,
+    Host,
+    Output,
+    OutputLine,
+    Values,
+    stream_of,
+)
+from tests.client.counting import Counter, counters
+from tests.client.scripted_gateway import TOKEN, ScriptedGateway, ScriptedSession
+
+
+def test_replies_to_unknown_calls_are_ignored(gateway: ScriptedGateway, client: Client) -> None:
+    hosts = client.attach_hosts("workers", 2)
+    hosts.initialized.get(timeout=20)
+    session = gateway.session()
+    gateway.do(lambda: session.send(Values(call=4711), b""))
+    gateway.do(lambda: session.send(Failed(call=4711, failure=Failure(kind="internal", message=""))))
+    gateway.do(lambda: session.send(Done(call=4711)))
+    gateway.do(lambda: session.send(Configure()))
+    hosts.initialized.get(timeout=20)
+
+
+def test_an_invalid_reply_fails_only_its_call(
+    gateway: ScriptedGateway, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway.on[Call] = lambda session, header, _: session.send(Values(call=header.call))
+    mesh = counters(client)
+    with pytest.raises(GatewayFault, match="invalid reply from the gateway"):
+        mesh.slice(hosts=0, gpus=0).add.call_one(1).get(timeout=20)
+    mesh.initialized.get(timeout=20)
+
+
+def test_a_message_that_is_too_large_fails_only_its_call(gateway: ScriptedGateway, client: Client) -> None:
+    mesh = counters(client)
+    mesh.initialized.get(timeout=20)
+    buffers = [pickle.PickleBuffer(bytes(5000)) for _ in range(70_000)]
+    with pytest.raises(InvalidRequestError, match="buffers: the peer's limit is 65536"):
+        mesh.echo.call(buffers).get(timeout=60)
+    mesh.initialized.get(timeout=20)
+
+
+def test_a_message_that_cannot_be_encoded_fails_only_its_call(
+    gateway: ScriptedGateway, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = counters(client)
+    mesh.initialized.get(timeout=20)
+    send = Session.send
+
+    def fail_calls(self: Session, header: Header, *args: Any, **kwargs: Any) -> None:
+        if isinstance(header, Call):
+            raise ZeroDivisionError("a bug")
+        send(self, header, *args, **kwargs)
+
+    monkeypatch.setattr(Session, "send", fail_calls)
+    with pytest.raises(InvalidRequestError, match=r"Call was not sent: ZeroDivisionError\('a bug'\)"):
+        mesh.add.call(1).get(timeout=20)
+    mesh.initialized.get(timeout=20)
+
+
+def test_a_remote_error_has_rank_host_and_exception(gateway: ScriptedGateway, client: Client) -> None:
+    def answer(session: ScriptedSession, header: Call, buffers: Sequence[Fragments]) -> None:
+        failure = Failure(
+            kind="actor",
+            message="Actor call counters.add failed.",
+            mesh="counters",
+            ranks=(1,),
+            hosts={1: "workers-0"},
+            errors=(ErrorGroup(ranks=(1,), count=1, buffer=0),),
+            total=4,
+        )
+        error = pickle.dumps(MonarchActorError(ZeroDivisionError("division by zero"), "failed"))
+        session.send(Failed(call=header.call, failure=failure), error, stream=stream_of(header.target.object))
+
+    gateway.on[Call] = answer
+    future = counters(client).add.call(1)
+    with pytest.raises(ActorError, match=r"Actor call counters.add failed on rank 1 \(workers-0\)") as caught:
+        future.get(timeout=20)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert (caught.value.rank, caught.value.host) == (1, "workers-0")
+
+
+def test_a_host_mesh_of_another_size_than_the_jobs_fails(gateway: ScriptedGateway, client: Client) -> None:
+    gateway.on[Call] = lambda *_: None
+    mesh: Any = client.attach_hosts("workers", 3).spawn("counters", Counter)
+    with pytest.raises(StepFailedError, match="mesh 'workers' has 2 hosts, but the job has 3"):
+        mesh.add.call(1).get(timeout=20)
+
+
+def test_output_of_actors_is_printed_with_its_label(
+    gateway: ScriptedGateway, settings: ClientSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings) as client:
+        hosts = client.attach_hosts("workers", 2)
+        hosts.initialized.get(timeout=20)
+        session = gateway.session()
+        lines = tuple(
+            OutputLine(stream="stdout", mesh="counters", ranks=(rank,), host="workers-0", text="hello")
+            for rank in range(2)
+        )
+        gateway.do(lambda: session.send(Output(lines=lines)))
+        hosts.initialized.get(timeout=20)
+    assert capsys.readouterr().out == "[workers-0 counters 2 ranks] hello\n"
+
+
+def test_faults_reach_the_current_hook(
+    gateway: ScriptedGateway, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.attach_hosts("workers", 2).initialized.get(timeout=20)
+    called = threading.Event()
+    failures: list[Any] = []
+    monkeypatch.setattr("meshgate.unhandled_fault_hook", lambda failure: (failures.append(failure), called.set()))
+    fault = Fault(object=3, mesh="counters", ranks=(1,), hosts={1: "workers-1"}, report="killed by signal 9")
+    session = gateway.session()
+    gateway.do(lambda: session.send(fault))
+    assert called.wait(20)
+    assert failures[0].mesh_name == "counters"
+    assert failures[0].ranks == (1,)
+    assert failures[0].report() == "killed by signal 9"
+
+
+def test_faults_that_another_part_reports_do_not_reach_the_hook(
+    gateway: ScriptedGateway, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.attach_hosts("workers", 2).initialized.get(timeout=20)
+    called = threading.Event()
+    failures: list[Any] = []
+    monkeypatch.setattr("meshgate.unhandled_fault_hook", lambda failure: (failures.append(failure), called.set()))
+    client.handle_faults(3)
+    session = gateway.session()
+    for mesh in (3, 4):
+        fault = Fault(object=mesh, mesh=f"mesh {mesh}", ranks=(1,), report="killed by signal 9")
+        gateway.do(lambda fault=fault: session.send(fault))
+    assert called.wait(20)
+    assert [failure.mesh_name for failure in failures] == ["mesh 4"]
+
+
+def test_the_default_hook_prints_the_failure_and_a_hint(
+    gateway: ScriptedGateway, settings: ClientSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings) as client:
+        client.attach_hosts("workers", 2).initialized.get(timeout=20)
+        session = gateway.session()
+        fault = Fault(object=3, mesh="counters", ranks=(1,), hosts={1: "workers-1"}, report="killed by signal 9")
+        gateway.do(lambda: session.send(fault))
+        client.attach_hosts("workers", 2).initialized.get(timeout=20)
+    printed = capsys.readouterr().err
+    assert "rank 1 of mesh 'counters' on workers-1 failed: killed by signal 9" in printed
+    assert "unhandled_fault_hook" in printed
+
+
+def test_host_names_are_recorded(gateway: ScriptedGateway, client: Client) -> None:
+    hosts = client.attach_hosts("workers", 2)
+    hosts.initialized.get(timeout=20)
+    assert isinstance(hosts, HostMeshProxy)
+    assert hosts._owned.remote.hosts == (Host(name="workers-0"), Host(name="workers-1"))
+
+
+def test_a_session_that_ends_before_its_state_has_arrived_fails_the_takeover(gateway: ScriptedGateway) -> None:
+    client = Client(UrlDialer(gateway.url, TOKEN), session_id="ab" * 16)
+    client.wait_connected()
+    assert client.takeover is not None
+    assert not client.takeover.complete.done()
+    gateway.refuse = lambda request: (410, {"error": "gone", "reason": "was killed by SIGKILL", "output": ""})
+    gateway.cut()
+    with pytest.raises(EngineDiedError, match="was killed by SIGKILL"):
+        client.takeover.complete.get(timeout=60)
+    client.close()

@@ -1,0 +1,427 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from meshgate.errors import GatewayLostError
+from meshgate.session.futures import Future, FutureProxy
+
+
+class Boom(Exception):
+    pass
+
+
+def in_thread(function: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def test_a_settled_future_returns_its_value_every_time() -> None:
+    future = FutureProxy.resolved(5)
+    assert future.done()
+    assert future.get() == future.result(0) == future.get(timeout=1) == 5
+    assert future.exception() is None
+
+
+def test_the_value_is_read_once_in_the_thread_of_the_first_observer() -> None:
+    future: FutureProxy[object] = FutureProxy()
+    readers = []
+
+    def read() -> object:
+        readers.append(threading.current_thread())
+        return object()
+
+    in_thread(lambda: future.settle(read)).join()
+    assert readers == []
+    first = future.get()
+    assert future.get() is first
+    assert readers == [threading.current_thread()]
+
+
+def test_an_error_is_raised_every_time() -> None:
+    future: FutureProxy[int] = FutureProxy.failed(Boom("no"))
+    for _ in range(2):
+        with pytest.raises(Boom, match="no"):
+            future.get()
+    assert isinstance(future.exception(), Boom)
+
+
+class InterruptedList(list[Callable[[], object]]):
+    """Settles ``future`` in another thread, and waits for that, while an observer registers."""
+
+    future: FutureProxy[int]
+    is_settled = False
+
+    def append(self, waker: Callable[[], object]) -> None:
+        super().append(waker)
+        settling = threading.Thread(target=lambda: self.future.settle(lambda: 5), daemon=True)
+        settling.start()
+        settling.join(5)
+        self.is_settled = not settling.is_alive()
+
+
+def test_a_signal_handler_that_interrupts_an_observer_does_not_block_the_connection_thread() -> None:
+    future: FutureProxy[int] = FutureProxy()
+    wakers = InterruptedList()
+    wakers.future = future
+    future._wakers = wakers
+    assert future.get(timeout=10) == 5
+    assert wakers.is_settled
+    future.validate_state()
+
+
+def test_the_traceback_of_an_error_does_not_grow() -> None:
+    future: FutureProxy[int] = FutureProxy.failed(Boom("no"))
+    lengths = []
+    for _ in range(3):
+        with pytest.raises(Boom) as caught:
+            future.get()
+        lengths.append(len(traceback.extract_tb(caught.value.__traceback__)))
+        assert isinstance(future.exception(), Boom)
+    assert len(set(lengths)) == 1
+
+
+def test_an_error_of_a_call_is_shown_without_the_frames_that_read_it() -> None:
+    def read() -> int:
+        raise GatewayLostError("no")
+
+    # As in a module of meshgate.
+    reader = types.FunctionType(read.__code__, {"__name__": "meshgate.reading", "GatewayLostError": GatewayLostError})
+    future: FutureProxy[int] = FutureProxy()
+    future.settle(reader)
+    for _ in range(2):
+        with pytest.raises(GatewayLostError) as caught:
+            future.get()
+        names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+        assert names[1:] == ["get", "_result"]
+
+
+def test_an_error_of_reading_keeps_the_frames_that_say_where() -> None:
+    def read() -> int:
+        raise ValueError("no")
+
+    future: FutureProxy[int] = FutureProxy()
+    future.settle(read)
+    with pytest.raises(ValueError, match="no") as caught:
+        future.get()
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "read"
+
+
+def test_the_traceback_of_an_error_does_not_grow_with_the_futures_that_share_it() -> None:
+    error = Boom("no")
+    futures: list[FutureProxy[int]] = [FutureProxy.failed(error) for _ in range(3)]
+    lengths = []
+    for future in futures:
+        with pytest.raises(Boom) as caught:
+            future.get()
+        lengths.append(len(traceback.extract_tb(caught.value.__traceback__)))
+    assert len(set(lengths)) == 1
+
+
+def test_an_error_of_reading_is_kept_and_reading_is_not_repeated() -> None:
+    future: FutureProxy[int] = FutureProxy()
+    reads = []
+
+    def read() -> int:
+        reads.append(1)
+        raise Boom("unreadable")
+
+    future.settle(read)
+    assert isinstance(future.exception(), Boom)
+    assert isinstance(future.exception(), Boom)
+    assert reads == [1]
+
+
+def test_only_the_first_settle_has_an_effect() -> None:
+    future: FutureProxy[int] = FutureProxy()
+    future.settle(lambda: 1)
+    future.settle(lambda: 2)
+    future.fail(Boom())
+    assert future.get() == 1
+
+
+def test_a_timeout_and_the_repr_say_what_the_call_waits_for() -> None:
+    class Call:
+        endpoint = "trainers.step"
+
+        def waits_for(self) -> str:
+            return "3 of 4 ranks answered"
+
+    future: FutureProxy[int] = FutureProxy(call=Call())
+    with pytest.raises(TimeoutError, match="no result within 0 s; 3 of 4 ranks answered; the operation continues"):
+        future.get(timeout=0)
+    assert repr(future) == "<FutureProxy trainers.step: 3 of 4 ranks answered>"
+    future.settle(lambda: 7)
+    assert repr(future) == "<FutureProxy done>"
+    assert repr(FutureProxy()) == "<FutureProxy pending>"
+
+
+def test_a_timeout_leaves_the_future_usable() -> None:
+    future: FutureProxy[int] = FutureProxy()
+    with pytest.raises(TimeoutError, match="no result within 0 s; the operation continues"):
+        future.get(timeout=0)
+    assert isinstance(future.exception(timeout=0.001), TimeoutError)
+    assert not future.done()
+    future.settle(lambda: 7)
+    assert future.get(timeout=0) == 7
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), -0.5])
+def test_an_invalid_timeout_raises_monarchs_value_error(timeout: float) -> None:
+    future = FutureProxy.resolved(1)
+    with pytest.raises(ValueError, match="expected a non-negative, finite number of seconds"):
+        future.get(timeout=timeout)
+
+
+def test_a_timeout_that_is_not_a_number_raises_type_error() -> None:
+    with pytest.raises(TypeError, match="must be real number"):
+        FutureProxy.resolved(1).get(timeout="3")  # type: ignore[arg-type]
+
+
+def test_many_threads_see_the_same_value() -> None:
+    future: FutureProxy[object] = FutureProxy()
+    seen: list[object] = []
+    threads = [in_thread(lambda: seen.append(future.get(timeout=30))) for _ in range(8)]
+    future.settle(object)
+    for thread in threads:
+        thread.join(30)
+    assert len(seen) == 8
+    assert len(set(map(id, seen))) == 1
+
+
+def test_get_on_a_running_loop_warns_as_monarch_does() -> None:
+    future: FutureProxy[int] = FutureProxy()
+
+    async def main() -> int:
+        threading.Timer(0.01, lambda: future.settle(lambda: 3)).start()
+        with pytest.warns(UserWarning, match=r"Future.get\(\) was called from within an active event loop"):
+            return future.get()
+
+    assert asyncio.run(main()) == 3
+
+
+def test_get_of_a_settled_future_does_not_warn_on_a_loop() -> None:
+    async def main() -> int:
+        return FutureProxy.resolved(3).get()
+
+    assert asyncio.run(main()) == 3
+
+
+def test_await_returns_the_value_every_time() -> None:
+    future: FutureProxy[int] = FutureProxy()
+
+    async def main() -> None:
+        in_thread(lambda: future.settle(lambda: 3)).join()
+        assert await future == 3
+        assert await future == 3
+
+    asyncio.run(main())
+
+
+def test_several_loops_can_await_one_future() -> None:
+    future: FutureProxy[int] = FutureProxy()
+    seen: list[int] = []
+
+    async def main() -> None:
+        seen.append(await future)
+
+    threads = [in_thread(lambda: asyncio.run(main())) for _ in range(3)]
+    future.settle(lambda: 4)
+    for thread in threads:
+        thread.join(30)
+    assert seen == [4, 4, 4]
+
+
+def test_gather_and_wait_for_accept_futures() -> None:
+    futures: list[FutureProxy[int]] = [FutureProxy() for _ in range(5)]
+
+    async def main() -> list[int]:
+        thread = in_thread(lambda: [future.settle(lambda i=i: i) for i, future in enumerate(futures)])
+        values = await asyncio.wait_for(asyncio.gather(*futures), 30)
+        thread.join()
+        return list(values)
+
+    assert asyncio.run(main()) == [0, 1, 2, 3, 4]
+
+
+def test_await_without_a_loop_raises_value_error() -> None:
+    coroutine = FutureProxy.resolved(1).__await__()
+    with pytest.raises(ValueError, match="asyncio event loop"):
+        next(coroutine)
+
+
+def test_as_asyncio_without_a_loop_raises_and_leaves_the_future_usable() -> None:
+    future = FutureProxy.resolved(1)
+    with pytest.raises(RuntimeError, match="requires a running asyncio event loop"):
+        future.as_asyncio()
+    assert future.get() == 1
+
+
+def test_as_asyncio_returns_a_new_future_each_time() -> None:
+    future: FutureProxy[int] = FutureProxy()
+
+    async def main() -> None:
+        first, second = future.as_asyncio(), future.as_asyncio()
+        assert first is not second
+        in_thread(lambda: future.settle(lambda: 9)).join()
+        assert await first == await second == 9
+        assert await future.as_asyncio() == 9
+
+    asyncio.run(main())
+
+
+def test_as_asyncio_carries_the_error() -> None:
+    async def main() -> None:
+        with pytest.raises(Boom):
+            await FutureProxy.failed(Boom()).as_asyncio()
+        with pytest.raises(RuntimeError, match="raised StopIteration"):
+            await FutureProxy.failed(StopIteration()).as_asyncio()
+
+    asyncio.run(main())
+
+
+def test_a_future_can_be_settled_after_its_observers_loop_is_closed() -> None:
+    future: FutureProxy[int] = FutureProxy()
+
+    async def main() -> None:
+        future.as_asyncio()
+
+    asyncio.run(main())
+    future.settle(lambda: 2)
+    assert future.get() == 2
+
+
+def test_when_settled_calls_at_once_or_later() -> None:
+    future: FutureProxy[int] = FutureProxy()
+    calls: list[str] = []
+    future.when_settled(lambda: calls.append("early"))
+    assert calls == []
+    future.settle(lambda: 1)
+    future.when_settled(lambda: calls.append("late"))
+    assert calls == ["early", "late"]
+
+
+def test_start_is_called_once_at_the_first_use() -> None:
+    started: list[object] = []
+
+    def start(future: FutureProxy[int]) -> None:
+        started.append(future)
+        future.settle(lambda: 1)
+
+    future = FutureProxy(start=start)
+    assert started == []
+    assert future.get() == future.get() == 1
+    assert started == [future]
+
+
+async def _await(future: FutureProxy[int]) -> int:
+    return await future
+
+
+async def _cancel_await(future: FutureProxy[int]) -> None:
+    task = asyncio.ensure_future(_await(future))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def _cancel_as_asyncio(future: FutureProxy[int]) -> None:
+    future.as_asyncio().cancel()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    "give_up",
+    [
+        lambda future: future.exception(timeout=0),
+        lambda future: asyncio.run(_cancel_await(future)),
+        lambda future: asyncio.run(_cancel_as_asyncio(future)),
+    ],
+    ids=["timeout", "await", "as_asyncio"],
+)
+def test_an_observer_that_stops_waiting_is_forgotten(give_up: Callable[[FutureProxy[int]], object]) -> None:
+    future: FutureProxy[int] = FutureProxy()
+    for _ in range(3):
+        give_up(future)
+    assert future._wakers == []
+
+
+def test_a_future_can_fail_after_a_fork_at_which_another_thread_held_the_lock() -> None:
+    future: FutureProxy[int] = FutureProxy()
+    future._lock.acquire()
+    future.fail_after_fork(Boom("forked"))
+    with pytest.raises(Boom, match="forked"):
+        future.get(timeout=0)
+
+
+def test_validation_finds_a_waiter_that_will_not_be_woken() -> None:
+    future: FutureProxy[int] = FutureProxy()
+    future._settled = True
+    future._wakers.append(lambda: None)
+    with pytest.raises(AssertionError, match="still has waiters"):
+        future.validate_state()
+    future._wakers.clear()
+
+
+def test_programs_cannot_construct_a_future() -> None:
+    with pytest.raises(TypeError, match="a Future cannot be constructed"):
+        Future()
+    assert isinstance(FutureProxy.resolved(1), Future)
+
+
+def test_functions_of_meshgate_that_block_on_a_loop_do_not_warn_of_their_own_get() -> None:
+    future: FutureProxy[int] = FutureProxy()
+    timer = threading.Timer(0.05, lambda: future.settle(lambda: 1))
+    timer.start()
+
+    async def call_state() -> int:
+        namespace: dict[str, Any] = {"__name__": "meshgate.jobs.trait", "future": future}
+        exec("def state(): return future.result(20)", namespace)
+        value: int = namespace["state"]()
+        return value
+
+    assert asyncio.run(call_state()) == 1  # a warning would be an error here
+    timer.join()
+
+
+def test_a_notebook_shows_the_state_without_waiting_or_reading() -> None:
+    pending: FutureProxy[int] = FutureProxy()
+    assert "pending" in pending._repr_html_()
+    reads: list[int] = []
+    pending.settle(lambda: len(reads) or reads.append(1) or 7)  # type: ignore[func-returns-value]
+    assert "get() returns the result" in pending._repr_html_()
+    assert reads == []
+    assert pending.get() == 7
+    assert "value: 7" in pending._repr_html_()
+
+
+def test_a_notebook_shows_the_error_that_was_read() -> None:
+    future: FutureProxy[int] = FutureProxy.failed(Boom("<b>"))
+    assert future.exception() is not None
+    assert "Boom: &lt;b&gt;" in future._repr_html_()
+
+
+def test_a_callback_of_a_loop_is_no_cell() -> None:
+    warned: list[bool] = []
+
+    def blocks() -> None:
+        with pytest.warns(UserWarning, match="active event loop"), contextlib.suppress(TimeoutError):
+            FutureProxy().get(timeout=0)
+        warned.append(True)
+
+    async def run() -> None:
+        asyncio.get_running_loop().call_soon(blocks)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert warned == [True]

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from meshgate.errors import (
+    GatewayError,
+    StepFailedError,
+    SupervisionError,
+)
+from meshgate.proxies.client import Client
+from meshgate.session.dialing import UrlDialer
+from meshgate.session.settings import ClientSettings
+from meshgate_wire import Fragments, Header
+from meshgate_wire.messages import (
+    AttachHosts,
+    Call,
+    Configure,
+    EndSession,
+    Failure,
+    ObjectFailed,
+    Release,
+    SpawnActors,
+    SpawnProcs,
+    Stop,
+)
+from tests.client.counting import Counter, counters
+from tests.client.scripted_gateway import TOKEN, ScriptedGateway, ScriptedSession
+
+
+def test_a_chain_of_requests_is_sent_before_any_reply(gateway: ScriptedGateway, client: Client) -> None:
+    gateway.functions["add"] = lambda rank, amount: rank + amount
+    gateway.on[AttachHosts] = lambda session, header, _: session.ranks.update({header.object: [0, 1]})  # no reply
+    assert counters(client).add.call(10).get(timeout=20).values() == [10, 11, 12, 13]
+    kinds = [type(header) for header in gateway.received]
+    assert kinds == [AttachHosts, SpawnProcs, SpawnActors, Call]
+
+
+def test_threads_may_call_concurrently(gateway: ScriptedGateway, client: Client) -> None:
+    gateway.functions["add"] = lambda rank, amount: amount
+    one = counters(client).slice(hosts=0, gpus=0)
+    results: dict[int, list[int]] = {}
+
+    def work(base: int) -> None:
+        results[base] = [one.add.call_one(base + i).get(timeout=30) for i in range(50)]
+
+    threads = [threading.Thread(target=work, args=(base,)) for base in range(0, 800, 100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert results == {base: list(range(base, base + 50)) for base in range(0, 800, 100)}
+
+
+def test_a_thousand_calls_are_sent_in_few_messages_and_in_order(gateway: ScriptedGateway, client: Client) -> None:
+    gateway.functions["add"] = lambda rank, amount: amount
+    one = counters(client).slice(hosts=0, gpus=0)
+    one.add.call_one(0).get(timeout=20)
+    before = gateway.websocket_messages
+    futures = [one.add.call_one(i) for i in range(1000)]
+    assert [future.get(timeout=60) for future in futures] == list(range(1000))
+    assert gateway.websocket_messages - before < 200
+
+
+def test_large_arguments_and_results_are_sent_out_of_band(gateway: ScriptedGateway, client: Client) -> None:
+    gateway.functions["echo"] = lambda rank, value: bytes(value)
+    data = bytearray(b"x" * 20_000_000)
+    future = counters(client).slice(hosts=0, gpus=0).echo.call_one(pickle.PickleBuffer(data))
+    data[:10] = b"changed..."  # the call has its own copy
+    assert future.get(timeout=60) == b"x" * 20_000_000
+
+
+def test_closing_beside_a_thread_that_keeps_calling_ends_the_session_at_once(
+    gateway: ScriptedGateway, settings: ClientSettings
+) -> None:
+    gateway.functions["echo"] = lambda rank, value: len(value)
+    client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings)
+    one = counters(client).slice(hosts=0, gpus=0)
+    errors: list[str] = []
+    calling = threading.Event()
+
+    def call_until_refused() -> None:
+        try:
+            while True:
+                one.echo.call_one(b"x" * 100_000)
+                calling.set()
+        except GatewayError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=call_until_refused)
+    thread.start()
+    assert calling.wait(20)
+    client.close()
+    thread.join(20)
+    assert client.closed_cleanly
+    assert ["has closed its session" in error for error in errors] == [True]
+
+
+def test_a_failed_step_fails_its_dependents_with_the_step_named(gateway: ScriptedGateway, client: Client) -> None:
+    def fail(session: ScriptedSession, header: SpawnProcs, buffers: Sequence[Fragments]) -> None:
+        session.send(ObjectFailed(object=header.object, failure=Failure(kind="supervision", message="no memory")))
+
+    gateway.on[SpawnProcs] = fail
+    gateway.on[SpawnActors] = gateway.on[Call] = lambda *_: None
+    hosts = client.attach_hosts("workers", 2)
+    procs = hosts.spawn_procs(per_host={"gpus": 2}, name="trainers")
+    mesh: Any = procs.spawn("counters", Counter)
+    with pytest.raises(StepFailedError, match="no memory") as caught:
+        mesh.add.call(1).get(timeout=20)
+    assert caught.value.step == "spawn_procs({'gpus': 2}, name='trainers')"
+    assert isinstance(caught.value.__cause__, SupervisionError)
+
+    hosts.initialized.get(timeout=20)
+    sent = len(gateway.received)
+    assert isinstance(mesh.add.call(2).exception(timeout=0), StepFailedError)
+    assert isinstance(procs.initialized.exception(timeout=0), StepFailedError)
+    assert all(isinstance(future.exception(timeout=0), StepFailedError) for future in mesh.add.stream(1))
+    with pytest.raises(StepFailedError):
+        mesh.add.broadcast(1)
+    hosts.initialized.get(timeout=20)  # the hosts still work
+    assert len(gateway.received) == sent + 1
+
+
+def test_an_actor_fails_with_a_mesh_among_its_arguments(gateway: ScriptedGateway, client: Client) -> None:
+    spawn = gateway.on[SpawnActors]
+
+    def fail_first(session: ScriptedSession, header: SpawnActors, buffers: Sequence[Fragments]) -> None:
+        if header.name == "broken":
+            session.send(ObjectFailed(object=header.object, failure=Failure(kind="invalid", message="no such class")))
+        else:
+            spawn(session, header, buffers)
+
+    gateway.on[SpawnActors] = fail_first
+    gateway.on[Call] = lambda *_: None
+    procs = client.attach_hosts("workers", 2).spawn_procs()
+    broken = procs.spawn("broken", Counter)
+    dependent: Any = procs.spawn("dependent", Counter, broken)
+    with pytest.raises(StepFailedError, match="no such class"):
+        dependent.add.call(1).get(timeout=20)
+
+
+def test_calls_on_a_stopped_mesh_fail_at_once_and_are_not_sent(gateway: ScriptedGateway, client: Client) -> None:
+    hosts = client.attach_hosts("workers", 2)
+    procs = hosts.spawn_procs(name="trainers")
+    mesh: Any = procs.spawn("counters", Counter)
+    assert procs.stop().get(timeout=20) is None
+    assert procs.stop().get(timeout=20) is None
+    with pytest.raises(SupervisionError, match="procs mesh 'trainers' was stopped"):
+        mesh.add.call(1).get(timeout=0)
+    with pytest.raises(RuntimeError, match="`ProcMesh` has already been stopped"):
+        procs.spawn("more", Counter)
+
+
+def released_objects(gateway: ScriptedGateway, client: Client) -> list[int]:
+    """The objects that the client has released, in order. Closes the client, so that every release has arrived."""
+    gc.collect()
+    client.close()
+    return [number for header in gateway.got(Release) for number in header.objects]
+
+
+def test_an_unreferenced_stopped_mesh_is_released_on_both_sides(gateway: ScriptedGateway, client: Client) -> None:
+    gateway.functions["add"] = lambda rank, amount: rank
+    hosts = client.attach_hosts("workers", 2)
+    for _ in range(20):
+        procs = hosts.spawn_procs()
+        mesh: Any = procs.spawn("counters", Counter)
+        mesh.add.call(1).get(timeout=20)
+        procs.stop()
+        del procs, mesh
+    gc.collect()
+    assert len(client.objects) == 1
+    stopped = [header.target.object for header in gateway.received if isinstance(header, Stop)]
+    assert sorted(released_objects(gateway, client)) == list(range(2, 42))
+    for number in stopped:
+        sent = [header for header in gateway.received if number in _objects_in(header)]
+        assert [type(header) for header in sent] == [SpawnProcs, Stop, Release]
+
+
+def _objects_in(header: Header) -> tuple[int, ...]:
+    if isinstance(header, Release):
+        return header.objects
+    if isinstance(header, Stop):
+        return (header.target.object,)
+    return (header.object,) if isinstance(header, SpawnProcs) else ()
+
+
+def test_an_unreferenced_mesh_is_kept_until_what_it_was_made_from_is_stopped(
+    gateway: ScriptedGateway, client: Client
+) -> None:
+    hosts = client.attach_hosts("workers", 2)
+    procs = hosts.spawn_procs()
+    procs.spawn("counters", Counter)
+    gc.collect()
+    assert len(client.objects) == 3
+    procs.stop().get(timeout=20)
+    assert len(client.objects) == 2
+    assert released_objects(gateway, client) == [3]
+
+
+def test_an_unreferenced_mesh_whose_creation_failed_is_released(gateway: ScriptedGateway, client: Client) -> None:
+    gateway.on[SpawnActors] = lambda session, header, _: session.send(
+        ObjectFailed(object=header.object, failure=Failure(kind="invalid", message="no"))
+    )
+    with pytest.raises(StepFailedError):
+        counters(client).add.call(1).get(timeout=20)
+    gc.collect()
+    assert [client.objects.get(number) is None for number in (1, 2, 3)] == [False, False, True]
+
+
+def test_closing_ends_the_session_at_the_gateway(gateway: ScriptedGateway, settings: ClientSettings) -> None:
+    client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings)
+    hosts = client.attach_hosts("workers", 2)
+    gateway.on[Call] = lambda *_: None
+    waiting = hosts.spawn("counters", Counter).add.call(1)
+    client.close()
+    client.close()
+    assert client.closed
+    assert type(gateway.received[-1]) is EndSession
+    with pytest.raises(GatewayError, match="this program has closed its session"):
+        waiting.get(timeout=0)
+    with pytest.raises(GatewayError, match="this program has closed its session"):
+        hosts.spawn_procs()
+
+
+def test_closing_gives_up_if_the_gateway_does_not_reply(gateway: ScriptedGateway) -> None:
+    gateway.on[EndSession] = lambda *_: None
+    settings = ClientSettings(close_timeout=0.05)
+    client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings)
+    client.close()
+    assert client.error is not None
+
+
+def test_the_gateway_sends_no_output_if_the_setting_is_off(gateway: ScriptedGateway) -> None:
+    with Client.connect(UrlDialer(gateway.url, TOKEN), stream_output=False) as client:
+        client.attach_hosts("workers", 2).initialized.get(timeout=20)
+    assert gateway.got(Configure)[0].stream_output is False

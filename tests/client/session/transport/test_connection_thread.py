@@ -1,0 +1,475 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from meshgate.errors import (
+    AuthenticationError,
+    ConnectionFailedError,
+    EngineDiedError,
+    GatewayError,
+    GatewayFault,
+    GatewayLostError,
+    MeshgateError,
+    SessionExpiredError,
+    VersionMismatchError,
+)
+from meshgate.proxies.client import Client
+from meshgate.session.dialing import UrlDialer
+from meshgate.session.settings import ClientSettings
+from meshgate.testing import NetworkProxy
+from meshgate_wire import PROTOCOL_VERSION, Header
+from meshgate_wire.messages import Call, Initialized, Release, Stop
+from tests.client.counting import one_counter
+from tests.client.scripted_gateway import TOKEN, ScriptedGateway
+
+QUICK = ClientSettings(connect_timeout=0.3, attempt_timeout=10, lost_after=0, retry_most=0.05, close_timeout=5)
+
+
+def test_the_handshake_carries_token_and_versions(gateway: ScriptedGateway, client: Client) -> None:
+    (headers,) = gateway.requests
+    assert headers["Authorization"] == f"Bearer {TOKEN}"
+    assert headers["Meshgate-Protocol"] == str(PROTOCOL_VERSION)
+    assert headers["Meshgate-Version"] == "0.1.0"
+    assert "Meshgate-Resume" not in headers
+    assert len(client.session_id) == 32
+    assert list(gateway.sessions) == [client.session_id]
+
+
+def test_a_wrong_token_names_the_variable_to_set(gateway: ScriptedGateway) -> None:
+    with pytest.raises(AuthenticationError, match="MESHGATE_TOKEN"):
+        Client.connect(UrlDialer(gateway.url, "wrong"), settings=QUICK)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected", "message"),
+    [
+        (426, {"error": "protocol 1 here, 2 there: upgrade the client"}, VersionMismatchError, "upgrade the client"),
+        (404, {"error": "no such path"}, ConnectionFailedError, "HTTP 404: no such path"),
+        (400, {"error": "no Upgrade header"}, ConnectionFailedError, "HTTP 400: no Upgrade header"),
+        (404, {}, ConnectionFailedError, "responded with HTTP 404 and is not a meshgate gateway"),
+        (403, {"message": "Forbidden"}, ConnectionFailedError, "responded with HTTP 403 and is not a meshgate gateway"),
+        (503, {"error": "draining"}, ConnectionFailedError, "within 0.3 s: HTTP 503"),
+        (410, {"error": "gone", "reason": "killed by signal 9", "output": "Bus error"}, EngineDiedError, "Bus error"),
+    ],
+)
+def test_each_refusal_raises_its_error(
+    gateway: ScriptedGateway, status: int, body: dict[str, Any], expected: type[Exception], message: str
+) -> None:
+    gateway.refuse = lambda request: (status, body)
+    with pytest.raises(expected, match=message):
+        Client.connect(UrlDialer(gateway.url, TOKEN), settings=QUICK)
+
+
+def test_an_unreachable_gateway_raises_after_the_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    message = r"could not connect to the gateway at ws://127.0.0.1:\d+ within 0.3 s"
+    with pytest.raises(ConnectionFailedError, match=message):
+        Client.connect(UrlDialer(f"ws://127.0.0.1:{port}", TOKEN), settings=QUICK)
+
+
+def test_a_gateway_that_never_answers_raises_after_the_timeout() -> None:
+    settings = QUICK.model_copy(update={"attempt_timeout": 0.2})
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(ConnectionFailedError, match=r"no answer within 0\.2 s"),
+    ):
+        Client.connect(UrlDialer(f"ws://127.0.0.1:{listener.getsockname()[1]}", TOKEN), settings=settings)
+
+
+def test_a_name_that_does_not_resolve_raises_at_once() -> None:
+    with pytest.raises(ConnectionFailedError, match=r"cannot connect to the gateway at wss://no-such-host\.invalid"):
+        Client.connect(UrlDialer("wss://no-such-host.invalid", TOKEN), settings=ClientSettings())
+
+
+def test_connecting_waits_for_a_starting_gateway(gateway: ScriptedGateway) -> None:
+    responses = iter([(503, {"error": "starting"})] * 3)
+    gateway.refuse = lambda request: next(responses, None)
+    with Client.connect(UrlDialer(gateway.url, TOKEN), settings=ClientSettings(retry_most=0.01)):
+        assert len(gateway.requests) == 4
+
+
+def test_a_failed_connection_leaves_no_thread(gateway: ScriptedGateway) -> None:
+    before = threading.enumerate()
+    with pytest.raises(AuthenticationError):
+        Client.connect(UrlDialer(gateway.url, "wrong"), settings=QUICK)
+    assert [thread for thread in threading.enumerate() if thread not in before] == []
+
+
+def test_the_session_resumes_after_a_cut(gateway: ScriptedGateway, client: Client) -> None:
+    gateway.functions["add"] = lambda rank, amount: amount
+    one = one_counter(client)
+    for i in range(10):
+        gateway.cut()
+        assert one.add.call_one(i).get(timeout=30) == i
+    assert all(headers["Meshgate-Resume"] == "1" for headers in gateway.requests[1:])
+    assert client.statistics().connections == 11
+
+
+def test_calls_made_during_an_outage_complete_after_it(gateway: ScriptedGateway, settings: ClientSettings) -> None:
+    gateway.functions["add"] = lambda rank, amount: amount
+    with (
+        NetworkProxy("127.0.0.1", gateway.port) as proxy,
+        Client.connect(UrlDialer(f"ws://127.0.0.1:{proxy.port}", TOKEN), settings=settings) as client,
+    ):
+        one = one_counter(client)
+        one.add.call_one(0).get(timeout=20)
+        proxy.refuse()
+        futures = [one.add.call_one(i) for i in range(100)]
+        with pytest.raises(TimeoutError):
+            futures[0].get(timeout=0.05)
+        proxy.accept()
+        assert [future.get(timeout=30) for future in futures] == list(range(100))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_cuts_at_any_byte_lose_and_repeat_nothing(
+    gateway: ScriptedGateway, settings: ClientSettings, seed: int
+) -> None:
+    chance = random.Random(seed)
+    gateway.functions["echo"] = lambda rank, value: value
+    with (
+        NetworkProxy("127.0.0.1", gateway.port) as proxy,
+        Client.connect(UrlDialer(f"ws://127.0.0.1:{proxy.port}", TOKEN), settings=settings) as client,
+    ):
+        one = one_counter(client)
+        futures = []
+        for i in range(200):
+            if i % 10 == 0:
+                proxy.cut_after(chance.randrange(1, 30_000), chance.choice(["up", "down"]))
+            futures.append((i, one.echo.call_one([i, b"x" * chance.randrange(8_000)])))
+        for i, future in futures:
+            assert future.get(timeout=60)[0] == i
+        assert [header.call for header in gateway.got(Call)] == sorted(header.call for header in gateway.got(Call))
+        assert len(gateway.got(Call)) == 200
+
+
+def test_a_network_that_freezes_and_thaws_loses_nothing(gateway: ScriptedGateway, settings: ClientSettings) -> None:
+    gateway.functions["add"] = lambda rank, amount: amount
+    with (
+        NetworkProxy("127.0.0.1", gateway.port) as proxy,
+        Client.connect(UrlDialer(f"ws://127.0.0.1:{proxy.port}", TOKEN), settings=settings) as client,
+    ):
+        one = one_counter(client)
+        one.add.call_one(0).get(timeout=20)
+        proxy.freeze()
+        future = one.add.call_one(1)
+        with pytest.raises(TimeoutError):
+            future.get(timeout=0.05)
+        proxy.thaw()
+        assert future.get(timeout=30) == 1
+        assert client.statistics().connections == 1
+
+
+def test_a_short_cut_is_not_logged(gateway: ScriptedGateway, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    gateway.functions["add"] = lambda rank, amount: amount
+    one = one_counter(client)
+    gateway.cut()
+    assert one.add.call_one(1).get(timeout=30) == 1
+    assert [record for record in caplog.records if record.name.startswith("meshgate")] == []
+
+
+def test_a_long_outage_logs_one_line_and_one_more_when_it_ends(
+    gateway: ScriptedGateway, settings: ClientSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "meshgate")
+    gateway.functions["add"] = lambda rank, amount: amount
+    impatient = settings.model_copy(update={"quiet": 0.0, "retry_most": 0.01})
+    with Client.connect(UrlDialer(gateway.url, TOKEN), settings=impatient) as client:
+        one = one_counter(client)
+        one.add.call_one(0).get(timeout=20)
+        responses = iter([(503, {"error": "restarting"})] * 5)
+        gateway.refuse = lambda request: next(responses, None)
+        gateway.cut()
+        assert one.add.call_one(1).get(timeout=30) == 1
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2
+    assert "retrying: HTTP 503" in lines[0]
+    assert "nothing was lost" in lines[1]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 410])
+def test_an_ingress_response_ends_no_session(gateway: ScriptedGateway, settings: ClientSettings, status: int) -> None:
+    gateway.functions["add"] = lambda rank, amount: amount
+    patient = settings.model_copy(update={"retry_most": 0.01})
+    with Client.connect(UrlDialer(gateway.url, TOKEN), settings=patient) as client:
+        one = one_counter(client)
+        one.add.call_one(0).get(timeout=20)
+        responses = iter([(status, {"message": "default backend"})] * 5)
+        gateway.refuse = lambda request: next(responses, None)
+        gateway.cut()
+        assert one.add.call_one(1).get(timeout=30) == 1
+
+
+def pending_call(gateway: ScriptedGateway, client: Client) -> Any:
+    """The future of a call that the gateway does not reply to."""
+    gateway.on[Call] = lambda *_: None
+    one = one_counter(client)
+    one.initialized.get(timeout=20)
+    return one.add.call_one(1)
+
+
+def assert_session_ends(
+    gateway: ScriptedGateway, client: Client, expected: type[MeshgateError], message: str, event: Callable[[], object]
+) -> None:
+    """Asserts that ``event`` ends the session with this error, for pending calls and for later ones."""
+    future = pending_call(gateway, client)
+    event()
+    with pytest.raises(expected, match=message):
+        future.get(timeout=30)
+    with pytest.raises(expected, match=message):
+        client.attach_hosts("workers", 2)
+    assert client.closed
+
+
+def test_a_dead_engine_ends_the_session_with_its_last_output(gateway: ScriptedGateway, client: Client) -> None:
+    def die() -> None:
+        body = {"error": "gone", "reason": "killed by signal 11", "output": "Segmentation fault"}
+        gateway.refuse = lambda request: (410, body)
+        gateway.cut()
+
+    assert_session_ends(gateway, client, EngineDiedError, "killed by signal 11(.|\n)*Segmentation fault", die)
+
+
+def test_a_gateway_whose_process_exited_is_lost(gateway: ScriptedGateway, settings: ClientSettings) -> None:
+    alive = True
+    dialer = UrlDialer(gateway.url, TOKEN, alive=lambda: alive)
+
+    def die() -> None:
+        nonlocal alive
+        alive = False
+        gateway.refuse = lambda request: (503, {})
+        gateway.cut()
+
+    with Client.connect(dialer, settings=settings) as client:
+        assert_session_ends(gateway, client, GatewayLostError, "is gone: its process has exited", die)
+
+
+def test_a_session_unknown_to_the_gateway_is_lost(gateway: ScriptedGateway, client: Client) -> None:
+    def forget() -> None:
+        gateway.do(gateway.sessions.clear)
+        gateway.cut_links()
+
+    assert_session_ends(gateway, client, GatewayLostError, "has lost this session", forget)
+
+
+def test_an_outage_longer_than_the_lease_ends_the_session(gateway: ScriptedGateway, settings: ClientSettings) -> None:
+    short = settings.model_copy(update={"lease": 0.2})
+
+    def leave() -> None:
+        gateway.refuse = lambda request: (503, {"error": "away"})
+        gateway.cut()
+
+    with Client.connect(UrlDialer(gateway.url, TOKEN), settings=short) as client:
+        reason = "longer than the session's lease of 0.2 s: HTTP 503"
+        assert_session_ends(gateway, client, SessionExpiredError, reason, leave)
+
+
+def test_a_protocol_violation_ends_the_session(gateway: ScriptedGateway, client: Client) -> None:
+    def send_invalid_frame() -> None:
+        link = gateway.session().link
+        assert link is not None
+        # A frame of a type that no version knows, numbered as the next one.
+        counts = gateway.session().wire.statistics()
+        acknowledgement, number = counts.frames_received, counts.frames_sent + 1
+        bad = struct.pack("!BQQBqI", 2, acknowledgement, number, 64, 0, 0)
+        gateway.do(lambda: link.write([bad]))
+
+    assert_session_ends(gateway, client, GatewayFault, "violated the protocol", send_invalid_frame)
+
+
+@contextmanager
+def behind_a_frozen_proxy(gateway: ScriptedGateway, settings: ClientSettings) -> Iterator[tuple[NetworkProxy, Any]]:
+    """A frozen proxy, and an actor behind it. The client's send queue is limited to 1 MiB."""
+    gateway.functions["echo"] = lambda rank, value: len(value)
+    small = settings.model_copy(update={"queue_limit": 1 << 20})
+    with (
+        NetworkProxy("127.0.0.1", gateway.port) as proxy,
+        Client.connect(UrlDialer(f"ws://127.0.0.1:{proxy.port}", TOKEN), settings=small) as client,
+    ):
+        one = one_counter(client)
+        one.initialized.get(timeout=20)
+        proxy.freeze()
+        yield proxy, one
+        client.validate_state()
+
+
+def test_a_call_blocks_while_the_send_queue_is_over_its_limit(
+    gateway: ScriptedGateway, settings: ClientSettings
+) -> None:
+    with behind_a_frozen_proxy(gateway, settings) as (proxy, one):
+        sent: list[Any] = []
+        finished = threading.Event()
+
+        def send_100_calls() -> None:
+            sent.extend(one.echo.call_one(b"x" * 1_000_000) for _ in range(100))
+            finished.set()
+
+        thread = threading.Thread(target=send_100_calls)
+        thread.start()
+        assert not finished.wait(0.3)
+        proxy.thaw()
+        assert finished.wait(60)
+        thread.join()
+        assert [future.get(timeout=60) for future in sent] == [1_000_000] * 100
+
+
+def test_a_small_call_does_not_wait_for_a_large_one(gateway: ScriptedGateway, settings: ClientSettings) -> None:
+    with behind_a_frozen_proxy(gateway, settings) as (proxy, one):
+        large = one.echo.call_one(b"x" * 100_000_000)
+        quick = [one.echo.call_one(b"x") for _ in range(3)]  # does not block
+        proxy.thaw()
+        assert [future.get(timeout=60) for future in quick] == [1, 1, 1]
+        assert large.get(timeout=60) == 100_000_000
+
+
+def test_a_blocked_call_raises_when_the_session_ends(gateway: ScriptedGateway, settings: ClientSettings) -> None:
+    small = settings.model_copy(update={"queue_limit": 1 << 20})
+    client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=small)
+    one = one_counter(client)
+    one.initialized.get(timeout=20)
+    gateway.refuse = lambda request: (503, {})
+    gateway.cut()
+    errors: list[MeshgateError] = []
+
+    def send_100_calls() -> None:
+        try:
+            for _ in range(100):
+                one.echo.call_one(b"x" * 1_000_000)
+        except MeshgateError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=send_100_calls)
+    thread.start()
+    client.abandon()
+    thread.join(30)
+    assert [type(error) for error in errors] == [GatewayError]
+
+
+def errors_in_child(*calls: Callable[[], object]) -> list[str]:
+    """Forks, makes ``calls`` in the child, and returns the errors that they raise there."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.alarm(30)  # ends a child that blocks
+            errors = []
+            for call in calls:
+                try:
+                    call()
+                except GatewayError as error:
+                    errors.append(str(error))
+            sender.send(errors)
+        finally:
+            os._exit(0)
+    sender.close()
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, "the child was killed because it blocked"
+    errors: list[str] = receiver.recv()
+    receiver.close()
+    return errors
+
+
+def test_calls_raise_in_a_forked_child(gateway: ScriptedGateway, client: Client) -> None:
+    future = pending_call(gateway, client)
+    one = one_counter(client)
+    errors = errors_in_child(lambda: future.get(timeout=20), lambda: one.add.call(1))
+    assert ["forked" in error for error in errors] == [True, True]
+    one.initialized.get(timeout=20)
+    assert gateway.got(Initialized) != []
+
+
+def test_no_call_blocks_in_a_child_forked_while_the_send_queue_is_over_its_limit(
+    gateway: ScriptedGateway, settings: ClientSettings
+) -> None:
+    with behind_a_frozen_proxy(gateway, settings) as (proxy, one):
+        future = one.echo.call_one(b"x" * 10_000_000)
+        errors = errors_in_child(lambda: one.echo.call_one(b"x" * 1_000_000), lambda: one.echo.call_one(b"x"))
+        assert ["forked" in error for error in errors] == [True, True]
+        proxy.thaw()
+        assert future.get(timeout=60) == 10_000_000
+
+
+class InterruptedLoop:
+    """An event loop whose next wake-up by this thread is interrupted by a Ctrl-C."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._thread: threading.Thread | None = threading.current_thread()
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> object:
+        if threading.current_thread() is self._thread:
+            self._thread = None
+            raise KeyboardInterrupt
+        return self._loop.call_soon_threadsafe(callback, *args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+
+def test_a_ctrl_c_while_the_loop_is_woken_leaves_no_message_behind(
+    gateway: ScriptedGateway, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.functions["add"] = lambda rank, amount: amount
+    one = one_counter(client)
+    one.add.call_one(0).get(timeout=20)
+    client.validate_state()  # returns after the wake-ups under way
+    connection = client._connection
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "_loop", InterruptedLoop(connection._loop))
+        with pytest.raises(KeyboardInterrupt):
+            one.add.call_one(1)
+    assert one.add.call_one(2).get(timeout=20) == 2
+    assert len(gateway.got(Call)) == 3
+
+
+def test_validation_finds_a_message_that_nothing_will_send(
+    gateway: ScriptedGateway, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = one_counter(client)
+    one.initialized.get(timeout=20)
+    client.validate_state()  # returns after the wake-ups under way
+    with monkeypatch.context() as patch:
+        patch.setattr(client._connection, "_wake", lambda: None)
+        one.add.broadcast(1)
+        with pytest.raises(AssertionError, match="the consumer does not know"):
+            client.validate_state()
+    client._connection._wake()
+
+
+def test_a_release_is_sent_after_the_last_message_about_the_object(
+    gateway: ScriptedGateway, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread may post its last message and release the object while the connection takes other messages."""
+    procs = client.attach_hosts("workers", 2).spawn_procs()
+    procs.initialized.get(timeout=20)
+    session = client._connection._session
+    send = session.send
+    meanwhile: list[Callable[[], object]] = [procs.stop, lambda: client.release(procs._object)]
+
+    def interrupted(header: Header, buffers: Any = (), *, stream: int) -> None:
+        send(header, buffers, stream=stream)
+        if isinstance(header, Initialized):
+            client._connection.release(4711)  # another object, released earlier
+            while meanwhile:
+                meanwhile.pop(0)()
+
+    monkeypatch.setattr(session, "send", interrupted)
+    client.attach_hosts("workers", 2).initialized.get(timeout=20)
+    client.close()
+    sent = [header for header in gateway.received if isinstance(header, (Stop, Release))]
+    assert [type(header) for header in sent if header != Release(objects=(4711,))] == [Stop, Release]

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+from typing import Any
+
+from websockets.server import ServerProtocol
+
+from meshgate.proxies.client import Client
+from meshgate.session.dialing import Route
+from meshgate.session.transport.gateway_connection import (
+    PING_INTERVAL,
+    PING_TIMEOUT,
+    GatewayConnection,
+    open_connection,
+)
+from meshgate_wire.messages import Call, Values, stream_of
+from tests.client.counting import one_counter
+from tests.client.scripted_gateway import ScriptedGateway
+from tests.gateway.virtual_time import run_in_virtual_time
+
+
+def test_invalid_data_costs_only_the_connection(gateway: ScriptedGateway, client: Client) -> None:
+    gateway.functions["add"] = lambda rank, amount: amount
+    one = one_counter(client)
+    one.add.call_one(0).get(timeout=20)
+    link = gateway.session().link
+    assert link is not None
+    gateway.do(lambda: link.write([b"\xff invalid"]))
+    assert one.add.call_one(1).get(timeout=30) == 1
+    assert client.statistics().connections == 2
+
+
+def test_a_text_message_costs_only_the_connection(gateway: ScriptedGateway, client: Client) -> None:
+    gateway.functions["add"] = lambda rank, amount: amount
+    one = one_counter(client)
+    one.add.call_one(0).get(timeout=20)
+    link = gateway.session().link
+    assert link is not None
+    gateway.run(link.send("hello"))
+    assert one.add.call_one(1).get(timeout=30) == 1
+    assert client.statistics().connections == 2
+
+
+def test_fragmented_messages_are_joined(gateway: ScriptedGateway, client: Client) -> None:
+    one = one_counter(client)
+    one.initialized.get(timeout=20)
+    session = gateway.session()
+    link = session.link
+    assert link is not None
+    gateway.on[Call] = lambda *_: None
+    future = one.add.call_one(1)
+    one.initialized.get(timeout=20)
+
+    def write_in_fragments(pieces: Any) -> None:
+        data = b"".join(pieces)
+        link.protocol.send_binary(data[:3], fin=False)
+        link.protocol.send_continuation(data[3:9], fin=False)
+        link.protocol.send_continuation(data[9:], fin=True)
+        link.send_data()
+
+    link.write = write_in_fragments  # type: ignore[method-assign]
+    call = gateway.got(Call)[0]
+    values = Values(call=call.call)
+    gateway.do(lambda: session.send(values, pickle.dumps(5), stream=stream_of(call.target.object)))
+    assert future.get(timeout=20) == 5
+    assert client.statistics().connections == 1
+
+
+class Receiver:
+    def connection_opened(self, connection: GatewayConnection) -> None: ...
+
+    def connection_data(self, connection: GatewayConnection, data: bytes) -> None: ...
+
+    def connection_writable(self, connection: GatewayConnection) -> None: ...
+
+
+async def accept(end: socket.socket) -> None:
+    """The gateway's side of the handshake."""
+    loop, protocol = asyncio.get_running_loop(), ServerProtocol()
+    while not (requests := protocol.events_received()):
+        protocol.receive_data(await loop.sock_recv(end, 65_536))
+    protocol.send_response(protocol.accept(requests[0]))  # type: ignore[arg-type]
+    await loop.sock_sendall(end, b"".join(protocol.data_to_send()))
+
+
+def test_a_gateway_that_vanishes_during_an_upload_is_noticed() -> None:
+    near, far = socket.socketpair()
+    for end in (near, far):
+        end.setblocking(False)
+
+    async def upload() -> None:
+        loop = asyncio.get_running_loop()
+        accepting = asyncio.ensure_future(accept(far))
+        connection = await open_connection(
+            Route("ws://gateway", sock=near, through_proxy=False), "/", {}, Receiver(), max_size=1 << 20
+        )
+        await accepting
+        connection.write([bytes(8 << 20)])  # the kernel takes a part of it, and there is no space for a ping
+        for _ in range(5):
+            await asyncio.sleep(PING_INTERVAL + PING_TIMEOUT - 5)
+            await loop.sock_recv(far, 65_536)  # slow, but there
+        started = loop.time()
+        await connection.wait_lost()
+        assert loop.time() - started < PING_INTERVAL + PING_TIMEOUT + 6
+        assert "nothing could be sent and nothing arrived" in connection.close_description()
+
+    run_in_virtual_time(upload())
+    far.close()

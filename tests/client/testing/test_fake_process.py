@@ -1,0 +1,72 @@
+"""FakeProcess runs tasks in order, and unpickles as a worker does."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from meshgate.errors import ActorError
+from meshgate.serialization.pickling import dump_class, dumps_call
+from meshgate.shapes.shape import Extent, Point
+from meshgate.testing.fake_process import FakeProcess, Message, pickled_error, unpickle
+from tests.client.testing.actors import Counter
+
+POINT = Point(0, Extent(("hosts",), (1,)))
+
+
+@pytest.fixture
+def process() -> Iterator[FakeProcess]:
+    process = FakeProcess("test", "workers-0")
+    yield process
+    process.stop()
+    process.join(10)
+
+
+def test_calls_run_in_order_and_reply_with_pickles(process: FakeProcess) -> None:
+    replies: queue.Queue[tuple[bytes, bool]] = queue.Queue()
+    process.spawn(3, [dump_class(Counter, False), dumps_call((5,), {}).data], (), POINT, pytest.fail)
+    for amount in (1, 2):
+        message = Message("add", [dumps_call((amount,), {}).data], (), POINT)
+        process.call(3, message, lambda data, is_error: replies.put((data, is_error)))
+    assert [replies.get(timeout=10) for _ in range(2)] == [(pickle.dumps(6, 5), False), (pickle.dumps(8, 5), False)]
+
+
+def test_a_stopped_process_ignores_work(process: FakeProcess) -> None:
+    process.stop()
+    process.join(10)
+    process.when_idle(pytest.fail)  # does not raise
+    process.stop()
+
+
+def test_references_become_objects_and_unsupported_ones_raise() -> None:
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj: Any) -> int | None:
+            return 0 if obj == "reference" else None
+
+    file = io.BytesIO()
+    Pickler(file, 5).dump(["reference"])
+    assert unpickle([file.getvalue()], ["port"]) == ["port"]
+    with pytest.raises(NotImplementedError, match="meshes"):
+        unpickle([file.getvalue()], [NotImplementedError("no meshes")])
+
+
+def test_a_class_pickled_by_value_is_the_class_itself() -> None:
+    method = Counter.__init__
+    Class = unpickle([dump_class(Counter, True)], ())
+    assert Class is Counter
+    assert Counter.__init__ is method
+
+
+def test_an_error_is_pickled_without_the_frame_of_the_fake() -> None:
+    try:
+        raise ValueError("no")
+    except ValueError as error:
+        raised = pickle.loads(pickled_error(error))
+    assert isinstance(raised, ActorError)
+    assert isinstance(raised.exception, ValueError)
+    assert "in test_an_error" not in raised.exception_formatted  # the outermost frame

@@ -1,0 +1,148 @@
+"""NetworkProxy forwards, delays, cuts, freezes and refuses connections."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from meshgate.testing import NetworkProxy
+
+
+class _Echo(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        try:
+            while data := self.request.recv(65536):
+                self.request.sendall(data)
+        except OSError:
+            return
+
+
+@pytest.fixture
+def echo_port() -> Iterator[int]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Echo) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+def connect(proxy: NetworkProxy) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", proxy.port), timeout=10)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def read(connection: socket.socket, nbytes: int) -> bytes:
+    data = b""
+    while len(data) < nbytes:
+        part = connection.recv(nbytes - len(data))
+        if not part:
+            break
+        data += part
+    return data
+
+
+def test_bytes_are_forwarded_in_both_directions(echo_port: int) -> None:
+    with NetworkProxy("127.0.0.1", echo_port) as proxy, connect(proxy) as connection:
+        data = bytes(range(256)) * 1000
+        threading.Thread(target=connection.sendall, args=(data,), daemon=True).start()
+        assert read(connection, len(data)) == data
+        assert proxy.connections == proxy.accepted == 1
+
+
+def test_end_of_file_is_forwarded(echo_port: int) -> None:
+    with NetworkProxy("127.0.0.1", echo_port) as proxy, connect(proxy) as connection:
+        connection.sendall(b"last")
+        connection.shutdown(socket.SHUT_WR)
+        assert read(connection, 100) == b"last"
+
+
+def test_a_delay_is_latency_not_bandwidth(echo_port: int) -> None:
+    with NetworkProxy("127.0.0.1", echo_port, delay=0.05) as proxy, connect(proxy) as connection:
+        start = time.monotonic()
+        for _ in range(10):
+            connection.sendall(b"x")
+        assert read(connection, 10) == b"x" * 10
+        assert 0.1 <= time.monotonic() - start < 0.5
+
+
+def test_a_cut_resets_connections_and_new_ones_are_accepted(echo_port: int) -> None:
+    with NetworkProxy("127.0.0.1", echo_port) as proxy:
+        with connect(proxy) as connection:
+            connection.sendall(b"x")
+            assert read(connection, 1) == b"x"
+            proxy.cut()
+            with pytest.raises(ConnectionResetError):
+                connection.recv(1)
+        with connect(proxy) as connection:
+            connection.sendall(b"y")
+            assert read(connection, 1) == b"y"
+
+
+def test_cut_after_cuts_once(echo_port: int) -> None:
+    with NetworkProxy("127.0.0.1", echo_port) as proxy:
+        proxy.cut_after(3)
+        with connect(proxy) as connection:
+            connection.sendall(b"123456")
+            with pytest.raises(ConnectionResetError):
+                read(connection, 6)
+        with connect(proxy) as connection:
+            connection.sendall(b"123456")
+            assert read(connection, 6) == b"123456"
+
+
+def test_a_frozen_proxy_delivers_after_thaw(echo_port: int) -> None:
+    with NetworkProxy("127.0.0.1", echo_port) as proxy, connect(proxy) as connection:
+        connection.sendall(b"a")
+        assert read(connection, 1) == b"a"
+        proxy.freeze()
+        connection.sendall(b"b")
+        connection.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+        connection.settimeout(10)
+        proxy.thaw()
+        assert read(connection, 1) == b"b"
+
+
+def test_connections_are_accepted_again_after_refuse(echo_port: int) -> None:
+    with NetworkProxy("127.0.0.1", echo_port) as proxy:
+        proxy.refuse()
+        with pytest.raises(ConnectionRefusedError):
+            connect(proxy)
+        proxy.accept()
+        with connect(proxy) as connection:
+            connection.sendall(b"x")
+            assert read(connection, 1) == b"x"
+
+
+def test_closing_while_connections_arrive_leaves_none_open(echo_port: int) -> None:
+    for _ in range(5):
+        with NetworkProxy("127.0.0.1", echo_port) as proxy:
+            connection = socket.create_connection(("127.0.0.1", proxy.port))
+        connection.close()
+        del proxy
+        gc.collect()  # an open socket raises a ResourceWarning, which is an error here
+
+
+def test_the_command_forwards_and_prints_its_port(echo_port: int) -> None:
+    command = [sys.executable, "-m", "meshgate.testing", f"127.0.0.1:{echo_port}", "--delay", "0.01"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+                connection.sendall(b"x")
+                assert read(connection, 1) == b"x"
+        finally:
+            process.terminate()

@@ -1,0 +1,187 @@
+"""Downloads from a host that replies at once: what is transferred, rejected and left out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from meshgate import PullFailed
+from meshgate.transfer.download import Download
+from meshgate.transfer.host_files import Entry
+from meshgate.transfer.partial_file import CHUNK
+from meshgate.transfer.pulled import Pulled
+from tests.client.transfer.fake_host import (
+    BIG,
+    FakeHost,
+    contents,
+    directory,
+    download,
+    interrupt_download,
+    link,
+)
+
+
+def test_files_arrive_with_their_content_mode_and_time(tmp_path: Path) -> None:
+    host = FakeHost({"a": b"1", "empty": b"", "big": BIG})
+    host.entries[0] = Entry("a", "file", 1, 123_456_789, 0o755, "")
+    assert download(host, tmp_path) == Pulled(3, len(BIG) + 1, len(BIG) + 1)
+    assert contents(tmp_path) == host.files
+    found = (tmp_path / "a").stat()
+    assert (found.st_mode & 0o777, found.st_mtime_ns) == (0o755, 123_456_789)
+
+
+def test_a_complete_file_is_not_read_again(tmp_path: Path) -> None:
+    host = FakeHost({"a": b"1", "b": b"2"})
+    download(host, tmp_path)
+    host.reads.clear()
+    (tmp_path / "b").unlink()
+    assert download(host, tmp_path).travelled == 1
+    assert host.reads == [("b", 0)]
+
+
+def test_a_file_that_changes_while_it_is_read_is_reported_and_leaves_no_part(tmp_path: Path) -> None:
+    host = FakeHost({"big": BIG})
+    host.reply = lambda name, offset: ("changed", name) if offset == 2 * CHUNK else None
+    with pytest.raises(PullFailed, match="/remote/big changed on host-0 while it was being read"):
+        download(host, tmp_path)
+    assert contents(tmp_path) == {}
+
+
+def test_a_special_file_pulled_by_itself_is_rejected(tmp_path: Path) -> None:
+    host = FakeHost({}, [Entry("", "other", 0, 5, 0o644, "")])
+    with pytest.raises(PullFailed, match="/remote on host-0 is neither a file nor a directory"):
+        download(host, tmp_path / "local")
+
+
+def test_a_stopped_download_raises_and_keeps_the_part(tmp_path: Path) -> None:
+    host = FakeHost({"big": BIG})
+    running = Download(host, "/remote", str(tmp_path), stopped=True)
+    with pytest.raises(PullFailed, match="the pull from another host failed"):
+        running.run()
+    assert not (tmp_path / "big").exists()
+
+
+@pytest.mark.parametrize("name", ["../out", "a/../../out", "/out", "a//b", "."])
+def test_a_name_that_leads_outside_is_rejected(tmp_path: Path, name: str) -> None:
+    with pytest.raises(PullFailed, match=r"refusing a name listed by host-0: .* leads outside"):
+        download(FakeHost({name: b"x"}), tmp_path / "in")
+    assert contents(tmp_path) == {}
+
+
+def test_nothing_is_written_through_an_existing_link(tmp_path: Path) -> None:
+    local = tmp_path / "in"
+    (tmp_path / "out").mkdir()
+    local.mkdir()
+    (local / "a").symlink_to(tmp_path / "out")
+    with pytest.raises(PullFailed, match="through the symlink 'a'"):
+        download(FakeHost({"a/b": b"x"}), local)
+    assert contents(tmp_path / "out") == {}
+
+
+def test_a_record_is_never_written_through_a_pulled_link(tmp_path: Path) -> None:
+    local = tmp_path / "in"
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    host = interrupt_download(local)
+    host.entries += [directory(name) for name in ("a", "a/b", "a/b/c", "s")]
+    host.entries += [link("a/b/c/d", "../../../s"), link("big.part.json.new", "a/b/c/d/../../victim")]
+    host.reply = lambda name, offset: ("failed", "no") if offset == 35 * CHUNK else None
+    for _ in range(2):
+        with pytest.raises(PullFailed, match="no"):
+            download(host, local)
+    host.reply = None
+    download(host, local)
+    assert victim.read_text() == "mine"
+    assert contents(tmp_path) == {"in/big": BIG, "victim": b"mine"}
+
+
+@pytest.mark.parametrize("taken", ["big", "big.part", "big.part.json", "big.part.json.new"])
+def test_a_link_in_the_place_of_a_file_is_replaced_not_followed(tmp_path: Path, taken: str) -> None:
+    local = tmp_path / "in"
+    local.mkdir()
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (local / taken).symlink_to(victim)
+    download(interrupt_download(local), local)
+    assert victim.read_text() == "mine"
+    assert (local / "big").read_bytes() == BIG
+    assert not (local / "big").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        [("a/b/c/d", "../../../s"), ("x", "a/b/c/d/../../victim")],
+        [("x", "a/b/c/d/../../victim"), ("a/b/c/d", "../../../s")],
+        [("x", "a/../../victim")],
+        [("s/x", "../../victim")],
+        [("x", "theirs/victim")],
+    ],
+)
+def test_a_link_that_might_lead_outside_is_left_out(tmp_path: Path, links: list[tuple[str, str]]) -> None:
+    local = tmp_path / "in"
+    local.mkdir()
+    (local / "theirs").symlink_to(tmp_path)
+    (tmp_path / "victim").write_text("mine")
+    host = FakeHost({})
+    host.entries = [directory(name) for name in ("a", "a/b", "a/b/c", "s")] + [link(*each) for each in links]
+    left_out = download(host, local).left_out
+    assert [name for name in left_out if name.endswith("x")] == [name for name, _ in links if name.endswith("x")]
+    outside = [path for path in local.rglob("*") if not path.resolve().is_relative_to(local)]
+    assert outside == [local / "theirs"]
+
+
+def test_no_order_of_replacing_links_leads_outside(tmp_path: Path) -> None:
+    local = tmp_path / "in"
+    directories = [directory(name) for name in ("a", "a/b", "s")]
+    for target in ("a/b", "s"):
+        host = FakeHost({})
+        host.entries = [*directories, link("turn", target), link("up", "turn/.."), link("upper", "turn/../../victim")]
+        assert download(host, local).left_out == ("up", "upper")
+
+
+def test_no_directory_is_created_through_a_link(tmp_path: Path) -> None:
+    local = tmp_path / "in"
+    local.mkdir()
+    (tmp_path / "out").mkdir()
+    (local / "a").symlink_to(tmp_path / "out")
+    host = FakeHost({})
+    for name in ("a/b", "a"):
+        host.entries = [directory(name)]
+        with pytest.raises(PullFailed, match="through the symlink 'a'"):
+            download(host, local)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_links_that_stay_inside_are_kept_and_others_left_out(tmp_path: Path) -> None:
+    links = [("latest", "step/1"), ("step/up", "../a"), ("out", "../../x"), ("absolute", "/etc/passwd")]
+    host = FakeHost({"a": b"1"})
+    host.entries += [directory("step"), Entry("socket", "other", 0, 5, 0o755, "")]
+    host.entries += [link(name, target) for name, target in links]
+    assert download(host, tmp_path).left_out == ("socket", "out", "absolute")
+    assert os.readlink(tmp_path / "latest") == "step/1"
+    assert (tmp_path / "step" / "up").read_bytes() == b"1"
+
+
+def test_a_disk_that_is_too_small_is_reported_before_the_first_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 5, 5))  # type: ignore[attr-defined]
+    host = FakeHost({"a": b"123456"})
+    with pytest.raises(PullFailed, match=rf"not enough disk space in {tmp_path}: the pull needs 0\.0 MB"):
+        download(host, tmp_path)
+    assert host.reads == []
+
+
+@pytest.mark.parametrize("kind", ["changed", "absent"])
+def test_a_changing_file_can_be_left_for_the_next_download(tmp_path: Path, kind: str) -> None:
+    host = FakeHost({"a": b"1", "big": BIG, "z": b"2"})
+    host.reply = lambda name, offset: (kind, name) if offset == 2 * CHUNK else None
+    Download(host, "/remote", str(tmp_path), skip_changed=True).run()
+    assert contents(tmp_path) == {"a": b"1", "z": b"2"}
+    host.reply = None
+    Download(host, "/remote", str(tmp_path), skip_changed=True).run()
+    assert contents(tmp_path) == host.files

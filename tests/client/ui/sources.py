@@ -1,0 +1,97 @@
+"""Jobs as a gateway reports them, without a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshgate.errors import MeshgateError
+from meshgate_wire.status import (
+    CallStatus,
+    HostStatus,
+    JobStatus,
+    MeshStatus,
+    OutputPage,
+    PrintedLine,
+    SessionOutput,
+    SessionStatus,
+)
+
+VERSION = "cafe" * 16
+
+
+def status(hosts: int, gpus: int) -> JobStatus:
+    """A job whose rank 3 died, whose ranks 0 and 1 are busy, whose last host is missing, and whose host 1 is behind."""
+    names = [f"workers-{rank}" for rank in range(hosts)]
+    known = tuple(
+        HostStatus(
+            mesh="workers",
+            rank=rank,
+            name=name,
+            state="missing" if rank == hosts - 1 else "ready",
+            reason="OOMKilled" if rank == hosts - 1 else "",
+            version="" if rank == 1 else VERSION,
+        )
+        for rank, name in enumerate(names)
+    )
+    sizes = {"hosts": hosts, "gpus": gpus}
+    procs = MeshStatus(kind="procs", name="procs", number=2, sizes=sizes, version=VERSION, hosts=tuple(names))
+    actors = MeshStatus(
+        kind="actors", name="trainers", number=3, procs=2, class_name="t.Trainer", sizes=sizes, dead={3: "<b>fault</b>"}
+    )
+    call = CallStatus(
+        mesh="trainers",
+        endpoint="step",
+        age=92.0,
+        total=hosts * gpus,
+        answered=hosts * gpus - 2,
+        waiting={0: "workers-0", 1: "workers-0"},
+        procs="procs",
+        processes={0: 0, 1: 1},
+    )
+    session = SessionStatus(
+        session="0123456789abcdef",
+        owner="alice",
+        connected=True,
+        pid=7,
+        version=VERSION,
+        hosts=known,
+        meshes=(procs, actors),
+        calls=(call,),
+        calls_in_flight=1,
+    )
+    return JobStatus(gateway_version="1.2", python="3.11", meshes={"workers": hosts}, hosts=known, sessions=(session,))
+
+
+def printed(number: int, text: str, rank: int = 0, *, end: str = "\n", stream: str = "stdout") -> PrintedLine:
+    return PrintedLine.model_validate(
+        {
+            "number": number,
+            "stream": stream,
+            "mesh": "trainers",
+            "ranks": (rank,),
+            "count": 1,
+            "host": "workers-0",
+            "text": text,
+            "end": end,
+        }
+    )
+
+
+class FakeSource:
+    def __init__(self, hosts: int = 2, gpus: int = 2) -> None:
+        self.reported = status(hosts, gpus)
+        self.lines: list[PrintedLine] = []
+        self.error: MeshgateError | None = None
+        self.page_size = 3
+
+    def print(self, *texts: str) -> None:
+        self.lines += [printed(len(self.lines) + 1 + at, text) for at, text in enumerate(texts)]
+
+    def status(self) -> JobStatus:
+        if self.error is not None:
+            raise self.error
+        return self.reported
+
+    def _output(self, after: dict[str, int]) -> OutputPage:
+        fresh: Sequence[PrintedLine] = self.lines[after.get("s", 0) :][: self.page_size]
+        return OutputPage(sessions=(SessionOutput(session="s", lines=tuple(fresh), last=len(self.lines)),))

@@ -1,0 +1,130 @@
+"""The ``meshgate`` command with a real job."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from websockets.sync.client import connect
+from websockets.typing import Origin
+
+from meshgate import ProcessJob
+from tests.end_to_end.actors import Worker
+from tests.waiting import wait_for
+
+
+@pytest.fixture
+def meshgate(job: ProcessJob) -> Callable[..., Any]:
+    """Runs a command on the job, in a process of its own, and returns the JSON that it prints."""
+
+    def run(command: str, *arguments: str) -> Any:
+        target = ["--job", str(job.apply_id)] if command == "pull" else [str(job.apply_id)]
+        arguments = (command, *target, *arguments, "--json")
+        found = subprocess.run(
+            [sys.executable, "-c", "from meshgate.cli.app import app; app()", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ,
+        )
+        assert found.returncode == 0, found.stderr
+        return found.stdout
+
+    return run
+
+
+def test_status_shows_sessions_meshes_and_calls_in_flight(meshgate: Any, hosts: Any) -> None:
+    procs = hosts.spawn_procs(per_host={"gpus": 2}, name="waiting")
+    pending = procs.spawn("waiters", Worker).hang.call()
+    calls = wait_for(
+        lambda: [call for s in json.loads(meshgate("status"))["sessions"] for call in s["calls"]], "a call"
+    )
+    procs.stop().get()
+    assert pending.exception() is not None
+    assert [(call["mesh"], call["endpoint"], call["total"]) for call in calls] == [("waiters", "hang", 4)]
+    assert set(calls[0]["waiting"].values()) == {"workers-0", "workers-1"}
+
+
+def test_logs_has_what_actors_printed(meshgate: Any, workers: Any) -> None:
+    workers.say.call("printed for the log").get()
+
+    def found() -> bool:
+        lines = map(json.loads, meshgate("logs").splitlines())
+        return sum(line["count"] for line in lines if line["text"] == "printed for the log") == 4
+
+    wait_for(found, "the line")
+
+
+def test_sync_and_pull_reach_the_hosts(meshgate: Any, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "module.py").write_text("x = 1\n")
+    report = json.loads(meshgate("sync", "--dir", str(project)))
+    assert (report["files"], report["ready"], report["hosts"]) == (1, 2, 2)
+    local = tmp_path / "pulled"
+    assert json.loads(meshgate("pull", str(project), str(local), "--rank", "1"))["files"] == 1
+    assert (local / "module.py").read_text() == "x = 1\n"
+
+
+def test_exec_exits_with_the_code_of_the_command(job: ProcessJob) -> None:
+    main = "from meshgate.cli.app import app; app()"
+    command = [sys.executable, "-c", main, "exec", str(job.apply_id), "--rank", "1"]
+    found = subprocess.run([*command, "--", "sh", "-c", "cat -; exit 3"], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (3, "")
+    shown = subprocess.run(
+        [*command, "-i", "--", "cat", "-"], input="hello", capture_output=True, text=True, check=False
+    )
+    assert (shown.returncode, shown.stdout) == (0, "hello")
+
+
+def test_ui_serves_a_page_with_the_ranks_and_their_hosts(job: ProcessJob, hosts: Any) -> None:
+    procs = hosts.spawn_procs(per_host={"gpus": 2}, name="shown")
+    procs.spawn("actors", Worker).rank.call().get()
+    main = "from meshgate.cli.app import app; app()"
+    command = [sys.executable, "-c", main, "ui", str(job.apply_id), "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
+        assert served.stdout is not None
+        link = urlsplit(served.stdout.readline().strip())
+        connection = http.client.HTTPConnection(link.netloc, timeout=60)
+        connection.request("GET", f"/?{link.query}")
+        headers = {"Cookie": str(connection.getresponse().headers["Set-Cookie"]).partition(";")[0]}
+        connection.close()
+        url, origin = f"ws://{link.netloc}/live", f"http://{link.netloc}"
+        with connect(url, origin=Origin(origin), additional_headers=headers) as socket:
+            message = json.loads(socket.recv(timeout=60))
+        served.send_signal(signal.SIGINT)
+        assert served.wait(60) == 130
+    meshes = {mesh["name"]: mesh for session in message["status"]["sessions"] for mesh in session["meshes"]}
+    assert meshes["shown"]["hosts"] == ["workers-0", "workers-1"]
+    assert meshes["actors"]["procs"] == meshes["shown"]["number"]
+    procs.stop().get()
+
+
+def test_mcp_answers_with_what_a_job_does(job: ProcessJob, workers: Any) -> None:
+    workers.say.call("printed for the agent").get()
+    calls = [("status", {}), ("exec", {"rank": [1], "command": ["echo", "hello"]}), ("status", {"job": "f" * 36})]
+    messages = [
+        {
+            "id": number,
+            "method": "tools/call",
+            "params": {"name": name, "arguments": {"job": job.apply_id, **arguments}},
+        }
+        for number, (name, arguments) in enumerate(calls)
+    ]
+    command = [sys.executable, "-c", "from meshgate.cli.app import app; app()", "mcp"]
+    lines = "".join(json.dumps(message) + "\n" for message in messages)
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
+    status, executed, unknown = (json.loads(line)["result"] for line in done.stdout.splitlines())
+    assert status["structuredContent"]["meshes"] == {"workers": 2}
+    assert executed["structuredContent"]["results"][0]["stdout"] == "hello\n"
+    assert unknown["isError"]
+    assert "no job id begins with" in unknown["content"][0]["text"]

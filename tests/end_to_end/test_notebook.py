@@ -1,0 +1,110 @@
+"""A notebook with a real kernel and a real job."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ipykernel")
+nbclient = pytest.importorskip("nbclient")
+nbformat = pytest.importorskip("nbformat")
+
+CELLS = {
+    "start": """
+        import sys, threading
+        from meshgate import Actor, ProcessJob, endpoint
+
+        class Trainer(Actor):
+            @endpoint
+            def say(self, text: str) -> str:
+                print(text, flush=True)
+                return text
+
+        def say(text):
+            # waits until the output is printed
+            end, shown, printed = text.rpartition("\\r")[2], [], threading.Event()
+
+            def write(text, original=sys.stdout.write):  # IPython replaces it in each cell
+                shown.append(text)
+                if end in "".join(shown):
+                    printed.set()
+                return original(text)
+
+            sys.stdout.write = write
+            result = trainers.say.call(text).get()
+            assert printed.wait(60)
+            return result
+
+        job = ProcessJob({"workers": 1})
+        procs = job.state(None).workers.spawn_procs()
+        trainers = procs.spawn("trainers", Trainer)
+        """,
+    "call": "say('first <cell>')",
+    "another call": "say('second cell');",
+    "bar": "say('\\r10% of it\\r2%');",
+    "mesh": "trainers",
+    "job": "job",
+    "future": "future = trainers.say.call('z'); future.get(); future",
+    "await": "len(await trainers.say.call('y'))",
+    "blocked loop": """
+        async def block():
+            return trainers.say.call('x').get()
+
+        len(await block())
+        """,
+    "end": "job.kill()",
+}
+"""Cells by name. Each runs on the kernel's event loop."""
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """The outputs of each cell."""
+    made = [nbformat.v4.new_code_cell(textwrap.dedent(source).strip()) for source in CELLS.values()]
+    notebook = nbformat.v4.new_notebook(cells=made)
+    with pytest.MonkeyPatch.context() as environment:
+        for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):  # no files in the home directory
+            environment.setenv(variable, str(tmp_path_factory.mktemp(variable)))
+        nbclient.NotebookClient(notebook, timeout=110, kernel_name="python3").execute()
+    return {name: cell.outputs for name, cell in zip(CELLS, notebook.cells, strict=True)}
+
+
+def stream(outputs: list[dict[str, Any]], name: str = "stdout") -> str:
+    return "".join(output["text"] for output in outputs if output["output_type"] == "stream" and output["name"] == name)
+
+
+def html(outputs: list[dict[str, Any]]) -> str:
+    (result,) = [output for output in outputs if output["output_type"] == "execute_result"]
+    return str(result["data"]["text/html"])
+
+
+def test_plain_cells_and_await_warn_of_nothing(cells: dict[str, list[dict[str, Any]]]) -> None:
+    assert {name for name, outputs in cells.items() if stream(outputs, "stderr")} == {"blocked loop"}
+
+
+def test_blocking_in_a_coroutine_warns(cells: dict[str, list[dict[str, Any]]]) -> None:
+    assert "Use `await future`" in stream(cells["blocked loop"], "stderr")
+
+
+def test_output_is_under_the_cell_that_made_the_call(cells: dict[str, list[dict[str, Any]]]) -> None:
+    assert "first <cell>" in stream(cells["call"])
+    assert "second cell" not in stream(cells["call"])
+    assert "second cell" in stream(cells["another call"])
+
+
+def test_a_progress_bar_is_one_line(cells: dict[str, list[dict[str, Any]]]) -> None:
+    assert "trainers rank 0] 10% of it" in stream(cells["bar"])
+    assert "\n" not in stream(cells["bar"]).partition("2%")[0]
+
+
+def test_results_meshes_jobs_and_futures_are_html(cells: dict[str, list[dict[str, Any]]]) -> None:
+    assert "<table" in html(cells["call"])
+    assert "first &lt;cell&gt;" in html(cells["call"])
+    assert "workers-0" in html(cells["mesh"])
+    assert "__main__.Trainer" in html(cells["mesh"])
+    assert "ProcessJob" in html(cells["job"])
+    assert "hosts &#x27;workers&#x27;" in html(cells["job"])
+    assert "state: done" in html(cells["future"])
+    assert "<table" in html(cells["future"])

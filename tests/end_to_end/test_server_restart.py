@@ -1,0 +1,84 @@
+"""The gateway's server is killed and replaced under an open session: each call runs once, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import meshgate as kt
+from meshgate.testing import NetworkProxy
+from tests.end_to_end.actors import Worker
+
+CALLS = 300
+KILLS = 3
+TIMEOUT = 60.0
+
+
+def children_of(pid: int) -> set[int]:
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def server_of(supervisor: int) -> int | None:
+    """The server: the one child of the supervisor that is a copy of it. None while there is none."""
+    command = Path(f"/proc/{supervisor}/cmdline").read_bytes()
+    for child in children_of(supervisor):
+        try:
+            if Path(f"/proc/{child}/cmdline").read_bytes() == command:
+                return child
+        except OSError:  # it has just exited
+            continue
+    return None
+
+
+def kill_server(job: Any) -> None:
+    """Kills the server and returns once another answers."""
+    gateway = job._gateway
+    victim = server_of(gateway.record.pid)
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+    deadline = time.monotonic() + TIMEOUT
+    while not (gateway.healthy() and server_of(gateway.record.pid) not in (None, victim)):
+        assert time.monotonic() < deadline, "no other server answers"
+
+
+@pytest.fixture
+def proxy(job: Any) -> Iterator[NetworkProxy]:
+    with NetworkProxy("127.0.0.1", urlsplit(job.gateway_url).port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def workers(job: Any, proxy: NetworkProxy) -> Iterator[Any]:
+    with kt.Client(kt.UrlDialer(f"ws://127.0.0.1:{proxy.port}", job._gateway.record.token)) as client:
+        yield client.attach_hosts("workers", 2).spawn_procs().spawn("workers", Worker)
+
+
+def test_calls_run_once_and_in_order_while_servers_are_killed_and_connections_cut(
+    job: Any, workers: Any, proxy: NetworkProxy
+) -> None:
+    worker = workers.slice(hosts=0)
+    worker.record.call_one(-1).get(timeout=TIMEOUT)
+    futures = []
+    for number in range(CALLS):
+        futures.append(worker.record.call_one(number))
+        if number % (CALLS // KILLS) == 7:
+            proxy.cut()
+            kill_server(job)
+    assert [future.get(timeout=TIMEOUT) for future in futures] == list(range(CALLS))
+    assert worker.recorded.call_one().get(timeout=TIMEOUT) == list(range(-1, CALLS))
+
+
+def test_meshes_are_attached_to_and_sessions_begin_and_end_under_another_server(job: Any, workers: Any) -> None:
+    assert workers.rank.call().get(timeout=TIMEOUT).values() == [0, 1]
+    kill_server(job)
+    with kt.Client(kt.UrlDialer(job.gateway_url, job._gateway.record.token)) as other:
+        ranks = other.attach_hosts("workers", 2).spawn_procs().spawn("others", Worker).rank.call()
+        assert ranks.get(timeout=TIMEOUT).values() == [0, 1]
+    assert workers.rank.call().get(timeout=TIMEOUT).values() == [0, 1]

@@ -1,0 +1,205 @@
+"""Sessions that outlive their driver, however it ends, and are taken over by another process."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import meshgate as kt
+from meshgate import ActorError, JobError, ProcessJob, SessionTakenOverError, job_load
+from meshgate.jobs.this_machine.process_identity import identify_process
+from tests.end_to_end.actors import Worker
+from tests.end_to_end.drivers import JOB, READY
+from tests.end_to_end.test_server_restart import kill_server
+from tests.programs import ROOT
+
+TIMEOUT = 60.0
+
+
+def run_driver(name: str, *arguments: str) -> subprocess.Popen[str]:
+    """Starts a driver and waits until it is ready."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.end_to_end.drivers", name, *arguments]
+    driver = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert driver.stderr is not None
+    lines = []
+    for line in driver.stderr:
+        if line.strip() == READY:
+            return driver
+        lines.append(line)
+    driver.wait()
+    raise AssertionError(f"driver {name} ended: {''.join(lines)}")
+
+
+def kill(driver: subprocess.Popen[str]) -> str:
+    """Kills a driver; returns what it has printed."""
+    driver.kill()
+    return driver.communicate()[0]
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of a test and its drivers, where the job is saved."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def load(directory: Path) -> Iterator[Callable[[], Any]]:
+    """Loads the saved job, as another process would. The job is ended with the test."""
+    loaded: list[Any] = []
+
+    def load() -> Any:
+        loaded.append(job_load(JOB))
+        return loaded[-1]
+
+    yield load
+    for job in loaded:
+        if job._client is not None:
+            job._client.close()
+    if Path(JOB).exists():
+        job_load(JOB).kill()
+
+
+def call(session: Any, tag: str) -> Any:
+    (found,) = session.tagged(tag)
+    return found
+
+
+def test_another_process_finds_everything_that_a_killed_driver_has_left(
+    directory: Path, load: Callable[[], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = directory / "go"
+    driver = run_driver("leave_everything", str(file))
+    assert "printed early" in kill(driver)
+    job = load()
+    (info,) = job.sessions()
+    assert (info.name, info.detached, info.actors, info.procs) == ("train", True, ("workers",), ("procs",))
+    assert f"(pid {driver.pid})" in info.holder
+
+    session = job.attach("train")
+    assert f"(pid {driver.pid})" in session.previous_holder
+    assert (session.takeovers, session.never_received) == (1, 0)
+    # Calls.
+    states = {each.tag: each.state for each in session.calls if each.tag}
+    assert states.pop("fails") in ("in flight", "finished")
+    assert states.pop("both") == states.pop("stream") == states.pop("in flight") == "in flight"
+    assert states == {"read": "read", "unread": "finished"}
+    assert call(session, "read").future.get(TIMEOUT) == 1
+    assert call(session, "unread").future.get(TIMEOUT) == 2
+    assert call(session, "unread").endpoint == "workers.record"
+    waiting = call(session, "in flight").future
+    with pytest.raises(TimeoutError):
+        waiting.get(0.2)
+    file.touch()
+    assert waiting.get(TIMEOUT) == "found go"
+    assert sorted(call(session, "both").future.get(TIMEOUT).values()) == [5, 5]
+    assert sorted(each.get(TIMEOUT) for each in call(session, "stream").futures) == [0, 1]
+    with pytest.raises(ActorError, match="as it must"):
+        call(session, "fails").future.get(TIMEOUT)
+    # Meshes: full proxies, whose actors have kept their state.
+    workers = session["workers"]
+    assert list(inspect.signature(Worker.record._method).parameters) == list(workers.record._spec.signature.parameters)
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        workers.record.call(1, 2)
+    assert workers.slice(hosts=0).recorded.call_one().get(TIMEOUT) == [1, 2]
+    again = session.procs["procs"].spawn("again", Worker)
+    assert sorted(again.rank.call().get(TIMEOUT).values()) == [0, 1]
+    assert job.state().workers is session.hosts["workers"]
+    # Channels: what was not taken.
+    port, receiver = session.channels["numbers"]
+    assert [receiver.recv().get(TIMEOUT) for _ in range(3)] == [1, 2, 3]
+    workers.slice(hosts=0).send_to.call_one(port, 1).get(TIMEOUT)
+    assert receiver.recv().get(TIMEOUT) == 0
+    # Output: what was read is not printed again.
+    workers.slice(hosts=0).say.call_one("printed late").get(TIMEOUT)
+    printed = wait_for_output(workers, capsys, "printed late")
+    assert "printed early" not in printed
+
+
+def test_a_session_is_taken_over_after_the_server_was_killed_too(directory: Path, load: Callable[[], Any]) -> None:
+    driver = run_driver("leave_everything", str(directory / "go"))
+    job = load()
+    kill_server(job)
+    kill(driver)
+    kill_server(job)
+    session = job.attach()
+    assert call(session, "unread").future.get(TIMEOUT) == 2
+    (directory / "go").touch()
+    assert call(session, "in flight").future.get(TIMEOUT) == "found go"
+    assert session["workers"].slice(hosts=0).recorded.call_one().get(TIMEOUT) == [1, 2]
+
+
+def wait_for_output(workers: Any, capsys: pytest.CaptureFixture[str], text: str) -> str:
+    printed = ""
+    while text not in printed:
+        workers.rank.call().get(TIMEOUT)
+        printed += capsys.readouterr().out
+    return printed
+
+
+def test_a_driver_that_ends_by_itself_leaves_its_session_running(
+    directory: Path, load: Callable[[], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = directory / "go"
+    driver = run_driver("exit_cleanly", str(file))
+    assert driver.wait(TIMEOUT) == 0
+    driver.communicate()
+    session = load().attach()
+    file.touch()
+    assert call(session, "in flight").future.get(TIMEOUT) == "found go"
+    assert call(session, "unread").future.get(TIMEOUT) == 2
+
+
+def test_a_living_holder_gets_one_clear_error_and_output_can_be_replayed(
+    directory: Path, load: Callable[[], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = ProcessJob({"workers": 1})
+    workers = job.state(JOB).workers.spawn_procs(name="procs").spawn("workers", Worker)
+    workers.say.call_one("hello").get(TIMEOUT)  # before the session is detached: it is not kept
+    with pytest.raises(kt.InvalidRequestError, match="not detached"):
+        load().attach(job._client.session_id)
+    wait_for_output(workers, capsys, "hello")
+    name = job.detach()
+    workers.say.call_one("one line").get(TIMEOUT)
+    wait_for_output(workers, capsys, "one line")
+    waiting = workers.hang.call_one()
+
+    with pytest.raises(JobError, match="does not have session 'other'"):
+        load().attach("other")
+    second = load()
+    session = second.attach(name, replay=True)
+    for _ in range(2):
+        with pytest.raises(
+            SessionTakenOverError, match=r"another process has taken over this session by .*job\.attach"
+        ):
+            waiting.get(TIMEOUT)
+    with pytest.raises(SessionTakenOverError):
+        workers.rank.call_one()
+    assert "hello" not in wait_for_output(session.procs["procs"].spawn("others", Worker), capsys, "one line")
+    # It can be taken back.
+    (info,) = load().sessions()
+    assert info.connected
+    third = load().attach()
+    assert third.takeovers == 2
+    with pytest.raises(SessionTakenOverError):
+        session.actors["workers"].rank.call_one().get(TIMEOUT)
+    job._client.close()
+
+
+def test_the_death_of_a_driver_still_ends_a_job_that_is_not_detached(directory: Path) -> None:
+    file = directory / "pid"
+    driver = run_driver("bound", str(file))
+    worker = identify_process(int(file.read_text()))
+    assert worker is not None
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.communicate()
+    assert worker.wait_ended(TIMEOUT)

@@ -1,0 +1,284 @@
+"""Calls between a client and actors, without an engine around."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from meshgate_gateway.engine.calls import calling
+from meshgate_gateway.engine.calls.calling import Calling
+from meshgate_gateway.engine.objects.lookup import Lookup
+from meshgate_gateway.engine.objects.records import ActorMesh
+from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_wire import Fragments, MessageTooLarge
+from meshgate_wire.messages import Argument, Call, Failed, Failure, Header, Item, MeshRef, Progress, Values, stream_of
+from tests.gateway.engine.fakes import FakeMonarch, Sent, actor_mesh, async_test, proc_mesh, turns, until
+
+ACTORS = 3
+ARGUMENTS = [Fragments((b"arguments",))]
+
+
+class Called:
+    """Actors on two hosts, and the calls to them."""
+
+    def __init__(self) -> None:
+        self.monarch, self.objects, self.sent = FakeMonarch(), ObjectTable(), Sent()
+        self.idle = 0
+        self.ended: list[bool] = []  # whether each ended call failed
+        self.casts = 0
+        lookup = Lookup(self.objects, self.monarch)
+        self.calling = Calling(self.objects, lookup, self.monarch, self.sent, self._idle, self)
+        self.actors = actor_mesh()
+        self.objects.add(ACTORS, self.actors)
+
+    def _idle(self) -> None:
+        self.idle += 1
+
+    def call_ended(self, seconds: float, *, failed: bool) -> None:
+        assert 0 <= seconds < 60
+        self.ended.append(failed)
+
+    def cast(self) -> None:
+        self.casts += 1
+
+    def call(self, number: int = 1, adverb: str = "call", target: int = ACTORS) -> object:
+        header = Call(call=number, target=MeshRef(object=target), endpoint="step", adverb=adverb)  # type: ignore[arg-type]
+        return self.calling.call(header, ARGUMENTS)
+
+    def reply(
+        self, rank: int, data: bytes = b"value", *, exception: bool = False, references: tuple[str, ...] = ()
+    ) -> None:
+        self.monarch.ports[-1].put(data, rank, exception=exception, references=references)
+
+
+async def cancel_receives() -> None:
+    """Ends the receives that the fake Monarch still waits in."""
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await turns()
+
+
+@async_test
+async def test_a_call_to_actors_that_exist_is_sent_at_once_and_answered_on_their_stream() -> None:
+    called = Called()
+    assert called.call() is None
+    ((endpoint, payload, port),) = called.monarch.casts
+    assert (endpoint, payload, port) == ("step", b"arguments", called.monarch.ports[0])
+    called.reply(1, b"second")
+    called.reply(0, b"first")
+    await until(lambda: called.sent.messages)
+    ((header, stream, buffers),) = called.sent.messages
+    assert isinstance(header, Values)
+    assert (stream, buffers) == (stream_of(ACTORS), (b"first", b"second"))
+
+
+@async_test
+async def test_a_call_to_actors_that_do_not_exist_yet_waits_for_them() -> None:
+    called = Called()
+    waiting = asyncio.ensure_future(called.call(target=9))  # type: ignore[arg-type]
+    await turns()
+    assert called.monarch.casts == []
+    called.objects.add(9, actor_mesh(name="late"))
+    await waiting
+    assert len(called.monarch.casts) == 1
+    await cancel_receives()
+
+
+@async_test
+async def test_a_call_with_meshes_among_its_arguments_passes_monarchs_own_objects() -> None:
+    called = Called()
+    called.objects.add(2, procs := proc_mesh())
+    arguments = (Argument(kind="procs", ref=MeshRef(object=2)),)
+    header = Call(call=1, target=MeshRef(object=ACTORS), endpoint="step", adverb="broadcast", arguments=arguments)
+    await called.calling.call(header, ARGUMENTS)  # type: ignore[misc]
+    assert called.monarch.casts[0][1] == (b"arguments", procs.mesh)
+
+
+@async_test
+async def test_a_broadcast_expects_no_reply_and_is_never_answered() -> None:
+    called = Called()
+    called.call(adverb="broadcast")
+    called.actors.dead[0] = "killed"
+    called.call(adverb="broadcast")
+    assert [port for _, _, port in called.monarch.casts] == [None]
+    assert called.sent.messages == []
+
+
+@async_test
+async def test_a_call_to_dead_ranks_or_failed_actors_fails_without_being_sent() -> None:
+    called = Called()
+    called.actors.dead[1] = "process 12 of rank 1 ended"
+    called.call(1)
+    called.actors.failed = Failure(kind="supervision", message="the constructor raised")
+    called.call(2)
+    assert [failed.failure.message for failed in called.sent.of(Failed)] == [
+        "process 12 of rank 1 ended",
+        "the constructor raised",
+    ]
+    assert called.monarch.casts == []
+
+
+@async_test
+async def test_choose_calls_a_living_rank_alone_and_fails_if_it_dies() -> None:
+    called = Called()
+    called.actors.dead[0] = "killed"
+    for number in range(8):
+        called.call(number, "choose")
+    assert {payload for _, payload, _ in called.monarch.casts} == {("at", 1, (2,), b"arguments")}
+    called.actors.dead[1] = "killed too"
+    called.calling.fail(called.actors)
+    assert [failed.failure.message for failed in called.sent.of(Failed)] == ["killed too"] * 8
+    called.call(9, "choose")
+    assert called.sent.of(Failed)[-1].call == 9
+    await cancel_receives()
+
+
+@async_test
+async def test_ranks_that_die_fail_the_pending_calls_of_their_mesh_only() -> None:
+    called = Called()
+    other = actor_mesh(name="others")
+    called.objects.add(5, other)
+    called.call(1)
+    called.call(2, target=5)
+    called.actors.dead[0] = "killed"
+    called.calling.fail(called.actors)
+    assert [failed.call for failed in called.sent.of(Failed)] == [1]
+    assert called.idle == 0
+    _fail(called, other, Failure(kind="supervision", message="the constructor raised"))
+    assert [failed.call for failed in called.sent.of(Failed)] == [1, 2]
+    assert called.idle == 1
+    await cancel_receives()
+
+
+def _fail(called: Called, actors: ActorMesh, failure: Failure) -> None:
+    actors.failed = failure
+    called.calling.fail(actors)
+
+
+@async_test
+async def test_the_first_exception_is_sent_although_other_ranks_have_not_replied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calling, "GATHER_FAILURES", 0.01)
+    called = Called()
+    called.call()
+    called.reply(0, b"boom", exception=True)
+    await until(lambda: called.sent.of(Failed))
+    (failed,) = called.sent.of(Failed)
+    assert (failed.failure.kind, failed.failure.unanswered) == ("actor", 1)
+    called.reply(1)
+    await turns()
+    assert len(called.sent.messages) == 1
+
+
+@async_test
+async def test_the_items_of_a_stream_are_sent_one_by_one() -> None:
+    called = Called()
+    called.call(adverb="stream")
+    called.reply(1)
+    await until(lambda: called.sent.of(Item))
+    called.reply(0)
+    await until(lambda: len(called.sent.of(Item)) == 2)
+    assert [item.rank for item in called.sent.of(Item)] == [1, 0]
+
+
+@async_test
+async def test_meshes_that_an_endpoint_returns_get_numbers() -> None:
+    called = Called()
+    called.call(adverb="choose")
+    called.reply(0, references=("mesh a", "mesh b"))
+    await until(lambda: called.sent.of(Values))
+    (values,) = called.sent.of(Values)
+    assert values.objects[0].objects == (-1, -2)
+    assert called.objects.reference(-2) == "mesh b"
+
+
+@async_test
+async def test_idle_is_reported_when_the_last_pending_call_is_answered() -> None:
+    called = Called()
+    called.call(1, "choose")
+    first = called.monarch.ports[-1]
+    called.call(2, "choose")
+    called.reply(0)
+    await until(lambda: len(called.sent.of(Values)) == 1)
+    assert called.idle == 0
+    first.put(b"value", 0)
+    await until(lambda: len(called.sent.of(Values)) == 2)
+    assert called.idle == 1
+
+
+@async_test
+async def test_a_reply_that_is_too_large_for_a_message_fails_the_call() -> None:
+    called = Called()
+    send = called.sent.__call__
+
+    def reject(header: Header, buffers: Sequence[object] = (), *, stream: int = 0) -> None:
+        if isinstance(header, Values):
+            raise MessageTooLarge("bytes", 5_000_000_000, 4_294_967_296)
+        send(header, buffers, stream=stream)
+
+    called.calling._send = reject
+    called.call()
+    called.reply(0)
+    called.reply(1)
+    await until(lambda: called.sent.messages)
+    (failed,) = called.sent.of(Failed)
+    assert failed.call == 1
+    assert "cannot send a message with 5000000000 bytes" in failed.failure.message
+
+
+@async_test
+async def test_the_progress_of_a_call_that_takes_long_is_reported_when_it_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calling, "REPORT_INTERVAL", 0.01)
+    called = Called()
+    called.call(1)
+    called.call(2)
+
+    def reports() -> list[tuple[int, int, bool, list[int]]]:
+        found = [progress for header in called.sent.of(Progress) for progress in header.calls]
+        return [(each.call, each.answered, each.first, list(each.waiting)) for each in found]
+
+    await until(lambda: len(reports()) == 2)
+    assert reports() == [(1, 0, True, [0, 1]), (2, 0, False, [0, 1])]
+    await asyncio.sleep(0.05)  # nothing changes meanwhile
+    called.monarch.ports[0].put(b"value", 1)
+    await until(lambda: len(reports()) == 3)
+    assert reports()[2] == (1, 1, True, [0])
+    called.monarch.ports[0].put(b"value", 0)
+    await until(lambda: len(reports()) == 4)
+    assert reports()[3] == (2, 0, True, [0, 1])  # it is the oldest now
+    for rank in range(2):
+        called.monarch.ports[1].put(b"value", rank)
+    await until(lambda: called.idle)
+    await until(lambda: called.calling._report_timer is None)
+
+
+@async_test
+async def test_each_call_is_counted_once_with_its_outcome() -> None:
+    called = Called()
+    called.call(1)
+    called.reply(0)
+    called.reply(1)
+    await until(lambda: called.ended)
+    called.call(2, "stream")
+    called.reply(0, exception=True)
+    called.reply(1)
+    await until(lambda: len(called.ended) == 2)
+    called.call(3)
+    called.actors.failed = Failure(kind="supervision", message="gone")
+    called.calling.fail(called.actors)
+    called.call(4)
+    assert called.ended == [False, True, True, True]
+    assert called.casts == 0
+    await cancel_receives()
+
+
+@async_test
+async def test_calls_without_replies_are_counted_apart() -> None:
+    called = Called()
+    called.call(1, "broadcast")
+    assert (called.ended, called.casts) == ([], 1)

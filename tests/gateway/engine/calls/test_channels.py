@@ -1,0 +1,153 @@
+"""Channels, without an engine around; how they share a connection is in ``test_engine.py``."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from meshgate_gateway.engine.calls.channels import MAX_QUEUED, Channels
+from meshgate_gateway.engine.failures import RequestFailed
+from meshgate_gateway.engine.objects.lookup import Lookup
+from meshgate_gateway.engine.objects.records import Channel
+from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_wire import Fragments
+from meshgate_wire.messages import MeshRef, OpenChannel, PortMessage, PortSend, SendTo, stream_of
+from tests.gateway.engine.fakes import (
+    FakeMonarch,
+    FakePort,
+    Sent,
+    actor_mesh,
+    async_test,
+    host_mesh,
+    start_task,
+    turns,
+    until,
+)
+
+CHANNEL, ACTORS = 1, 2
+VALUE = [Fragments((b"value",))]
+
+
+class Opened:
+    """An open channel. ``queued`` is how many bytes wait to be sent, by stream."""
+
+    def __init__(self, *, once: bool = False) -> None:
+        self.monarch, self.objects, self.sent = FakeMonarch(), ObjectTable(), Sent()
+        self.queued: dict[int, int] = {}
+        self.channels = Channels(
+            self.objects,
+            Lookup(self.objects, self.monarch),
+            self.monarch,
+            self.sent,
+            lambda stream: self.queued.get(stream, 0),
+            start_task,
+        )
+        self.open(CHANNEL, once=once)
+
+    def open(self, number: int, *, once: bool = False) -> FakePort:
+        self.handle(OpenChannel(object=number, once=once))
+        return self.monarch.ports[-1]
+
+    def handle(self, header: object, buffers: object = VALUE) -> object:
+        return self.channels.handlers()[type(header)](header, buffers)  # type: ignore[arg-type]
+
+    async def close(self) -> None:
+        self.channels.close()
+        await turns()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()  # the fake Monarch's
+
+
+@async_test
+async def test_what_actors_send_reaches_the_client_on_the_stream_of_the_channel() -> None:
+    opened = Opened()
+    opened.monarch.ports[0].put(b"first", 3, references=("a mesh",))
+    opened.monarch.ports[0].put(b"second", exception=True)
+    await until(lambda: len(opened.sent.messages) == 2)
+    (first, stream, buffers), (second, _, _) = opened.sent.messages
+    assert isinstance(first, PortMessage)
+    assert isinstance(second, PortMessage)
+    assert (first.port, first.rank, first.exception, first.objects.objects) == (CHANNEL, 3, False, (-1,))
+    assert (stream, buffers) == (stream_of(CHANNEL), (b"first",))
+    assert second.exception
+    await opened.close()
+
+
+@async_test
+async def test_a_channel_opened_for_one_message_reads_one() -> None:
+    opened = Opened(once=True)
+    for data in (b"first", b"second"):
+        opened.monarch.ports[0].put(data)
+    await turns()
+    assert len(opened.sent.messages) == 1
+
+
+@async_test
+async def test_a_port_is_not_read_while_its_channel_is_over_the_limit() -> None:
+    opened = Opened()
+    (port,) = opened.monarch.ports
+    opened.queued[stream_of(CHANNEL)] = MAX_QUEUED
+    for _ in range(3):
+        port.put(b"value")
+    await turns()
+    assert port.received == 1
+    opened.channels.resume()
+    await turns()
+    assert port.received == 1
+    opened.queued[stream_of(CHANNEL)] = MAX_QUEUED - 1
+    opened.channels.resume()
+    await until(lambda: port.received == 3)
+    await opened.close()
+
+
+@async_test
+async def test_a_full_channel_does_not_hold_up_another() -> None:
+    opened = Opened()
+    full, other = opened.monarch.ports[0], opened.open(7)
+    opened.queued[stream_of(CHANNEL)] = MAX_QUEUED
+    for port in (full, full, other, other):
+        port.put(b"value")
+    await until(lambda: other.received == 2)
+    assert full.received == 1
+    await opened.close()
+
+
+@async_test
+async def test_a_value_is_sent_to_the_port_of_a_channel() -> None:
+    opened = Opened()
+    await opened.handle(PortSend(port=CHANNEL))  # type: ignore[misc]
+    await opened.handle(PortSend(port=CHANNEL, return_undeliverable=False))  # type: ignore[misc]
+    assert opened.monarch.sent == [(opened.monarch.ports[0], b"value")] * 2
+    assert opened.monarch.dropped_if_undeliverable == [False, True]
+    await opened.close()
+
+
+@async_test
+async def test_the_replies_of_a_call_can_go_to_a_channel() -> None:
+    opened = Opened()
+    opened.objects.add(ACTORS, actor_mesh())
+    header = SendTo(target=MeshRef(object=ACTORS), endpoint="step", port=CHANNEL)
+    await opened.handle(header)  # type: ignore[misc]
+    assert opened.monarch.casts == [("step", b"value", opened.monarch.ports[0])]
+    await opened.close()
+
+
+@async_test
+async def test_a_value_sent_to_something_that_is_not_a_port_is_rejected() -> None:
+    opened = Opened()
+    opened.objects.add(5, host_mesh())
+    with pytest.raises(RequestFailed, match="object 5 is not a port"):
+        await opened.handle(PortSend(port=5))  # type: ignore[misc]
+    await opened.close()
+
+
+@async_test
+async def test_closing_stops_reading_every_port() -> None:
+    opened = Opened()
+    opened.channels.close()
+    await turns()
+    channel = opened.objects.get(CHANNEL)
+    assert isinstance(channel, Channel)
+    assert channel.reader is not None
+    assert channel.reader.done()

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from meshgate_gateway.engine.calls.pending_calls import MAX_DISTINCT_ERRORS, PendingCall, Response
+from meshgate_gateway.engine.monarch.interface import Reply
+from meshgate_wire.messages import Adopted, Failed, Failure, Item, Values
+
+NOTHING = Adopted()
+
+
+def pending(adverb: str = "call", ranks: tuple[int, ...] = (0, 1, 2, 3), chosen: int | None = None) -> PendingCall:
+    def host_of(rank: int) -> str:
+        return f"workers-{rank // 2}"
+
+    return PendingCall(1, adverb, "trainers", "step", ranks, host_of, chosen)  # type: ignore[arg-type]
+
+
+def reply(rank: int, data: bytes = b"v", exception: bool = False) -> Reply:
+    return Reply(rank, exception, memoryview(data), ())
+
+
+def failure(response: Response | None) -> Failure:
+    assert response is not None
+    assert isinstance(response.header, Failed)
+    return response.header.failure
+
+
+def test_values_are_in_rank_order_whatever_order_they_arrive_in() -> None:
+    call = pending()
+    responses = [call.add_reply(reply(rank, bytes([rank])), NOTHING) for rank in (2, 0, 3, 1)]
+    assert responses[:3] == [None, None, None]
+    assert responses[3] is not None
+    assert isinstance(responses[3].header, Values)
+    assert [bytes(buffer) for buffer in responses[3].buffers] == [b"\0", b"\1", b"\2", b"\3"]
+
+
+def test_choose_needs_one_reply_and_names_the_rank_that_sent_it() -> None:
+    response = pending("choose", chosen=2).add_reply(reply(0), NOTHING)
+    assert response is not None
+    assert isinstance(response.header, Values)
+    assert response.header.ranks == (2,)
+
+
+def test_a_stream_sends_each_reply_at_once() -> None:
+    call = pending("stream", (0, 1))
+    first, second = call.add_reply(reply(1), NOTHING), call.add_reply(reply(0), NOTHING)
+    assert first is not None
+    assert second is not None
+    assert isinstance(first.header, Item)
+    assert (first.header.rank, first.last, second.last) == (1, False, True)
+
+
+def test_the_same_exception_of_many_ranks_is_one_group() -> None:
+    call = pending()
+    for rank in (0, 1, 3):
+        assert call.add_reply(reply(rank, b"boom", exception=True), NOTHING) is None
+    reported = failure(call.add_reply(reply(2), NOTHING))
+    (group,) = reported.errors
+    assert (group.ranks, group.count, reported.total, reported.unanswered) == ((0, 1, 3), 3, 4, 0)
+    assert reported.hosts == {0: "workers-0", 1: "workers-0", 3: "workers-1"}
+
+
+def test_distinct_exceptions_are_distinct_groups_largest_first() -> None:
+    call = pending()
+    for rank, data in ((0, b"rare"), (1, b"often"), (2, b"often")):
+        call.add_reply(reply(rank, data, exception=True), NOTHING)
+    response = call.add_reply(reply(3), NOTHING)
+    assert [group.count for group in failure(response).errors] == [2, 1]
+    assert response is not None
+    assert [bytes(buffer) for buffer in response.buffers] == [b"often", b"rare"]
+
+
+def test_every_failed_rank_is_counted_however_many_exceptions_differ() -> None:
+    call = pending(ranks=tuple(range(512)))
+    for rank in range(511):
+        assert call.add_reply(reply(rank, f"rank {rank}".encode(), exception=True), NOTHING) is None
+    response = call.add_reply(reply(511, b"rank 511", exception=True), NOTHING)
+    assert response is not None
+    *sent, rest = failure(response).errors
+    assert len(response.buffers) == len(sent) == MAX_DISTINCT_ERRORS
+    assert [group.buffer for group in sent] == list(range(MAX_DISTINCT_ERRORS))
+    assert (rest.buffer, rest.count) == (None, 512 - MAX_DISTINCT_ERRORS)
+    assert rest.ranks == tuple(range(MAX_DISTINCT_ERRORS, MAX_DISTINCT_ERRORS + 64))
+    assert sum(group.count for group in failure(response).errors) == failure(response).total == 512
+
+
+def test_a_call_can_fail_before_its_slow_ranks_reply() -> None:
+    call = pending()
+    call.add_reply(reply(0, b"boom", exception=True), NOTHING)
+    assert failure(call.finish()).unanswered == 3
+    assert call.add_reply(reply(1), NOTHING) is None
+
+
+def test_a_death_ends_a_call_that_waits_for_the_dead_rank() -> None:
+    call = pending(ranks=(4, 5, 6, 7))
+    call.add_reply(reply(0), NOTHING)
+    assert call.ranks_died({4: "it has replied"}) is None
+    reported = failure(call.ranks_died({6: "killed"}))
+    assert (reported.kind, reported.ranks, reported.message) == ("supervision", (2,), "killed")
+
+
+def test_choose_fails_if_the_chosen_rank_dies_and_not_if_another_does() -> None:
+    call = pending("choose", (4, 5), chosen=1)
+    assert call.ranks_died({4: "killed"}) is None
+    reported = failure(call.ranks_died({4: "killed", 5: "killed too"}))
+    assert (reported.kind, reported.message) == ("supervision", "killed too")
+    assert (reported.ranks, reported.hosts) == ((1,), {1: "workers-2"})
+
+
+def test_a_call_that_has_ended_sends_nothing_more() -> None:
+    call = pending(ranks=(0,))
+    assert call.add_reply(reply(0), NOTHING) is not None
+    assert call.ranks_died({0: "killed"}) is None
+    assert call.fail(Failure(kind="internal", message="late")) is None
+
+
+def test_a_call_reports_success_once_every_rank_has_replied_without_an_exception() -> None:
+    succeeded: list[str] = []
+    call = pending(ranks=(0, 1))
+    call.on_success = lambda: succeeded.append("all")
+    call.add_reply(reply(0), NOTHING)
+    assert succeeded == []
+    call.add_reply(reply(1), NOTHING)
+    assert succeeded == ["all"]
+
+
+def test_a_call_with_an_exception_or_a_death_does_not_report_success() -> None:
+    succeeded: list[str] = []
+    failing, dying = pending(ranks=(0, 1)), pending(ranks=(0, 1))
+    for call in (failing, dying):
+        call.on_success = lambda: succeeded.append("all")
+        call.add_reply(reply(0), NOTHING)
+    failing.add_reply(reply(1, b"boom", exception=True), NOTHING)
+    dying.ranks_died({1: "killed"})
+    assert succeeded == []
+
+
+def test_the_meshes_of_a_value_are_listed_at_its_place_among_the_values() -> None:
+    call = pending(ranks=(0, 1))
+    call.add_reply(reply(1), Adopted(objects=(-1, -2)))
+    response = call.add_reply(reply(0), NOTHING)
+    assert response is not None
+    assert isinstance(response.header, Values)
+    assert response.header.objects == {1: Adopted(objects=(-1, -2))}

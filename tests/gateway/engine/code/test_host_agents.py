@@ -1,0 +1,271 @@
+"""Sync agents on hosts: which hosts get one, when, and what happens if one dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from meshgate_gateway.engine.code import host_agents
+from meshgate_gateway.engine.code.host_agents import FIRST_NUMBER, MAX_DEATHS, HostAgents
+from meshgate_gateway.engine.objects.records import HostMesh
+from meshgate_sync.errors import HostsBehind
+from meshgate_sync.relay.plan import GATEWAY, HostSlot, Routes
+from meshgate_wire.messages import Host
+from tests.gateway.engine.fakes import FakeMonarch, async_test, host_mesh, start_task, turns
+
+ROOT = "ab" * 32
+FIRST_GROUP = FIRST_NUMBER + 1
+
+
+class FakeTree:
+    """The distributor: records what it is notified of."""
+
+    def __init__(self) -> None:
+        self.expected: set[str] = set()
+        self.added: list[str] = []
+        self.restarted: list[str] = []
+        self.removed: list[tuple[str, str | None]] = []
+
+    def expect_hosts(self, names: Iterable[str]) -> None:
+        self.expected.update(names)
+
+    def add_hosts(self, hosts: Sequence[HostSlot]) -> dict[str, Routes]:
+        self.added += [host.name for host in hosts]
+        return {host.name: Routes((GATEWAY,), ()) for host in hosts}
+
+    def restart_host(self, name: str) -> None:
+        self.restarted.append(name)
+
+    def remove_host(self, name: str, why: str | None) -> None:
+        self.removed.append((name, why))
+
+
+class Provided:
+    """Hosts with agents. ``starts(endpoint, args)`` replaces what the actors of agents do."""
+
+    def __init__(self, gateway: tuple[str, int] = ("127.0.0.1", 700)) -> None:
+        self.monarch, self.tree = FakeMonarch(), FakeTree()
+        self.monarch.on_engine_call = self._start
+        self.ended: list[int] = []
+        self.fails: Callable[[Sequence[str]], bool] = lambda names: False
+        self.agents = HostAgents(
+            self.monarch,
+            lambda hosts: hosts.mesh,
+            start_task,
+            lambda mesh, code=None, bootstrap=None: mesh,
+            self.ended.append,
+            self.tree,
+            gateway,
+            secret=b"secret",
+            owner="owner",
+        )
+
+    def _start(self, endpoint: str, args: Any) -> Any:
+        if endpoint == "start":
+            if self.fails(args[0]):
+                raise RuntimeError(f"no process on {', '.join(args[0])}\n\nStack backtrace:\n rust")
+            return [(f"10.0.0.{name[-1]}", 5) for name in args[0]]
+        return None
+
+    async def provide(self, hosts: HostMesh) -> None:
+        self.agents.provide(hosts)
+        await turns()
+
+    def starts(self) -> list[list[str]]:
+        """The hosts of each group of agents that was started, in order."""
+        return [args[0] for _, endpoint, args in self.monarch.engine_calls if endpoint == "start"]
+
+    async def ready(self, *names: str) -> None:
+        await asyncio.wait_for(self.agents.wait_ready(names, ROOT), 5)
+
+
+@async_test
+async def test_the_hosts_of_a_mesh_get_their_agents_together() -> None:
+    provided = Provided()
+    await provided.provide(host_mesh())
+    await provided.ready("workers-0", "workers-1")
+    assert provided.starts() == [["workers-0", "workers-1"]]
+    assert provided.tree.added == ["workers-0", "workers-1"]
+    _, endpoint, (routes, addresses) = provided.monarch.engine_calls[-1]
+    assert endpoint == "configure"
+    assert routes == {"workers-0": ((GATEWAY,), ()), "workers-1": ((GATEWAY,), ())}
+    assert addresses == {GATEWAY: ("127.0.0.1", 700), "workers-0": ("10.0.0.0", 5), "workers-1": ("10.0.0.1", 5)}
+
+
+@async_test
+async def test_agents_listen_on_loopback_unless_the_gateway_is_remote() -> None:
+    local, remote = Provided(), Provided(("10.9.9.9", 700))
+    for provided in (local, remote):
+        await provided.provide(host_mesh(1))
+    assert local.monarch.engine_calls[0][2][3:] == ("127.0.0.1", [""])
+    assert remote.monarch.engine_calls[0][2][3:] == ("0.0.0.0", ["10.0.0.0"])
+
+
+@async_test
+async def test_hosts_that_are_attached_again_keep_their_agents() -> None:
+    provided = Provided()
+    await provided.provide(host_mesh())
+    await provided.provide(host_mesh())
+    assert len(provided.starts()) == 1
+
+
+@async_test
+async def test_hosts_without_names_get_no_agents() -> None:
+    provided = Provided()
+    hosts = host_mesh()
+    hosts.hosts = (Host(name=""),) * 2
+    await provided.provide(hosts)
+    assert provided.starts() == []
+
+
+@async_test
+async def test_if_starting_together_fails_each_host_is_tried_alone() -> None:
+    provided = Provided()
+    provided.fails = lambda names: "workers-1" in names
+    await provided.provide(host_mesh())
+    assert provided.starts() == [["workers-0", "workers-1"], ["workers-0"], ["workers-1"]]
+    await provided.ready("workers-0")
+    assert provided.tree.removed == [("workers-1", "no process on workers-1")]
+    assert provided.ended == [FIRST_GROUP, FIRST_GROUP + 2]
+
+
+@async_test
+async def test_a_host_that_cannot_get_an_agent_is_named_and_tried_again_for_the_next_request() -> None:
+    provided = Provided()
+    provided.fails = lambda names: True
+    await provided.provide(host_mesh(1))
+    with pytest.raises(HostsBehind) as caught:
+        await provided.ready("workers-0")
+    assert caught.value.hosts == {"workers-0": "no process on workers-0"}
+    provided.fails = lambda names: False
+    await provided.ready("workers-0")
+
+
+@async_test
+async def test_an_agent_that_does_not_start_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_agents, "START_TIMEOUT", 0.01)
+    provided = Provided()
+    provided.monarch.hold = True
+    hosts = host_mesh(1)
+    provided.agents.provide(hosts)
+    with pytest.raises(HostsBehind, match="the sync agent did not start within 0 s"):
+        await provided.ready("workers-0")
+    assert FIRST_GROUP in provided.ended
+
+
+# --- hosts and agents that end
+
+
+@async_test
+async def test_a_lost_host_is_missing_until_it_is_back() -> None:
+    provided = Provided()
+    hosts = host_mesh()
+    await provided.provide(hosts)
+    hosts.host_lost("workers-1", "evicted", returns=True)
+    provided.agents.host_lost("workers-1", "evicted")
+    with pytest.raises(HostsBehind) as caught:
+        await provided.ready("workers-0", "workers-1")
+    assert caught.value.hosts == {"workers-1": "evicted"}
+    await provided.ready("workers-0")
+    hosts.host_restarted(1, Host(name="workers-1", address="tcp://10.0.0.9:1"), same_address=False)
+    await provided.provide(hosts)
+    assert provided.tree.restarted == ["workers-1"]
+    await provided.ready("workers-0", "workers-1")
+    assert provided.starts() == [["workers-0", "workers-1"], ["workers-1"]]
+
+
+@async_test
+async def test_the_new_address_of_a_restarted_agent_is_announced_to_the_others() -> None:
+    provided = Provided()
+    await provided.provide(host_mesh())
+    assert provided.agents.process_ended(FIRST_GROUP, 1)
+    await provided.ready("workers-0", "workers-1")
+    ((endpoint, payload, _),) = provided.monarch.casts
+    assert (endpoint, payload) == ("moved", ({"workers-1": ("10.0.0.1", 5)},))
+
+
+@async_test
+async def test_a_host_that_is_lost_while_its_agent_starts_does_not_keep_the_others_from_theirs() -> None:
+    provided = Provided()
+    provided.monarch.hold = True
+    provided.agents.provide(host_mesh())
+    await turns()
+    provided.monarch.hold = False
+    provided.agents.host_lost("workers-1", "evicted")
+    await turns()
+    await provided.ready("workers-0")
+    assert provided.starts() == [["workers-0"]]
+
+
+@async_test
+async def test_an_agent_that_dies_is_restarted_on_its_host_alone() -> None:
+    provided = Provided()
+    await provided.provide(host_mesh())
+    assert provided.agents.process_ended(FIRST_GROUP, 1)
+    assert not provided.agents.process_ended(7, 0)
+    await provided.ready("workers-0", "workers-1")
+    assert provided.starts() == [["workers-0", "workers-1"], ["workers-1"]]
+    assert provided.tree.restarted == ["workers-1"]
+
+
+@async_test
+async def test_an_agent_that_keeps_dying_is_restarted_only_for_a_request() -> None:
+    provided = Provided()
+    await provided.provide(host_mesh(1))
+    for group in range(MAX_DEATHS + 1):
+        assert provided.agents.process_ended(FIRST_GROUP + group, 0)
+        await turns()
+    assert len(provided.starts()) == 1 + MAX_DEATHS
+    assert provided.tree.removed == [("workers-0", "its sync agent exited 4 times, the last time after 0 s")]
+    await provided.ready("workers-0")
+    assert len(provided.starts()) == 2 + MAX_DEATHS
+
+
+@async_test
+async def test_an_agent_that_ran_for_a_while_starts_a_new_series_of_deaths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_agents, "STABLE_AFTER", -1.0)
+    provided = Provided()
+    await provided.provide(host_mesh(1))
+    for group in range(MAX_DEATHS + 1):
+        provided.agents.process_ended(FIRST_GROUP + group, 0)
+        await turns()
+    assert len(provided.starts()) == 2 + MAX_DEATHS
+    assert provided.tree.removed == []
+
+
+@async_test
+async def test_a_replaced_host_is_no_longer_expected() -> None:
+    provided = Provided()
+    await provided.provide(host_mesh())
+    provided.agents.host_replaced("workers-1")
+    assert provided.tree.removed == [("workers-1", None)]
+    await provided.ready("workers-0", "workers-1")  # a name that is not known is not waited for
+
+
+@async_test
+async def test_closing_stops_the_agents_except_on_lost_hosts_and_starts_no_others() -> None:
+    provided = Provided()
+    kept, lost = host_mesh(name="kept"), host_mesh(name="lost")
+    await provided.provide(kept)
+    await provided.provide(lost)
+    provided.agents.host_lost("lost-1", "evicted")
+    await provided.agents.close()
+    stopped = [mesh.stopped for mesh in provided.monarch.meshes if mesh.name == "meshgate_code"]
+    assert stopped == ["the session ended", None]
+    provided.agents.process_ended(FIRST_GROUP, 0)
+    await turns()
+    assert len(provided.starts()) == 2
+
+
+@async_test
+async def test_agents_that_start_when_the_session_ends_fail_on_no_host() -> None:
+    provided = Provided()
+    provided.monarch.hold = True
+    provided.agents.provide(host_mesh())
+    await turns()
+    await provided.agents.close()
+    await turns()
+    assert provided.tree.removed == []

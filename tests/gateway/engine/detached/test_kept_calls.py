@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from meshgate_gateway.engine.detached import kept_calls as module
+from meshgate_gateway.engine.detached.kept_calls import KeptCalls
+from meshgate_gateway.engine.detached.spool import OVERHEAD, Spool
+from meshgate_wire.messages import Call, Failed, Header, MeshRef, Values
+
+
+class Holder:
+    """A ledger of calls and what it sends."""
+
+    def __init__(self, spool: Spool | None = None) -> None:
+        self.sent: list[tuple[Header, Sequence[Any]]] = []
+        self.queued = 0
+        self.running: set[int] = set()
+        self.calls = KeptCalls(
+            lambda header, buffers, stream: self.sent.append((header, buffers)),
+            lambda: self.queued,
+            self.running.__contains__,
+            spool=spool,
+        )
+
+    def call(self, number: int, tag: str = "") -> None:
+        self.running.add(number)
+        self.calls.received(Call(call=number, target=MeshRef(object=3), endpoint="step", adverb="call", tag=tag))
+
+    def answer(self, number: int, data: bytes = b"value", *, congested: bool = False) -> bool:
+        kept = self.calls.keep(Values(call=number), (data,), congested=congested)
+        self.running.discard(number)
+        return kept
+
+    @property
+    def states(self) -> dict[int, str]:
+        return {each.call: each.state for each in self.calls.describe()}
+
+
+def test_a_connected_holder_gets_results_directly_and_they_are_kept_until_read() -> None:
+    holder = Holder()
+    holder.call(1, "step-1")
+    assert holder.states == {1: "in flight"}
+    assert not holder.answer(1)
+    assert holder.states == {1: "finished"}
+    holder.calls.mark_read([1])
+    assert holder.states == {1: "read"}
+    assert [each.tag for each in holder.calls.describe()] == ["step-1"]
+
+
+def test_replies_to_requests_other_than_calls_are_not_kept() -> None:
+    holder = Holder()
+    assert not holder.calls.keep(Values(call=9), (b"",), congested=True)
+    assert holder.states == {}
+
+
+def test_a_new_holder_gets_results_when_it_fetches_them() -> None:
+    holder = Holder()
+    for number in (1, 2):
+        holder.call(number)
+    holder.answer(1, b"one")
+    holder.calls.holder_changed()
+    assert holder.answer(2, b"two")
+    assert holder.sent == []
+    holder.calls.fetch([2, 1, 1])
+    assert [(header.call, buffers) for header, buffers in holder.sent] == [(2, (b"two",)), (1, (b"one",))]  # type: ignore[union-attr]
+
+
+def test_a_result_that_is_fetched_before_it_is_there_is_sent_when_it_comes() -> None:
+    holder = Holder()
+    holder.call(1)
+    holder.calls.holder_changed()
+    holder.calls.fetch([1])
+    assert not holder.answer(1)
+
+
+def test_results_wait_while_the_wire_is_congested_and_keep_their_order() -> None:
+    holder = Holder()
+    for number in (1, 2, 3):
+        holder.call(number)
+    holder.queued = module.MAX_QUEUED
+    assert holder.answer(1, congested=True)
+    assert holder.answer(2, congested=False)
+    holder.calls.feed()
+    assert holder.sent == []
+    holder.queued = 0
+    holder.calls.feed()
+    assert [header.call for header, _ in holder.sent] == [1, 2]  # type: ignore[union-attr]
+    assert not holder.answer(3)
+
+
+def test_what_was_read_makes_room_and_what_was_not_never_does() -> None:
+    holder = Holder(Spool(memory=0, disk=10))
+    for number in (1, 2, 3):
+        holder.call(number)
+    holder.answer(1, bytes(5))
+    holder.calls.mark_read([1])
+    holder.answer(2, bytes(10))
+    assert holder.states == {2: "finished", 3: "in flight"}
+    assert not holder.answer(3, bytes(5))  # the holder that is connected gets it in any case
+    assert holder.states == {2: "finished", 3: "lost"}
+    holder.calls.holder_changed()
+    holder.calls.fetch([3])
+    (header, _) = holder.sent[0]
+    assert isinstance(header, Failed)
+    assert "no space was left to keep its result (5 bytes)" in header.failure.message
+
+
+def test_only_the_newest_results_that_were_read_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_READ_CALLS", 2)
+    holder = Holder()
+    for number in range(1, 6):
+        holder.call(number)
+        holder.answer(number)
+        holder.calls.mark_read([number])
+    assert holder.states == {4: "read", 5: "read"}
+
+
+def test_what_a_new_holder_reads_does_not_push_out_what_is_on_its_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_READ_CALLS", 2)
+    holder = Holder()
+    for number in range(1, 6):
+        holder.call(number)
+        holder.answer(number)
+    holder.calls.mark_read([4, 5])
+    holder.calls.holder_changed()
+    assert list(holder.states) == [1, 2, 3, 4, 5]
+    for number in range(1, 6):
+        holder.calls.fetch([number])
+        holder.calls.mark_read([number])
+    assert [type(header) for header, _ in holder.sent] == [Values] * 5
+    assert holder.states == {4: "read", 5: "read"}
+
+
+def test_results_of_several_holders_are_within_the_limit_after_a_takeover(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_READ_CALLS", 2)
+    holder = Holder()
+    for numbers in ((1, 2), (3, 4), (5,)):
+        for number in numbers:
+            holder.call(number)
+            holder.answer(number)
+        holder.calls.mark_read(numbers)
+        holder.calls.holder_changed()
+    assert holder.states == {4: "read", 5: "read"}
+
+
+def test_results_on_a_holders_list_make_room_first_when_space_runs_out() -> None:
+    holder = Holder(Spool(memory=2 * (5 + OVERHEAD), disk=0))
+    for number in (1, 2, 3):
+        holder.call(number)
+    holder.answer(1, bytes(5))
+    holder.calls.mark_read([1])
+    holder.calls.holder_changed()
+    holder.answer(2, bytes(5))
+    holder.calls.mark_read([2])
+    holder.answer(3, bytes(5))
+    assert holder.states == {2: "read", 3: "finished"}
+
+
+def test_a_call_that_the_program_dropped_is_kept_while_there_is_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_READ_CALLS", 1)
+    holder = Holder()
+    holder.call(1)
+    holder.calls.mark_released([1])
+    assert holder.states == {1: "in flight"}
+    holder.answer(1)
+    assert holder.states == {1: "finished"}
+    holder.call(2)
+    holder.answer(2)
+    holder.calls.mark_released([2])
+    assert holder.states == {2: "finished"}

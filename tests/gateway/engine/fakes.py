@@ -1,0 +1,281 @@
+"""Small fakes of what parts of the engine get: Monarch, the client, tasks and timers."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from typing_extensions import ParamSpec
+
+from meshgate_gateway.engine.monarch.interface import Reply
+from meshgate_gateway.engine.monarch.same_versions import SameVersions
+from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh, ProcMesh, attached_hosts
+from meshgate_gateway.engine.objects.regions import hosts_region, procs_region
+from meshgate_wire.messages import Header, Host, Launch, Region
+
+H = TypeVar("H")
+P = ParamSpec("P")
+WAIT_TIMEOUT = 20.0  # seconds; reached only by a test that fails
+
+
+def async_test(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Runs a coroutine function as a test. Fails if it leaves a task behind."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def alone() -> None:
+            await test(*args, **kwargs)
+            await turns(10)  # a cancellation passes from task to task
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+        asyncio.run(alone())
+
+    return run
+
+
+async def turns(count: int = 20) -> None:
+    """Lets everything that is ready run, and what that makes ready."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Runs the event loop until ``condition()`` is true. Fails after ``WAIT_TIMEOUT``."""
+
+    async def poll() -> None:
+        while not condition():  # noqa: ASYNC110 - any condition
+            await asyncio.sleep(0)
+
+    await asyncio.wait_for(poll(), WAIT_TIMEOUT)
+
+
+# --- Monarch ------------------------------------------------------------------------------------------------
+
+
+class FakePort:
+    """A port and its receiver."""
+
+    def __init__(self) -> None:
+        self.messages: asyncio.Queue[Reply] = asyncio.Queue()
+        self.received = 0
+
+    def put(self, data: bytes, rank: int | None = None, *, exception: bool = False, references: Any = ()) -> None:
+        self.messages.put_nowait(Reply(rank, exception, data, references))
+
+
+@dataclass(eq=False)
+class FakeMesh:
+    """A mesh of Monarch's. ``ready`` decides when and how its initialization ends."""
+
+    name: str
+    region: Region | None = None  # of a slice
+    bootstrap: Any = None
+    ready: asyncio.Future[None] | None = None
+    stopped: str | None = None  # the reason
+
+
+@dataclass
+class FakeMonarch:
+    """``interface.Monarch`` without Monarch. Records what it is asked to do.
+
+    ``hold`` makes meshes that are spawned from then on wait for ``mesh.ready``.
+    """
+
+    hold: bool = False
+    meshes: list[FakeMesh] = field(default_factory=list)
+    launches: list[tuple[FakeMesh, Launch | None]] = field(default_factory=list)  # (hosts, launch)
+    attached: list[tuple[str, list[str]]] = field(default_factory=list)
+    casts: list[tuple[str, Any, FakePort | None]] = field(default_factory=list)  # (endpoint, payload, port)
+    sent: list[tuple[Any, Any]] = field(default_factory=list)  # (port, payload)
+    dropped_if_undeliverable: list[bool] = field(default_factory=list)  # for each of ``sent``
+    ports: list[FakePort] = field(default_factory=list)
+    engine_calls: list[tuple[Any, str, tuple[Any, ...]]] = field(default_factory=list)
+    on_engine_call: Callable[[str, tuple[Any, ...]], Any] = lambda endpoint, args: None
+    stopping: Callable[[Any], Coroutine[Any, Any, None]] | None = None
+    controllers_at: str = ""
+    hosts_stopped: list[tuple[FakeMesh, bool]] = field(default_factory=list)  # (mesh, shut down)
+
+    same_versions: SameVersions = field(default_factory=SameVersions)
+
+    sync_context = "contextlib:nullcontext"
+    controllers_class = b"the keeper"
+
+    def _mesh(self, name: str, bootstrap: Any = None) -> FakeMesh:
+        mesh = FakeMesh(name, bootstrap=bootstrap)
+        if self.hold:
+            mesh.ready = asyncio.get_running_loop().create_future()
+        self.meshes.append(mesh)
+        return mesh
+
+    def attach(self, name: str, hosts: Sequence[Host]) -> FakeMesh:
+        self.attached.append((name, [host.address for host in hosts]))
+        return self._mesh(name)
+
+    def spawn_procs(
+        self, hosts: FakeMesh, per_host: Any, name: str, bootstrap: Any, launch: Launch | None = None
+    ) -> FakeMesh:
+        self.launches.append((hosts, launch))
+        return self._mesh(name, bootstrap)
+
+    def with_python(self, hosts: FakeMesh, python: str) -> FakeMesh:
+        return FakeMesh(f"{hosts.name} with {python}", hosts.region, ready=hosts.ready)
+
+    def spawn_actors(self, procs: FakeMesh, name: str, *_: Any) -> FakeMesh:
+        return self._mesh(name)
+
+    def spawn_engine_actors(self, procs: FakeMesh, name: str, class_name: str, *args: Any) -> FakeMesh:
+        return self._mesh(class_name)
+
+    def identity(self, procs: FakeMesh) -> str:
+        return procs.name
+
+    def find_controllers_at(self, address: str, secret: str) -> None:
+        self.controllers_at = address
+
+    def dump_actors(self, class_data: Any, name: str, actors: FakeMesh, region: Region, procs: Any) -> bytes:
+        return f"{name} with {class_data}".encode()
+
+    def slice_mesh(self, mesh: FakeMesh, region: Region) -> FakeMesh:
+        return FakeMesh(mesh.name, region, ready=mesh.ready)
+
+    slice_actors = slice_mesh
+
+    async def wait_initialized(self, mesh: FakeMesh) -> None:
+        if mesh.ready is not None:
+            await asyncio.shield(mesh.ready)
+
+    async def wait_actors_initialized(self, actors: FakeMesh) -> str:
+        await self.wait_initialized(actors)
+        return f"{actors.name}-unique"
+
+    async def stop_procs(self, mesh: FakeMesh, reason: str) -> None:
+        if self.stopping is not None:
+            await self.stopping(mesh)
+        mesh.stopped = reason
+
+    stop_actors = stop_procs
+
+    async def stop_hosts(self, hosts: FakeMesh) -> None:
+        self.hosts_stopped.append((hosts, False))
+
+    async def shut_down_hosts(self, hosts: FakeMesh) -> None:
+        self.hosts_stopped.append((hosts, True))
+
+    def payload(self, data: Any, buffers: Any = (), objects: Any = ()) -> Any:
+        return (b"".join(data), *objects) if objects else b"".join(data)
+
+    def engine_payload(self, *args: Any) -> Any:
+        return args
+
+    def payload_at(self, payload: Any, position: int, region: Region) -> Any:
+        return ("at", position, region.sizes, payload)
+
+    def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any) -> None:
+        self.casts.append((endpoint, payload, port))
+
+    async def call_engine_actors(self, actors: FakeMesh, count: int, endpoint: str, *args: Any) -> list[Any]:
+        self.engine_calls.append((actors, endpoint, args))
+        result = self.on_engine_call(endpoint, args)
+        if asyncio.iscoroutine(result):
+            result = await result
+        return result if result is not None else [None] * count
+
+    def open_port(self) -> tuple[FakePort, FakePort]:
+        port = FakePort()
+        self.ports.append(port)
+        return port, port
+
+    async def _receive(self, port: FakePort) -> Reply:
+        reply = await port.messages.get()
+        port.received += 1
+        return reply
+
+    def receive(self, receiver: FakePort) -> asyncio.Future[Reply]:
+        return asyncio.ensure_future(self._receive(receiver))
+
+    def reply_of(self, message: Reply) -> Reply:
+        return message
+
+    def port_at(self, address: str) -> str:
+        return address
+
+    def send_to_port(self, port: Any, payload: Any, *, return_undeliverable: bool = True) -> None:
+        self.sent.append((port, payload))
+        self.dropped_if_undeliverable.append(not return_undeliverable)
+
+    def port_argument(self, port: Any) -> tuple[str, Any]:
+        return ("port", port)
+
+    def actors_argument(self, class_data: Any, name: str, actors: Any, region: Region, procs: Any) -> tuple[str, Any]:
+        return ("actors", actors)
+
+    def reference_from_bytes(self, kind: str, data: bytes) -> tuple[str, bytes]:
+        return kind, data
+
+    def adopt_hosts(self, reference: Any, region: Region) -> FakeMesh:
+        return FakeMesh("adopted hosts", region)
+
+    def adopt_procs(self, reference: Any, hosts: Any, region: Region, root: Region) -> FakeMesh:
+        return FakeMesh("adopted procs", region)
+
+
+# --- the engine around a part -------------------------------------------------------------------------------
+
+
+class Sent:
+    """Collects what a part sends to the client."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[Header, int, tuple[Any, ...]]] = []
+
+    def __call__(self, header: Header, buffers: Sequence[Any] = (), *, stream: int = 0) -> None:
+        self.messages.append((header, stream, tuple(buffers)))
+
+    def of(self, kind: type[H]) -> list[H]:
+        """The headers of one type, in order."""
+        return [header for header, _, _ in self.messages if isinstance(header, kind)]
+
+
+class Timers:
+    """``call_later`` by hand."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[float, Callable[[], Any]]] = []
+
+    def __call__(self, delay: float, callback: Callable[..., Any], /, *args: Any) -> None:
+        self.waiting.append((delay, functools.partial(callback, *args)))
+
+    def fire(self, delay: float) -> None:
+        """Runs the callbacks that wait for exactly ``delay`` seconds."""
+        due = [callback for each, callback in self.waiting if each == delay]
+        self.waiting = [(each, callback) for each, callback in self.waiting if each != delay]
+        for callback in due:
+            callback()
+
+
+def start_task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    return asyncio.get_running_loop().create_task(work)
+
+
+# --- records ------------------------------------------------------------------------------------------------
+
+
+def host_mesh(count: int = 2, name: str = "workers") -> HostMesh:
+    hosts = [Host(name=f"{name}-{rank}", address=f"tcp://10.0.0.{rank}:1") for rank in range(count)]
+    return attached_hosts(FakeMesh(name), name, hosts)
+
+
+def proc_mesh(
+    hosts: HostMesh | None = None, name: str = "procs", version: str | None = None, **per_host: int
+) -> ProcMesh:
+    hosts = hosts or host_mesh()
+    region = procs_region(hosts_region(len(hosts.hosts)), per_host)
+    return ProcMesh(FakeMesh(name), name, region, hosts.names, hosts, version)
+
+
+def actor_mesh(procs: ProcMesh | None = None, name: str = "actors") -> ActorMesh:
+    procs = procs or proc_mesh()
+    return ActorMesh(FakeMesh(name), name, "a.Actor", (), procs.region, procs, procs.mesh, f"{name}-unique")

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from meshgate_gateway.engine.failures import RequestFailed
+from meshgate_gateway.engine.meshes.attaching import Attaching
+from meshgate_gateway.engine.objects.lookup import Lookup
+from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh, ProcMesh
+from meshgate_gateway.engine.objects.regions import hosts_region
+from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_wire import Fragments
+from meshgate_wire.messages import Adopt, AttachHosts, Host, HostsAttached, MeshRef
+from tests.gateway.engine.fakes import FakeMonarch, Sent, async_test, host_mesh, proc_mesh
+
+FOUND = [Host(name=f"workers-{rank}", address=f"tcp://10.0.0.{rank}:1") for rank in range(2)]
+
+
+class Attached:
+    def __init__(self, *ended: str) -> None:
+        self.monarch, self.objects, self.sent = FakeMonarch(), ObjectTable(), Sent()
+        self.notified: list[HostMesh] = []
+        self.watched: list[tuple[int, ProcMesh]] = []
+        lookup = Lookup(self.objects, self.monarch)
+        self.attaching = Attaching(
+            self.objects,
+            lookup,
+            self.monarch,
+            self.sent,
+            self._find,
+            set(ended),
+            self.notified.append,
+            lambda number, procs: self.watched.append((number, procs)),
+        )
+
+    async def _find(self, mesh: str) -> Sequence[Host]:
+        return FOUND
+
+    async def adopt(self, header: Adopt, *buffers: bytes) -> object:
+        await self.attaching.adopt(header, [Fragments((data,)) for data in buffers])
+        return self.objects.get(header.object)
+
+
+@async_test
+async def test_attached_hosts_are_sent_to_the_client_and_reported() -> None:
+    attached = Attached()
+    await attached.attaching.attach(AttachHosts(object=1, mesh="workers"), ())
+    assert attached.monarch.attached == [("workers", ["tcp://10.0.0.0:1", "tcp://10.0.0.1:1"])]
+    assert attached.sent.of(HostsAttached) == [HostsAttached(object=1, hosts=tuple(FOUND))]
+    assert attached.notified == [attached.objects.get(1)]
+
+
+@async_test
+async def test_an_address_that_this_session_has_lost_cannot_be_attached_to_again() -> None:
+    attached = Attached("tcp://10.0.0.1:1")
+    expected = (
+        "cannot attach to mesh 'workers': workers-1: the host has restarted at its old address; start a new session"
+    )
+    with pytest.raises(RequestFailed, match=expected):
+        await attached.attaching.attach(AttachHosts(object=1, mesh="workers"), ())
+    assert attached.monarch.attached == []
+
+
+@async_test
+async def test_a_port_that_arrives_is_adopted_by_its_address() -> None:
+    attached = Attached()
+    channel = await attached.adopt(Adopt(object=-1, kind="port", address="port@rank1"))
+    assert isinstance(channel, Channel)
+    assert channel.port == "port@rank1"
+
+
+@async_test
+async def test_meshes_that_arrive_are_adopted_with_the_meshes_they_are_on() -> None:
+    attached = Attached()
+    attached.objects.add(1, host_mesh())
+    attached.objects.add(2, parent := proc_mesh())
+    for _ in range(3):
+        attached.objects.add_reference(object())
+    region = hosts_region(2)
+    hosts = await attached.adopt(Adopt(object=-1, kind="hosts", name="spare", region=region))
+    procs = await attached.adopt(Adopt(object=-2, kind="procs", region=region, parent=MeshRef(object=1)))
+    actors = await attached.adopt(
+        Adopt(object=-3, kind="actors", name="actors", region=region, parent=MeshRef(object=2)), b"class"
+    )
+    assert isinstance(hosts, HostMesh)
+    assert (hosts.names, hosts.addresses) == (("", ""), ("", ""))
+    assert isinstance(procs, ProcMesh)
+    assert procs.host_names == ()
+    assert isinstance(actors, ActorMesh)
+    assert (actors.procs, actors.class_data) == (parent, (b"class",))
+    assert attached.watched == [(2, parent)]
+
+
+@async_test
+async def test_actors_that_arrive_have_the_dead_ranks_of_their_processes() -> None:
+    attached = Attached()
+    attached.objects.add(2, proc_mesh())
+    attached.attaching._watch = lambda number, procs: procs.dead.update({1: "ended"})
+    attached.objects.add_reference(object())
+    header = Adopt(object=-1, kind="actors", name="actors", region=hosts_region(2), parent=MeshRef(object=2))
+    actors = await attached.adopt(header, b"class")
+    assert isinstance(actors, ActorMesh)
+    assert actors.dead == {1: "ended"}
+
+
+@async_test
+async def test_a_mesh_cannot_be_adopted_without_its_region_or_without_having_arrived() -> None:
+    attached = Attached()
+    number = attached.objects.add_reference(object())
+    with pytest.raises(RequestFailed, match="does not contain the region of the mesh to adopt"):
+        await attached.adopt(Adopt(object=number, kind="procs"))
+    with pytest.raises(RequestFailed, match="object -2 did not arrive from a worker"):
+        await attached.adopt(Adopt(object=-2, kind="procs", region=hosts_region(1)))
+
+
+@async_test
+async def test_a_mesh_from_inside_a_pickle_brings_its_reference() -> None:
+    attached = Attached()
+    header = Adopt(object=7, kind="actors", name="actors", region=hosts_region(2), has_reference=True)
+    actors = await attached.adopt(header, b"class", b"reference")
+    assert isinstance(actors, ActorMesh)
+    assert (actors.actors, actors.class_data) == (("actors", b"reference"), (b"class",))
+    with pytest.raises(RequestFailed, match="does not contain the reference"):
+        await attached.adopt(header.model_copy(update={"object": 8}))

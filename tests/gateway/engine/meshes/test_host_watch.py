@@ -1,0 +1,170 @@
+"""Hosts that end and come back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from meshgate_gateway.engine.failures import RequestFailed
+from meshgate_gateway.engine.meshes import host_watch
+from meshgate_gateway.engine.meshes.host_watch import HostWatch
+from meshgate_gateway.engine.objects.records import HostMesh
+from meshgate_gateway.engine.objects.regions import hosts_region
+from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_wire.messages import Host, HostsAttached
+from tests.gateway.engine.fakes import Sent, async_test, host_mesh, proc_mesh, turns
+
+HOSTS, PROCS = 1, 2
+REPLACEMENT = Host(name="workers-1b", address="tcp://10.0.0.9:1")
+
+
+class Watched:
+    """Two attached hosts, and what their listener is notified of."""
+
+    def __init__(self) -> None:
+        self.objects, self.sent = ObjectTable(), Sent()
+        self.events: list[tuple[str, str]] = []
+        self.watch = HostWatch(self.objects, self.sent, self)
+        self.hosts = host_mesh()
+        self.objects.add(HOSTS, self.hosts)
+
+    def hosts_attached(self, hosts: HostMesh) -> None:
+        self.events.append(("attached", hosts.name))
+
+    def host_lost(self, name: str, reason: str) -> None:
+        self.events.append(("lost", name))
+
+    def host_replaced(self, name: str) -> None:
+        self.events.append(("replaced", name))
+
+
+@async_test
+async def test_a_lost_host_is_remembered_by_name_and_by_address() -> None:
+    watched = Watched()
+    watched.watch.host_lost("workers-1", "OOMKilled")
+    assert watched.watch.reasons == {"workers-1": "OOMKilled"}
+    assert watched.watch.ended == {"tcp://10.0.0.1:1"}
+    assert watched.events == [("lost", "workers-1")]
+
+
+@async_test
+async def test_processes_that_are_coming_up_on_a_lost_host_are_given_up() -> None:
+    watched = Watched()
+    here, elsewhere = proc_mesh(watched.hosts), proc_mesh(host_mesh(name="others"))
+    for number, procs in enumerate((here, elsewhere), PROCS):
+        procs.up = asyncio.get_running_loop().create_future()
+        watched.objects.add(number, procs)
+    watched.watch.host_lost("workers-1", "OOMKilled")
+    assert here.up is not None
+    assert elsewhere.up is not None
+    assert (here.up.cancelled(), elsewhere.up.cancelled()) == (True, False)
+
+
+@async_test
+async def test_a_replaced_host_completes_its_mesh_for_the_client_and_the_listener() -> None:
+    watched = Watched()
+    watched.watch.host_lost("workers-1", "evicted", returns=True)
+    watched.watch.host_back("workers", 1, REPLACEMENT)
+    assert watched.watch.reasons == {}
+    assert watched.events == [("lost", "workers-1"), ("replaced", "workers-1"), ("attached", "workers")]
+    (attached,) = watched.sent.of(HostsAttached)
+    assert (attached.object, [host.name for host in attached.hosts]) == (HOSTS, ["workers-0", "workers-1b"])
+
+
+@async_test
+async def test_a_mesh_with_other_hosts_missing_is_not_reported_as_attached() -> None:
+    watched = Watched()
+    for name in watched.hosts.names:
+        watched.watch.host_lost(name, "evicted", returns=True)
+    watched.watch.host_back("workers", 1, REPLACEMENT)
+    assert watched.sent.messages == []
+    assert ("attached", "workers") not in watched.events
+
+
+@async_test
+async def test_a_host_back_at_its_old_address_is_not_reported_as_attached() -> None:
+    watched = Watched()
+    watched.watch.host_lost("workers-1", "evicted", returns=True)
+    watched.watch.host_back("workers", 1, watched.hosts.hosts[1])
+    assert watched.sent.messages == []
+    assert watched.events == [("lost", "workers-1")]
+    assert "restarted at its old address" in watched.hosts.missing_among(["workers-1"])
+
+
+@async_test
+async def test_hosts_of_other_meshes_are_left_alone() -> None:
+    watched = Watched()
+    watched.watch.host_lost("others-0", "evicted")
+    watched.watch.host_back("others", 0, REPLACEMENT)
+    watched.watch.host_back("workers", 2, REPLACEMENT)
+    assert watched.hosts.names == ("workers-0", "workers-1")
+    assert watched.hosts.missing == {}
+
+
+# --- waiting for hosts
+
+
+@async_test
+async def test_waiting_ends_when_the_last_missing_host_is_back() -> None:
+    watched = Watched()
+    watched.watch.host_lost("workers-0", "evicted", returns=True)
+    watched.watch.host_lost("workers-1", "evicted", returns=True)
+    waiting = asyncio.ensure_future(watched.watch.wait_available(watched.hosts, None))
+    await turns()
+    watched.watch.host_back("workers", 1, REPLACEMENT)
+    await turns()
+    assert not waiting.done()
+    watched.watch.host_back("workers", 0, Host(name="workers-0", address="tcp://10.0.0.8:1"))
+    await waiting
+
+
+@async_test
+async def test_waiting_for_a_slice_ignores_hosts_outside_it() -> None:
+    watched = Watched()
+    watched.watch.host_lost("workers-1", "evicted", returns=True)
+    await watched.watch.wait_available(watched.hosts, hosts_region(1))
+
+
+@async_test
+async def test_waiting_fails_as_soon_as_a_host_is_lost_for_good() -> None:
+    watched = Watched()
+    watched.watch.host_lost("workers-1", "its pod was deleted", returns=True)
+    waiting = asyncio.ensure_future(watched.watch.wait_available(watched.hosts, None))
+    await turns()
+    watched.watch.host_lost("workers-1", "its StatefulSet was deleted")
+    with pytest.raises(RequestFailed, match="workers-1: its StatefulSet was deleted") as caught:
+        await waiting
+    assert caught.value.failure.step == "workers.initialized"
+
+
+@async_test
+async def test_waiting_fails_for_a_host_that_restarted_at_its_old_address() -> None:
+    watched = Watched()
+    watched.watch.host_lost("workers-1", "evicted", returns=True)
+    watched.watch.host_back("workers", 1, watched.hosts.hosts[1])
+    with pytest.raises(RequestFailed, match="start a new session to use it"):
+        await watched.watch.wait_available(watched.hosts, None)
+
+
+@async_test
+async def test_waiting_fails_when_a_host_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_watch, "RETURN_TIMEOUT", 0.01)
+    watched = Watched()
+    watched.watch.host_lost("workers-1", "evicted", returns=True)
+    with pytest.raises(RequestFailed, match="workers-1: evicted"):
+        await watched.watch.wait_available(watched.hosts, None)
+
+
+@async_test
+async def test_a_further_server_that_reports_the_same_again_changes_nothing() -> None:
+    watched = Watched()
+    for _ in range(2):
+        watched.watch.host_lost("workers-1", "evicted", returns=True)
+    for _ in range(2):
+        watched.watch.host_back("workers", 1, REPLACEMENT)
+    assert watched.events == [("lost", "workers-1"), ("replaced", "workers-1"), ("attached", "workers")]
+    watched.watch.host_lost(REPLACEMENT.name, "evicted", returns=True)
+    watched.watch.host_back("workers", 1, REPLACEMENT)
+    assert watched.events[3:] == [("lost", REPLACEMENT.name)]
+    assert REPLACEMENT.name not in watched.watch.reasons

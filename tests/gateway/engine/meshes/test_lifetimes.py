@@ -1,0 +1,225 @@
+"""Waiting for meshes, stopping and releasing them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from meshgate_gateway.engine.failures import FailureReports, RequestFailed
+from meshgate_gateway.engine.meshes import lifetimes
+from meshgate_gateway.engine.meshes.lifetimes import Lifetimes
+from meshgate_gateway.engine.objects.lookup import Lookup
+from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh
+from meshgate_gateway.engine.objects.regions import hosts_region
+from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_wire.messages import Done, Failed, Failure, Initialized, MeshRef, Region, Release, Stop, stream_of
+from tests.gateway.engine.fakes import (
+    FakeMesh,
+    FakeMonarch,
+    Sent,
+    actor_mesh,
+    async_test,
+    host_mesh,
+    proc_mesh,
+    start_task,
+    turns,
+    until,
+)
+
+HOSTS, PROCS, ACTORS, PORT, SAME_HOSTS = 1, 2, 3, 4, 5
+
+
+class Session:
+    """One mesh of each kind, on top of each other, and a channel."""
+
+    def __init__(self) -> None:
+        self.monarch, self.objects, self.sent = FakeMonarch(), ObjectTable(), Sent()
+        self.stopped: list[ActorMesh] = []
+        self.lost_hosts: dict[str, str] = {}
+        self.lifetimes = Lifetimes(
+            self.objects,
+            Lookup(self.objects, self.monarch),
+            self.monarch,
+            self.sent,
+            start_task,
+            FailureReports(self.objects.add, self.sent),
+            wait_available=self._wait_available,
+            lost_hosts=self.lost_hosts,
+            ranks_stopped=self.stopped.append,
+        )
+        self.hosts = host_mesh()
+        self.procs = proc_mesh(self.hosts)
+        self.actors = actor_mesh(self.procs)
+        for number, made in ((HOSTS, self.hosts), (PROCS, self.procs), (ACTORS, self.actors), (PORT, Channel("port"))):
+            self.objects.add(number, made)
+
+    async def _wait_available(self, hosts: HostMesh, region: Region | None) -> None:
+        if missing := hosts.missing_among(hosts.names):
+            raise RequestFailed(Failure(kind="supervision", message=missing))
+
+    def initialized(self, target: int, *, whole: bool = False) -> None:
+        self.lifetimes.initialized(Initialized(call=9, target=MeshRef(object=target), whole=whole), ())
+
+    async def stop(self, target: int, region: Region | None = None, *, shutdown: bool = False) -> None:
+        ref = MeshRef(object=target, region=region)
+        await self.lifetimes.stop(Stop(call=9, target=ref, reason="enough", shutdown=shutdown), ())
+        await until(lambda: self.sent.messages)
+
+
+# --- waiting until a mesh is up
+
+
+@pytest.mark.parametrize("target", [HOSTS, PROCS, ACTORS])
+@async_test
+async def test_a_request_is_answered_when_the_mesh_is_up(target: int) -> None:
+    session = Session()
+    record = session.objects.get(target)
+    mesh: FakeMesh = record.actors if isinstance(record, ActorMesh) else record.mesh  # type: ignore[union-attr]
+    mesh.ready = asyncio.get_running_loop().create_future()
+    session.initialized(target)
+    await turns()
+    assert session.sent.messages == []
+    mesh.ready.set_result(None)
+    await until(lambda: session.sent.messages)
+    assert session.sent.messages == [(Done(call=9), stream_of(target), ())]
+
+
+@async_test
+async def test_what_keeps_a_mesh_from_coming_up_is_the_answer() -> None:
+    session = Session()
+    session.procs.mesh.ready = asyncio.get_running_loop().create_future()
+    session.procs.mesh.ready.set_exception(RuntimeError("no memory\n\nStack backtrace:\n 0: core::panic"))
+    session.initialized(PROCS)
+    await until(lambda: session.sent.messages)
+    assert [failed.failure.message for failed in session.sent.of(Failed)] == ["no memory"]
+
+
+@async_test
+async def test_a_bootstrap_that_raised_is_the_answer_and_not_a_cause_of_another_failure() -> None:
+    session = Session()
+    failure = Failure(kind="actor", message="ValueError: no device", mesh="procs")
+    session.objects.add(PROCS, failure)
+    session.initialized(PROCS)
+    await until(lambda: session.sent.messages)
+    assert session.sent.of(Failed) == [Failed(call=9, failure=failure)]
+
+
+@async_test
+async def test_only_a_request_for_whole_hosts_waits_for_missing_ones() -> None:
+    session = Session()
+    session.hosts.host_lost("workers-1", "it was killed", returns=False)
+    session.initialized(HOSTS)
+    session.initialized(HOSTS, whole=True)
+    await until(lambda: len(session.sent.messages) == 2)
+    assert len(session.sent.of(Done)) == 1
+    assert "mesh 'workers' has lost hosts (workers-1: it was killed)" in session.sent.of(Failed)[0].failure.message
+
+
+# --- stopping
+
+
+@async_test
+async def test_stopping_processes_stops_their_actors() -> None:
+    session = Session()
+    await session.stop(PROCS)
+    assert session.sent.of(Done) == [Done(call=9)]
+    assert session.procs.mesh.stopped == "enough"
+    assert session.actors.dead == dict.fromkeys((0, 1), "mesh 'actors' was stopped: enough")
+    assert session.stopped == [session.actors]
+    assert (session.procs.stopping, session.actors.stopping) == (True, True)
+
+
+@async_test
+async def test_stopping_a_slice_leaves_the_other_ranks() -> None:
+    session = Session()
+    await session.stop(ACTORS, hosts_region(1, 1))
+    assert session.actors.dead == {1: "mesh 'actors' was stopped: enough"}
+    assert session.procs.dead == {}
+    assert not session.actors.stopping
+
+
+@async_test
+async def test_stopping_hosts_stops_what_any_mesh_of_the_same_hosts_has_spawned() -> None:
+    session = Session()
+    session.objects.add(SAME_HOSTS, same := host_mesh())
+    session.objects.add(6, others := host_mesh(name="others"))
+    session.objects.add(7, elsewhere := proc_mesh(others))
+    await session.stop(SAME_HOSTS)
+    assert session.procs.dead.keys() == {0, 1}
+    assert elsewhere.dead == {}
+    assert {id(mesh) for mesh, _ in session.monarch.hosts_stopped} == {id(session.hosts.mesh), id(same.mesh)}
+    assert (session.hosts.must_attach, same.must_attach, others.must_attach) == (True, True, False)
+
+
+@async_test
+async def test_shutting_down_hosts_ends_their_processes_for_good() -> None:
+    session = Session()
+    await session.stop(HOSTS, shutdown=True)
+    assert session.monarch.hosts_stopped == [(session.hosts.mesh, True)]
+    assert not session.hosts.must_attach
+
+
+@async_test
+async def test_a_channel_cannot_be_stopped() -> None:
+    session = Session()
+    with pytest.raises(RequestFailed, match="object 4 is a port; only meshes can be stopped"):
+        await session.stop(PORT)
+
+
+# --- releasing
+
+
+@async_test
+async def test_a_released_channel_is_read_no_more_and_unknown() -> None:
+    session = Session()
+    channel = session.objects.get(PORT)
+    assert isinstance(channel, Channel)
+    channel.reader = start_task(asyncio.sleep(60))
+    session.lifetimes.release(Release(objects=(PORT,)), ())
+    await turns()
+    assert channel.reader.cancelled()
+    assert session.objects.get(PORT) is None
+
+
+@async_test
+async def test_a_released_mesh_of_this_session_stays_until_the_session_ends() -> None:
+    session = Session()
+    session.objects.add(-1, adopted := actor_mesh())
+    session.lifetimes.release(Release(objects=(HOSTS, PROCS, ACTORS, -1)), ())
+    assert session.objects.get(HOSTS) is None
+    assert session.objects.get(PROCS) is session.procs
+    assert session.objects.get(ACTORS) is session.actors
+    assert adopted not in session.objects.values()
+
+
+# --- the end of the session
+
+
+@async_test
+async def test_the_end_of_a_session_stops_the_processes_that_it_spawned() -> None:
+    session = Session()
+    session.objects.add(-1, adopted := proc_mesh(name="adopted"))
+    adopted.host_names = ()
+    await session.lifetimes.stop_all("the session ended")
+    assert (session.procs.mesh.stopped, adopted.mesh.stopped) == ("the session ended", None)
+    assert (session.procs.stopping, session.actors.stopping) == (True, True)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@async_test
+async def test_a_mesh_that_does_not_stop_is_given_up_sooner_if_a_host_is_lost(
+    lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifetimes, "STOP_TIMEOUT_HOST_LOST" if lost else "STOP_TIMEOUT", 0.01)
+    session = Session()
+    if lost:
+        session.lost_hosts["workers-1"] = "evicted"
+    never = asyncio.get_running_loop().create_future()
+
+    async def stopping(mesh: FakeMesh) -> None:
+        await never
+
+    session.monarch.stopping = stopping
+    await asyncio.wait_for(session.lifetimes.stop_all("the session ended"), 0.9)
+    assert session.procs.mesh.stopped is None

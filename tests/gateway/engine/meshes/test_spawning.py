@@ -1,0 +1,322 @@
+"""Spawning processes and actors: what is in the table when, and how failures are worded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from meshgate_gateway.engine.failures import FailureReports, RequestFailed, stale_code
+from meshgate_gateway.engine.meshes.spawning import Spawning, explain_unreachable
+from meshgate_gateway.engine.monarch.interface import BootstrapFailed
+from meshgate_gateway.engine.objects.lookup import Lookup
+from meshgate_gateway.engine.objects.records import ActorMesh, ProcMesh
+from meshgate_gateway.engine.objects.regions import hosts_region
+from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_wire import Fragments
+from meshgate_wire.messages import (
+    BootstrapCommand,
+    Failure,
+    Launch,
+    MeshRef,
+    ObjectFailed,
+    Region,
+    SpawnActors,
+    SpawnProcs,
+)
+from tests.gateway.engine.fakes import FakeMonarch, Sent, async_test, host_mesh, proc_mesh, start_task, turns, until
+
+HOSTS, PROCS, ACTORS = 1, 2, 3
+CLASS_AND_ARGUMENTS = [Fragments((b"class",)), Fragments((b"arguments",))]
+
+
+class Spawned:
+    """Two attached hosts to spawn on. As ``spawning.Code`` it turns version ``v1`` into ``v2``."""
+
+    def __init__(self) -> None:
+        self.monarch, self.objects, self.sent = FakeMonarch(hold=True), ObjectTable(), Sent()
+        self.hosts = host_mesh()
+        self.objects.add(HOSTS, self.hosts)
+        self.ended: list[int] = []
+        self.up: list[ActorMesh] = []
+        self.failed: list[ActorMesh] = []
+        self.watched: list[tuple[int, ProcMesh]] = []
+        self.reloaded: list[tuple[str, Sequence[str]]] = []
+        self.refused = False
+        self.version_problems: dict[str, str] = {}
+        self.spawning = Spawning(
+            self.objects,
+            Lookup(self.objects, self.monarch),
+            self.monarch,
+            self,
+            start_task=start_task,
+            failures=FailureReports(self.objects.add, self.sent),
+            set_up_process=lambda mesh, code=None, bootstrap=None, name="", per_host=0: (mesh, code, bootstrap),
+            bring_up_to_date=self._bring_up_to_date,
+            end_processes=self.ended.append,
+            actors_up=self.up.append,
+            actors_failed=self.failed.append,
+            watch=lambda number, procs: self.watched.append((number, procs)),
+            version_problem=lambda hosts: self.version_problems.get(hosts[0], ""),
+        )
+
+    async def wait_for_version(self, version: str, hosts: Sequence[str]) -> str:
+        if self.refused:
+            raise stale_code("workers-1 does not have the code", ["workers-1"])
+        return {"v1": "v2"}.get(version, version)
+
+    def process_code(self, version: str | None, paths: Sequence[str]) -> Any:
+        return (version, paths)
+
+    async def _bring_up_to_date(
+        self, target: MeshRef, procs: ProcMesh, mesh: Any, version: str, paths: Sequence[str]
+    ) -> None:
+        self.reloaded.append((version, paths))
+
+    async def spawn_procs(self, *buffers: bytes, region: Region | None = None, version: str | None = None) -> ProcMesh:
+        hosts = MeshRef(object=HOSTS, region=region)
+        header = SpawnProcs(
+            object=PROCS, hosts=hosts, per_host={"gpus": 2}, name="procs", version=version, paths=("src",)
+        )
+        await self.spawning.spawn_procs(header, [Fragments((data,)) for data in buffers])
+        procs = self.objects.get(PROCS)
+        assert isinstance(procs, ProcMesh)
+        return procs
+
+    async def spawn_actors(self, *, version: str | None = None, region: Region | None = None) -> ActorMesh:
+        header = SpawnActors(
+            object=ACTORS, procs=MeshRef(object=PROCS, region=region), name="actors", class_name="a.Actor",
+            kind="sync", version=version, paths=("src",),
+        )  # fmt: skip
+        await self.spawning.spawn_actors(header, CLASS_AND_ARGUMENTS)
+        actors = self.objects.get(ACTORS)
+        assert isinstance(actors, ActorMesh)
+        return actors
+
+    def failure(self, number: int) -> Failure:
+        (failed,) = [failed for failed in self.sent.of(ObjectFailed) if failed.object == number]
+        return failed.failure
+
+
+# --- processes
+
+
+@async_test
+async def test_processes_are_in_the_table_before_they_are_up() -> None:
+    spawned = Spawned()
+    procs = await spawned.spawn_procs(b"bootstrap")
+    assert not procs.mesh.ready.done()
+    assert (procs.region.labels, procs.region.sizes) == (("hosts", "gpus"), (2, 2))
+    assert procs.host_names == ("workers-0", "workers-1")
+    assert procs.mesh.bootstrap == (PROCS, (None, ("src",)), b"bootstrap")
+    procs.mesh.ready.set_result(None)
+    await turns()
+    assert spawned.sent.messages == []
+
+
+@async_test
+async def test_processes_start_from_the_version_that_their_hosts_have() -> None:
+    spawned = Spawned()
+    procs = await spawned.spawn_procs(version="v1")
+    assert procs.version == "v2"
+    assert procs.mesh.bootstrap == (PROCS, ("v2", ("src",)), None)
+    procs.mesh.ready.set_result(None)
+
+
+@async_test
+async def test_processes_are_not_spawned_while_a_host_lacks_the_code() -> None:
+    spawned = Spawned()
+    spawned.refused = True
+    with pytest.raises(RequestFailed, match="workers-1 does not have the code"):
+        await spawned.spawn_procs(version="v1")
+    assert spawned.monarch.meshes == []
+
+
+@async_test
+async def test_a_host_that_is_lost_while_the_spawn_waits_for_its_code_is_the_reason() -> None:
+    spawned = Spawned()
+
+    async def lose_host(version: str, hosts: Sequence[str]) -> str:
+        spawned.hosts.host_lost("workers-1", "evicted", returns=False)
+        raise stale_code("workers-1 does not have the code", ["workers-1"])
+
+    spawned.wait_for_version = lose_host  # type: ignore[method-assign]
+    with pytest.raises(RequestFailed, match="workers-1: evicted") as caught:
+        await spawned.spawn_procs(version="v1")
+    assert caught.value.failure.kind == "supervision"
+
+
+@async_test
+async def test_processes_are_not_spawned_on_a_host_that_is_missing_but_on_a_slice_without_it() -> None:
+    spawned = Spawned()
+    spawned.hosts.host_lost("workers-1", "evicted", returns=True)
+    with pytest.raises(RequestFailed, match="workers-1: evicted") as caught:
+        await spawned.spawn_procs()
+    assert caught.value.failure.step == "spawn_procs({'gpus': 2}, name='procs')"
+    procs = await spawned.spawn_procs(region=hosts_region(1))
+    assert procs.host_names == ("workers-0",)
+    procs.mesh.ready.set_result(None)
+
+
+@async_test
+async def test_processes_that_do_not_come_up_fail_with_monarchs_reason_and_none_is_left() -> None:
+    spawned = Spawned()
+    procs = await spawned.spawn_procs()
+    procs.mesh.ready.set_exception(RuntimeError("bootstrap failed\n\nStack backtrace:\n 0: rust"))
+    await until(lambda: spawned.sent.messages)
+    failure = spawned.failure(PROCS)
+    assert (failure.kind, failure.message, failure.mesh) == ("supervision", "bootstrap failed", "procs")
+    assert spawned.ended == [PROCS]
+
+
+@async_test
+async def test_processes_whose_bootstrap_raises_fail_with_its_traceback() -> None:
+    spawned = Spawned()
+    procs = await spawned.spawn_procs()
+    procs.mesh.ready.set_exception(BootstrapFailed("Traceback:\nValueError: no device"))
+    await until(lambda: spawned.sent.messages)
+    failure = spawned.failure(PROCS)
+    assert (failure.kind, failure.message) == ("actor", "Traceback:\nValueError: no device")
+    assert failure.step == "spawn_procs({'gpus': 2}, name='procs')"
+    assert spawned.ended == [PROCS]
+
+
+@async_test
+async def test_processes_on_a_host_with_other_versions_fail_with_the_versions() -> None:
+    spawned = Spawned()
+    spawned.version_problems["workers-0"] = "worker workers-0 has Python 3.99.1"
+    procs = await spawned.spawn_procs()
+    procs.mesh.ready.set_exception(RuntimeError("Cannot spawn new actors on mesh with supervision events"))
+    await until(lambda: spawned.sent.messages)
+    assert spawned.failure(PROCS).message == "worker workers-0 has Python 3.99.1"
+
+
+@async_test
+async def test_processes_given_up_because_of_a_lost_host_fail_with_its_reason() -> None:
+    spawned = Spawned()
+    procs = await spawned.spawn_procs()
+    spawned.hosts.host_lost("workers-1", "OOMKilled", returns=False)
+    await turns(1)
+    assert procs.up is not None
+    procs.up.cancel()
+    await until(lambda: spawned.sent.messages)
+    assert "workers-1: OOMKilled" in spawned.failure(PROCS).message
+
+
+# --- actors
+
+
+@async_test
+async def test_actors_are_in_the_table_before_their_constructors_have_run() -> None:
+    spawned = Spawned()
+    spawned.objects.add(PROCS, proc_mesh(spawned.hosts))
+    actors = await spawned.spawn_actors()
+    assert actors.unique_name == ""
+    actors.actors.ready.set_result(None)
+    await until(lambda: spawned.up)
+    assert (actors.unique_name, spawned.up, spawned.reloaded) == ("actors-unique", [actors], [])
+
+
+@async_test
+async def test_processes_are_brought_up_to_date_before_actors_are_spawned_in_them() -> None:
+    spawned = Spawned()
+    spawned.objects.add(PROCS, proc_mesh(spawned.hosts))
+    actors = await spawned.spawn_actors(version="v2")
+    assert spawned.reloaded == [("v2", ("src",))]
+    actors.actors.ready.set_result(None)
+
+
+@async_test
+async def test_actors_in_dead_processes_are_dead_from_the_start() -> None:
+    spawned = Spawned()
+    spawned.objects.add(PROCS, procs := proc_mesh(spawned.hosts))
+    procs.dead = {0: "killed", 1: "killed too"}
+    actors = await spawned.spawn_actors(region=hosts_region(1, 1))
+    assert actors.dead == {1: "killed too"}
+    actors.actors.ready.set_result(None)
+
+
+@async_test
+async def test_a_constructor_that_raises_fails_the_mesh_and_its_calls() -> None:
+    spawned = Spawned()
+    spawned.objects.add(PROCS, proc_mesh(spawned.hosts))
+    actors = await spawned.spawn_actors()
+    actors.actors.ready.set_exception(RuntimeError("ValueError: no such model"))
+    await until(lambda: spawned.sent.messages)
+    failure = spawned.failure(ACTORS)
+    assert (failure.message, failure.step) == ("ValueError: no such model", "spawn('actors', a.Actor)")
+    assert spawned.failed == [actors]
+    assert actors.failed == failure
+
+
+@async_test
+async def test_actors_fail_with_the_failure_of_their_processes_as_the_cause() -> None:
+    spawned = Spawned()
+    procs = await spawned.spawn_procs()
+    actors = await spawned.spawn_actors()
+    actors.actors.ready.set_exception(RuntimeError("the proc mesh is gone"))
+    await turns()
+    procs.mesh.ready.set_exception(RuntimeError("no memory"))
+    await until(lambda: len(spawned.sent.messages) == 2)
+    failure = spawned.failure(ACTORS)
+    assert (failure.kind, failure.message) == ("step", "no memory")
+    assert failure.step == "spawn_procs({'gpus': 2}, name='procs')"
+
+
+@async_test
+async def test_actors_that_are_stopped_before_they_are_up_do_not_fail() -> None:
+    spawned = Spawned()
+    spawned.objects.add(PROCS, proc_mesh(spawned.hosts))
+    actors = await spawned.spawn_actors()
+    actors.stopping = True
+    actors.actors.ready.set_exception(RuntimeError("stopped"))
+    await turns()
+    assert spawned.sent.messages == []
+
+
+@async_test
+async def test_a_message_without_a_class_is_rejected() -> None:
+    spawned = Spawned()
+    spawned.objects.add(PROCS, proc_mesh(spawned.hosts))
+    header = SpawnActors(object=ACTORS, procs=MeshRef(object=PROCS), name="a", class_name="a.A", kind="sync")
+    with pytest.raises(RequestFailed, match="no pickled class or no pickled arguments"):
+        await spawned.spawning.spawn_actors(header, CLASS_AND_ARGUMENTS[:1])
+
+
+# --- hosts that do not answer
+
+ATTACH_FAILED = """attach failed: config push failed during attach on 1 host(s):
+  - tcp:10.0.0.1:1: reply timed out after MESH_ATTACH_CONFIG_TIMEOUT"""
+
+
+def test_hosts_that_do_not_answer_are_named_with_what_to_check() -> None:
+    explained = explain_unreachable(host_mesh(12), ATTACH_FAILED)
+    assert explained.startswith("no Monarch worker answers at workers-1 (tcp://10.0.0.1:1). Check that a worker runs")
+    assert explained.endswith(ATTACH_FAILED)
+
+
+def test_many_hosts_that_do_not_answer_are_counted() -> None:
+    silent = "".join(f"\n  - tcp:10.0.0.{rank}:1: reply timed out" for rank in range(12))
+    assert "workers-7 (tcp://10.0.0.7:1) and 4 more. Check" in explain_unreachable(
+        host_mesh(12), f"attach failed:{silent}"
+    )
+
+
+def test_another_error_is_left_as_it_is() -> None:
+    assert (
+        explain_unreachable(host_mesh(), "bootstrap failed at tcp:10.0.0.1:1") == "bootstrap failed at tcp:10.0.0.1:1"
+    )
+
+
+@async_test
+async def test_how_processes_are_started_reaches_monarch() -> None:
+    spawned = Spawned()
+    launch = Launch(commands=(BootstrapCommand(program="/python"),))
+    hosts = MeshRef(object=HOSTS, python="/other/python")
+    header = SpawnProcs(object=PROCS, hosts=hosts, per_host={"gpus": 2}, name="procs", launch=launch)
+    await spawned.spawning.spawn_procs(header, [])
+    ((mesh, started),) = spawned.monarch.launches
+    assert started == launch
+    assert mesh.name.endswith("with /other/python")
+    spawned.monarch.meshes[-1].ready.set_result(None)  # type: ignore[union-attr]

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from meshgate_gateway.engine.monarch.error_texts import error_text, explain_fault, unreachable_addresses
+
+ADDRESSES = ["tcp://10.0.0.1:26600", "tcp://10.0.0.11:26600"]
+ATTACH_FAILED = """attach failed: config push failed during attach on 1 host(s):
+  - tcp:10.0.0.1:26600: reply timed out after MESH_ATTACH_CONFIG_TIMEOUT"""
+
+
+def test_the_backtrace_that_monarch_appends_is_left_out() -> None:
+    assert error_text(RuntimeError("actor died\n\nStack backtrace:\n   0: std::backtrace")) == "actor died"
+    assert error_text(RuntimeError("actor died \n")) == "actor died"
+
+
+def test_of_a_version_check_only_its_own_error_is_reported() -> None:
+    problem = (
+        "worker w-0 has Python 3.12.1 and torchmonarch 0.7.0, the gateway has Python 3.11.7 and torchmonarch 0.7.0"
+    )
+    report = f"actor failed:\n    check_versions(*(...))\n  RuntimeError: {problem}\n\nother actors"
+    assert error_text(ValueError(report)) == explain_fault(report) == problem
+
+
+def test_the_addresses_in_a_failed_attach_did_not_answer() -> None:
+    assert unreachable_addresses(ATTACH_FAILED, ADDRESSES) == ADDRESSES[:1]
+
+
+def test_an_address_in_another_error_may_have_answered() -> None:
+    assert unreachable_addresses("bootstrap failed at tcp:10.0.0.1:26600", ADDRESSES) == []
+
+
+def test_a_kill_is_reported_with_its_likely_cause() -> None:
+    assert explain_fault("process exited: Killed(sig=9)").endswith("the machine or the pod ran out of memory)")
+    assert explain_fault("process exited: Stopped(0)") == "process exited: Stopped(0)"

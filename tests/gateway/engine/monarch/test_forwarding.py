@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from meshgate_gateway.engine.monarch.forwarding import Forward, ForwardClass, ForwardItem
+
+
+class Array:
+    """Pickles its content out of band."""
+
+    def __init__(self, content: bytearray) -> None:
+        self.content = content
+
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        return Array, (pickle.PickleBuffer(self.content),)
+
+
+def cut(data: bytes, at: int) -> list[bytes]:
+    return [data[:at], data[at:]]
+
+
+@pytest.mark.parametrize("at", [0, 5])
+def test_a_pickle_arrives_as_its_value_however_many_fragments_it_came_in(at: int) -> None:
+    data = pickle.dumps({"batch": 32})
+    fragments = cut(data, at) if at else [data]
+    assert pickle.loads(pickle.dumps(Forward(fragments))) == {"batch": 32}
+
+
+def test_out_of_band_buffers_and_objects_are_put_in_place() -> None:
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(Array(bytearray(b"content")), protocol=5, buffer_callback=buffers.append)
+    sent = Forward([data], [cut(bytes(buffers[0]), 3)])
+    arrived = pickle.loads(pickle.dumps(sent))
+    assert bytes(arrived.content) == b"content"
+    assert isinstance(arrived.content, bytearray)  # users may write to what they get
+
+
+def test_objects_replace_persistent_ids() -> None:
+    persistent = b"\x80\x05K\x01Q."  # the object of persistent id 1
+    assert pickle.loads(pickle.dumps(Forward([persistent], (), ["mesh a", "mesh b"]))) == "mesh b"
+
+
+def test_an_item_of_a_forwarded_pair_arrives_alone() -> None:
+    pair = Forward([pickle.dumps(((1, 2), {"key": 3}))])
+    assert pickle.loads(pickle.dumps((ForwardItem(pair, 0), ForwardItem(pair, 1)))) == ((1, 2), {"key": 3})
+
+
+def test_a_class_that_cannot_be_imported_lists_where_python_looked() -> None:
+    missing = b"cno_such_module\nTrainer\n."
+    with pytest.raises(ImportError, match=r"cannot import actor class m\.Trainer on the worker: .*\n  /"):
+        pickle.loads(pickle.dumps(ForwardClass([missing], "m.Trainer")))

@@ -1,0 +1,106 @@
+"""What the adapter does without a running Monarch; tests/end_to_end runs it with one."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from meshgate_gateway.engine.monarch import release_0_7
+from meshgate_gateway.engine.monarch.interface import BootstrapFailed, Fault
+from meshgate_gateway.engine.monarch.release_0_7 import COPY_LIMIT
+
+
+@dataclass
+class Failure:
+    """As Monarch's: only its repr names the ranks."""
+
+    ranks: str
+    text: str = "actor crashed"
+    mesh_name: str = "actors-unique"
+
+    def __repr__(self) -> str:
+        return f"MeshFailure(event, {self.ranks})"
+
+    def report(self) -> str:
+        return self.text
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [("crashed_ranks=[3, 11]", (3, 11)), ("crashed_ranks=[0]", (0,)), ("crashed_ranks=[]", ()), ("", ())],
+)
+def test_the_ranks_of_a_fault_are_read_from_its_repr(text: str, ranks: tuple[int, ...]) -> None:
+    assert release_0_7._fault(Failure(text)) == Fault("actors-unique", ranks, "actor crashed")
+
+
+def test_a_fault_by_sigkill_names_the_likely_cause() -> None:
+    fault = release_0_7._fault(Failure("", text="Killed(sig=9)"))
+    assert "ran out of memory" in fault.report
+
+
+class BootstrapRaised:
+    """A mesh of Monarch's with a bootstrap that raised."""
+
+    @property
+    async def initialized(self) -> None:
+        from monarch.actor import ActorError
+
+        raise ActorError(ValueError("no device"), "Actor call setup failed.")
+
+
+def test_a_bootstrap_that_raised_is_reported_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    import monarch.actor
+
+    client = object.__new__(release_0_7.Client)
+    client._api = monarch.actor
+    with pytest.raises(BootstrapFailed, match=r"ValueError: no device$"):
+        asyncio.run(client.wait_initialized(BootstrapRaised()))
+
+
+def test_only_replies_are_left_unopened(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pickle.dumps("value")
+    assert release_0_7._loads_or_bytes(data) == "value"
+    monkeypatch.setattr(release_0_7._decoding, "references", 0, raising=False)
+    assert release_0_7._loads_or_bytes(data) == (data, ())
+
+
+@pytest.mark.parametrize("size", [COPY_LIMIT, COPY_LIMIT + 1])
+def test_small_replies_are_copied_and_large_ones_viewed(size: int) -> None:
+    content = bytearray(size)
+    data = release_0_7._as_bytes(content)
+    assert bytes(data) == bytes(content)
+    assert isinstance(data, bytes) == (size <= COPY_LIMIT)
+
+
+def test_settings_apply_until_a_later_call_leaves_them_out(monarchs_settings: release_0_7.Client) -> None:
+    initial = monarchs_settings.configure({})
+    changed = monarchs_settings.configure({"stop_actor_timeout": "33s", "max_cast_fanout": 5})
+    assert (changed["stop_actor_timeout"], changed["max_cast_fanout"]) == ("33s", 5)
+    assert monarchs_settings.configure({"max_cast_fanout": 6}) == {**initial, "max_cast_fanout": 6}
+    assert monarchs_settings.configure({}) == initial
+    assert all(isinstance(value, (bool, int, float, str, type(None))) for value in initial.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [({"max_cast_fanout": 5, "nonsense": 1}, "no setting nonsense"), ({"stop_actor_timeout": 5}, "invalid value `5`")],
+)
+def test_a_setting_that_monarch_rejects_changes_nothing(
+    monarchs_settings: release_0_7.Client, settings: dict[str, object], error: str
+) -> None:
+    before = monarchs_settings.configure({"stop_actor_timeout": "33s", "max_cast_fanout": 7})
+    with pytest.raises((ValueError, TypeError), match=error):
+        monarchs_settings.configure(settings)
+    assert monarchs_settings.configure({"stop_actor_timeout": "33s", "max_cast_fanout": 7}) == before
+
+
+@pytest.fixture
+def monarchs_settings() -> Iterator[release_0_7.Client]:
+    client = object.__new__(release_0_7.Client)
+    client._configured, client._own_settings = {}, {}
+    yield client
+    client.configure({})

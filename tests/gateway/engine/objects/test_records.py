@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from meshgate_gateway.engine.objects.host_health import HostState
+from meshgate_gateway.engine.objects.records import MAX_SLICES, remember
+from meshgate_gateway.engine.objects.regions import hosts_region
+from meshgate_wire.messages import Host
+from tests.gateway.engine.fakes import host_mesh, proc_mesh
+
+REPLACEMENT = Host(name="workers-1b", address="tcp://10.0.0.9:1")
+
+# --- the hosts of a mesh
+
+
+def test_a_mesh_is_attached_again_once_its_last_missing_host_is_back() -> None:
+    hosts = host_mesh(3)
+    hosts.host_lost("workers-0", "evicted", returns=True)
+    hosts.host_lost("workers-1", "evicted", returns=True)
+    assert not hosts.host_restarted(1, REPLACEMENT, same_address=False)
+    assert not hosts.must_attach
+    assert hosts.names == ("workers-0", "workers-1b", "workers-2")
+    assert set(hosts.missing) == {"workers-0", "workers-1b"}
+    assert hosts.host_restarted(0, Host(name="workers-0", address="tcp://10.0.0.8:1"), same_address=False)
+    assert hosts.must_attach
+    assert hosts.missing == {}
+
+
+def test_a_host_back_at_its_old_address_keeps_the_mesh_unusable() -> None:
+    hosts = host_mesh()
+    hosts.host_lost("workers-1", "evicted", returns=True)
+    assert not hosts.host_restarted(1, hosts.hosts[1], same_address=True)
+    assert not hosts.must_attach
+    assert hosts.health("workers-1").state is HostState.UNREACHABLE
+
+
+def test_missing_hosts_are_named_with_their_reasons_and_others_are_not() -> None:
+    hosts = host_mesh(3)
+    hosts.host_lost("workers-1", "OOMKilled", returns=False)
+    assert hosts.missing_among(["workers-0", "workers-2"]) == ""
+    assert hosts.missing_among(["workers-1", "workers-0", "workers-1"]) == (
+        "mesh 'workers' has lost hosts (workers-1: OOMKilled). Spawn on a slice of the remaining hosts"
+    )
+
+
+# --- the code that processes run
+
+
+def test_processes_run_the_version_they_started_from() -> None:
+    procs = proc_mesh(version="v1", gpus=2)
+    assert procs.runs("v1", [0, 1, 2, 3])
+    assert not procs.runs("v2", [0])
+
+
+def test_a_rank_runs_no_known_version_while_it_is_reloaded() -> None:
+    procs = proc_mesh(version="v1", gpus=2)
+    reload = procs.reload_started([1, 2])
+    assert procs.runs("v1", [0, 3])
+    assert not procs.runs("v1", [1])
+    procs.reload_finished(reload, [1, 2], "v2")
+    assert procs.runs("v2", [1, 2])
+    assert procs.runs("v1", [0, 3])
+
+
+def test_a_reload_that_another_overtook_does_not_decide_what_a_rank_runs() -> None:
+    procs = proc_mesh(version="v1", gpus=2)
+    first, second = procs.reload_started([0, 1]), procs.reload_started([1])
+    procs.reload_finished(first, [0, 1], "v2")
+    assert procs.runs("v2", [0])
+    assert not procs.runs("v2", [1])
+    procs.reload_finished(second, [1], "v3")
+    assert procs.runs("v3", [1])
+
+
+# --- where ranks are
+
+
+def test_the_host_of_a_rank_follows_from_the_order_of_spawning() -> None:
+    procs = proc_mesh(gpus=2)
+    assert [procs.host_of(rank) for rank in range(4)] == ["workers-0", "workers-0", "workers-1", "workers-1"]
+    assert procs.host_of(4) == ""
+
+
+def test_the_host_of_a_rank_is_unknown_if_an_endpoint_returned_the_mesh() -> None:
+    procs = proc_mesh()
+    procs.host_names = ()
+    assert procs.host_of(0) == ""
+
+
+def test_the_oldest_slice_is_evicted() -> None:
+    slices: dict[object, int] = {}
+    for offset in range(MAX_SLICES + 1):
+        assert remember(slices, hosts_region(1, offset), offset) == offset  # type: ignore[arg-type]
+    assert len(slices) == MAX_SLICES
+    assert hosts_region(1, 0) not in slices
+    assert hosts_region(1, MAX_SLICES) in slices

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshgate_gateway.engine.on_worker import process
+from meshgate_gateway.engine.on_worker.process import apply_image, connect, descendants, import_sources, lock_packages
+from tests.gateway.server_process import wait_gone
+
+# --- modules from source text
+
+
+def test_modules_are_imported_from_source_text_below_a_package_of_their_own() -> None:
+    sources = {"tree.scan": "from .files import COUNT\n", "tree.files": "COUNT = 3\n"}
+    package = import_sources(sources)
+    assert import_sources(dict(sources)) == package
+    assert import_sources({**sources, "tree.files": "COUNT = 4\n"}) != package
+    scan: Any = __import__(f"{package}.tree.scan", fromlist=["COUNT"])
+    assert scan.COUNT == 3
+    with pytest.raises(ModuleNotFoundError):
+        __import__(f"{package}.tree.missing")
+
+
+# --- bootstrap
+
+
+def test_a_plain_bootstrap_runs_inside_the_context_of_the_release() -> None:
+    ran: list[str] = []
+    asyncio.run(process.run_bootstrap(lambda: ran.append("plain"), "contextlib:nullcontext"))
+    with pytest.raises(ModuleNotFoundError):
+        asyncio.run(process.run_bootstrap(lambda: ran.append("never"), "no_such_module:context"))
+    assert ran == ["plain"]
+
+
+def test_an_async_bootstrap_is_awaited() -> None:
+    ran: list[str] = []
+
+    async def bootstrap() -> None:
+        ran.append("async")
+
+    asyncio.run(process.run_bootstrap(bootstrap, "no_such_module:context"))
+    assert ran == ["async"]
+
+
+# --- image steps
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MESHGATE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_without_image_steps_nothing_changes(home: Path) -> None:
+    before = dict(os.environ)
+    apply_image()
+    assert dict(os.environ) == before
+
+
+def test_the_variables_and_the_directory_of_image_steps_are_applied(home: Path) -> None:
+    (home / "data").mkdir()
+    os.environ["MODE"] = "before"
+    image = {"variables": {"MODE": "fast"}, "directory": str(home / "data")}
+    (home / "environment.json").write_text(json.dumps(image))
+    apply_image()
+    assert os.environ["MODE"] == "fast"
+    assert json.loads(os.environ["MESHGATE_IMAGE_REPLACED"]) == {"MODE": "before"}
+    assert Path.cwd() == home / "data"
+
+
+def test_installed_packages_precede_those_of_the_interpreter(home: Path) -> None:
+    packages = home / "packages"
+    packages.mkdir()
+    apply_image()
+    assert sys.path[0] == str(packages)
+    assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == str(packages)
+    assert os.environ["PATH"].split(os.pathsep)[0] == str(packages / "bin")
+
+
+def test_the_copy_of_a_local_package_is_locked_until_the_process_ends(tmp_path: Path) -> None:
+    synced, packages = tmp_path / "synced", tmp_path / "packages"
+    copy = synced / "mine" / "abc"
+    copy.mkdir(parents=True)
+    packages.mkdir()
+    (packages / "_meshgate_mine.pth").write_text(f"{copy}/src\n")
+    (packages / "_meshgate_gone.pth").write_text(f"{synced}/gone/abc\n")
+    lock_packages(str(synced), str(packages))
+    handle = os.open(copy, os.O_RDONLY)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(handle)
+
+
+# --- connections and processes
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_a_worker_connects_over_unix_sockets_and_tcp(kind: str, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET) as listener:
+        listener.bind(str(tmp_path / "socket") if kind == "unix" else ("127.0.0.1", 0))
+        listener.listen()
+        name = listener.getsockname()
+        address = f"unix:{name}" if kind == "unix" else f"tcp:127.0.0.1:{name[1]}"
+        with connect(address) as connection:
+            assert connection.getblocking()
+            assert kind == "unix" or connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs /proc")
+def test_descendants_include_grandchildren() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert {parent.pid, child} <= set(descendants(os.getpid()))
+        assert descendants(parent.pid) == [child]
+        assert parent.stdin is not None
+        parent.stdin.close()
+        parent.wait(10)
+    assert descendants(parent.pid) == []
+
+
+WORKER = """
+import socket, subprocess, sys, threading
+from meshgate_gateway.engine.on_worker.process import connect, end_with_connection
+child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+connection = connect(sys.argv[1])
+connection.sendall(f"{child.pid}\\n".encode())
+end_with_connection(connection)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs /proc")
+def test_a_process_whose_engine_closes_the_connection_ends_with_its_children(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        listener.settimeout(60)
+        command = [sys.executable, "-c", WORKER, f"unix:{tmp_path / 'socket'}"]
+        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) as worker:
+            connection, _ = listener.accept()
+            child = int(connection.makefile().readline())
+            assert child in descendants(worker.pid)
+            connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+            assert worker.wait(10) == -9
+    wait_gone(child)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "per_host", "parts"),
+    [
+        ("0,1,2,3", 4, ["0", "1", "2", "3"]),
+        ("4,5,6,7", 2, ["4,5", "6,7"]),
+        ("0,1,2", 2, ["0", "1,2"]),
+        ("0,1", 4, ["0", "0", "1", "1"]),
+    ],
+)
+def test_processes_of_a_host_divide_its_gpus(gpus: str, per_host: int, parts: list[str]) -> None:
+    found = []
+    for local_rank in range(per_host):
+        environment = {"CUDA_VISIBLE_DEVICES": gpus}
+        process.take_gpus(environment, local_rank, per_host)
+        found.append(environment["CUDA_VISIBLE_DEVICES"])
+        assert environment["MESHGATE_HOST_CUDA_VISIBLE_DEVICES"] == gpus
+    assert found == parts
+
+
+def test_without_gpus_there_is_nothing_to_divide() -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": ""}
+    process.take_gpus(environment, 0, 2)
+    assert environment == {"CUDA_VISIBLE_DEVICES": ""}

@@ -1,0 +1,270 @@
+"""The socket that worker processes connect to: which connections it accepts, and how much it buffers for others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from meshgate_gateway.engine.output import worker_streams
+from meshgate_gateway.engine.output.lines import PrintedLine
+from meshgate_gateway.engine.output.worker_streams import HELLO_LIMIT, WorkerStreams
+from tests.gateway.engine.fakes import async_test, until
+
+
+class Listener:
+    """A listening socket and what it reports."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.labels: list[tuple[str, int, str]] = []
+        self.label = ("workers", "workers-0")
+        self.ended: list[tuple[int, int, int]] = []
+        self.printed = asyncio.Event()
+        self.closed = asyncio.Event()
+        self.watched: list[tuple[int, int]] = []
+        self.streams = WorkerStreams(
+            lambda mesh, rank: self.label, self._printed, self._ended, self._watched, self._controllers
+        )
+
+    def _printed(self, lines: list[PrintedLine]) -> None:
+        self.lines += [line.text for line in lines]
+        self.labels += [(line.mesh, line.rank, line.host) for line in lines]
+        self.printed.set()
+
+    def _ended(self, mesh: int, rank: int, pid: int) -> None:
+        self.ended.append((mesh, rank, pid))
+        self.closed.set()
+
+    async def _controllers(self) -> bytes:
+        return b"+a pickle"
+
+    def _watched(self, mesh: int, rank: int) -> None:
+        self.watched.append((mesh, rank))
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(self.streams.address.removeprefix("unix:"))
+
+    async def accepts(self, data: bytes) -> bool:
+        """Whether the output of a connection that starts with ``data`` is read."""
+        reader, writer = await self.connect()
+        writer.write(data)
+        try:
+            writer.write(b"a line\n")
+            printed = asyncio.ensure_future(self.printed.wait())
+            closed = asyncio.ensure_future(reader.read())
+            await asyncio.wait([printed, closed], return_when=asyncio.FIRST_COMPLETED, timeout=10)
+            return self.printed.is_set()
+        finally:
+            printed.cancel()
+            closed.cancel()
+            writer.close()
+
+    def hello(self, **other: object) -> bytes:
+        hello = {"secret": self.streams.secret, "mesh": 1, "rank": 0, "pid": 7, "stream": "stdout", **other}
+        return json.dumps(hello).encode() + b"\n"
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[Listener]:
+    listener = Listener()
+    await listener.streams.listen(None)
+    try:
+        yield listener
+    finally:
+        await listener.streams.close()
+
+
+@async_test
+async def test_a_workers_output_and_its_end_are_reported() -> None:
+    async with listening() as listener:
+        assert await listener.accepts(listener.hello())
+        await asyncio.wait_for(listener.closed.wait(), 10)
+        assert listener.lines == ["a line"]
+        assert listener.ended == [(1, 0, 7)]
+
+
+@async_test
+async def test_output_of_a_dropped_process_is_read_to_the_end() -> None:
+    async with listening() as listener:
+        reader, writer = await listener.connect()
+        writer.write(listener.hello() + b"first\n")
+        await asyncio.wait_for(listener.printed.wait(), 10)
+        listener.streams.set_reading(False)
+        writer.write(b"last\n")
+        listener.streams.drop(1)
+        assert await asyncio.wait_for(reader.read(), 10) == b""  # at which a process ends itself
+        writer.close()
+        listener.streams.set_reading(True)
+        await asyncio.wait_for(listener.closed.wait(), 10)
+        assert listener.ended == [(1, 0, 7)]
+    assert listener.lines == ["first", "last"]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff\xfe\n",
+        b"[" * 2000 + b"\n",
+        b'{"secret": "\\u00e9\\u00e9", "mesh": 1, "rank": 0, "pid": 7, "stream": "stdout"}\n',
+        b'{"secret": "\\ud800", "mesh": 1, "rank": 0, "pid": 7, "stream": "stdout"}\n',
+        b'{"secret": "0123", "mesh": 1, "rank": 0, "pid": 7, "stream": "stdout"}\n',
+        b"x" * (HELLO_LIMIT + 1),
+        b"x" * 3_000_000,
+        b"",
+    ],
+    ids=range(9),
+)
+@async_test
+async def test_a_connection_that_is_not_a_worker_is_closed_and_logged(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = asyncio.get_running_loop()
+    broken: list[object] = []
+    loop.set_exception_handler(lambda loop, context: broken.append(context))
+    caplog.set_level(logging.WARNING)
+    async with listening() as listener:
+        assert not await listener.accepts(sent or b"\n")
+        assert not listener.ended
+    assert not broken
+    assert "closed a connection to the worker socket" in caplog.text
+
+
+@async_test
+async def test_little_is_read_from_a_connection_that_has_not_identified_itself() -> None:
+    async with listening() as listener:
+        reader, writer = await listener.connect()
+        sent = 0
+        while sent < 50_000_000 and not reader.at_eof():
+            writer.write(bytes(65_536))
+            sent += 65_536
+            try:
+                await asyncio.wait_for(writer.drain(), 1)
+            except (asyncio.TimeoutError, ConnectionError):
+                break
+        writer.close()
+        assert sent < 2_000_000
+
+
+@async_test
+async def test_above_the_limit_the_oldest_unidentified_connection_is_closed_and_workers_are_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_streams, "MAX_UNIDENTIFIED", 3)
+    async with listening() as listener:
+        unidentified = [await listener.connect() for _ in range(3)]
+        assert await listener.accepts(listener.hello())
+        assert await unidentified[0][0].read() == b""
+        assert len(listener.streams._unidentified) == 2
+        for _, writer in unidentified:
+            writer.close()
+
+
+@async_test
+async def test_output_is_not_read_while_reading_is_paused() -> None:
+    async with listening() as listener:
+        _, writer = await listener.connect()
+        writer.write(listener.hello() + b"first\n")
+        await asyncio.wait_for(listener.printed.wait(), 10)
+        listener.printed.clear()
+        listener.streams.set_reading(False)
+        writer.write(b"second\n")
+        await asyncio.sleep(3 * worker_streams.FOLDING_WINDOW)  # it would have been reported by now
+        assert listener.lines == ["first"]
+        listener.streams.set_reading(True)
+        await asyncio.wait_for(listener.printed.wait(), 10)
+        assert listener.lines == ["first", "second"]
+        writer.close()
+
+
+@async_test
+async def test_the_last_lines_keep_their_label_although_the_mesh_is_gone() -> None:
+    async with listening() as listener:
+        _, writer = await listener.connect()
+        writer.write(listener.hello(rank=3) + b"first\n")
+        await asyncio.wait_for(listener.printed.wait(), 10)
+        listener.label = ("", "")
+        writer.write(b"last")
+        writer.close()
+        await until(lambda: len(listener.lines) == 2)
+        assert listener.labels == [("workers", 3, "workers-0")] * 2
+
+
+@async_test
+async def test_an_unfinished_line_is_reported_although_its_end_is_still_missing() -> None:
+    async with listening() as listener:
+        _, writer = await listener.connect()
+        writer.write(listener.hello() + b"loading 10%")
+        await asyncio.wait_for(listener.printed.wait(), 10)
+        assert listener.lines == ["loading 10%"]
+        writer.close()
+
+
+@async_test
+async def test_only_the_end_of_standard_output_is_the_end_of_a_process() -> None:
+    async with listening() as listener:
+        assert await listener.accepts(listener.hello(stream="stderr"))
+        assert await listener.accepts(listener.hello())
+        await asyncio.wait_for(listener.closed.wait(), 10)
+        assert len(listener.ended) == 1
+
+
+@async_test
+async def test_a_process_of_a_dropped_mesh_that_connects_late_is_closed_at_once() -> None:
+    async with listening() as listener:
+        listener.streams.drop(1)
+        reader, writer = await listener.connect()
+        writer.write(listener.hello())
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+
+
+@async_test
+async def test_a_flood_is_handled_in_bounded_batches_between_which_others_have_their_turn() -> None:
+    count = 100_000
+    async with listening() as listener:
+        batches: list[int] = []
+        turns_at: list[int] = []
+        turns = 0
+
+        def printed(lines: list[PrintedLine]) -> None:
+            batches.append(len(lines))
+            turns_at.append(turns)
+
+        listener.streams._printed = printed
+        _, writer = await listener.connect()
+        writer.write(listener.hello() + b"\n" * count)
+        while sum(batches) < count:
+            turns += 1
+            await asyncio.sleep(0)
+        writer.close()
+        await asyncio.wait_for(listener.closed.wait(), 10)
+        assert max(batches) <= worker_streams.MAX_BATCH
+        most_in_a_turn = max(turns_at.count(turn) for turn in set(turns_at))
+        assert most_in_a_turn <= worker_streams.PIECE // worker_streams.MAX_BATCH + 1
+
+
+@async_test
+async def test_a_watchers_connection_reports_the_process_and_its_end_and_prints_nothing() -> None:
+    async with listening() as listener:
+        _, writer = await listener.connect()
+        writer.write(listener.hello(mesh=-3, rank=2, stream="watch") + b"not output\n")
+        await until(lambda: listener.watched)
+        assert (listener.watched, listener.ended) == ([(-3, 2)], [])
+        writer.close()
+        await asyncio.wait_for(listener.closed.wait(), 10)
+        assert (listener.ended, listener.lines) == ([(-3, 2, 7)], [])
+
+
+@async_test
+async def test_a_worker_that_asks_for_the_controllers_gets_them() -> None:
+    async with listening() as listener:
+        reader, writer = await listener.connect()
+        writer.write(listener.hello(stream="controllers"))
+        assert await asyncio.wait_for(reader.read(), 10) == b"+a pickle"
+        writer.close()

@@ -1,0 +1,417 @@
+"""The parts of the engine together: dispatch in order, flow control, limits, connections that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from meshgate_gateway.engine import engine as engine_module
+from meshgate_gateway.engine.calls.channels import MAX_QUEUED
+from meshgate_gateway.engine.monarch.interface import Fault as MonarchFault
+from meshgate_gateway.engine.output.lines import PrintedLine
+from meshgate_wire import Limits, ProtocolError
+from meshgate_wire.messages import (
+    Adopt,
+    Call,
+    Configure,
+    Done,
+    EndSession,
+    Failed,
+    Fault,
+    Host,
+    HostsAttached,
+    Initialized,
+    MeshRef,
+    ObjectFailed,
+    OpenChannel,
+    Output,
+    PortMessage,
+    PortSend,
+    Region,
+    Release,
+    SendTo,
+    SpawnProcs,
+    Stop,
+    Values,
+)
+from tests.gateway.engine.fakes import async_test
+from tests.gateway.engine.in_memory import EngineClient
+from tests.gateway.engine.oversized import OVERSIZED, limited_memory
+
+__all__ = ["limited_memory"]
+
+PIECE = bytes(100_000)
+MANY = 1000  # pieces: 100 MB, many flow-control windows
+
+
+def call(number: int, actors: int, *, adverb: str = "call", region: Region | None = None) -> Call:
+    target = MeshRef(object=actors, region=region)
+    return Call(call=number, target=target, endpoint="step", adverb=adverb)  # type: ignore[arg-type]
+
+
+async def open_channel(client: EngineClient) -> int:
+    number = client.number()
+    client.send(OpenChannel(object=number), stream=number)
+    await client.turns()
+    return number
+
+
+# --- dispatch
+
+
+@async_test
+async def test_a_pipeline_of_requests_needs_no_answer_in_between() -> None:
+    client = EngineClient()
+    actors = client.spawn_all()
+    client.send(call(1, actors), b"arguments", stream=actors)
+    await client.until(lambda: client.monarch.casts)
+    for rank in range(2):
+        client.monarch.ports[-1].put(b"value", rank)
+    await client.until(lambda: client.of(Values))
+    await client.end()
+
+
+@async_test
+async def test_calls_that_wait_for_their_actors_keep_their_credit() -> None:
+    client = EngineClient()
+    hosts, procs = client.attach(), client.number()
+    actors = client.spawn_actors(procs)
+    for number in range(MANY):
+        client.send(call(number, actors, adverb="broadcast"), PIECE, stream=actors)
+    await client.turns()
+    assert client.engine.session.statistics().queued_bytes == 0
+    delivered = MANY * len(PIECE) - client.session.queued_bytes
+    assert delivered < Limits().window + 2 * len(PIECE)
+    client.spawn_procs(hosts, number=procs)  # what they wait for arrives on another stream: theirs is full
+    await client.until(lambda: len(client.monarch.casts) == MANY)
+    assert client.session.queued_bytes == 0
+    await client.end()
+
+
+@async_test
+async def test_a_request_that_fails_does_not_hold_up_the_requests_behind_it() -> None:
+    client = EngineClient()
+    actors = client.spawn_all()
+    channel = await open_channel(client)
+    client.send(Release(objects=(channel,)), stream=channel)
+    client.send(PortSend(port=channel), b"value", stream=channel)
+    client.send(SendTo(target=MeshRef(object=actors), endpoint="step", port=channel), b"arguments", stream=actors)
+    client.send(call(2, actors, adverb="broadcast"), b"arguments", stream=actors)
+    await client.until(lambda: client.monarch.casts)
+    await client.end()
+
+
+@async_test
+async def test_a_message_that_only_a_gateway_sends_is_rejected() -> None:
+    client = EngineClient()
+    client.send(Done(call=7), stream=0)
+    await client.until(lambda: client.of(Failed))
+    (failed,) = client.of(Failed)
+    assert (failed.call, failed.failure.message) == (7, "a gateway does not accept Done messages")
+    await client.end()
+
+
+@async_test
+async def test_a_mesh_that_was_stopped_and_released_leaves_its_hosts_usable() -> None:
+    client = EngineClient()
+    hosts = client.attach()
+    procs = client.spawn_procs(hosts)
+    client.send(Stop(call=1, target=MeshRef(object=procs)), stream=procs)
+    client.send(Release(objects=(procs,)), stream=procs)
+    await client.until(lambda: client.of(Done))
+    client.spawn_actors(client.spawn_procs(hosts))
+    await client.turns()
+    assert not client.of(Failed)
+    assert not client.of(ObjectFailed)
+    await client.end()
+
+
+# --- limits
+
+
+@async_test
+async def test_a_constructor_that_fails_with_a_long_text_is_answered() -> None:
+    client = EngineClient()
+    procs = client.spawn_procs(client.attach())
+    await client.turns()
+    client.monarch.hold = True
+    actors = client.spawn_actors(procs)
+    client.send(call(1, actors), b"arguments", stream=actors)
+    await client.until(lambda: client.monarch.casts)
+    ready = client.monarch.meshes[-1].ready
+    assert ready is not None
+    ready.set_exception(RuntimeError("ValueError: " + "x" * 1_000_000 + " the end"))
+    await client.until(lambda: client.of(ObjectFailed) and client.of(Failed))
+    for failed in (client.of(Failed)[0].failure, client.of(ObjectFailed)[0].failure):
+        assert failed.message.startswith("ValueError: xxx")
+        assert failed.message.endswith("xxx the end")
+    client.monarch.ports[-1].put(b"late", 0)
+    await client.end()
+
+
+@async_test
+async def test_calls_on_a_rank_that_dies_with_a_long_report_are_answered() -> None:
+    client = EngineClient()
+    actors = client.spawn_all()
+    client.send(call(1, actors), b"arguments", stream=actors)
+    await client.until(lambda: client.monarch.casts)
+    client.engine.fault(MonarchFault("actors-unique", (0,), "crashed " + "x" * 1_000_000))
+    await client.until(lambda: client.of(Failed) and client.of(Fault))
+    client.monarch.ports[-1].put(b"late", 0)
+    await client.end()
+
+
+@async_test
+async def test_a_request_that_fails_with_a_long_text_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = EngineClient()
+
+    def fail(*_: object) -> None:
+        raise ValueError("x" * 1_000_000)
+
+    monkeypatch.setattr(client.monarch, "attach", fail)
+    number = client.attach()
+    await client.until(lambda: client.of(ObjectFailed))
+    assert client.of(ObjectFailed)[0].object == number
+    await client.end()
+
+
+@pytest.mark.usefixtures("limited_memory")
+@pytest.mark.parametrize("region", OVERSIZED)
+@async_test
+async def test_only_the_call_on_an_oversized_slice_fails(region: Region) -> None:
+    client = EngineClient()
+    actors = client.spawn_all()
+    client.send(call(1, actors, region=region), b"arguments", stream=actors)
+    client.send(call(2, actors), b"arguments", stream=actors)
+    client.send(Stop(call=3, target=MeshRef(object=actors, region=region)), stream=actors)
+    await client.until(lambda: len(client.of(Failed)) == 2 and client.monarch.casts)
+    assert {failed.call: failed.failure.kind for failed in client.of(Failed)} == {1: "invalid", 3: "invalid"}
+    for rank in range(2):
+        client.monarch.ports[-1].put(b"value", rank)
+    await client.until(lambda: client.of(Values))
+    await client.end()
+
+
+@pytest.mark.usefixtures("limited_memory")
+@pytest.mark.parametrize("per_host", [{"gpus": 2**16, "more": 2**16}, {str(at): 2**16 for at in range(64)}])
+@async_test
+async def test_an_oversized_mesh_is_not_spawned(per_host: dict[str, int]) -> None:
+    client = EngineClient()
+    hosts, procs = client.attach(), client.number()
+    header = SpawnProcs(object=procs, hosts=MeshRef(object=hosts), per_host=per_host, name="procs")
+    client.send(header, stream=procs)
+    await client.until(lambda: client.of(ObjectFailed))
+    (failed,) = client.of(ObjectFailed)
+    assert failed.failure.kind == "invalid"
+    assert "in 64 dimensions" in failed.failure.message
+    await client.end()
+
+
+@pytest.mark.usefixtures("limited_memory")
+@pytest.mark.parametrize("kind", ["hosts", "procs", "actors"])
+@pytest.mark.parametrize("region", OVERSIZED)
+@async_test
+async def test_an_oversized_mesh_is_not_adopted(region: Region, kind: str) -> None:
+    client = EngineClient()
+    number = client.engine._objects.add_reference(object())
+    client.send(Adopt(object=number, kind=kind, region=region), stream=2**31 - number)  # type: ignore[arg-type]
+    await client.until(lambda: client.of(ObjectFailed))
+    assert client.of(ObjectFailed)[0].failure.kind == "invalid"
+    await client.end()
+
+
+# --- back-pressure
+
+
+@async_test
+async def test_a_port_whose_messages_are_not_consumed_is_read_up_to_the_limit() -> None:
+    client = EngineClient(consumes=False)
+    await open_channel(client)
+    (port,) = client.monarch.ports
+    for _ in range(MANY):
+        port.put(PIECE)
+    await client.turns(MANY * 5)
+    assert port.received * len(PIECE) < Limits().window + MAX_QUEUED + 2 * len(PIECE)
+    assert client.engine.session.statistics().queued_bytes < MAX_QUEUED + 2 * len(PIECE)
+    before = port.received
+    client.consumes = True
+    client.consume_all()
+    await client.until(lambda: len(client.of(PortMessage)) == MANY)
+    assert before < port.received == MANY
+    await client.end()
+
+
+@async_test
+async def test_a_full_channel_holds_up_neither_calls_nor_another_channel() -> None:
+    client = EngineClient(consumes=False)
+    full, empty = await open_channel(client), await open_channel(client)
+    for _ in range(MANY):
+        client.monarch.ports[0].put(PIECE)
+    await client.turns(MANY * 5)
+    client.monarch.ports[1].put(b"small")
+    actors = client.spawn_all()
+    client.send(call(1, actors), b"arguments", stream=actors)
+    await client.until(lambda: client.monarch.casts)
+    for rank in range(2):
+        client.monarch.ports[-1].put(b"value", rank)
+    await client.until(lambda: client.of(Values))
+    assert {message.port for message in client.of(PortMessage)} == {full, empty}
+    await client.end()
+
+
+@async_test
+async def test_a_full_channel_that_is_released_is_not_read_any_more() -> None:
+    client = EngineClient(consumes=False)
+    number = await open_channel(client)
+    (port,) = client.monarch.ports
+    for _ in range(MANY):
+        port.put(PIECE)
+    await client.turns(MANY * 5)
+    client.send(Release(objects=(number,)), stream=number)
+    await client.turns()
+    before = port.received
+    client.consume_all()
+    await client.turns(MANY)
+    assert port.received == before
+    await client.end()
+
+
+def printed(text: str) -> list[PrintedLine]:
+    return [PrintedLine("stdout", "trainers", 0, "workers-0", text, "\n")]
+
+
+@async_test
+async def test_output_is_read_up_to_a_limit_that_is_higher_while_the_client_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_module, "MAX_QUEUED_OUTPUT", 1000)
+    monkeypatch.setattr(engine_module, "MAX_QUEUED_OUTPUT_DISCONNECTED", 10_000)
+    client = EngineClient()
+    reading: list[bool] = []
+    monkeypatch.setattr(client.engine.streams, "set_reading", reading.append)
+    client.engine.connection_closed(client, "the laptop sleeps")  # type: ignore[arg-type]
+    client.engine._send_output(printed("x" * 5000))
+    await client.turns(3)
+    assert reading[-1]
+    assert client.engine.silence == 7.0  # which decides how long the session is kept
+    client.engine._send_output(printed("y" * 5000))
+    await client.turns(3)
+    assert not reading[-1]
+    await client.engine.close("the test is over")
+
+
+@async_test
+async def test_a_client_that_does_not_want_output_gets_none() -> None:
+    client = EngineClient()
+    client.engine._send_output(printed("before"))
+    client.send(Configure(stream_output=False), stream=0)
+    await client.turns()
+    client.engine._send_output(printed("after"))
+    await client.turns()
+    assert [line.text for output in client.of(Output) for line in output.lines] == ["before"]
+    await client.end()
+
+
+# --- hosts and processes
+
+
+@async_test
+async def test_the_reason_of_a_lost_host_reaches_the_reports_of_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshgate_gateway.engine.meshes.supervision.REASON_TIMEOUT", 0.0)
+    client = EngineClient()
+    procs = client.spawn_procs(client.attach())
+    client.spawn_actors(procs)
+    await client.turns()
+    client.engine._process_ended(procs, 1, 11)
+    await client.turns()
+    client.engine.host_lost("workers-1", "OOMKilled", returns=True)
+    await client.until(lambda: client.of(Fault))
+    assert client.of(Fault)[0].report == "process 11 of rank 1 on workers-1 ended (workers-1: OOMKilled)"
+    await client.end()
+
+
+@async_test
+async def test_a_restarted_host_is_usable_again_and_its_new_address_is_sent() -> None:
+    client = EngineClient()
+    hosts = client.attach()
+    await client.turns()
+    client.engine.host_lost("workers-1", "its pod was deleted", returns=True)
+    client.send(Initialized(call=9, target=MeshRef(object=hosts), whole=True), stream=hosts)
+    await client.turns()
+    assert client.of(Done) == []
+    client.engine.host_back("workers", 1, Host(name="workers-1", address="tcp://10.0.0.9:1"))
+    await client.until(lambda: client.of(Done))
+    assert client.of(HostsAttached)[-1].hosts[1].address == "tcp://10.0.0.9:1"
+    assert client.monarch.attached[-1] == ("workers", ["tcp://10.0.0.0:1", "tcp://10.0.0.9:1"])
+    await client.end()
+
+
+# --- connections and the end
+
+
+@async_test
+async def test_a_new_connection_takes_over_and_the_old_one_is_ignored() -> None:
+    client = EngineClient()
+    newer = _Connection()
+    client.engine.connection_opened(newer)  # type: ignore[arg-type]
+    assert client.closed == ["another connection has taken over this session"]
+    client.engine.connection_data(client, b"late")  # type: ignore[arg-type]
+    client.engine.connection_closed(client, "late")  # type: ignore[arg-type]
+    assert client.connected == [True, False, True]
+    await client.engine.close("the test is over")
+
+
+@async_test
+async def test_an_unknown_message_closes_the_connection_but_not_the_session() -> None:
+    client = EngineClient()
+    client.engine.connection_data(client, b"\xff")  # type: ignore[arg-type]
+    await client.turns()
+    assert len(client.closed) == 1
+    assert client.connected == [True, False]
+    assert not client.engine.ended.is_set()
+    await client.engine.close("the test is over")
+
+
+@async_test
+async def test_a_violation_of_the_protocol_ends_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(data: object) -> None:
+        raise ProtocolError("a header that is not JSON", resumable=False)
+
+    client = EngineClient()
+    monkeypatch.setattr(client.engine.session, "receive_data", fail)
+    client.engine.connection_data(client, b"data")  # type: ignore[arg-type]
+    await asyncio.wait_for(client.engine.ended.wait(), 10)
+    assert client.closed == ["a header that is not JSON"]
+    assert client.engine.end_reason == "the client violated the protocol: a header that is not JSON"
+
+
+@async_test
+async def test_a_session_ends_when_the_client_asks_for_it() -> None:
+    client = EngineClient()
+    client.spawn_all()
+    await client.turns()
+    client.send(EndSession(call=5), stream=0)
+    await client.until(client.engine.ended.is_set)
+    await client.turns()
+    assert [done.call for done in client.of(Done)] == [5]
+    procs = next(mesh for mesh in client.monarch.meshes if mesh.name == "procs")
+    assert procs.stopped == "the session ended"
+
+
+class _Connection:
+    """A connection of which nothing is expected."""
+
+    def __init__(self) -> None:
+        self.closed: list[str] = []
+
+    def write(self, pieces: object) -> None: ...
+
+    def buffered(self) -> int:
+        return 0
+
+    def call_later(self, delay: float, callback: object) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(delay, callback)  # type: ignore[arg-type]
+
+    def close(self, code: int, reason: str) -> None:
+        self.closed.append(reason)

@@ -1,0 +1,93 @@
+"""What an engine reports about its session."""
+
+from __future__ import annotations
+
+import json
+
+from meshgate_gateway.control.messages import Inspect
+from meshgate_gateway.engine import inspection as module
+from meshgate_gateway.engine.inspection import PrintedLines
+from meshgate_gateway.engine.objects.host_health import AVAILABLE
+from meshgate_gateway.engine.objects.records import HostMesh
+from meshgate_wire.messages import Call, MeshRef, OutputLine, Region, Values
+from meshgate_wire.status import EngineStatus
+from tests.gateway.engine.fakes import async_test
+from tests.gateway.engine.in_memory import EngineClient
+
+
+def lines(*texts: str) -> list[OutputLine]:
+    return [OutputLine(stream="stdout", mesh="m", ranks=(0,), text=text) for text in texts]
+
+
+@async_test
+async def test_the_status_has_meshes_hosts_and_the_oldest_calls_first() -> None:
+    client = EngineClient()
+    actors = client.spawn_all(gpus=2)
+    for number in (1, 2):
+        call = Call(call=number, target=MeshRef(object=actors), endpoint=f"step{number}", adverb="call")
+        client.send(call, b"arguments", stream=actors)
+    await client.until(lambda: len(client.monarch.casts) == 2)
+    for rank in (0, 1, 3):
+        client.monarch.ports[0].put(b"value", rank)
+    await client.until(lambda: client.engine.inspection.status().calls[0].answered == 3)
+    (hosts,) = [each for each in client.engine._objects.values() if isinstance(each, HostMesh)]
+    hosts.missing["workers-1"] = AVAILABLE.lost("OOMKilled", returns=False)
+    status = client.engine.inspection.status()
+    assert [(mesh.kind, mesh.sizes) for mesh in status.meshes] == [
+        ("procs", {"hosts": 2, "gpus": 2}),
+        ("actors", {"hosts": 2, "gpus": 2}),
+    ]
+    procs, actors_mesh = status.meshes
+    assert procs.hosts == ("workers-0", "workers-1")
+    assert (actors_mesh.number, actors_mesh.procs) == (actors, procs.number)
+    assert [(host.name, host.state) for host in status.hosts] == [("workers-0", "ready"), ("workers-1", "missing")]
+    assert "OOMKilled" in status.hosts[1].reason
+    first, second = status.calls
+    assert (first.mesh, first.endpoint, first.total, first.answered) == ("actors", "step1", 4, 3)
+    assert first.waiting == {2: "workers-1"}
+    assert second.waiting == {0: "workers-0", 1: "workers-0", 2: "workers-1", 3: "workers-1"}
+    assert 0 <= second.age <= first.age
+    client.monarch.ports[0].put(b"value", 2)
+    await client.until(lambda: client.of(Values))
+    assert client.engine.inspection.status().calls_in_flight == 1
+    for rank in range(4):
+        client.monarch.ports[1].put(b"value", rank)
+    await client.until(lambda: len(client.of(Values)) == 2)
+    await client.end()
+
+
+@async_test
+async def test_a_large_answer_comes_in_parts() -> None:
+    client = EngineClient()
+    client.engine.inspection.output.add(lines(*("é" * 1000 for _ in range(100))))
+    parts = list(client.engine.inspection.answer(Inspect(request=3, what="output", after=50)))
+    assert [part.more for part in parts] == [True, False]
+    assert all(len(part.model_dump_json().encode()) < 160_000 and part.request == 3 for part in parts)
+    found = json.loads("".join(part.body for part in parts))
+    assert [line["number"] for line in found["lines"]] == list(range(51, 101))
+    (status,) = client.engine.inspection.answer(Inspect(request=4, what="status"))
+    assert EngineStatus.model_validate_json(status.body).meshes == ()
+    await client.end()
+
+
+def test_old_lines_are_dropped_and_counted() -> None:
+    kept = PrintedLines()
+    count = module.MAX_KEPT // (module.LINE_COST + 1) + 10
+    kept.add(lines(*("x" for _ in range(count))))
+    page = kept.after(5)
+    assert page.last == count
+    assert page.lines[0].number == page.dropped + 6
+    assert page.dropped == 10 - 5
+    assert kept.after(count).lines == ()
+
+
+def test_a_page_has_a_limit_and_the_next_one_follows_it() -> None:
+    kept = PrintedLines()
+    kept.add(lines(*("x" * (module.MAX_PAGE // 4) for _ in range(5))))
+    assert [line.number for line in kept.after(0).lines] == [1, 2, 3]
+    assert [line.number for line in kept.after(3).lines] == [4, 5]
+
+
+def test_sizes_are_by_dimension() -> None:
+    region = Region(labels=("hosts", "gpus"), offset=0, sizes=(2, 4), strides=(4, 1))
+    assert module._sizes(region) == {"hosts": 2, "gpus": 4}

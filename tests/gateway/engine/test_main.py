@@ -1,0 +1,72 @@
+"""The engine's process: how it handles the control channel."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from meshgate_gateway.control.channel import ControlChannel, control_pair
+from meshgate_gateway.control.messages import (
+    AssignSession,
+    EndSession,
+    EngineReady,
+    HostLost,
+    ReportState,
+    SessionState,
+)
+from meshgate_gateway.engine import __main__ as process
+from tests.gateway.engine.fakes import WAIT_TIMEOUT, FakeMonarch
+
+
+async def end_reason(server: socket.socket, engine: socket.socket, data: bytes) -> str:
+    """Why the session ends once the server has sent ``data``."""
+    control = ControlChannel(engine)
+    server.sendall(data)
+    reason = await asyncio.wait_for(process.EngineProcess(control, None, None).run(), WAIT_TIMEOUT)
+    control.close()
+    server.close()
+    return reason
+
+
+@pytest.fixture(autouse=True)
+def _no_monarch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process.releases, "connect", lambda address, on_fault: FakeMonarch())
+
+
+def test_an_invalid_message_of_the_server_ends_the_session_with_the_reason() -> None:
+    reason = asyncio.run(end_reason(*control_pair(), b"{}"))
+    assert "could not handle a message of the gateway's server: " in reason
+    assert "ValidationError" in reason or "validation error" in reason
+
+
+def test_a_message_that_the_engine_cannot_handle_ends_the_session_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(process.Engine, "host_lost", fail)
+    lost = HostLost(mesh="workers", host="workers-0", reason="OOMKilled")
+    assert "ZeroDivisionError('a bug')" in asyncio.run(end_reason(*control_pair(), lost.model_dump_json().encode()))
+
+
+def test_another_server_learns_whether_a_client_is_connected_and_the_pending_requests() -> None:
+    async def test() -> list[object]:
+        server, engine = control_pair()
+        serving = asyncio.create_task(process.EngineProcess(ControlChannel(engine), None, None).run())
+        channel = ControlChannel(server)
+        for message in (AssignSession(session="0" * 32, lease=1), ReportState(), AssignSession(session="1", lease=1)):
+            channel.send(message)
+        channel.send(EndSession(reason="the test is over"))
+        received = [await asyncio.wait_for(channel.receive(), WAIT_TIMEOUT) for _ in range(2)]
+        await asyncio.wait_for(serving, WAIT_TIMEOUT)
+        channel.close()
+        return [message[0] for message in received if message]
+
+    ready, state = asyncio.run(test())
+    assert ready == EngineReady()
+    assert isinstance(state, SessionState)
+    assert not state.connected
+    assert 0 <= state.disconnected_for < WAIT_TIMEOUT

@@ -1,0 +1,124 @@
+"""Worker pods as hosts: when they are ready, and when they are lost and replaced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import pytest
+
+from meshgate_gateway.hosts import kubernetes
+from meshgate_gateway.hosts.kubernetes import KubernetesHosts
+from meshgate_gateway.hosts.provider import Host, HostsUnavailable
+from meshgate_gateway.supervisor.link import SupervisorLink
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.jobs import objects
+from meshgate_kubernetes.manifests.spec import JobSpec
+from tests.gateway.unsupervised import Unsupervised
+from tests.kubernetes_jobs.fake_api import FakeApi, IgnoreProgress
+from tests.kubernetes_jobs.objects import job
+
+DEADLINE = 20.0
+
+
+def with_hosts(
+    api: FakeApi,
+    test: Callable[[KubernetesHosts], Awaitable[None]],
+    supervisor: Unsupervised | None = None,
+    on_event: Callable[..., None] = lambda *args: None,
+) -> None:
+    async def run() -> None:
+        client, spec = cast("Api", api), job()
+        if not api.left():
+            _create(client, spec)
+        hosts = KubernetesHosts(client, spec, cast("SupervisorLink", supervisor or Unsupervised()))
+        hosts.watch(on_event, on_event)
+        try:
+            await asyncio.wait_for(test(hosts), DEADLINE)
+        finally:
+            await hosts.close()
+
+    asyncio.run(run())
+
+
+def _create(api: Api, spec: JobSpec) -> None:
+    objects.create_owned(api, spec, objects.create_parent(api, spec), IgnoreProgress())
+
+
+def test_hosts_are_returned_in_rank_order_once_all_are_ready() -> None:
+    api = FakeApi()
+    api.pods_come_up = False
+
+    async def test(hosts: KubernetesHosts) -> None:
+        found = asyncio.create_task(hosts.hosts("workers"))
+        ready = asyncio.create_task(hosts.wait_ready())
+        done, _ = await asyncio.wait([found, ready], timeout=0)
+        assert not done
+        api.bring_up()
+        assert [host.name for host in await found] == ["trainer-workers-0", "trainer-workers-1"]
+        await ready
+        assert hosts.meshes() == {"workers": 2}
+        assert hosts.present("workers") == found.result()
+
+    with_hosts(api, test)
+
+
+def test_hosts_that_are_not_ready_in_time_are_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes, "READY_TIMEOUT", 0.05)
+    api = FakeApi()
+    api.pods_come_up = False
+
+    async def test(hosts: KubernetesHosts) -> None:
+        with pytest.raises(HostsUnavailable, match=r"only 0 of 2 pods of mesh 'workers' were ready after 0.05 s"):
+            await hosts.hosts("workers")
+
+    with_hosts(api, test)
+
+
+def test_a_deleted_pod_is_a_lost_host_and_its_successor_restores_it() -> None:
+    api = FakeApi()
+
+    async def test(hosts: KubernetesHosts) -> None:
+        loop = asyncio.get_running_loop()
+        lost: asyncio.Future[tuple[str, str, str]] = loop.create_future()
+        restored: asyncio.Future[tuple[str, int, Host]] = loop.create_future()
+        hosts.watch(lambda *args: lost.set_result(args), lambda *args: restored.set_result(args))
+        await hosts.hosts("workers")
+        pod = api.get("Pod", "trainer-workers-1", "team")
+        api.delete("Pod", "trainer-workers-1", "team")
+        assert await lost == ("workers", "trainer-workers-1", "its pod was deleted")
+        assert [host.name for host in hosts.present("workers")] == ["trainer-workers-0"]
+        assert hosts.replaces_hosts("workers")
+        api.create({**pod, "metadata": {**pod["metadata"], "uid": "another"}})
+        mesh, rank, host = await restored
+        assert (mesh, rank, host.name) == ("workers", 1, "trainer-workers-1")
+
+    with_hosts(api, test)
+
+
+def test_a_further_server_reports_the_hosts_that_were_lost_and_replaced_meanwhile() -> None:
+    api, supervisor = FakeApi(), Unsupervised()
+    events: list[tuple[object, ...]] = []
+    changed = asyncio.Event()
+
+    def on_event(*args: object) -> None:
+        events.append(args)
+        changed.set()
+
+    async def first(hosts: KubernetesHosts) -> None:
+        await hosts.hosts("workers")
+
+    async def further(hosts: KubernetesHosts) -> None:
+        while len(events) < 2:
+            changed.clear()
+            await changed.wait()
+
+    with_hosts(api, first, supervisor)
+    pod = api.get("Pod", "trainer-workers-1", "team")
+    api.delete("Pod", "trainer-workers-1", "team")
+    api.create({**pod, "metadata": {**pod["metadata"], "uid": "another"}})
+    with_hosts(api, further, supervisor, on_event)
+    lost, (mesh, rank, host) = events
+    assert lost == ("workers", "trainer-workers-1", "its pod was deleted")
+    assert (mesh, rank, cast("Host", host).name) == ("workers", 1, "trainer-workers-1")

@@ -1,0 +1,134 @@
+"""Real worker hosts as local processes, from start to cleanup."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from meshgate_gateway.hosts.local import LocalHosts
+from meshgate_gateway.hosts.provider import HostsUnavailable
+from meshgate_gateway.supervisor.link import SupervisorLink
+from tests.gateway.server_process import TOKEN, ServerProcess, wait_gone
+from tests.gateway.unsupervised import Unsupervised
+
+DEADLINE = 60.0
+
+
+def with_hosts(test: Callable[[LocalHosts], Awaitable[None]], **meshes: int) -> None:
+    async def run() -> None:
+        supervisor = Unsupervised()
+        hosts = LocalHosts(meshes, os.environ, cast("SupervisorLink", supervisor))
+        try:
+            await asyncio.wait_for(test(hosts), DEADLINE)
+        finally:
+            await hosts.close()
+            supervisor.close()
+
+    asyncio.run(run())
+
+
+def pids(hosts: LocalHosts, mesh: str) -> list[int]:
+    return [host.child.pid for host in hosts._meshes[mesh]]
+
+
+def sockets(addresses: list[str]) -> list[Path]:
+    return [Path(address.removeprefix("ipc://")) for address in addresses]
+
+
+def test_hosts_are_returned_when_they_are_ready() -> None:
+    async def test(hosts: LocalHosts) -> None:
+        assert hosts.meshes() == {"workers": 2, "others": 1}
+        found = await hosts.hosts("workers")
+        assert [host.name for host in found] == ["workers-0", "workers-1"]
+        assert all(path.is_socket() for path in sockets([host.address for host in found]))
+        assert hosts.present("workers") == found
+
+    with_hosts(test, workers=2, others=1)
+
+
+def test_close_leaves_no_process_and_no_file() -> None:
+    async def test(hosts: LocalHosts) -> None:
+        (host,) = await hosts.hosts("workers")
+        await hosts.close()
+        wait_gone(*pids(hosts, "workers"))
+        assert not sockets([host.address])[0].parent.exists()
+
+    with_hosts(test, workers=1)
+
+
+def test_close_stops_hosts_that_are_still_starting() -> None:
+    async def test(hosts: LocalHosts) -> None:
+        await hosts.close()
+        wait_gone(*pids(hosts, "workers"))
+
+    with_hosts(test, workers=2)
+
+
+def test_a_mesh_with_a_dead_host_is_unavailable_with_the_reason() -> None:
+    async def test(hosts: LocalHosts) -> None:
+        first, _ = await hosts.hosts("workers")
+        os.kill(pids(hosts, "workers")[1], signal.SIGKILL)
+        while len(hosts.present("workers")) == 2:
+            await asyncio.wait(list(hosts._tasks), timeout=1, return_when=asyncio.FIRST_COMPLETED)
+        assert hosts.present("workers") == (first,)
+        with pytest.raises(HostsUnavailable, match=r"workers-1 \(pid \d+\) was killed by SIGKILL; end this job"):
+            await hosts.hosts("workers")
+
+    with_hosts(test, workers=2)
+
+
+def test_a_host_that_exits_is_reported_lost_with_its_last_output() -> None:
+    async def test(hosts: LocalHosts) -> None:
+        await hosts.hosts("workers")
+        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        hosts.watch(lambda mesh, host, reason: lost.set_result(reason), lambda *restored: None)
+        os.kill(pids(hosts, "workers")[0], signal.SIGTERM)
+        assert (await lost).endswith("exit code 0. Its last output: meshgate_worker workers-0: ended: SIGTERM")
+        with pytest.raises(HostsUnavailable, match=r"Its last output: .*SIGTERM"):
+            await hosts.hosts("workers")
+
+    with_hosts(test, workers=1)
+
+
+def test_a_host_that_fails_to_start_is_reported_with_its_last_output() -> None:
+    async def run() -> None:
+        supervisor = Unsupervised()
+        environment = {**os.environ, "PYTHONPATH": "", "PYTHONHOME": "/nowhere"}
+        hosts = LocalHosts({"workers": 1}, environment, cast("SupervisorLink", supervisor))
+        try:
+            with pytest.raises(HostsUnavailable, match="Its last output: "):
+                await asyncio.wait_for(hosts.hosts("workers"), DEADLINE)
+        finally:
+            await hosts.close()
+            supervisor.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_hosts_exit_with_the_gateway_however_it_ends(signum: signal.Signals) -> None:
+    with ServerProcess("--local-mesh", "workers=2", "--log-level", "debug") as server:
+        ready = [server.wait_logged("host ready", host=f"workers-{rank}") for rank in range(2)]
+        assert server.ask("/v1/job", token=TOKEN).body["meshes"] == {"workers": 2}
+        server.process.send_signal(signum)
+        server.wait()
+        wait_gone(*(host["pid"] for host in ready))
+        assert not sockets([host["address"] for host in ready])[0].parent.exists()
+
+
+def test_a_killed_host_is_logged_with_the_reason() -> None:
+    with ServerProcess("--local-mesh", "workers=1", "--log-level", "debug") as server:
+        host = server.wait_logged("host ready")
+        with server.join() as connection:
+            assert connection.command("hosts workers")["hosts"][0]["address"] == host["address"]
+            os.kill(host["pid"], signal.SIGKILL)
+            server.wait_logged("host ended", host="workers-0", reason="was killed by SIGKILL")
+            assert "was killed by SIGKILL" in connection.command("hosts workers")["error"]
+    assert json.loads(server.log.splitlines()[-1])["event"] == "shut down"

@@ -1,0 +1,222 @@
+"""The nodes of a Slurm job: when they can be used, and why they no longer can."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from meshgate_gateway.hosts import slurm
+from meshgate_gateway.hosts.provider import Host, HostsUnavailable
+from meshgate_gateway.hosts.slurm import SlurmHosts
+from meshgate_gateway.hosts.slurm_workers import Worker
+from meshgate_slurm.errors import Unreachable
+from meshgate_slurm.spec import SlurmSpec
+from meshgate_slurm.status import JobStatus
+from tests.gateway.hosts.test_slurm_workers import Supervisor
+
+DEADLINE = 20.0
+
+
+class Cluster:
+    """A Slurm whose job is what the test says."""
+
+    def __init__(self) -> None:
+        self.job: JobStatus | Exception | None = JobStatus(job_id=7, state="PENDING", reason="Resources")
+        self.cancelled = False
+        self.logs: dict[str | None, str] = {}
+
+    def set(self, state: str, **facts: Any) -> None:
+        self.job = JobStatus(job_id=7, state=state, **facts)
+
+    def status(self) -> JobStatus | None:
+        if isinstance(self.job, Exception):
+            raise self.job
+        return self.job
+
+    def node_state(self, node: str) -> str:
+        return "DOWN: Not responding"
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def log_tail(self, node: str | None) -> str:
+        return self.logs.get(node, "")
+
+
+class Watched:
+    def __init__(self, **spec: Any) -> None:
+        self.cluster = Cluster()
+        self.hosts = SlurmHosts(SlurmSpec(meshes={"a": 1, "b": 1}, **spec), 7, self.cluster, "s3cret", Supervisor())
+        self.lost: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
+        self.notices: asyncio.Queue[str | None] = asyncio.Queue()
+        self.hosts.watch(lambda *loss: self.lost.put_nowait(loss), lambda *_: None)
+        self.hosts.watch_notices(self.notices.put_nowait)
+
+    def connect(self, rank: int) -> Worker:
+        name = f"n{rank + 1}"
+        worker = Worker(rank, Host(name=name, address=f"tcp://{name}:1", node=name))
+        self.hosts.workers.by_rank[rank] = worker
+        self.hosts._wake()
+        return worker
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self.hosts._wait_changed(DEADLINE)
+
+    def run(self) -> None:
+        self.cluster.set("RUNNING", nodes=("n1", "n2"))
+        self.connect(0)
+        self.connect(1)
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "POLL_INTERVAL", 0.01)
+    monkeypatch.setattr(slurm, "REASON_TIMEOUT", 0.2)
+
+
+def check(test: Callable[[Watched], Awaitable[None]], **spec: Any) -> None:
+    async def run() -> None:
+        watched = Watched(**spec)
+        try:
+            await asyncio.wait_for(test(watched), DEADLINE)
+        finally:
+            await watched.hosts.close()
+
+    asyncio.run(run())
+
+
+def test_each_mesh_waits_for_its_own_workers() -> None:
+    async def test(watched: Watched) -> None:
+        second = asyncio.create_task(watched.hosts.hosts("b"))
+        ready = asyncio.create_task(watched.hosts.wait_ready())
+        watched.connect(1)
+        assert [host.name for host in await second] == ["n2"]
+        assert not ready.done()
+        watched.connect(0)
+        await ready
+        assert [host.name for host in watched.hosts.present("a")] == ["n1"]
+        assert watched.hosts.meshes() == {"a": 1, "b": 1}
+
+    check(test)
+
+
+def test_the_report_says_why_the_job_waits() -> None:
+    async def test(watched: Watched) -> None:
+        await watched.until(lambda: watched.hosts.report().why.startswith("Resources"))
+        report = watched.hosts.report()
+        assert (report.pending, report.registered, report.nodes) == (True, 0, 2)
+
+    check(test)
+
+
+def test_the_end_of_the_job_is_the_loss_of_every_host_with_the_reason_and_the_log() -> None:
+    async def test(watched: Watched) -> None:
+        watched.run()
+        watched.cluster.logs["n1"] = "one\ntwo\n"
+        await watched.hosts.wait_ready()
+        watched.cluster.set("TIMEOUT", time_limit=5)
+        losses = [await watched.lost.get(), await watched.lost.get()]
+        reason = "Slurm ended job 7: TIMEOUT: it reached its time limit of 5 min"
+        assert losses == [
+            ("a", "n1", f"{reason}\nThe last lines of the worker on n1:\n  one\n  two"),
+            ("b", "n2", reason),
+        ]
+        with pytest.raises(HostsUnavailable, match="mesh 'a' is incomplete: n1: Slurm ended job 7"):
+            await watched.hosts.hosts("a")
+        assert watched.hosts.report().ended
+
+    check(test)
+
+
+def test_a_node_that_slurm_takes_away_is_lost_alone() -> None:
+    async def test(watched: Watched) -> None:
+        watched.run()
+        await watched.hosts.wait_ready()
+        watched.cluster.set("RUNNING", nodes=("n1",))
+        assert await watched.lost.get() == ("b", "n2", "Slurm took node n2 from job 7 (DOWN: Not responding)")
+        assert watched.hosts.present("a")
+        assert watched.lost.empty()
+
+    check(test)
+
+
+def test_a_worker_that_ends_by_itself_is_lost_after_slurm_had_its_time() -> None:
+    async def test(watched: Watched) -> None:
+        watched.run()
+        worker = watched.hosts.workers.by_rank[0]
+        worker.connected = False
+        watched.hosts._worker_gone(worker)
+        assert await watched.lost.get() == ("a", "n1", "the worker on this node ended, while Slurm job 7 runs")
+
+    check(test)
+
+
+def test_a_worker_that_cannot_start_is_named_at_once() -> None:
+    async def test(watched: Watched) -> None:
+        watched.cluster.logs[None] = "srun: error: n2: task 1: Exited with exit code 127\n"
+        watched.cluster.logs["n2"] = "python: not found"
+        watched.cluster.set("RUNNING", nodes=("n1", "n2"))
+        with pytest.raises(
+            HostsUnavailable, match=r"(?s)the worker on n2 ended before it was ready: task 1.*not found"
+        ):
+            await watched.hosts.hosts("a")
+        await watched.hosts.wait_ready()
+
+    check(test)
+
+
+def test_workers_that_do_not_connect_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "WORKERS_TIMEOUT", 0.05)
+
+    async def test(watched: Watched) -> None:
+        watched.connect(0)
+        watched.cluster.set("RUNNING", nodes=("n1", "n2"))
+        with pytest.raises(HostsUnavailable, match=r"the workers on n2 did not connect within 0.05 s"):
+            await watched.hosts.hosts("b")
+
+    check(test)
+
+
+def test_a_job_that_slurm_has_forgotten_has_ended_and_one_that_it_cannot_tell_about_has_not() -> None:
+    async def test(watched: Watched) -> None:
+        watched.run()
+        await watched.hosts.wait_ready()
+        watched.cluster.job = Unreachable("slurmctld does not answer")
+        await asyncio.sleep(0.05)
+        assert watched.lost.empty()
+        watched.cluster.job = None
+        assert (await watched.lost.get())[2] == "Slurm job 7 has ended, and Slurm no longer knows why"
+
+    check(test)
+
+
+def test_the_time_limit_is_announced_once_and_taken_back_when_it_is_raised() -> None:
+    async def test(watched: Watched) -> None:
+        end = time.time() + 60
+        watched.cluster.set("RUNNING", nodes=("n1", "n2"), end_time=end)
+        notice = await watched.notices.get()
+        assert notice is not None
+        assert notice.startswith("Slurm ends job 7 at ")
+        await asyncio.sleep(0.05)
+        assert watched.notices.empty()
+        watched.cluster.set("RUNNING", nodes=("n1", "n2"), end_time=end + 3600)
+        assert await watched.notices.get() is None
+
+    check(test, warn_before=100)
+
+
+def test_the_job_is_cancelled_with_its_gateway_unless_it_has_ended() -> None:
+    async def run(state: str) -> bool:
+        watched = Watched()
+        watched.cluster.set(state)
+        await watched.until(lambda: watched.hosts.report().state == state)
+        await watched.hosts.close()
+        return watched.cluster.cancelled
+
+    assert asyncio.run(run("RUNNING"))
+    assert not asyncio.run(run("COMPLETED"))

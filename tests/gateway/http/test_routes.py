@@ -1,0 +1,176 @@
+"""The responses of the gateway over real sockets, with a stub engine."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tests.gateway.server_process import TOKEN, ServerProcess, handshake, request
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess("--mesh", "workers=ipc:///nowhere/a,ipc:///nowhere/b", "--max-sessions", "64") as server:
+        yield server
+
+
+# --- health and status ------------------------------------------------------------------------------------
+
+
+def test_health_needs_no_token(server: ServerProcess) -> None:
+    assert server.ask("/healthz").status == 200
+    assert server.ask("/readyz").status == 200
+
+
+def test_a_response_to_head_has_no_body(server: ServerProcess) -> None:
+    with server.connect() as connection:
+        connection.send(request("/healthz", method="HEAD"))
+        status, headers = connection.head()
+        assert status == 200
+        assert int(headers["Content-Length"]) > 0
+        assert connection.rest() == b""
+
+
+def test_the_job_is_described_with_the_token(server: ServerProcess) -> None:
+    answer = server.ask("/v1/job", token=TOKEN)
+    assert answer.status == 200
+    assert answer.body["meshes"] == {"workers": 2}
+    assert answer.body["version"] == "0.1.0"
+
+
+def test_an_unknown_path_is_not_found(server: ServerProcess) -> None:
+    assert server.ask("/admin").status == 404
+    assert server.ask("/v1/sessions/short").status == 404
+    assert server.ask(f"/v1/sessions/{uuid.uuid4().hex.upper()}").status == 404
+
+
+def test_other_methods_are_not_allowed(server: ServerProcess) -> None:
+    answer = server.ask("/v1/job", method="DELETE", token=TOKEN)
+    assert answer.status == 405
+    assert answer.headers["Allow"] == "GET, HEAD"
+
+
+# --- authentication ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", [None, "wrong", TOKEN[:-1], TOKEN + "x", "", "\xff"])
+def test_requests_without_the_token_are_rejected(server: ServerProcess, token: str | None) -> None:
+    for path in ("/v1/job", f"/v1/sessions/{uuid.uuid4().hex}"):
+        with server.connect() as connection:
+            connection.send(handshake(path.rpartition("/")[2], token=token) if "sessions" in path else request(path))
+            answer = connection.http()
+        assert answer.status == 401
+        assert "MESHGATE_TOKEN" in answer.error
+        assert "\n" not in answer.error
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+
+
+def test_another_authentication_scheme_is_rejected(server: ServerProcess) -> None:
+    assert server.ask("/v1/job", Authorization=f"Basic {TOKEN}").status == 401
+
+
+def test_repeated_credentials_are_malformed(server: ServerProcess) -> None:
+    with server.connect() as connection:
+        head = request("/v1/job", token=TOKEN)
+        connection.send(head[:-2] + b"Authorization: Bearer other\r\n\r\n")
+        assert connection.http().status == 400
+
+
+def test_the_engine_receives_neither_token_nor_credentials(server: ServerProcess) -> None:
+    with server.join() as session:
+        facts = session.command("describe")
+    assert "MESHGATE_TOKEN" not in facts["environment"]
+    assert TOKEN not in facts["head"]
+    assert "authorization" not in facts["head"].lower()
+    assert "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==" in facts["head"]
+
+
+# --- versions ---------------------------------------------------------------------------------------------
+
+
+def test_the_error_for_a_newer_client_asks_to_upgrade_the_gateway(server: ServerProcess) -> None:
+    answer = server.failed(Meshgate_Protocol="7", Meshgate_Version="9.9")
+    assert answer.status == 426
+    assert "protocol 2" in answer.error
+    assert "protocol 7 (meshgate 9.9)" in answer.error
+    assert answer.error.endswith("upgrade the gateway")
+
+
+@pytest.mark.parametrize("protocol", ["0", "", "one", "1.0", "-1"])
+def test_the_error_for_an_older_client_asks_to_upgrade_the_client(server: ServerProcess, protocol: str) -> None:
+    answer = server.failed(Meshgate_Protocol=protocol)
+    assert answer.status == 426
+    assert answer.error.endswith("upgrade the client")
+
+
+# --- malformed, slow and large ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/2\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA: b\x00c\r\n\r\n",
+        b"GET / HTTP/1.1\r\n folded: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\nmore",
+        b"\r\n\r\n",
+    ],
+)
+def test_a_malformed_head_is_rejected_and_the_server_continues(server: ServerProcess, head: bytes) -> None:
+    with server.connect() as connection:
+        connection.send(head)
+        assert connection.http().status == 400
+    assert server.ask("/healthz").status == 200
+
+
+def test_too_many_headers_are_rejected(server: ServerProcess) -> None:
+    with server.connect() as connection:
+        connection.send(b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 101 + b"\r\n")
+        assert connection.http().status == 431
+
+
+def test_an_oversized_head_is_rejected_before_its_end(server: ServerProcess) -> None:
+    with server.connect() as connection:
+        connection.send(b"GET / HTTP/1.1\r\nA: " + b"b" * 40_000)
+        assert connection.http().status == 431
+
+
+def test_a_session_needs_a_websocket(server: ServerProcess) -> None:
+    answer = server.ask(f"/v1/sessions/{uuid.uuid4().hex}", token=TOKEN)
+    assert answer.status == 400
+    assert "websocket" in answer.error
+
+
+@pytest.mark.parametrize("missing", ["Sec-WebSocket-Key", "Sec-WebSocket-Version", "Connection"])
+def test_an_incomplete_handshake_starts_no_session(server: ServerProcess, missing: str) -> None:
+    before = server.ask("/v1/job", token=TOKEN).body["sessions"]
+    whole = handshake(uuid.uuid4().hex)
+    lines = [line for line in whole.split(b"\r\n") if not line.startswith(missing.encode() + b":")]
+    assert len(lines) == whole.count(b"\r\n")
+    with server.connect() as connection:
+        connection.send(b"\r\n".join(lines))
+        answer = connection.http()
+    assert (answer.status, missing in answer.error) == (400, True)
+    assert server.ask("/v1/job", token=TOKEN).body["sessions"] == before
+
+
+def test_a_head_may_arrive_byte_by_byte(server: ServerProcess) -> None:
+    with server.connect() as connection:
+        for byte in request("/healthz"):
+            connection.send(bytes([byte]))
+        assert connection.http().status == 200
+
+
+def test_silent_connections_do_not_block_others(server: ServerProcess) -> None:
+    silent = [server.connect() for _ in range(20)]
+    assert server.ask("/healthz").status == 200
+    for connection in silent:
+        connection.close()

@@ -1,0 +1,147 @@
+"""Access to the gateways of jobs through the proxy, and what callers without access find out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from meshgate_gateway.http.kubernetes_auth import KubernetesUsers
+from meshgate_gateway.http.messages import HeadParser, Request, Response
+from meshgate_gateway.provisioning import job_proxy
+from meshgate_gateway.provisioning.job_proxy import JobProxy
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.errors import Forbidden, Unreachable
+from meshgate_kubernetes.manifests.job_objects import token_secret
+from tests.kubernetes_jobs.fake_api import FakeApi
+from tests.kubernetes_jobs.objects import job
+
+T = TypeVar("T")
+JOB_TOKEN = "the-token-of-this-job"
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    """A job whose gateway is not ready. Alice may exec into the pods of its namespace, Bob may not."""
+    api = FakeApi()
+    api.create(token_secret(job(), JOB_TOKEN))
+    api.users = {"alices": {"username": "alice"}, "bobs": {"username": "bob"}}
+    api.permissions = {("alice", "create", "pods/exec")}
+    return api
+
+
+def request(token: str | None) -> Request:
+    lines = ["GET /v1/job HTTP/1.1", *([f"Authorization: Bearer {token}"] if token else []), "", ""]
+    parsed = HeadParser().feed("\r\n".join(lines).encode())
+    assert parsed is not None
+    return parsed
+
+
+def with_proxy(api: FakeApi, test: Callable[[JobProxy, socket.socket], Awaitable[T]]) -> T:
+    async def run() -> T:
+        seen = cast("Api", api)
+        proxy = JobProxy(seen, KubernetesUsers(seen))
+        near, far = socket.socketpair()
+        with near, far:
+            try:
+                return await asyncio.wait_for(test(proxy, near), 10)
+            finally:
+                await proxy.close()
+
+    return asyncio.run(run())
+
+
+def status_and_body(response: Response | None) -> tuple[HTTPStatus, str]:
+    assert response is not None
+    return response.status, json.dumps(response.body)
+
+
+def responses(api: FakeApi, *tokens: str | None, name: str = "trainer") -> list[tuple[HTTPStatus, str]]:
+    """The responses to the tokens, in order."""
+
+    async def test(proxy: JobProxy, connection: socket.socket) -> list[tuple[HTTPStatus, str]]:
+        return [
+            status_and_body(await proxy.respond("team", name, "/v1/job", request(token), connection))
+            for token in tokens
+        ]
+
+    return with_proxy(api, test)
+
+
+@pytest.mark.parametrize("token", [JOB_TOKEN, "alices"])
+def test_a_caller_with_access_gets_the_state_of_the_gateway(api: FakeApi, token: str) -> None:
+    ((status, reason),) = responses(api, token)
+    assert status is HTTPStatus.BAD_GATEWAY
+    assert "the gateway of job 'trainer' in namespace 'team' is not ready" in reason
+
+
+@pytest.mark.parametrize("token", [None, "guessed", "bobs"])
+def test_a_caller_without_access_cannot_find_out_whether_a_job_exists(api: FakeApi, token: str | None) -> None:
+    existing, missing = responses(api, token), responses(api, token, name="missing")
+    assert existing[0][0] in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+    assert existing == [(status, reason.replace("missing", "trainer")) for status, reason in missing]
+
+
+def test_a_request_without_a_token_causes_no_api_call(api: FakeApi) -> None:
+    ((status, _),) = responses(api, None)
+    assert status is HTTPStatus.UNAUTHORIZED
+    assert (api.reads, api.reviews) == (0, 0)
+
+
+def test_the_token_of_one_job_gives_no_access_to_another(api: FakeApi) -> None:
+    api.create(token_secret(job(name="other"), "the-token-of-another-job"))
+    statuses = [status for status, _ in responses(api, JOB_TOKEN, "the-token-of-another-job")]
+    assert statuses == [HTTPStatus.BAD_GATEWAY, HTTPStatus.UNAUTHORIZED]
+
+
+def test_a_successful_check_is_cached(api: FakeApi) -> None:
+    responses(api, JOB_TOKEN)
+    reads = api.reads
+    responses(api, JOB_TOKEN, JOB_TOKEN)
+    assert api.reads - reads == reads + 1  # only the lookup of the gateway
+
+
+def test_an_unavailable_api_server_is_a_temporary_error(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise Unreachable("the API server is away")
+
+    monkeypatch.setattr(api, "get", fail)
+    assert responses(api, JOB_TOKEN)[0][0] is HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def test_a_gateway_that_cannot_verify_tokens_says_which_role_to_bind(api: FakeApi) -> None:
+    api.down = Forbidden("create", "tokenreviews", "", user="system:serviceaccount:team:meshgate")
+    ((status, reason),) = responses(api, "alices")
+    assert status is HTTPStatus.UNAUTHORIZED
+    assert "--serviceaccount=team:meshgate" in reason
+
+
+def test_the_number_of_concurrent_checks_is_limited(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_proxy, "MAX_CHECKS", 2)
+
+    async def test(proxy: JobProxy, connection: socket.socket) -> list[HTTPStatus]:
+        with api._changed:  # blocks the API until every request has started
+            requests = [
+                asyncio.create_task(proxy.respond("team", "trainer", "/v1/job", request(f"guess{n}"), connection))
+                for n in range(5)
+            ]
+            await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
+        return sorted([status_and_body(await each)[0] for each in requests])
+
+    assert with_proxy(api, test) == [HTTPStatus.UNAUTHORIZED] * 2 + [HTTPStatus.SERVICE_UNAVAILABLE] * 3
+
+
+def test_the_number_of_forwarded_connections_is_limited(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_proxy, "MAX_CONNECTIONS", 0)
+    ((status, reason),) = responses(api, JOB_TOKEN)
+    assert status is HTTPStatus.SERVICE_UNAVAILABLE
+    assert "at its limit of 0 forwarded connections" in reason
+
+
+def test_a_failed_check_is_not_cached(api: FakeApi) -> None:
+    assert [status for status, _ in responses(api, "guessed", "guessed")] == [HTTPStatus.UNAUTHORIZED] * 2

@@ -1,0 +1,204 @@
+"""Which jobs the operator's policy allows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshgate_gateway.provisioning.policy import Policy, apply_policy, read_policy, violations
+from meshgate_kubernetes.manifests.job_objects import statefulset_selector
+from meshgate_kubernetes.manifests.spec import GatewaySpec, JobSpec, VolumeMount, WorkerSpec
+from tests.kubernetes_jobs.objects import found_mesh, job, mesh
+
+POLICY = Policy(
+    namespaces=("team*",),
+    images=("worker:",),
+    gateway_image="gateway:1",
+    max_replicas=4,
+    max_per_pod={"memory": "8Gi", "nvidia.com/gpu": "2"},
+    secrets=("wandb-*",),
+    selectors=("app=mine",),
+)
+
+
+def requested_job(*, replicas: int = 2, idle_timeout: int = 60, **worker: Any) -> JobSpec:
+    return job(mesh(replicas=replicas, **{"memory": "4Gi", **worker}), idle_timeout=idle_timeout)
+
+
+def test_a_job_within_the_policy_has_no_violations() -> None:
+    assert violations(POLICY, requested_job(replicas=4, memory="8Gi")) == []
+    assert violations(POLICY, requested_job(gpus=2, secrets=("wandb-key",))) == []
+    assert violations(POLICY, job(found_mesh(), idle_timeout=60)) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "violation"),
+    [
+        (requested_job(replicas=5), "5 pods exceed the limit of 4"),
+        (requested_job(idle_timeout=0), "idle_timeout 0 (never) exceeds the limit of 86400 s"),
+        (requested_job(idle_timeout=90_000), "idle_timeout 90000 s exceeds"),
+        (requested_job(image="evil:1"), "image 'evil:1' is not allowed (allowed prefixes: worker:)"),
+        (requested_job(memory="9Gi"), "9Gi of memory exceeds the limit of 8Gi per pod"),
+        (requested_job(memory=None), "memory must be set, to at most 8Gi per pod"),
+        (requested_job(gpus=3), "3 of nvidia.com/gpu exceeds the limit of 2 per pod"),
+        (requested_job(resources={"nvidia.com/gpu": "4"}), "4 of nvidia.com/gpu exceeds the limit of 2 per pod"),
+        (requested_job(secrets=("admin",)), "secret 'admin' is not allowed (allowed: wandb-*)"),
+        (requested_job(service_account_name="admin"), "service account 'admin' is not allowed (allowed: none)"),
+        (requested_job(pod_spec={"hostNetwork": True}), "a raw pod specification (pod_spec) is not allowed"),
+        (
+            requested_job(template={"spec": {"containers": [{"name": "x"}]}}),
+            "a raw pod specification (pod_spec) is not allowed",
+        ),
+        (requested_job(fuse=True), "a privileged pod (fuse) is not allowed"),
+        (
+            requested_job(volumes=(VolumeMount(mount_path="/h", source={"hostPath": {"path": "/"}}),)),
+            "volume type hostPath is not allowed",
+        ),
+    ],
+)
+def test_a_violation_names_the_value_and_the_limit(spec: JobSpec, violation: str) -> None:
+    assert violation in "; ".join(violations(POLICY, spec))
+
+
+VOLUME = {"mount_path": "/data"}
+CHOICES: list[tuple[dict[str, Any], str, dict[str, tuple[str, ...]]]] = [
+    ({"service_account_name": "admin"}, "service account 'admin'", {"service_accounts": ("adm*",)}),
+    ({"secrets": ("other",)}, "secret 'other'", {"secrets": ("other",)}),
+    ({"image_pull_secrets": ("registry",)}, "image pull secret 'registry'", {"image_pull_secrets": ("reg*",)}),
+    ({"priority_class_name": "urgent"}, "priority class 'urgent'", {"priority_classes": ("urgent",)}),
+    ({"queue_name": "research"}, "queue 'research'", {"queues": ("research",)}),
+    ({"tolerations": ({"key": "gpu", "operator": "Exists"},)}, "toleration 'gpu'", {"tolerations": ("gpu",)}),
+    ({"tolerations": ({"operator": "Exists"},)}, "toleration ''", {"tolerations": ("*",)}),
+    ({"node_selector": {"pool": "control"}}, "node label 'pool=control'", {"node_labels": ("pool=*",)}),
+    ({"gpus": 1, "gpu_type": "H100"}, "node label 'nvidia.com/gpu.product=H100'", {"node_labels": ("nvidia.com/*",)}),
+    ({"gpus": 1, "gpu_type": "pool=h"}, "node label 'pool=h'", {"node_labels": ("pool=h",)}),
+    ({"labels": {"app": "web"}}, "label 'app=web'", {"labels": ("app=*",)}),
+    ({"annotations": {"inject": "all"}}, "annotation 'inject'", {"annotations": ("inject",)}),
+    (
+        {"volumes": (VolumeMount(source={"persistentVolumeClaim": {"claimName": "data"}}, **VOLUME),)},
+        "claim 'data'",
+        {"claims": ("data",)},
+    ),
+]
+
+
+@pytest.mark.parametrize(("worker", "value", "allowing"), CHOICES)
+def test_an_unlisted_value_is_not_allowed(
+    worker: dict[str, Any], value: str, allowing: dict[str, tuple[str, ...]]
+) -> None:
+    spec = requested_job(**worker)
+    (violation,) = violations(POLICY, spec)
+    assert f"{value} is not allowed (allowed: " in violation
+    assert violations(POLICY.model_copy(update=allowing), spec) == []
+
+
+@pytest.mark.parametrize(
+    ("gateway", "violation"),
+    [
+        (GatewaySpec(service_account_name="admin"), "gateway: service account 'admin' is not allowed (allowed: none)"),
+        (GatewaySpec(memory="9Gi"), "gateway: 9Gi of memory exceeds the limit of 8Gi per pod"),
+        (GatewaySpec(tolerations=({"operator": "Exists"},)), "gateway: toleration '' is not allowed (allowed: none)"),
+        (GatewaySpec(labels={"app": "other"}), "gateway: label 'app=other' is not allowed (allowed: none)"),
+        (GatewaySpec(memory="8Gi", tolerations=({"key": "nvidia.com/gpu", "operator": "Exists"},)), None),
+    ],
+)
+def test_the_gateway_is_checked_too(gateway: GatewaySpec, violation: str | None) -> None:
+    found = violations(POLICY, requested_job().model_copy(update={"gateway": gateway}))
+    assert found == ([] if violation is None else [violation])
+
+
+def test_an_unlisted_resource_is_not_allowed() -> None:
+    assert violations(POLICY, requested_job(resources={"rdma/hca": "1"})) == [
+        "mesh 'workers': resource 'rdma/hca' is not allowed (allowed: memory, nvidia.com/gpu)"
+    ]
+    listing = POLICY.model_copy(update={"max_per_pod": {"rdma/hca": "1"}})
+    assert violations(listing, requested_job(resources={"rdma/hca": "1"})) == []
+
+
+def test_the_policy_covers_every_field_of_a_worker() -> None:
+    """Before you add a field here, decide on it in the policy."""
+    checked = {name for worker, _, _ in CHOICES for name in worker}
+    checked |= {"image", "cpu", "memory", "disk_size", "resources", "volumes", "fuse", "pod_spec", "template"}
+    harmless = {"env_vars", "image_pull_policy", "install_monarch", "shared_memory_limit"}
+    assert set(WorkerSpec.model_fields) == checked | harmless
+
+
+def test_the_lease_is_limited() -> None:
+    assert violations(POLICY, requested_job().model_copy(update={"lease": 86_400.0})) == []
+    (violation,) = violations(POLICY, requested_job().model_copy(update={"lease": 86_401.0}))
+    assert violation == "lease 86401 s exceeds the limit of 86400 s"
+
+
+def test_fields_of_the_job_and_the_mesh_are_checked_too() -> None:
+    spec = requested_job().model_copy(update={"image_pull_secrets": ("registry",)})
+    assert violations(POLICY, spec) == ["image pull secret 'registry' is not allowed (allowed: none)"]
+    labelled = mesh(memory="1Gi").model_copy(update={"labels": {"a": "b"}, "annotations": {"c": "d"}})
+    assert violations(POLICY, job(labelled, idle_timeout=60)) == [
+        "mesh 'workers': label 'a=b' is not allowed (allowed: none)",
+        "mesh 'workers': annotation 'c' is not allowed (allowed: none)",
+    ]
+
+
+@pytest.mark.parametrize("key", ["meshgate.dev/job", "monarch.pytorch.org/mesh-name"])
+def test_no_policy_allows_reserved_labels(key: str) -> None:
+    everything = POLICY.model_copy(update={"labels": ("*",), "selectors": ("*",)})
+    assert violations(everything, requested_job(labels={key: "victim"})) == [
+        f"mesh 'workers': label {key!r} is reserved"
+    ]
+    (violation,) = violations(everything, job(found_mesh(selector=f"app=mine,{key}=victim"), idle_timeout=60))
+    assert f"uses {key}: a job cannot use the pods of another job" in violation
+
+
+@pytest.mark.parametrize(
+    ("selector", "violation"),
+    [
+        ("app=other", "needs an allowed label (allowed: app=mine)"),
+        ("app in (mine)", "is not allowed: use only key=value terms"),
+        ("app=mine,!other", "is not allowed: use only key=value terms"),
+        ("app!=mine", "is not allowed: use only key=value terms"),
+    ],
+)
+def test_a_selector_must_contain_an_allowed_label(selector: str, violation: str) -> None:
+    (problem,) = violations(POLICY, job(found_mesh(selector=selector), idle_timeout=60))
+    assert violation in problem
+
+
+def test_a_selector_may_have_more_labels() -> None:
+    assert violations(POLICY, job(found_mesh(selector="rank=a, app == mine"), idle_timeout=60)) == []
+
+
+def test_no_selector_is_allowed_by_default() -> None:
+    (violation,) = violations(POLICY.model_copy(update={"selectors": ()}), job(found_mesh(), idle_timeout=60))
+    assert "selector 'app=mine' needs an allowed label (allowed: none)" in violation
+
+
+def test_selectors_exclude_the_pods_of_jobs() -> None:
+    spec = apply_policy(POLICY, job(found_mesh(), mesh("made")))
+    assert [each.selector for each in spec.meshes] == [
+        "app=mine,!meshgate.dev/job",
+        statefulset_selector("trainer", "made"),
+    ]
+
+
+def test_another_namespace_is_not_allowed() -> None:
+    assert violations(POLICY.model_copy(update={"namespaces": ("other",)}), requested_job()) == [
+        "namespace 'team' is not allowed (allowed: other)"
+    ]
+
+
+def test_an_invalid_policy_file_is_reported_with_the_field(tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    with pytest.raises(ValueError, match="cannot read the policy"):
+        read_policy(path)
+    path.write_text('{"gateway_image": "gateway:1", "namespace": ["a"]}')
+    with pytest.raises(ValueError, match=r"policy\.json: namespace: Extra inputs"):
+        read_policy(path)
+    path.write_text('{"gateway_image": "gateway:1", "namespaces": ["a"]}')
+    assert read_policy(path).namespaces == ("a",)
+
+
+def test_every_mesh_is_checked() -> None:
+    spec = job(mesh("first", memory="1Gi"), mesh("second", memory="1Gi", image="evil:1"), idle_timeout=60)
+    assert violations(POLICY, spec) == ["mesh 'second': image 'evil:1' is not allowed (allowed prefixes: worker:)"]

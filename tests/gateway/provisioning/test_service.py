@@ -1,0 +1,307 @@
+"""Which requests the provisioning service rejects, and who may use and end its jobs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import pytest
+from structlog.testing import capture_logs
+from websockets.exceptions import InvalidStatus
+
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.errors import Unreachable
+from meshgate_kubernetes.jobs import objects
+from meshgate_kubernetes.jobs.provisioning_messages import (
+    EndJob,
+    FindJob,
+    JobEnded,
+    JobProgress,
+    JobUp,
+    ObjectCreated,
+    RequestRejected,
+    StartJob,
+)
+from meshgate_kubernetes.manifests.spec import JobSpec
+from meshgate_kubernetes.status import readiness
+from tests.gateway.provisioning.provisioning_gateway import (
+    CREATED_KINDS,
+    POLICY,
+    TOKEN,
+    dial,
+    fake_api,
+    rejected,
+    request,
+    requested_job,
+    with_gateway,
+)
+from tests.kubernetes_jobs.fake_api import FakeApi
+from tests.kubernetes_jobs.objects import found_mesh, job, pod
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
+    monkeypatch.setattr(readiness, "HEARTBEAT", 0.05)
+    return fake_api()
+
+
+# --- starting -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", ["alices", "trainers", TOKEN])
+def test_an_allowed_caller_gets_a_job_and_progress_reports(api: FakeApi, token: str) -> None:
+    *reports, up = request(api, StartJob(job=requested_job()), token)
+    assert [each.kind for each in reports if isinstance(each, ObjectCreated)] == CREATED_KINDS
+    assert any(isinstance(each, JobProgress) for each in reports)
+    assert isinstance(up, JobUp)
+    assert (up.job.name, up.job.namespace, up.job.meshes) == ("trainer", "team", {"workers": 2})
+
+
+def test_the_jobs_gateway_runs_the_image_of_the_policy(api: FakeApi) -> None:
+    request(api, StartJob(job=requested_job()))
+    (container,) = api.get("Deployment", "trainer-gateway", "team")["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "gateway:operators"
+
+
+def test_requests_are_recorded_with_the_caller_the_address_and_the_outcome(api: FakeApi) -> None:
+    with capture_logs() as events:
+        request(api, StartJob(job=requested_job()))
+        rejected(api, StartJob(job=requested_job()), "strangers")
+        rejected(api, EndJob(name="trainer", namespace="team"), "bobs")
+    audited = [event for event in events if event["event"] == "audit"]
+    assert [(each["action"], each["caller"], each["outcome"]) for each in audited] == [
+        ("start job", "kubernetes:alice", "allowed"),
+        ("start job", "kubernetes:stranger", "refused"),
+        ("end job", "kubernetes:bob", "refused"),
+    ]
+    assert {(each["job"], each["namespace"], each["address"]) for each in audited} == {("trainer", "team", "127.0.0.1")}
+    assert "may not create statefulsets" in audited[1]["reason"]
+
+
+def test_a_caller_with_permission_to_create_statefulsets_needs_no_policy_entry(api: FakeApi) -> None:
+    api.permissions = {("bob", "create", "statefulsets")}
+    assert isinstance(request(api, StartJob(job=requested_job()), "bobs")[-1], JobUp)
+
+
+def test_a_caller_without_permission_gets_the_missing_verb_and_nothing_is_created(api: FakeApi) -> None:
+    reason = rejected(api, StartJob(job=requested_job()), "strangers").reason
+    assert "stranger may not create statefulsets.apps in namespace 'team'" in reason
+    assert api.made == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (
+            requested_job().model_copy(update={"namespace": "kube-system"}),
+            "namespace 'kube-system' is not allowed (allowed: team)",
+        ),
+        (requested_job(image="evil:1"), "image 'evil:1' is not allowed (allowed prefixes: worker:)"),
+        (requested_job(replicas=5), "5 pods exceed the limit of 4"),
+        (requested_job(memory="9Gi"), "9Gi of memory exceeds the limit of 8Gi per pod"),
+        (requested_job(memory=None), "memory must be set"),
+        (requested_job(idle_timeout=0), "idle_timeout 0 (never) exceeds the limit of 86400 s"),
+        (requested_job(service_account_name="admin"), "service account 'admin' is not allowed (allowed: none)"),
+        (requested_job(pod_spec={"hostNetwork": True}), "a raw pod specification (pod_spec) is not allowed"),
+    ],
+)
+@pytest.mark.parametrize("token", ["alices", TOKEN])
+def test_a_policy_violation_is_rejected_before_anything_is_created(
+    api: FakeApi, spec: JobSpec, reason: str, token: str
+) -> None:
+    assert reason in rejected(api, StartJob(job=spec), token).reason
+    assert api.made == []
+
+
+def test_own_permissions_do_not_override_the_limits_of_the_policy(api: FakeApi) -> None:
+    api.permissions = {("bob", "create", "statefulsets")}
+    assert "5 pods exceed the limit of 4" in rejected(api, StartJob(job=requested_job(replicas=5)), "bobs").reason
+    assert api.made == []
+
+
+def test_a_selector_that_matches_too_many_pods_is_rejected(api: FakeApi) -> None:
+    for number in range(5):
+        made = pod(f"mine-{number}")
+        made["metadata"] |= {"namespace": "team", "labels": {"app": "mine"}}
+        api.create(made)
+    spec = job(found_mesh(replicas=0), idle_timeout=60)
+    assert "5 pods exceed the policy's limit of 4" in rejected(api, StartJob(job=spec)).reason
+    assert api.made == ["Pod"] * 5
+
+
+def test_jobs_beyond_the_limit_of_a_caller_are_rejected_until_one_ends(api: FakeApi) -> None:
+    one = POLICY.model_copy(update={"max_jobs_per_caller": 1})
+    second = requested_job().model_copy(update={"name": "second"})
+    assert isinstance(request(api, StartJob(job=requested_job()), policy=one)[-1], JobUp)
+    made = list(api.made)
+    *_, refused = request(api, StartJob(job=second), policy=one)
+    assert isinstance(refused, RequestRejected)
+    assert "kubernetes:alice has team/trainer, and the limit per caller is 1 job" in refused.reason
+    assert api.made == made
+    assert isinstance(request(api, StartJob(job=requested_job()), policy=one)[-1], JobUp)  # the same job again
+    other = second.model_copy(update={"name": "third"})
+    assert isinstance(request(api, StartJob(job=other), "trainers", policy=one)[-1], JobUp)
+    request(api, EndJob(name="trainer", namespace="team"), policy=one)
+    assert isinstance(request(api, StartJob(job=second), policy=one)[-1], JobUp)
+
+
+def test_jobs_of_a_caller_that_start_at_once_cannot_exceed_the_limit_together(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = POLICY.model_copy(update={"max_jobs_per_caller": 1})
+    rival = requested_job().model_copy(update={"name": "rival"})
+    create = objects.create_parent
+
+    def create_both(*arguments: Any) -> Any:
+        monkeypatch.setattr(objects, "create_parent", create)
+        create(cast("Api", api), rival, owner="kubernetes:alice")  # after the first check
+        return create(*arguments)
+
+    monkeypatch.setattr(objects, "create_parent", create_both)
+    *_, refused = request(api, StartJob(job=requested_job()), policy=one)
+    assert isinstance(refused, RequestRejected)
+    assert "team/rival" in refused.reason
+    assert api.left() == [("ConfigMap", "team", "rival")]
+
+
+def test_a_job_cannot_select_the_pods_of_another_job(api: FakeApi) -> None:
+    request(api, StartJob(job=requested_job()))
+    made = list(api.made)
+    theft = job(found_mesh(selector="meshgate.dev/job=trainer"), name="thief", idle_timeout=60)
+    assert "a job cannot use the pods of another job" in rejected(api, StartJob(job=theft), "trainers").reason
+    assert api.made == made
+
+
+def test_a_selector_does_not_match_pods_of_jobs_by_their_other_labels(api: FakeApi) -> None:
+    victims = pod("victim-workers-0")
+    victims["metadata"] |= {"namespace": "team", "labels": {"app": "mine", "meshgate.dev/job": "victim"}}
+    api.create(victims)
+    reason = rejected(api, StartJob(job=job(found_mesh(replicas=0), idle_timeout=60))).reason
+    assert "no pod in namespace 'team' matches" in reason
+
+
+@pytest.mark.parametrize("way", ["statefulset", "monarchmesh"])
+def test_a_network_policy_covers_only_the_jobs_own_pods_whatever_the_selector(api: FakeApi, way: str) -> None:
+    foreign = {"way": way, "selector": "meshgate.dev/job=victim"}
+    spec = requested_job()
+    spec = spec.model_copy(update={"meshes": (spec.meshes[0].model_copy(update=foreign),)})
+    assert isinstance(request(api, StartJob(job=spec))[-1], JobUp)
+    opened = api.get("NetworkPolicy", "trainer-workers-workers", "team")["spec"]["podSelector"]
+    assert opened == {"matchLabels": {"meshgate.dev/job": "trainer", "meshgate.dev/mesh": "workers"}}
+
+
+def test_a_job_that_does_not_become_ready_is_rejected_and_leaves_nothing(api: FakeApi) -> None:
+    api.pods_come_up = False
+    *_, answer = request(api, StartJob(job=requested_job(), timeout=0.3))
+    assert isinstance(answer, RequestRejected)
+    assert "within 0.3 s; not ready: the gateway, trainer-workers-0, trainer-workers-1" in answer.reason
+    assert api.left() == []
+
+
+def test_an_internal_error_is_reported_and_leaves_nothing(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(readiness._Tracker, "update", fail)
+    *_, answer = request(api, StartJob(job=requested_job()))
+    assert isinstance(answer, RequestRejected)
+    assert "internal error in the gateway: RuntimeError('a bug')" in answer.reason
+    assert api.left() == []
+
+
+def test_an_invalid_request_is_rejected_with_the_field(api: FakeApi) -> None:
+    assert "Input tag 'steal'" in rejected(api, '{"ask": "steal"}').reason
+    spec = requested_job().model_dump(mode="json") | {"privileged": True}
+    assert "start.job.privileged: Extra inputs" in rejected(api, json.dumps({"ask": "start", "job": spec})).reason
+    assert api.made == []
+
+
+# --- using and ending -----------------------------------------------------------------------------------------
+
+
+def test_only_the_owner_of_a_job_finds_and_ends_it(api: FakeApi) -> None:
+    up = request(api, StartJob(job=requested_job()))[-1]
+    here = {"name": "trainer", "namespace": "team"}
+    assert request(api, FindJob(**here)) == [up]
+    assert "carol may not get secrets in namespace 'team'" in rejected(api, FindJob(**here), "trainers").reason
+    assert "carol may not delete statefulsets.apps" in rejected(api, EndJob(**here), "trainers").reason
+    assert request(api, EndJob(**here)) == [JobEnded()]
+    assert api.left() == []
+    assert rejected(api, FindJob(**here)).missing
+
+
+def test_a_job_that_is_not_ready_can_be_ended(api: FakeApi) -> None:
+    objects.create_parent(cast("Api", api), requested_job(), owner="kubernetes:alice")
+    assert request(api, EndJob(name="trainer", namespace="team")) == [JobEnded()]
+    assert api.left() == []
+
+
+def test_permissions_in_the_namespace_give_access_to_the_jobs_of_others(api: FakeApi) -> None:
+    request(api, StartJob(job=requested_job()))
+    api.permissions = {("bob", "get", "secrets"), ("bob", "delete", "statefulsets")}
+    assert isinstance(request(api, FindJob(name="trainer", namespace="team"), "bobs")[0], JobUp)
+    assert request(api, EndJob(name="trainer", namespace="team"), "bobs") == [JobEnded()]
+
+
+def test_requesting_the_job_of_another_owner_is_rejected(api: FakeApi) -> None:
+    request(api, StartJob(job=requested_job()))
+    *_, reply = request(api, StartJob(job=requested_job()), "trainers")
+    assert isinstance(reply, RequestRejected)
+    assert "a job 'trainer' with a different specification or owner is already running" in reply.reason
+
+
+def test_a_caller_without_permission_cannot_find_out_which_jobs_exist(api: FakeApi) -> None:
+    request(api, StartJob(job=requested_job()))
+    for question in (FindJob, EndJob):
+        there = rejected(api, question(name="trainer", namespace="team"), "strangers")
+        assert rejected(api, question(name="missing", namespace="team"), "strangers") == there
+        assert not there.missing
+
+
+@pytest.mark.parametrize("where", [{"name": "a/../../secrets/b"}, {"namespace": "team/secrets/b/.."}])
+def test_a_name_cannot_change_the_api_path(api: FakeApi, where: dict[str, str]) -> None:
+    question = {"ask": "find", "name": "trainer", "namespace": "team", **where}
+    (field,) = where
+    assert rejected(api, json.dumps(question)).reason.startswith(f"find.{field}: ")
+    assert api.reads == 0
+
+
+@pytest.mark.parametrize("name", ["the gateway's token", "token", "", "job"])
+def test_no_identity_name_passes_for_the_token_holder(api: FakeApi, name: str) -> None:
+    api.users["posers"] = {"username": name}
+    request(api, StartJob(job=requested_job()), TOKEN)
+    assert "may not create statefulsets" in rejected(api, StartJob(job=requested_job()), "posers").reason
+    assert "may not get secrets" in rejected(api, FindJob(name="trainer", namespace="team"), "posers").reason
+    assert "may not delete statefulsets" in rejected(api, EndJob(name="trainer", namespace="team"), "posers").reason
+
+
+def test_an_identity_does_not_own_a_job_without_an_owner(api: FakeApi) -> None:
+    objects.create_parent(cast("Api", api), requested_job())
+    reason = rejected(api, EndJob(name="trainer", namespace="team"), "alices").reason
+    assert "alice may not delete statefulsets" in reason
+
+
+# --- authentication -------------------------------------------------------------------------------------------
+
+
+def failed_handshake(api: FakeApi, token: str) -> tuple[int, str]:
+    async def test(url: str) -> tuple[int, str]:
+        with pytest.raises(InvalidStatus) as caught:
+            async with dial(url, token):
+                pass
+        return caught.value.response.status_code, (caught.value.response.body or b"").decode()
+
+    return with_gateway(api, test)
+
+
+def test_an_unknown_token_fails_the_handshake(api: FakeApi) -> None:
+    status, error = failed_handshake(api, "unknown")
+    assert status == 401
+    assert "it may have expired" in error
+
+
+def test_an_unavailable_api_server_is_a_temporary_error(api: FakeApi) -> None:
+    api.down = Unreachable("the API server is away")
+    status, error = failed_handshake(api, "alices")
+    assert status == 503
+    assert "the API server is away" in error

@@ -1,0 +1,136 @@
+"""The pool of prestarted engines, with stub engines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from meshgate_gateway.control.messages import AssignSession, EndSession, EngineReady, HostsReply, SessionEnded
+from meshgate_gateway.sessions.engine_processes import EnginePool, EngineProcess
+from meshgate_gateway.supervisor.link import SupervisorLink
+from tests.gateway.server_process import wait_gone
+from tests.gateway.unsupervised import Unsupervised
+
+DEADLINE = 20.0
+STUB = [sys.executable, str(Path(__file__).parents[1] / "stub_engine.py")]
+
+
+def with_pool(test: Callable[[EnginePool], Awaitable[None]], *, size: int) -> None:
+    async def run() -> None:
+        supervisor = cast("SupervisorLink", Unsupervised())
+        pool = EnginePool(lambda: EngineProcess.start(supervisor, STUB, os.environ), size)
+        pool.fill()
+        try:
+            await asyncio.wait_for(test(pool), DEADLINE)
+        finally:
+            await pool.close()
+
+    asyncio.run(run())
+
+
+def idle_pids(pool: EnginePool) -> list[int]:
+    return [engine.pid for engine in pool._idle]
+
+
+def test_a_prestarted_engine_is_acquired() -> None:
+    async def test(pool: EnginePool) -> None:
+        (pid,) = idle_pids(pool)
+        engine = pool.acquire()
+        assert (engine.pid, idle_pids(pool)) == (pid, [])
+        assert await engine.receive() == EngineReady()
+        await engine.stop(0)
+
+    with_pool(test, size=1)
+
+
+def test_an_empty_pool_starts_a_new_engine() -> None:
+    async def test(pool: EnginePool) -> None:
+        engine = pool.acquire()
+        assert engine.running
+        await engine.stop(0)
+        assert not engine.running
+
+    with_pool(test, size=0)
+
+
+async def kill(engine: EngineProcess) -> None:
+    os.kill(engine.pid, signal.SIGKILL)
+    while await engine.receive() is not None:
+        continue
+    await engine.stop(DEADLINE)
+
+
+def test_a_dead_engine_is_not_acquired() -> None:
+    async def test(pool: EnginePool) -> None:
+        (dead,) = pool._idle
+        await kill(dead)
+        engine = pool.acquire()
+        assert engine.running
+        await engine.stop(0)
+
+    with_pool(test, size=1)
+
+
+def test_fill_replaces_dead_engines() -> None:
+    async def test(pool: EnginePool) -> None:
+        dead, alive = pool._idle
+        await kill(dead)
+        pool.fill()
+        assert alive.pid in idle_pids(pool)
+        assert dead.pid not in idle_pids(pool)
+        assert len(idle_pids(pool)) == 2
+
+    with_pool(test, size=2)
+
+
+def test_close_kills_the_prestarted_engines() -> None:
+    async def test(pool: EnginePool) -> None:
+        pids = idle_pids(pool)
+        await pool.close()
+        wait_gone(*pids)
+
+    with_pool(test, size=2)
+
+
+def test_messages_pass_in_both_directions() -> None:
+    async def test(pool: EnginePool) -> None:
+        engine = pool.acquire()
+        assert await engine.receive() == EngineReady()
+        assert engine.send(AssignSession(session="0" * 32, lease=1))
+        assert engine.send(EndSession(reason="done"))
+        assert await engine.receive() == SessionEnded(reason="done")
+        assert await engine.receive() is None
+        assert (await engine.stop(DEADLINE)).code == 0
+        assert not engine.send(HostsReply(mesh="workers"))
+
+    with_pool(test, size=1)
+
+
+def test_a_missing_program_raises() -> None:
+    async def run() -> None:
+        with pytest.raises(FileNotFoundError):
+            EngineProcess.start(cast("SupervisorLink", Unsupervised()), ["/nowhere/at/all"], os.environ)
+
+    asyncio.run(run())
+
+
+def test_an_engine_gets_the_descriptor_for_output() -> None:
+    reading, writing = os.pipe()
+
+    async def run() -> None:
+        program = "import os, sys; os.write(int(sys.argv[sys.argv.index('--output-fd') + 1]), b'printed')"
+        supervisor = cast("SupervisorLink", Unsupervised())
+        engine = EngineProcess.start(supervisor, [sys.executable, "-c", program], os.environ, writing)
+        assert (await engine.stop(DEADLINE)).code == 0
+
+    asyncio.run(run())
+    os.close(writing)
+    with open(reading, "rb") as file:
+        assert file.read() == b"printed"

@@ -1,0 +1,418 @@
+"""Sessions with a stub engine: connections, ends, and the reaping of orphaned processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import signal
+import socket
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from meshgate_gateway.child_process import ExitStatus
+from meshgate_gateway.control.messages import (
+    ClientConnected,
+    ClientDisconnected,
+    ControlMessage,
+    HostsReply,
+    HostsRequest,
+    NewConnection,
+    SessionState,
+)
+from meshgate_gateway.hosts.provider import Host, HostProvider, StaticHosts
+from meshgate_gateway.sessions.ended_sessions import EndedSessions
+from meshgate_gateway.sessions.engine_processes import EnginePool
+from meshgate_gateway.sessions.session_manager import ConnectRequest, SessionManager, _silence
+from meshgate_gateway.sessions.session_table import Gone, Sessions
+from meshgate_gateway.supervisor.link import SupervisorLink
+from tests.gateway.server_process import STUBS, ServerProcess, wait_gone
+from tests.gateway.unsupervised import Unsupervised
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess("--mesh", "workers=ipc:///nowhere/a,ipc:///nowhere/b", "--max-sessions", "64") as server:
+        yield server
+
+
+# --- sessions ---------------------------------------------------------------------------------------------
+
+
+def test_each_session_has_its_own_engine(server: ServerProcess) -> None:
+    one, two = uuid.uuid4().hex, uuid.uuid4().hex
+    with server.join(one) as first, server.join(two) as second:
+        a, b = first.command("describe"), second.command("describe")
+    assert (a["session"], b["session"]) == (one, two)
+    assert a["pid"] != b["pid"]
+
+
+def test_a_new_connection_replaces_the_old_one_at_the_same_engine(server: ServerProcess) -> None:
+    session = uuid.uuid4().hex
+    with server.join(session) as first:
+        before = first.command("describe")
+        with server.join(session, resume=True) as second:
+            assert second.command("describe")["pid"] == before["pid"]
+            assert first.closed_by_peer()
+
+
+def test_a_session_outlives_its_connection(server: ServerProcess) -> None:
+    session = uuid.uuid4().hex
+    with server.join(session) as connection:
+        pid = connection.command("describe")["pid"]
+    server.wait_logged("session disconnected", session=session)
+    with server.join(session, resume=True) as connection:
+        assert connection.command("describe")["pid"] == pid
+
+
+def test_resuming_an_unknown_session_is_an_error(server: ServerProcess) -> None:
+    answer = server.failed(resume=True)
+    assert answer.status == 410
+    assert answer.body["kind"] == "unknown"
+    assert "restarted" in answer.body["reason"]
+
+
+def test_the_error_for_a_killed_engine_has_its_last_output(server: ServerProcess) -> None:
+    session = uuid.uuid4().hex
+    with server.join(session) as connection:
+        connection.command("print the last words")
+        connection.send(b"kill\n")
+        assert connection.closed_by_peer()
+    for _ in range(2):
+        answer = server.failed(session, resume=True)
+        assert answer.status == 410
+        assert answer.body["kind"] == "died"
+        assert "SIGKILL" in answer.body["reason"]
+        assert "the last words" in answer.body["output"]
+
+
+def test_the_error_for_a_failed_engine_has_its_exit_code(server: ServerProcess) -> None:
+    session = uuid.uuid4().hex
+    with server.join(session) as connection:
+        connection.send(b"exit 7\n")
+        assert connection.closed_by_peer()
+    assert "exit code 7" in server.failed(session, resume=True).body["reason"]
+
+
+def test_an_invalid_control_message_ends_only_its_engine(server: ServerProcess) -> None:
+    session = uuid.uuid4().hex
+    with server.join() as other, server.join(session) as connection:
+        connection.send(b"send {}\n")
+        assert connection.closed_by_peer()
+        ended = server.failed(session, resume=True).body
+        assert ended["kind"] == "died"
+        assert "could not handle a message of the session's engine: " in ended["reason"]
+        assert "type" in ended["reason"]  # what its message lacks
+        assert other.command("describe")
+
+
+def test_a_session_that_ended_in_order_is_gone(server: ServerProcess) -> None:
+    session = uuid.uuid4().hex
+    with server.join(session) as connection:
+        connection.send(b"goodbye\n")
+        assert connection.closed_by_peer()
+    answer = server.failed(session, resume=True)
+    assert (answer.status, answer.body["kind"]) == (410, "ended")
+    assert answer.body["output"] == ""
+
+
+def test_the_children_of_an_engine_exit_with_it(server: ServerProcess) -> None:
+    with server.join() as connection:
+        pid = connection.command("spawn")["pid"]
+        connection.send(b"kill\n")
+        assert connection.closed_by_peer()
+    wait_gone(pid)
+
+
+def test_the_engine_receives_its_hosts(server: ServerProcess) -> None:
+    with server.join() as connection:
+        reply = connection.command("hosts workers")
+    assert [host["address"] for host in reply["hosts"]] == ["ipc:///nowhere/a", "ipc:///nowhere/b"]
+    assert [host["name"] for host in reply["hosts"]] == ["workers-0", "workers-1"]
+
+
+def test_the_error_for_an_unknown_mesh_lists_the_known_ones(server: ServerProcess) -> None:
+    with server.join() as connection:
+        reply = connection.command("hosts trainers")
+    assert "'trainers'" in reply["error"]
+    assert "workers" in reply["error"]
+
+
+def test_connections_have_nodelay_set(server: ServerProcess) -> None:
+    with server.join() as connection:
+        assert connection.command("describe")["nodelay"]
+
+
+# --- with an engine in this process -----------------------------------------------------------------------
+
+
+class FakeEngine:
+    """An engine process that sends what the test puts into ``messages``."""
+
+    pid, running, adopted = 1, True, False
+    owner, meshes = "", frozenset[str]()
+
+    def __init__(self) -> None:
+        self.session: str | None = None
+        self.messages: asyncio.Queue[ControlMessage | None] = asyncio.Queue()
+        self.sent: list[ControlMessage] = []
+
+    def assign(self, session: str, owner: str, lease: float) -> None:
+        self.session = session
+
+    def add_mesh(self, mesh: str) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
+
+    def send(self, message: ControlMessage, descriptors: Sequence[int] = ()) -> bool:
+        self.sent.append(message)
+        return True
+
+    async def receive(self) -> ControlMessage | None:
+        return await self.messages.get()
+
+    async def stop(self, timeout: float) -> ExitStatus:
+        return ExitStatus(0, "the last words")
+
+    def kill(self) -> None:
+        self.messages.put_nowait(None)
+
+
+class Managed:
+    """A manager with one fake engine, and a client's socket."""
+
+    def __init__(self, hosts: HostProvider) -> None:
+        self.engine = FakeEngine()
+        self.table = Sessions(lease=60, limit=8, now=0)
+        pool = EnginePool(lambda: self.engine, 0)  # type: ignore[arg-type, return-value]
+        ended = EndedSessions(cast("SupervisorLink", Unsupervised()))
+        self.manager = SessionManager(self.table, pool, hosts, lease=60, reap_command=[], environment={}, ended=ended)
+        self.connection, self.client = socket.socketpair()
+        self.request = ConnectRequest("0" * 32, "owner", resume=False, head=b"")
+
+    async def close(self) -> None:
+        await self.manager.close("the test is over")
+        self.connection.close()
+        self.client.close()
+
+
+def managed(test: Callable[[Managed], Awaitable[None]], hosts: HostProvider | None = None) -> None:
+    async def run() -> None:
+        with_fake = Managed(hosts or StaticHosts({}))
+        try:
+            await asyncio.wait_for(test(with_fake), 20)
+        finally:
+            await with_fake.close()
+
+    asyncio.run(run())
+
+
+def test_a_message_that_the_manager_cannot_handle_ends_its_session_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async def test(with_fake: Managed) -> None:
+        monkeypatch.setattr(with_fake.table, "add_mesh", fail)
+        with_fake.engine.messages.put_nowait(HostsRequest(mesh="workers"))
+        for _ in range(2):
+            gone = await with_fake.manager.connect(with_fake.request, with_fake.connection)
+            assert isinstance(gone, Gone)
+            assert (gone.kind, gone.output) == ("died", "the last words")
+            assert "ZeroDivisionError('a bug')" in gone.reason
+
+    managed(test)
+
+
+def test_the_server_does_not_respond_on_a_connection_that_an_engine_may_have_taken() -> None:
+    async def test(with_fake: Managed) -> None:
+        connecting = with_fake.manager.connect(with_fake.request, with_fake.connection)
+        assert await asyncio.wait_for(connecting, 0.05) is None
+        assert any(isinstance(message, NewConnection) for message in with_fake.engine.sent)
+
+    managed(test)
+
+
+def test_an_engine_whose_hosts_cannot_be_found_gets_the_reason() -> None:
+    class Broken(StaticHosts):
+        async def hosts(self, mesh: str) -> tuple[Host, ...]:
+            raise ZeroDivisionError("a bug")
+
+    async def test(with_fake: Managed) -> None:
+        with_fake.engine.messages.put_nowait(HostsRequest(mesh="workers"))
+        with_fake.engine.messages.put_nowait(ClientConnected())
+        assert await with_fake.manager.connect(with_fake.request, with_fake.connection) is None
+        (reply,) = (sent for sent in with_fake.engine.sent if isinstance(sent, HostsReply))
+        assert "ZeroDivisionError('a bug')" in str(reply.error)
+
+    managed(test, Broken({}))
+
+
+def test_a_lease_that_began_under_an_earlier_server_counts_on() -> None:
+    async def test(with_fake: Managed) -> None:
+        with_fake.engine.adopted, with_fake.engine.owner, with_fake.engine.meshes = True, "owner", frozenset()
+        with_fake.manager.adopt(with_fake.engine, "0" * 32)  # type: ignore[arg-type]
+        assert with_fake.table.next_expiry() is None
+        with_fake.manager.changed.clear()
+        with_fake.engine.messages.put_nowait(SessionState(connected=False, disconnected_for=50))
+        await with_fake.manager.changed.wait()
+        left = (with_fake.table.next_expiry() or 0) - asyncio.get_running_loop().time()
+        assert left <= 10
+
+    managed(test)
+
+
+def test_an_adopted_engine_that_has_ended_in_order_did_not_die() -> None:
+    async def test(with_fake: Managed) -> None:
+        with_fake.engine.adopted, with_fake.engine.owner, with_fake.engine.meshes = True, "owner", frozenset()
+        with_fake.manager.adopt(with_fake.engine, "0" * 32)  # type: ignore[arg-type]
+        with_fake.engine.kill()
+        await with_fake.manager._serving["0" * 32]
+        assert with_fake.table.gone["0" * 32].kind == "ended"
+
+    managed(test)
+
+
+# --- settings that need a server of their own -------------------------------------------------------------
+
+
+def test_a_session_expires_a_lease_after_its_connection() -> None:
+    session = uuid.uuid4().hex
+    with ServerProcess("--lease", "1.5") as server:
+        with server.join(session) as connection:
+            pid = connection.command("describe")["pid"]
+        server.wait_logged("session ended", session=session, kind="expired")
+        wait_gone(pid)
+        with server.join() as connection:
+            assert connection.command("describe")["lease"] == 1.5
+
+
+def test_the_number_of_sessions_is_limited() -> None:
+    with ServerProcess("--max-sessions", "1") as server, server.join():
+        answer = server.failed()
+        assert answer.status == 503
+        assert "--max-sessions" in answer.error
+
+
+def test_an_engine_that_fails_on_startup_is_reported_on_the_first_connection() -> None:
+    with ServerProcess(environment={"STUB_ENGINE": "crash"}) as server:
+        answer = server.failed()
+        assert answer.status == 410
+        assert answer.body["kind"] == "died"
+        assert "this stub crashes on startup" in answer.body["output"]
+
+
+def test_an_engine_that_dies_during_the_handover_is_reported_on_that_connection() -> None:
+    with ServerProcess(environment={"STUB_ENGINE": "mute"}) as server, server.dial() as connection:
+        started = server.wait_logged("session started")
+        os.kill(started["pid"], signal.SIGKILL)
+        assert "SIGKILL" in connection.http().body["reason"]
+
+
+def test_sessions_work_without_prestarted_engines() -> None:
+    with ServerProcess("--warm-engines", "0") as server, server.join() as connection:
+        assert connection.command("describe")
+
+
+LOG_ON_FULL_DISK = """
+import os, runpy, sys
+os.dup2(os.open('/dev/full', os.O_WRONLY), 2)
+sys.path[0] = os.getcwd()
+runpy.run_path(sys.argv.pop(1), run_name='__main__')
+"""
+
+
+def test_a_full_log_disk_breaks_no_session() -> None:
+    session = uuid.uuid4().hex
+    with ServerProcess(program=("-c", LOG_ON_FULL_DISK, str(STUBS))) as server:
+        with server.join(session) as connection:
+            pid = connection.command("describe")["pid"]
+        with server.join(session, resume=True) as connection:
+            assert connection.command("describe")["pid"] == pid
+            connection.command("print the last words")
+            connection.send(b"kill\n")
+            assert connection.closed_by_peer()
+        gone = server.failed(session, resume=True).body
+        assert (gone["kind"], gone["output"]) == ("died", "the last words\n")
+
+
+# --- reaping ----------------------------------------------------------------------------------------------
+
+MESH = "workers=ipc:///nowhere/a,ipc:///nowhere/b"
+ADDRESSES = ["ipc:///nowhere/a", "ipc:///nowhere/b"]
+REAPED = "orphaned processes reaped"
+
+
+def reaped(path: Path) -> list[list[str]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_the_hosts_of_a_dead_session_are_reaped(tmp_path: Path) -> None:
+    target = tmp_path / "reaped"
+    with ServerProcess("--mesh", MESH, environment={"STUB_REAPED": str(target)}) as server:
+        with server.join() as connection:
+            connection.command("hosts workers")
+            connection.send(b"kill\n")
+            server.wait_logged(REAPED, meshes=["workers"])
+        assert reaped(target) == [ADDRESSES]
+
+
+def test_thousands_of_hosts_are_reaped_together(tmp_path: Path) -> None:
+    target = tmp_path / "reaped"
+    meshes = {f"m{mesh}": [f"ipc:///nowhere/at/all/{mesh}/{host:030}" for host in range(1000)] for mesh in range(4)}
+    flags = [flag for mesh, hosts in meshes.items() for flag in ("--mesh", f"{mesh}={','.join(hosts)}")]
+    with ServerProcess(*flags, environment={"STUB_REAPED": str(target)}) as server, server.join() as connection:
+        for mesh, hosts in meshes.items():
+            known = len(connection.command(f"hosts {mesh}")["hosts"])
+            while known < len(hosts):
+                known += len(connection.answer()["hosts"])
+        connection.send(b"kill\n")
+        server.wait_logged(REAPED)
+    (addresses,) = reaped(target)
+    assert sorted(addresses) == sorted(host for hosts in meshes.values() for host in hosts)
+
+
+def test_hosts_are_reaped_once_no_other_session_uses_them(tmp_path: Path) -> None:
+    target = tmp_path / "reaped"
+    with ServerProcess("--mesh", MESH, environment={"STUB_REAPED": str(target)}) as server:
+        other = server.join()
+        other.command("hosts workers")
+        session = uuid.uuid4().hex
+        with server.join(session) as connection:
+            connection.command("hosts workers")
+            connection.send(b"kill\n")
+            server.wait_logged("session ended", session=session)
+        assert other.command("describe")
+        assert reaped(target) == []
+        other.send(b"goodbye\n")
+        server.wait_logged(REAPED)
+        assert reaped(target) == [ADDRESSES]
+        other.close()
+
+
+def test_a_session_that_ended_in_order_or_used_no_hosts_needs_no_reaping(tmp_path: Path) -> None:
+    target = tmp_path / "reaped"
+    with ServerProcess("--mesh", MESH, environment={"STUB_REAPED": str(target)}) as server:
+        orderly, hostless = uuid.uuid4().hex, uuid.uuid4().hex
+        with server.join(orderly) as connection:
+            connection.command("hosts workers")
+            connection.send(b"goodbye\n")
+            server.wait_logged("session ended", session=orderly)
+        with server.join(hostless) as connection:
+            connection.send(b"kill\n")
+            server.wait_logged("session ended", session=hostless)
+    assert reaped(target) == []
+
+
+def test_a_detached_session_keeps_its_whole_lease_however_its_driver_ended() -> None:
+    assert _silence(ClientDisconnected(silence=2.0)) == 2.0
+    assert _silence(ClientDisconnected(silence=2.0, detached=True)) == math.inf
+    assert _silence(SessionState(connected=False, silence=2.0, detached=True)) == math.inf

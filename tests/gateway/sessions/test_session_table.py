@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from meshgate_gateway.sessions.session_table import Gone, HandOver, Reject, Sessions, Start, Statistics
+
+LEASE = 10.0
+
+
+def table(limit: int = 4) -> Sessions:
+    return Sessions(lease=LEASE, limit=limit, now=0.0)
+
+
+def started(*names: str, limit: int = 4) -> Sessions:
+    sessions = table(limit)
+    for name in names:
+        assert sessions.admit(name, "me", resume=False, now=0.0) == Start()
+    return sessions
+
+
+# --- admission --------------------------------------------------------------------------------------------
+
+
+def test_a_new_session_starts_and_later_connections_are_handed_over() -> None:
+    sessions = started("a")
+    assert sessions.admit("a", "me", resume=False, now=1) == HandOver()
+    assert sessions.admit("a", "me", resume=True, now=1) == HandOver()
+
+
+def test_a_session_belongs_to_its_owner() -> None:
+    rejected = started("a").admit("a", "someone else", resume=True, now=1)
+    assert isinstance(rejected, Reject)
+    assert rejected.forbidden
+
+
+def test_an_unknown_session_cannot_be_resumed() -> None:
+    gone = table().admit("a", "me", resume=True, now=0)
+    assert isinstance(gone, Gone)
+    assert gone.kind == "unknown"
+
+
+def test_a_full_table_rejects_only_new_sessions() -> None:
+    sessions = started("a", limit=1)
+    assert isinstance(sessions.admit("b", "me", resume=False, now=1), Reject)
+    assert sessions.admit("a", "me", resume=True, now=1) == HandOver()
+
+
+def test_after_stop_admitting_every_connection_is_rejected() -> None:
+    sessions = started("a")
+    assert sessions.stop_admitting("shutting down") == ["a"]
+    for name in ("a", "b"):
+        assert sessions.admit(name, "me", resume=False, now=1) == Reject("shutting down")
+
+
+# --- how sessions end -------------------------------------------------------------------------------------
+
+
+def test_the_reason_and_output_of_a_dead_engine_are_kept() -> None:
+    sessions = started("a")
+    gone = sessions.exited("a", "was killed by SIGKILL", "last words", now=5)
+    assert gone == Gone("died", "the session's engine was killed by SIGKILL", "last words", at=5)
+    assert sessions.admit("a", "me", resume=True, now=6) == gone
+    assert sessions.admit("a", "me", resume=False, now=6) == gone
+
+
+def test_an_ending_session_is_gone_for_its_client_before_its_engine_exits() -> None:
+    sessions = started("a")
+    sessions.ending("a", "enough", "expired")
+    assert sessions.admit("a", "me", resume=True, now=1) == Gone("expired", "enough")
+
+
+def test_the_first_end_reason_is_kept() -> None:
+    sessions = started("a")
+    sessions.ending("a", "first")
+    sessions.ended("a", "second")
+    assert sessions.exited("a", "ended with exit code 0", "noise", now=1) == Gone("ended", "first", "", at=1)
+
+
+def test_a_session_expires_a_lease_after_it_was_last_connected() -> None:
+    sessions = started("a")
+    assert sessions.next_expiry() == LEASE
+    sessions.connected("a")
+    assert sessions.next_expiry() is None
+    assert sessions.disconnected("a", 20, silence=60) == LEASE
+    assert sessions.next_expiry() == 20 + LEASE
+    assert sessions.expire(20 + LEASE - 0.01) == {}
+    assert sessions.expire(20 + LEASE) == {"a": "no client was connected for its lease of 10 s"}
+    assert sessions.expire(20 + LEASE) == {}
+    assert sessions.exited("a", "ended with exit code 0", "", now=31).kind == "expired"
+
+
+def test_a_client_that_was_heard_from_until_its_connection_ended_gets_a_shorter_lease() -> None:
+    sessions = Sessions(lease=14_400, limit=4, now=0.0)
+    for name in ("killed", "asleep"):
+        sessions.admit(name, "me", resume=False, now=0.0)
+        sessions.connected(name)
+    assert sessions.disconnected("killed", 100, silence=15) == 1800
+    assert sessions.disconnected("asleep", 100, silence=60) == 14_400
+    assert sessions.next_expiry() == 1900
+    assert sessions.expire(1900) == {"killed": "no client was connected for its lease of 1800 s"}
+    sessions.connected("asleep")
+    assert sessions.disconnected("asleep", 5000, silence=0) == 1800
+    assert sessions.next_expiry() == 6800
+
+
+def test_an_end_reason_is_kept_for_a_lease() -> None:
+    sessions = started("a")
+    sessions.exited("a", "ended", "", now=5)
+    assert sessions.next_expiry() == 5 + LEASE
+    sessions.expire(5 + LEASE)
+    assert sessions.next_expiry() is None
+    assert sessions.admit("a", "me", resume=False, now=20) == Start()
+
+
+def test_idle_time_counts_from_the_end_of_the_last_session() -> None:
+    sessions = table()
+    assert sessions.idle_since == 0
+    sessions.admit("a", "me", resume=False, now=1)
+    assert sessions.idle_since is None
+    sessions.exited("a", "ended", "", now=7)
+    assert sessions.idle_since == 7
+
+
+# --- processes left on the hosts ----------------------------------------------------------------------------
+
+
+def test_the_meshes_of_a_dead_session_need_reaping() -> None:
+    sessions = started("a")
+    sessions.add_mesh("a", "workers")
+    sessions.exited("a", "died", "", now=1)
+    assert sessions.meshes_to_reap() == {"workers"}
+    sessions.reaped(frozenset({"workers"}))
+    assert sessions.meshes_to_reap() == frozenset()
+
+
+def test_a_session_that_stopped_its_meshes_needs_no_reaping() -> None:
+    sessions = started("a")
+    sessions.add_mesh("a", "workers")
+    sessions.ended("a", "done")
+    sessions.exited("a", "ended with exit code 0", "", now=1)
+    assert sessions.meshes_to_reap() == frozenset()
+
+
+def test_a_mesh_is_reaped_once_no_session_uses_it() -> None:
+    sessions = started("a", "b", "c")
+    for name, mesh in (("a", "workers"), ("a", "gpus"), ("b", "workers")):
+        sessions.add_mesh(name, mesh)
+    sessions.exited("a", "died", "", now=1)
+    assert sessions.meshes_to_reap() == {"gpus"}
+    sessions.ended("b", "done")
+    sessions.exited("b", "ended", "", now=2)
+    assert sessions.meshes_to_reap() == {"gpus", "workers"}
+
+
+def test_statistics_count_sessions() -> None:
+    sessions = started("a", "b", "c")
+    sessions.connected("a")
+    sessions.exited("c", "ended", "", now=1)
+    assert sessions.statistics() == Statistics(sessions=2, connected=1, gone=1)
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Any sequence of events keeps the invariants and ends each session exactly once."""
+
+    names = st.sampled_from("abcdef")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions, self.now = table(limit=3), 0.0
+        self.live: set[str] = set()
+
+    @rule(name=names, resume=st.booleans(), owner=st.sampled_from(["me", "you"]))
+    def dial(self, name: str, resume: bool, owner: str) -> None:
+        admission = self.sessions.admit(name, owner, resume=resume, now=self.now)
+        assert isinstance(admission, Start) <= (name not in self.live)
+        assert isinstance(admission, HandOver) <= (name in self.live)
+        if isinstance(admission, Start):
+            self.live.add(name)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), what=st.sampled_from(["connected", "disconnected", "uses", "goodbye", "ending", "exited"]))
+    def happens(self, data: st.DataObject, what: str) -> None:
+        name = data.draw(st.sampled_from(sorted(self.live)))
+        if what == "connected":
+            self.sessions.connected(name)
+        elif what == "disconnected":
+            self.sessions.disconnected(name, self.now, silence=data.draw(st.sampled_from([0.0, 60.0])))
+        elif what == "uses":
+            self.sessions.add_mesh(name, data.draw(st.sampled_from(["workers", "gpus"])))
+        elif what == "goodbye":
+            self.sessions.ended(name, "bye")
+        elif what == "ending":
+            self.sessions.ending(name, "enough")
+        else:
+            self.live.remove(name)
+            gone = self.sessions.exited(name, "died", "", self.now)
+            assert self.sessions.admit(name, "me", resume=True, now=self.now) == gone
+
+    @rule(seconds=st.floats(0, 30))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        expired = self.sessions.expire(self.now)
+        assert set(expired) <= self.live
+        upcoming = self.sessions.next_expiry()
+        assert upcoming is None or upcoming > self.now
+
+    @invariant()
+    def holds(self) -> None:
+        self.sessions.validate_state()
+        assert set(self.sessions._live) == self.live
+
+
+TestAnyHistory = AnyHistory.TestCase
+
+
+# --- sessions of an earlier server ------------------------------------------------------------------------
+
+
+def test_a_restored_session_is_live_with_its_owner_and_meshes() -> None:
+    sessions = table()
+    sessions.restore("a", "me", frozenset({"workers"}))
+    assert sessions.admit("a", "me", resume=True, now=1) == HandOver()
+    assert isinstance(sessions.admit("a", "someone else", resume=True, now=1), Reject)
+    assert sessions.meshes_of("a") == {"workers"}
+    assert sessions.idle_since is None
+    sessions.validate_state()
+
+
+def test_a_restored_session_expires_once_it_is_known_since_when_no_client_is_connected() -> None:
+    sessions = table()
+    sessions.restore("a", "me", frozenset())
+    assert sessions.expire(now=1000) == {}
+    sessions.disconnected("a", now=995, silence=0)
+    assert sessions.expire(now=1000) == {}
+    assert list(sessions.expire(now=995 + LEASE)) == ["a"]
+
+
+def test_the_reason_of_a_session_that_ended_under_an_earlier_server_is_kept() -> None:
+    before = started("a")
+    gone = before.exited("a", "was killed by SIGKILL", "the last words", now=1)
+    after = table()
+    after.restore_gone("a", before.gone["a"])
+    assert after.admit("a", "me", resume=True, now=2) == gone
+    after.validate_state()

@@ -1,0 +1,87 @@
+"""A gateway and the Kubernetes job that it belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import cast
+
+import pytest
+from pydantic import SecretStr
+
+from meshgate_gateway.http.auth import Identity, TokenAuthenticator
+from meshgate_gateway.http.messages import HeadParser, Request
+from meshgate_gateway.in_cluster import ClusterJob, create_provisioner
+from meshgate_gateway.supervisor.link import SupervisorLink
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.errors import NoCluster, NotFound
+from meshgate_kubernetes.jobs import objects
+from tests.gateway.unsupervised import Unsupervised
+from tests.kubernetes_jobs.fake_api import FakeApi, IgnoreProgress
+from tests.kubernetes_jobs.objects import job
+
+TOKEN = "correct-horse-battery-staple"
+
+
+@pytest.fixture
+def cluster() -> FakeApi:
+    """A running job."""
+    fake = FakeApi()
+    api = cast("Api", fake)
+    objects.create_owned(api, job(), objects.create_parent(api, job()), IgnoreProgress())
+    return fake
+
+
+def cluster_job(api: FakeApi, supervisor: Unsupervised | None = None) -> ClusterJob:
+    link = cast("SupervisorLink", supervisor or Unsupervised())
+    return ClusterJob(cast("Api", api), "trainer", "team", link)
+
+
+def request(token: str) -> Request:
+    parsed = HeadParser().feed(f"GET / HTTP/1.1\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+    assert parsed is not None
+    return parsed
+
+
+def test_the_hosts_are_the_worker_pods_of_the_job(cluster: FakeApi) -> None:
+    async def run() -> list[str]:
+        hosts = cluster_job(cluster).hosts()
+        try:
+            return [host.name for host in await hosts.hosts("workers")]
+        finally:
+            await hosts.close()
+
+    assert asyncio.run(run()) == ["trainer-workers-0", "trainer-workers-1"]
+
+
+def test_the_authenticator_accepts_identities_of_the_jobs_namespace(cluster: FakeApi) -> None:
+    cluster.users = {"alices": {"username": "alice"}}
+    cluster.permissions = {("alice", "create", "pods/exec")}
+    authenticator = cluster_job(cluster).authenticator(TokenAuthenticator(SecretStr(TOKEN)))
+    assert asyncio.run(authenticator.authenticate(request(TOKEN))) == Identity("job")
+    assert asyncio.run(authenticator.authenticate(request("alices"))) == Identity("kubernetes:alice")
+
+
+def test_delete_removes_the_whole_job_and_is_idempotent(cluster: FakeApi) -> None:
+    running = cluster_job(cluster)
+    asyncio.run(running.delete())
+    assert cluster.left() == []
+    asyncio.run(running.delete())
+
+
+def test_a_missing_job_raises() -> None:
+    with pytest.raises(NotFound, match="'trainer'"):
+        cluster_job(FakeApi())
+
+
+def test_a_further_server_needs_no_api_server_to_know_its_job(cluster: FakeApi) -> None:
+    supervisor = Unsupervised()
+    first = cluster_job(cluster, supervisor)
+    further = cluster_job(FakeApi(), supervisor)
+    assert (further._spec, further._uid) == (first._spec, first._uid)
+
+
+def test_provisioning_needs_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(NoCluster, match="cannot use the pod's service account"):
+        asyncio.run(create_provisioner(tmp_path / "policy.json", TokenAuthenticator(SecretStr(TOKEN))))

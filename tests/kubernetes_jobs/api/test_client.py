@@ -1,0 +1,276 @@
+"""The API client against a local HTTP server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from meshgate_kubernetes.api import client
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.errors import (
+    Conflict,
+    Forbidden,
+    NotFound,
+    NotKubernetes,
+    Unauthenticated,
+    Unreachable,
+)
+
+POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": "team"}}
+PATH = "/api/v1/namespaces/team/pods"
+
+
+class Server(ThreadingHTTPServer):
+    """Records requests and answers them in order from ``responses``: (status, JSON object or lines)."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.responses: list[tuple[int, Any]] = []
+        self.requests: list[tuple[str, str, dict[str, str], Any]] = []
+        self.tokens: list[str] = []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = urlsplit(self.path)
+        query = {key: value for key, (value,) in parse_qs(parts.query).items()}
+        self.server.requests.append((self.command, parts.path, query, json.loads(body) if body else None))
+        self.server.tokens.append(self.headers.get("Authorization", ""))
+        status, response = self.server.responses.pop(0)
+        if not isinstance(response, bytes):
+            response = json.dumps(response).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(response)))
+        self.end_headers()
+        self.wfile.write(response)
+
+    do_GET = do_POST = do_PATCH = do_DELETE = do
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        yield server
+        server.shutdown()
+        serving.join()
+
+
+@pytest.fixture
+def api(server: Server) -> Iterator[Api]:
+    tokens = iter(["first", "second", "third"])
+
+    def load(configuration: Any) -> str:
+        configuration.host = server.url
+        configuration.api_key = {"authorization": f"Bearer {next(tokens)}"}
+        return "team"
+
+    api = Api(load, "the test's configuration")
+    yield api
+    api._pool.clear()
+
+
+def failure(reason: str, message: str = "because") -> dict[str, object]:
+    return {"kind": "Status", "reason": reason, "message": message}
+
+
+def test_an_object_is_read_by_its_path_and_with_the_token(server: Server, api: Api) -> None:
+    server.responses = [(200, POD)]
+    assert api.get("Pod", "a", "team") == POD
+    assert server.requests == [("GET", f"{PATH}/a", {}, None)]
+    assert server.tokens == ["Bearer first"]
+    assert (api.bearer(), api.namespace, api.host) == ("first", "team", server.url)
+
+
+def test_listed_objects_have_kind_and_api_version(server: Server, api: Api) -> None:
+    listed = {"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "a"}}]}
+    server.responses = [(200, listed), (200, listed)]
+    assert api.list_objects("Pod", "team", "x=1", "status.phase=Running") == (
+        [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}}],
+        "7",
+    )
+    api.list_objects("Pod", "")
+    selectors = {"labelSelector": "x=1", "fieldSelector": "status.phase=Running"}
+    assert server.requests[0][1:3] == (PATH, {**selectors, "limit": "500"})
+    assert server.requests[1][1] == "/api/v1/pods"
+
+
+def test_objects_are_created_and_patched(server: Server, api: Api) -> None:
+    server.responses = [(201, POD), (200, POD)]
+    api.create(POD)
+    api.merge_patch("Pod", "a", "team", {"spec": {}})
+    assert server.requests == [
+        ("POST", PATH, {"fieldManager": "meshgate"}, POD),
+        ("PATCH", f"{PATH}/a", {}, {"spec": {}}),
+    ]
+
+
+def test_deleting_an_object_with_another_uid_raises_not_found(server: Server, api: Api) -> None:
+    server.responses = [(200, {}), (409, failure("Conflict"))]
+    api.delete("Pod", "a", "team", uid="1", grace=0)
+    with pytest.raises(NotFound):
+        api.delete("Pod", "a", "team", uid="2")
+    assert server.requests[0][3] == {
+        "propagationPolicy": "Background",
+        "preconditions": {"uid": "1"},
+        "gracePeriodSeconds": 0,
+    }
+
+
+def test_credentials_are_reloaded_once_after_a_401(server: Server, api: Api) -> None:
+    server.responses = [(401, {}), (200, POD), (401, {}), (401, {})]
+    assert api.get("Pod", "a", "team") == POD
+    assert server.tokens == ["Bearer first", "Bearer second"]
+    with pytest.raises(Unauthenticated, match="does not accept the credentials of the test's configuration"):
+        api.get("Pod", "a", "team")
+
+
+def test_a_watch_yields_changes_until_the_server_ends_it(server: Server, api: Api) -> None:
+    events = [
+        {"type": "ADDED", "object": {"metadata": {"name": "a"}}},
+        {"type": "BOOKMARK", "object": {}},
+        {"type": "DELETED", "object": {"metadata": {"name": "a"}}},
+    ]
+    server.responses = [(200, "".join(json.dumps(event) + "\n" for event in events).encode())]
+    watch = api.watch("Pod", "team", "x=1", "7")
+    assert [(change, obj["kind"], obj["metadata"]["name"]) for change, obj in watch] == [
+        ("ADDED", "Pod", "a"),
+        ("DELETED", "Pod", "a"),
+    ]
+    assert server.requests[0][2] == {
+        "labelSelector": "x=1",
+        "watch": "true",
+        "resourceVersion": "7",
+        "allowWatchBookmarks": "true",
+    }
+
+
+def test_a_long_list_is_read_in_pages(server: Server, api: Api) -> None:
+    pages = [{"metadata": {"resourceVersion": "7", "continue": "more"}, "items": [{"metadata": {"name": "a"}}]}]
+    pages += [{"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "b"}}]}]
+    server.responses = [(200, page) for page in pages]
+    found, version = api.list_objects("Pod", "team", "x=1")
+    assert ([each["metadata"]["name"] for each in found], version) == (["a", "b"], "7")
+    assert server.requests[1][2] == {"labelSelector": "x=1", "limit": "500", "continue": "more"}
+
+
+def test_a_watch_continues_from_its_last_change_or_bookmark(server: Server, api: Api) -> None:
+    events = [
+        {"type": "ADDED", "object": {"metadata": {"name": "a", "resourceVersion": "8"}}},
+        {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "12"}}},
+    ]
+    server.responses = [(200, "".join(json.dumps(event) + "\n" for event in events).encode())]
+    watch = api.watch("Pod", "team", "x=1", "7")
+    next(watch)
+    assert watch.resource_version == "8"
+    assert list(watch) == []
+    assert watch.resource_version == "12"
+
+
+def test_a_watch_of_an_expired_version_raises_conflict(server: Server, api: Api) -> None:
+    expired = {"type": "ERROR", "object": {"message": "too old resource version"}}
+    server.responses = [(200, json.dumps(expired).encode() + b"\n")]
+    with pytest.raises(Conflict, match="too old resource version"):
+        next(api.watch("Pod", "team", "", "7"))
+
+
+def test_the_log_of_a_container_is_text(server: Server, api: Api) -> None:
+    server.responses = [(200, b"one\ntw\xff\n")]
+    assert api.read_log("a", "team", "worker", lines=2, previous=True) == "one\ntw�\n"
+    assert server.requests[0][1:3] == (f"{PATH}/a/log", {"container": "worker", "tailLines": "2", "previous": "true"})
+
+
+@pytest.mark.parametrize(
+    ("response", "serves"),
+    [
+        ((200, {"resources": [{"kind": "MonarchMesh"}]}), True),
+        ((200, {"resources": [{"kind": "Other"}]}), False),
+        ((404, failure("NotFound")), False),
+    ],
+)
+def test_whether_a_kind_is_served(server: Server, api: Api, response: tuple[int, Any], serves: bool) -> None:
+    server.responses = [response]
+    assert api.serves("MonarchMesh") is serves
+    assert server.requests[0][1] == "/apis/monarch.pytorch.org/v1alpha1"
+
+
+def test_reviews_of_users_and_permissions(server: Server, api: Api) -> None:
+    user = {"username": "alice", "groups": ["dev"]}
+    server.responses = [
+        (201, {"status": {"authenticated": True, "user": user}}),
+        (201, {"status": {"authenticated": False}}),
+        (201, {"status": {"allowed": True}}),
+        (201, {"status": {}}),
+        (201, {"status": {"resourceRules": [{"verbs": ["get"]}]}}),
+    ]
+    assert api.review_token("token") == user
+    assert api.review_token("expired") is None
+    assert api.is_user_allowed(user, {"verb": "get"})
+    assert not api.is_allowed({"verb": "get"})
+    assert api.list_rules("team") == [{"verbs": ["get"]}]
+    assert [path.rpartition("/")[2] for _, path, _, _ in server.requests] == [
+        "tokenreviews", "tokenreviews", "subjectaccessreviews", "selfsubjectaccessreviews", "selfsubjectrulesreviews",
+    ]  # fmt: skip
+
+
+def test_the_denied_user_is_read_from_a_dry_run(server: Server, api: Api) -> None:
+    message = 'pods is forbidden: User "bob" cannot create resource "pods" in API group "" in the namespace "team"'
+    server.responses = [(403, failure("Forbidden", message)), (200, {})]
+    assert api.denied_user("create", "Pod", "team") == "bob"
+    assert server.requests[0][:3] == ("POST", PATH, {"dryRun": "All"})
+    assert api.denied_user("create", "Pod", "team") == ""
+
+
+def test_a_forbidden_request_raises_with_the_missing_permission(server: Server, api: Api) -> None:
+    message = 'pods "a" is forbidden: User "bob" cannot get resource "pods" in API group "" in the namespace "team"'
+    server.responses = [(403, failure("Forbidden", message))]
+    with pytest.raises(Forbidden, match="bob may not get pods in namespace 'team'"):
+        api.get("Pod", "a", "team")
+
+
+def test_an_unreachable_server_is_reported_with_what_to_check(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_CONNECT_TIMEOUT", 1.0)
+
+    def load(configuration: Any) -> str:
+        configuration.host = "http://127.0.0.1:1"
+        return ""
+
+    with pytest.raises(Unreachable, match=r"at http://127\.0\.0\.1:1 \(the test\) does not respond: .*VPN, proxy"):
+        Api(load, "the test").get("Pod", "a", "team")
+
+
+def test_a_port_forward_has_a_websocket_url_and_the_token(server: Server, api: Api) -> None:
+    request = api.port_forward("a", "team", 8650)
+    assert request.url == f"ws://{server.url.removeprefix('http://')}{PATH}/a/portforward?ports=8650"
+    assert request.headers == {"Authorization": "Bearer first"}
+    assert request.ssl is None
+
+
+def test_a_server_that_is_not_kubernetes_is_named(server: Server, api: Api) -> None:
+    server.responses = [(404, b"404 page not found\n"), (404, b"404 page not found\n"), (404, failure("NotFound"))]
+    with pytest.raises(NotKubernetes, match=r"is not a Kubernetes API server: it responds to GET .*/pods/a with 404"):
+        api.get("Pod", "a", "team")
+    assert not api.serves("MonarchMesh")  # an API server responds with text for a group that is not installed
+    with pytest.raises(NotFound, match="because"):
+        api.get("Pod", "a", "team")
+
+
+def test_an_answer_other_than_json_is_not_from_kubernetes(server: Server, api: Api) -> None:
+    server.responses = [(200, b"<html>welcome</html>")]
+    with pytest.raises(NotKubernetes, match=r"its answer to GET .*/pods/a is no JSON"):
+        api.get("Pod", "a", "team")

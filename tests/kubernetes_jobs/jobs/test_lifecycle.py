@@ -1,0 +1,194 @@
+"""A job is created completely or not at all, despite interruptions and concurrent programs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.errors import Conflict, NotFound, Rejected, Unreachable
+from meshgate_kubernetes.jobs import lifecycle, objects
+from meshgate_kubernetes.jobs.lifecycle import RunningJob
+from meshgate_kubernetes.manifests.job_objects import SPEC_KEY
+from meshgate_kubernetes.manifests.spec import JobSpec
+from meshgate_kubernetes.status import readiness
+from meshgate_kubernetes.status.readiness import JobNotReady
+from tests.kubernetes_jobs.fake_api import FakeApi, IgnoreProgress
+from tests.kubernetes_jobs.objects import Object, job, mesh
+
+
+class InterruptedAfter(IgnoreProgress):
+    """Raises KeyboardInterrupt when object ``number`` is created."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+
+    def created(self, obj: Object) -> None:
+        self._left -= 1
+        if not self._left:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(autouse=True)
+def _short_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "HEARTBEAT", 0.05)
+
+
+def start(api: FakeApi, spec: JobSpec | None = None, listener: Any = None, timeout: float | None = 10) -> RunningJob:
+    return lifecycle.start(cast("Api", api), spec or job(), listener or IgnoreProgress(), timeout=timeout)
+
+
+def test_a_started_job_is_found_with_its_token() -> None:
+    api = FakeApi()
+    started = start(api)
+    assert len(started.token) >= 32
+    assert lifecycle.find(cast("Api", api), "trainer", "team") == started
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 10])
+def test_an_interruption_at_any_point_leaves_nothing(number: int) -> None:
+    api = FakeApi()
+    with pytest.raises(KeyboardInterrupt):
+        start(api, listener=InterruptedAfter(number))
+    assert api.left() == []
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt(), Unreachable("no response"), Rejected("no response")])
+def test_an_interrupted_first_request_leaves_nothing_even_if_the_server_executed_it(
+    interruption: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = FakeApi()
+    create = api.create
+
+    def create_then_fail(obj: Object) -> Object:
+        create(obj)
+        raise interruption
+
+    monkeypatch.setattr(api, "create", create_then_fail)
+    with pytest.raises(type(interruption)):
+        start(api)
+    assert api.left() == []
+
+
+def test_an_interrupted_first_request_does_not_delete_the_job_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api = FakeApi()
+    other = start(api)
+
+    def interrupted(obj: Object) -> Object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "create", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        start(api)
+    assert lifecycle.is_running(cast("Api", api), other)
+
+
+def test_the_same_job_is_reused() -> None:
+    api = FakeApi()
+    first = start(api)
+    made = list(api.made)
+    assert start(api) == first
+    assert api.made == made
+
+
+def test_a_different_job_of_the_same_name_is_a_conflict() -> None:
+    api = FakeApi()
+    start(api)
+    with pytest.raises(
+        Conflict,
+        match=r"'trainer' with a different specification or owner is already running .*"
+        r"`meshgate kill -n team trainer` ends",
+    ):
+        start(api, job(mesh(replicas=3)))
+
+
+def in_thread(function: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+    results: list[object] = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except Exception as error:  # noqa: BLE001 - handed to the test
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, results
+
+
+def test_programs_that_start_the_same_job_concurrently_share_it() -> None:
+    api = FakeApi()
+    api.pods_come_up = False
+    threads = [in_thread(lambda: start(api)) for _ in range(2)]
+    api.wait_for_kind("StatefulSet")
+    api.bring_up()
+    for thread, _ in threads:
+        thread.join(10)
+    (first,), (second,) = (results for _, results in threads)
+    assert isinstance(first, RunningJob)
+    assert first == second
+
+
+def test_a_job_deleted_while_it_starts_raises_for_its_waiters() -> None:
+    api = FakeApi()
+    api.pods_come_up = False
+    thread, results = in_thread(lambda: start(api))
+    api.wait_for_kind("StatefulSet")
+    objects.delete(cast("Api", api), "trainer", "team")
+    thread.join(10)
+    assert isinstance(results[0], NotFound)
+    assert "job 'trainer' was deleted while it started" in str(results[0])
+
+
+def test_the_next_program_completes_the_job_of_a_killed_one() -> None:
+    api = FakeApi()
+    objects.create_parent(cast("Api", api), job())
+    assert start(api).name == "trainer"
+    assert api.made[-1] == "StatefulSet"
+
+
+def test_an_existing_job_that_does_not_become_ready_is_kept() -> None:
+    api = FakeApi()
+    api.pods_come_up = False
+    objects.create_parent(cast("Api", api), job())
+    with pytest.raises(
+        JobNotReady, match=r"the job existed before and is kept; `meshgate kill -n team trainer` ends it"
+    ):
+        start(api, timeout=0.2)
+    assert ("ConfigMap", "team", "trainer") in api.left()
+
+
+def test_leftovers_of_an_earlier_job_are_replaced() -> None:
+    api = FakeApi()
+    first = start(api)
+    for kind, namespace, name in api.left():
+        if kind != "Secret":
+            api.drop_alone(kind, name, namespace)
+    second = start(api)
+    assert second.token != first.token
+
+
+class AnotherVersion(FakeApi):
+    def _put(self, obj: Object) -> Object:
+        if obj["kind"] == "ConfigMap":
+            obj = {**obj, "data": {SPEC_KEY: '{"format": 9}'}}
+        return super()._put(obj)
+
+
+def test_a_job_of_another_version_is_listed_and_ended_but_not_used() -> None:
+    api = cast("Api", AnotherVersion())
+    objects.create_parent(api, job())
+    (found,) = lifecycle.list_jobs(api)
+    assert (found.name, found.meshes) == ("trainer", None)
+    running = RunningJob(name="trainer", namespace="team", uid=found.uid, token="", meshes={})
+    assert lifecycle.is_running(api, running)
+    with pytest.raises(Rejected, match=r"another version of meshgate: .* `meshgate kill -n team trainer`"):
+        lifecycle.find(api, "trainer", "team")
+    lifecycle.end(api, found)
+    assert not lifecycle.is_running(api, running)
+    assert lifecycle.list_jobs(api) == []

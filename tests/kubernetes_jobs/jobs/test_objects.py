@@ -1,0 +1,211 @@
+"""The objects of a job are created once, replaced if stale, and deleted completely."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError, NotFound, Rejected
+from meshgate_kubernetes.jobs import objects
+from meshgate_kubernetes.manifests.job_objects import SPEC_KEY
+from tests.kubernetes_jobs.fake_api import FakeApi
+from tests.kubernetes_jobs.objects import Object, job, pod
+
+
+class Created:
+    """Records the created objects."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+
+    def created(self, obj: Object) -> None:
+        self.kinds.append(obj["kind"])
+
+    def progress(self, progress: object) -> None: ...
+
+
+def create(cluster: FakeApi, **fields: Any) -> Object:
+    """Creates all objects of a job; returns its parent."""
+    api, spec = cast("Api", cluster), job(**fields)
+    parent = objects.create_parent(api, spec)
+    objects.create_owned(api, spec, parent, Created())
+    return parent
+
+
+def test_the_specification_is_read_from_the_parent() -> None:
+    cluster = FakeApi()
+    parent = create(cluster, idle_timeout=60)
+    assert objects.read_spec(cast("Api", cluster), "trainer", "team") == (
+        job(idle_timeout=60),
+        parent["metadata"]["uid"],
+    )
+
+
+def test_a_missing_terminating_or_foreign_parent_is_not_a_job() -> None:
+    cluster = FakeApi()
+    api = cast("Api", cluster)
+    head = {"kind": "ConfigMap", "metadata": {"namespace": "team"}}
+    cluster.create({**head, "metadata": {**head["metadata"], "name": "foreign"}})
+    terminating = {"namespace": "team", "name": "terminating", "deletionTimestamp": "now"}
+    cluster.create({**head, "metadata": terminating, "data": {SPEC_KEY: job().model_dump_json()}})
+    for name in ("missing", "foreign", "terminating"):
+        with pytest.raises(NotFound):
+            objects.read_parent(api, name, "team")
+
+
+def test_creating_the_objects_again_keeps_those_that_exist() -> None:
+    cluster = FakeApi()
+    parent = create(cluster)
+    before, again = list(cluster.made), Created()
+    objects.create_owned(cast("Api", cluster), job(), parent, again)
+    assert cluster.made == before
+    assert again.kinds == before
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Forbidden("create", "poddisruptionbudgets.policy", "team", user="alice"),
+        NotFound("the server could not find the requested resource"),
+    ],
+)
+def test_a_job_without_a_disruption_budget_runs_with_a_warning(
+    error: KubernetesError,
+) -> None:
+    class Restricted(FakeApi):
+        def create(self, obj: Object) -> Object:
+            if obj["kind"] == "PodDisruptionBudget":
+                raise error
+            return super().create(obj)
+
+    cluster = Restricted()
+    with pytest.warns(UserWarning, match="job 'trainer' has no PodDisruptionBudget, so draining a node may evict"):
+        create(cluster)
+    assert "StatefulSet" in cluster.made
+
+
+def test_an_older_cluster_gets_the_version_that_it_serves(recwarn: pytest.WarningsRecorder) -> None:
+    class Older(FakeApi):
+        def create(self, obj: Object) -> Object:
+            if obj.get("apiVersion") == "policy/v1":
+                raise NotFound("the server could not find the requested resource")
+            return super().create(obj)
+
+    cluster = Older()
+    create(cluster)
+    assert cluster.made.count("PodDisruptionBudget") == 1
+    assert not recwarn.list
+
+
+def test_every_other_object_is_required() -> None:
+    class Restricted(FakeApi):
+        def create(self, obj: Object) -> Object:
+            if obj["kind"] == "NetworkPolicy":
+                raise Forbidden("create", "networkpolicies.networking.k8s.io", "team", user="alice")
+            return super().create(obj)
+
+    with pytest.raises(Forbidden, match="networkpolicies"):
+        create(Restricted())
+
+
+def test_an_object_of_another_owner_is_a_conflict() -> None:
+    cluster = FakeApi()
+    cluster.create({"kind": "Service", "metadata": {"namespace": "team", "name": "trainer-gateway"}})
+    with pytest.raises(Conflict, match=r"Service 'trainer-gateway' .* does not belong to job 'trainer'"):
+        create(cluster)
+
+
+def test_deleting_a_job_leaves_no_object_and_deleting_it_again_does_nothing() -> None:
+    cluster = FakeApi()
+    parent = create(cluster)
+    api = cast("Api", cluster)
+    objects.delete(api, "trainer", "team", uid="another")
+    assert ("ConfigMap", "team", "trainer") in cluster.left()
+    objects.delete(api, "trainer", "team", uid=parent["metadata"]["uid"])
+    assert cluster.left() == []
+    objects.delete(api, "trainer", "team")
+
+
+def test_objects_whose_parent_was_orphaned_are_deleted() -> None:
+    cluster = FakeApi()
+    create(cluster)
+    cluster.drop_alone("ConfigMap", "trainer", "team")
+    objects.delete(cast("Api", cluster), "trainer", "team")
+    assert cluster.left() == []
+
+
+class Undeletable(FakeApi):
+    """Keeps Services, as a finalizer does."""
+
+    def _drop(self, obj: Object) -> None:
+        if obj["kind"] != "Service":
+            super()._drop(obj)
+
+
+def test_objects_that_remain_are_listed() -> None:
+    cluster = Undeletable()
+    create(cluster)
+    with pytest.raises(Rejected, match=r"still exist after 0\.1 s: Service trainer-gateway, Service trainer-workers"):
+        objects.delete(cast("Api", cluster), "trainer", "team", timeout=0.1)
+
+
+class Slow(FakeApi):
+    """Deletes Services a moment after their parent, as the garbage collector does with kinds that it does not know."""
+
+    lists = 0
+
+    def list_objects(self, kind: str, *arguments: Any) -> tuple[list[Object], str]:
+        if kind == "Service" and not any(left[0] == "ConfigMap" for left in self.left()):
+            self.lists += 1
+            if self.lists == 2:
+                self.drop_alone("Service", "trainer-gateway", "team")
+                self.drop_alone("Service", "trainer-workers", "team")
+        return super().list_objects(kind, *arguments)
+
+    def _drop(self, obj: Object) -> None:
+        if obj["kind"] != "Service":
+            super()._drop(obj)
+
+
+def test_objects_that_are_deleted_after_their_parent_are_waited_for() -> None:
+    cluster = Slow()
+    create(cluster)
+    objects.delete(cast("Api", cluster), "trainer", "team")
+    assert cluster.left() == []
+    assert cluster.lists == 2
+
+
+class InterruptedDeletion(FakeApi):
+    """Raises KeyboardInterrupt after the first deletion."""
+
+    def delete(self, *what: Any, **how: Any) -> None:
+        super().delete(*what, **how)
+        raise KeyboardInterrupt
+
+    def serves(self, kind: str) -> bool:
+        raise AssertionError("the deletion must come first")
+
+
+def test_the_deletion_is_the_first_request() -> None:
+    interrupted = InterruptedDeletion()
+    create(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        objects.delete(cast("Api", interrupted), "trainer", "team")
+    assert interrupted.left() == []
+
+
+def test_a_terminating_pod_is_force_deleted_once() -> None:
+    deleted: list[str] = []
+
+    class Deletes:
+        def delete(self, kind: str, name: str, namespace: str, **options: object) -> None:
+            deleted.append(name)
+
+    ending = pod("ending", containerStatuses=[])
+    ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    forced: set[str] = set()
+    for _ in range(3):
+        objects._force_delete(cast("Api", Deletes()), "team", [ending, pod("running")], forced)
+    assert deleted == ["ending"]

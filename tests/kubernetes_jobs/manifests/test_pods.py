@@ -1,0 +1,175 @@
+"""The pod templates of workers and gateway."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshgate_gateway.settings import load_settings
+from meshgate_kubernetes.manifests.names import JOB_LABEL
+from meshgate_kubernetes.manifests.pods import SCRAPE, gateway_template, worker_template
+from meshgate_kubernetes.manifests.spec import GatewaySpec, VolumeMount
+from tests.kubernetes_jobs.objects import Object, job, mesh
+
+
+def worker_pod(**worker: object) -> Object:
+    spec = job(mesh(**worker))  # type: ignore[arg-type]
+    pod: Object = worker_template(spec, spec.meshes[0])["spec"]
+    return pod
+
+
+def test_the_users_environment_variables_take_precedence() -> None:
+    environment = worker_pod(env_vars={"MONARCH_PORT": "1", "DATA": "/data"})["containers"][0]["env"]
+    names = [each["name"] for each in environment]
+    assert sorted(set(names)) == sorted(names)
+    values = {each["name"]: each.get("value") for each in environment}
+    assert (values["MONARCH_PORT"], values["DATA"]) == ("1", "/data")
+
+
+@pytest.mark.parametrize("pod_of", ["gateway", "worker"])
+def test_pods_satisfy_the_restricted_security_standard(pod_of: str) -> None:
+    spec = job()
+    pod = gateway_template(spec)["spec"] if pod_of == "gateway" else worker_pod()
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in pod["containers"]:
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert {"hostNetwork", "hostPID", "hostIPC"}.isdisjoint(pod)
+    assert all(set(volume) <= {"name", "emptyDir"} for volume in pod["volumes"])
+
+
+def test_all_resources_but_cpu_are_limited() -> None:
+    pod = worker_pod(cpu="4", memory="8Gi", disk_size="10Gi", gpus=2, resources={"rdma/hca": "1"})
+    resources = pod["containers"][0]["resources"]
+    limits = {"memory": "8Gi", "ephemeral-storage": "10Gi", "nvidia.com/gpu": "2", "rdma/hca": "1"}
+    assert resources == {"limits": limits, "requests": {"cpu": "4", **limits}}
+
+
+def test_node_selector_and_tolerations() -> None:
+    pod = worker_pod(
+        gpus=1, gpu_type="A100", node_selector={"zone": "a"}, tolerations=({"key": "gpu", "operator": "Exists"},)
+    )
+    assert pod["nodeSelector"] == {"zone": "a", "nvidia.com/gpu.product": "A100"}
+    assert pod["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
+    assert worker_pod(gpus=1, gpu_type="accelerator=h100")["nodeSelector"] == {"accelerator": "h100"}
+
+
+def test_volumes_and_shared_memory_are_mounted() -> None:
+    mount = VolumeMount(mount_path="/data", source={"persistentVolumeClaim": {"claimName": "data"}}, read_only=True)
+    pod = worker_pod(volumes=(mount,), shared_memory_limit="1Gi")
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in pod["volumes"]
+    assert {"name": "volume-0", "persistentVolumeClaim": {"claimName": "data"}} in pod["volumes"]
+    mounts = pod["containers"][0]["volumeMounts"]
+    assert {"name": "volume-0", "mountPath": "/data", "readOnly": True} in mounts
+
+
+def test_a_raw_pod_spec_is_merged_over_the_generated_one() -> None:
+    raw = {
+        "hostNetwork": True,
+        "securityContext": {"runAsUser": 0},
+        "containers": [
+            {"name": "worker", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]},
+            {"name": "sidecar", "image": "busybox"},
+        ],
+    }
+    pod = worker_pod(pod_spec=raw)
+    worker, sidecar = pod["containers"]
+    assert pod["hostNetwork"] is True
+    assert pod["securityContext"]["runAsUser"] == 0
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert worker["image"] == "worker:1"
+    assert [each["name"] for each in worker["env"]][-1] == "NCCL_DEBUG"
+    assert sidecar == {"name": "sidecar", "image": "busybox"}
+
+
+def test_a_complete_template_only_gets_labels() -> None:
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "mine", "image": "x"}]}}
+    spec = job(mesh(template=template))
+    made = worker_template(spec, spec.meshes[0])
+    assert made["spec"] == template["spec"]
+    assert made["metadata"]["labels"]["a"] == "b"
+    assert made["metadata"]["labels"][JOB_LABEL] == "trainer"
+
+
+def test_the_gateway_gets_the_lease_and_idle_timeout_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHGATE_TOKEN", "a-token-for-this-test")
+    (container,) = gateway_template(job(idle_timeout=60, lease=90))["spec"]["containers"]
+    settings = load_settings(container["args"])
+    assert (settings.idle_timeout, settings.lease) == (60, 90)
+
+
+STAY = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
+
+
+@pytest.mark.parametrize(("log_output", "value"), [(True, "true"), (False, "false")])
+def test_the_gateway_logs_output_unless_the_job_says_otherwise(log_output: bool, value: str) -> None:
+    (container,) = gateway_template(job().model_copy(update={"log_output": log_output}))["spec"]["containers"]
+    assert {"name": "MESHGATE_LOG_OUTPUT", "value": value} in container["env"]
+
+
+def test_metrics_of_a_gateway_are_scraped_unless_the_user_says_so() -> None:
+    template = gateway_template(job())
+    (container,) = template["spec"]["containers"]
+    assert {"name": "MESHGATE_METRICS_PORT", "value": "8651"} in container["env"]
+    assert {"name": "metrics", "containerPort": 8651, "protocol": "TCP"} in container["ports"]
+    assert template["metadata"]["annotations"]["prometheus.io/port"] == "8651"
+    spec = job().model_copy(update={"gateway": GatewaySpec(annotations={"prometheus.io/scrape": "false"})})
+    assert gateway_template(spec)["metadata"]["annotations"]["prometheus.io/scrape"] == "false"
+
+
+def test_autoscalers_do_not_move_pods_unless_the_user_says_so() -> None:
+    spec = job()
+    assert gateway_template(spec)["metadata"]["annotations"] == {**STAY, **SCRAPE}
+    assert worker_template(spec, spec.meshes[0])["metadata"]["annotations"] == STAY
+    own = {"karpenter.sh/do-not-disrupt": "false", "mine": "yes"}
+    assert worker_template(spec, mesh(annotations=own))["metadata"]["annotations"] == {**STAY, **own}
+    raw = mesh(template={"metadata": {"annotations": own}, "spec": {}})
+    assert worker_template(spec, raw)["metadata"]["annotations"] == {**STAY, **own}
+
+
+def test_the_gateway_has_the_priority_class_of_its_workers() -> None:
+    assert "priorityClassName" not in gateway_template(job())["spec"]
+    assert gateway_template(job(mesh(priority_class_name="research")))["spec"]["priorityClassName"] == "research"
+
+
+def test_pods_with_gpus_have_shared_memory_of_their_memory_limit() -> None:
+    def shared_memory(**worker: Any) -> list[Any]:
+        return [each["emptyDir"] for each in worker_pod(**worker)["volumes"] if each["name"] == "shm"]
+
+    assert shared_memory(gpus=1, memory="8Gi") == [{"medium": "Memory", "sizeLimit": "8Gi"}]
+    assert shared_memory(resources={"amd.com/gpu": "1"}) == [{"medium": "Memory"}]
+    assert shared_memory(memory="8Gi") == []
+    own = VolumeMount(mount_path="/dev/shm", source={"emptyDir": {"medium": "Memory"}})
+    assert shared_memory(gpus=1, volumes=(own,)) == []
+
+
+def test_only_volumes_are_writable_and_they_have_the_size_of_the_disk() -> None:
+    pod = worker_pod(disk_size="10Gi")
+    (container,) = pod["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert {"name": "HOME", "value": "/home/meshgate"} in container["env"]
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/tmp", "/home/meshgate"}
+    assert all(volume["emptyDir"] == {"sizeLimit": "10Gi"} for volume in pod["volumes"])
+
+
+def test_the_gateway_has_requests_and_limits() -> None:
+    (container,) = gateway_template(job())["spec"]["containers"]
+    assert container["resources"] == {
+        "requests": {"cpu": "250m", "memory": "512Mi"},
+        "limits": {"cpu": "4", "memory": "8Gi"},
+    }
+    own = gateway_template(job(gateway=GatewaySpec(cpu="2", disk_size="20Gi", service_account_name="mine")))["spec"]
+    resources = own["containers"][0]["resources"]
+    assert resources["requests"] == {"cpu": "2", "memory": "512Mi", "ephemeral-storage": "20Gi"}
+    assert resources["limits"] == {"cpu": "2", "memory": "8Gi", "ephemeral-storage": "20Gi"}
+    assert own["volumes"][0]["emptyDir"] == {"sizeLimit": "20Gi"}
+    assert own["serviceAccountName"] == "mine"
+
+
+def test_the_users_labels_precede_the_recommended_ones() -> None:
+    template = worker_template(job(), mesh(labels={"app.kubernetes.io/name": "llm", "meshgate.dev/job": "other"}))
+    labels = template["metadata"]["labels"]
+    assert (labels["app.kubernetes.io/name"], labels["app.kubernetes.io/instance"]) == ("llm", "trainer")
+    assert labels["meshgate.dev/job"] == "trainer"

@@ -1,0 +1,190 @@
+"""Waiting for a job: progress, the timeouts of problems, and the error."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.errors import Unreachable
+from meshgate_kubernetes.jobs import objects
+from meshgate_kubernetes.manifests.spec import JobSpec
+from meshgate_kubernetes.status import readiness
+from meshgate_kubernetes.status.diagnosis import Stage
+from meshgate_kubernetes.status.observer import Observer
+from meshgate_kubernetes.status.readiness import JobNotReady, Progress, _Tracker, wait_ready
+from tests.kubernetes_jobs.fake_api import FakeApi
+from tests.kubernetes_jobs.objects import Object, event, found_mesh, job, pod, waiting
+
+GATEWAY = pod("trainer-gateway-0")
+
+
+class Reports:
+    """Records the progress reports."""
+
+    def __init__(self) -> None:
+        self.all: list[Progress] = []
+
+    def created(self, obj: Object) -> None: ...
+
+    def progress(self, progress: Progress) -> None:
+        self.all.append(progress)
+
+
+class Cluster:
+    """What an Observer has listed, as a table; and the log of every container."""
+
+    listed = True
+    trouble = None
+
+    def __init__(self, *pods: Object, events: tuple[Object, ...] = (), log: str = "") -> None:
+        self.pods, self.events, self.log = list(pods), list(events), log
+
+    def objects(self, kind: str, selector: str | None = None) -> list[Object]:
+        if kind == "Pod":
+            return [GATEWAY] if "gateway" in str(selector) else self.pods
+        return {"Event": self.events}.get(kind, [])
+
+    def read_log(self, *container: str, lines: int, previous: bool) -> str:
+        return self.log
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(readiness, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def tracker(cluster: Cluster, spec: JobSpec | None = None) -> _Tracker:
+    return _Tracker(cast("Api", cluster), spec or job(), cast("Observer", cluster))
+
+
+def pulling(reason: str) -> Object:
+    return waiting(reason, "dial tcp: i/o timeout")
+
+
+def test_a_job_is_ready_when_its_gateway_and_all_meshes_are() -> None:
+    fake = FakeApi()
+    api, spec, reports = cast("Api", fake), job(), Reports()
+    parent = objects.create_parent(api, spec)
+    objects.create_owned(api, spec, parent, reports)
+    wait_ready(api, spec, parent["metadata"]["uid"], reports, timeout=20)
+    assert [(mesh.name, mesh.stages) for mesh in reports.all[-1].meshes] == [
+        ("gateway", ((Stage.READY, 1),)),
+        ("workers", ((Stage.READY, 2),)),
+    ]
+    assert all(mesh.ready for mesh in reports.all[-1].meshes)
+
+
+def test_missing_pods_are_pending() -> None:
+    gateway, workers = tracker(Cluster(pod("trainer-workers-0"))).update().meshes
+    assert gateway.ready
+    assert not workers.ready
+    assert (workers.wanted, workers.stages) == (2, ((Stage.PENDING, 1), (Stage.READY, 1)))
+
+
+def test_a_problem_is_hopeless_only_after_its_timeout(clock: Clock) -> None:
+    cluster = Cluster(pulling("ErrImagePull"))
+    tracked = tracker(cluster)
+    tracked.update()
+    assert tracked.time_left(60) == 20
+    clock.now = 19.0
+    cluster.pods = [pulling("ImagePullBackOff")]  # the same problem, under its other reason
+    tracked.update()
+    assert (tracked.hopeless(), tracked.time_left(60)) == ([], 1)
+    clock.now = 20.0
+    (problem,) = tracked.hopeless()
+    assert problem.subject == "pod trainer-workers-0"
+    assert tracked.time_left(60) == 0
+
+
+def test_a_problem_that_passes_and_returns_starts_its_timeout_again(clock: Clock) -> None:
+    cluster = Cluster(pulling("ErrImagePull"))
+    tracked = tracker(cluster)
+    tracked.update()
+    clock.now, cluster.pods = 19.0, [pod("trainer-workers-0")]
+    tracked.update()
+    clock.now, cluster.pods = 21.0, [pulling("ErrImagePull")]
+    tracked.update()
+    assert tracked.hopeless() == []
+
+
+def test_an_incomplete_list_has_no_problems() -> None:
+    cluster = Cluster(pulling("InvalidImageName"))
+    cluster.listed = False
+    assert tracker(cluster).update().problems == ()
+
+
+def test_a_mesh_without_pods_is_a_problem_with_its_selector() -> None:
+    spec = job(found_mesh(selector="app=mine"))
+    (problem,) = tracker(Cluster(), spec).update().problems
+    assert str(problem) == "mesh workers: NoPods: no pod with a rank matches the selector 'app=mine'"
+    assert problem.timeout == 15.0
+
+
+def test_a_mesh_that_the_operator_does_not_create_is_a_problem() -> None:
+    spec = job()
+    monarch = spec.meshes[0].model_copy(update={"way": "monarchmesh"})
+    (problem,) = tracker(Cluster(), spec.model_copy(update={"meshes": (monarch,)})).update().problems
+    assert "the MonarchMesh operator has not created a pod: check that it is running" in str(problem)
+    assert problem.timeout == 60.0
+
+
+def test_events_of_an_earlier_job_are_ignored() -> None:
+    failed = event(
+        {"kind": "StatefulSet", "metadata": {"name": "trainer-workers"}},
+        "FailedCreate",
+        "denied",
+        at="2025-12-31T00:00:00Z",
+    )
+    cluster = Cluster(events=(failed,))
+    assert len(tracker(cluster).update().problems) == 1
+    parent = {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}}
+    objects_of = cluster.objects
+    cluster.objects = lambda kind, selector=None: [parent] if kind == "ConfigMap" else objects_of(kind, selector)  # type: ignore[method-assign]
+    assert tracker(cluster).update().problems == ()
+
+
+def test_the_error_lists_problems_with_their_logs() -> None:
+    crash = waiting("CrashLoopBackOff", lastState={"terminated": {"exitCode": 1}}, restartCount=1)
+    tracked = tracker(Cluster(crash, log="no config\n"))
+    tracked.update()
+    assert str(tracked.failure(tracked.hopeless(), None)) == (
+        "job 'trainer' did not become ready:\n"
+        "  pod trainer-workers-0: CrashLoopBackOff: container worker ended with exit code 1, 2 times. "
+        "Its last output:\n"
+        "    no config"
+    )
+
+
+def test_a_log_that_cannot_be_read_does_not_hide_the_problem() -> None:
+    class WithoutLogs(Cluster):
+        def read_log(self, *container: str, **options: Any) -> str:
+            raise Unreachable("no response")
+
+    crash = waiting("CrashLoopBackOff", lastState={"terminated": {"exitCode": 1}}, restartCount=1)
+    tracked = tracker(WithoutLogs(crash))
+    tracked.update()
+    assert "(cannot read its log: no response)" in str(tracked.failure(tracked.hopeless(), None))
+
+
+def test_the_error_after_a_timeout_lists_what_is_not_ready() -> None:
+    tracked = tracker(Cluster(pod("trainer-workers-0", ready=False)))
+    tracked.update()
+    error = tracked.failure([], 3)
+    assert error.waiting_for == ("trainer-workers-0", "1 pod of mesh 'workers' (not created yet)")
+    assert str(error).startswith(
+        "job 'trainer' did not become ready within 3 s; "
+        "not ready: trainer-workers-0, 1 pod of mesh 'workers' (not created yet)"
+    )
+
+
+def test_a_note_is_the_last_line_of_the_error() -> None:
+    assert str(JobNotReady("trainer", [], [], None).with_note("it is kept")).splitlines()[-1] == "it is kept"

@@ -1,0 +1,247 @@
+"""A driver as a simulated process: a program that calls actors in several ways, and the account of what it has done.
+
+The account outlives the driver. A driver that takes over continues where the account ends, by the tags of the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import meshgate as kt
+from meshgate import (
+    Actor,
+    Channel,
+    Client,
+    EngineDiedError,
+    GatewayError,
+    MeshgateError,
+    SessionExpiredError,
+    SessionTakenOverError,
+    UrlDialer,
+    endpoint,
+)
+from meshgate.proxies.attached import AttachedSession, take_over
+from meshgate.session.pending_calls import PendingAck
+from meshgate.session.settings import ClientSettings
+from meshgate.session.transport.connection_thread import ConnectionThread
+from meshgate_wire.messages import EndSession, OutputLine
+from tests.simulation.processes import Process, World, current_process
+
+__all__ = ["TOKEN", "WAYS", "Account", "Printer", "call_soon", "start_driver", "start_on_this_loop"]
+
+TOKEN = "the-token-of-the-simulation"
+HOSTS = 2
+LARGE = 200_000  # bytes; several frames
+LINE = "line "
+
+
+class Recorder(Actor):
+    """``monarch.Worker`` runs these endpoints."""
+
+    @endpoint
+    def record(self, caller: str, number: int) -> int: ...
+
+    @endpoint
+    def wait(self, number: int, seconds: float) -> int: ...
+
+    @endpoint
+    def echo(self, number: int, data: bytes) -> tuple[int, bytes]: ...
+
+    @endpoint
+    def say(self, number: int) -> int: ...
+
+    @endpoint
+    def answer(self, port: Any, number: int) -> int: ...
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of calling: up to ``depth`` calls in flight to ``ranks``."""
+
+    depth: int
+    ranks: tuple[int, ...]
+    call: Callable[[Driver, int], Any]
+    expected: Callable[[int], object]
+
+
+WAYS: dict[str, Way] = {
+    "one": Way(1, (0,), lambda to, n: to.rank(0).record.call_one("one", n), lambda n: n),
+    "many": Way(8, (0, 1), lambda to, n: to.actors.record.call("many", n), lambda n: [n] * HOSTS),
+    "large": Way(2, (1,), lambda to, n: to.rank(1).echo.call_one(n, _data(n)), lambda n: (n, _data(n))),
+    "slow": Way(2, (0,), lambda to, n: to.rank(0).wait.call_one(n, (n % 7) ** 2 / 10), lambda n: n),
+    "lines": Way(2, (1,), lambda to, n: to.rank(1).say.call_one(n), lambda n: n),
+    "messages": Way(2, (0,), lambda to, n: to.rank(0).answer.call_one(to.port, n), lambda n: n),
+}
+
+
+def _data(number: int) -> bytes:
+    return bytes([number % 251]) * (number * 7919 % LARGE)
+
+
+@dataclass
+class Account:
+    """What the drivers of one session have done. ``answered``: by way, how many calls were answered, in order.
+
+    ``ready`` once the session is detached and its actors are up; set ``ending`` to make the driver finish. ``lost`` is
+    the error by which a driver learned that its session is over.
+    """
+
+    answered: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
+    printed: list[int] = field(default_factory=list)
+    messages: list[int] = field(default_factory=list)
+    session: str = ""
+    drivers: int = 0
+    ready: bool = False
+    ending: bool = False
+    ended: bool = False
+    lost: MeshgateError | None = None
+
+    @property
+    def calls(self) -> int:
+        return sum(self.answered.values())
+
+
+def start_driver(
+    world: World, account: Account, network: object, taken_over: Callable[[], None] = lambda: None
+) -> Process:
+    """Starts the account's first driver, or one that takes over the session.
+
+    ``taken_over`` is called if the driver loses the session to another. That is one that was killed while it attached:
+    its request may arrive after that of its successor.
+    """
+    account.drivers += 1
+    process = Process(world, f"driver {account.drivers}")
+    process.facts |= {"network": network, "account": account}
+    process.start(_drive(Driver(world, account, process), taken_over))
+    return process
+
+
+async def _drive(driver: Driver, taken_over: Callable[[], None]) -> None:
+    try:
+        await driver.run()
+    except SessionTakenOverError:
+        taken_over()
+    except (EngineDiedError, SessionExpiredError) as error:
+        client = current_process().facts["client"]
+        client.validate_state()
+        assert not list(client.calls), "the session is over, and calls still wait"
+        driver.account.lost = error
+
+
+class Driver:
+    def __init__(self, world: World, account: Account, process: Process) -> None:
+        self._chance = random.Random(world.chance.random())
+        self._world, self.account, self._process = world, account, process
+        self._attached: AttachedSession | None = None
+        self._receiver: Any = None
+        self.actors: Any = None
+        self.port: Any = None
+
+    def rank(self, rank: int) -> Any:
+        return self.actors.slice(hosts=rank)
+
+    async def run(self) -> None:
+        account = self.account
+        settings = ClientSettings(lease=10_000, connect_timeout=1000)
+        dialer = UrlDialer("ws://127.0.0.1:1", TOKEN)
+        sizes = {"workers": HOSTS}
+        client = Client(dialer, settings=settings, session_id=account.session or None, mesh_sizes=sizes)
+        self._process.facts["client"] = client
+        await client._connection.established
+        if account.session:
+            await self._take_over(client)
+        else:
+            await self._set_up(client)
+        receiving = asyncio.ensure_future(self._receive())
+        await asyncio.gather(*(self._call(name, way) for name, way in WAYS.items()))
+        while not self._all_arrived():  # noqa: ASYNC110 - time is virtual
+            await asyncio.sleep(0.1)
+        receiving.cancel()
+        ack = PendingAck(0, "end of the session")
+        client.request(ack, lambda call: EndSession(call=call), stream=0, even_if_failed=True, last=True)
+        with contextlib.suppress(GatewayError):  # cut off: the session has ended, but its answer is lost
+            await ack.future
+        account.ended = True
+
+    async def _set_up(self, client: Client) -> None:
+        self.port, self._receiver = Channel.open(client=client, name="messages")
+        self.actors = client.attach_hosts("workers", HOSTS).spawn_procs(name="procs").spawn("recorders", Recorder)
+        await self.actors.initialized
+        await client.detach("simulated")
+        self.account.session, self.account.ready = client.session_id, True
+
+    async def _take_over(self, client: Client) -> None:
+        assert client.takeover is not None
+        await client.takeover.complete
+        attached = self._attached = take_over(client, replay=False, timeout=0)
+        self.actors, (self.port, self._receiver) = attached.actors["recorders"], attached.channels["messages"]
+
+    async def _call(self, name: str, way: Way) -> None:
+        account = self.account
+        number = account.answered[name]
+        pending: deque[tuple[int, Any]] = deque()
+        while self._attached is not None and (earlier := self._attached.tagged(f"{name}-{number}")):
+            pending.append((number, earlier[0].future))
+            number += 1
+        while pending or not account.ending:
+            while len(pending) < way.depth and not account.ending:
+                await asyncio.sleep(self._chance.choice((0, 0, 0.001, 0.1)))
+                with kt.tag(f"{name}-{number}"):
+                    pending.append((number, way.call(self, number)))
+                number += 1
+            if pending:
+                called, future = pending.popleft()
+                value = await future
+                value = list(value.values()) if name == "many" else value
+                assert value == way.expected(called), f"{name} {called} has another call's result"
+                account.answered[name] = called + 1
+                self._world.note(f"{name} {called}")
+
+    async def _receive(self) -> None:
+        while True:
+            self.account.messages.append(await self._receiver.recv())
+
+    def _all_arrived(self) -> bool:
+        account = self.account
+        return (
+            len(set(account.printed)) == account.answered["lines"]
+            and len(set(account.messages)) == account.answered["messages"]
+        )
+
+
+# --- what a driver's threads do, on its loop
+
+
+class Printer:
+    """In place of ``OutputPrinter``."""
+
+    def put(self, lines: Sequence[OutputLine], printed: Callable[[], object]) -> None:
+        process = current_process()
+        process.loop.call_soon(self._print, process.facts["account"], lines, printed)
+
+    def _print(self, account: Account, lines: Sequence[OutputLine], printed: Callable[[], object]) -> None:
+        account.printed += [int(line.text.removeprefix(LINE)) for line in lines]
+        printed()
+
+    def follow_caller(self) -> None:
+        """There are no cells."""
+
+    def close(self, timeout: float) -> None:
+        """Nothing waits."""
+
+
+def call_soon(thread: object, function: Callable[[], object]) -> None:
+    """In place of ``SerialThread.call``."""
+    current_process().loop.call_soon(function)
+
+
+def start_on_this_loop(connection: ConnectionThread) -> None:
+    """In place of ``ConnectionThread.start``."""
+    connection._loop = current_process().loop
+    connection._loop.create_task(connection._serve())

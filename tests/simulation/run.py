@@ -1,0 +1,324 @@
+"""Runs a seed: a session under random faults, with the invariants of each part checked after every callback."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import structlog
+
+from meshgate import EngineDiedError, SessionExpiredError
+from meshgate.session.serial_thread import SerialThread
+from meshgate.session.transport.connection_thread import ConnectionThread
+from meshgate_gateway.engine.engine import Engine
+from meshgate_gateway.sessions.session_table import Sessions
+from meshgate_gateway.settings import Settings
+from tests.simulation.driver import HOSTS, TOKEN, WAYS, Account, Printer, call_soon, start_driver, start_on_this_loop
+from tests.simulation.monarch import SimulatedMonarch, Workers
+from tests.simulation.network import Network
+from tests.simulation.processes import World, current_process
+from tests.simulation.supervisor import Supervisor
+
+__all__ = ["Outcome", "Simulation", "run_seed"]
+
+LEASE = 10_000.0
+LIMIT = 600.0  # virtual seconds in which everything must have arrived once the faults have ended
+STEPS_BETWEEN_FAULTS = 300
+LINES_SHOWN = 30  # of the trace, when a seed fails
+CHECKED_STEPS = 7  # the invariants are checked after every so many callbacks, at other ones each time
+
+
+@dataclass
+class Outcome:
+    """What one seed has done."""
+
+    calls: int = 0
+    callbacks: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    trace: list[str] = field(default_factory=list)
+
+
+def run_seed(seed: int, faults: int = 12) -> Outcome:
+    """Raises AssertionError if anything was lost, doubled or out of order, or if an invariant does not hold."""
+    with _temporary_files(), World(seed) as world, _replaced(world):
+        outcome = _run(world, faults)
+    if isinstance(outcome, str):
+        last = "\n".join(world.trace[-LINES_SHOWN:])
+        raise AssertionError(f"seed {seed} fails: {outcome}\nwhat happened last:\n{last}")
+    return outcome
+
+
+def _run(world: World, faults: int) -> Outcome | str:
+    """The outcome, or the traceback of an exception, which would keep the simulation alive."""
+    simulation = Simulation(world)
+    try:
+        return simulation.run(faults)
+    except Exception:  # noqa: BLE001 - whatever the seed has found
+        return traceback.format_exc()
+    finally:
+        simulation.close()
+
+
+class Simulation:
+    """A gateway, its network, and the drivers of one session."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.chance = world, world.chance
+        self.workers: Workers = Workers()
+        world.facts["workers"] = self.workers
+        settings = Settings(token=TOKEN, mesh="workers=tcp://host-0:1,tcp://host-1:1", lease=LEASE)
+        self.supervisor = Supervisor(world, settings)
+        self.supervisor.start_server()
+        self.network = Network(world, self.supervisor.address)
+        self.account = Account()
+        self.driver = start_driver(world, self.account, self.network)
+        self.outcome = Outcome()
+        self.killed_drivers = 0
+        world.checks.append(self._check)
+
+    def run(self, faults: int) -> Outcome:
+        self.world.run(lambda: self.account.ready, LIMIT)
+        for _ in range(faults):
+            self.pause(STEPS_BETWEEN_FAULTS)
+            self._inject(self.chance.choice(list(FAULTS)), FAULTS)
+        self.pause(STEPS_BETWEEN_FAULTS)
+        self._inject(self.chance.choice(list(ENDS)), ENDS)
+        self.world.run(self.nothing_left, LIMIT)
+        self._check_account()
+        self.outcome.calls, self.outcome.callbacks = self.account.calls, self.world.steps
+        self.outcome.trace = self.world.trace
+        return self.outcome
+
+    def _inject(self, name: str, kinds: Mapping[str, Callable[[Simulation], None]]) -> None:
+        self.outcome.faults[name] += 1
+        self.world.note(name)
+        kinds[name](self)
+
+    def pause(self, callbacks: int) -> None:
+        """Lets everything run for a random number of callbacks."""
+        end = self.world.steps + self.chance.randrange(callbacks)
+        self.world.run(lambda: self.world.steps >= end, LIMIT)
+
+    def attach(self) -> None:
+        """Starts a driver that takes over."""
+        self.killed_drivers += 1
+        self.driver = start_driver(self.world, self.account, self.network, taken_over=self.attach)
+
+    def close(self) -> None:
+        self.supervisor.restart = False
+        for process in [*self.world.processes]:
+            process.kill()
+        self.supervisor.close()
+
+    # --- what must hold
+
+    def _check(self) -> None:
+        assert not self.world.problems, self.world.problems
+        if self.world.steps % CHECKED_STEPS:
+            return
+        for process in self.world.processes:
+            client, engine, sessions = (process.facts.get(name) for name in ("client", "engine", "sessions"))
+            if client is not None:
+                validation = client._connection._validate()
+                with contextlib.suppress(StopIteration):
+                    validation.send(None)
+                for call in client.calls:
+                    for future in call.futures():
+                        future.validate_state()
+            if engine is not None:
+                engine.session.validate_state()
+            if sessions is not None:
+                sessions.validate_state()
+
+    def _check_account(self) -> None:
+        """Each call has run once and in order, and what was printed and sent has arrived in order."""
+        account = self.account
+        recorded = list(self.workers.recorded.values())
+        assert len(recorded) == HOSTS, "the session has lost its workers"
+        for name, way in WAYS.items():
+            for rank in way.ranks:
+                kept = recorded[rank].get(name, [])
+                assert kept == list(range(len(kept))), f"{name} on rank {rank}: {_differences(kept)}"
+                assert len(kept) >= account.answered[name], f"{name} on rank {rank} was answered and has not run"
+                assert len(kept) == account.answered[name] or not account.ended, f"{name} was not answered"
+        for name, arrived in (("lines", account.printed), ("messages", account.messages)):
+            once = list(dict.fromkeys(arrived)) if self.killed_drivers else arrived  # two drivers may have read one
+            assert once == list(range(len(once))), f"{name}: {_differences(once)}"
+            assert len(once) == account.answered[name] or not account.ended, f"{name}: some have not arrived"
+
+    def nothing_left(self) -> bool:
+        """Whether the session is over, and with it its engine and its workers."""
+        server = self.supervisor.server
+        sessions: Sessions | None = server.facts.get("sessions") if server is not None else None
+        return sessions is not None and sessions.statistics().sessions == 0 and not self.workers.alive
+
+
+def _differences(numbers: list[int]) -> str:
+    counts = Counter(numbers)
+    lost = sorted(set(range(max(numbers, default=-1) + 1)) - set(numbers))
+    doubled = [number for number, count in counts.items() if count > 1]
+    return f"{len(numbers)} arrived; lost {lost[:9]}, doubled {doubled[:9]}, in order: {numbers == sorted(numbers)}"
+
+
+# --- faults
+
+
+def _refuse(simulation: Simulation) -> None:
+    network, seconds = simulation.network, simulation.chance.choice((0.1, 3.0, 60.0))
+    network.refusing = True
+    network.cut()
+    simulation.world.call_later(seconds, lambda: setattr(network, "refusing", False))
+
+
+def _delay(simulation: Simulation) -> None:
+    simulation.network.delay = simulation.chance.choice((0, 0.0001, 0.01, 0.1))
+
+
+def _freeze(kind: str) -> Callable[[Simulation], None]:
+    def freeze(simulation: Simulation) -> None:
+        processes = [process for process in simulation.world.processes if process.name.startswith(kind)]
+        if processes:
+            simulation.chance.choice(processes).freeze(simulation.chance.choice((0.01, 1.0, 30.0)))
+
+    return freeze
+
+
+def _kill_server(simulation: Simulation) -> None:
+    if simulation.supervisor.server is not None:
+        simulation.supervisor.server.kill()
+
+
+def _kill_driver(simulation: Simulation) -> None:
+    simulation.driver.kill()
+    simulation.attach()
+
+
+def _many_cuts(simulation: Simulation) -> None:
+    for _ in range(simulation.chance.randrange(1, 10)):
+        simulation.network.cut()
+        simulation.pause(150)
+
+
+FAULTS: dict[str, Callable[[Simulation], None]] = {
+    "connection cut": lambda simulation: simulation.network.cut(),
+    "connection lost silently": lambda simulation: simulation.network.cut_silently(),
+    "connection cut at one end": lambda simulation: simulation.network.cut_one_end(),
+    "many cuts in a row": _many_cuts,
+    "no connection for a time": _refuse,
+    "other latency": _delay,
+    "server frozen": _freeze("server"),
+    "engine frozen": _freeze("engine"),
+    "driver frozen": _freeze("driver"),
+    "worker frozen": _freeze("worker"),
+    "network frozen": _freeze("network"),
+    "server killed": _kill_server,
+    "driver killed, another attaches": _kill_driver,
+}
+
+
+# --- how a session ends
+
+
+def _end(simulation: Simulation) -> None:
+    simulation.account.ending = True
+    simulation.world.run(lambda: simulation.account.ended, LIMIT)
+
+
+def _kill_engine(simulation: Simulation) -> None:
+    next(worker for worker in simulation.workers.alive).engine.kill()
+    simulation.world.run(lambda: simulation.account.lost is not None, LIMIT)
+    assert isinstance(simulation.account.lost, EngineDiedError)
+
+
+def _abandon(simulation: Simulation) -> None:
+    """No driver takes over, until the lease is over. One that then comes back learns it."""
+    simulation.driver.kill()
+    end = simulation.world.now + LEASE
+    simulation.world.run(simulation.nothing_left, LEASE + LIMIT)
+    assert simulation.world.now > end - LIMIT, "the session has ended before its lease"
+    simulation.attach()
+    simulation.world.run(lambda: simulation.account.lost is not None, LIMIT)
+    assert isinstance(simulation.account.lost, SessionExpiredError)
+
+
+ENDS: dict[str, Callable[[Simulation], None]] = {
+    "session ended by its driver": _end,
+    "engine killed": _kill_engine,
+    "lease expired": _abandon,
+}
+
+
+# --- what is replaced below the real code
+
+
+@contextlib.contextmanager
+def _temporary_files() -> Iterator[None]:
+    """In a directory of their own, which is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="meshgate-") as folder, mock.patch.object(tempfile, "tempdir", folder):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(world: World) -> Iterator[None]:
+    with contextlib.ExitStack() as patches:
+        for target, name, replacement in (
+            (ConnectionThread, "start", start_on_this_loop),
+            (SerialThread, "call", call_soon),
+            (gc, "freeze", lambda: None),
+        ):
+            patches.enter_context(mock.patch.object(target, name, replacement))
+        for path, new in (
+            ("meshgate.session.dispatch.OutputPrinter", Printer),
+            ("meshgate_gateway.engine.monarch.releases.connect", SimulatedMonarch),
+            ("meshgate_gateway.engine.__main__.Engine", _noted("engine", Engine)),
+            ("meshgate_gateway.gateway.Sessions", _noted("sessions", Sessions)),
+            ("meshgate_gateway.child_process.kill_process_session", lambda leader: 0),
+            ("meshgate_gateway.sessions.session_manager.start_process", _no_process),
+        ):
+            patches.enter_context(mock.patch(path, new))
+        patches.enter_context(_errors_are_problems(world))
+        yield
+
+
+def _noted(name: str, kind: Callable[..., Any]) -> Callable[..., Any]:
+    """``kind``, whose instances the process that makes them remembers."""
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        made = current_process().facts[name] = kind(*args, **kwargs)
+        return made
+
+    return make
+
+
+def _no_process(*args: object) -> None:
+    raise OSError("the simulation has no reaper")
+
+
+@contextlib.contextmanager
+def _errors_are_problems(world: World) -> Iterator[None]:
+    def process_event(logger: object, level: str, event: dict[str, Any]) -> dict[str, Any]:
+        if level in ("error", "exception", "critical"):
+            world.problems.append(f"logged: {event}")
+        raise structlog.DropEvent
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            world.problems.append(f"logged: {record.getMessage()} {record.exc_info}")
+
+    handler = Handler(logging.ERROR)
+    kept = structlog.get_config()
+    structlog.configure(processors=[process_event], wrapper_class=structlog.BoundLogger)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        structlog.configure(**kept)

@@ -1,0 +1,60 @@
+"""A session under random faults on a virtual clock; ``python -m tests.simulation`` runs more of them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+
+from meshgate_gateway.engine.detached.kept_calls import KeptCalls
+from meshgate_gateway.sessions.session_table import Sessions
+from meshgate_wire.retransmission import Unacknowledged
+from tests.simulation.run import run_seed
+
+SEEDS = range(24)
+SEEDS_TO_FIND = 30  # within which a defect must be found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def heap() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_is_lost_doubled_or_out_of_order(seed: int) -> None:
+    outcome = run_seed(seed)
+    assert outcome.calls > 10
+
+
+def forget_what_was_sent(frames: Unacknowledged, received: int) -> None:
+    frames.sent = frames.last
+    frames.acknowledge(received)
+    frames.acknowledge(frames.last)
+
+
+DEFECTS = {
+    "frames are not sent again": (Unacknowledged, "rewind", forget_what_was_sent),
+    "a server forgets the sessions of the one before": (Sessions, "restore", lambda *_: None),
+    "a holder finds no calls of the one before": (KeptCalls, "holder_changed", lambda calls: calls._calls.clear()),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_defects_are_found(defect: str) -> None:
+    target, name, replacement = DEFECTS[defect]
+    found = False
+    with mock.patch.object(target, name, replacement):
+        for seed in range(SEEDS_TO_FIND):
+            try:
+                run_seed(seed)
+            except AssertionError:
+                found = True
+                break
+    assert found
+
+
+def test_a_seed_replays() -> None:
+    assert run_seed(1).trace == run_seed(1).trace

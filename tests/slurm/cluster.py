@@ -1,0 +1,64 @@
+"""The cluster of SLURM_CONF and the kit that it is from, which can also break it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from meshgate import SlurmJob
+from tests.conftest import RUN_VARIABLE
+from tests.programs import ROOT
+
+__all__ = ["DEADLINE", "NOTICED", "kit", "queue", "run", "small_job"]
+
+DEADLINE = 120.0
+NOTICED = 60.0  # seconds that a machine under load has for what takes 5 s
+KIT = Path(os.environ.get("MESHGATE_SLURM_UP") or ROOT.parent / "shared" / "slurm" / "up").parent
+DISTURBED = "n4"  # the node of tests that disturb nodes; others leave it alone
+
+
+def run(*command: str, timeout: float = DEADLINE, env: Mapping[str, str] | None = None) -> str:
+    """The output of a command, which must succeed."""
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=env)
+    assert ran.returncode == 0, f"{command}: exit code {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
+    return ran.stdout
+
+
+def kit(program: str, *arguments: str) -> str:
+    """Runs a program of the kit: ``on laptop ls``, ``node n4 kill``. A machine that it boots outlives the tests."""
+    environment = {name: value for name, value in os.environ.items() if name != RUN_VARIABLE}
+    return run(str(KIT / program), *arguments, env=environment)
+
+
+def laptop(program: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Runs a Python program on the laptop, from its own directory, without the variables of a cluster."""
+    command = [str(KIT / "on"), "laptop", sys.executable, str(program), *arguments]
+    return subprocess.Popen(
+        command, cwd=program.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def queue(name: str) -> list[str]:
+    """The states of the jobs of this name that have not ended."""
+    states = run("squeue", "--noheader", f"--name={name}", "--format=%T").split()
+    return [state for state in states if state != "COMPLETING"]
+
+
+def small_job(meshes: Mapping[str, int], name: str, directory: Path, **options: Any) -> SlurmJob:
+    """A job that leaves space for others, and the disturbed node alone unless ``on_disturbed`` is set."""
+    where = f"--nodelist={DISTURBED}" if options.pop("on_disturbed", False) else f"--exclude={DISTURBED}"
+    given: dict[str, Any] = {
+        "python_exe": sys.executable,
+        "job_name": name,
+        "exclusive": False,
+        "time_limit": "10",
+        "log_dir": str(directory),
+        "sync_dirs": [str(directory)],
+        "warn_before": 0,
+        "slurm_args": [where, *options.pop("slurm_args", [])],
+    }
+    return SlurmJob(dict(meshes), **{**given, **options})

@@ -1,0 +1,52 @@
+"""Tests against the cluster of SLURM_CONF, made by the kit of MESHGATE_SLURM_UP.
+
+No job and no gateway may remain after a test. Tests that disturb a node take turns.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import DISTURBED, kit, queue, run
+from tests.waiting import wait_for
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.slurm)
+            item.add_marker(pytest.mark.timeout(400))  # includes waiting for the disturbed node
+
+
+@pytest.fixture
+def name(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A name of Slurm jobs of which none is left after the test."""
+    monkeypatch.setenv("MESHGATE_PROGRESS", "plain")
+    name = f"test-{secrets.token_hex(4)}"
+    yield name
+    try:
+        wait_for(lambda: not queue(name), "the jobs of the test to end", timeout=60)
+    finally:
+        run("scancel", f"--name={name}")
+
+
+@pytest.fixture
+def disturbed_node() -> Iterator[str]:
+    """A node that the test may break; it is repaired afterwards."""
+    with open(Path(tempfile.gettempdir()) / "meshgate-slurm-node.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        wait_for(lambda: "idle" in node_state() or "mixed" in node_state(), f"node {DISTURBED} to be up")
+        yield DISTURBED
+        kit("node", DISTURBED, "start")
+        wait_for(lambda: node_state() == "idle", f"node {DISTURBED} to be idle again")
+
+
+def node_state() -> str:
+    return run("sinfo", "--noheader", "--Node", f"--nodes={DISTURBED}", "--partition=cpu", "--format=%T").strip()

@@ -1,0 +1,129 @@
+"""How jobs and nodes end, and what the driver sees: the reason, the node, and the last lines of the worker's log."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import meshgate as kt
+from meshgate import JobNotRunning, JobStartFailed, SlurmJob, SupervisionError
+from tests.slurm.actors import Trainer
+from tests.slurm.cluster import DISTURBED, NOTICED, kit, run, small_job
+from tests.waiting import wait_for
+
+
+@pytest.fixture(autouse=True)
+def _quiet_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kt, "unhandled_fault_hook", lambda failure: None)
+
+
+def waiting_call(job: SlurmJob) -> tuple[Any, Any]:
+    """A call that never returns, on every rank of the mesh ``workers``, and the processes that it runs in."""
+    procs = job.state().workers.spawn_procs(per_host={"gpus": 1})
+    trainers = procs.spawn("trainers", Trainer)
+    trainers.node.call().get(timeout=NOTICED)
+    return trainers.wait.call(), procs
+
+
+def failure_of(call: Any, timeout: float = NOTICED) -> str:
+    with pytest.raises(SupervisionError) as failed:
+        call.get(timeout=timeout)
+    return str(failed.value)
+
+
+def test_a_cancelled_job_ends_its_calls_with_state_node_and_log(name: str, tmp_path: Path) -> None:
+    with small_job({"workers": 2}, name, tmp_path) as job:
+        call, _ = waiting_call(job)
+        started = time.monotonic()
+        run("scancel", str(job.job_id))
+        failure = failure_of(call)
+        assert time.monotonic() - started < NOTICED
+        assert f"Slurm ended job {job.job_id}: CANCELLED" in failure
+        assert "The last lines of the worker on n" in failure
+        with pytest.raises(JobNotRunning, match=r"CANCELLED.*Call apply\(\) to submit it again"):
+            job.state()
+        first = job.job_id
+        job.apply()
+        assert job.job_id != first
+        job.state().workers.spawn_procs().spawn("trainers", Trainer).node.call().get(timeout=NOTICED)
+
+
+def test_the_time_limit_is_announced_and_named(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with small_job({"workers": 1}, name, tmp_path, time_limit="1", warn_before=600) as job:
+        call, _ = waiting_call(job)
+        failure = failure_of(call, timeout=180)
+        assert "TIMEOUT: it reached its time limit of 1 min" in failure
+        assert f"[meshgate] Slurm ends job {job.job_id} at " in capfd.readouterr().err
+
+
+def test_a_preempted_job_says_so(name: str, tmp_path: Path, disturbed_node: str) -> None:
+    with small_job({"workers": 1}, name, tmp_path, partition="spot", on_disturbed=True) as job:
+        call, _ = waiting_call(job)
+        other = subprocess.Popen(["srun", "--partition=cpu", f"--nodelist={disturbed_node}", "--exclusive", "true"])
+        try:
+            assert "PREEMPTED: a job of another partition or QOS took its nodes" in failure_of(call)
+        finally:
+            other.wait(NOTICED)
+
+
+def test_a_node_without_power_is_lost_alone(name: str, tmp_path: Path, disturbed_node: str) -> None:
+    nodes = [f"--nodelist=n3,{DISTURBED}"]
+    with small_job({"workers": 2}, name, tmp_path, on_disturbed=True, slurm_args=nodes) as job:
+        call, procs = waiting_call(job)
+        kit("node", disturbed_node, "kill")
+        wait_for(lambda: "down" in run("sinfo", "-hN", f"--nodes={disturbed_node}", "--format=%T"), "Slurm to notice")
+        noticed = time.monotonic()
+        failure = failure_of(call)
+        assert time.monotonic() - noticed < NOTICED
+        assert (
+            f"Slurm took node {disturbed_node} from job {job.job_id} (DOWN+NOT_RESPONDING: Not responding)" in failure
+        )
+        assert "rank 1" in failure
+        again = procs.slice(hosts=slice(0, 1)).spawn("again", Trainer)
+        assert [node for _, node in again.node.call().get(timeout=NOTICED).items()] == ["n3"]
+
+
+def test_a_process_that_takes_too_much_memory_ends_alone(name: str, tmp_path: Path) -> None:
+    with small_job({"workers": 1}, name, tmp_path, mem="400M") as job:
+        procs = job.state().workers.spawn_procs(per_host={"gpus": 1})
+        failure = failure_of(procs.spawn("eaters", Trainer).fill_memory.call())
+        assert "rank 0 of mesh 'eaters' on n" in failure  # and the kernel's reason, if Monarch knows it in time
+        assert job.state().workers.spawn_procs().spawn("again", Trainer).node.call().get(timeout=NOTICED)
+
+
+def test_a_worker_that_is_killed_is_lost_while_the_job_runs(name: str, tmp_path: Path) -> None:
+    with small_job({"workers": 2}, name, tmp_path) as job:
+        call, _ = waiting_call(job)
+        (pid,) = [
+            int(entry)
+            for entry in os.listdir("/proc")
+            if entry.isdigit() and is_worker(Path("/proc") / entry, job.job_id, rank=1)
+        ]
+        os.kill(pid, signal.SIGKILL)
+        failure = failure_of(call)
+        assert f"the worker on this node ended, while Slurm job {job.job_id} runs" in failure
+
+
+def is_worker(process: Path, job_id: int | None, *, rank: int) -> bool:
+    try:
+        command = (process / "cmdline").read_bytes()
+        variables = (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    marks = {f"SLURM_JOB_ID={job_id}".encode(), f"SLURM_PROCID={rank}".encode()}
+    return command.endswith(b"-m\0meshgate_worker.slurm\0") and marks <= set(variables)
+
+
+def test_workers_that_cannot_start_show_their_last_words(name: str, tmp_path: Path) -> None:
+    job = small_job({"workers": 2}, name, tmp_path, env={"PYTHONHOME": "/nonexistent"})
+    with pytest.raises(JobStartFailed) as failed, job:
+        job.state()
+    assert "No module named 'encodings'" in str(failed.value)
+    assert "Exited with exit code 1" in str(failed.value)
+    assert not job.active

@@ -1,0 +1,147 @@
+"""A driver on a laptop that has ssh and nothing else of the cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import DEADLINE, DISTURBED, kit, laptop, queue, run
+from tests.waiting import wait_for
+
+PROGRAM = """
+import os, sys, time
+from meshgate import Actor, SlurmJob, endpoint
+
+class Trainer(Actor):
+    @endpoint
+    def where(self):
+        return os.uname().nodename, os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    @endpoint
+    def slow(self, seconds):
+        time.sleep(seconds)
+        return "done"
+
+def make(name, **options):
+    return SlurmJob(
+        options.pop("meshes", {{"trainers": 1}}), login="login", job_name=name, python_exe={python!r}, exclusive=False,
+        time_limit="10", sync_dirs=[os.path.dirname(os.path.abspath(__file__))], log_dir=os.path.dirname(__file__),
+        slurm_args=["--exclude={disturbed}"], **options,
+    )
+
+if __name__ == "__main__":
+"""
+
+
+def program(directory: Path, body: str) -> Path:
+    """A program with ``make``, ``Trainer`` and ``body``; its first argument is the name of its jobs."""
+    file = directory / "program.py"
+    lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
+    file.write_text(PROGRAM.format(python=sys.executable, disturbed=DISTURBED) + lines)
+    return file
+
+
+def output(file: Path, *arguments: str) -> str:
+    process = laptop(file, *arguments)
+    out, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{err}"
+    return out
+
+
+def test_a_program_on_the_laptop_runs_on_two_meshes(name: str, tmp_path: Path) -> None:
+    body = """
+with make(sys.argv[1], meshes={"trainers": 2, "data": 1}, gpus_per_node=1) as job:
+    state = job.state()
+    for hosts in (state.trainers, state.data):
+        trainers = hosts.spawn_procs(per_host={"gpus": 1}).spawn("trainers", Trainer)
+        print(sorted(value for _, value in trainers.where.call().get()))
+"""
+    trainers, data = map(eval, output(program(tmp_path, body), name).splitlines())
+    assert [gpu for _, gpu in trainers + data] == ["0"] * 3
+    assert len({node for node, _ in trainers + data}) == 3
+
+
+def test_a_saved_job_is_found_by_another_program_and_ended(name: str, tmp_path: Path) -> None:
+    body = """
+job = make(sys.argv[1])
+trainers = job.state().trainers.spawn_procs().spawn("trainers", Trainer)
+print(job.job_id, trainers.where.call_one().get()[0])
+if sys.argv[2] == "end":
+    job.kill()
+"""
+    file = program(tmp_path, body)
+    first = output(file, name, "leave")
+    assert queue(name) == ["RUNNING"]
+    assert output(file, name, "end") == first
+    assert not queue(name)
+    assert not (tmp_path / ".monarch" / "job_state.pkl").exists()
+
+
+def test_a_call_survives_the_ends_of_the_ssh_connection_and_of_the_server(name: str, tmp_path: Path) -> None:
+    body = """
+with make(sys.argv[1]) as job:
+    trainers = job.state().trainers.spawn_procs().spawn("trainers", Trainer)
+    call = trainers.slow.call_one(3)
+    print(job._login.connection, job._job.directory, flush=True)
+    print(call.get(), trainers.where.call_one().get()[0], job._report().ready)
+"""
+    process = laptop(program(tmp_path, body), name)
+    assert process.stdout is not None
+    connection, directory = process.stdout.readline().split()
+    (master,) = pids(f"ControlPath={connection}/c".encode(), b"-M\0")
+    os.kill(master, signal.SIGKILL)
+    server = max(pids(b"meshgate_gateway\0--slurm-job", directory.encode()))  # the other is its supervisor
+    os.kill(server, signal.SIGKILL)
+    out, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, err
+    done, node, ready = out.split()
+    assert (done, node[0], ready) == ("done", "n", "1")
+
+
+def test_the_job_of_a_driver_that_is_killed_ends(name: str, tmp_path: Path) -> None:
+    body = """
+with make(sys.argv[1]) as job:
+    job.state()
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+"""
+    process = laptop(program(tmp_path, body), name)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    assert queue(name) == ["RUNNING"]
+    (driver,) = pids(str(tmp_path / "program.py").encode(), name.encode())
+    os.kill(driver, signal.SIGKILL)
+    process.communicate(timeout=DEADLINE)
+    wait_for(lambda: not queue(name), "the job to be cancelled")
+
+
+def pids(*parts: bytes) -> list[int]:
+    """The processes, of all machines of the kit, whose command has these parts."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                command = Path("/proc", entry, "cmdline").read_bytes()
+            except OSError:
+                continue
+            if all(part in command for part in parts) and b"slurm/on" not in command and b"nsenter" not in command:
+                found.append(int(entry))
+    return found
+
+
+@pytest.mark.parametrize("what", ["gateway", "idle"])
+def test_an_allocation_without_a_user_ends(name: str, tmp_path: Path, what: str) -> None:
+    body = """
+job = make(sys.argv[1], idle_timeout=1 if sys.argv[2] == "idle" else 600)
+job.state()
+print(job._job.pid, job._job.directory)
+"""
+    pid, directory = output(program(tmp_path, body), name, what).split()
+    if what == "gateway":
+        kit("on", "login", "kill", "-KILL", pid)
+    wait_for(lambda: not queue(name), "the job to end")
+    run("rm", "-rf", directory)

@@ -1,0 +1,89 @@
+"""Jobs that Slurm refuses, and jobs that wait in the queue."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from pathlib import Path
+
+import pytest
+
+from meshgate import JobStartFailed, SlurmJob
+from tests.slurm.actors import Trainer
+from tests.slurm.cluster import DEADLINE, queue, small_job
+from tests.waiting import wait_for
+
+LATER = ["--begin=now+1hour"]
+
+
+def test_what_slurm_refuses_is_reported_in_its_words(name: str, tmp_path: Path) -> None:
+    with pytest.raises(JobStartFailed, match=r"Slurm refused the job: .*[Ii]nvalid partition") as failed:
+        small_job({"workers": 1}, name, tmp_path, partition="nonexistent").apply()
+    assert "sbatch: error" in str(failed.value)
+
+
+def test_a_queue_that_does_not_move_is_described_and_left_after_the_start_timeout(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = small_job({"workers": 1}, name, tmp_path, slurm_args=LATER, job_start_timeout=1)
+    with pytest.raises(JobStartFailed, match=r"PENDING \(BeginTime: its begin time has not come\).*after 1 s"):
+        job.state(cached_path=None)
+    assert "; expected to start at " in capsys.readouterr().err
+    wait_for(lambda: not queue(name), "the job to be cancelled")
+
+
+def test_an_interrupt_ends_the_wait_and_a_second_one_the_job(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = small_job({"workers": 1}, name, tmp_path, slurm_args=LATER)
+    job.apply()
+    try:
+        interrupt_when_shown(capsys, "expected to start")
+        with pytest.raises(KeyboardInterrupt):
+            job.state(cached_path=None)
+        assert queue(name) == ["PENDING"]
+        assert job.active
+
+        capsys.readouterr()
+        threading.Thread(target=interrupt_twice, args=(capsys,)).start()
+        with pytest.raises(KeyboardInterrupt):
+            job.state(cached_path=None)
+        wait_for(lambda: not queue(name), "the job to be cancelled")
+        assert not job.active
+    finally:
+        job.kill()
+
+
+def interrupt_when_shown(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    def interrupt() -> None:
+        wait_for(lambda: text in capsys.readouterr().err, text)
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt).start()
+
+
+def interrupt_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("expected to start", "stays in the queue"):
+        wait_for(lambda text=text: text in capsys.readouterr().err, text)  # type: ignore[misc]
+        _thread.interrupt_main()
+
+
+@pytest.mark.parametrize(
+    ("python", "problem"),
+    [("/nonexistent/python", "has no Python at python_exe='/nonexistent/python'"), ("/usr/bin/python3", "meshgate")],
+)
+def test_a_wrong_python_is_named_before_anything_is_submitted(python: str, problem: str) -> None:
+    with pytest.raises(JobStartFailed, match=problem):
+        SlurmJob({"workers": 1}, python_exe=python).apply()
+
+
+def test_two_jobs_share_a_node(name: str, tmp_path: Path) -> None:
+    same_node = ["--nodelist=n1"]
+    first = small_job({"workers": 1}, name, tmp_path, slurm_args=same_node)
+    second = small_job({"workers": 1}, name, tmp_path, slurm_args=same_node)
+    with first, second:
+        first.apply()
+        second.apply()
+        for job in (first, second):
+            trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
+            assert trainers.node.call_one().get(timeout=DEADLINE) == "n1"

@@ -1,0 +1,76 @@
+"""Slurm's reports, in the JSON of its releases."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from meshgate_slurm.status import JobStatus, parse_jobs, parse_node
+
+
+def status(**facts: Any) -> JobStatus:
+    return parse_jobs(json.dumps({"jobs": [{"job_id": 7, **facts}]}))[7]
+
+
+def number(value: int) -> dict[str, Any]:
+    return {"set": True, "infinite": False, "number": value}
+
+
+@pytest.mark.parametrize("new", [True, False], ids=["24.11", "21.08"])
+def test_a_running_job(new: bool) -> None:
+    wrap = number if new else int
+    found = status(
+        job_state=["RUNNING"] if new else "RUNNING", nodes="n[1-2]", time_limit=wrap(60), end_time=wrap(2000000000)
+    )
+    assert (found.state, found.nodes, found.time_limit, found.end_time) == ("RUNNING", ("n1", "n2"), 60, 2e9)
+    assert not found.pending
+    assert not found.ended
+
+
+def test_a_job_that_waits_says_why_and_when_it_starts() -> None:
+    found = status(job_state=["PENDING"], state_reason="Resources", start_time=number(2000000000))
+    assert (found.pending, found.ended, found.expected_start) == (True, False, 2e9)
+    assert found.why_pending() == "Resources: waits for nodes to become free"
+    assert status(job_state=["PENDING"], state_reason="None").why_pending() == "not considered yet"
+    assert status(job_state=["PENDING"], state_reason="QOSMaxGRES").why_pending() == "QOSMaxGRES"
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"job_state": ["TIMEOUT"], "time_limit": number(5)}, "TIMEOUT: it reached its time limit of 5 min"),
+        ({"job_state": ["PREEMPTED", "COMPLETING"]}, "PREEMPTED: a job of another partition or QOS took its nodes"),
+        ({"job_state": ["CANCELLED"]}, "CANCELLED: a user or an administrator cancelled it"),
+        ({"job_state": ["NODE_FAIL"], "state_reason": "NodeDown"}, "NODE_FAIL: a node failed"),
+        ({"job_state": ["MADE_UP"]}, "MADE_UP: Slurm gives no explanation"),
+        (
+            {"job_state": ["FAILED"], "state_reason": "LaunchFailure", "exit_code": {"return_code": number(3)}},
+            "FAILED: its batch script failed (reason LaunchFailure, exit code 3)",
+        ),
+        (
+            {"job_state": "FAILED", "exit_code": {"return_code": 0, "signal": {"signal_id": 9}}},
+            "FAILED: its batch script failed (signal 9)",
+        ),
+    ],
+)  # fmt: skip
+def test_a_job_that_has_ended_says_why(facts: dict[str, Any], why: str) -> None:
+    found = status(**facts)
+    assert found.ended
+    assert found.why_ended() == why
+
+
+def test_nodes_that_boot_are_still_waited_for() -> None:
+    assert status(job_state=["RUNNING", "CONFIGURING"]).pending
+
+
+def test_what_is_no_report_is_refused() -> None:
+    with pytest.raises(ValueError, match="no list of jobs"):
+        parse_jobs("[]")
+
+
+def test_the_state_of_a_node_has_its_reason() -> None:
+    down = {"nodes": [{"state": ["DOWN", "NOT_RESPONDING"], "reason": "Not responding"}]}
+    assert parse_node(json.dumps(down)) == "DOWN+NOT_RESPONDING: Not responding"
+    assert parse_node('{"nodes": [{"state": "IDLE", "reason": ""}]}') == "IDLE"

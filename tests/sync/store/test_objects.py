@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from meshgate_sync.tree.delta import full_delta
+from tests.sync.store.store_host import MODEL, Host, damage, objects, raising
+from tests.sync.trees import Content, on_disk, plain
+
+
+def test_files_are_read_only_and_their_times_follow_their_content(host: Host, content: Content) -> None:
+    one = host.sync(content.tree(MODEL))
+    other = host.sync(content.tree({**MODEL, b"a.py": b"ONE", b"copy.py": b"one"}))
+    assert os.stat(f"{one}/a.py").st_mode & 0o777 == 0o444
+    assert os.stat(f"{one}/run").st_mode & 0o777 == 0o555
+    assert os.stat(f"{one}/a.py").st_mtime != os.stat(f"{other}/a.py").st_mtime
+    assert os.stat(f"{one}/a.py").st_mtime == os.stat(f"{other}/copy.py").st_mtime
+    assert os.stat(f"{one}/d/b").st_ino == os.stat(f"{other}/d/b").st_ino
+
+
+def test_a_large_file_is_assembled_from_ranges_of_others(
+    host: Host, content: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = content.tree({b"one": bytes(range(200)), b"two": bytes(range(200, 0, -1)) * 2})
+    host.sync(first)
+    mixed = (
+        bytes(range(96)) + b"new piece of 16b" + bytes(range(200, 0, -1)) * 2 + bytes(range(96, 200)) + bytes(range(32))
+    )
+    for copying in ("in the kernel", "by reading"):
+        if copying == "by reading":
+            monkeypatch.setattr(os, "copy_file_range", raising(errno.EXDEV))
+        host.fetched = 0
+        name = copying.encode()
+        path = host.sync(content.tree({**{b"one": bytes(range(200))}, name: mixed + name * 16}), first)
+        assert on_disk(path)[name] == mixed + name * 16
+        assert host.fetched < 20
+    assert host.store.verify() == []
+
+
+def test_ranges_are_not_copied_from_a_modified_object(host: Host, content: Content) -> None:
+    first, second = content.tree({b"f": bytes(range(200))}), content.tree({b"f": bytes(range(200)) + b"more"})
+    path = host.sync(first)
+    damage(Path(path, "f"), keep_time=False)
+    assert on_disk(host.sync(second, first)) == {b"f": bytes(range(200)) + b"more"}
+
+
+@pytest.mark.parametrize("keep_time", [True, False])
+def test_a_corrupt_object_is_found_and_fetched_again(host: Host, content: Content, keep_time: bool) -> None:
+    tree = content.tree(MODEL)
+    host.sync(tree)
+    damaged = objects(host)[0]
+    damage(damaged, keep_time=keep_time)
+    (problem,) = host.store.verify()
+    assert problem.path == str(damaged)
+    assert problem.root == tree.digest.hex()
+    assert not host.store.ready(tree.digest)
+    assert on_disk(host.sync(tree)) == plain(MODEL)
+    assert host.store.verify() == []
+
+
+def test_a_corrupt_piece_is_not_read(host: Host, content: Content) -> None:
+    tree = content.tree({b"a": b"some content"})
+    host.sync(tree)
+    (digest,) = content.pieces
+    assert host.store.read(digest) == b"some content"
+    damage(objects(host)[0], keep_time=True)
+    assert host.store.read(digest) is None
+    assert digest in host.store.prepare(full_delta(tree)).missing
+    assert host.store.read(b"x" * 32) is None
+
+
+def test_a_deleted_object_is_missing_again(host: Host, content: Content) -> None:
+    tree = content.tree({b"a": b"some content"})
+    host.sync(tree)
+    objects(host)[0].unlink()
+    (digest,) = content.pieces
+    assert host.store.read(digest) is None
+    assert len(host.store.verify()) == 0 or not host.store.ready(tree.digest)
+
+
+def test_an_object_modified_through_a_link_is_not_used_for_the_next_version(host: Host, content: Content) -> None:
+    tree = content.tree({b"a": b"some content"})
+    path = host.sync(tree)
+    damage(Path(path, "a"), keep_time=False)
+    host.reopen()
+    other = content.tree({b"b": b"some content"})
+    assert on_disk(host.sync(other)) == {b"b": b"some content"}

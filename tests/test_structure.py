@@ -1,0 +1,98 @@
+"""The folders and the tests have the structure that CONTRIBUTING.md describes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.programs import ROOT
+
+PACKAGES = {
+    "client/meshgate": "client",
+    "gateway/meshgate_gateway": "gateway",
+    "kubernetes_jobs/meshgate_kubernetes": "kubernetes_jobs",
+    "slurm_jobs/meshgate_slurm": "slurm_jobs",
+    "sync/meshgate_sync": "sync",
+    "wire/meshgate_wire": "wire",
+    "worker_image/meshgate_worker": "worker_image",
+}
+FOLDERS = [path.parent for package in PACKAGES for path in sorted((ROOT / package).rglob("__init__.py"))]
+MOST_MODULES = 16
+ENTRY_POINTS = {"__init__.py", "__main__.py"}  # run by other tests
+SAYS_WHAT_IT_NEVER_DOES = re.compile(r"\b(never|nothing|no|not|only|alone|without)\b", re.IGNORECASE)
+
+TESTED_ELSEWHERE = {
+    "client/meshgate/doctor/gateway.py": "tests/end_to_end/test_doctor.py",
+    "client/meshgate/jobs/spmd/run.py": "tests/end_to_end/test_spmd.py",
+    "client/meshgate/jobs/slurm/dialer.py": "tests/slurm/test_laptop.py",
+    "client/meshgate/jobs/slurm/job.py": "tests/slurm/test_laptop.py",
+    "client/meshgate/jobs/slurm/login_program.py": "tests/slurm/test_queue.py",
+    "client/meshgate/jobs/slurm/ssh.py": "tests/slurm/test_laptop.py",
+    "client/meshgate/jobs/spmd/torchx_app.py": "tests/end_to_end/test_torchx.py",
+    "client/meshgate/jobs/spmd/torchx_job.py": "tests/end_to_end/test_torchx.py",
+    "gateway/meshgate_gateway/engine/on_worker/code_actors.py": "tests/end_to_end/test_code.py",
+    "gateway/meshgate_gateway/on_slurm.py": "tests/slurm/test_ends.py",
+    "slurm_jobs/meshgate_slurm/batch.py": "tests/slurm/test_batch.py",
+    "slurm_jobs/meshgate_slurm/commands.py": "tests/slurm/test_queue.py",
+    "slurm_jobs/meshgate_slurm/login.py": "tests/slurm/test_laptop.py",
+    "worker_image/meshgate_worker/slurm.py": "tests/slurm/test_ends.py",
+}
+"""Modules that only work with Monarch's processes or with Slurm, and the tests that run them there."""
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def mirrored_test(module: Path) -> Path:
+    package = next(package for package in PACKAGES if module.is_relative_to(ROOT / package))
+    relative = module.relative_to(ROOT / package)
+    return ROOT / "tests" / PACKAGES[package] / relative.parent / f"test_{relative.stem.strip('_')}.py"
+
+
+def has_logic(module: Path) -> bool:
+    """Whether the module has a function that does more than return, raise, or define."""
+    functions = [
+        node
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return any(
+        isinstance(node, ast.If | ast.For | ast.While | ast.Try | ast.With) for f in functions for node in ast.walk(f)
+    )
+
+
+MODULES = [
+    path
+    for folder in FOLDERS
+    for path in sorted(folder.glob("*.py"))
+    if path.name not in ENTRY_POINTS
+    if has_logic(path)
+]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_every_folder_says_what_it_is_and_what_it_never_does(folder: Path) -> None:
+    docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    assert len(docstring.split()) >= 8
+    assert SAYS_WHAT_IT_NEVER_DOES.search(docstring)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_no_folder_has_too_many_modules(folder: Path) -> None:
+    assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= MOST_MODULES
+
+
+@pytest.mark.parametrize("module", MODULES, ids=name_of)
+def test_every_module_with_logic_has_a_test_module(module: Path) -> None:
+    test = ROOT / TESTED_ELSEWHERE.get(name_of(module), name_of(mirrored_test(module)))
+    assert test.exists(), f"{name_of(module)} has no tests: write {name_of(test)}"
+
+
+@pytest.mark.parametrize("module", TESTED_ELSEWHERE)
+def test_exceptions_are_needed(module: str) -> None:
+    assert (ROOT / module).exists()
+    assert not mirrored_test(ROOT / module).exists()

@@ -1,0 +1,480 @@
+"""The messages of protocol version 2.
+
+A message is a header, one of the pydantic models below, and zero or more raw buffers. Headers are validated on receipt;
+this package never inspects buffers. ``docs/protocol.md`` describes each message and when it is sent.
+
+The client numbers every object that it creates (positive numbers, never reused in a session), so that a message can
+refer to an object before its creation is acknowledged. Objects that the gateway creates, such as a mesh that an
+endpoint returned, have negative numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from .models.detached import Attached, Detach, EndpointSignature, Fetch, KeptCall, KeptCalls, Parameter, Read, Resume
+from .models.fields import (
+    MAX_COUNT,
+    MAX_DIMENSIONS,
+    Count,
+    HostNames,
+    Label,
+    Line,
+    MeshRef,
+    Model,
+    ObjectId,
+    ObjectIds,
+    Path,
+    Paths,
+    Ranks,
+    Region,
+    Text,
+)
+
+__all__ = [
+    "MAX_COUNT",
+    "MAX_DIMENSIONS",
+    "SYNC_STREAM",
+    "Attached",
+    "Count",
+    "Detach",
+    "EndpointSignature",
+    "Fetch",
+    "Header",
+    "HostNames",
+    "KeptCall",
+    "KeptCalls",
+    "MeshRef",
+    "Parameter",
+    "Path",
+    "Read",
+    "Region",
+    "Resume",
+    "Text",
+    "stream_of",
+]
+
+
+class Argument(Model):
+    """The object that a persistent id in a pickled argument stands for; its index is the id."""
+
+    kind: Literal["hosts", "procs", "actors", "port"]
+    ref: MeshRef
+
+
+Arguments: TypeAlias = Annotated[tuple[Argument, ...], Field(fail_fast=True)]
+
+
+class BootstrapCommand(Model):
+    """The command that starts a process. Without ``program``, the host's Python; without ``args``, those of Monarch."""
+
+    program: Path | None = None
+    arg0: Path | None = None
+    args: Annotated[tuple[Line, ...], Field(fail_fast=True)] | None = None
+    env: dict[Label, Line | None] = Field(default_factory=dict)  # None removes a variable
+    inherit_env: bool = True
+
+
+class Launch(Model):
+    """How processes are started. ``binding``: the CPUs of each process of a host. ``command_of``: for each rank, the
+    index of its command; empty if all use the first."""
+
+    binding: Annotated[tuple[dict[Label, Label], ...], Field(fail_fast=True)] = ()
+    commands: Annotated[tuple[BootstrapCommand, ...], Field(fail_fast=True)] = ()
+    command_of: Ranks = ()
+
+    @model_validator(mode="after")
+    def _check_indexes(self) -> Launch:
+        if self.command_of and max(self.command_of) >= len(self.commands):
+            raise ValueError("a rank's command is missing")
+        return self
+
+
+# --- client to gateway ------------------------------------------------------------------------------------
+
+
+class AttachHosts(Model):
+    """Makes the hosts of the job's mesh ``mesh`` an object. Reply: HostsAttached or ObjectFailed."""
+
+    type: Literal["attach_hosts"] = "attach_hosts"
+    object: ObjectId
+    mesh: Label
+
+
+class SpawnProcs(Model):
+    """``hosts.spawn_procs(per_host, bootstrap, name)``. Buffers: the pickled bootstrap callable, if any."""
+
+    type: Literal["spawn_procs"] = "spawn_procs"
+    object: ObjectId
+    hosts: MeshRef
+    per_host: dict[Label, Annotated[int, Field(ge=1, le=65_536)]] = Field(max_length=MAX_DIMENSIONS)
+    name: Label
+    launch: Launch | None = None  # None: as the hosts start processes by default
+    version: Label | None = None  # digest of the code snapshot that the processes must run; None: any
+    paths: Paths = ()  # relative to the snapshot; prepended to sys.path
+
+
+class SpawnActors(Model):
+    """``procs.spawn(name, Class, *args, **kwargs)``.
+
+    Buffers: the pickled class, the pickled ``(args, kwargs)``, then the out-of-band buffers of the latter.
+    """
+
+    type: Literal["spawn_actors"] = "spawn_actors"
+    object: ObjectId
+    procs: MeshRef
+    name: Label
+    class_name: Annotated[str, Field(max_length=1024)]  # module.qualname, for error messages
+    kind: Literal["sync", "async"]
+    arguments: Arguments = ()
+    version: Label | None = None
+    paths: Paths = ()
+    endpoints: Annotated[tuple[EndpointSignature, ...], Field(fail_fast=True)] = ()  # for a later holder's proxies
+
+
+class GetControllers(Model):
+    """``get_or_spawn_controller(...)`` on the driver: ``object`` becomes the actor that keeps the controllers.
+
+    It waits until the mesh ``hosts`` is attached, or has failed.
+    """
+
+    type: Literal["get_controllers"] = "get_controllers"
+    object: ObjectId
+    hosts: ObjectId = 0
+    version: Label | None = None
+    paths: Paths = ()
+
+
+class Call(Model):
+    """Calls an endpoint. Buffers: the pickled ``(args, kwargs)``, then its out-of-band buffers.
+
+    Reply: Values (``call``, ``call_one``, ``choose``), one Item for each rank (``stream``), none (``broadcast``), or
+    Failed.
+    """
+
+    type: Literal["call"] = "call"
+    call: Count
+    target: MeshRef
+    endpoint: Label
+    adverb: Literal["call", "call_one", "choose", "stream", "broadcast"]
+    explicit_port: bool = False  # the endpoint was declared with explicit_response_port=True
+    arguments: Arguments = ()
+    tag: Label = ""  # of the program, for a later holder of the session
+
+
+class SendTo(Model):
+    """``monarch.actor.send(endpoint, args, kwargs, port)``: a call whose replies go to a channel's port."""
+
+    type: Literal["send_to"] = "send_to"
+    target: MeshRef
+    endpoint: Label
+    selection: Literal["all", "choose"] = "all"
+    explicit_port: bool = False
+    port: ObjectId
+    arguments: Arguments = ()
+
+
+class Sync(Model):
+    """A message of the code sync (``docs/sync.md``), in either direction. ``body`` has a format of its own."""
+
+    type: Literal["sync"] = "sync"
+    body: Annotated[str, Field(max_length=262_144)]
+
+
+class Reload(Model):
+    """``procs.reload()``: updates running processes to a version. Reply: Values (one report per process) or Failed."""
+
+    type: Literal["reload"] = "reload"
+    call: Count
+    target: MeshRef
+    version: Label
+    paths: Paths = ()
+
+
+class Stop(Model):
+    """Stops a host, proc or actor mesh (with ``shutdown``, host processes too). Reply: Done or Failed."""
+
+    type: Literal["stop"] = "stop"
+    call: Count
+    target: MeshRef
+    reason: Text = "stopped by client"
+    shutdown: bool = False
+
+
+class Initialized(Model):
+    """Waits until a mesh is up; with ``whole``, also until its lost hosts are back. Reply: Done or Failed."""
+
+    type: Literal["initialized"] = "initialized"
+    call: Count
+    target: MeshRef
+    whole: bool = False
+
+
+class OpenChannel(Model):
+    """Opens a channel, whose port is ``object`` and whose messages arrive as PortMessage."""
+
+    type: Literal["open_channel"] = "open_channel"
+    object: ObjectId
+    once: bool = False
+    name: Label = ""  # for a later holder of the session
+
+
+class PortSend(Model):
+    """``port.send(value)`` on the laptop. Buffers: the pickled value, then its out-of-band buffers."""
+
+    type: Literal["port_send"] = "port_send"
+    port: ObjectId
+    arguments: Arguments = ()
+    return_undeliverable: bool = True  # False: drop the value if it cannot be delivered, rather than report a fault
+
+
+class Adopt(Model):
+    """Describes a mesh or port, as the laptop found it by unpickling: a negative object or, with ``has_reference``, a
+    new one. Buffers: for actors, the pickled class; then Monarch's reference to the mesh, if there is one."""
+
+    type: Literal["adopt"] = "adopt"
+    object: ObjectId
+    kind: Literal["hosts", "procs", "actors", "port"]
+    name: Label = ""
+    region: Region | None = None
+    root: Region | None = None
+    parent: MeshRef | None = None  # the proc mesh of actors, the host mesh of procs
+    address: Annotated[str, Field(max_length=4096)] = ""  # of a port
+    has_reference: bool = False
+
+
+class Release(Model):
+    """The laptop no longer uses these objects (channels, negative objects)."""
+
+    type: Literal["release"] = "release"
+    objects: ObjectIds
+
+
+class Configure(Model):
+    """Settings of the session; the last message applies."""
+
+    type: Literal["configure"] = "configure"
+    stream_output: bool = True
+
+
+class ConfigureMonarch(Model):
+    """All of Monarch's settings that the program has changed; others return to the engine's own values.
+
+    Reply: Values with the pickled settings in effect, by name, as booleans, numbers and strings; or Failed.
+    """
+
+    type: Literal["configure_monarch"] = "configure_monarch"
+    call: Count
+    settings: dict[Label, bool | int | float | Line | None] = Field(default={}, max_length=1024)
+
+
+class EndSession(Model):
+    """Ends the session now rather than when its lease expires. Reply: Done."""
+
+    type: Literal["end_session"] = "end_session"
+    call: Count
+
+
+# --- gateway to client ------------------------------------------------------------------------------------
+
+
+class Host(Model):
+    name: Label  # of the pod or the local process, such as "workers-0"
+    address: Annotated[str, Field(max_length=4096)] = ""
+    identity: Label = ""  # of its Monarch service, or the UUID that it derives from; "" if unknown
+    node: Label = ""  # of a pod, if known; so is the zone
+    zone: Label = ""
+
+
+class HostsAttached(Model):
+    type: Literal["hosts_attached"] = "hosts_attached"
+    object: ObjectId
+    hosts: Annotated[tuple[Host, ...], Field(fail_fast=True)]
+
+
+class Adopted(Model):
+    """The meshes in a pickled value, in the order in which they are unpickled."""
+
+    objects: ObjectIds = ()
+
+
+class Values(Model):
+    """The values of a call, one buffer for each rank, in rank order. ``objects[i]`` belongs to buffer i."""
+
+    type: Literal["values"] = "values"
+    call: Count
+    ranks: Ranks | None = None  # for choose: the rank that replied
+    objects: dict[Count, Adopted] = Field(default={})
+
+
+class Item(Model):
+    """One reply of a stream. Buffers: the pickled value."""
+
+    type: Literal["item"] = "item"
+    call: Count
+    rank: Count
+    objects: Adopted = Adopted()
+
+
+class Done(Model):
+    type: Literal["done"] = "done"
+    call: Count
+
+
+class ErrorGroup(Model):
+    """The ranks whose pickled exceptions were identical.
+
+    ``buffer``: the index of the pickled exception. None, in the last group only, for all ranks whose exceptions were
+    not sent, since there were too many distinct ones.
+    """
+
+    ranks: Ranks  # the first ones, at most 64
+    count: Count  # of all ranks in the group
+    buffer: Count | None = None
+
+
+class Failure(Model):
+    """Why a call or a creation failed.
+
+    ``actor``: endpoints raised exceptions, grouped in ``errors``, or the bootstrap of a process did, and ``message`` is
+    its traceback. ``supervision``: an actor, process or host died; ``ranks`` are those that died. ``step``: an earlier
+    step failed that this one depends on; ``step`` names it and ``message`` is its error. ``invalid``: the gateway
+    rejected the request. ``stale_code``: a host could not get the code version. ``internal``: a bug in the gateway.
+    """
+
+    kind: Literal["actor", "supervision", "step", "invalid", "stale_code", "internal"]
+    message: Text
+    step: Text = ""
+    mesh: Label = ""
+    ranks: Ranks = ()
+    hosts: HostNames = Field(default={})  # host name by rank in the target, for the ranks in this failure
+    errors: Annotated[tuple[ErrorGroup, ...], Field(fail_fast=True)] = ()
+    total: Count = 0  # called ranks
+    unanswered: Count = 0  # ranks that had not replied when the failure was sent
+
+
+class CallProgress(Model):
+    """How far call ``call`` is: ``waiting`` are the hosts of the first ranks, in the target, that have not replied."""
+
+    call: Count
+    total: Count
+    answered: Count
+    age: float = Field(ge=0, allow_inf_nan=False)  # seconds since it was sent to the actors
+    waiting: HostNames = Field(default={})
+    first: bool = True  # no earlier call to these actors is in flight
+
+
+class Progress(Model):
+    """The progress of calls that take long, sent when it has changed."""
+
+    type: Literal["progress"] = "progress"
+    calls: Annotated[tuple[CallProgress, ...], Field(fail_fast=True)]
+
+
+class Failed(Model):
+    """A call failed. Buffers: the distinct pickled exceptions."""
+
+    type: Literal["failed"] = "failed"
+    call: Count
+    rank: Count | None = None  # for an item of a stream
+    failure: Failure
+
+
+class ObjectFailed(Model):
+    """The creation of an object failed; whatever depends on it fails too."""
+
+    type: Literal["object_failed"] = "object_failed"
+    object: ObjectId
+    failure: Failure
+
+
+class Fault(Model):
+    """A supervision event of a mesh of this session, for ``unhandled_fault_hook``."""
+
+    type: Literal["fault"] = "fault"
+    object: ObjectId | None
+    mesh: Label
+    ranks: Ranks
+    hosts: HostNames = Field(default={})
+    report: Text
+    number: Count = 0  # in a detached session, from 1
+
+
+class OutputLine(Model):
+    """One line that an actor printed; ``end`` is its line end."""
+
+    stream: Literal["stdout", "stderr"]
+    mesh: Label = ""
+    procs: ObjectId = 0  # the mesh of the process, if it is one of the session
+    ranks: Ranks = ()  # the first ones that printed it, at most 64
+    count: Count = 1
+    host: Label = ""
+    text: Line
+    end: Literal["\n", "\r", ""] = "\n"
+
+
+class Output(Model):
+    """Lines that actors printed. In a detached session ``first`` is the number of the first of them, from 1."""
+
+    type: Literal["output"] = "output"
+    first: Count = 0
+    lines: Annotated[tuple[OutputLine, ...], Field(fail_fast=True)]
+
+
+class PortMessage(Model):
+    """A message to a channel. Buffers: the pickled value, or with ``exception`` the pickled exception."""
+
+    type: Literal["port_message"] = "port_message"
+    port: ObjectId
+    rank: Count | None = None
+    exception: bool = False
+    objects: Adopted = Adopted()
+    number: Count = 0  # of the message in its channel, in a detached session, from 1
+
+
+Header: TypeAlias = Annotated[
+    AttachHosts
+    | SpawnProcs
+    | SpawnActors
+    | GetControllers
+    | Call
+    | SendTo
+    | Sync
+    | Reload
+    | Stop
+    | Initialized
+    | OpenChannel
+    | PortSend
+    | Adopt
+    | Release
+    | Configure
+    | ConfigureMonarch
+    | EndSession
+    | Detach
+    | Read
+    | Resume
+    | Fetch
+    | HostsAttached
+    | Values
+    | Item
+    | Done
+    | Progress
+    | Failed
+    | ObjectFailed
+    | Fault
+    | Output
+    | PortMessage
+    | KeptCalls
+    | Attached,
+    Field(discriminator="type"),
+]
+
+SYNC_STREAM = 2**31 - 1
+"""The stream of all messages about code; object numbers stay below it."""
+
+
+def stream_of(number: int) -> int:
+    """The stream of an object's messages: its number, or a number above 2**31 for objects of the gateway."""
+    return number if number >= 0 else 2**31 - number

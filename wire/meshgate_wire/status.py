@@ -1,0 +1,125 @@
+"""What a gateway says about its job: the models behind ``GET /v1/status`` and ``GET /v1/output``.
+
+They are the documented schema of ``meshgate status --json`` as well, so a field keeps its name and meaning. Times are
+durations in seconds, because clocks of different machines differ.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "CallStatus",
+    "EngineStatus",
+    "HostStatus",
+    "JobStatus",
+    "MeshStatus",
+    "OutputPage",
+    "PrintedLine",
+    "SessionOutput",
+    "SessionStatus",
+]
+
+HostState: TypeAlias = Literal["ready", "missing"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class CallStatus(_Model):
+    """A call without its last reply. ``waiting`` maps the first ranks that have not answered to their hosts."""
+
+    mesh: str
+    endpoint: str
+    age: float = Field(description="seconds since the engine sent it to the actors")
+    total: int = Field(description="ranks that were called")
+    answered: int
+    waiting: dict[int, str] = Field(default={}, description="host by rank, for the first ranks without an answer")
+    procs: str = Field(default="", description="the proc mesh of the actors")
+    processes: dict[int, int] = Field(default={}, description="the rank in that mesh of each rank in `waiting`")
+
+
+class MeshStatus(_Model):
+    """Processes or actors of a session."""
+
+    kind: Literal["procs", "actors"]
+    name: str
+    sizes: dict[str, int] = Field(description="size by dimension")
+    class_name: str = Field(default="", description="of actors")
+    version: str = Field(default="", description="of the code that the processes started from; empty: none was synced")
+    dead: dict[int, str] = Field(default={}, description="reason by rank, for ranks that ended")
+    number: int = Field(default=0, description="names the mesh within its session")
+    procs: int = Field(default=0, description="of actors: the number of their proc mesh")
+    hosts: tuple[str, ...] = Field(default=(), description="of procs, which are divided evenly among them, in order")
+
+
+class HostStatus(_Model):
+    """A host of the job's mesh ``mesh``."""
+
+    mesh: str
+    rank: int
+    name: str
+    state: HostState = "ready"
+    reason: str = Field(default="", description="why it is missing")
+    version: str = Field(default="", description="of the session's newest code, if the host has it")
+
+
+class EngineStatus(_Model):
+    """What an engine knows about its session."""
+
+    version: str = Field(default="", description="digest of the newest code that the client synced")
+    hosts: tuple[HostStatus, ...] = ()
+    meshes: tuple[MeshStatus, ...] = ()
+    calls: tuple[CallStatus, ...] = Field(default=(), description="the oldest first, at most 256")
+    calls_in_flight: int = 0
+
+
+class SessionStatus(EngineStatus):
+    """A session, its engine and its owner."""
+
+    session: str
+    owner: str
+    connected: bool
+    pid: int = Field(description="of the engine, where the gateway runs")
+    problem: str = Field(default="", description="why the engine did not say more, such as that it did not answer")
+
+
+class JobStatus(_Model):
+    """A job as its gateway sees it."""
+
+    gateway_version: str
+    python: str
+    meshes: dict[str, int] = Field(description="number of hosts by mesh")
+    hosts: tuple[HostStatus, ...] = Field(default=(), description="the hosts that the gateway knows of")
+    sessions: tuple[SessionStatus, ...] = ()
+
+
+class PrintedLine(_Model):
+    """A line that ``count`` ranks of ``mesh`` printed; ``ranks`` are the first of them."""
+
+    number: int = Field(description="grows with each line of a session")
+    stream: Literal["stdout", "stderr"]
+    mesh: str
+    ranks: tuple[int, ...]
+    count: int
+    host: str
+    text: str
+    end: str
+
+
+class SessionOutput(_Model):
+    """Lines of one session. ``dropped`` older ones are no longer kept."""
+
+    session: str = ""
+    lines: tuple[PrintedLine, ...] = ()
+    last: int = Field(default=0, description="the number of the newest line so far")
+    dropped: int = 0
+
+
+class OutputPage(_Model):
+    """What the actors of a job printed, by session."""
+
+    sessions: tuple[SessionOutput, ...] = ()

@@ -1,0 +1,22 @@
+"""The versions that this side announces in a handshake."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import platform
+
+__all__ = ["PROTOCOL_VERSION", "PYTHON_VERSION", "SOFTWARE_VERSION", "monarch_version"]
+
+PROTOCOL_VERSION = 2
+SOFTWARE_VERSION = "0.1.0"
+PYTHON_VERSION = platform.python_version()
+
+
+@functools.cache
+def monarch_version() -> str:
+    """The version of the installed torchmonarch; empty if there is none."""
+    try:
+        return importlib.metadata.version("torchmonarch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
