@@ -22,7 +22,6 @@ from meshgate import (
     GatewayError,
     MeshgateError,
     SessionExpiredError,
-    SessionTakenOverError,
     UrlDialer,
     endpoint,
 )
@@ -107,26 +106,18 @@ class Account:
         return sum(self.answered.values())
 
 
-def start_driver(
-    world: World, account: Account, network: object, taken_over: Callable[[], None] = lambda: None
-) -> Process:
-    """Starts the account's first driver, or one that takes over the session.
-
-    ``taken_over`` is called if the driver loses the session to another. That is one that was killed while it attached:
-    its request may arrive after that of its successor.
-    """
+def start_driver(world: World, account: Account, network: object) -> Process:
+    """Starts the account's first driver, or one that takes over the session."""
     account.drivers += 1
     process = Process(world, f"driver {account.drivers}")
     process.facts |= {"network": network, "account": account}
-    process.start(_drive(Driver(world, account, process), taken_over))
+    process.start(_drive(Driver(world, account, process)))
     return process
 
 
-async def _drive(driver: Driver, taken_over: Callable[[], None]) -> None:
+async def _drive(driver: Driver) -> None:
     try:
         await driver.run()
-    except SessionTakenOverError:
-        taken_over()
     except (EngineDiedError, SessionExpiredError) as error:
         client = current_process().facts["client"]
         client.validate_state()

@@ -63,6 +63,11 @@ class Network:
         for connection in self._open():
             connection.close(far=False)
 
+    def hold(self, seconds: float) -> None:
+        """What drivers send on the present connections arrives, in order, but not for a time. New ones are not held."""
+        for connection in self._open():
+            connection.held_until = self.world.now + seconds
+
 
 class _Connection:
     """Copies bytes between a driver's connection and the gateway's."""
@@ -70,6 +75,7 @@ class _Connection:
     def __init__(self, network: Network, near: socket.socket, far: socket.socket) -> None:
         self._network, self._near, self._far = network, near, far
         self.open = True
+        self.held_until = 0.0
         self._loop = network.process.loop
         self._tasks = [self._loop.create_task(self._copy(near, far)), self._loop.create_task(self._copy(far, near))]
         self._closing: asyncio.Task[None] | None = None
@@ -95,6 +101,8 @@ class _Connection:
             while data := await loop.sock_recv(source, chance.choice(PIECES)):
                 if self._network.delay:
                     await asyncio.sleep(chance.uniform(0, self._network.delay))
+                if source is self._near:
+                    await asyncio.sleep(max(0.0, self.held_until - loop.time()))
                 await loop.sock_sendall(target, data)
             with contextlib.suppress(OSError):
                 target.shutdown(socket.SHUT_WR)

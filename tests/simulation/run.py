@@ -110,7 +110,7 @@ class Simulation:
     def attach(self) -> None:
         """Starts a driver that takes over."""
         self.killed_drivers += 1
-        self.driver = start_driver(self.world, self.account, self.network, taken_over=self.attach)
+        self.driver = start_driver(self.world, self.account, self.network)
 
     def close(self) -> None:
         self.supervisor.restart = False
@@ -201,6 +201,15 @@ def _kill_driver(simulation: Simulation) -> None:
     simulation.attach()
 
 
+def _kill_attaching_driver(simulation: Simulation) -> None:
+    """Kills a driver while it attaches, at any point. What it sent last arrives after its successor has taken over."""
+    _kill_driver(simulation)
+    simulation.pause(150)
+    simulation.network.hold(simulation.chance.choice((0.1, 3.0, 30.0)))
+    simulation.pause(150)
+    _kill_driver(simulation)
+
+
 def _many_cuts(simulation: Simulation) -> None:
     for _ in range(simulation.chance.randrange(1, 10)):
         simulation.network.cut()
@@ -221,6 +230,7 @@ FAULTS: dict[str, Callable[[Simulation], None]] = {
     "network frozen": _freeze("network"),
     "server killed": _kill_server,
     "driver killed, another attaches": _kill_driver,
+    "driver killed while it attaches": _kill_attaching_driver,
 }
 
 

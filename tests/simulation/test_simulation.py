@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 
+from meshgate_gateway.engine.detached.holders import Holders
 from meshgate_gateway.engine.detached.kept_calls import KeptCalls
 from meshgate_gateway.sessions.session_table import Sessions
 from meshgate_wire.retransmission import Unacknowledged
@@ -39,6 +40,7 @@ DEFECTS = {
     "frames are not sent again": (Unacknowledged, "rewind", forget_what_was_sent),
     "a server forgets the sessions of the one before": (Sessions, "restore", lambda *_: None),
     "a holder finds no calls of the one before": (KeptCalls, "holder_changed", lambda calls: calls._calls.clear()),
+    "the first message of a killed driver displaces its successor": (Holders, "claim", lambda *_, **__: None),
 }
 
 

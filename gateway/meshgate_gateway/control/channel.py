@@ -86,9 +86,13 @@ class ControlChannel:
                     os.close(descriptor)
                 raise
 
+    @property
+    def closed(self) -> bool:
+        return self._socket.fileno() < 0
+
     def close(self) -> None:
         """Closes the socket, which the peer notices. Idempotent. Must not be called while ``receive`` waits."""
-        if self._socket.fileno() >= 0:
+        if not self.closed:
             self._drop_unsent()
             self._socket.close()
         self._peer_gone = True

@@ -44,8 +44,8 @@ class Receiver(Protocol):
     @property
     def traffic(self) -> Traffic: ...
 
-    def check(self, applicant: Applicant) -> Refusal | None:
-        """Whether the client may connect. Changes nothing."""
+    def claim(self, applicant: Applicant) -> Refusal | None:
+        """Whether the client may connect. Of those that want to be the holder, the order of these calls decides."""
 
     def admit(self, applicant: Applicant) -> Refusal | None:
         """Makes the client the holder of the session, unless it may not connect."""
@@ -154,7 +154,7 @@ class ClientConnection(asyncio.Protocol):
         if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             return response
         applicant = Applicant.of(request.headers)
-        refusal = self._receiver.check(applicant)
+        refusal = self._receiver.claim(applicant)
         if refusal is None:
             self._applicant = applicant
             return response

@@ -214,10 +214,9 @@ class Engine:
 
     # --- the client's connection ------------------------------------------------------------------------
 
-    def check(self, applicant: Applicant) -> Refusal | None:
-        """Whether a client may connect, before its handshake is answered."""
-        decision = self._ledger.holders.check(applicant, detached=self._ledger.active)
-        return decision if isinstance(decision, Refusal) else None
+    def claim(self, applicant: Applicant) -> Refusal | None:
+        """Whether a client may connect, before its handshake is answered. The order of these calls counts."""
+        return self._ledger.holders.claim(applicant, detached=self._ledger.active)
 
     def admit(self, applicant: Applicant) -> Refusal | None:
         """Decides whether a client may connect, before ``connection_opened``. A new holder takes over here."""

@@ -110,13 +110,19 @@ class EngineProcess:
 
     async def stop(self, timeout: float) -> ExitStatus:
         """Closes the channel, waits up to ``timeout`` seconds for the exit, then kills the process and its children."""
+        self.close_channel()
+        return await self._child.stop(timeout)
+
+    def close_channel(self) -> None:
+        """Closes both copies of this end of the channel. Must not be called while ``receive`` waits."""
         if self._channel is not None:
             self._channel.close()
             self._process.release()
-        return await self._child.stop(timeout)
 
     def forget(self) -> None:
-        """Nothing about this engine concerns a further server any more."""
+        """Nothing about this engine concerns a further server any more. It must have exited, or been stopped."""
+        if self._channel is not None:
+            self._channel.close()
         self._process.forget()
 
     def _annotate(self) -> None:

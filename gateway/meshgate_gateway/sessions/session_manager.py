@@ -232,6 +232,8 @@ class SessionManager:
             reason = f"the gateway could not handle a message of the session's engine: {error!r}"
             self._sessions.ending(session, reason, "died")
             log.exception("session failed", session=session, pid=engine.pid)
+        finally:
+            engine.close_channel()
         status = await engine.stop(EXIT_TIMEOUT)
         del self._engines[session]
         if engine.adopted and status.code == os.EX_OK:  # the last server may have read what it said before

@@ -41,7 +41,7 @@ class Receiver:
     def sent(self, size: int) -> None:
         self.bytes_sent += size
 
-    def check(self, applicant: Applicant) -> Refusal | None:
+    def claim(self, applicant: Applicant) -> Refusal | None:
         self.applicants.append(applicant)
         return self.refusal
 

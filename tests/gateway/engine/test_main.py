@@ -33,6 +33,7 @@ async def end_reason(server: socket.socket, engine: socket.socket, data: bytes) 
 @pytest.fixture(autouse=True)
 def _no_monarch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process.releases, "connect", lambda address, on_fault: FakeMonarch())
+    monkeypatch.setattr(process.gc, "freeze", lambda: None)  # it would hide what a test leaves open from this module
 
 
 def test_an_invalid_message_of_the_server_ends_the_session_with_the_reason() -> None:
@@ -55,14 +56,15 @@ def test_a_message_that_the_engine_cannot_handle_ends_the_session_with_the_reaso
 def test_another_server_learns_whether_a_client_is_connected_and_the_pending_requests() -> None:
     async def test() -> list[object]:
         server, engine = control_pair()
-        serving = asyncio.create_task(process.EngineProcess(ControlChannel(engine), None, None).run())
-        channel = ControlChannel(server)
+        control, channel = ControlChannel(engine), ControlChannel(server)
+        serving = asyncio.create_task(process.EngineProcess(control, None, None).run())
         for message in (AssignSession(session="0" * 32, lease=1), ReportState(), AssignSession(session="1", lease=1)):
             channel.send(message)
         channel.send(EndSession(reason="the test is over"))
         received = [await asyncio.wait_for(channel.receive(), WAIT_TIMEOUT) for _ in range(2)]
         await asyncio.wait_for(serving, WAIT_TIMEOUT)
-        channel.close()
+        for end in (control, channel):
+            end.close()
         return [message[0] for message in received if message]
 
     ready, state = asyncio.run(test())

@@ -90,6 +90,19 @@ def test_fill_replaces_dead_engines() -> None:
     with_pool(test, size=2)
 
 
+def test_the_channel_of_an_engine_that_died_unused_is_closed() -> None:
+    async def test(pool: EnginePool) -> None:
+        (dead,) = pool._idle
+        os.kill(dead.pid, signal.SIGKILL)
+        await asyncio.wait_for(dead._child.wait(), DEADLINE)
+        pool.fill()
+        assert dead not in pool._idle
+        assert dead._channel is not None
+        assert dead._channel.closed
+
+    with_pool(test, size=1)
+
+
 def test_close_kills_the_prestarted_engines() -> None:
     async def test(pool: EnginePool) -> None:
         pids = idle_pids(pool)

@@ -161,6 +161,10 @@ class FakeEngine:
         self.session: str | None = None
         self.messages: asyncio.Queue[ControlMessage | None] = asyncio.Queue()
         self.sent: list[ControlMessage] = []
+        self.closed = asyncio.Event()
+
+    def close_channel(self) -> None:
+        self.closed.set()
 
     def assign(self, session: str, owner: str, lease: float) -> None:
         self.session = session
@@ -237,6 +241,20 @@ def test_the_server_does_not_respond_on_a_connection_that_an_engine_may_have_tak
         connecting = with_fake.manager.connect(with_fake.request, with_fake.connection)
         assert await asyncio.wait_for(connecting, 0.05) is None
         assert any(isinstance(message, NewConnection) for message in with_fake.engine.sent)
+
+    managed(test)
+
+
+def test_the_channel_of_an_engine_that_does_not_end_is_closed_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    for timeout in ("STOP_TIMEOUT", "EXIT_TIMEOUT"):
+        monkeypatch.setattr(f"meshgate_gateway.sessions.session_manager.{timeout}", 0.01)
+    monkeypatch.setattr(FakeEngine, "kill", lambda engine: None)
+
+    async def test(with_fake: Managed) -> None:
+        with_fake.engine.messages.put_nowait(ClientConnected())
+        await with_fake.manager.connect(with_fake.request, with_fake.connection)
+        await with_fake.manager.close("the test is over")
+        await with_fake.engine.closed.wait()
 
     managed(test)
 

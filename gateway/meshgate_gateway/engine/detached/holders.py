@@ -1,9 +1,14 @@
-"""Which client holds a session: one at a time, and one that was replaced never again."""
+"""Which client holds a session: one at a time, and one that was replaced never again.
+
+Takeovers are ordered by the handshakes of the clients, not by their first messages: a message may be delayed and arrive
+after its sender was killed and another client has taken over.
+"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal
 from urllib.parse import unquote
 
@@ -13,6 +18,7 @@ __all__ = ["Applicant", "Holders", "Refusal"]
 
 MAX_NAME = 256
 MAX_REPLACED = 4096
+MAX_CLAIMS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +60,27 @@ class Holders:
     takeovers: int = 0
     previous: str = ""
     _replaced: dict[str, None] = field(default_factory=dict)  # oldest first
+    _claims: dict[str, None] = field(default_factory=dict)  # of clients that want to take over; oldest first
+
+    def claim(self, applicant: Applicant, *, detached: bool) -> Refusal | None:
+        """Notes the claim of a client that connects, at its handshake. Returns why it may not connect, if it may not.
+
+        A client keeps its place if it connects again.
+        """
+        decision = self.check(applicant, detached=detached)
+        if isinstance(decision, Refusal):
+            return decision
+        if decision == "take over":
+            self._claims.setdefault(applicant.identity)
+            if len(self._claims) > MAX_CLAIMS:
+                self._void(next(iter(self._claims)))
+        return None
 
     def decide(self, applicant: Applicant, *, detached: bool) -> Decision | Refusal:
-        """Whether the client may connect, and as whom. If so, it becomes the holder; the first client always does."""
+        """Whether the client may connect, and as whom. If so, it becomes the holder; the first client always does.
+
+        A client that takes over voids every claim that is older than its own.
+        """
         decision = self.check(applicant, detached=detached)
         if self.identity is None:
             self._set(applicant)
@@ -86,12 +110,20 @@ class Holders:
         return "take over"
 
     def _replace(self, holder: str, applicant: Applicant) -> None:
-        self._replaced[holder] = None
-        if len(self._replaced) > MAX_REPLACED:
-            del self._replaced[next(iter(self._replaced))]
+        older = takewhile(lambda identity: identity != applicant.identity, list(self._claims))
+        for identity in (holder, *older):
+            self._void(identity)
+        self._claims.pop(applicant.identity, None)
         self.takeovers += 1
         self.previous = self.name
         self._set(applicant)
+
+    def _void(self, identity: str) -> None:
+        """The client never gets the session again."""
+        self._claims.pop(identity, None)
+        self._replaced[identity] = None
+        if len(self._replaced) > MAX_REPLACED:
+            del self._replaced[next(iter(self._replaced))]
 
     def _set(self, applicant: Applicant) -> None:
         self.identity, self.name, self.since = applicant.identity, applicant.name, time.time()

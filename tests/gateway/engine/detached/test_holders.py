@@ -41,6 +41,48 @@ def test_of_two_that_take_over_at_once_one_wins() -> None:
     assert holders.identity == "third"
 
 
+def test_a_takeover_that_was_begun_earlier_does_not_displace_a_later_one() -> None:
+    holders = Holders()
+    holders.decide(redial(FIRST), detached=True)
+    assert holders.claim(SECOND, detached=True) is None  # and it is killed: its first message is still on the way
+    assert holders.claim(THIRD, detached=True) is None
+    assert holders.decide(THIRD, detached=True) == "take over"
+    for late in (holders.decide(SECOND, detached=True), holders.claim(SECOND, detached=True)):
+        assert isinstance(late, Refusal)
+        assert late.kind == "taken_over"
+    assert holders.identity == "third"
+    assert holders.decide(THIRD, detached=True) == "resume"
+
+
+def test_a_client_that_connects_again_while_it_takes_over_keeps_its_place() -> None:
+    holders = Holders()
+    holders.decide(redial(FIRST), detached=True)
+    for applicant in (SECOND, THIRD, SECOND):
+        assert holders.claim(applicant, detached=True) is None
+    assert holders.decide(SECOND, detached=True) == "take over"
+    assert holders.decide(THIRD, detached=True) == "take over"
+
+
+def test_a_holder_that_was_replaced_can_take_over_as_another_client() -> None:
+    holders = Holders()
+    holders.decide(redial(FIRST), detached=True)
+    again = Applicant("first again", "first@laptop", takes_over=True)
+    for applicant in (SECOND, again):
+        assert holders.claim(applicant, detached=True) is None
+        assert holders.decide(applicant, detached=True) == "take over"
+    assert holders.identity == "first again"
+
+
+def test_claims_beyond_the_limit_void_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshgate_gateway.engine.detached.holders.MAX_CLAIMS", 1)
+    holders = Holders()
+    holders.decide(redial(FIRST), detached=True)
+    assert holders.claim(SECOND, detached=True) is None
+    assert holders.claim(THIRD, detached=True) is None
+    assert isinstance(holders.decide(SECOND, detached=True), Refusal)
+    assert holders.decide(THIRD, detached=True) == "take over"
+
+
 @pytest.mark.parametrize(("applicant", "kind"), [(SECOND, "not_detached"), (redial(SECOND), "taken_over")])
 def test_no_client_takes_over_a_session_that_is_not_detached(applicant: Applicant, kind: str) -> None:
     holders = Holders()
