@@ -159,8 +159,22 @@ class Owner(Actor):
         return self.inner
 
     @endpoint
+    def spawn_on(self, procs: Any) -> Any:
+        self.inner = procs.spawn("inner", Worker)
+        self.inner.initialized.get()
+        return self.inner
+
+    @endpoint
     def spawned(self) -> Any:
         return self.inner
+
+    @endpoint
+    def stop_spawned(self) -> None:
+        self.inner.stop().get()
+
+    @endpoint
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Sharing(Actor):

@@ -101,6 +101,41 @@ def test_calls_on_a_mesh_that_an_endpoint_returned_fail_when_a_process_of_it_die
     assert again.slice(inner=2).rank.call_one().get(timeout=TIMEOUT) == 0
 
 
+def test_calls_on_a_mesh_that_an_endpoint_returned_fail_once_its_owner_has_stopped_it(hosts: Any) -> None:
+    owner = hosts.slice(hosts=0).spawn_procs().spawn("owner", Owner)
+    inner = owner.spawn_on.call_one(hosts.spawn_procs()).get(timeout=60)
+    hanging = inner.slice(hosts=1).hang.call()
+    assert inner.slice(hosts=0).add.call_one(3).get(timeout=TIMEOUT) == 3
+    owner.stop_spawned.call_one().get(timeout=TIMEOUT)
+    with pytest.raises(SupervisionError, match=r"(?s)inner\.hang\(\) failed.*stopped"):
+        hanging.get(timeout=TIMEOUT)
+    with pytest.raises(SupervisionError, match="stopped"):
+        inner.rank.call().get(timeout=TIMEOUT)
+
+
+def test_calls_on_a_mesh_that_an_endpoint_returned_fail_when_an_actor_of_it_does(hosts: Any) -> None:
+    owner = hosts.slice(hosts=0).spawn_procs().spawn("owner", Owner)
+    inner = owner.spawn_on.call_one(hosts.spawn_procs()).get(timeout=60)
+    inner.slice(hosts=1).fail.broadcast("no more")
+    with pytest.raises(SupervisionError, match="UserError: no more"):
+        inner.slice(hosts=1).rank.call().get(timeout=TIMEOUT)
+    assert inner.slice(hosts=0).rank.call_one().get(timeout=TIMEOUT) == 0
+
+
+def test_a_call_on_stopped_actors_whose_owner_has_died_fails(hosts: Any, faults_of: FaultsOf) -> None:
+    faults = faults_of("owner")
+    owner = hosts.slice(hosts=0).spawn_procs().spawn("owner", Owner)
+    inner = owner.spawn_on.call_one(hosts.spawn_procs()).get(timeout=60)
+    owner.stop_spawned.call_one().get(timeout=TIMEOUT)
+    owner.die.broadcast()
+    wait_for(lambda: faults, "the fault hook")
+    with (
+        kt.config.configured(supervision_watchdog_timeout="5s"),  # Monarch's default is 2 minutes
+        pytest.raises(SupervisionError, match=r"(?s)inner\.rank\(\) failed.*timed out reaching controller"),
+    ):
+        inner.rank.call().get(timeout=TIMEOUT)
+
+
 def test_stopping_a_mesh_fails_its_calls_and_later_ones(hosts: Any) -> None:
     procs = hosts.spawn_procs(per_host={"gpus": 1})
     workers = procs.spawn("stopped", Worker)

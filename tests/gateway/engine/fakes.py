@@ -92,6 +92,7 @@ class FakeMonarch:
     sent: list[tuple[Any, Any]] = field(default_factory=list)  # (port, payload)
     dropped_if_undeliverable: list[bool] = field(default_factory=list)  # for each of ``sent``
     ports: list[FakePort] = field(default_factory=list)
+    faults: list[asyncio.Future[Any]] = field(default_factory=list)  # that supervised casts wait for
     engine_calls: list[tuple[Any, str, tuple[Any, ...]]] = field(default_factory=list)
     on_engine_call: Callable[[str, tuple[Any, ...]], Any] = lambda endpoint, args: None
     stopping: Callable[[Any], Coroutine[Any, Any, None]] | None = None
@@ -175,6 +176,13 @@ class FakeMonarch:
 
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any) -> None:
         self.casts.append((endpoint, payload, port))
+
+    def cast_supervised(
+        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any
+    ) -> asyncio.Future[Any]:
+        self.cast(actors, endpoint, explicit_port, payload, port)
+        self.faults.append(asyncio.get_running_loop().create_future())
+        return self.faults[-1]
 
     async def call_engine_actors(self, actors: FakeMesh, count: int, endpoint: str, *args: Any) -> list[Any]:
         self.engine_calls.append((actors, endpoint, args))

@@ -6,6 +6,7 @@ If its actors exist, a call is sent to them in the callback that received it: no
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
@@ -32,6 +33,10 @@ class Messaging(Protocol):
     """What calls need of Monarch; ``interface.Monarch`` documents it."""
 
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None: ...
+
+    def cast_supervised(
+        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any
+    ) -> asyncio.Future[Any]: ...
 
     def open_port(self) -> tuple[Any, Any]: ...
 
@@ -64,6 +69,7 @@ class Calling:
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, tuple[PendingCall, ActorMesh, int]] = {}
+        self._supervised: dict[Any, asyncio.Future[Any]] = {}  # the next fault of a part of a returned mesh
         self._report_timer: asyncio.TimerHandle | None = None
         self._waiting: dict[int, Call] = {}  # for their target or arguments
 
@@ -125,11 +131,27 @@ class Calling:
     ) -> None:
         """Sends a call to ``actors``, a part of ``mesh``. Responses go to the client on ``stream``."""
         port, receiver = self._monarch.open_port()
-        self._monarch.cast(actors, pending.endpoint, explicit_port, payload, port)
+        if mesh.returned and actors not in self._supervised:
+            fault = self._monarch.cast_supervised(actors, pending.endpoint, explicit_port, payload, port)
+            fault.add_done_callback(functools.partial(self._part_failed, actors))
+            self._supervised[actors] = fault
+        else:
+            self._monarch.cast(actors, pending.endpoint, explicit_port, payload, port)
+        pending.part = actors if mesh.returned else None
         self._pending[pending.call] = (pending, mesh, stream)
         if self._report_timer is None:
             self._report_timer = self._loop.call_later(REPORT_INTERVAL, self._report)
         self._listen(pending, receiver, stream)
+
+    def _part_failed(self, actors: Any, fault: asyncio.Future[Any]) -> None:
+        """Ends the calls on a part of a returned mesh. The next one asks Monarch again, and gets the same fault."""
+        self._supervised.pop(actors, None)
+        if fault.cancelled() or (error := fault.exception()) is None:
+            return
+        for pending, _, stream in list(self._pending.values()):
+            if pending.part is actors:
+                failure = failure_of(error).model_copy(update={"mesh": pending.mesh})
+                self._finish(pending, pending.fail(failure), stream)
 
     def _listen(self, pending: PendingCall, receiver: Any, stream: int) -> None:
         def arrived(future: asyncio.Future[Any]) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from meshgate_gateway.engine.monarch.interface import Reply
 from meshgate_wire.framing.header_codec import with_call_number
@@ -50,6 +50,7 @@ class PendingCall:
     host_of: Callable[[int], str]
     chosen: int | None = None
     header: Call | None = None  # as the client sent it; None for calls that are not of a program
+    part: Any = None  # of a returned mesh: Monarch's reference to the actors that it went to
     replies: dict[int, Reply] = field(default_factory=dict)  # by position in ``ranks``
     objects: dict[int, Adopted] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)

@@ -101,7 +101,7 @@ class Attaching:
             return ProcMesh(self._monarch.adopt_procs(reference, hosts, region, root), "", region, ())
         procs, mesh = await self._lookup.procs(header.parent) if header.parent is not None else (None, None)
         class_data = buffers[0].fragments if len(buffers) > header.has_reference else ()
-        actors = ActorMesh(reference, header.name, header.name, class_data, region, procs, mesh)
+        actors = ActorMesh(reference, header.name, header.name, class_data, region, procs, mesh, returned=True)
         if procs is not None and header.parent is not None:
             self._watch(header.parent.object, procs)
             actors.dead.update(procs.dead)

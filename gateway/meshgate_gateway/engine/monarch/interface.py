@@ -145,6 +145,15 @@ class Monarch(Protocol):
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
         """Sends a call to actors, which may still be coming up. Replies go to ``port``."""
 
+    def cast_supervised(
+        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any
+    ) -> asyncio.Future[Any]:
+        """As ``cast``, to actors whose faults Monarch reports to another owner.
+
+        The returned future raises an exception with the report when one of the actors fails, when they are stopped, or
+        when their owner has not answered for Monarch's ``supervision_watchdog_timeout``. It has no result.
+        """
+
     async def call_engine_actors(self, actors: Any, count: int, endpoint: str, *args: Any) -> list[Any]:
         """Calls actors of the engine's own and returns their ``count`` replies by rank. Raises the first exception."""
 

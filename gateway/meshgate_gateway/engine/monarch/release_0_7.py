@@ -98,6 +98,34 @@ def _fault(failure: Any) -> Fault:
     return Fault(failure.mesh_name, ranks, explain_fault(failure.report()))
 
 
+class ReadyMessage:
+    """Takes the place of an endpoint's signature, to make a call send a message that exists already."""
+
+    def __init__(self, message: Any) -> None:
+        self.message = message
+
+
+def _send_ready_messages(actor_mesh: Any) -> None:
+    """Makes ``ActorEndpoint`` send a ``ReadyMessage``. Call it before the first call of an endpoint."""
+    create = actor_mesh._create_endpoint_message
+
+    def create_or_take(method: Any, signature: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(signature, ReadyMessage):
+            return signature.message
+        return create(method, signature, *args, **kwargs)
+
+    actor_mesh._create_endpoint_message = create_or_take
+
+
+async def _report_of(call: Any) -> Any:
+    try:
+        return await call
+    except RuntimeError as error:
+        if hasattr(type(error), "endpoint"):
+            error.endpoint = None  # type: ignore[attr-defined]  # the client names the call
+        raise
+
+
 class _ActorMesh:
     """Unpickles as an ``ActorMesh`` whose class only the worker can import."""
 
@@ -125,6 +153,7 @@ class Client:
         import monarch.actor as api  # noqa: PLC0415 - Monarch reads the environment when it is imported
         from monarch._rust_bindings.monarch_hyperactor import actor, buffers, mailbox  # noqa: PLC0415
         from monarch._rust_bindings.monarch_hyperactor import pickle as monarch_pickle  # noqa: PLC0415
+        from monarch._rust_bindings.monarch_hyperactor.endpoint import ActorEndpoint  # noqa: PLC0415
         from monarch._rust_bindings.monarch_hyperactor.proc_mesh import ProcMesh  # noqa: PLC0415
         from monarch._src.actor import actor_mesh  # noqa: PLC0415
 
@@ -132,6 +161,9 @@ class Client:
             cloudpickle.register_pickle_by_value(module)
         self._api, self._actor, self._buffers, self._mailbox = api, actor, buffers, mailbox
         self._pickle, self._actor_mesh, self._native_procs = monarch_pickle, actor_mesh, ProcMesh
+        self._actor_endpoint = ActorEndpoint
+        self._no_extent = _native_region(Region(labels=(), offset=0, sizes=(), strides=())).as_shape()
+        _send_ready_messages(actor_mesh)
         if transport is not None:
             api.enable_transport(transport)
         api.unhandled_fault_hook = lambda failure: on_fault(_fault(failure))
@@ -280,9 +312,20 @@ class Client:
         return ForwardAt(payload, position, region.labels, region.sizes, CONTEXT)
 
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
+        actors.cast_unresolved(self._message(endpoint, explicit_port, payload, port), "all", self._native)
+
+    def _message(self, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> Any:
         method = self._explicit_port(endpoint) if explicit_port else self._returns_response(endpoint)
-        call = self._call_method(method, port, None)
-        actors.cast_unresolved(self._pickle.PendingMessage(call, self._pickled(payload)), "all", self._native)
+        return self._pickle.PendingMessage(self._call_method(method, port, None), self._pickled(payload))
+
+    def cast_supervised(
+        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any
+    ) -> asyncio.Future[Any]:
+        """Only a call of the library's own subscribes to the owner's reports. Replies go to ``port`` and not to that
+        call, which therefore ends with a report alone."""
+        message = ReadyMessage(self._message(endpoint, explicit_port, payload, port))
+        call = self._actor_endpoint(actors, self._returns_response(endpoint), self._no_extent, "", message).call()
+        return asyncio.ensure_future(_report_of(call))
 
     def _pickled(self, payload: Forward | ForwardAt) -> Any:
         if isinstance(payload, Forward) and not payload.buffers and not payload.objects:

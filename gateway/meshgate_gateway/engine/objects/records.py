@@ -116,7 +116,10 @@ class ActorSlice(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ActorMesh:
-    """An actor mesh. ``actors`` is Monarch's reference, ``unique_name`` Monarch's name for it, once it is up."""
+    """An actor mesh. ``actors`` is Monarch's reference, ``unique_name`` Monarch's name for it, once it is up.
+
+    If an endpoint ``returned`` it, it has another owner, to which Monarch reports its faults.
+    """
 
     actors: Any
     name: str
@@ -126,6 +129,7 @@ class ActorMesh:
     procs: ProcMesh | None
     procs_mesh: Any = None  # Monarch's mesh, or slice of one, that the actors were spawned on
     unique_name: str = ""
+    returned: bool = False
     stopping: bool = False
     failed: Failure | None = None  # the whole mesh failed: a constructor raised
     dead: dict[int, str] = field(default_factory=dict)  # base rank to the reason

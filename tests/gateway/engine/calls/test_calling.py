@@ -13,7 +13,19 @@ from meshgate_gateway.engine.objects.lookup import Lookup
 from meshgate_gateway.engine.objects.records import ActorMesh
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire import Fragments, MessageTooLarge
-from meshgate_wire.messages import Argument, Call, Failed, Failure, Header, Item, MeshRef, Progress, Values, stream_of
+from meshgate_wire.messages import (
+    Argument,
+    Call,
+    Failed,
+    Failure,
+    Header,
+    Item,
+    MeshRef,
+    Progress,
+    Region,
+    Values,
+    stream_of,
+)
 from tests.gateway.engine.fakes import FakeMonarch, Sent, actor_mesh, async_test, proc_mesh, turns, until
 
 ACTORS = 3
@@ -193,6 +205,43 @@ async def test_meshes_that_an_endpoint_returns_get_numbers() -> None:
     (values,) = called.sent.of(Values)
     assert values.objects[0].objects == (-1, -2)
     assert called.objects.reference(-2) == "mesh b"
+
+
+@async_test
+async def test_calls_on_a_returned_mesh_fail_with_the_next_fault_that_its_owner_reports() -> None:
+    called = Called()
+    called.actors.returned = True
+    called.call(1)
+    called.call(2)
+    called.objects.add(9, actor_mesh(name="own"))
+    called.call(3, target=9)
+    (fault,) = called.monarch.faults
+    fault.set_exception(RuntimeError("the actors were stopped"))
+    await turns()
+    assert [(failed.call, failed.failure.kind) for failed in called.sent.of(Failed)] == [
+        (1, "supervision"),
+        (2, "supervision"),
+    ]
+    assert {failed.failure.message for failed in called.sent.of(Failed)} == {"the actors were stopped"}
+    called.call(4)
+    assert len(called.monarch.faults) == 2
+    assert called.calling.is_running(4)
+    await cancel_receives()
+
+
+@async_test
+async def test_a_fault_of_one_part_of_a_returned_mesh_leaves_calls_on_other_parts() -> None:
+    called = Called()
+    called.actors.returned = True
+    first, second = (Region(labels=(), offset=rank, sizes=(), strides=()) for rank in (0, 1))
+    for number, region in enumerate((first, second, second)):
+        target = MeshRef(object=ACTORS, region=region)
+        called.calling.call(Call(call=number, target=target, endpoint="step", adverb="call"), ARGUMENTS)
+    called.monarch.faults[0].set_exception(RuntimeError("failed"))
+    await turns()
+    assert [failed.call for failed in called.sent.of(Failed)] == [0]
+    assert len(called.monarch.faults) == 2
+    await cancel_receives()
 
 
 @async_test
