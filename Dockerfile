@@ -18,7 +18,7 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt ./
 # hatchling needs these files; the real ones come with the sources.
 RUN for package in client/meshgate gateway/meshgate_gateway kubernetes_jobs/meshgate_kubernetes \
-      slurm_jobs/meshgate_slurm wire/meshgate_wire \
+      slurm_jobs/meshgate_slurm wire/meshgate_wire processes/meshgate_processes \
       sync/meshgate_sync worker_image/meshgate_worker; do mkdir -p $package && touch $package/__init__.py; done \
     && touch README.md LICENSE
 
@@ -41,6 +41,7 @@ COPY client client
 COPY gateway gateway
 COPY kubernetes_jobs kubernetes_jobs
 COPY slurm_jobs slurm_jobs
+COPY processes processes
 COPY sync sync
 COPY wire wire
 COPY worker_image worker_image

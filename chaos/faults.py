@@ -19,7 +19,7 @@ from chaos.actors import Ledger
 from chaos.world import World, processes
 from meshgate import MeshgateError, ProcessJob
 from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
-from meshgate.jobs.this_machine.process_identity import find_marked
+from meshgate_processes.marks import find_processes
 
 __all__ = ["FATAL", "SURVIVABLE", "Fatal", "FatalOutcome"]
 
@@ -134,7 +134,7 @@ class Fatal:
             if self.survivors:
                 answers = ledgers.slice(hosts=0).record.call("after", 1).get(timeout=ANSWER_LIMIT)
                 wrong = sum(answer != 1 for answer in answers.values())
-        return FatalOutcome(unanswered, longest, wrong, len(find_marked(JOB_VARIABLE, mark)))
+        return FatalOutcome(unanswered, longest, wrong, len(find_processes(f"{JOB_VARIABLE}={mark}")))
 
 
 def _raises(future: Any) -> bool:

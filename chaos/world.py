@@ -20,8 +20,9 @@ from urllib.parse import urlsplit
 
 from meshgate import ProcessJob
 from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
-from meshgate.jobs.this_machine.process_identity import ProcessIdentity, find_marked, identify_process
 from meshgate.testing import NetworkProxy
+from meshgate_processes.identity import ProcessIdentity, identify_process
+from meshgate_processes.marks import find_processes
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = {  # how each part of a job is recognized by its command line
@@ -39,7 +40,7 @@ def processes(mark: str, part: str) -> list[ProcessIdentity]:
         gateway = processes(mark, "gateway")
         pids = {each.pid for each in gateway}
         return [each for each in gateway if (_parent(each.pid) in pids) == (part == "server")]
-    return [each for each in find_marked(JOB_VARIABLE, mark) if PARTS[part].search(_command(each.pid))]
+    return [each for each in find_processes(f"{JOB_VARIABLE}={mark}") if PARTS[part].search(_command(each.pid))]
 
 
 def _parent(pid: int) -> int | None:

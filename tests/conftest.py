@@ -18,8 +18,9 @@ import hypothesis
 import pytest
 
 import meshgate
-from meshgate.jobs.this_machine.process_identity import ProcessIdentity, find_marked
 from meshgate.session.faults import write_fault
+from meshgate_processes.identity import ProcessIdentity
+from meshgate_processes.marks import find_processes
 
 RUN_VARIABLE = "MESHGATE_TEST_RUN"
 SHARED_VARIABLE = "MESHGATE_TEST_SHARED"
@@ -96,10 +97,10 @@ def _no_leaks_in_the_module(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _leaked(*, shared: bool) -> list[ProcessIdentity]:
-    found = find_marked(RUN_VARIABLE, _run)
+    found = find_processes(f"{RUN_VARIABLE}={_run}")
     if shared:
         return found
-    kept = set(find_marked(SHARED_VARIABLE, "1"))
+    kept = set(find_processes(f"{SHARED_VARIABLE}=1"))
     return [process for process in found if process not in kept]
 
 

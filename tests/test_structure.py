@@ -14,6 +14,7 @@ PACKAGES = {
     "client/meshgate": "client",
     "gateway/meshgate_gateway": "gateway",
     "kubernetes_jobs/meshgate_kubernetes": "kubernetes_jobs",
+    "processes/meshgate_processes": "processes",
     "slurm_jobs/meshgate_slurm": "slurm_jobs",
     "sync/meshgate_sync": "sync",
     "wire/meshgate_wire": "wire",

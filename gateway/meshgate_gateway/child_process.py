@@ -16,10 +16,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-__all__ = ["ChildProcess", "ExitStatus", "Process", "kill_process_session", "start_process"]
+from meshgate_processes.marks import end_processes
+
+__all__ = ["ChildProcess", "ExitStatus", "Process", "start_process"]
 
 TAIL = 64 * 1024
 MAX_LINE = 8 * 1024
@@ -136,7 +137,7 @@ class ChildProcess:
         except asyncio.TimeoutError:
             self.signal(signal.SIGKILL)
         await self._exited.wait()
-        kill_process_session(self.pid)
+        await asyncio.to_thread(end_processes, session=self.pid)
         return await self.wait()
 
     def signal(self, signum: signal.Signals) -> None:
@@ -222,39 +223,3 @@ def _call_on_exit(process: subprocess.Popen[bytes], callback: Callable[[], None]
             loop.call_soon_threadsafe(callback)
 
         threading.Thread(target=wait, daemon=True).start()
-
-
-def kill_process_session(leader: int, mark: str | None = None) -> int:
-    """Kills every process in the POSIX session of ``leader``, and every process with ``mark`` in its environment.
-
-    The mark (``NAME=value``) finds processes that left the session. Returns the number of processes killed. Linux
-    only; on other platforms it does nothing.
-    """
-    if sys.platform != "linux":
-        return 0
-    killed = 0
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        try:
-            pidfd = os.pidfd_open(int(entry))
-        except OSError:
-            continue
-        try:
-            # Check only now: with the pidfd open, the pid cannot be reused.
-            if _belongs(int(entry), leader, mark):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                killed += 1
-        except OSError:  # it has exited, or belongs to another user
-            continue
-        finally:
-            os.close(pidfd)
-    return killed
-
-
-def _belongs(pid: int, leader: int, mark: str | None) -> bool:
-    if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
-        return False
-    if os.getsid(pid) == leader:
-        return True
-    return mark is not None and mark.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

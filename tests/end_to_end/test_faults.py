@@ -15,7 +15,7 @@ import pytest
 import meshgate as kt
 from meshgate import EngineDiedError, ProcessJob, SupervisionError
 from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
-from meshgate.jobs.this_machine.process_identity import find_marked
+from meshgate_processes.marks import find_processes
 from tests.end_to_end.actors import Owner, Worker
 from tests.end_to_end.conftest import FaultsOf
 from tests.waiting import wait_for
@@ -237,7 +237,7 @@ def run_unhandled(*arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=180,
     )
-    assert not find_marked("MESHGATE_END_TO_END", mark)
+    assert not find_processes(f"MESHGATE_END_TO_END={mark}")
     return done
 
 
@@ -268,7 +268,7 @@ def test_a_job_with_a_frozen_engine_ends_within_fifteen_seconds_and_leaves_nothi
         os.kill(engine_of(job), signal.SIGSTOP)
         start = time.monotonic()
     assert time.monotonic() - start < 15
-    assert not find_marked(JOB_VARIABLE, apply_id or "")
+    assert not find_processes(f"{JOB_VARIABLE}={apply_id or ''}")
 
 
 @pytest.mark.parametrize("moment", ["applied", "called"])
@@ -286,7 +286,7 @@ def test_a_killed_driver_leaves_nothing_behind(moment: str) -> None:
             if line.strip() == moment:
                 break
         driver.kill()
-    wait_for(lambda: not find_marked("MESHGATE_END_TO_END", mark), "all processes of a killed driver to end")
+    wait_for(lambda: not find_processes(f"MESHGATE_END_TO_END={mark}"), "all processes of a killed driver to end")
 
 
 def test_a_failed_spawn_ends_the_processes_that_came_up_and_their_output_arrives(
@@ -311,7 +311,7 @@ def test_a_failed_spawn_ends_the_processes_that_came_up_and_their_output_arrives
     with pytest.raises(kt.StepFailedError, match="this rank does not start") as caught:
         procs.spawn("workers", Worker).pid.call().get(timeout=60)
     assert caught.value.step.startswith("spawn_procs(")
-    wait_for(lambda: not find_marked("MESHGATE_PARTIAL_SPAWN", mark), "the processes of the failed spawn to end")
+    wait_for(lambda: not find_processes(f"MESHGATE_PARTIAL_SPAWN={mark}"), "the processes of the failed spawn to end")
     printed = ""
 
     def output_arrived() -> bool:

@@ -15,7 +15,7 @@ import pytest
 import meshgate as kt
 from meshgate import Image, ImageStepFailed, ProcessJob
 from meshgate.images.apply import apply_image
-from meshgate.jobs.this_machine.process_identity import find_marked
+from meshgate_processes.marks import find_processes
 
 
 class Inspector(kt.Actor):
@@ -178,7 +178,7 @@ def test_two_concurrent_sessions_run_a_step_once(job: ProcessJob, record: Any, t
 
 def test_background_processes_end_with_their_step(fresh_hosts: Any) -> None:
     apply_image(fresh_hosts, "workers", Image().run_bash("LEFT_BEHIND=1 sleep 1000 & echo started"))
-    assert find_marked("LEFT_BEHIND", "1") == []
+    assert find_processes("LEFT_BEHIND=1") == []
 
 
 def test_a_running_step_ends_with_its_session(record: Any, tmp_path: Path) -> None:
@@ -201,8 +201,8 @@ def test_a_running_step_ends_with_its_session(record: Any, tmp_path: Path) -> No
     client.close()
     running.join(60)
     assert failed
-    assert all(process.wait_ended(10) for process in find_marked("LEFT_BEHIND", "2"))
-    assert find_marked("LEFT_BEHIND", "2") == []
+    assert all(process.wait_ended(10) for process in find_processes("LEFT_BEHIND=2"))
+    assert find_processes("LEFT_BEHIND=2") == []
 
 
 def test_a_package_is_installed_outside_the_interpreter_and_replaced(

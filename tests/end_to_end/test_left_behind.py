@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
-from meshgate.jobs.this_machine.process_identity import find_marked
+from meshgate_processes.marks import find_processes
 
 TIMEOUT = 60.0
 PROGRAM = """
@@ -49,7 +49,7 @@ def test_a_job_leaves_nothing_in_the_directory_for_temporary_files(temporary: Pa
     with driver:
         apply_id = driver.stdout.readline().strip()
         assert apply_id
-        processes = find_marked(JOB_VARIABLE, apply_id)
+        processes = find_processes(f"{JOB_VARIABLE}={apply_id}")
         (directory,) = temporary.iterdir()
         assert any("written by an actor" in path.name for path in directory.iterdir())
         if end == "driver killed":

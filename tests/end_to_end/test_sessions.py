@@ -15,7 +15,7 @@ import pytest
 
 import meshgate as kt
 from meshgate import ActorError, JobError, ProcessJob, SessionTakenOverError, job_load
-from meshgate.jobs.this_machine.process_identity import identify_process
+from meshgate_processes.identity import identify_process
 from tests.end_to_end.actors import Worker
 from tests.end_to_end.drivers import JOB, READY
 from tests.end_to_end.test_server_restart import kill_server

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
-from meshgate.jobs.this_machine.process_identity import find_marked
+from meshgate_processes.marks import find_processes
 
 ACCEPTS_CONNECTIONS = 0x10000  # a flag in /proc/net/unix
 MONARCH = ("meshgate_gateway.engine", "meshgate_worker", "monarch")
@@ -37,7 +37,7 @@ def test_only_monarch_opens_sockets_that_other_users_could_reach(job: Any, worke
     private = Path(job._gateway.record.directory)
     assert private.stat().st_mode & 0o077 == 0
     abstract: dict[str, int] = {}
-    for process in find_marked(JOB_VARIABLE, job.apply_id):
+    for process in find_processes(f"{JOB_VARIABLE}={job.apply_id}"):
         command = Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         for name in sockets_of(process.pid, known):
             if name.startswith("@"):

@@ -14,8 +14,8 @@ import pytest
 from torchx import specs
 
 from meshgate import JobStartFailed
-from meshgate.jobs.this_machine.process_identity import find_marked
 from meshgate.spmd import serve
+from meshgate_processes.marks import find_processes
 from tests.programs import ROOT
 
 TRAIN = """
@@ -81,7 +81,7 @@ def test_replicas_end_with_a_driver_that_is_killed(project: Path) -> None:
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as driver:
         try:
             assert driver.stdout is not None
-            processes = find_marked("MESHGATE_JOB", driver.stdout.readline().strip())
+            processes = find_processes(f"MESHGATE_JOB={driver.stdout.readline().strip()}")
         finally:
             driver.kill()
     assert len(processes) >= 3  # the gateway and two hosts

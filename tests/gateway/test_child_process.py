@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from meshgate_gateway.child_process import ChildProcess, ExitStatus, kill_process_session, start_process
+from meshgate_gateway.child_process import ChildProcess, ExitStatus, start_process
+from meshgate_processes.marks import end_processes
 from tests.gateway.server_process import wait_gone
 
 DEADLINE = 20.0
@@ -89,7 +90,7 @@ def test_a_descendant_that_keeps_the_output_open_does_not_delay_wait() -> None:
         program = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
         started = Started(program)
         status = await started.child.wait()
-        kill_process_session(started.child.pid)
+        end_processes(session=started.child.pid)
         wait_gone(int(status.output))
 
     run(test)
@@ -120,8 +121,8 @@ def test_a_mark_finds_processes_that_left_the_session() -> None:
         )
         started = Started(program)
         status = await started.child.wait()
-        assert kill_process_session(started.child.pid) == 0
-        assert kill_process_session(started.child.pid, mark) == 1
+        assert end_processes(session=started.child.pid) == 0
+        assert end_processes(mark, session=started.child.pid) == 1
         wait_gone(int(status.output))
 
     run(test)

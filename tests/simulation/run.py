@@ -290,12 +290,18 @@ def _replaced(world: World) -> Iterator[None]:
             ("meshgate_gateway.engine.monarch.releases.connect", SimulatedMonarch),
             ("meshgate_gateway.engine.__main__.Engine", _noted("engine", Engine)),
             ("meshgate_gateway.gateway.Sessions", _noted("sessions", Sessions)),
-            ("meshgate_gateway.child_process.kill_process_session", lambda leader: 0),
+            ("meshgate_gateway.child_process.end_processes", lambda session: 0),
+            ("meshgate_gateway.child_process.asyncio.to_thread", _call),
             ("meshgate_gateway.sessions.session_manager.start_process", _no_process),
         ):
             patches.enter_context(mock.patch(path, new))
         patches.enter_context(_errors_are_problems(world))
         yield
+
+
+async def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``asyncio.to_thread`` without a thread."""
+    return function(*args, **kwargs)
 
 
 def _noted(name: str, kind: Callable[..., Any]) -> Callable[..., Any]:

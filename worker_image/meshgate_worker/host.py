@@ -16,12 +16,13 @@ import threading
 import time
 from dataclasses import dataclass
 
+from meshgate_processes.marks import end_processes
 from meshgate_worker.address import AddressError, listening_at
-from meshgate_worker.descendants import COOKIE_VARIABLE, end_descendants
 from meshgate_worker.identity import service_address
 
 __all__ = ["HostOptions", "serve"]
 
+COOKIE_VARIABLE = "MESHGATE_HOST_COOKIE"
 READY_TIMEOUT = 30.0
 _USAGE = 2  # the exit code if nothing was started
 
@@ -72,7 +73,9 @@ def serve(options: HostOptions) -> int:
         signal.signal(signum, lambda number, _frame: request.post(_End(0, signal.Signals(number).name)))
     end = _start(options, request) or _wait_ready(options, request) or _wait_end(options, request)
     end = end or _End(1, "unknown reason")
-    killed = end_descendants(options.cookie, options.grace)
+    leads_session = os.getsid(0) == os.getpid()  # otherwise the session may be that of a shell
+    session = os.getpid() if leads_session else None
+    killed = end_processes(f"{COOKIE_VARIABLE}={options.cookie}", session=session, grace=options.grace)
     if end.code != _USAGE:
         listening_at(options.address).clear(directory=options.remove_directory)
     forced = f"; killed {killed} processes that did not end in time" if killed else ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from meshgate.cli.models import Leftover
 from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
-from meshgate.jobs.this_machine.process_identity import kill_marked
+from meshgate_processes.marks import end_processes
 
 __all__ = ["end_leftovers", "find_leftovers"]
 
@@ -39,4 +39,4 @@ def find_leftovers(proc: Path = Path("/proc")) -> list[Leftover]:
 
 def end_leftovers(leftovers: list[Leftover]) -> None:
     for job in {leftover.job for leftover in leftovers}:
-        kill_marked(JOB_VARIABLE, job)
+        end_processes(f"{JOB_VARIABLE}={job}")

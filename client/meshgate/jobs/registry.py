@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from meshgate.jobs.this_machine.process_identity import ProcessIdentity, identify_process
+from meshgate_processes.identity import ProcessIdentity, identify_process
 
 __all__ = ["LocalEntry", "entries", "log_file", "prune", "register", "unregister"]
 

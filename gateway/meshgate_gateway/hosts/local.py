@@ -19,9 +19,10 @@ from pathlib import Path
 
 import structlog
 
-from meshgate_gateway.child_process import ChildProcess, ExitStatus, kill_process_session
+from meshgate_gateway.child_process import ChildProcess, ExitStatus
 from meshgate_gateway.hosts.provider import Host, HostsUnavailable, OnLost, OnRestored
 from meshgate_gateway.supervisor.link import SupervisedProcess, SupervisorLink
+from meshgate_processes.marks import end_processes
 
 __all__ = ["LocalHosts"]
 
@@ -30,7 +31,7 @@ log = structlog.get_logger()
 KEPT = "hosts"  # the key of what the supervisor keeps of them
 READY_TIMEOUT = 60.0
 STOP_TIMEOUT = 4.0  # a host in turn gives its processes two seconds
-COOKIE_VARIABLE = "MESHGATE_HOST_COOKIE"  # as meshgate_worker.descendants sets it
+COOKIE_VARIABLE = "MESHGATE_HOST_COOKIE"  # as meshgate_worker.host sets it
 
 
 @dataclass(slots=True)
@@ -177,7 +178,7 @@ class LocalHosts:
 
     async def _watch(self, mesh: str, host: _LocalHost) -> None:
         status = await host.child.wait()
-        kill_process_session(host.child.pid, host.mark)
+        await asyncio.to_thread(end_processes, host.mark, session=host.child.pid)
         host.ended, host.last_line = status.reason, _last_line(status)
         if not self._closing:
             tail = status.output.strip()[-2000:]

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from meshgate.jobs import registry
 from meshgate.jobs.registry import LocalEntry
-from meshgate.jobs.this_machine.process_identity import identify_process
+from meshgate_processes.identity import identify_process
 
 UNTIL_INPUT_CLOSES = "import sys; sys.stdin.read()"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshgate.cli.leftovers import end_leftovers, find_leftovers
-from meshgate.jobs.this_machine.process_identity import identify_process
+from meshgate_processes.identity import identify_process
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds processes by /proc")
 UNTIL_INPUT_CLOSES = "import sys; sys.stdin.read()"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshgate.images.commands import TAIL_LINES, StepFailed, execute
-from meshgate.jobs.this_machine.process_identity import find_marked
+from meshgate_processes.marks import find_processes
 
 SHELL = ["/bin/sh", "-c"]
 
@@ -28,4 +28,4 @@ def test_a_failure_carries_exit_code_and_last_lines(command: str, code: int, tmp
 
 def test_background_processes_end_with_the_command(tmp_path: Path) -> None:
     execute([*SHELL, "LEFT_BEHIND=3 sleep 1000 & exit 0"], dict(os.environ), str(tmp_path))
-    assert find_marked("LEFT_BEHIND", "3") == []
+    assert find_processes("LEFT_BEHIND=3") == []

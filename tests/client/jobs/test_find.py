@@ -11,7 +11,7 @@ from meshgate.errors import JobError, JobNotRunning
 from meshgate.jobs import find, registry
 from meshgate.jobs.find import find_job, find_local
 from meshgate.jobs.registry import LocalEntry
-from meshgate.jobs.this_machine.process_identity import identify_process
+from meshgate_processes.identity import identify_process
 
 
 def entry(apply_id: str, directory: str) -> LocalEntry:

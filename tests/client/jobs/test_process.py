@@ -16,7 +16,8 @@ from meshgate import Actor, endpoint
 from meshgate.errors import JobCacheWarning, JobError, JobNotRunning, JobStartFailed
 from meshgate.jobs import LocalJob, ProcessJob, job_load, job_loads, registry
 from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
-from meshgate.jobs.this_machine.process_identity import ProcessIdentity, find_marked
+from meshgate_processes.identity import ProcessIdentity
+from meshgate_processes.marks import find_processes
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT = 20.0  # seconds; a wait takes a fraction of it on an idle machine
@@ -29,7 +30,7 @@ class Probe(Actor):
 
 
 def processes_of(apply_id: str | None) -> list[ProcessIdentity]:
-    return find_marked(JOB_VARIABLE, str(apply_id))
+    return find_processes(f"{JOB_VARIABLE}={apply_id}")
 
 
 def read_variable(job: ProcessJob | LocalJob, mesh: str = "workers", name: str = JOB_VARIABLE) -> list[str | None]:

@@ -11,7 +11,7 @@ import pytest
 
 from meshgate.jobs import ProcessJob, registry
 from meshgate.jobs.reaper import Reaper
-from meshgate.jobs.this_machine.process_identity import identify_process
+from meshgate_processes.identity import identify_process
 
 TIMEOUT = 30.0  # seconds; a wait takes a fraction of it on an idle machine
 DRIVER = """

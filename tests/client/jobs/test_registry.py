@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshgate.jobs import registry
-from meshgate.jobs.this_machine.process_identity import identify_process
+from meshgate_processes.identity import identify_process
 
 
 @pytest.fixture(autouse=True)

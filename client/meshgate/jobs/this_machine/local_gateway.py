@@ -29,8 +29,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from meshgate.code_sync.import_paths import driver_import_paths
 from meshgate.errors import JobStartFailed
 from meshgate.jobs.this_machine.job_directory import create_job_directory, prune_job_directories, remove_job_directory
-from meshgate.jobs.this_machine.process_identity import ProcessIdentity, identify_process, kill_marked
 from meshgate.jobs.this_machine.shared_machine import warn_of_other_users
+from meshgate_processes.identity import ProcessIdentity, identify_process
+from meshgate_processes.marks import end_processes
 
 __all__ = ["JOB_VARIABLE", "GatewayRecord", "LaunchOptions", "LocalGateway", "stop_gateway"]
 
@@ -158,7 +159,7 @@ class LocalGateway:
             return cls(record, lifetime)
         except BaseException:
             _close_lifetime(lifetime)
-            kill_marked(JOB_VARIABLE, options.apply_id)
+            end_processes(f"{JOB_VARIABLE}={options.apply_id}")
             remove_job_directory(directory)
             _reap()
             raise
@@ -204,7 +205,7 @@ def stop_gateway(process: ProcessIdentity, apply_id: str, directory: str | None,
     """Asks the gateway to shut down, then kills the remaining processes of its job and removes its directory."""
     process.signal(signal.SIGTERM)
     process.wait_ended(timeout)
-    kill_marked(JOB_VARIABLE, apply_id)
+    end_processes(f"{JOB_VARIABLE}={apply_id}")
     if directory is not None:
         remove_job_directory(directory)
     _reap()

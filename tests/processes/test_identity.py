@@ -4,15 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 
 import pytest
 
-from meshgate.jobs.this_machine import process_identity
-from meshgate.jobs.this_machine.process_identity import ProcessIdentity, find_marked, identify_process, kill_marked
+from meshgate_processes.identity import ProcessIdentity, identify_process
 
-VARIABLE = "MESHGATE_TEST_MARK"
 WAIT = "import sys; sys.stdin.read()"
 
 
@@ -57,29 +54,3 @@ def test_waiting_returns_when_the_process_ends(child: subprocess.Popen[bytes]) -
     assert not process.wait_ended(0)
     process.signal(signal.SIGTERM)
     assert process.wait_ended(30)
-
-
-def test_marked_processes_are_found_and_killed_in_any_session() -> None:
-    value = uuid.uuid4().hex
-    forker = "import os, sys; os.fork(); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", forker],
-        stdin=subprocess.PIPE,
-        env={**os.environ, VARIABLE: value},
-        start_new_session=True,
-    ) as process:
-        assert process.pid in {each.pid for each in find_marked(VARIABLE, value)}
-        assert kill_marked(VARIABLE, value) in (1, 2)  # the fork may not have happened yet
-        assert find_marked(VARIABLE, value) == []
-    assert find_marked(VARIABLE, "another value") == []
-
-
-def test_processes_forked_while_the_first_are_killed_are_killed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        subprocess.Popen([sys.executable, "-c", WAIT], stdin=subprocess.PIPE) as first,
-        subprocess.Popen([sys.executable, "-c", WAIT], stdin=subprocess.PIPE) as forked,
-    ):
-        found = iter([[identify(first.pid)], [identify(forked.pid)], []])
-        monkeypatch.setattr(process_identity, "find_marked", lambda variable, value: next(found))
-        assert kill_marked(VARIABLE, "any") == 2
-        assert (first.wait(), forked.wait()) == (-signal.SIGKILL, -signal.SIGKILL)

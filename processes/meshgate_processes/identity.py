@@ -1,9 +1,4 @@
-"""Processes of this machine, identified so that a reused pid is never mistaken for one of them.
-
-A job's processes run in their own sessions and process groups, and some outlive their parent, but all inherit its
-environment. A job sets a marker variable there, and the marker finds them all. This needs ``/proc``; without it
-(macOS) no marked process is found.
-"""
+"""Processes of this machine, identified so that a reused pid is never mistaken for one of them."""
 
 from __future__ import annotations
 
@@ -18,9 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ProcessIdentity", "kill_marked", "find_marked", "identify_process"]
-
-KILL_ROUNDS = 5  # a process may fork before it is killed; one that cannot be killed must not block the caller
+__all__ = ["ProcessIdentity", "identify_process", "wait_ended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +29,12 @@ class ProcessIdentity:
 
     def signal(self, signum: signal.Signals) -> None:
         """Sends ``signum``; does nothing if the process has ended."""
-        if self.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signum)
+        with contextlib.suppress(ProcessLookupError):
+            _send(self, signum)
 
     def wait_ended(self, timeout: float) -> bool:
         """Waits at most ``timeout`` seconds; returns whether the process has ended. A zombie has ended."""
-        return not _wait_ended([self], timeout)
+        return not wait_ended([self], timeout)
 
 
 def identify_process(pid: int) -> ProcessIdentity | None:
@@ -66,44 +58,18 @@ def _identify_by_ps(pid: int) -> ProcessIdentity | None:
     return ProcessIdentity(pid, started.strip()) if started and not state.startswith("Z") else None
 
 
-def find_marked(variable: str, value: str) -> list[ProcessIdentity]:
-    """This user's processes, except this one, that were started with ``variable=value`` in their environment."""
-    marker = f"{variable}={value}".encode()
-    try:
-        pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-    except FileNotFoundError:
-        return []
-    found = []
-    for pid in pids:
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:  # has ended, or belongs to another user
-            continue
-        if marker in environment.split(b"\0") and pid != os.getpid() and (process := identify_process(pid)):
-            found.append(process)
-    return found
-
-
-def kill_marked(variable: str, value: str, timeout: float = 5.0) -> int:
-    """Kills every process that ``find_marked`` finds, including ones forked meanwhile; returns their number.
-
-    Returns when they have ended, or after ``timeout`` seconds if the kernel cannot end one.
-    """
-    deadline = time.monotonic() + timeout
-    killed = 0
-    for _ in range(KILL_ROUNDS):
-        if not (found := find_marked(variable, value)):
-            break
-        killed += len(found)
-        for process in found:
-            process.signal(signal.SIGKILL)
-        _wait_ended(found, max(0.0, deadline - time.monotonic()))
-    return killed
-
-
 if sys.platform == "linux":
 
-    def _wait_ended(processes: Iterable[ProcessIdentity], timeout: float) -> list[ProcessIdentity]:
+    def _send(process: ProcessIdentity, signum: signal.Signals) -> None:
+        descriptor = os.pidfd_open(process.pid)
+        try:
+            # Checked once the descriptor is open: from then on it refers to the same process.
+            if process.alive:
+                signal.pidfd_send_signal(descriptor, signum)
+        finally:
+            os.close(descriptor)
+
+    def wait_ended(processes: Iterable[ProcessIdentity], timeout: float) -> list[ProcessIdentity]:
         """The processes that are still alive after ``timeout`` seconds; returns early if all have ended."""
         deadline = time.monotonic() + timeout
         with contextlib.ExitStack() as stack:
@@ -125,7 +91,11 @@ if sys.platform == "linux":
 
 else:
 
-    def _wait_ended(processes: Iterable[ProcessIdentity], timeout: float) -> list[ProcessIdentity]:
+    def _send(process: ProcessIdentity, signum: signal.Signals) -> None:
+        if process.alive:
+            os.kill(process.pid, signum)
+
+    def wait_ended(processes: Iterable[ProcessIdentity], timeout: float) -> list[ProcessIdentity]:
         """The processes that are still alive after ``timeout`` seconds; returns early if all have ended."""
         deadline = time.monotonic() + timeout
         alive = [process for process in processes if process.alive]

@@ -1,0 +1,101 @@
+"""Finds and ends the processes that belong to a job, a host or an engine, wherever they have moved.
+
+They may leave the session and the process group that they were started in and outlive their parent, but they inherit
+its environment. Whoever starts them sets a variable there, the mark, which finds them all.
+
+Linux only: without ``/proc`` nothing is found.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from meshgate_processes.identity import ProcessIdentity, identify_process, wait_ended
+
+__all__ = ["end_processes", "find_processes"]
+
+KILL_ROUNDS = 5  # a process may fork before it is killed; one that cannot be killed must not block the caller
+EXEC_TIMEOUT = 0.2  # seconds
+KERNEL_THREAD = 0x00200000  # PF_KTHREAD of include/linux/sched.h
+
+
+def find_processes(mark: str | None = None, *, session: int | None = None) -> list[ProcessIdentity]:
+    """The living processes, except this one, with ``mark`` in their environment or in the POSIX session ``session``.
+
+    ``mark``: ``NAME=value``. A process of another user has no readable environment.
+    """
+    try:
+        unclear = [pid for entry in os.listdir("/proc") if entry.isdigit() and (pid := int(entry)) != os.getpid()]
+    except FileNotFoundError:
+        return []
+    found = []
+    deadline = time.monotonic() + EXEC_TIMEOUT
+    while True:
+        pids, unclear = unclear, []
+        for pid in pids:
+            # Identified first: if the pid is reused after it, the process found has ended and is never signalled.
+            if (process := identify_process(pid)) is None:
+                continue
+            if belongs := _belongs(pid, mark, session):
+                found.append(process)
+            elif belongs is None:
+                unclear.append(pid)
+        if not unclear or time.monotonic() > deadline:
+            return found
+        os.sched_yield()
+
+
+def end_processes(
+    mark: str | None = None, *, session: int | None = None, grace: float = 0.0, timeout: float = 5.0
+) -> int:
+    """Ends every process that ``find_processes`` finds, including ones forked meanwhile.
+
+    Sends SIGTERM first and waits up to ``grace`` seconds, unless it is 0; then SIGKILL, and waits up to ``timeout``
+    seconds in all for the processes to end. Returns the number of processes that were killed.
+    """
+    if grace > 0:
+        wait_ended(_signal_all(mark, session, signal.SIGTERM), grace)
+    deadline = time.monotonic() + timeout
+    killed: set[ProcessIdentity] = set()
+    for _ in range(KILL_ROUNDS):
+        if not (found := _signal_all(mark, session, signal.SIGKILL)):
+            break
+        killed.update(found)
+        wait_ended(found, max(0.0, deadline - time.monotonic()))
+    return len(killed)
+
+
+def _signal_all(mark: str | None, session: int | None, signum: signal.Signals) -> list[ProcessIdentity]:
+    found = find_processes(mark, session=session)
+    for process in found:
+        process.signal(signum)
+    return found
+
+
+def _belongs(pid: int, mark: str | None, session: int | None) -> bool | None:
+    """None while the process executes a program.
+
+    The kernel then shows no environment: the new memory is in place before the variables are (Linux: begin_new_exec
+    and create_elf_tables).
+    """
+    try:
+        if session is not None and os.getsid(pid) == session:
+            return True
+        if mark is None:
+            return False
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        if not environment:
+            return False if _has_no_environment(pid) else None
+    except OSError:  # it has ended, or belongs to another user
+        return False
+    return mark.encode() in environment.split(b"\0")
+
+
+def _has_no_environment(pid: int) -> bool:
+    """Whether this is a kernel thread, or a process that was started without variables."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    start, end = fields[47], fields[48]  # env_start and env_end of proc_pid_stat(5); both 0 during execve
+    return bool(int(fields[6]) & KERNEL_THREAD) or start == end != "0"
