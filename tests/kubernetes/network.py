@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
 import shutil
+import socket
+import socketserver
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshgate import KubernetesJob
+from meshgate.jobs.kubernetes.port_forward import open_forward
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.status.discovery import is_ready
 from tests.certificates import create_certificates
 from tests.kubernetes.cluster import Kubectl
 from tests.programs import ROOT
@@ -24,16 +30,58 @@ __all__ = ["Nginx", "Place", "ingress", "isolated_place", "local_port", "nginx"]
 
 @contextmanager
 def local_port(kubectl: Kubectl, target: str) -> Iterator[int]:
-    """A local port that forwards to port 8650 of ``target`` (``service/x``)."""
-    command = ["kubectl", "--namespace", kubectl.namespace, "port-forward", target, ":8650"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forward:
+    """A local port that forwards each connection by itself to port 8650 of a ready pod of ``target`` (``service/x``).
+
+    ``kubectl port-forward`` would end, with all its connections, when the pod resets one of them.
+    """
+    labels = json.loads(kubectl("get", target, "-o", "json"))["spec"]["selector"]
+    selector = ",".join(f"{name}={value}" for name, value in labels.items())
+    api = Api.from_kubeconfig()
+
+    def connect() -> socket.socket:
+        pods, _ = api.list_objects("Pod", kubectl.namespace, selector)
+        names = [
+            pod["metadata"]["name"] for pod in pods if is_ready(pod) and "deletionTimestamp" not in pod["metadata"]
+        ]
+        assert names, f"no pod of {target} is ready"
+        return open_forward(api.port_forward(names[0], kubectl.namespace, 8650)).result(30)
+
+    with _Forwarder(connect) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
         try:
-            assert forward.stdout is not None
-            line = forward.stdout.readline()  # Forwarding from 127.0.0.1:43211 -> 8650
-            assert "127.0.0.1:" in line, line
-            yield int(line.split("127.0.0.1:")[1].split()[0])
+            yield int(server.server_address[1])
         finally:
-            forward.terminate()
+            server.shutdown()
+            thread.join()
+
+
+class _Forwarder(socketserver.ThreadingTCPServer):
+    """Joins each accepted connection to one that ``connect`` opens. Closing it waits for their ends."""
+
+    request_queue_size = 64
+
+    def __init__(self, connect: Callable[[], socket.socket]) -> None:
+        super().__init__(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+        self._connect = connect
+
+    def finish_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
+        assert isinstance(request, socket.socket)
+        with self._connect() as remote:
+            back = threading.Thread(target=_copy, args=(remote, request))
+            back.start()
+            _copy(request, remote)
+            back.join()
+
+
+def _copy(source: socket.socket, sink: socket.socket) -> None:
+    """Copies until one of the two ends, and then ends both."""
+    with suppress(OSError):
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+    for each in (source, sink):
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(frozen=True)
@@ -176,15 +224,11 @@ def nginx(directory: Path, address: str, upstream: int) -> Iterator[Nginx]:
 
 
 def _free_port(address: str) -> int:
-    import socket
-
     with socket.create_server((address, 0)) as free:
         return int(free.getsockname()[1])
 
 
 def _listens(address: str, port: int) -> bool:
-    import socket
-
     try:
         with socket.create_connection((address, port), timeout=1):
             return True
