@@ -15,7 +15,7 @@ import meshgate
 from tests.documents import DOCUMENTS, Block, python_blocks
 from tests.programs import ROOT
 
-ROOTS = ("client", "gateway", "kubernetes_jobs", "slurm_jobs", "sync", "wire", "worker_image")
+ROOTS = ("client", "gateway", "kubernetes_jobs", "processes", "slurm_jobs", "sync", "wire", "worker_image")
 FOLDERS = "|".join([*ROOTS, "tests", "benchmarks", "conformance", "chaos", "examples", "docs", "lint", ".ci"])
 IN_THE_TREE = re.compile(rf"`((?:{FOLDERS})/[\w./-]*)`")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")

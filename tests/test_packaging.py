@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCE_ROOTS = ("client", "gateway", "kubernetes_jobs", "slurm_jobs", "sync", "wire", "worker_image")
+SOURCE_ROOTS = ("client", "gateway", "kubernetes_jobs", "processes", "slurm_jobs", "sync", "wire", "worker_image")
 GATEWAY_DEPENDENCIES = {"torchmonarch", "structlog", "pydantic-settings"}
 
 IMPORT_ALL = """
@@ -69,7 +69,7 @@ def test_the_bare_client_imports_without_torchmonarch_and_the_gateway(wheel: Pat
     assert "meshgate" in installed
     assert not GATEWAY_DEPENDENCIES & installed
 
-    packages = ("meshgate", "meshgate_wire", "meshgate_sync")
+    packages = ("meshgate", "meshgate_processes", "meshgate_sync", "meshgate_wire")
     ran = subprocess.run([python, "-I", "-c", IMPORT_ALL, *packages], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert {"meshgate.proxies.client", "meshgate.cli.app", "meshgate_wire.session"} <= set(json.loads(ran.stdout))

@@ -40,7 +40,7 @@ def check(line: str, directory: Path) -> str:
     """What mypy says of the program with ``line`` after it."""
     (directory / "program.py").write_text(f"{PROGRAM}{line}\n")
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent"]
-    sources = ("client", "gateway", "kubernetes_jobs", "slurm_jobs", "sync", "wire")
+    sources = ("client", "gateway", "kubernetes_jobs", "processes", "slurm_jobs", "sync", "wire")
     checked = subprocess.run(
         [*command, f"--cache-dir={ROOT / '.mypy_cache' / 'typing'}", "program.py"],
         env={**os.environ, "MYPYPATH": os.pathsep.join(str(ROOT / name) for name in sources)},

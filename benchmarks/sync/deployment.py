@@ -143,7 +143,10 @@ class _Talker:
     """A process that reads and writes JSON objects, one per line, and ends with its input."""
 
     def __init__(self, module: str, environment: Mapping[str, str], *arguments: str) -> None:
-        paths = [str(ROOT), *(str(ROOT / part) for part in ("client", "gateway", "kubernetes_jobs", "sync", "wire"))]
+        paths = [
+            str(ROOT),
+            *(str(ROOT / part) for part in ("client", "gateway", "kubernetes_jobs", "processes", "sync", "wire")),
+        ]
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,

@@ -12,7 +12,9 @@ from meshgate.code_sync.project import Tree
 
 __all__ = ["directories_outside", "ignored_modules", "including_rules"]
 
-_OWN_PACKAGES = frozenset({"__main__", "meshgate", "meshgate_kubernetes", "meshgate_sync", "meshgate_wire"})
+_OWN_PACKAGES = frozenset({"__main__", "meshgate"}) | {
+    f"meshgate_{part}" for part in ("kubernetes", "processes", "slurm", "sync", "wire")
+}
 
 
 def directories_outside(tree: Tree) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from meshgate.code_sync.import_paths import driver_import_paths, driver_script
 
-SOURCE_ROOTS = ("client", "gateway", "kubernetes_jobs", "slurm_jobs", "sync", "wire", "worker_image")
+SOURCE_ROOTS = ("client", "gateway", "kubernetes_jobs", "processes", "slurm_jobs", "sync", "wire", "worker_image")
 
 
 @pytest.fixture
