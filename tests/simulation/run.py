@@ -8,7 +8,7 @@ import logging
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -46,21 +46,24 @@ class Outcome:
     trace: list[str] = field(default_factory=list)
 
 
-def run_seed(seed: int, faults: int = 12) -> Outcome:
-    """Raises AssertionError if anything was lost, doubled or out of order, or if an invariant does not hold."""
+def run_seed(seed: int, faults: int = 12, kinds: Sequence[str] = ()) -> Outcome:
+    """Runs a seed with this number of faults, of these kinds or of all.
+
+    Raises AssertionError if anything was lost, doubled or out of order, or if an invariant does not hold.
+    """
     with _temporary_files(), World(seed) as world, _replaced(world):
-        outcome = _run(world, faults)
+        outcome = _run(world, faults, kinds or list(FAULTS))
     if isinstance(outcome, str):
         last = "\n".join(world.trace[-LINES_SHOWN:])
         raise AssertionError(f"seed {seed} fails: {outcome}\nwhat happened last:\n{last}")
     return outcome
 
 
-def _run(world: World, faults: int) -> Outcome | str:
+def _run(world: World, faults: int, kinds: Sequence[str]) -> Outcome | str:
     """The outcome, or the traceback of an exception, which would keep the simulation alive."""
     simulation = Simulation(world)
     try:
-        return simulation.run(faults)
+        return simulation.run(faults, kinds)
     except Exception:  # noqa: BLE001 - whatever the seed has found
         return traceback.format_exc()
     finally:
@@ -82,13 +85,15 @@ class Simulation:
         self.driver = start_driver(world, self.account, self.network)
         self.outcome = Outcome()
         self.killed_drivers = 0
+        self._drivers: dict[str, str] = {}  # the name of each driver by its identity as a holder, in order
+        self._holder = 0  # of them, the newest that has held the session
         world.checks.append(self._check)
 
-    def run(self, faults: int) -> Outcome:
+    def run(self, faults: int, kinds: Sequence[str]) -> Outcome:
         self.world.run(lambda: self.account.ready, LIMIT)
         for _ in range(faults):
             self.pause(STEPS_BETWEEN_FAULTS)
-            self._inject(self.chance.choice(list(FAULTS)), FAULTS)
+            self._inject(self.chance.choice(kinds), FAULTS)
         self.pause(STEPS_BETWEEN_FAULTS)
         self._inject(self.chance.choice(list(ENDS)), ENDS)
         self.world.run(self.nothing_left, LIMIT)
@@ -127,6 +132,7 @@ class Simulation:
         for process in self.world.processes:
             client, engine, sessions = (process.facts.get(name) for name in ("client", "engine", "sessions"))
             if client is not None:
+                self._drivers.setdefault(client._connection._reconnector._holder, process.name)
                 validation = client._connection._validate()
                 with contextlib.suppress(StopIteration):
                     validation.send(None)
@@ -135,8 +141,16 @@ class Simulation:
                         future.validate_state()
             if engine is not None:
                 engine.session.validate_state()
+                self._check_holder(engine._ledger.holders.identity)
             if sessions is not None:
                 sessions.validate_state()
+
+    def _check_holder(self, identity: str | None) -> None:
+        """A driver loses the session only to one that was started after it."""
+        if identity in self._drivers:
+            number = list(self._drivers).index(identity)
+            assert number >= self._holder, f"{self._drivers[identity]} has displaced its successor"
+            self._holder = number
 
     def _check_account(self) -> None:
         """Each call has run once and in order, and what was printed and sent has arrived in order."""

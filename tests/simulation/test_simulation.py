@@ -42,6 +42,8 @@ DEFECTS = {
     "a holder finds no calls of the one before": (KeptCalls, "holder_changed", lambda calls: calls._calls.clear()),
     "the first message of a killed driver displaces its successor": (Holders, "claim", lambda *_, **__: None),
 }
+ONLY = {"the first message of a killed driver displaces its successor": ["driver killed while it attaches"]}
+"""The faults that are injected to find a defect that others rarely reach."""
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
@@ -51,7 +53,7 @@ def test_defects_are_found(defect: str) -> None:
     with mock.patch.object(target, name, replacement):
         for seed in range(SEEDS_TO_FIND):
             try:
-                run_seed(seed)
+                run_seed(seed, kinds=ONLY.get(defect, ()))
             except AssertionError:
                 found = True
                 break
