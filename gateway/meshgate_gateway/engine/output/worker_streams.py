@@ -72,9 +72,10 @@ class WorkerStreams:
         self._loop_time = 0.0  # seconds of the event loop that output has taken since it last paused
         self._pause: asyncio.Future[None] | None = None
         self._flush_timer: asyncio.TimerHandle | None = None
-        self._readers: set[asyncio.Task[None]] = set()
+        # Dictionaries instead of sets, because their order does not depend on addresses: the simulation replays.
+        self._readers: dict[asyncio.Task[None], None] = {}
         self._unidentified: dict[asyncio.Task[None], None] = {}  # of the readers, oldest first
-        self._connected: dict[int, set[asyncio.StreamWriter]] = {}
+        self._connected: dict[int, dict[asyncio.StreamWriter, None]] = {}
         self._dropped: set[int] = set()
         self._reading = asyncio.Event()
         self._reading.set()
@@ -127,12 +128,12 @@ class WorkerStreams:
             del self._unidentified[oldest]
             oldest.cancel()
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._readers.add(task)
+        self._readers[task] = None
         self._unidentified[task] = None
         task.add_done_callback(self._forget)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
-        self._readers.discard(task)
+        self._readers.pop(task, None)
         self._unidentified.pop(task, None)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -157,12 +158,12 @@ class WorkerStreams:
         if hello.stream == "watch":
             await self._watch(hello, reader)
             return
-        connected = self._connected.setdefault(hello.mesh, set())
-        connected.add(writer)
+        connected = self._connected.setdefault(hello.mesh, {})
+        connected[writer] = None
         try:
             await self._read_output(hello, reader)
         finally:
-            connected.discard(writer)
+            connected.pop(writer, None)
             if not connected:
                 self._connected.pop(hello.mesh, None)
 
