@@ -32,6 +32,11 @@ def a_buffer_inside_other_values(kit: Kit) -> None:
     assert other.read_nested.call_one(shared).get() == bytes(range(256))
 
 
+def the_program_asks_for_the_size_of_a_buffer(kit: Kit) -> None:
+    owner, _ = _memories(kit)
+    assert owner.share.call_one().get().size() == 256
+
+
 def actors_pass_buffers_to_each_other(kit: Kit) -> None:
     owner, other = _memories(kit)
     assert other.read_from.call_one(owner).get() == bytes(range(256))

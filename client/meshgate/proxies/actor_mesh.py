@@ -56,7 +56,7 @@ class ActorMeshProxy(MeshProxy):
 
     def stop(self, reason: str = "stopped by client") -> FutureProxy[None]:
         """Stops the actors. Stopping them again does nothing; stopping a slice fails, as in Monarch."""
-        if not self._is_whole:
+        if not self._can_stop:
             message = "Cannot call stop on an ActorMeshRef, requires an owned ActorMesh"
             return FutureProxy.failed(NotImplementedError(message))
         require_string(reason, "the reason")
@@ -75,6 +75,9 @@ class ActorMeshProxy(MeshProxy):
 
     def _html_facts(self) -> dict[str, str]:
         return {"class": self._actor.name, "endpoints": ", ".join(self._actor.endpoints)}
+
+    def _parts(self) -> tuple[Any, ...]:
+        return self._actor, self._procs
 
     def _with_shape(self, shape: Shape) -> ActorMeshProxy:
         return ActorMeshProxy(self._owned, shape, self._actor, self._procs)

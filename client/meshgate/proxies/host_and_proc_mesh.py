@@ -121,7 +121,7 @@ class ProcMeshProxy(SeenAsMonarchs, MeshProxy):
     def stop(self, reason: str = "stopped by client") -> FutureProxy[None]:
         """Stops the processes and their actors. Stopping them again does nothing; stopping a slice fails, as in
         Monarch."""
-        if not self._is_whole:
+        if not self._can_stop:
             return FutureProxy.failed(ValueError("ProcMesh is not owned; must be stopped by an owner"))
         require_string(reason, "the reason")
         self._client.mark_stopped(self._object, reason)
@@ -174,6 +174,9 @@ class ProcMeshProxy(SeenAsMonarchs, MeshProxy):
         procs_per_host = len(self._owned.shape) // len(self._hosts)
         return self._hosts._host_name(self._hosts._ndslice.get(rank // procs_per_host))
 
+    def _parts(self) -> tuple[Any, ...]:
+        return (self._hosts,)
+
     def _with_shape(self, shape: Shape) -> ProcMeshProxy:
         return ProcMeshProxy(self._owned, shape, self._hosts)
 
@@ -194,9 +197,14 @@ class HostMeshProxy(SeenAsMonarchs, MeshProxy):
         return self._shape.region
 
     @property
+    def _labels(self) -> tuple[str, ...]:
+        return tuple(self._shape.labels)
+
+    @property
     def stream_logs(self) -> bool:
-        """Whether what processes print arrives here: True, unless ``ClientSettings(output=False)``."""
-        return self._client.settings.output
+        """False, as for the hosts of Monarch's jobs. What processes print arrives regardless; ``logging_option`` of a
+        proc mesh hides it."""
+        return False
 
     @property
     def is_fake_in_process(self) -> bool:
@@ -270,6 +278,8 @@ class HostMeshProxy(SeenAsMonarchs, MeshProxy):
         verb = "shut down" if shutdown else "stop"
         if not self._is_whole:
             raise RuntimeError(f"cannot {verb} {self!r}, which is a slice of a host mesh: {verb} the whole mesh")
+        if self._is_reference:
+            raise RuntimeError(f"cannot {verb} `HostMesh` that is a reference instead of owned: {verb} the original")
         if shutdown:
             self._client.mark_stopped(self._object, "the hosts were shut down")
         return self._request_stop(verb.replace(" ", ""), f"{verb} by client", shutdown=shutdown)
@@ -308,13 +318,17 @@ class HostMeshProxy(SeenAsMonarchs, MeshProxy):
     def _ref(self) -> MeshRef:
         return super()._ref.model_copy(update={"python": self._python})
 
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        function, arguments, state = super().__reduce_ex__(protocol)
+        return function, arguments, {**state, "_python": self._python}
+
     def _host_name(self, rank: int) -> str:
         hosts = self._owned.remote.hosts
         return hosts[rank].name if rank < len(hosts) else ""
 
     def _with_shape(self, shape: Shape) -> HostMeshProxy:
         hosts = HostMeshProxy(self._owned, shape)
-        hosts._python = self._python
+        hosts._python, hosts._is_reference = self._python, self._is_reference
         return hosts
 
     def __repr__(self) -> str:

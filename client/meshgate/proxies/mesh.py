@@ -7,10 +7,10 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from meshgate.actors.monarch_surface import missing_attribute
-from meshgate.errors import InvalidRequestError, UnpicklableArgument
+from meshgate.errors import InvalidRequestError
 from meshgate.html import MOST_RANKS, Rank, card, rank_grid
 from meshgate.session.futures import FutureProxy
 from meshgate.session.objects import Kind, RemoteObject
@@ -48,19 +48,25 @@ class OwnedObject:
     gateway keeps those that an endpoint returned for this session only.
     """
 
-    __slots__ = ("__weakref__", "remote", "session", "shape")
+    __slots__ = ("__weakref__", "parts", "remote", "session", "shape")
 
     def __init__(self, session: ClientSession, remote: RemoteObject, shape: Shape, *, release: bool = False) -> None:
         self.session = session
         self.remote = remote
         self.shape = shape
+        self.parts: tuple[Any, ...] = ()  # what else its proxies are made of, once one of them was pickled
         weakref.finalize(self, session.release if release else session.unreference, remote.number).atexit = False
+
+
+_pickled: weakref.WeakValueDictionary[tuple[str, int], OwnedObject] = weakref.WeakValueDictionary()  # with the session
 
 
 class MeshProxy(MeshTrait, RemoteReference):
     """A mesh on the cluster, or a slice of one. Two proxies are equal if they name the same ranks of one object."""
 
     _kind: Kind
+    _is_reference = False  # unpickled: as in Monarch, it cannot stop what it names
+    _not_for_workers = "a mesh can be sent to workers only as an argument of an endpoint or of an actor's constructor"
 
     def __init__(self, owned: OwnedObject, shape: Shape) -> None:
         self._owned = owned
@@ -90,6 +96,10 @@ class MeshProxy(MeshTrait, RemoteReference):
     @property
     def _is_whole(self) -> bool:
         return self._shape == self._owned.shape
+
+    @property
+    def _can_stop(self) -> bool:
+        return self._is_whole and not self._is_reference
 
     def _request_stop(self, operation: str, reason: str, *, shutdown: bool = False) -> FutureProxy[None]:
         ack = PendingAck(self._object, f"{self._name}.{operation}")
@@ -167,14 +177,29 @@ class MeshProxy(MeshTrait, RemoteReference):
     def __hash__(self) -> int:
         return hash((self._object, self._shape))
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise UnpicklableArgument(
-            f"{self!r} belongs to this process's session with the gateway and cannot be pickled on its own. Pass it as "
-            "an argument of an endpoint; to use the mesh in another process, save the job (job.dump) and load it there."
-        )
+    def _parts(self) -> tuple[Any, ...]:
+        """The arguments of the constructor after the shape."""
+        return ()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Unpickles, in this process, as a reference to the mesh, which it does not keep alive."""
+        key = (self._client.session_id, self._object)
+        self._owned.parts = self._parts()
+        _pickled[key] = self._owned
+        return _unpickled, (type(self), key, self._shape, repr(self)), {"_is_reference": True}
 
     def __copy__(self) -> Self:
         return self
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
+
+
+def _unpickled(kind: type[MeshProxy], key: tuple[str, int], shape: Shape, text: str) -> MeshProxy:
+    owned = _pickled.get(key)
+    if owned is None:
+        raise InvalidRequestError(
+            f"cannot unpickle {text}: only the process that holds its session can, while it holds the mesh. Pass the "
+            "mesh as an argument of an endpoint; in another process, load the job that job.dump() saved here"
+        )
+    return kind(owned, shape, *owned.parts)

@@ -6,6 +6,7 @@ An endpoint returns one, and the program passes it to another actor: the driver 
 from __future__ import annotations
 
 import functools
+import json
 import operator
 import pkgutil
 from typing import Any, ClassVar, NoReturn
@@ -57,7 +58,16 @@ class WorkerObject:
         return f"<{self._monarch_class[1]}, for actors>"
 
 
+class _Buffer(WorkerObject):
+    """An ``RDMABuffer``."""
+
+    def size(self) -> int:
+        """The number of bytes."""
+        return int(json.loads(self._state["_buffer"]._args[0])["size"])
+
+
 @functools.lru_cache(maxsize=64)
 def worker_object_type(module: str, name: str) -> type[WorkerObject]:
     """The type that keeps objects of Monarch's class ``module.name``."""
-    return type(name, (WorkerObject,), {"__module__": module, "_monarch_class": (module, name)})
+    base = _Buffer if name == "RDMABuffer" else WorkerObject
+    return type(name, (base,), {"__module__": module, "_monarch_class": (module, name)})

@@ -147,4 +147,4 @@ def test_hosts_have_monarchs_properties(hosts: HostMeshProxy) -> None:
     assert hosts.slice(hosts=1).region.slice().offset == 1
     assert hosts.region.labels == ["hosts"]
     assert hosts.is_fake_in_process is False
-    assert hosts.stream_logs is hosts._client.settings.output
+    assert hosts.stream_logs is False

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -84,12 +87,55 @@ def test_a_mesh_of_another_session_is_rejected(gateway: ScriptedGateway, mesh: A
             mesh.echo.call(foreign)
 
 
-def test_a_proxy_cannot_be_pickled_on_its_own(hosts: HostMeshProxy, mesh: Any) -> None:
+@pytest.mark.parametrize("pickler", [pickle, cloudpickle])
+def test_an_unpickled_mesh_is_a_reference_that_cannot_stop_it(
+    pickler: Any, hosts: HostMeshProxy, procs: ProcMeshProxy, mesh: Any
+) -> None:
+    python = hosts.with_python_executable("/usr/bin/python3")
+    for known in (hosts, procs, mesh, mesh.slice(hosts=1), python):
+        again = pickler.loads(pickler.dumps(known))
+        assert again == known
+        assert type(again) is type(known)
+        assert again._ref == known._ref
+    again = pickle.loads(pickle.dumps(hosts))
+    for end in (again.stop, again.shutdown, again.with_python_executable("python3").stop):
+        with pytest.raises(RuntimeError, match="is a reference instead of owned"):
+            end()
+    with pytest.raises(ValueError, match="not owned"):
+        pickle.loads(pickle.dumps(procs)).stop().get(timeout=20)
+    with pytest.raises(NotImplementedError):
+        pickle.loads(pickle.dumps(mesh)).stop().get(timeout=20)
+
+
+def test_an_unpickled_mesh_can_be_called_and_spawned_on(gateway: ScriptedGateway, procs: ProcMeshProxy) -> None:
+    gateway.functions["add"] = lambda rank, amount: rank
+    again = pickle.loads(pickle.dumps(procs.slice(hosts=1)))
+    more = again.spawn("more", Counter)
+    mesh = pickle.loads(pickle.dumps(more))
+    assert mesh.add.call(1).get(timeout=20).values() == [2, 3]
+    assert again.slice(gpus=0).host_mesh.sizes == {}
+
+
+def test_a_mesh_is_unpickled_only_where_its_session_holds_it(hosts: HostMeshProxy) -> None:
+    pickled = pickle.dumps(hosts.spawn_procs(name="forgotten"))
+    gc.collect()
+    with pytest.raises(InvalidRequestError, match=r"cannot unpickle ProcMesh\('forgotten'.*job.dump"):
+        pickle.loads(pickled)
+    elsewhere = run(f"import pickle; pickle.loads({pickle.dumps(hosts)!r})")
+    assert "InvalidRequestError: cannot unpickle HostMesh('workers'" in elsewhere.stderr
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_mesh_for_workers_is_an_argument(hosts: HostMeshProxy, mesh: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="only as an argument"):
+        hosts.spawn_procs(bootstrap=lambda: mesh.add.call(1))
     port, _ = Channel.open()
-    for thing in (hosts, mesh, port):
-        for dumps in (pickle.dumps, cloudpickle.dumps):
-            with pytest.raises(UnpicklableArgument, match="argument of an endpoint"):
-                dumps(thing)
+    for dumps in (pickle.dumps, cloudpickle.dumps):
+        with pytest.raises(UnpicklableArgument, match="argument of an endpoint"):
+            dumps(port)
     assert copy.copy(mesh) is copy.deepcopy(mesh) is mesh
 
 

@@ -64,6 +64,11 @@ def test_it_cannot_be_used_in_the_driver() -> None:
         buffer.read_into(bytearray(1))
 
 
+def test_the_driver_knows_the_size_of_a_buffer() -> None:
+    buffer = loads(PICKLED.replace(b'\x09\x00\x00\x00{"size":1', b'\x0e\x00\x00\x00{"size":12345}'))
+    assert buffer.size() == 12345  # type: ignore[attr-defined]
+
+
 def test_only_modules_for_actors_are_kept() -> None:
     assert is_of_workers("monarch._src.rdma.rdma")
     assert is_of_workers("monarch._rust_bindings.rdma")
