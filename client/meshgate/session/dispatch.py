@@ -238,4 +238,6 @@ class Dispatcher:
         if inbox is None:
             self._consume(message)
         else:
+            if self.marks is not None and header.number:
+                self.marks.message_arrived(header.port, header.number)
             inbox.put(message)

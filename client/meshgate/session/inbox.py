@@ -15,8 +15,8 @@ __all__ = ["Inbox"]
 
 
 class Inbox:
-    """The received messages of one channel, in order. ``taken(message)`` is called when the program has one,
-    and ``consume`` returns its credit to the gateway.
+    """The received messages of one channel, in order. ``delivered(message, future)`` is called before a future gets
+    one, and ``consume`` returns its credit to the gateway.
 
     The connection thread calls ``put`` and ``close``; any thread may call ``take``.
     """
@@ -24,9 +24,9 @@ class Inbox:
     def __init__(
         self,
         consume: Callable[[MessageReceived], None],
-        taken: Callable[[MessageReceived], object] = lambda message: None,
+        delivered: Callable[[MessageReceived, FutureProxy[Any]], object] = lambda message, future: None,
     ) -> None:
-        self._consume, self._taken = consume, taken
+        self._consume, self._delivered = consume, delivered
         self._lock = threading.Lock()
         self._messages: deque[MessageReceived] = deque()
         self._waiting: deque[tuple[FutureProxy[Any], Callable[[MessageReceived], Any]]] = deque()
@@ -76,6 +76,6 @@ class Inbox:
     def _deliver(
         self, message: MessageReceived, future: FutureProxy[Any], read: Callable[[MessageReceived], Any]
     ) -> None:
+        self._delivered(message, future)
         future.settle(lambda: read(message))
-        self._taken(message)
         self._consume(message)

@@ -175,7 +175,7 @@ class ClientSession:
         """The inbox for the messages of channel ``number``. One with a name lives as long as the session."""
         if name in self._kept_inboxes:
             raise ValueError(f"this session has a channel {name!r}; choose another name")
-        inbox = Inbox(self._connection.consume, self._message_taken)
+        inbox = Inbox(self._connection.consume, self._message_delivered)
         self._dispatcher.inboxes[number] = inbox
         if name:
             self._kept_inboxes[name] = inbox
@@ -236,10 +236,10 @@ class ClientSession:
         self._marks = self._dispatcher.marks = marks
         return marks
 
-    def _message_taken(self, message: MessageReceived) -> None:
+    def _message_delivered(self, message: MessageReceived, future: FutureProxy[Any]) -> None:
         header = message.header
         if self._marks is not None and isinstance(header, PortMessage) and header.number:
-            self._marks.port_taken(header.port, header.number)
+            self._marks.watch_message(header.port, header.number, future)
 
     def resume_output(self, *, replay: bool) -> None:
         """After a takeover: receives output and channels from now on. ``replay``: all the output that is kept."""

@@ -24,7 +24,9 @@ class ReadMarks:
         self._pending = False
         self._read: deque[int] = deque()
         self._released: deque[int] = deque()
-        self._ports: dict[int, int] = {}  # channel to the last message that was taken
+        self._messages: deque[tuple[int, int]] = deque()  # channel and number of messages that were read
+        self._unread: dict[int, int] = {}  # channel to the first message that was not read; of the connection's thread
+        self._read_early: dict[int, set[int]] = {}  # channel to messages behind that one; of the same thread
         self._line: int | None = None
         self._fault: int | None = None
 
@@ -49,10 +51,32 @@ class ReadMarks:
         self._released.append(number)
         self._mark()
 
-    def port_taken(self, port: int, message: int) -> None:
-        """Message ``message`` of channel ``port`` was taken. Messages are taken in order."""
-        self._ports[port] = message
+    def message_arrived(self, port: int, number: int) -> None:
+        """A message of channel ``port`` has arrived. To be called in the order of their numbers."""
+        self._unread.setdefault(port, number)
+
+    def watch_message(self, port: int, number: int, future: FutureProxy[Any]) -> None:
+        """Marks a message once ``future`` has been read, or the program has dropped it. It is not settled yet."""
+        finalizer = weakref.finalize(future, self._message_read, port, number)
+        finalizer.atexit = False
+        future.when_read(finalizer)
+
+    def _message_read(self, port: int, number: int) -> None:
+        self._messages.append((port, number))
         self._mark()
+
+    def _ports_read(self) -> dict[int, int]:
+        """The last message of each channel up to which all were read, if it has changed."""
+        ports: dict[int, int] = {}
+        for _ in range(len(self._messages)):
+            port, number = self._messages.popleft()
+            early = self._read_early.setdefault(port, set())
+            early.add(number)
+            while (unread := self._unread[port]) in early:
+                early.remove(unread)
+                ports[port] = unread
+                self._unread[port] = unread + 1
+        return ports
 
     def printed(self, last_line: int) -> None:
         self._line = last_line
@@ -68,10 +92,10 @@ class ReadMarks:
             self._due()
 
     def take(self) -> Read | None:
-        """What was marked since the last time."""
+        """What was marked since the last time. For the connection's thread."""
         self._pending = False
         calls, released = _taken(self._read), _taken(self._released)
-        ports, self._ports = self._ports, {}
+        ports = self._ports_read()
         line, self._line = self._line, None
         fault, self._fault = self._fault, None
         if self._read or self._released:

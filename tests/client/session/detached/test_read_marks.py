@@ -23,8 +23,8 @@ def marks(due: list[int]) -> ReadMarks:
 def test_one_message_is_due_for_many_marks(marks: ReadMarks, due: list[int]) -> None:
     marks.call_read(1)
     marks.call_read(2)
-    marks.port_taken(4, 7)
-    marks.port_taken(4, 8)
+    for future in delivered(marks, 7, 8):
+        future.get()
     marks.printed(12)
     marks.fault_reported(3)
     assert len(due) == 1
@@ -33,6 +33,46 @@ def test_one_message_is_due_for_many_marks(marks: ReadMarks, due: list[int]) -> 
     marks.printed(13)
     assert len(due) == 2
     assert marks.take() == Read(output=13)
+
+
+def delivered(marks: ReadMarks, *numbers: int) -> list[FutureProxy[int]]:
+    """The futures of messages that have arrived on channel 4."""
+    futures: list[FutureProxy[int]] = []
+    for number in numbers:
+        futures.append(FutureProxy())
+        marks.message_arrived(4, number)
+        marks.watch_message(4, number, futures[-1])
+        futures[-1].settle(lambda: 1)
+    return futures
+
+
+def test_a_message_is_read_once_the_program_has_it_and_not_when_it_arrives(marks: ReadMarks, due: list[int]) -> None:
+    (future,) = delivered(marks, 7)
+    assert future.done()
+    assert not due
+    future.get()
+    assert marks.take() == Read(ports={4: 7})
+    future.get()
+    del future
+    assert len(due) == 1
+
+
+def test_a_message_is_not_marked_while_one_before_it_is_unread(marks: ReadMarks) -> None:
+    first, second, third = delivered(marks, 7, 8, 9)
+    second.get()
+    assert marks.take() is None
+    first.get()
+    assert marks.take() == Read(ports={4: 8})
+    third.get()
+    assert marks.take() == Read(ports={4: 9})
+
+
+def test_a_message_whose_future_the_program_drops_counts_as_read(marks: ReadMarks) -> None:
+    futures = delivered(marks, 7, 8)
+    futures.pop().get()
+    del futures
+    gc.collect()
+    assert marks.take() == Read(ports={4: 8})
 
 
 def test_a_call_is_read_once_all_its_futures_are(marks: ReadMarks) -> None:
