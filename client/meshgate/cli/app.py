@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from meshgate.cli import cluster_jobs, doctor, leftovers, local_jobs, mcp, ranks, sessions, ui
+from meshgate.cli import cluster_jobs, doctor, leftovers, local_jobs, ranks, sessions, ui
 from meshgate.cli import logs as log_lines
 from meshgate.cli import status as statuses
+from meshgate.cli.agents import call, mcp, run
 from meshgate.cli.console import Commands, console, emit, fail
 from meshgate.cli.models import SCHEMAS, Leftovers, Pull, Sync
 from meshgate.cli.options import AsJson, Job, Mesh, Namespace
@@ -183,6 +184,8 @@ app.command("stacks")(ranks.show_stacks)
 app.command("why")(ranks.explain)
 app.command("ui")(ui.open_page)
 app.command("doctor")(doctor.diagnose)
+app.command("call")(call.call_endpoint)
+app.command("run", context_settings={"ignore_unknown_options": True})(run.run_command)
 app.command("mcp")(mcp.serve_tools)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from meshgate.cli.agents.models import Called, Ran
 from meshgate.doctor.findings import Finding
 from meshgate.jobs.sessions import SessionInfo
 from meshgate_wire.status import CallStatus, JobStatus, PrintedLine
@@ -200,5 +201,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "why": Why,
     "gc": Leftovers,
     "doctor": Diagnosis,
+    "call": Called,
+    "run": Ran,
 }
 """The model that each command prints with ``--json``."""

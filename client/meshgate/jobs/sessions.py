@@ -18,7 +18,7 @@ from meshgate.proxies.client import Client
 from meshgate.session.dialing import Dialer
 from meshgate.session.gateway_http import get_json
 
-__all__ = ["SessionInfo", "attach", "check_name", "detach_client", "find_running", "sessions_of"]
+__all__ = ["SessionInfo", "attach", "check_name", "choose_session", "detach_client", "find_running", "sessions_of"]
 
 MAX_NAME = 128
 MIN_PREFIX = 4  # characters of an id that name a session
@@ -115,7 +115,7 @@ def attach(job: Job, name: str | None, *, replay: bool) -> AttachedSession:
         raise JobError(
             f"{job!r} already has a session in this process: attach with another job object, from job_load()"
         )
-    found = _choose(sessions_of(job), name)
+    found = choose_session(sessions_of(job), name)
     client = Client.connect(job._dialer(), session_id=found.id, mesh_sizes=job._mesh_sizes())
     try:
         session = take_over(client, replay=replay, timeout=client.settings.connect_timeout)
@@ -127,8 +127,11 @@ def attach(job: Job, name: str | None, *, replay: bool) -> AttachedSession:
     return session
 
 
-def _choose(sessions: Sequence[SessionInfo], name: str | None) -> SessionInfo:
-    """The session called ``name``, by name or start of its id; the only detached one if there is no name."""
+def choose_session(sessions: Sequence[SessionInfo], name: str | None) -> SessionInfo:
+    """The session called ``name``, by name or start of its id; the only detached one if there is no name.
+
+    Raises JobError if there is not exactly one.
+    """
     known = "; ".join(_described(each) for each in sessions) or "none"
     if name is None:
         found = [each for each in sessions if each.detached]

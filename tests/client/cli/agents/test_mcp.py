@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from meshgate.cli.agents.mcp import TOOLS, Commands, Outcome, command_of, respond, serve
 from meshgate.cli.app import app
-from meshgate.cli.mcp import TOOLS, Outcome, command_of, respond, serve
+from meshgate_wire.version import SOFTWARE_VERSION
 
 
 def call(name: str, arguments: dict[str, Any], outcome: Outcome = Outcome(0, "{}", "")) -> dict[str, Any]:  # noqa: B008
@@ -33,6 +34,30 @@ def call(name: str, arguments: dict[str, Any], outcome: Outcome = Outcome(0, "{}
             {"job": "a", "rank": [0, 1], "command": ["ls", "--json"]},
             ["exec", "--json", "--rank=0", "--rank=1", "a", "--", "ls", "--json"],
         ),
+        (
+            "call",
+            {
+                "job": "a",
+                "namespace": "b",
+                "target": "m.e",
+                "args": ["x", 2],
+                "kwargs": {"k": [1]},
+                "edit": [{"file": "f", "new": ""}],
+                "init": {"rate": "r"},
+                "sync": True,
+            },
+            [
+                *("call", "--json", '--edit={"file": "f", "new": ""}', "--sync", '--init=rate="r"'),
+                *("--namespace=b", "--job=a", "--", "m.e", '"x"', "2", "k=[1]"),
+            ],
+        ),
+        ("call", {"target": "m.e", "sync": False}, ["call", "--json", "--", "m.e"]),
+        (
+            "run",
+            {"program": "p.py", "arguments": ["--x", "1"], "timeout": 3},
+            ["run", "--json", "--timeout=3", "--", "p.py", "--x", "1"],
+        ),
+        ("run", {"code": "print(1)"}, ["run", "--json", "--code=print(1)"]),
     ],
 )
 def test_a_tool_is_a_command(name: str, arguments: dict[str, Any], expected: list[str]) -> None:
@@ -46,6 +71,7 @@ def test_a_tool_is_a_command(name: str, arguments: dict[str, Any], expected: lis
         ("ls", {"all": True}, "no argument all"),
         ("exec", {"job": "a"}, "needs command"),
         ("status", {"job": "--help"}, "is not the name of a job"),
+        ("run", {"namespace": "a"}, "no argument namespace"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(name: str, arguments: dict[str, Any], message: str) -> None:
@@ -55,7 +81,8 @@ def test_arguments_that_do_not_fit_are_refused(name: str, arguments: dict[str, A
 def test_every_tool_is_a_command_that_has_its_options(run: CliRunner) -> None:
     for name, tool in TOOLS.items():
         text = run.invoke(app, [name, "--help"]).output
-        assert all(f"--{option}" in text for option in ("json", "namespace", *tool.options)), name
+        namespace = ["namespace"] if tool.in_cluster else []
+        assert all(f"--{option}" in text for option in ("json", *namespace, *tool.options)), name
 
 
 def test_results_are_data() -> None:
@@ -66,6 +93,13 @@ def test_results_are_data() -> None:
         assert [line["number"] for line in found] == [1, 2][: len(found)]
     failed = call("exec", {"job": "a", "command": ["false"]}, Outcome(1, '{"returncode": 1}', ""))["result"]
     assert failed["structuredContent"] == {"returncode": 1}
+
+
+def test_an_error_in_the_result_makes_it_one() -> None:
+    for error, expected in (("null", False), ('{"type": "ValueError"}', True)):
+        result = call("run", {"code": ""}, Outcome(1, f'{{"error": {error}}}', ""))["result"]
+        assert result["isError"] is expected
+        assert result["structuredContent"] == {"error": json.loads(error)}
 
 
 def test_a_failure_has_the_commands_message() -> None:
@@ -99,6 +133,20 @@ def test_the_server_runs_commands() -> None:
     command = [sys.executable, "-c", "from meshgate.cli.app import app; app()", "mcp"]
     done = subprocess.run(command, input=messages, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["result"]["structuredContent"]["jobs"] is not None
+
+
+def test_the_process_of_the_next_command_is_ready_before_it_and_ends_without_one() -> None:
+    commands = Commands()
+    commands.prepare()
+    waiting = commands._next
+    assert waiting is not None
+    outcome = commands.run(["version"])
+    assert (waiting.returncode, outcome.returncode, outcome.stdout.strip()) == (0, 0, SOFTWARE_VERSION)
+    commands.prepare()
+    waiting = commands._next
+    assert waiting is not None
+    commands.close()
+    assert waiting.returncode == 0
 
 
 def test_the_skill_names_commands_that_exist(run: CliRunner) -> None:

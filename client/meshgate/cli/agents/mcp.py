@@ -1,0 +1,301 @@
+"""``meshgate mcp``: commands as tools of a Model Context Protocol server on stdin and stdout.
+
+The server has no state: each call runs one command with ``--json`` in a process of its own, so that nothing that is
+printed can get between the messages. The process of the next call is started before.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Annotated, Any, Literal, TextIO
+
+import typer
+
+from meshgate.cli.agents.edits import Edit
+from meshgate_wire.version import SOFTWARE_VERSION
+
+__all__ = ["TOOLS", "Outcome", "Tool", "command_of", "respond", "serve", "serve_tools"]
+
+PROTOCOL_VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")
+TIMEOUT = 600.0  # seconds
+MOST_ERROR = 4000  # characters
+INVALID_REQUEST, UNKNOWN_METHOD, INVALID_ARGUMENTS = -32600, -32601, -32602
+
+# Runs the command whose arguments are on stdin, as JSON; nothing, if stdin ends.
+_COMMAND = (
+    """import json, sys; from meshgate.cli.app import app; text = sys.stdin.read(); text and app(json.loads(text))"""
+)
+_TEXT = {"type": "string"}
+_NUMBER = {"type": "integer", "minimum": 0}
+_SECONDS = {"type": "number", "description": "seconds"}
+_EDIT = Edit.model_json_schema()
+_JOB = {"type": "string", "description": "id or file of the job, or with namespace its name; default: the only one"}
+_NAMESPACE = {"type": "string", "description": "of a Kubernetes cluster, if the job runs there"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A command. ``options`` are arguments that become options of the same name, repeated for each item of a list.
+
+    ``positional`` are arguments that the command takes in this order: of a list each item, of ``args`` in JSON, and of
+    ``kwargs`` as ``NAME=JSON``. ``job``: whether it takes a job, and as its first argument or as an option.
+    """
+
+    description: str
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    job: Literal["", "first", "option"] = "first"
+    in_cluster: bool = True
+    positional: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+
+    def schema(self) -> dict[str, Any]:
+        properties: dict[str, Mapping[str, Any]] = {"job": _JOB} if self.job else {}
+        properties |= {"namespace": _NAMESPACE} if self.in_cluster else {}
+        properties |= {**self.options, **self.positional}
+        required = list(self.required)
+        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+TOOLS: dict[str, Tool] = {
+    "ls": Tool("Running jobs of this machine, or of a namespace of a cluster.", job=""),
+    "status": Tool("Hosts, code versions, sessions, meshes and calls in flight of a job."),
+    "why": Tool("What a job waits for: calls in flight, and the stacks of the ranks that have not answered."),
+    "stacks": Tool("Python stacks of all processes of a job.", {"rank": _NUMBER}),
+    "logs": Tool("The last lines that actors printed.", {"tail": _NUMBER, "rank": _NUMBER}),
+    "sync": Tool(
+        "Pushes the code of this directory to all hosts of a job; the next program or reload() runs it.",
+        {"dir": {"type": "array", "items": _TEXT}},
+    ),
+    "exec": Tool(
+        "Runs a command on hosts of a job and returns the output and exit code of each.",
+        {"rank": {"type": "array", "items": _NUMBER}, "timeout": _SECONDS},
+        positional={"command": {"type": "array", "items": _TEXT, "minItems": 1}},
+        required=("job", "command"),
+    ),
+    "call": Tool(
+        "Edits files, brings the code to all hosts, reloads it there, and calls an endpoint on every rank: returns the "
+        "values, what was printed, what was reloaded, and an error with the traceback of each group of ranks. "
+        "Processes stay up between calls, in a detached session.",
+        {
+            "edit": {"type": "array", "items": _EDIT, "description": "made in this order before the sync; all or none"},
+            "sync": {"type": "boolean", "description": "sync and reload without edits, such as after own edits"},
+            "session": {"type": "string", "description": "default: the one with these actors; for a class, 'agent'"},
+            "init": {"type": "object", "description": "arguments of the constructor, for MODULE:CLASS"},
+            "procs": {"type": "string", "description": "the processes to spawn on, for MODULE:CLASS"},
+            "timeout": _SECONDS,
+        },
+        job="option",
+        positional={
+            "target": {
+                "type": "string",
+                "description": "MESH.ENDPOINT of actors of the session, or MODULE:CLASS.ENDPOINT of new ones",
+            },
+            "args": {"type": "array", "description": "positional arguments"},
+            "kwargs": {"type": "object", "description": "keyword arguments"},
+        },
+        required=("target",),
+    ),
+    "run": Tool(
+        "Runs a Python program on this machine, such as a driver: returns its exit code, output, and the exception "
+        "that ended it, with the traceback of each group of ranks.",
+        {
+            "code": {"type": "string", "description": "the program, if it is not a file"},
+            "edit": {"type": "array", "items": _EDIT, "description": "made first; all or none"},
+            "timeout": _SECONDS,
+        },
+        job="",
+        in_cluster=False,
+        positional={
+            "program": {"type": "string", "description": "a Python file"},
+            "arguments": {"type": "array", "items": _TEXT},
+        },
+    ),
+    "doctor": Tool("Checks this machine, the cluster and the way to a job, with a remedy for each problem."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a command printed, and its exit code."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[[list[str]], Outcome]
+
+
+def command_of(name: str, arguments: Mapping[str, Any]) -> list[str]:
+    """The arguments of ``meshgate`` for a call of a tool. Raises ValueError if they do not fit its schema."""
+    tool = TOOLS.get(name)
+    if tool is None:
+        raise ValueError(f"unknown tool {name!r}; the tools are {', '.join(TOOLS)}")
+    schema = tool.schema()
+    if unknown := set(arguments) - set(schema["properties"]):
+        raise ValueError(f"{name} has no argument {', '.join(sorted(unknown))}")
+    if missing := set(schema["required"]) - set(arguments):
+        raise ValueError(f"{name} needs {', '.join(sorted(missing))}")
+    options = [text for option in tool.options for text in _option(option, arguments.get(option))]
+    options += [f"--namespace={arguments['namespace']}"] if "namespace" in arguments else []
+    job = [str(arguments["job"])] if "job" in arguments else []
+    if any(each.startswith("-") for each in job):
+        raise ValueError(f"{job[0]!r} is not the name of a job")
+    if tool.job == "option":
+        options, job = [*options, *(f"--job={each}" for each in job)], []
+    positional = [text for argument in tool.positional for text in _positional(argument, arguments.get(argument))]
+    return [name, "--json", *options, *job, *(["--", *positional] if positional else [])]
+
+
+def _option(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}"] if value else []
+    if isinstance(value, dict) and name == "init":
+        value = [f"{key}={json.dumps(each)}" for key, each in value.items()]
+    texts = () if value is None else value if isinstance(value, list) else (value,)
+    return [f"--{name}={json.dumps(each) if isinstance(each, dict) else each}" for each in texts]
+
+
+def _positional(name: str, value: Any) -> list[str]:
+    if value is None:
+        return []
+    if name == "kwargs":
+        return [f"{key}={json.dumps(each)}" for key, each in value.items()]
+    if name == "args":
+        return [json.dumps(each) for each in value]
+    return [str(each) for each in value] if isinstance(value, list) else [str(value)]
+
+
+def respond(message: Any, run: Run) -> dict[str, Any] | None:
+    """The response to a message; None for a notification."""
+    if not isinstance(message, dict) or not isinstance(message.get("method"), str):
+        return _error(None, INVALID_REQUEST, "expected a JSON-RPC request")
+    if "id" not in message:
+        return None
+    number, method, parameters = message["id"], message["method"], message.get("params") or {}
+    if method == "tools/call":
+        return _call(number, parameters, run)
+    if method == "initialize":
+        return _result(number, _greeting(parameters.get("protocolVersion")))
+    if method in ("ping", "tools/list"):
+        tools = [{"name": name, "description": t.description, "inputSchema": t.schema()} for name, t in TOOLS.items()]
+        return _result(number, {"tools": tools} if method == "tools/list" else {})
+    return _error(number, UNKNOWN_METHOD, f"unknown method {method}")
+
+
+def _call(number: Any, parameters: Mapping[str, Any], run: Run) -> dict[str, Any]:
+    try:
+        command = command_of(str(parameters.get("name")), parameters.get("arguments") or {})
+    except ValueError as error:
+        return _error(number, INVALID_ARGUMENTS, str(error))
+    return _result(number, _tool_result(run(command)))
+
+
+def _greeting(version: Any) -> dict[str, Any]:
+    return {
+        "protocolVersion": version if version in PROTOCOL_VERSIONS else PROTOCOL_VERSIONS[0],
+        "capabilities": {"tools": {}},
+        "serverInfo": {"name": "meshgate", "version": SOFTWARE_VERSION},
+        "instructions": _skill(),
+    }
+
+
+def _tool_result(outcome: Outcome) -> dict[str, Any]:
+    """What the command printed as data. A command that printed no JSON has failed."""
+    found = _parse(outcome.stdout)
+    if found is None:
+        text = outcome.stderr.strip()[-MOST_ERROR:] or f"the command exited with {outcome.returncode}"
+        return {"content": [{"type": "text", "text": text}], "isError": True}
+    failed = found.get("error") is not None
+    return {"content": [{"type": "text", "text": json.dumps(found)}], "structuredContent": found, "isError": failed}
+
+
+def _parse(text: str) -> dict[str, Any] | None:
+    """One object, or for ``logs`` one object on each line, as ``lines``."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        try:
+            return {"lines": [json.loads(line) for line in text.splitlines()]} if text.strip() else None
+        except ValueError:
+            return None
+    return found if isinstance(found, dict) and "number" not in found else {"lines": [found]}
+
+
+def _result(number: Any, result: dict[str, Any]) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": number, "result": result}
+
+
+def _error(number: Any, code: int, text: str) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": text}}
+
+
+class Commands:
+    """Runs each command in a process of its own, which is started before it is needed: its imports take a second."""
+
+    def __init__(self) -> None:
+        self._next: subprocess.Popen[str] | None = None
+
+    def prepare(self) -> None:
+        """Starts the process of the next command. It ends if it gets no command."""
+        if self._next is None:
+            pipe = subprocess.PIPE
+            self._next = subprocess.Popen(
+                [sys.executable, "-c", _COMMAND], text=True, stdin=pipe, stdout=pipe, stderr=pipe
+            )
+
+    def run(self, arguments: list[str]) -> Outcome:
+        self.prepare()
+        process, self._next = self._next, None
+        assert process is not None
+        with process:
+            try:
+                stdout, stderr = process.communicate(json.dumps(arguments), TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return Outcome(1, "", f"{arguments[0]} did not finish within {TIMEOUT:g} s")
+        # ``logs`` prints nothing where nothing was printed
+        nothing = not stdout and arguments[0] == "logs" and not process.returncode
+        return Outcome(process.returncode, '{"lines": []}' if nothing else stdout, stderr)
+
+    def close(self) -> None:
+        if self._next is not None:
+            self._next.communicate()  # the end of its input ends it
+            self._next = None
+
+
+def serve(source: TextIO, target: TextIO, run: Run, answered: Callable[[], object] = lambda: None) -> None:
+    """Answers each line of ``source`` on ``target`` until it ends, and calls ``answered`` after each answer."""
+    for line in source:
+        try:
+            message = json.loads(line)
+        except ValueError:
+            message = None
+        response = respond(message, run)
+        if response is not None:
+            target.write(json.dumps(response) + "\n")
+            target.flush()
+            answered()
+
+
+def serve_tools(
+    skill: Annotated[bool, typer.Option("--skill", help="Print what an agent should know, and exit.")] = False,
+) -> None:
+    """Serve tools for coding agents on stdin and stdout (Model Context Protocol)."""
+    if skill:
+        typer.echo(_skill())
+    else:
+        commands = Commands()
+        try:
+            serve(sys.stdin, sys.stdout, commands.run, commands.prepare)
+        finally:
+            commands.close()
+
+
+def _skill() -> str:
+    return resources.files("meshgate.cli.agents").joinpath("SKILL.md").read_text(encoding="utf-8")

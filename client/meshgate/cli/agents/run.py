@@ -1,0 +1,107 @@
+"""``meshgate run``: runs a program on this machine; with ``--json``, its output and its exception as data."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from pydantic import BaseModel, ValidationError
+
+from meshgate.cli.agents.edits import Edit, apply_edits
+from meshgate.cli.agents.models import ErrorReport, Ran
+from meshgate.cli.agents.program import BOOTSTRAP
+from meshgate.cli.console import emit
+from meshgate.cli.options import AsJson
+
+__all__ = ["Edits", "make_edits", "run_command", "run_program"]
+
+MOST_OUTPUT = 64 * 1024  # bytes of each stream, the last ones
+END_TIMEOUT = 15.0  # seconds for a program that has run too long to end its job
+M = TypeVar("M", bound=BaseModel)
+
+Edits = Annotated[
+    list[str] | None,
+    typer.Option("--edit", metavar="JSON", help='Edit first: {"file": …, "old": …, "new": …}; may be repeated.'),
+]
+
+
+def run_command(
+    program: Annotated[str | None, typer.Argument(help="A Python file.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENT]...", help="Its arguments.")] = None,
+    code: Annotated[str | None, typer.Option("--code", help="The program itself, instead of a file.")] = None,
+    edits: Edits = None,
+    timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds after which it is ended.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a Python program on this machine, and exit with its exit code.
+
+    With --json, prints its output and the exception that ended it, with what each rank raised.
+    """
+    if (program is None) == (code is None):
+        raise typer.BadParameter("name a program, or pass --code")
+    make_edits(edits)
+    with tempfile.TemporaryDirectory(prefix="meshgate-run-") as directory:
+        path = Path(directory, "program.py") if program is None else Path(program)
+        if code is not None:
+            path.write_text(code, encoding="utf-8")
+        elif not path.is_file():
+            raise typer.BadParameter(f"there is no file {program}")
+        modules = os.getcwd() if program is None else str(path.resolve().parent)
+        ran = run_program(path, arguments or (), modules, Path(directory), timeout, capture=as_json)
+    emit(ran, as_json, lambda console: None)
+    raise typer.Exit(ran.returncode if ran.returncode >= 0 else 128 - ran.returncode)
+
+
+def make_edits(edits: Sequence[str] | None) -> None:
+    """Makes the edits, each in JSON, in the working directory."""
+    try:
+        apply_edits([Edit.model_validate_json(text) for text in edits or ()], Path.cwd())
+    except ValidationError as error:
+        raise typer.BadParameter(f"--edit: {error.errors()[0]['msg']}") from None
+
+
+def run_program(
+    program: Path, arguments: Sequence[str], modules: str, directory: Path, timeout: float | None, *, capture: bool
+) -> Ran:
+    """Runs ``program``, which finds modules in ``modules``. Its error and output are kept in ``directory`` meanwhile:
+    in files, since what the program leaves running may keep its streams open."""
+    report, out, err = (directory / name for name in ("error.json", "stdout", "stderr"))
+    command = [sys.executable, "-c", BOOTSTRAP, str(report), modules, str(program), *arguments]
+    started = time.monotonic()
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr} if capture else {}
+        process = subprocess.Popen(command, **streams)  # type: ignore[call-overload]
+        in_time = _wait(process, timeout)
+    seconds = round(time.monotonic() - started, 3)
+    error = ErrorReport.model_validate_json(report.read_bytes()) if report.exists() else None
+    if not in_time:
+        error = ErrorReport(type="TimeoutError", message=f"the program was ended after {timeout:g} s")
+    return Ran(returncode=process.returncode, stdout=_tail(out), stderr=_tail(err), error=error, seconds=seconds)
+
+
+def _wait(process: subprocess.Popen[bytes], timeout: float | None) -> bool:
+    """Whether the process has ended by itself. Otherwise it was ended."""
+    try:
+        process.wait(timeout)
+        return True
+    except subprocess.TimeoutExpired:
+        process.terminate()
+    try:
+        process.wait(END_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return False
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - MOST_OUTPUT))
+        return file.read().decode(errors="replace")

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from meshgate.cli.app import app
+
+
+def result_of(run: CliRunner, *arguments: str) -> dict[str, Any]:
+    result = run.invoke(app, ["run", "--json", *arguments])
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert result.exit_code == found["returncode"] % 256
+    return found
+
+
+def test_a_program_runs_as_python_runs_it(run: CliRunner, tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("x = 5\n")
+    program = tmp_path / "program.py"
+    program.write_text("import sys, beside\nprint(__name__, __file__, sys.argv[1:], beside.x)\nsys.exit(3)\n")
+    found = result_of(run, str(program), "--flag", "a b")
+    assert found["stdout"] == f"__main__ {program} ['--flag', 'a b'] 5\n"
+    assert (found["returncode"], found["error"], found["stderr"]) == (3, None, "")
+
+
+def test_the_exception_that_ends_a_program_is_data_and_is_printed(run: CliRunner) -> None:
+    found = result_of(run, "--code", "def f():\n    raise KeyError('k')\nprint('before')\nf()\n")
+    assert (found["returncode"], found["stdout"]) == (1, "before\n")
+    assert (found["error"]["type"], found["error"]["message"]) == ("KeyError", "'k'")
+    assert found["error"]["traceback"] == found["stderr"]
+    assert found["stderr"].count("File ") == 2
+    assert result_of(run, "--code", "def")["error"]["type"] == "SyntaxError"
+
+
+def test_edits_are_made_before_the_program_runs(
+    run: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    edit = json.dumps({"file": "made.py", "new": "x = 7\n"})
+    assert result_of(run, "--edit", edit, "--code", "import made; print(made.x)")["stdout"] == "7\n"
+    failed = run.invoke(app, ["run", "--json", "--edit", '{"file": "made.py"}', "--code", ""])
+    assert (failed.exit_code, failed.stdout) == (2, "")
+    unfit = run.invoke(app, ["run", "--json", "--edit", '{"file": "made.py", "old": "q", "new": ""}', "--code", ""])
+    assert (unfit.exit_code, "occurs 0 times" in unfit.stderr) == (1, True)
+
+
+def test_a_program_that_takes_too_long_is_ended_and_its_output_kept(run: CliRunner) -> None:
+    code = "import subprocess, sys, time\nprint('begun', flush=True)\ntime.sleep(600)\n"
+    result = run.invoke(app, ["run", "--json", "--timeout", "5", "--code", code])
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["returncode"], found["stdout"]) == (143, -15, "begun\n")
+    assert found["error"]["type"] == "TimeoutError"
+
+
+@pytest.mark.parametrize("arguments", [[], ["nowhere.py"], ["a.py", "--code", "b"]])
+def test_one_program_is_named(run: CliRunner, arguments: list[str]) -> None:
+    assert run.invoke(app, ["run", *arguments]).exit_code == 2

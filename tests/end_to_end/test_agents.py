@@ -1,0 +1,121 @@
+"""``meshgate call`` and ``meshgate mcp`` with a real job: edit, sync, reload and call in one command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshgate import ProcessJob
+
+MODEL = """
+from meshgate import Actor, endpoint
+import knobs
+
+class Model(Actor):
+    def __init__(self, rate):
+        self.rate, self.calls = rate, 0
+
+    @endpoint
+    def step(self, batch):
+        self.calls += 1
+        print("call", self.calls)
+        return knobs.scale(self.rate * batch)
+"""
+DRIVER = """
+import sys
+from meshgate.jobs.find import find_job
+from model import Model
+
+job = find_job(sys.argv[1])
+job._detached = "train"
+hosts = job._state().workers
+job.sync(quiet=True)
+hosts.spawn_procs(name="train").spawn("models", Model, 2.0).step.call(1).get()
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, job: ProcessJob) -> Path:
+    """A project whose driver has left a session with actors."""
+    directory = tmp_path_factory.mktemp("project")
+    for name, text in {"model": MODEL, "knobs": "def scale(x): return x\n", "drive": DRIVER}.items():
+        (directory / f"{name}.py").write_text(text)
+    subprocess.run([sys.executable, "drive.py", str(job.apply_id)], cwd=directory, check=True)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tool(job: ProcessJob, project: Path) -> Iterator[Any]:
+    """Calls a tool of one MCP server in the project."""
+    command = [sys.executable, "-c", "from meshgate.cli.app import app; app()", "mcp"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=project, text=True, stdin=pipe, stdout=pipe) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+
+        def call(name: str, **arguments: Any) -> Any:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            request = {"id": 1, "method": "tools/call", "params": {"name": name, "arguments": arguments}}
+            server.stdin.write(json.dumps(request) + "\n")
+            server.stdin.flush()
+            return json.loads(server.stdout.readline())["result"]
+
+        yield lambda **arguments: call("call", job=job.apply_id, **arguments)["structuredContent"]
+
+
+def values(found: Any) -> list[Any]:
+    assert found["error"] is None, found
+    return [each["value"] for each in found["values"]]
+
+
+def test_an_edit_runs_in_the_actors_that_a_driver_has_left(tool: Any, project: Path) -> None:
+    edit = {"file": "knobs.py", "old": "return x", "new": "return x * 10"}
+    found = tool(target="models.step", args=[3], edit=[edit])
+    assert values(found) == [60.0, 60.0]
+    assert "call 2" in found["output"]  # they are the driver's, which had called once
+    assert (found["session"], found["reload"]["old_classes"]) == ("train", ["model.Model"])
+    assert set(found["reload"]["modules"]) == {"knobs", "model"}
+    assert (project / "knobs.py").read_text() == "def scale(x): return x * 10\n"
+    (project / "knobs.py").write_text("def scale(x): return x\n")
+    assert values(tool(target="models.step", kwargs={"batch": 3})) == [60.0, 60.0]
+    assert values(tool(target="models.step", kwargs={"batch": 3}, sync=True)) == [6.0, 6.0]
+
+
+def test_new_actors_of_a_class_run_its_newest_code_in_processes_that_stay(tool: Any) -> None:
+    first = tool(target="model:Model.step", args=[3], init={"rate": 1.0})
+    assert (values(first), first["session"]) == ([3.0, 3.0], "agent")
+    edit = {"file": "model.py", "old": "def step(self, batch):", "new": "def step(self, batch, more=7):"}
+    again = tool(target="model:Model.step", kwargs={"batch": 3, "more": 1}, init={"rate": 2.0}, edit=[edit])
+    assert values(again) == [6.0, 6.0]
+    assert again["reload"]["modules"] == ["model"]  # the processes are those of the first call
+
+
+def test_errors_are_data_and_the_next_call_works(tool: Any) -> None:
+    broken = {"file": "knobs.py", "old": "return x", "new": "return 1 / 0"}
+    mended = {"file": "knobs.py", "old": "return 1 / 0", "new": "return x"}
+    failed = tool(target="models.step", args=[3], edit=[broken])["error"]
+    assert (failed["type"], failed["endpoint"]) == ("ZeroDivisionError", "models.step")
+    (group,) = failed["groups"]
+    assert (group["ranks"], group["count"]) == ([0, 1], 2)
+    assert "knobs.py" in group["traceback"]
+    assert values(tool(target="models.step", args=[3], edit=[mended])) == [6.0, 6.0]
+    assert tool(target="models.missing")["error"]["type"] == "AttributeError"
+    assert "has no actors 'others'" in tool(target="others.step", session="train")["error"]["message"]
+
+
+def test_a_session_is_not_taken_from_a_program_that_holds_it(tool: Any, job: ProcessJob) -> None:
+    from meshgate.jobs.find import find_job
+
+    other = find_job(str(job.apply_id))
+    attached = other.attach("train", cached_path=None)
+    refused = tool(target="models.step", args=[1])
+    assert "is held by" in refused["error"]["message"]
+    assert attached.actors["models"].step.call(1).get().values() == [2.0, 2.0]
+    other._leave()
