@@ -47,3 +47,17 @@ class Trainer(Actor):
     def wait(self, seconds: float) -> str:
         time.sleep(seconds)
         return "waited"
+
+
+class Counter(Actor):
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    @endpoint
+    def add(self, number: int, payload: bytes) -> bytes:
+        self.numbers.append(number)
+        return payload
+
+    @endpoint
+    def all(self) -> list[int]:
+        return self.numbers

@@ -1,12 +1,10 @@
-"""Other routes to a gateway: a local port, nginx with TLS, and an isolated network namespace."""
+"""Other routes to a gateway: a local port, and an isolated network namespace that reaches only a proxy."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
-import shutil
 import socket
 import socketserver
 import subprocess
@@ -21,11 +19,10 @@ from meshgate import KubernetesJob
 from meshgate.jobs.kubernetes.port_forward import open_forward
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.status.discovery import is_ready
-from tests.certificates import create_certificates
 from tests.kubernetes.cluster import Kubectl
-from tests.programs import ROOT
+from tests.kubernetes.proxies import Proxy, proxy
 
-__all__ = ["Nginx", "Place", "ingress", "isolated_place", "local_port", "nginx"]
+__all__ = ["Place", "ingress", "isolated_place", "local_port"]
 
 
 @contextmanager
@@ -145,103 +142,12 @@ def _run(*command: str) -> None:
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
 
 
-CONFIGURATION = """
-daemon off;
-pid %(directory)s/nginx.pid;
-error_log %(directory)s/error.log;
-worker_shutdown_timeout 200ms;
-events { worker_connections 64; }
-http {
-    access_log off;
-    client_body_temp_path %(directory)s/body; proxy_temp_path %(directory)s/proxy;
-    fastcgi_temp_path %(directory)s/f; uwsgi_temp_path %(directory)s/u; scgi_temp_path %(directory)s/s;
-    %(documented)s
-}
-"""
-
-
-def documented(replacements: dict[str, str]) -> str:
-    """The nginx configuration in docs/kubernetes.md, adapted to this place."""
-    page = (ROOT / "docs" / "kubernetes.md").read_text()
-    (text,) = re.findall(r"^```nginx\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    for old, new in replacements.items():
-        assert text.count(old) == 1, f"docs/kubernetes.md: {old} does not occur exactly once"
-        text = text.replace(old, new)
-    return text
-
-
-class Nginx:
-    """nginx in front of one gateway. A driver needs ``url`` and ``ca``."""
-
-    def __init__(self, directory: Path, address: str, port: int) -> None:
-        self.url, self.ca = f"wss://{address}:{port}", directory / "ca.crt"
-        self._pid_file = directory / "nginx.pid"
-
-    @contextmanager
-    def cutting_every(self, seconds: float) -> Iterator[None]:
-        """Reloads nginx every ``seconds``, which closes all connections."""
-        stop = threading.Event()
-
-        def cut() -> None:
-            while not stop.wait(seconds):
-                with suppress(ProcessLookupError):
-                    os.kill(int(self._pid_file.read_text()), 1)  # SIGHUP: reload
-
-        thread = threading.Thread(target=cut)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
-
-
 @contextmanager
-def nginx(directory: Path, address: str, upstream: int) -> Iterator[Nginx]:
-    """Terminates TLS at ``address`` and proxies to the local port ``upstream``."""
-    program = shutil.which("nginx") or "/usr/sbin/nginx"
-    assert Path(program).exists(), "nginx is not installed: run tests/kubernetes/images as root"
-    create_certificates(directory, address)
-    port = _free_port(address)
-    configuration = directory / "nginx.conf"
-    server = documented(
-        {
-            "listen 443": f"listen {address}:{port}",
-            "server.crt": f"{directory}/server.crt",
-            "server.key": f"{directory}/server.key",
-            "NAME-gateway.NAMESPACE:8650": f"127.0.0.1:{upstream}",
-        }
-    )
-    configuration.write_text(CONFIGURATION % {"directory": directory, "documented": server})
-    command = [program, "-p", str(directory), "-c", str(configuration)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            while not _listens(address, port):
-                assert process.poll() is None, process.stderr and process.stderr.read()
-            yield Nginx(directory, address, port)
-        finally:
-            process.terminate()
-
-
-def _free_port(address: str) -> int:
-    with socket.create_server((address, 0)) as free:
-        return int(free.getsockname()[1])
-
-
-def _listens(address: str, port: int) -> bool:
-    try:
-        with socket.create_connection((address, port), timeout=1):
-            return True
-    except OSError:
-        return False
-
-
-@contextmanager
-def ingress(job: KubernetesJob, kubectl: Kubectl, directory: Path) -> Iterator[tuple[Place, Nginx, dict[str, str]]]:
+def ingress(job: KubernetesJob, kubectl: Kubectl, directory: Path) -> Iterator[tuple[Place, Proxy, dict[str, str]]]:
     """Where a driver runs, nginx before the gateway of ``job``, and the driver's environment."""
     with ExitStack() as stack:
         place = stack.enter_context(isolated_place())
         port = stack.enter_context(local_port(kubectl, f"service/{job.name}-gateway"))
-        proxy = stack.enter_context(nginx(directory, place.address, port))
+        nginx = stack.enter_context(proxy("nginx", directory, place.address, port))
         encoded = kubectl("get", "secret", f"{job.name}-token", "-o", "go-template={{.data.token | base64decode}}")
-        yield place, proxy, {"MESHGATE_URL": proxy.url, "MESHGATE_CA": str(proxy.ca), "MESHGATE_TOKEN": encoded}
+        yield place, nginx, {"MESHGATE_URL": nginx.url, "MESHGATE_CA": str(nginx.ca), "MESHGATE_TOKEN": encoded}

@@ -16,7 +16,8 @@ from meshgate.errors import JobNotRunning, JobStartFailed
 from meshgate_gateway.provisioning.policy import read_policy
 from tests.kubernetes.actors import Trainer
 from tests.kubernetes.cluster import Kubectl
-from tests.kubernetes.network import local_port, nginx
+from tests.kubernetes.network import local_port
+from tests.kubernetes.proxies import proxy
 
 DEPLOYMENT = Path(__file__).parents[2] / "deploy" / "provisioning-gateway"
 TOKEN = secrets.token_hex(24)
@@ -140,10 +141,10 @@ def test_a_job_starts_through_an_ingress_that_keeps_cutting_connections(
     namespace: str, kubectl: Kubectl, provider: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MESHGATE_TOKEN", TOKEN)
-    with local_port(kubectl, "service/meshgate") as port, nginx(tmp_path, "127.0.0.1", port) as proxy:
-        monkeypatch.setenv("MESHGATE_CA", str(proxy.ca))
-        job = KubernetesJob(compute=Compute(memory="500Mi"), name="cut", namespace=namespace, gateway_url=proxy.url)
-        with proxy.cutting_every(1.5), job:
+    with local_port(kubectl, "service/meshgate") as port, proxy("nginx", tmp_path, "127.0.0.1", port) as nginx:
+        monkeypatch.setenv("MESHGATE_CA", str(nginx.ca))
+        job = KubernetesJob(compute=Compute(memory="500Mi"), name="cut", namespace=namespace, gateway_url=nginx.url)
+        with nginx.cutting_every(1.5), job:
             trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
             assert trainers.pod.call_one().get(timeout=60) == "cut-workers-0"
 

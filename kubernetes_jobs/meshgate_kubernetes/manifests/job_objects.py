@@ -98,7 +98,15 @@ def gateway_objects(spec: JobSpec) -> list[Object]:
             **_head("v1", "Service", spec, names.gateway, "gateway"),
             "spec": {
                 "selector": gateway,
-                "ports": [{"name": "gateway", "port": GATEWAY_PORT, "targetPort": "gateway", "protocol": "TCP"}],
+                "ports": [
+                    {
+                        "name": "gateway",
+                        "port": GATEWAY_PORT,
+                        "targetPort": "gateway",
+                        "protocol": "TCP",
+                        "appProtocol": "kubernetes.io/ws",  # routes of the Gateway API upgrade websockets by it
+                    }
+                ],
             },
         },
         {

@@ -92,6 +92,11 @@ def test_workers_start_in_parallel_and_resolve_each_other_before_they_are_ready(
     assert kinds["Service"]["spec"]["publishNotReadyAddresses"] is True
 
 
+def test_routes_of_the_gateway_api_see_that_the_gateway_speaks_websocket() -> None:
+    (service,) = (obj for obj in gateway_objects(job()) if obj["kind"] == "Service")
+    assert [(port["port"], port["appProtocol"]) for port in service["spec"]["ports"]] == [(8650, "kubernetes.io/ws")]
+
+
 def test_existing_pods_need_no_objects() -> None:
     assert mesh_objects(job(found_mesh()), found_mesh()) == []
 
