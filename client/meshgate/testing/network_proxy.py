@@ -116,7 +116,7 @@ class NetworkProxy:
 
     def _set_frozen(self, frozen: bool) -> None:
         self.frozen = frozen
-        for pair in self._pairs:
+        for pair in list(self._pairs):  # what is delivered may be the bytes after which all are cut
             pair.up.pump()
             pair.down.pump()
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 from typing_extensions import assert_type
 
@@ -44,9 +46,10 @@ def program(procs: kt.ProcMeshProxy) -> None:
 """
 
 
+@pytest.mark.timeout(300)  # mypy reads the whole package, without a cache
 def test_the_types_of_calls_follow_from_the_actor_class(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     mypy = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(path)]
-    done = subprocess.run(mypy, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(mypy, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from meshgate.testing import NetworkProxy
+from tests.waiting import wait_for
 
 
 class _Echo(socketserver.BaseRequestHandler):
@@ -113,6 +114,22 @@ def test_a_frozen_proxy_delivers_after_thaw(echo_port: int) -> None:
         connection.settimeout(10)
         proxy.thaw()
         assert read(connection, 1) == b"b"
+
+
+def test_a_cut_that_is_due_when_the_proxy_thaws_cuts_every_connection(echo_port: int) -> None:
+    with NetworkProxy("127.0.0.1", echo_port) as proxy, connect(proxy) as first, connect(proxy) as second:
+        for connection in (first, second):
+            connection.sendall(b"a")
+            assert read(connection, 1) == b"a"
+        proxy.freeze()
+        proxy.cut_after(1)
+        for connection in (first, second):
+            connection.sendall(b"b")
+        wait_for(lambda: sum(pair.up.in_flight for pair in proxy._pairs) == 2, "the proxy to read both")
+        proxy.thaw()
+        for connection in (first, second):
+            with pytest.raises(ConnectionResetError):
+                read(connection, 1)
 
 
 def test_connections_are_accepted_again_after_refuse(echo_port: int) -> None:
