@@ -12,7 +12,18 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from meshgate import Actor, Client, MeshgateError, ProcessJob, StaleCodeError, UrlDialer, endpoint, job_loads
+from meshgate import (
+    Actor,
+    Client,
+    MeshgateError,
+    ProcessJob,
+    StaleCodeError,
+    StepFailedError,
+    SupervisionError,
+    UrlDialer,
+    endpoint,
+    job_loads,
+)
 from meshgate.code_sync.project import Tree
 from meshgate.code_sync.push import CodeSync
 from meshgate.code_sync.session_sync import sync_for
@@ -86,11 +97,37 @@ def test_a_sync_names_a_lost_host_and_does_not_delay_the_others(job: Any, projec
         notes(hosts)
     (project / "note").write_text("two")
     started = time.monotonic()
-    with pytest.raises(StaleCodeError, match=r"workers-1: the host .* was killed") as caught:
+    with pytest.raises(SupervisionError, match=r"workers-1: the host .* was killed") as caught:
         job.sync(quiet=True)
-    assert caught.value.hosts == ("workers-1",)
+    failure = caught.value.failure
+    assert failure is not None
+    assert (failure.mesh_name, failure.hosts) == ("workers", {1: "workers-1"})
+    assert "was killed by SIGKILL" in failure.reason
     assert time.monotonic() - started < PROMPT
     assert notes(hosts.slice(hosts=slice(0, 1))) == ["two"]
+
+
+def test_a_host_that_is_killed_during_a_sync_is_named_with_the_reason(job: Any, project: Path) -> None:
+    (project / "large").write_bytes(os.urandom(40_000_000))
+    code = sync_for(job._client, None).code
+    killed: list[int] = []
+
+    def kill_once(status: Any) -> None:
+        if not killed:
+            killed.append(host_processes(job)[1])
+            os.kill(killed[0], signal.SIGKILL)
+
+    def push_twice() -> None:
+        code.push(progress=kill_once)
+        (project / "note").write_text("again")  # if the version had reached the host before it was killed
+        code.push()
+
+    job.state().workers.initialized.get(timeout=60)
+    with pytest.raises(SupervisionError, match=r"workers-1: the host .* was killed by SIGKILL") as caught:
+        push_twice()
+    assert killed
+    assert caught.value.failure is not None
+    assert caught.value.failure.hosts == {1: "workers-1"}
 
 
 def test_a_host_lost_before_the_first_sync_does_not_delay_the_others(job: Any) -> None:
@@ -100,7 +137,7 @@ def test_a_host_lost_before_the_first_sync_does_not_delay_the_others(job: Any) -
     with pytest.raises(MeshgateError, match="workers-1"):
         notes(hosts)
     started = time.monotonic()
-    with pytest.raises(StaleCodeError, match=r"workers-1: the host .* was killed"):
+    with pytest.raises(SupervisionError, match=r"workers-1: the host .* was killed"):
         job.sync(quiet=True)
     assert notes(hosts.slice(hosts=slice(0, 1))) == ["one"]
     assert time.monotonic() - started < PROMPT
@@ -114,8 +151,8 @@ def test_a_sync_without_attached_hosts_reports_why(job: Any) -> None:
     later = job_loads(job.dumps())
     later.state(cached_path=None)
     started = time.monotonic()
-    message = r"no host received code version .*: .*workers-1 .* was killed.*end this job and start it"
-    with pytest.raises(StaleCodeError, match=message):
+    message = r"no host received code version .*\n.*workers-1 .* was killed.*end this job and start it"
+    with pytest.raises(StepFailedError, match=message):
         later.sync(quiet=True)
     assert time.monotonic() - started < PROMPT
 

@@ -88,7 +88,9 @@ class CodeSync:
         self._sender_thread = SerialThread("meshgate-code")
         self._report_thread = SerialThread("meshgate-sync-reports")
         self._pushing = threading.Lock()
-        self._versions = PushedVersions(SessionChecks(lambda: client.error, client.objects.attach_failures))
+        objects = client.objects
+        self._checks = SessionChecks(lambda: client.error, objects.attach_failures, objects.ranks_of_hosts)
+        self._versions = PushedVersions(self._checks)
         self._consecutive_changes = 0
         self._busy = BusyFiles()
         self._watching: threading.Thread | None = None
@@ -106,8 +108,9 @@ class CodeSync:
         """Sends what is on disk now to every host; from now on the session spawns processes from it.
 
         ``changed``: the only paths that may differ, if known; absolute or relative to the top of the tree. With
-        ``wait``, returns when every host has the version and raises StaleCodeError naming the hosts that cannot get it;
-        otherwise returns at once. Raises TreeError.
+        ``wait``, returns when every host has the version, and raises StaleCodeError that names the hosts that cannot
+        get it, SupervisionError if these were lost, or StepFailedError if no hosts could be attached. Otherwise it
+        returns at once. Raises TreeError.
         """
         push = self._push(changed)
         if not wait:
@@ -160,7 +163,7 @@ class CodeSync:
 
     def _wait(self, push: _PendingPush, progress: Callable[[SyncStatus], None] | None = None) -> SyncReport:
         status = self._versions.wait(push.report.version, progress)
-        raise_if_failed(status)
+        raise_if_failed(status, self._checks)
         self._save_cache(push)
         return replace(
             push.report,

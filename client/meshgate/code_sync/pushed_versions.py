@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from meshgate.errors import StaleCodeError
+from meshgate.errors import MeshFailure, StaleCodeError, StepFailedError, SupervisionError
 from meshgate_sync.upload.protocol import SyncStatus
 
 __all__ = ["PushedVersions", "SessionChecks", "raise_if_failed"]
@@ -19,10 +19,12 @@ _LISTED_HOSTS = 8  # in an error message
 
 @dataclass(frozen=True, slots=True)
 class SessionChecks:
-    """``error`` returns why the session has ended, or None; ``attach_failure`` why no hosts are attached, or ``""``."""
+    """``error`` returns why the session has ended, or None; ``attach_failure`` why no hosts are attached, or ``""``.
+    ``ranks(hosts)`` returns the mesh of these hosts, and the hosts by rank."""
 
     error: Callable[[], BaseException | None]
     attach_failure: Callable[[], str]
+    ranks: Callable[[Iterable[str]], tuple[str, dict[int, str]]]
 
 
 class PushedVersions:
@@ -63,8 +65,8 @@ class PushedVersions:
     def wait(self, version: str, progress: Callable[[SyncStatus], None] | None = None) -> SyncStatus:
         """Waits until every host has ``version`` or a newer one, or the newest has failed on a host.
 
-        Returns that status. Raises StaleCodeError if no host is attached, on a timeout and after ``close``, and the
-        session's error if it has ended.
+        Returns that status. Raises StepFailedError if no host is attached, StaleCodeError on a timeout and after
+        ``close``, and the session's error if it has ended.
         """
         deadline = time.monotonic() + SYNC_TIMEOUT
         reported: SyncStatus | None = None
@@ -90,7 +92,11 @@ class PushedVersions:
         if (error := self._session.error()) is not None:
             raise error
         if (newest is None or not newest.hosts) and (reason := self._session.attach_failure()):
-            raise StaleCodeError(f"no host received code version {version[:12]}: {reason}")
+            raise StepFailedError(
+                f"no host received code version {version[:12]} because an earlier step failed: attaching the hosts\n"
+                f"{reason}",
+                "attaching the hosts",
+            )
         if self._closed:
             raise StaleCodeError(f"the sync was closed before every host had code version {version[:12]}")
 
@@ -100,8 +106,9 @@ class PushedVersions:
         return [self._statuses[root] for root in reversed(self._order[start:]) if root in self._statuses]
 
 
-def raise_if_failed(status: SyncStatus) -> None:
-    """Raises StaleCodeError that names the hosts on which the version failed."""
+def raise_if_failed(status: SyncStatus, session: SessionChecks) -> None:
+    """Raises an error that names the hosts on which the version failed: SupervisionError if they were all lost, and
+    StaleCodeError otherwise."""
     if not status.failed:
         return
     listed = sorted(status.failed.items())[:_LISTED_HOSTS]
@@ -109,8 +116,13 @@ def raise_if_failed(status: SyncStatus) -> None:
     failures = max(status.failures, len(status.failed))
     more = f" (and {failures - len(listed)} more)" if failures > len(listed) else ""
     count = f"{failures} host" + ("" if failures == 1 else "s")
-    message = f"code version {status.root[:12]} did not reach {count}: {reasons}{more}"
-    raise StaleCodeError(message, tuple(status.failed))
+    if not set(status.failed) <= set(status.lost):
+        message = f"code version {status.root[:12]} did not reach {count}: {reasons}{more}"
+        raise StaleCodeError(message, tuple(status.failed))
+    were, them = ("was", "it") if failures == 1 else ("were", "them")
+    message = f"{count} {were} lost, so code version {status.root[:12]} did not reach {them}: {reasons}{more}"
+    mesh, hosts = session.ranks(status.lost)
+    raise SupervisionError(message, MeshFailure(mesh, f"{reasons}{more}", tuple(hosts), hosts), endpoint="sync")
 
 
 def _timeout_message(version: str, status: SyncStatus | None) -> str:

@@ -201,8 +201,9 @@ class JobTrait(RankAccess, Mounting, ABC):
 
         The synced tree is the git root around the working directory or the script, or ``sync_dirs``. Processes spawned
         afterwards run it; ``procs.reload()`` updates running ones. Returns when every host has the code, and prints a
-        line unless ``quiet``. Raises StaleCodeError naming the hosts that cannot get it, ValueError or TreeError if the
-        tree cannot be synced, and JobNotRunning before ``state()``.
+        line unless ``quiet``. Raises StaleCodeError naming the hosts that cannot get it, SupervisionError if these were
+        lost, StepFailedError if no hosts could be attached, ValueError or TreeError if the tree cannot be synced, and
+        JobNotRunning before ``state()``.
         """
         from meshgate.code_sync.session_sync import sync_for  # noqa: PLC0415 - only drivers that sync pay for it
 

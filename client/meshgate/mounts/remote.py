@@ -84,8 +84,8 @@ class RemoteMounts:
     def apply(self, hosts: Mapping[str, HostMeshProxy], connect: Callable[[], Client]) -> None:
         """Brings what has changed to the hosts. ``connect`` opens another session of the job.
 
-        Raises JobError that names the host, StaleCodeError if files cannot reach one, TreeError if the directory cannot
-        be read, and ValueError if the job has no such mesh.
+        Raises JobError that names the host, StaleCodeError if files cannot reach one, SupervisionError if it was lost,
+        TreeError if the directory cannot be read, and ValueError if the job has no such mesh.
         """
         for mount in self._mounts.values():
             digest = self._digest(mount)

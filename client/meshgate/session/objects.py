@@ -7,7 +7,7 @@ from it is affected as well; ``ObjectTable.failure_of`` finds that out without a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -80,6 +80,14 @@ class ObjectTable:
         # Copy the values, not the items: tuples could start a garbage collection whose finalizers change the table.
         newest = {remote.name: remote for remote in list(self._objects.values()) if remote.expected_hosts}
         return "; ".join(remote.failure.message for remote in newest.values() if remote.failure is not None)
+
+    def ranks_of_hosts(self, names: Iterable[str]) -> tuple[str, dict[int, str]]:
+        """The newest mesh of the job's hosts that has one of ``names``, and which of them it has, by rank."""
+        wanted = set(names)
+        for remote in reversed(list(self._objects.values())):
+            if found := {rank: host.name for rank, host in enumerate(remote.hosts) if host.name in wanted}:
+                return remote.name, found
+        return "", {}
 
     def __len__(self) -> int:
         return len(self._objects)

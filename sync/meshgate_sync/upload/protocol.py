@@ -86,7 +86,8 @@ class SyncGone(_Model):
 
 class SyncStatus(_Model):
     """``ready`` of ``hosts`` hosts can run ``root``; ``failed``: why others cannot, as many as fit into a message;
-    ``failures``: how many these are in all. ``sent``: bytes of pieces that the gateway has sent in this session."""
+    ``failures``: how many these are in all; ``lost``: those of ``failed`` that have ended or were replaced. ``sent``:
+    bytes of pieces that the gateway has sent in this session."""
 
     type: Literal["sync_status"] = "sync_status"
     root: Digest
@@ -94,6 +95,7 @@ class SyncStatus(_Model):
     hosts: Size
     failed: dict[str, str] = {}
     failures: Size = 0  # 0 if ``failed`` has all of them
+    lost: tuple[str, ...] = ()
     sent: Size = 0
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from meshgate.code_sync import pushed_versions
 from meshgate.code_sync.pushed_versions import PushedVersions, SessionChecks, raise_if_failed
-from meshgate.errors import SessionExpiredError, StaleCodeError
+from meshgate.errors import MeshFailure, SessionExpiredError, StaleCodeError, StepFailedError, SupervisionError
 from meshgate_sync.upload.protocol import SyncStatus
 
 ONE, TWO = "1" * 64, "2" * 64
@@ -20,7 +20,7 @@ class FakeSession:
         self.attach_failure = ""
 
     def checks(self) -> SessionChecks:
-        return SessionChecks(lambda: self.error, lambda: self.attach_failure)
+        return SessionChecks(lambda: self.error, lambda: self.attach_failure, lambda names: ("workers", {1: "b"}))
 
 
 def status(version: str, ready: int = 0, **failed: str) -> SyncStatus:
@@ -96,8 +96,10 @@ def test_the_end_of_the_session_explains_the_failure_of_a_host(versions: PushedV
 
 def test_a_wait_without_attached_hosts_reports_why(versions: PushedVersions, session: FakeSession) -> None:
     session.attach_failure = "workers-1 was killed"
-    with pytest.raises(StaleCodeError, match="no host received code version 111111111111: workers-1 was killed"):
+    with pytest.raises(StepFailedError, match="no host received code version 111111111111") as raised:
         versions.wait(ONE)
+    assert "workers-1 was killed" in str(raised.value)
+    assert raised.value.step == "attaching the hosts"
 
 
 def test_closing_ends_a_wait(versions: PushedVersions) -> None:
@@ -117,17 +119,33 @@ def test_a_timeout_reports_how_many_hosts_are_ready(versions: PushedVersions, mo
         versions.wait(ONE)
 
 
-def test_an_error_names_the_failed_hosts_and_counts_the_rest() -> None:
-    raise_if_failed(status(ONE, 2))
+def test_an_error_names_the_failed_hosts_and_counts_the_rest(session: FakeSession) -> None:
+    checks = session.checks()
+    raise_if_failed(status(ONE, 2), checks)
     with pytest.raises(StaleCodeError, match=r"code version 111111111111 did not reach 1 host: a: full$") as raised:
-        raise_if_failed(status(ONE, 1, a="full"))
+        raise_if_failed(status(ONE, 1, a="full"), checks)
     assert raised.value.hosts == ("a",)
     many = SyncStatus(root=ONE, ready=0, hosts=10, failed={f"host-{number}": "full" for number in range(10)})
     with pytest.raises(StaleCodeError, match=r"did not reach 10 hosts: host-0: full; .*host-7: full \(and 2 more\)$"):
-        raise_if_failed(many)
+        raise_if_failed(many, checks)
 
 
-def test_hosts_that_the_status_has_no_room_for_are_counted() -> None:
+def test_hosts_that_were_lost_are_a_supervision_error_with_host_and_reason(session: FakeSession) -> None:
+    lost = SyncStatus(root=ONE, ready=1, hosts=2, failed={"b": "killed by SIGKILL"}, lost=("b",))
+    with pytest.raises(
+        SupervisionError, match=r"^1 host was lost, .* did not reach it: b: killed by SIGKILL$"
+    ) as raised:
+        raise_if_failed(lost, session.checks())
+    assert raised.value.failure == MeshFailure("workers", "b: killed by SIGKILL", (1,), {1: "b"})
+
+
+def test_a_lost_host_beside_one_that_cannot_store_the_version_is_named_too(session: FakeSession) -> None:
+    both = SyncStatus(root=ONE, ready=0, hosts=2, failed={"a": "full", "b": "killed"}, lost=("b",))
+    with pytest.raises(StaleCodeError, match="did not reach 2 hosts: a: full; b: killed"):
+        raise_if_failed(both, session.checks())
+
+
+def test_hosts_that_the_status_has_no_room_for_are_counted(session: FakeSession) -> None:
     some = SyncStatus(root=ONE, ready=0, hosts=5000, failed={"a": "full"}, failures=5000)
     with pytest.raises(StaleCodeError, match=r"did not reach 5000 hosts: a: full \(and 4999 more\)$"):
-        raise_if_failed(some)
+        raise_if_failed(some, session.checks())

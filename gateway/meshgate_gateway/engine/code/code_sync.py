@@ -204,12 +204,15 @@ class CodeSync:
             self._metrics.version_dropped(progress.root)
         elif 0 < progress.hosts <= len(progress.ready):
             self._metrics.version_ready(progress.root)
+        failed = _shorten(progress.failed)
+        lost = {name for known in self._objects.values() if isinstance(known, HostMesh) for name in known.missing}
         status = SyncStatus(
             root=progress.root.hex(),
             ready=len(progress.ready),
             hosts=progress.hosts,
-            failed=_shorten(progress.failed),
+            failed=failed,
             failures=len(progress.failed),
+            lost=tuple(name for name in failed if name in lost),
             sent=progress.sent,
         )
         self._send_sync(status)

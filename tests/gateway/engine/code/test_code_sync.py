@@ -139,6 +139,18 @@ async def test_a_status_names_as_many_failed_hosts_as_fit_and_counts_them_all() 
         assert len(dump_header(synced.sent.of(Sync)[0])) < Limits().max_header
 
 
+@async_test
+async def test_a_status_lists_the_hosts_that_were_lost() -> None:
+    async with syncing() as synced:
+        hosts = host_mesh(3)
+        hosts.host_lost("workers-1", "OOMKilled", returns=True)
+        synced.objects.add(1, hosts)
+        failed = {"workers-0": "its disk is full", "workers-1": "OOMKilled"}
+        synced.sync.report_progress(Progress(bytes.fromhex(V1), frozenset({"workers-2"}), failed, hosts=3, sent=0))
+        (status,) = synced.received("sync_status")
+        assert (status["failed"], status["lost"]) == (failed, ["workers-1"])
+
+
 # --- versions
 
 
