@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 import meshgate as kt
-from meshgate import Actor, ActorError, Point, SupervisionError, default_bootstrap_cmd, endpoint
+from meshgate import Actor, ActorError, Point, ProcessJob, SupervisionError, default_bootstrap_cmd, endpoint
+from tests.end_to_end.conftest import FaultsOf
+from tests.waiting import wait_for
 
 
 class Process(Actor):
@@ -128,3 +130,25 @@ def test_processes_start_with_the_settings_of_the_program(hosts: Any) -> None:
     assert unchanged.setting.call_one("stop_actor_timeout").get() == kt.config.get_global_config()["stop_actor_timeout"]
     with pytest.raises(kt.InvalidRequestError, match=r"Monarch 0\.\S+ has no setting nonsense"):
         kt.config.configure(nonsense=1)
+
+
+def test_a_delivery_timeout_applies_to_the_processes_of_the_session_only() -> None:
+    with ProcessJob({"workers": 1}) as job:
+        with kt.config.configured(message_delivery_timeout="77s"):
+            changed = job.state(cached_path=None).workers.spawn_procs().spawn("changed", Process)
+            assert changed.setting.call_one("message_delivery_timeout").get(timeout=60) == "1m 17s"
+        unchanged = job.state(cached_path=None).workers.spawn_procs().spawn("unchanged", Process)
+        assert unchanged.setting.call_one("message_delivery_timeout").get(timeout=60) != "1m 17s"
+
+
+def test_a_call_above_the_frame_limit_of_the_program_fails_and_is_a_fault(hosts: Any, faults_of: FaultsOf) -> None:
+    faults = faults_of("limited")
+    process = hosts.slice(hosts=0).spawn_procs().spawn("limited", Process)
+    with kt.config.configured(codec_max_frame_length=100_000):
+        assert process.environment.call_one("x" * 90_000).get(timeout=60) is None
+        oversize = r"environment\(\) failed, rejecting oversize frame: len=1\d{5} > max=100000"
+        with pytest.raises(SupervisionError, match=oversize):
+            process.environment.call_one("x" * 100_000).get(timeout=60)
+        process.environment.broadcast("x" * 100_000)
+        wait_for(lambda: len(faults) == 2, "a fault for each of the two messages")
+    assert process.environment.call_one("x" * 100_000).get(timeout=60) is None

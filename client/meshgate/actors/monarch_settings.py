@@ -46,7 +46,6 @@ REFUSED: Mapping[str, str] = {
     "mesh_admin_single_host_timeout": _ADMIN,
     "mesh_admin_tree_timeout": _ADMIN,
     "mesh_orphan_timeout": _SHARED,
-    "message_delivery_timeout": _SHARED,
     "monarch_log_suffix": _AT_START,
     "otel_metric_export_interval": _AT_START,
     "perfetto_trace_mode": _AT_START,

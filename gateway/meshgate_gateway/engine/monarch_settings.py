@@ -12,7 +12,7 @@ from meshgate_wire.messages import ConfigureMonarch, Values
 
 
 class Configurable(Protocol):
-    def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    async def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """As ``Monarch.configure``."""
 
 
@@ -23,6 +23,6 @@ class MonarchSettings:
     def handlers(self) -> Mapping[type, Handler]:
         return {ConfigureMonarch: self._configure}
 
-    def _configure(self, header: ConfigureMonarch, buffers: Sequence[Fragments]) -> None:
-        in_effect = self._monarch.configure(header.settings)
+    async def _configure(self, header: ConfigureMonarch, buffers: Sequence[Fragments]) -> None:
+        in_effect = await self._monarch.configure(header.settings)
         self._send(Values(call=header.call), [pickle.dumps(in_effect)])

@@ -144,6 +144,9 @@ class FakeMonarch:
 
     slice_actors = slice_mesh
 
+    async def settings_applied(self) -> None:
+        pass
+
     async def wait_initialized(self, mesh: FakeMesh) -> None:
         if mesh.ready is not None:
             await asyncio.shield(mesh.ready)

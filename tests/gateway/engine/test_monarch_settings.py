@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import pickle
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,7 @@ from meshgate_wire.messages import ConfigureMonarch, Values
 
 
 class Configured:
-    def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    async def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         return {"stop_actor_timeout": "10s", **settings}
 
 
@@ -20,7 +21,8 @@ def test_the_reply_has_all_settings_in_effect() -> None:
         sent.append((header, buffers, stream))
 
     (handle,) = MonarchSettings(Configured(), send).handlers().values()
-    handle(ConfigureMonarch(call=3, settings={"rdma_qps_per_cq": 5, "use_direct_spawn": True}), ())
+    waiting = handle(ConfigureMonarch(call=3, settings={"rdma_qps_per_cq": 5, "use_direct_spawn": True}), ())
+    asyncio.run(waiting)  # type: ignore[arg-type]
     ((header, (buffer,), stream),) = sent
     assert (header, stream) == (Values(call=3), 0)
     assert pickle.loads(buffer) == {"stop_actor_timeout": "10s", "rdma_qps_per_cq": 5, "use_direct_spawn": True}

@@ -16,11 +16,12 @@ from meshgate_gateway.engine.calls.pending_calls import GATHER_FAILURES, Pending
 from meshgate_gateway.engine.failures import failure_of
 from meshgate_gateway.engine.interfaces import Send
 from meshgate_gateway.engine.monarch.interface import Reply
+from meshgate_gateway.engine.monarch.settings import FrameTooLarge
 from meshgate_gateway.engine.objects.lookup import Lookup, choose
 from meshgate_gateway.engine.objects.records import ActorMesh
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire import Fragments, MessageTooLarge
-from meshgate_wire.messages import Adopted, Call, Failed, Failure, Progress, stream_of
+from meshgate_wire.messages import Adopted, Call, Failed, Failure, Fault, Progress, stream_of
 from meshgate_wire.status import CallStatus
 
 _NO_MESHES = Adopted()
@@ -114,11 +115,15 @@ class Calling:
         payload = self._lookup.payload(buffers, objects)
         if chosen is not None:
             actors, payload = self._lookup.one_actor(mesh, header.target, ranks[chosen], chosen, payload)
-        if header.adverb == "broadcast":
-            self._monarch.cast(actors, header.endpoint, header.explicit_port, payload, None)
-            self._metrics.cast()
-            return
-        self.start(pending, mesh, actors, payload, stream, header.explicit_port)
+        try:
+            if header.adverb == "broadcast":
+                self._monarch.cast(actors, header.endpoint, header.explicit_port, payload, None)
+                self._metrics.cast()
+            else:
+                self.start(pending, mesh, actors, payload, stream, header.explicit_port)
+        except FrameTooLarge as error:
+            self._send(Fault(object=None, mesh=mesh.name, ranks=(), report=str(error)))  # Monarch reports both
+            raise
 
     def start(
         self,

@@ -30,6 +30,8 @@ class Adopter(Protocol):
 
     def attach(self, name: str, hosts: Sequence[Host]) -> Any: ...
 
+    async def settings_applied(self) -> None: ...
+
     def port_at(self, address: str) -> Any: ...
 
     def reference_from_bytes(self, kind: str, data: bytes) -> Any: ...
@@ -68,6 +70,7 @@ class Attaching:
             why = AVAILABLE.restarted(same_address=True)
             raise invalid(f"cannot attach to mesh {header.mesh!r}: {', '.join(again)}: {why}")
         known = attached_hosts(self._monarch.attach(header.mesh, hosts), header.mesh, hosts)
+        await self._monarch.settings_applied()  # before anything is spawned there
         self._objects.add(header.object, known)
         self._hosts_attached(known)
         self._send(HostsAttached(object=header.object, hosts=tuple(hosts)))

@@ -23,6 +23,11 @@ class Forward:
     def __init__(self, data: Fragments, buffers: Sequence[Fragments] = (), objects: Sequence[Any] = ()) -> None:
         self.data, self.buffers, self.objects = data, buffers, objects
 
+    @property
+    def size(self) -> int:
+        """The bytes of the pickle and its buffers."""
+        return sum(len(fragment) for part in (self.data, *self.buffers) for fragment in part)
+
     def __reduce__(self) -> tuple[Any, ...]:
         data = self.data[0] if len(self.data) == 1 else _Joined(self.data)
         if not self.buffers and not self.objects:
@@ -69,11 +74,12 @@ class ForwardItem:
 class ForwardAt:
     """Unpickles as ``payload``, and makes ``rank`` of a mesh of these ``sizes`` the rank of the message it is in."""
 
-    __slots__ = ("_arguments",)
+    __slots__ = ("_arguments", "size")
 
     def __init__(
         self, payload: Forward, rank: int, labels: Sequence[str], sizes: Sequence[int], context_variable: str
     ) -> None:
+        self.size = payload.size
         self._arguments = (payload, rank, tuple(labels), tuple(sizes), context_variable)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -62,13 +62,17 @@ class Monarch(Protocol):
         ``on_fault`` on a thread of its own.
         """
 
-    def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    async def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Sets Monarch's settings and returns all that are in effect, as booleans, numbers, strings and None.
 
-        They apply to this process, and to processes that are spawned from now on. Settings of an earlier call that are
+        They apply to this process, and to processes that are spawned from now on; some are kept from hosts, which serve
+        other sessions too. Settings of an earlier call that are
         missing return to their previous values. Raises ValueError or TypeError, and changes nothing, if Monarch does
         not have a setting or rejects its value.
         """
+
+    async def settings_applied(self) -> None:
+        """Waits while settings are withheld because hosts are being attached to."""
 
     # --- meshes
 

@@ -17,7 +17,6 @@ import os
 import pickle
 import threading
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Any, ClassVar, Literal
 
 import cloudpickle
@@ -28,6 +27,7 @@ from meshgate_gateway.engine.monarch.error_texts import explain_fault
 from meshgate_gateway.engine.monarch.forwarding import Forward, ForwardAt, ForwardClass, ForwardItem
 from meshgate_gateway.engine.monarch.interface import BootstrapFailed, Fault, Fragments, Monarch, OnFault, Reply
 from meshgate_gateway.engine.monarch.same_versions import SameVersions
+from meshgate_gateway.engine.monarch.settings import Settings
 from meshgate_gateway.engine.on_worker import breakpoints, stacks
 from meshgate_gateway.engine.on_worker import process as on_worker
 from meshgate_sync.store import place
@@ -38,20 +38,22 @@ __all__ = ["Client"]
 ENVIRONMENT: Mapping[str, str] = {
     # Monarch reports a killed process or host within 2 s; the processes' own connections close sooner.
     "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "1s",
-    # A process whose answer to a query waits behind a large result is alive: sending 1 GB takes longer than 3 s.
-    "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE": "30s",
-    "HYPERACTOR_MESH_GET_ACTOR_STATE_MAX_IDLE": "30s",
     # Workers end processes whose root client is gone. Below 35 s they end processes of live clients too.
     "HYPERACTOR_MESH_ORPHAN_TIMEOUT": "60s",
+}
+# Clients may change these, unless the gateway's environment sets them, which outranks what is configured.
+SETTINGS: Mapping[str, Any] = {
+    # A process whose answer to a query waits behind a large result is alive: sending 1 GB takes longer than 3 s.
+    "get_proc_state_max_idle": "30s",
+    "get_actor_state_max_idle": "30s",
     # Attaching sets this on hosts as well. A host that can neither deliver a message to a killed process nor return it
     # to a root client that is gone ends itself and everything that other sessions run there, so let it retry.
-    "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": "365d",
+    "message_delivery_timeout": "365d",
     # Allow messages of several gigabytes.
-    "HYPERACTOR_CODEC_MAX_FRAME_LENGTH": str(16 * 2**30),
+    "codec_max_frame_length": 16 * 2**30,
 }
 
 CONTEXT = "monarch._src.actor.actor_mesh:_context"  # on workers: the variable of the context of the message at hand
-PLAIN = (bool, int, float, str, type(None))
 COPY_LIMIT = 16 * 1024  # bytes; copying a smaller reply costs less than a view of it
 
 _decoding = threading.local()
@@ -151,6 +153,7 @@ class Client:
             os.environ.setdefault(name, value)
         cloudpickle.loads = cloudpickle.cloudpickle.loads = _loads_or_bytes
         import monarch.actor as api  # noqa: PLC0415 - Monarch reads the environment when it is imported
+        from monarch import config  # noqa: PLC0415
         from monarch._rust_bindings.monarch_hyperactor import actor, buffers, mailbox  # noqa: PLC0415
         from monarch._rust_bindings.monarch_hyperactor import pickle as monarch_pickle  # noqa: PLC0415
         from monarch._rust_bindings.monarch_hyperactor.endpoint import ActorEndpoint  # noqa: PLC0415
@@ -161,6 +164,7 @@ class Client:
             cloudpickle.register_pickle_by_value(module)
         self._api, self._actor, self._buffers, self._mailbox = api, actor, buffers, mailbox
         self._pickle, self._actor_mesh, self._native_procs = monarch_pickle, actor_mesh, ProcMesh
+        config.configure(**SETTINGS)
         self._actor_endpoint = ActorEndpoint
         self._no_extent = _native_region(Region(labels=(), offset=0, sizes=(), strides=())).as_shape()
         _send_ready_messages(actor_mesh)
@@ -179,33 +183,23 @@ class Client:
 
         self.same_versions = SameVersions()
         self.same_versions.check_before(actor_mesh.ActorInitArgs)
-        self._configured: dict[str, Any] = {}
-        self._own_settings: dict[str, Any] = {}  # the values of what was ever configured
+        self._settings = Settings()
 
-    def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        from monarch import config  # noqa: PLC0415 - loaded once Monarch is
+    async def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._settings.configure(settings)
 
-        present = config.get_global_config()
-        if unknown := sorted(settings.keys() - present.keys()):
-            raise ValueError(f"Monarch {version('torchmonarch')} has no setting {', '.join(unknown)}")
-        for name in settings:
-            self._own_settings.setdefault(name, present[name])
-        dropped = {name: self._own_settings[name] for name in self._configured.keys() - settings.keys()}
-        try:
-            config.configure(**dropped, **settings)
-        except BaseException:
-            config.configure(**{name: present[name] for name in dropped.keys() | settings.keys()})
-            raise
-        self._configured = dict(settings)
-        now = config.get_global_config()
-        return {name: value if isinstance(value, PLAIN) else str(value) for name, value in now.items()}
+    async def settings_applied(self) -> None:
+        await self._settings.wait_applied()
 
     # --- meshes -----------------------------------------------------------------------------------------
 
     def attach(self, name: str, hosts: Sequence[Host]) -> Any:
-        return self._api.attach_to_workers(
+        self._settings.withhold()
+        mesh = self._api.attach_to_workers(
             name=name, ca="trust_all_connections", workers=[self._service_address(host) for host in hosts]
         )
+        self._settings.attaching(self.wait_initialized(mesh))
+        return mesh
 
     def _service_address(self, host: Host) -> str:
         return host.address
@@ -312,6 +306,10 @@ class Client:
         return ForwardAt(payload, position, region.labels, region.sizes, CONTEXT)
 
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
+        self._settings.check_frame(payload.size)
+        self._cast(actors, endpoint, explicit_port, payload, port)
+
+    def _cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
         actors.cast_unresolved(self._message(endpoint, explicit_port, payload, port), "all", self._native)
 
     def _message(self, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> Any:
@@ -323,6 +321,7 @@ class Client:
     ) -> asyncio.Future[Any]:
         """Only a call of the library's own subscribes to the owner's reports. Replies go to ``port`` and not to that
         call, which therefore ends with a report alone."""
+        self._settings.check_frame(payload.size)
         message = ReadyMessage(self._message(endpoint, explicit_port, payload, port))
         call = self._actor_endpoint(actors, self._returns_response(endpoint), self._no_extent, "", message).call()
         return asyncio.ensure_future(_report_of(call))
@@ -337,7 +336,7 @@ class Client:
 
     async def call_engine_actors(self, actors: Any, count: int, endpoint: str, *args: Any) -> list[Any]:
         port, receiver = self.open_port()
-        self.cast(actors, endpoint, False, self.engine_payload(*args), port)
+        self._cast(actors, endpoint, False, self.engine_payload(*args), port)
         values: dict[int, Any] = {}
         for _ in range(count):
             reply = self.reply_of(await self.receive(receiver))

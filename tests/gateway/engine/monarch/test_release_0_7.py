@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Iterator
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -76,31 +78,15 @@ def test_small_replies_are_copied_and_large_ones_viewed(size: int) -> None:
     assert isinstance(data, bytes) == (size <= COPY_LIMIT)
 
 
-def test_settings_apply_until_a_later_call_leaves_them_out(monarchs_settings: release_0_7.Client) -> None:
-    initial = monarchs_settings.configure({})
-    changed = monarchs_settings.configure({"stop_actor_timeout": "33s", "max_cast_fanout": 5})
-    assert (changed["stop_actor_timeout"], changed["max_cast_fanout"]) == ("33s", 5)
-    assert monarchs_settings.configure({"max_cast_fanout": 6}) == {**initial, "max_cast_fanout": 6}
-    assert monarchs_settings.configure({}) == initial
-    assert all(isinstance(value, (bool, int, float, str, type(None))) for value in initial.values())
+def test_settings_are_withheld_while_hosts_are_attached_to() -> None:
+    order: list[str] = []
 
+    def attaching(attached: Coroutine[Any, Any, None]) -> None:
+        attached.close()
+        order.append("attaching")
 
-@pytest.mark.parametrize(
-    ("settings", "error"),
-    [({"max_cast_fanout": 5, "nonsense": 1}, "no setting nonsense"), ({"stop_actor_timeout": 5}, "invalid value `5`")],
-)
-def test_a_setting_that_monarch_rejects_changes_nothing(
-    monarchs_settings: release_0_7.Client, settings: dict[str, object], error: str
-) -> None:
-    before = monarchs_settings.configure({"stop_actor_timeout": "33s", "max_cast_fanout": 7})
-    with pytest.raises((ValueError, TypeError), match=error):
-        monarchs_settings.configure(settings)
-    assert monarchs_settings.configure({"stop_actor_timeout": "33s", "max_cast_fanout": 7}) == before
-
-
-@pytest.fixture
-def monarchs_settings() -> Iterator[release_0_7.Client]:
-    client = object.__new__(release_0_7.Client)
-    client._configured, client._own_settings = {}, {}
-    yield client
-    client.configure({})
+    client: Any = object.__new__(release_0_7.Client)
+    client._settings = SimpleNamespace(withhold=lambda: order.append("withheld"), attaching=attaching)
+    client._api = SimpleNamespace(attach_to_workers=lambda **_: order.append("attach"))
+    client.attach("workers", [])
+    assert order == ["withheld", "attach", "attaching"]
