@@ -16,6 +16,7 @@ import time
 from rich.console import Console
 
 from benchmarks.cases import GROUPS as CALL_GROUPS
+from benchmarks.edits import GROUPS as EDIT_GROUPS
 from benchmarks.plots import draw
 from benchmarks.processes import ROOT, adopt_orphans, end_leftovers
 from benchmarks.report import disturbance, machine, show, write_into
@@ -23,8 +24,8 @@ from benchmarks.results import Case
 from benchmarks.run import Run, settle
 from benchmarks.sync import GROUPS as SYNC_GROUPS
 
-GROUPS = {**CALL_GROUPS, **SYNC_GROUPS}
-SETS = {"monarch": tuple(CALL_GROUPS), "sync": tuple(SYNC_GROUPS)}
+GROUPS = {**CALL_GROUPS, **EDIT_GROUPS, **SYNC_GROUPS}
+SETS = {"monarch": (*CALL_GROUPS, *EDIT_GROUPS), "sync": tuple(SYNC_GROUPS)}
 
 
 def main() -> int:

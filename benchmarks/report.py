@@ -71,6 +71,11 @@ TABLES = {
         {"median": "median", "p95": "95th percentile", "worst": "maximum"},
         plot="save-to-call",
     ),
+    "edits": Table(
+        "from an edit to the result of the edited code",
+        {"seconds": "time", "driver": "times the driver's", "tool": "times the tool's"},
+        checked=False,
+    ),
     "simulation": Table(
         "4,096 simulated hosts",
         {

@@ -24,13 +24,15 @@ _START_TIMEOUT = 60.0
 
 
 @contextlib.contextmanager
-def cluster(python: str, log: Path) -> Iterator[str]:
+def cluster(python: str, log: Path, dashboard_port: int | None = None) -> Iterator[str]:
     """Runs a Ray head node with a Ray Client server during the block; yields its ``host:port``."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     options = ["--head", "--block", "--port=0", f"--ray-client-server-port={port}", "--num-cpus=8"]
     quiet = ["--include-dashboard=false", "--disable-usage-stats"]
+    if dashboard_port is not None:  # it accepts jobs
+        quiet[0] = f"--dashboard-port={dashboard_port}"
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as directory, log.open("wb") as output:
         command = [str(Path(python).parent / "ray"), "start", *options, *quiet, f"--temp-dir={directory}"]
         head = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
