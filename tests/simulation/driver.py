@@ -87,14 +87,15 @@ def _data(number: int) -> bytes:
 class Account:
     """What the drivers of one session have done. ``answered``: by way, how many calls were answered, in order.
 
-    ``ready`` once the session is detached and its actors are up; set ``ending`` to make the driver finish. ``lost`` is
-    the error by which a driver learned that its session is over.
+    ``ready`` once the actors are up and the session, if it is to be ``detached``, is; set ``ending`` to make the driver
+    finish. ``lost`` is the error by which a driver learned that its session is over.
     """
 
     answered: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
     printed: list[int] = field(default_factory=list)
     messages: list[int] = field(default_factory=list)
     session: str = ""
+    detached: bool = True
     drivers: int = 0
     ready: bool = False
     ending: bool = False
@@ -164,7 +165,8 @@ class Driver:
         self.port, self._receiver = Channel.open(client=client, name="messages")
         self.actors = client.attach_hosts("workers", HOSTS).spawn_procs(name="procs").spawn("recorders", Recorder)
         await self.actors.initialized
-        await client.detach("simulated")
+        if self.account.detached:
+            await client.detach("simulated")
         self.account.session, self.account.ready = client.session_id, True
 
     async def _take_over(self, client: Client) -> None:

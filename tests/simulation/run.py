@@ -19,7 +19,7 @@ from meshgate import EngineDiedError, SessionExpiredError
 from meshgate.session.serial_thread import SerialThread
 from meshgate.session.transport.connection_thread import ConnectionThread
 from meshgate_gateway.engine.engine import Engine
-from meshgate_gateway.sessions.session_table import Sessions
+from meshgate_gateway.sessions.session_table import MAX_ENDED_LEASE, Sessions
 from meshgate_gateway.settings import Settings
 from tests.simulation.driver import HOSTS, TOKEN, WAYS, Account, Printer, call_soon, start_driver, start_on_this_loop
 from tests.simulation.monarch import SimulatedMonarch, Workers
@@ -31,6 +31,7 @@ __all__ = ["Outcome", "Simulation", "run_seed"]
 
 LEASE = 10_000.0
 LIMIT = 600.0  # virtual seconds in which everything must have arrived once the faults have ended
+DETACHED = 0.75  # of the sessions
 STEPS_BETWEEN_FAULTS = 300
 LINES_SHOWN = 30  # of the trace, when a seed fails
 CHECKED_STEPS = 7  # the invariants are checked after every so many callbacks, at other ones each time
@@ -46,22 +47,22 @@ class Outcome:
     trace: list[str] = field(default_factory=list)
 
 
-def run_seed(seed: int, faults: int = 12, kinds: Sequence[str] = ()) -> Outcome:
-    """Runs a seed with this number of faults, of these kinds or of all.
+def run_seed(seed: int, faults: int = 12, kinds: Sequence[str] = (), detached: float = DETACHED) -> Outcome:
+    """Runs a seed with this number of faults, of these kinds or of all; ``detached``: with what probability it is.
 
     Raises AssertionError if anything was lost, doubled or out of order, or if an invariant does not hold.
     """
     with _temporary_files(), World(seed) as world, _replaced(world):
-        outcome = _run(world, faults, kinds or list(FAULTS))
+        outcome = _run(world, faults, kinds or list(FAULTS), detached)
     if isinstance(outcome, str):
         last = "\n".join(world.trace[-LINES_SHOWN:])
         raise AssertionError(f"seed {seed} fails: {outcome}\nwhat happened last:\n{last}")
     return outcome
 
 
-def _run(world: World, faults: int, kinds: Sequence[str]) -> Outcome | str:
+def _run(world: World, faults: int, kinds: Sequence[str], detached: float) -> Outcome | str:
     """The outcome, or the traceback of an exception, which would keep the simulation alive."""
-    simulation = Simulation(world)
+    simulation = Simulation(world, detached)
     try:
         return simulation.run(faults, kinds)
     except Exception:  # noqa: BLE001 - whatever the seed has found
@@ -73,7 +74,7 @@ def _run(world: World, faults: int, kinds: Sequence[str]) -> Outcome | str:
 class Simulation:
     """A gateway, its network, and the drivers of one session."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, detached: float) -> None:
         self.world, self.chance = world, world.chance
         self.workers: Workers = Workers()
         world.facts["workers"] = self.workers
@@ -81,7 +82,7 @@ class Simulation:
         self.supervisor = Supervisor(world, settings)
         self.supervisor.start_server()
         self.network = Network(world, self.supervisor.address)
-        self.account = Account()
+        self.account = Account(detached=self.chance.random() < detached)
         self.driver = start_driver(world, self.account, self.network)
         self.outcome = Outcome()
         self.killed_drivers = 0
@@ -91,6 +92,8 @@ class Simulation:
 
     def run(self, faults: int, kinds: Sequence[str]) -> Outcome:
         self.world.run(lambda: self.account.ready, LIMIT)
+        if not self.account.detached:
+            kinds = [kind for kind in kinds if kind not in FOR_DETACHED] or ["connection cut"]
         for _ in range(faults):
             self.pause(STEPS_BETWEEN_FAULTS)
             self._inject(self.chance.choice(kinds), FAULTS)
@@ -248,6 +251,9 @@ FAULTS: dict[str, Callable[[Simulation], None]] = {
 }
 
 
+FOR_DETACHED = ("driver killed, another attaches", "driver killed while it attaches")
+
+
 # --- how a session ends
 
 
@@ -263,11 +269,15 @@ def _kill_engine(simulation: Simulation) -> None:
 
 
 def _abandon(simulation: Simulation) -> None:
-    """No driver takes over, until the lease is over. One that then comes back learns it."""
+    """No driver takes over, until the lease is over. One that then comes back learns it.
+
+    A session that is not detached may have less time: the server may have noticed that its driver was gone.
+    """
     simulation.driver.kill()
-    end = simulation.world.now + LEASE
+    start = simulation.world.now
     simulation.world.run(simulation.nothing_left, LEASE + LIMIT)
-    assert simulation.world.now > end - LIMIT, "the session has ended before its lease"
+    lasted, lease = simulation.world.now - start, LEASE if simulation.account.detached else MAX_ENDED_LEASE
+    assert lasted > lease - LIMIT, f"the session has ended after {lasted} s, before its lease"
     simulation.attach()
     simulation.world.run(lambda: simulation.account.lost is not None, LIMIT)
     assert isinstance(simulation.account.lost, SessionExpiredError)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from meshgate_gateway.engine.detached.holders import Holders
 from meshgate_gateway.engine.detached.kept_calls import KeptCalls
+from meshgate_gateway.sessions import session_table
 from meshgate_gateway.sessions.session_table import Sessions
 from meshgate_wire.retransmission import Unacknowledged
 from tests.simulation.run import run_seed
@@ -36,14 +38,18 @@ def forget_what_was_sent(frames: Unacknowledged, received: int) -> None:
     frames.acknowledge(frames.last)
 
 
-DEFECTS = {
+DEFECTS: dict[str, tuple[Any, str, Any]] = {
     "frames are not sent again": (Unacknowledged, "rewind", forget_what_was_sent),
     "a server forgets the sessions of the one before": (Sessions, "restore", lambda *_: None),
     "a holder finds no calls of the one before": (KeptCalls, "holder_changed", lambda calls: calls._calls.clear()),
     "the first message of a killed driver displaces its successor": (Holders, "claim", lambda *_, **__: None),
+    "a session that is not detached ends long before its lease": (session_table, "MAX_ENDED_LEASE", 60.0),
 }
-ONLY = {"the first message of a killed driver displaces its successor": ["driver killed while it attaches"]}
-"""The faults that are injected to find a defect that others rarely reach."""
+CHOICES: dict[str, dict[str, Any]] = {
+    "the first message of a killed driver displaces its successor": {"kinds": ["driver killed while it attaches"]},
+    "a session that is not detached ends long before its lease": {"detached": 0.0},
+}
+"""What reaches defects that other seeds reach rarely."""
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
@@ -53,7 +59,7 @@ def test_defects_are_found(defect: str) -> None:
     with mock.patch.object(target, name, replacement):
         for seed in range(SEEDS_TO_FIND):
             try:
-                run_seed(seed, kinds=ONLY.get(defect, ()))
+                run_seed(seed, **CHOICES.get(defect, {}))
             except AssertionError:
                 found = True
                 break

@@ -434,11 +434,10 @@ class Engine:
 
     def notice(self, text: str) -> None:
         """The server has a line about the job for the user."""
-        lines = (OutputLine(stream="stderr", mesh="meshgate", text=text),)
         if self._ledger.active:
-            self._ledger.add_output(lines, wanted=True)
+            self._ledger.notify(text)
         else:
-            self.send(Output(lines=lines))
+            self.send(Output(lines=(OutputLine(stream="stderr", mesh="meshgate", text=text),)))
 
     # --- settings and end -------------------------------------------------------------------------------
 

@@ -31,16 +31,19 @@ class _Channel:
 
 
 class KeptChannels:
-    """``send`` sends a message to the holder; ``queued(stream)`` is how many bytes wait to be sent."""
+    """``send`` sends a message to the holder, ``queued(stream)`` is how many bytes wait to be sent, and ``warn(text)``
+    warns the user."""
 
     def __init__(
         self,
         send: Callable[[PortMessage, Sequence[bytes | memoryview], int], None],
         queued: Callable[[int], int],
+        warn: Callable[[str], object] = lambda text: None,
         *,
         spool: Spool | None = None,
     ) -> None:
-        self._send, self._queued = send, queued
+        self._send, self._queued, self._warn = send, queued, warn
+        self._warned = False
         self._spool = spool or Spool(MEMORY, DISK)
         self._channels: dict[int, _Channel] = {}
         self._without_space = 0
@@ -55,11 +58,22 @@ class KeptChannels:
         """Keeps a message until it is taken, and sends it if the wire has space."""
         channel = self._channels.setdefault(header.port, _Channel())
         blob = self._spool.put(buffers)
-        self._without_space += blob is None
+        if blob is None:
+            self._without_space += 1
+            self._warn_once()
         channel.last += 1
         numbered = header.model_copy(update={"number": channel.last})
         channel.messages.append(_Kept(numbered, blob, tuple(buffers) if blob is None else ()))
         self._feed(header.port, channel)
+
+    def _warn_once(self) -> None:
+        if not self._warned:
+            self._warned = True
+            self._warn(
+                f"the messages of channels that no one has received take {self._spool.nbytes / 1e6:.0f} MB, and there "
+                "is no space for more. Further ones take memory of the session's engine: receive them, or let the "
+                "actors that send them wait"
+            )
 
     def feed(self) -> None:
         """Sends what the holder has not received while the wire has space."""
@@ -95,7 +109,7 @@ class KeptChannels:
 
     def holder_changed(self) -> None:
         """Sends nothing until ``resume``."""
-        self._flowing = False
+        self._flowing = self._warned = False
         for channel in self._channels.values():
             channel.sent = 0
 

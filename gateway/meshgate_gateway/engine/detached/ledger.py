@@ -66,7 +66,7 @@ class Ledger:
         self._numbers = CallNumbers()
         self.calls = KeptCalls(self._send, queued, running)
         self.output = OutputLog(post, lambda: queued_on(CONTROL_STREAM))
-        self.channels = KeptChannels(self._send, queued_on)
+        self.channels = KeptChannels(self._send, queued_on, self.notify)
         self._faults: deque[Fault] = deque()  # that no holder has reported
         self._last_fault = 0
         self._resumed = True
@@ -105,6 +105,10 @@ class Ledger:
 
     def add_output(self, lines: tuple[OutputLine, ...], *, wanted: bool) -> None:
         self.output.add(lines, read=not wanted)
+
+    def notify(self, text: str) -> None:
+        """A line for the user."""
+        self.add_output((OutputLine(stream="stderr", mesh="meshgate", text=text),), wanted=True)
 
     @property
     def full(self) -> bool:
