@@ -13,7 +13,7 @@ import pytest
 from tests.programs import ROOT
 
 PROGRAM = """
-from meshgate import Actor, ProcessJob, endpoint
+from meshgate import Actor, Channel, Port, ProcessJob, endpoint
 
 
 class Trainer(Actor):
@@ -27,6 +27,10 @@ class Trainer(Actor):
     @endpoint
     async def name(self) -> str:
         return "trainer"
+
+    @endpoint(explicit_response_port=True)
+    def later(self, port: Port[bytes], size: int) -> None:
+        port.send(b"x" * size)
 
 
 job = ProcessJob({"workers": 2})
@@ -57,6 +61,11 @@ def test_results_have_types(tmp_path: Path) -> None:
         "trainers.step.call_one(3).get()": "float",
         "trainers.step.choose(3).get()": "float",
         "trainers.name.call_one().get()": "str",
+        "trainers.later.call_one(3).get()": "bytes",
+        "next(trainers.step.stream(3)).get()": "float",
+        "Channel[int].open()": "tuple[meshgate.proxies.ports.Port[int], meshgate.proxies.ports.PortReceiver[int]]",
+        "Channel[int].open()[1].recv().get()": "int",
+        "Channel.open()[1].recv().get()": "Any",
         "hosts.spawn('others', Trainer, rate=0.2)": "program.Trainer",
     }
     printed = check("\n".join(f"reveal_type({expression})" for expression in shown), tmp_path)
@@ -70,6 +79,8 @@ def test_mistakes_are_found(tmp_path: Path) -> None:
         'trainers.step.call("x")': 'Argument 1 to "call" of "Endpoint" has incompatible type "str"',
         "trainers.step.call()": 'Missing positional argument "batch"',
         "trainers.stepp.call(3)": '"Trainer" has no attribute "stepp"',
+        'trainers.later.call("x")': 'Argument 1 to "call" of "Endpoint" has incompatible type "str"',
+        'Channel[int].open()[0].send("x")': 'Argument 1 to "send" of "Port" has incompatible type "str"',
         'procs.spawn("t", Trainer, "x")': 'Argument 3 to "spawn" of "ProcMeshProxy" has incompatible type "str"',
         'procs.spawn("t", Trainer)': 'Missing positional argument "rate"',
         'hosts.spawn("t", Trainer, 0.1, step=3)': 'Unexpected keyword argument "step"',

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, cast
+
+from typing_extensions import TypeVar
 
 from meshgate.actors import api
 from meshgate.monarch_classes import monarch_api
@@ -14,23 +16,21 @@ from meshgate_wire.messages import OpenChannel, stream_of
 
 __all__ = ["Channel"]
 
-R = TypeVar("R")
+R = TypeVar("R", default=Any)
 
 
 class Channel(Generic[R]):
     """Opens channels on the current job's session, or on ``client``."""
 
     @staticmethod
-    def open(
-        once: bool = False, *, client: Client | None = None, name: str = ""
-    ) -> tuple[Port[Any], PortReceiver[Any]]:
+    def open(once: bool = False, *, client: Client | None = None, name: str = "") -> tuple[Port[R], PortReceiver[R]]:
         """A new port and its receiver. With ``once`` it takes a single message. Inside an actor they are Monarch's.
 
         A channel without a name is closed when the program drops the receiver. One with a ``name`` stays open until the
         session ends, and another process finds it with ``job.attach()``. Raises ValueError if the name is taken.
         """
         if client is None and api.inside_actor():
-            return cast("tuple[Port[Any], PortReceiver[Any]]", _monarchs_channel().open(once))
+            return cast("tuple[Port[R], PortReceiver[R]]", _monarchs_channel().open(once))
         client = client or current_client()
         if name:
             require_name(name)
@@ -46,11 +46,11 @@ class Channel(Generic[R]):
     @staticmethod
     def open_ranked(
         once: bool = False, *, client: Client | None = None, name: str = ""
-    ) -> tuple[Port[Any], RankedPortReceiver[Any]]:
+    ) -> tuple[Port[R], RankedPortReceiver[R]]:
         """As ``open``, with a receiver of ``(rank, value)`` pairs."""
         if client is None and api.inside_actor():
-            return cast("tuple[Port[Any], RankedPortReceiver[Any]]", _monarchs_channel().open_ranked(once))
-        port, receiver = Channel.open(once, client=client, name=name)
+            return cast("tuple[Port[R], RankedPortReceiver[R]]", _monarchs_channel().open_ranked(once))
+        port, receiver = Channel[R].open(once, client=client, name=name)
         return port, receiver.ranked()
 
 
