@@ -22,6 +22,7 @@ from meshgate import (
     GatewayError,
     MeshgateError,
     SessionExpiredError,
+    SupervisionError,
     UrlDialer,
     endpoint,
 )
@@ -88,7 +89,7 @@ class Account:
     """What the drivers of one session have done. ``answered``: by way, how many calls were answered, in order.
 
     ``ready`` once the actors are up and the session, if it is to be ``detached``, is; set ``ending`` to make the driver
-    finish. ``lost`` is the error by which a driver learned that its session is over.
+    finish. ``lost`` is the error by which a driver learned that its session or a worker is lost.
     """
 
     answered: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
@@ -124,6 +125,16 @@ async def _drive(driver: Driver) -> None:
         client.validate_state()
         assert not list(client.calls), "the session is over, and calls still wait"
         driver.account.lost = error
+    except SupervisionError as error:
+        driver.account.lost = error
+        await end_session(current_process().facts["client"])
+
+
+async def end_session(client: Client) -> None:
+    ack = PendingAck(0, "end of the session")
+    client.request(ack, lambda call: EndSession(call=call), stream=0, even_if_failed=True, last=True)
+    with contextlib.suppress(GatewayError):  # cut off: the session has ended, but its answer is lost
+        await ack.future
 
 
 class Driver:
@@ -155,10 +166,7 @@ class Driver:
         while not self._all_arrived():  # noqa: ASYNC110 - time is virtual
             await asyncio.sleep(0.1)
         receiving.cancel()
-        ack = PendingAck(0, "end of the session")
-        client.request(ack, lambda call: EndSession(call=call), stream=0, even_if_failed=True, last=True)
-        with contextlib.suppress(GatewayError):  # cut off: the session has ended, but its answer is lost
-            await ack.future
+        await end_session(client)
         account.ended = True
 
     async def _set_up(self, client: Client) -> None:

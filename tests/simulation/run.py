@@ -15,7 +15,7 @@ from unittest import mock
 
 import structlog
 
-from meshgate import EngineDiedError, SessionExpiredError
+from meshgate import EngineDiedError, SessionExpiredError, SupervisionError
 from meshgate.session.serial_thread import SerialThread
 from meshgate.session.transport.connection_thread import ConnectionThread
 from meshgate_gateway.engine.engine import Engine
@@ -268,6 +268,17 @@ def _kill_engine(simulation: Simulation) -> None:
     assert isinstance(simulation.account.lost, EngineDiedError)
 
 
+def _kill_worker(simulation: Simulation) -> None:
+    """The driver learns where a worker has died, and ends the session."""
+    worker = simulation.chance.choice(simulation.workers.alive)
+    worker.process.kill()
+    simulation.world.run(lambda: simulation.account.lost is not None, LIMIT)
+    lost = simulation.account.lost
+    assert isinstance(lost, SupervisionError)
+    assert lost.failure is not None
+    assert set(lost.failure.hosts.values()) == {f"workers-{worker.rank}"}, lost.failure
+
+
 def _abandon(simulation: Simulation) -> None:
     """No driver takes over, until the lease is over. One that then comes back learns it.
 
@@ -286,6 +297,7 @@ def _abandon(simulation: Simulation) -> None:
 ENDS: dict[str, Callable[[Simulation], None]] = {
     "session ended by its driver": _end,
     "engine killed": _kill_engine,
+    "worker killed": _kill_worker,
     "lease expired": _abandon,
 }
 
@@ -317,6 +329,7 @@ def _replaced(world: World) -> Iterator[None]:
             ("meshgate_gateway.child_process.end_processes", lambda session: 0),
             ("meshgate_gateway.child_process.asyncio.to_thread", _call),
             ("meshgate_gateway.sessions.session_manager.start_process", _no_process),
+            ("meshgate.unhandled_fault_hook", lambda failure: world.note(f"fault: {failure}")),
         ):
             patches.enter_context(mock.patch(path, new))
         patches.enter_context(_errors_are_problems(world))

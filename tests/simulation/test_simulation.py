@@ -11,6 +11,7 @@ import pytest
 
 from meshgate_gateway.engine.detached.holders import Holders
 from meshgate_gateway.engine.detached.kept_calls import KeptCalls
+from meshgate_gateway.engine.meshes.supervision import Supervision
 from meshgate_gateway.sessions import session_table
 from meshgate_gateway.sessions.session_table import Sessions
 from meshgate_wire.retransmission import Unacknowledged
@@ -44,6 +45,7 @@ DEFECTS: dict[str, tuple[Any, str, Any]] = {
     "a holder finds no calls of the one before": (KeptCalls, "holder_changed", lambda calls: calls._calls.clear()),
     "the first message of a killed driver displaces its successor": (Holders, "claim", lambda *_, **__: None),
     "a session that is not detached ends long before its lease": (session_table, "MAX_ENDED_LEASE", 60.0),
+    "the death of a worker does not reach its calls": (Supervision, "process_ended", lambda *_: None),
 }
 CHOICES: dict[str, dict[str, Any]] = {
     "the first message of a killed driver displaces its successor": {"kinds": ["driver killed while it attaches"]},
