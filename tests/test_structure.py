@@ -27,6 +27,7 @@ SAYS_WHAT_IT_NEVER_DOES = re.compile(r"\b(never|nothing|no|not|only|alone|withou
 
 TESTED_ELSEWHERE = {
     "client/meshgate/doctor/gateway.py": "tests/end_to_end/test_doctor.py",
+    "client/meshgate/session/gateway_client.py": "tests/client/jobs/kubernetes/test_remote_gateway.py",
     "client/meshgate/jobs/spmd/run.py": "tests/end_to_end/test_spmd.py",
     "client/meshgate/jobs/slurm/dialer.py": "tests/slurm/test_laptop.py",
     "client/meshgate/jobs/slurm/job.py": "tests/slurm/test_laptop.py",

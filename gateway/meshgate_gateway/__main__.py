@@ -36,7 +36,9 @@ def main(commands: Commands | None = None) -> NoReturn:
     if settings.metrics_port is not None:
         import meshgate_gateway.http.metrics  # noqa: PLC0415
     if settings.slurm_job is not None:
-        import meshgate_gateway.on_slurm  # noqa: F401, PLC0415
+        import meshgate_gateway.on_slurm  # noqa: PLC0415
+    if settings.slurm_policy is not None:
+        import meshgate_gateway.provisioning.slurm_service  # noqa: F401, PLC0415
 
     def serve(inheritance: Inheritance) -> None:
         configure_logs(settings.log_level, settings.log_format, [settings.read_token().get_secret_value()])

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from meshgate_gateway.in_cluster import ClusterJob
     from meshgate_gateway.on_slurm import SlurmJob
     from meshgate_gateway.provisioning.service import Provisioner
+    from meshgate_gateway.provisioning.slurm_service import SlurmProvisioner
 
 __all__ = ["Commands", "serve"]
 
@@ -150,8 +151,15 @@ async def _submit(job: SlurmJob, settings: Settings, engines: EnginePool) -> Slu
         _refuse(settings.announce_fd, str(error))
 
 
-async def _provisioner(settings: Settings) -> Provisioner | None:
+async def _provisioner(settings: Settings) -> Provisioner | SlurmProvisioner | None:
     """The service that creates jobs for other callers, if this gateway offers it."""
+    if settings.slurm_policy is not None:
+        from meshgate_gateway.provisioning.slurm_service import create_slurm_provisioner  # noqa: PLC0415  (as above)
+
+        try:
+            return create_slurm_provisioner(settings.slurm_policy, TokenAuthenticator(settings.read_token()))
+        except (ValueError, OSError) as error:
+            raise SystemExit(f"meshgate_gateway: {error}") from None
     if settings.provision_policy is None:
         return None
     from meshgate_gateway.in_cluster import create_provisioner  # noqa: PLC0415  (as above)

@@ -119,6 +119,9 @@ class Settings(BaseSettings):
     provision_policy: Path | None = Field(
         None, description="in Kubernetes: a policy file (JSON); enables creating jobs for callers without permissions"
     )
+    slurm_policy: Path | None = Field(
+        None, description="on a login node of Slurm: a policy file (JSON); enables submitting jobs for other callers"
+    )
     lease: float = Field(
         14400,
         gt=0,
@@ -159,6 +162,8 @@ class Settings(BaseSettings):
             raise ValueError("the token is given twice: remove MESHGATE_TOKEN or --token-file")
         if clash := {mesh.name for mesh in self.mesh} & {mesh.name for mesh in self.local_mesh}:
             raise ValueError(f"mesh {min(clash)} is given by both --mesh and --local-mesh: rename one")
+        if self.slurm_policy is not None and (self.provision_policy is not None or self.slurm_job is not None):
+            raise ValueError("--slurm-policy cannot be combined with --provision-policy or --slurm-job")
         self.read_token()
         return self
 

@@ -1,12 +1,16 @@
-"""What the client and the program on the login node exchange, as JSON, and what a gateway says about its job."""
+"""What the client exchanges with the program on the login node, or with a provisioning gateway, as JSON, and what a
+gateway says about its job.
+
+A client sends a provisioning gateway one request on a websocket, as a text message, and receives one reply.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from meshgate_slurm.spec import SlurmSpec
 
@@ -14,13 +18,23 @@ __all__ = [
     "JOB_FILE",
     "MARK",
     "BatchRequest",
+    "EndJob",
     "Ended",
     "GatewayReport",
     "GatewayState",
+    "JobEnded",
     "JobReport",
+    "JobUp",
+    "ProvisioningReply",
+    "ProvisioningRequest",
     "Rejected",
+    "RequestRejected",
     "RunningSlurmJob",
+    "StartJob",
     "StartRequest",
+    "parse_reply",
+    "parse_request",
+    "read_answer",
     "surrounding_job",
 ]
 
@@ -28,6 +42,7 @@ JOB_FILE = "MESHGATE_SLURM_JOB"  # the variable with the path of the file that d
 MARK = "meshgate-slurm: "  # begins the line with the reply: shell start-up files may print other lines
 
 ApplyId = Annotated[str, Field(pattern=r"^[0-9a-f-]{8,64}$")]
+AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 
 class _Model(BaseModel):
@@ -116,3 +131,75 @@ class JobReport(_Model):
     ready: int = 0
     nodes: int = 0
     failed: str | None = None
+
+
+def read_answer(output: str, kind: type[AnswerT]) -> AnswerT | Rejected | None:
+    """The answer of the program on the login node, in its output; None if there is none. Raises ValidationError if this
+    version cannot read it."""
+    line = next((line for line in output.splitlines() if line.startswith(MARK)), None)
+    if line is None:
+        return None
+    try:
+        return kind.model_validate_json(line[len(MARK) :])
+    except ValidationError as error:
+        try:
+            return Rejected.model_validate_json(line[len(MARK) :])
+        except ValidationError:
+            raise error from None
+
+
+# --- with a provisioning gateway
+
+
+class StartJob(_Model):
+    """Submit this job, or return it if that has been done. With ``client``, it is a batch job with this command, which
+    runs in the caller's home."""
+
+    ask: Literal["start"] = "start"
+    apply_id: ApplyId
+    spec: SlurmSpec
+    client: Annotated[str, Field(min_length=1, max_length=65_536)] | None = None
+
+
+class EndJob(_Model):
+    """End a job. The reply follows when Slurm reports its end."""
+
+    ask: Literal["end"] = "end"
+    apply_id: ApplyId
+
+
+class JobUp(_Model):
+    """The job is in the queue, and its gateway runs."""
+
+    say: Literal["up"] = "up"
+    job: RunningSlurmJob
+
+
+class JobEnded(_Model):
+    say: Literal["ended"] = "ended"
+    state: str = ""
+
+
+class RequestRejected(_Model):
+    """``missing``: the caller has no such job. ``output`` is the last output of the job's gateway, if any."""
+
+    say: Literal["refused"] = "refused"
+    reason: str
+    output: str = ""
+    missing: bool = False
+
+
+ProvisioningRequest: TypeAlias = StartJob | EndJob
+ProvisioningReply: TypeAlias = JobUp | JobEnded | RequestRejected
+_requests: TypeAdapter[ProvisioningRequest] = TypeAdapter(Annotated[ProvisioningRequest, Field(discriminator="ask")])
+_replies: TypeAdapter[ProvisioningReply] = TypeAdapter(Annotated[ProvisioningReply, Field(discriminator="say")])
+
+
+def parse_request(text: str | bytes) -> ProvisioningRequest:
+    """Raises ``pydantic.ValidationError`` for an invalid message."""
+    return _requests.validate_json(text)
+
+
+def parse_reply(text: str | bytes) -> ProvisioningReply:
+    """Raises ``pydantic.ValidationError`` for an invalid message."""
+    return _replies.validate_json(text)

@@ -119,7 +119,7 @@ class SlurmSpec(BaseModel):
     @field_validator("time_limit")
     @classmethod
     def _check_time(cls, value: str | None) -> str | None:
-        if value is not None and time_limit_minutes(value) is None:
+        if value is not None and (value != value.strip() or time_limit_minutes(value) is None):
             raise ValueError("not a time of Slurm's: use MINUTES, HH:MM:SS, D-HH or D-HH:MM:SS")
         return value
 

@@ -34,11 +34,20 @@ def kit(program: str, *arguments: str) -> str:
     return run(str(KIT / program), *arguments, env=environment)
 
 
-def laptop(program: Path, *arguments: str) -> subprocess.Popen[str]:
+def laptop(
+    program: Path, *arguments: str, variables: Mapping[str, str] | None = None, stdin: int | None = None
+) -> subprocess.Popen[str]:
     """Runs a Python program on the laptop, from its own directory, without the variables of a cluster."""
     command = [str(KIT / "on"), "laptop", sys.executable, str(program), *arguments]
     return subprocess.Popen(
-        command, cwd=program.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=program.parent,
+        env={**os.environ, **(variables or {})},
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 

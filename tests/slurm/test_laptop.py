@@ -86,7 +86,7 @@ def test_a_call_survives_the_ends_of_the_ssh_connection_and_of_the_server(name: 
 with make(sys.argv[1]) as job:
     trainers = job.state().trainers.spawn_procs().spawn("trainers", Trainer)
     call = trainers.slow.call_one(3)
-    print(job._login.connection, job._job.directory, flush=True)
+    print(job._access.connection, job._job.directory, flush=True)
     print(call.get(), trainers.where.call_one().get()[0], job._report().ready)
 """
     process = laptop(program(tmp_path, body), name)

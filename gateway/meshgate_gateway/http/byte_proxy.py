@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from meshgate_gateway.http.messages import Request
 
-__all__ = ["proxy_bytes"]
+__all__ = ["forward_bytes", "proxy_bytes"]
 
 CONNECT_TIMEOUT = 5.0
 LINGER = 2.0
@@ -18,23 +18,28 @@ _READ_SIZE = 1 << 17
 async def proxy_bytes(connection: socket.socket, request: Request, path: str, host: str, port: int) -> None:
     """Sends ``request``, with ``path`` in place of its own, to ``host``; then copies bytes both ways until one side
     ends. Owns ``connection``."""
-    loop = asyncio.get_running_loop()
-    with connection, socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as upstream:
+    upstream = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    upstream.setblocking(False)
+    upstream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with connection, upstream, suppress(OSError, asyncio.TimeoutError):
+        await asyncio.wait_for(asyncio.get_running_loop().sock_connect(upstream, (host, port)), CONNECT_TIMEOUT)
+        await forward_bytes(connection, request, path, upstream)
+
+
+async def forward_bytes(connection: socket.socket, request: Request, path: str, upstream: socket.socket) -> None:
+    """As ``proxy_bytes``, to a server that ``upstream`` is connected to. Owns both sockets."""
+    with connection, upstream, suppress(OSError):
         connection.setblocking(False)
-        upstream.setblocking(False)
-        upstream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(loop.sock_connect(upstream, (host, port)), CONNECT_TIMEOUT)
-            await loop.sock_sendall(upstream, _head(request, path))
-            directions = ((connection, upstream), (upstream, connection))
-            copying = [asyncio.create_task(_copy(source, target)) for source, target in directions]
-            try:
-                await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
-                await asyncio.wait(copying, timeout=LINGER)
-            finally:
-                for task in copying:
-                    task.cancel()
-                await asyncio.gather(*copying, return_exceptions=True)
+        await asyncio.get_running_loop().sock_sendall(upstream, _head(request, path))
+        directions = ((connection, upstream), (upstream, connection))
+        copying = [asyncio.create_task(_copy(source, target)) for source, target in directions]
+        try:
+            await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(copying, timeout=LINGER)
+        finally:
+            for task in copying:
+                task.cancel()
+            await asyncio.gather(*copying, return_exceptions=True)
 
 
 async def _copy(source: socket.socket, target: socket.socket) -> None:

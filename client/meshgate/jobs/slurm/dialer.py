@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import socket
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -15,7 +16,7 @@ from meshgate.jobs.slurm.login_node import LoginNode
 from meshgate.session.dialing import Route, describe_response
 from meshgate_slurm.messages import JobReport, RunningSlurmJob
 
-__all__ = ["SlurmDialer", "ask_gateway"]
+__all__ = ["SlurmDialer", "ask_gateway", "read_report"]
 
 REQUEST_TIMEOUT = 20.0
 
@@ -57,11 +58,19 @@ def ask_gateway(path: str, job: RunningSlurmJob) -> JobReport:
         body = response.read()
         if response.status != http.client.OK:
             raise ConnectionFailedError(f"the gateway answered {describe_response(response.status, body)}")
-        return JobReport.model_validate(json.loads(body)["slurm"])
-    except (http.client.HTTPException, KeyError, ValueError, ValidationError) as error:
+        return read_report(json.loads(body))
+    except (http.client.HTTPException, ValueError) as error:
         raise ConnectionFailedError(f"the gateway does not answer: {error!r}") from error
     finally:
         connection.close()
+
+
+def read_report(facts: dict[str, Any]) -> JobReport:
+    """The report in a gateway's description of its job. Raises ConnectionFailedError if it has none."""
+    try:
+        return JobReport.model_validate(facts["slurm"])
+    except (KeyError, ValidationError) as error:
+        raise ConnectionFailedError(f"the gateway does not report on a Slurm job: {error!r}") from error
 
 
 class _UnixConnection(http.client.HTTPConnection):

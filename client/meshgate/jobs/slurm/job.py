@@ -16,18 +16,17 @@ from typing_extensions import Self
 from meshgate.errors import ConnectionFailedError, JobError, JobNotRunning, JobStartFailed
 from meshgate.images.image import Image
 from meshgate.jobs.cluster_job import ClusterJob
-from meshgate.jobs.slurm import login_program
+from meshgate.jobs.slurm.access import Access, LoginAccess, UrlAccess, check_gateway_url
 from meshgate.jobs.slurm.arguments import build_spec, check_sync_dirs, refuse_direct_access
-from meshgate.jobs.slurm.dialer import SlurmDialer, ask_gateway
 from meshgate.jobs.slurm.interrupts import second_interrupt
-from meshgate.jobs.slurm.login_node import LoginNode, ThisMachine
+from meshgate.jobs.slurm.login_node import ThisMachine
 from meshgate.jobs.slurm.ssh import SshLogin, check_login
 from meshgate.jobs.slurm.waiting import choose_progress, wait_for_workers
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import DEFAULT_JOB_PATH, JobTrait, check_detached
 from meshgate.proxies.client import Client
 from meshgate.session.dialing import Dialer
-from meshgate_slurm.messages import BatchRequest, JobReport, RunningSlurmJob, surrounding_job
+from meshgate_slurm.messages import BatchRequest, JobReport, RunningSlurmJob, StartRequest, surrounding_job
 from meshgate_slurm.spec import SlurmSpec
 
 __all__ = ["SlurmJob"]
@@ -37,9 +36,11 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
     """Nodes of a Slurm cluster, each of them one Monarch host, with a gateway of their own on the login node.
 
     ``meshes`` maps names to numbers of nodes. ``login`` is where Slurm's commands are, as a destination of ssh; without
-    it they are on this machine. ``python_exe`` is a Python on the login node and on the nodes that has
-    ``meshgate[gateway,worker]``; without ``login``, "python" is the one that runs this program. Each node has one
-    worker, whatever ``ntasks_per_node`` is: that many tasks, of ``cpus_per_task`` each, count when Slurm reserves CPUs.
+    it they are on this machine. ``gateway_url`` is instead a gateway that submits the job on behalf of the holder of
+    ``$MESHGATE_TOKEN``, within its policy. ``python_exe`` is a Python on the login node and on the nodes that has
+    ``meshgate[gateway,worker]``; without ``login``, "python" is the one that runs this program, or the gateway's. Each
+    node has one worker, whatever ``ntasks_per_node`` is: that many tasks, of ``cpus_per_task`` each, count when Slurm
+    reserves CPUs.
     Each worker takes a free port unless ``monarch_port`` is set. Logs are in ``log_dir`` on the cluster (default:
     ``~/.meshgate/slurm/logs``).
 
@@ -79,6 +80,7 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         bind_to: str | None = None,
         *,
         login: str | None = None,
+        gateway_url: str | None = None,
         split_gpus: bool = True,
         env: Mapping[str, str] | None = None,
         sync_dirs: Sequence[str] | None = None,
@@ -93,6 +95,7 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         self._detached = check_detached(detached)
         refuse_direct_access(out_of_cluster=out_of_cluster, attach_to=attach_to, bind_to=bind_to)
         self._login_name = check_login(login) if login is not None else None
+        self._gateway_url = check_gateway_url(gateway_url, login, python_exe)
         self._arguments: dict[str, Any] = {
             "meshes": dict(meshes),
             "python_exe": python_exe,
@@ -123,11 +126,12 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         if image is not None:
             self._images = dict.fromkeys(meshes, image)
         self._image = image
-        self._login: LoginNode | None = None
+        self._access: Access | None = None
         self._connection: str | None = None  # of a driver that has died
 
     def __repr__(self) -> str:
         where = f", login={self._login_name!r}" if self._login_name else ""
+        where += f", gateway_url={self._gateway_url!r}" if self._gateway_url else ""
         number = f", job {self._job.job_id}" if self._job else ""
         return f"SlurmJob({self._arguments['meshes']}{where}{number})"
 
@@ -177,15 +181,14 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         if surrounding is not None:
             self._join(surrounding, spec, client_script)
             return
-        login, apply_id = self._open_login(), str(self._apply_id)
+        access = self._open()
+        request = StartRequest(apply_id=str(self._apply_id), spec=spec)
+        if client_script is not None:
+            directory = os.getcwd() if self._is_local else "~"
+            request = BatchRequest(apply_id=request.apply_id, spec=spec, client=client_script, directory=directory)
         with choose_progress() as progress:
-            progress.show(f"submitting {spec.job_name} on {login}")
-            if client_script is None:
-                self._job = login_program.start(login, spec, apply_id, self._python)
-            else:
-                directory = os.getcwd() if self._login_name is None else "~"
-                request = BatchRequest(apply_id=apply_id, spec=spec, client=client_script, directory=directory)
-                self._job = login_program.submit(login, request, self._python)
+            progress.show(f"submitting {spec.job_name} on {access}")
+            self._job = access.start(request)
         self._bind_if_scoped(self._job)
 
     def _join(self, surrounding: RunningSlurmJob, spec: SlurmSpec, client_script: str | None) -> None:
@@ -215,7 +218,7 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
 
     def _spec_for_reaper(self) -> tuple[type[JobTrait], dict[str, Any]]:
         """The reaper uses the connection of this process, which may have asked for a password."""
-        return SlurmJob, {**SlurmJob._spec(self), "connection": self._open_login().connection}
+        return SlurmJob, {**SlurmJob._spec(self), "connection": self._open().connection}
 
     def _state(self) -> JobState:
         if self._client is not None and not self._client.closed:
@@ -227,7 +230,7 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         return super()._connect()
 
     def _dialer(self) -> Dialer:
-        return SlurmDialer(self._open_login(), self._require_job(), self._python)
+        return self._open().dialer(self._require_job())
 
     def _require_not_ended(self) -> None:
         try:
@@ -251,12 +254,13 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
             raise
 
     def _report(self) -> JobReport:
-        job = self._require_job()
-        return ask_gateway(self._open_login().forward(job.socket), job)
+        return self._open().report(self._require_job())
 
     def _kill(self) -> None:
         super()._kill()
-        self._close_login()
+        if self._access is not None:
+            self._access.close()
+            self._access = None
 
     def _allocation(self) -> dict[str, Any]:
         return super()._require_job().model_dump(mode="json")
@@ -264,60 +268,55 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
     def _end(self, job: RunningSlurmJob) -> None:
         if surrounding_job() is not None:
             return  # the job ends with this program
-        login_program.end(self._open_login(), job, self._python)
+        self._open().end(job)
 
     def _is_running(self) -> bool:
         if self._job is None:
             return False
         if not self._job.socket:
             return True  # until kill(): nothing watches a batch job
-        try:
-            return not self._report().ended
-        except ConnectionFailedError:
-            state = login_program.gateway_state(self._open_login(), self._job, self._python)
-            if state.alive or state.host != self._job.host:
-                raise
-            return False  # without their gateway the workers have ended
+        return self._open().is_running(self._job)
 
     def can_run(self, spec: JobTrait) -> bool:
         """Whether ``spec`` is a SlurmJob with the same arguments and this job has not ended."""
         return (
             isinstance(spec, SlurmJob)
             and build_spec(spec._arguments) == build_spec(self._arguments)
-            and spec._login_name == self._login_name
+            and (spec._login_name, spec._gateway_url) == (self._login_name, self._gateway_url)
             and self._is_running()
         )
 
     def _spec(self) -> dict[str, Any]:
         spec = build_spec(self._arguments).model_dump(mode="json", exclude_defaults=True)
-        return {"spec": spec, "login": self._login_name, "job_start_timeout": self._start_timeout}
+        where = {"login": self._login_name, "gateway_url": self._gateway_url}
+        return {"spec": spec, **where, "job_start_timeout": self._start_timeout}
 
     @classmethod
     def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self:
         saved = SlurmSpec.model_validate(spec["spec"])
-        job = cls(saved.meshes, login=spec["login"], job_start_timeout=spec["job_start_timeout"])
+        where = {"login": spec["login"], "gateway_url": spec.get("gateway_url")}
+        job = cls(saved.meshes, **where, job_start_timeout=spec["job_start_timeout"])
         job._arguments = saved.model_dump()
         job._connection = spec.get("connection")
         if allocation is not None:
             job._job = RunningSlurmJob.model_validate(allocation)
         return job
 
-    # --- the login node
+    # --- the way to the cluster
 
     @property
-    def _python(self) -> str:
+    def _is_local(self) -> bool:
+        return self._login_name is None and self._gateway_url is None
+
+    def _open(self) -> Access:
+        if self._access is None:
+            self._access = self._find_access()
+        return self._access
+
+    def _find_access(self) -> Access:
+        if self._gateway_url is not None and surrounding_job() is None:
+            return UrlAccess(self._gateway_url)
         python: str = self._arguments["python_exe"]
-        return sys.executable if python == "python" and self._login_name is None else python
-
-    def _open_login(self) -> LoginNode:
-        if self._login is None:
-            name = self._login_name if surrounding_job() is None else None
-            ssh = None if name is None else SshLogin(name, self._connection)
-            self._login = ssh or ThisMachine()
-            self._login.open()
-        return self._login
-
-    def _close_login(self) -> None:
-        if self._login is not None:
-            self._login.close()
-            self._login = None
+        if self._login_name is not None and surrounding_job() is None:
+            return LoginAccess(SshLogin(self._login_name, self._connection), python)
+        return LoginAccess(ThisMachine(), sys.executable if python == "python" else python)

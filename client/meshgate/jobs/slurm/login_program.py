@@ -10,7 +10,15 @@ from pydantic import BaseModel, ValidationError
 from meshgate.errors import ConnectionFailedError, JobError, JobStartFailed
 from meshgate.jobs.slurm.login_node import LoginNode, Output, python_command
 from meshgate.jobs.slurm.ssh import SSH_FAILED
-from meshgate_slurm.messages import MARK, BatchRequest, Ended, GatewayState, Rejected, RunningSlurmJob, StartRequest
+from meshgate_slurm.messages import (
+    BatchRequest,
+    Ended,
+    GatewayState,
+    Rejected,
+    RunningSlurmJob,
+    StartRequest,
+    read_answer,
+)
 from meshgate_slurm.spec import SlurmSpec
 
 __all__ = ["end", "gateway_state", "start", "submit"]
@@ -62,21 +70,16 @@ def _ask(login: LoginNode, python: str, action: str, request: str, kind: type[Re
         output = login.run(f"exec {python_command(python, '-m', MODULE, action)}", request)
     except subprocess.TimeoutExpired as error:
         raise JobError(f"{login} did not answer within {error.timeout:g} s") from None
-    line = next((line for line in output.stdout.splitlines() if line.startswith(MARK)), None)
-    if line is None:
-        raise _no_reply(login, output, python)
-    text = line[len(MARK) :]
     try:
-        return kind.model_validate_json(text)
+        answer = read_answer(output.stdout, kind)
     except ValidationError as error:
-        try:
-            return Rejected.model_validate_json(text)
-        except ValidationError:
-            first = error.errors()[0]["msg"]
-            raise JobError(
-                f"{login} gave a reply that this version of meshgate cannot read ({first}); install the same version "
-                "on both machines"
-            ) from None
+        raise JobError(
+            f"{login} gave a reply that this version of meshgate cannot read ({error.errors()[0]['msg']}); install "
+            "the same version on both machines"
+        ) from None
+    if answer is None:
+        raise _no_reply(login, output, python)
+    return answer
 
 
 def _no_reply(login: LoginNode, output: Output, python: str) -> JobError | ConnectionFailedError:

@@ -20,6 +20,7 @@ from meshgate.errors import AuthenticationError, ConnectionFailedError, JobError
 from meshgate.jobs.kubernetes import remote_gateway
 from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway, find_token
 from meshgate.jobs.kubernetes.requests import JobRequest, mesh_from_compute
+from meshgate.session import gateway_client
 from meshgate_kubernetes.jobs.lifecycle import RunningJob
 from meshgate_kubernetes.jobs.provisioning_messages import (
     FindJob,
@@ -75,8 +76,8 @@ def running(gateway: FakeGateway) -> Iterator[RemoteGateway]:
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHGATE_PROGRESS", "off")
-    monkeypatch.setattr(remote_gateway, "LONGEST_DELAY", 0.01)
-    monkeypatch.setattr(remote_gateway, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(gateway_client, "LONGEST_DELAY", 0.01)
+    monkeypatch.setattr(gateway_client, "FIRST_DELAY", 0.01)
 
 
 def test_a_job_is_started_through_the_gateway() -> None:
@@ -110,7 +111,7 @@ def test_a_gateway_that_was_reached_once_may_be_unreachable_for_a_while(monkeypa
 
 
 def test_the_client_gives_up_on_a_gateway_that_stays_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_gateway, "RECONNECT_TIMEOUT", 0.1)
+    monkeypatch.setattr(gateway_client, "RECONNECT_TIMEOUT", 0.1)
     message = r"lost the connection to the gateway at .* could not reconnect within 0\.1 s: it closes each connection"
     with running(FakeGateway()) as remote, pytest.raises(ConnectionFailedError, match=message):
         remote.start(REQUEST)

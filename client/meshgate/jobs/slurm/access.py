@@ -1,0 +1,174 @@
+"""How a driver submits its jobs and reaches their gateways: by a login node, or by a gateway behind a URL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from contextlib import closing
+from typing import Protocol
+
+from meshgate.errors import AuthenticationError, ConnectionFailedError, GatewayLostError, JobError, JobStartFailed
+from meshgate.jobs.slurm import login_program
+from meshgate.jobs.slurm.dialer import SlurmDialer, ask_gateway, read_report
+from meshgate.jobs.slurm.login_node import LoginNode
+from meshgate.session.dialing import Dialer, UrlDialer, is_gateway_url
+from meshgate.session.gateway_client import GatewayClient
+from meshgate_slurm.messages import (
+    BatchRequest,
+    EndJob,
+    JobEnded,
+    JobReport,
+    JobUp,
+    ProvisioningReply,
+    RequestRejected,
+    RunningSlurmJob,
+    StartJob,
+    StartRequest,
+    parse_reply,
+)
+
+__all__ = ["Access", "LoginAccess", "UrlAccess", "check_gateway_url"]
+
+ANSWER_TIMEOUT = 200.0  # seconds; the gateway gives the login node 180
+CREATES_NONE = "Pass the URL of a gateway that submits jobs to Slurm (--slurm-policy)"
+
+
+class Access(Protocol):
+    """All methods may block and raise JobError or GatewayError."""
+
+    def start(self, request: StartRequest) -> RunningSlurmJob:
+        """Submits the job; a BatchRequest is one with a client of its own. Raises JobStartFailed."""
+
+    def end(self, job: RunningSlurmJob) -> None:
+        """Ends the job and waits until Slurm reports the end."""
+
+    def report(self, job: RunningSlurmJob) -> JobReport:
+        """What the job's gateway reports. Raises ConnectionFailedError if it does not answer."""
+
+    def is_running(self, job: RunningSlurmJob) -> bool: ...
+
+    def dialer(self, job: RunningSlurmJob) -> Dialer: ...
+
+    @property
+    def connection(self) -> str | None:
+        """By which another process of this machine can use the same connection, if there is one."""
+
+    def close(self) -> None: ...
+
+    def __str__(self) -> str: ...
+
+
+class LoginAccess:
+    """By a login node, whose ``python`` runs meshgate's program there."""
+
+    def __init__(self, login: LoginNode, python: str) -> None:
+        self._login, self._python = login, python
+        login.open()
+
+    def start(self, request: StartRequest) -> RunningSlurmJob:
+        if isinstance(request, BatchRequest):
+            return login_program.submit(self._login, request, self._python)
+        return login_program.start(self._login, request.spec, request.apply_id, self._python)
+
+    def end(self, job: RunningSlurmJob) -> None:
+        login_program.end(self._login, job, self._python)
+
+    def report(self, job: RunningSlurmJob) -> JobReport:
+        return ask_gateway(self._login.forward(job.socket), job)
+
+    def is_running(self, job: RunningSlurmJob) -> bool:
+        try:
+            return not self.report(job).ended
+        except ConnectionFailedError:
+            state = login_program.gateway_state(self._login, job, self._python)
+            if state.alive or state.host != job.host:
+                raise
+            return False  # without their gateway the workers have ended
+
+    def dialer(self, job: RunningSlurmJob) -> Dialer:
+        return SlurmDialer(self._login, job, self._python)
+
+    @property
+    def connection(self) -> str | None:
+        return self._login.connection
+
+    def close(self) -> None:
+        self._login.close()
+
+    def __str__(self) -> str:
+        return str(self._login)
+
+
+class UrlAccess(GatewayClient[ProvisioningReply]):
+    """By a gateway that submits jobs for the holder of ``$MESHGATE_TOKEN``, as a user that its policy names."""
+
+    def __init__(self, url: str) -> None:
+        token = os.environ.get("MESHGATE_TOKEN", "").strip()
+        if not token:
+            raise JobError(f"SlurmJob(gateway_url={url!r}) has no token: set MESHGATE_TOKEN to yours")
+        super().__init__(url, token, os.environ.get("MESHGATE_CA") or None, parse_reply, CREATES_NONE)
+
+    def start(self, request: StartRequest) -> RunningSlurmJob:
+        client = request.client if isinstance(request, BatchRequest) else None
+        reply = self._answer(StartJob(apply_id=request.apply_id, spec=request.spec, client=client))
+        if isinstance(reply, JobUp):
+            return reply.job
+        assert isinstance(reply, RequestRejected)
+        raise JobStartFailed(f"{self}: {reply.reason}", reply.output)
+
+    def end(self, job: RunningSlurmJob) -> None:
+        reply = self._answer(EndJob(apply_id=job.apply_id))
+        if isinstance(reply, RequestRejected) and not reply.missing:
+            raise JobError(f"{self}: {reply.reason}")
+
+    def report(self, job: RunningSlurmJob) -> JobReport:
+        return read_report(self._get(f"{self._path(job)}/v1/job", job.token))
+
+    def is_running(self, job: RunningSlurmJob) -> bool:
+        try:
+            return not self.report(job).ended
+        except (AuthenticationError, GatewayLostError):  # it has no such job, or the job's gateway has ended
+            return False
+
+    def dialer(self, job: RunningSlurmJob) -> Dialer:
+        return UrlDialer(f"{self._url}{self._path(job)}", job.token, ca=self._ca)
+
+    @property
+    def connection(self) -> str | None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+    def __str__(self) -> str:
+        return str(self._dialer)
+
+    def _path(self, job: RunningSlurmJob) -> str:
+        return f"/v1/jobs/{job.apply_id}"
+
+    def _answer(self, request: StartJob | EndJob) -> ProvisioningReply:
+        replies: Generator[ProvisioningReply, None, None] = self._ask_with_retries(request, ANSWER_TIMEOUT)
+        expected = JobUp if isinstance(request, StartJob) else JobEnded
+        with closing(replies):
+            for reply in replies:
+                if isinstance(reply, (expected, RequestRejected)):
+                    return reply
+        raise AssertionError("the replies do not end before one of these")
+
+
+def check_gateway_url(url: str | None, login: str | None, python_exe: str) -> str | None:
+    """Raises ValueError unless ``url`` can be a gateway's and agrees with the other arguments."""
+    if url is None:
+        return None
+    if login is not None:
+        raise ValueError(
+            f"SlurmJob(login={login!r}, gateway_url={url!r}): the gateway is on a login node; pass only one"
+        )
+    if not is_gateway_url(url):
+        raise ValueError(f"SlurmJob(gateway_url={url!r}): expected ws://host:port or wss://host[:port]")
+    if python_exe.startswith("~"):
+        raise ValueError(
+            f"SlurmJob(python_exe={python_exe!r}, gateway_url=…): pass an absolute path that the gateway's policy "
+            "allows, or leave it out"
+        )
+    return url

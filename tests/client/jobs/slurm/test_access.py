@@ -1,0 +1,174 @@
+"""A gateway behind a URL that submits to Slurm, as the driver sees it."""
+
+from __future__ import annotations
+
+import http
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
+from websockets.sync.server import ServerConnection, serve
+
+from meshgate import SlurmJob
+from meshgate.errors import ConnectionFailedError, JobError, JobStartFailed
+from meshgate.jobs.slurm.access import UrlAccess
+from meshgate.session import gateway_client
+from meshgate_slurm.messages import (
+    BatchRequest,
+    EndJob,
+    JobEnded,
+    JobReport,
+    JobUp,
+    ProvisioningRequest,
+    RequestRejected,
+    RunningSlurmJob,
+    StartJob,
+    StartRequest,
+    parse_request,
+)
+from meshgate_slurm.spec import SlurmSpec
+
+JOB = RunningSlurmJob(
+    apply_id="0123abcd", job_id=7, host="login", directory="/d", socket="/s", pid=1, started="1", token="job's",
+    meshes={"a": 1}, log_dir="/l",
+)  # fmt: skip
+START = StartRequest(apply_id="0123abcd", spec=SlurmSpec(meshes={"a": 1}))
+
+
+class FakeGateway:
+    """Sends ``scripts[n]`` on its n-th connection, and ``about`` with ``status`` to each GET."""
+
+    def __init__(self, *scripts: tuple[BaseModel, ...], status: int = 200, about: dict[str, Any] | None = None) -> None:
+        self.scripts = list(scripts)
+        self.status, self.about = status, about or {}
+        self.requests: list[ProvisioningRequest] = []
+        self.paths: list[tuple[str, str]] = []
+
+    def respond(self, connection: ServerConnection, request: Request) -> Response | None:
+        if request.path == "/v1/jobs":
+            return None
+        self.paths.append((request.path, request.headers["Authorization"]))
+        body = json.dumps(self.about).encode()
+        headers = Headers({"Content-Length": str(len(body))})
+        return Response(self.status, http.HTTPStatus(self.status).phrase, headers, body)
+
+    def serve(self, connection: ServerConnection) -> None:
+        self.requests.append(parse_request(connection.recv()))
+        for message in self.scripts.pop(0) if self.scripts else ():
+            connection.send(message.model_dump_json())
+
+
+@contextmanager
+def running(gateway: FakeGateway) -> Iterator[UrlAccess]:
+    server = serve(gateway.serve, "127.0.0.1", 0, process_request=gateway.respond, close_timeout=1)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield UrlAccess(f"ws://127.0.0.1:{server.socket.getsockname()[1]}")
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHGATE_TOKEN", "mine")
+    monkeypatch.setattr(gateway_client, "FIRST_DELAY", 0.01)
+
+
+def test_a_job_is_submitted_once_though_the_connection_is_cut() -> None:
+    gateway = FakeGateway((), (JobUp(job=JOB),))
+    with running(gateway) as access:
+        assert access.start(START) == JOB
+    assert gateway.requests == [StartJob(apply_id="0123abcd", spec=START.spec)] * 2
+
+
+def test_a_batch_job_carries_its_command() -> None:
+    gateway = FakeGateway((JobUp(job=JOB),))
+    request = BatchRequest(apply_id="0123abcd", spec=START.spec, client="python train.py", directory="~")
+    with running(gateway) as access:
+        access.start(request)
+    assert gateway.requests == [StartJob(apply_id="0123abcd", spec=START.spec, client="python train.py")]
+
+
+def test_a_refusal_carries_the_reason_and_the_last_output() -> None:
+    refusal = RequestRejected(reason="3 nodes exceed the limit of 2", output="the end of a log")
+    with running(FakeGateway((refusal,))) as access, pytest.raises(JobStartFailed) as failed:
+        access.start(START)
+    assert "3 nodes exceed the limit of 2" in str(failed.value)
+    assert "the end of a log" in str(failed.value)
+
+
+def test_a_job_that_is_gone_counts_as_ended() -> None:
+    replies = (JobEnded(state="CANCELLED"),), (RequestRejected(reason="no job", missing=True),)
+    gateway = FakeGateway(*replies, (RequestRejected(reason="the login node did not answer"),))
+    with running(gateway) as access:
+        access.end(JOB)
+        access.end(JOB)
+        with pytest.raises(JobError, match="the login node did not answer"):
+            access.end(JOB)
+    assert gateway.requests == [EndJob(apply_id="0123abcd")] * 3
+
+
+def test_the_report_comes_from_the_jobs_own_gateway_with_its_token() -> None:
+    report = JobReport(job_id=7, state="RUNNING", registered=1, ready=1, nodes=1)
+    gateway = FakeGateway(about={"slurm": report.model_dump()})
+    with running(gateway) as access:
+        assert access.report(JOB) == report
+        assert access.is_running(JOB)
+        gateway.about = {"slurm": {**report.model_dump(), "ended": True}}
+        assert not access.is_running(JOB)
+    assert set(gateway.paths) == {("/v1/jobs/0123abcd/v1/job", "Bearer job's")}
+
+
+@pytest.mark.parametrize(
+    ("status", "about", "running_job"),
+    [
+        (401, {"error": "no job 0123abcd accepts these credentials"}, False),
+        (410, {"error": "gone", "kind": "unknown", "reason": "its process has ended"}, False),
+        (503, {"error": "retry later"}, None),
+        (200, {"meshes": {}}, None),
+    ],
+)
+def test_a_job_is_over_only_if_its_gateway_is_known_to_be(
+    status: int, about: dict[str, Any], running_job: bool | None
+) -> None:
+    with running(FakeGateway(status=status, about=about)) as access:
+        if running_job is None:
+            with pytest.raises(ConnectionFailedError):
+                access.is_running(JOB)
+        else:
+            assert access.is_running(JOB) is running_job
+
+
+def test_a_url_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MESHGATE_TOKEN")
+    with pytest.raises(JobError, match="has no token: set MESHGATE_TOKEN"):
+        UrlAccess("wss://login.example.org")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"login": "me@login"}, r"SlurmJob\(login='me@login', gateway_url=.*pass only one"),
+        ({"gateway_url": "login.example.org:8443"}, r"gateway_url='login.example.org:8443'\): expected ws://"),
+        ({"python_exe": "~/venv/bin/python"}, "pass an absolute path that the gateway's policy allows"),
+    ],
+)
+def test_arguments_that_contradict_the_url_are_refused(arguments: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        SlurmJob({"a": 1}, **{"gateway_url": "wss://login.example.org", **arguments})
+
+
+def test_a_saved_job_keeps_the_url_and_not_the_callers_token() -> None:
+    job = SlurmJob({"a": 1}, gateway_url="wss://login.example.org")
+    spec = job._spec()
+    assert SlurmJob._restore(spec, None)._gateway_url == "wss://login.example.org"
+    assert "mine" not in json.dumps(spec)
+    assert "gateway_url='wss://login.example.org'" in repr(job)

@@ -1,0 +1,306 @@
+"""Callers, requests and forwarded connections of a gateway that submits Slurm jobs. Slurm is the test's."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
+
+import pytest
+from pydantic import SecretStr
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from meshgate_gateway.http.auth import TokenAuthenticator
+from meshgate_gateway.http.server import Server, listen
+from meshgate_gateway.provisioning import slurm_service
+from meshgate_gateway.provisioning.slurm_policy import Caller, SlurmPolicy
+from meshgate_gateway.provisioning.slurm_service import SlurmProvisioner
+from meshgate_gateway.provisioning.slurm_submission import Account, Record, Submissions
+from meshgate_slurm.errors import SlurmError
+from meshgate_slurm.messages import (
+    BatchRequest,
+    EndJob,
+    GatewayState,
+    JobEnded,
+    JobUp,
+    ProvisioningReply,
+    ProvisioningRequest,
+    Rejected,
+    RequestRejected,
+    RunningSlurmJob,
+    StartJob,
+    StartRequest,
+    parse_reply,
+)
+from meshgate_slurm.spec import SlurmSpec
+
+T = TypeVar("T")
+OPERATOR = "correct-horse-battery-staple"
+ID, OTHER_ID = "0123abcd", "4567abcd"
+SPEC = SlurmSpec(meshes={"a": 1})
+START = StartJob(apply_id=ID, spec=SPEC)
+
+
+def caller(name: str) -> Caller:
+    return Caller(name=name, token_sha256=hashlib.sha256(f"token of {name}".encode()).hexdigest(), user="daemon")
+
+
+POLICY = SlurmPolicy(callers=(caller("alice"), caller("bob")), max_nodes=2, max_jobs_per_caller=1, python="/python")
+
+
+class Slurm:
+    """In place of ``Submissions``: jobs that run nowhere. ``go`` lets them start; they share one ``socket``."""
+
+    def __init__(self, socket: str = "/nonexistent") -> None:
+        self.records: dict[str, Record] = {}
+        self.requests: list[StartRequest] = []
+        self.refusal: Rejected | SlurmError | None = None
+        self.socket, self.alive = socket, False
+        self.go = threading.Event()
+        self.go.set()
+
+    def find(self, apply_id: str) -> Record | None:
+        return self.records.get(apply_id)
+
+    def running(self, owner: str) -> list[Record]:
+        return [record for record in self.records.values() if record.owner == owner]
+
+    def start(self, owner: str, account: Account, request: StartRequest) -> Record | Rejected:
+        assert self.go.wait(20)
+        self.requests.append(request)
+        if isinstance(self.refusal, SlurmError):
+            raise self.refusal
+        if self.refusal is not None:
+            return self.refusal
+        state = GatewayState(host="login", alive=self.alive, output="last words")
+
+        class Stub(Record):
+            def gateway_state(self) -> GatewayState:
+                return state
+
+        job = RunningSlurmJob(
+            apply_id=request.apply_id, job_id=7, host="login", directory="", socket=self.socket, pid=1, started="1",
+            token="token of the job", meshes={"a": 1}, log_dir="",
+        )  # fmt: skip
+        own = account.model_copy(update={"user": None})  # the user that runs the test
+        self.records[request.apply_id] = Stub(owner=owner, account=own, job=job)
+        return self.records[request.apply_id]
+
+    def end(self, record: Record) -> str:
+        del self.records[record.job.apply_id]
+        return "CANCELLED"
+
+
+@asynccontextmanager
+async def gateway(slurm: Slurm, policy: SlurmPolicy) -> AsyncIterator[str]:
+    token = TokenAuthenticator(SecretStr(OPERATOR))
+    provisioner = SlurmProvisioner(policy, token, cast("Submissions", slurm))
+    listener = listen("127.0.0.1", 0)
+    server = Server([listener], lambda request, conn: provisioner.respond(urlsplit(request.path).path, request, conn))
+    serving = asyncio.create_task(server.serve())
+    try:
+        yield f"ws://127.0.0.1:{listener.getsockname()[1]}/v1/jobs"
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        await provisioner.close()
+        await server.close()
+
+
+def with_gateway(slurm: Slurm, test: Callable[[str], Awaitable[T]], policy: SlurmPolicy = POLICY) -> T:
+    async def run() -> T:
+        async with gateway(slurm, policy) as url:
+            return await asyncio.wait_for(test(url), 20)
+
+    return asyncio.run(run())
+
+
+def dial(url: str, token: str) -> connect:
+    return connect(url, additional_headers={"Authorization": f"Bearer {token}"}, proxy=None)
+
+
+async def ask(url: str, message: ProvisioningRequest | str, token: str) -> ProvisioningReply:
+    async with dial(url, token) as connection:
+        await connection.send(message if isinstance(message, str) else message.model_dump_json())
+        return parse_reply(await connection.recv())
+
+
+def replies(
+    slurm: Slurm, *messages: ProvisioningRequest | str, token: str = "token of alice", policy: SlurmPolicy = POLICY
+) -> list[ProvisioningReply]:
+    async def test(url: str) -> list[ProvisioningReply]:
+        return [await ask(url, message, token) for message in messages]
+
+    return with_gateway(slurm, test, policy)
+
+
+def reason(reply: ProvisioningReply) -> str:
+    assert isinstance(reply, RequestRejected), reply
+    return reply.reason
+
+
+def test_a_caller_starts_and_ends_a_job_as_its_user() -> None:
+    slurm = Slurm()
+    (up,) = replies(slurm, START)
+    assert isinstance(up, JobUp)
+    assert up.job.job_id == 7
+    assert slurm.records[ID].owner == "caller:alice"
+    assert slurm.records[ID].account.python == "/python"
+    (ended,) = replies(slurm, EndJob(apply_id=ID))
+    assert ended == JobEnded(state="CANCELLED")
+
+
+def test_a_request_that_is_repeated_after_a_cut_waits_for_the_same_job() -> None:
+    slurm = Slurm()
+    slurm.go.clear()
+
+    async def test(url: str) -> list[ProvisioningReply]:
+        first = asyncio.create_task(ask(url, START, "token of alice"))
+        async with dial(url, "token of alice") as cut:
+            await cut.send(START.model_dump_json())
+            cut.transport.abort()
+        second = asyncio.create_task(ask(url, START, "token of alice"))
+        slurm.go.set()
+        return [await first, await second, await ask(url, START, "token of alice")]
+
+    first, second, third = with_gateway(slurm, test)
+    assert isinstance(first, JobUp)
+    assert first == second == third
+    assert len(slurm.requests) == 1
+
+
+def test_a_batch_job_runs_in_the_home_of_its_user() -> None:
+    slurm = Slurm()
+    replies(slurm, StartJob(apply_id=ID, spec=SPEC, client="python train.py"))
+    assert slurm.requests == [BatchRequest(apply_id=ID, spec=SPEC, client="python train.py", directory="~")]
+
+
+def test_what_the_policy_forbids_and_what_slurm_refuses_is_the_reply() -> None:
+    slurm = Slurm()
+    large = StartJob(apply_id=ID, spec=SlurmSpec(meshes={"a": 3}))
+    assert "does not allow this job: 3 nodes exceed the limit of 2" in reason(replies(slurm, large)[0])
+    assert not slurm.requests
+    slurm.refusal = Rejected(error="Slurm refused the job: invalid partition", output="the end of its log")
+    (refused,) = replies(slurm, START)
+    assert refused == RequestRejected(reason="Slurm refused the job: invalid partition", output="the end of its log")
+    slurm.refusal = SlurmError("the login node did not answer")
+    assert reason(replies(slurm, START)[0]) == "the login node did not answer"
+    assert "same version of meshgate" in reason(replies(slurm, '{"ask": "find"}')[0])
+
+
+def test_the_limit_of_jobs_counts_those_of_the_caller_alone() -> None:
+    slurm = Slurm()
+    other = StartJob(apply_id=OTHER_ID, spec=SPEC)
+    _, refused = replies(slurm, START, other)
+    assert reason(refused) == "caller:alice has Slurm jobs 7, and the limit per caller is 1: end one first"
+    (up,) = replies(slurm, other, token="token of bob")
+    assert isinstance(up, JobUp)
+
+
+def test_jobs_of_other_callers_look_as_if_they_did_not_exist() -> None:
+    slurm = Slurm()
+    replies(slurm, START)
+    theirs, missing = replies(slurm, EndJob(apply_id=ID), EndJob(apply_id=OTHER_ID), token="token of bob")
+    assert isinstance(theirs, RequestRejected)
+    assert theirs.missing
+    assert theirs.reason.replace(ID, OTHER_ID) == reason(missing)
+    assert reason(replies(slurm, START, token="token of bob")[0]) == theirs.reason
+    assert replies(slurm, EndJob(apply_id=ID), token=OPERATOR) == [JobEnded(state="CANCELLED")]
+
+
+def test_the_gateways_own_token_starts_jobs_unless_it_is_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = Slurm()
+    monkeypatch.setattr(slurm_service.os, "getuid", lambda: 0)
+    assert "this gateway runs as root, and no job may" in reason(replies(slurm, START, token=OPERATOR)[0])
+    assert not slurm.requests
+    monkeypatch.setattr(slurm_service.os, "getuid", lambda: 1000)
+    assert isinstance(replies(slurm, START, token=OPERATOR)[0], JobUp)
+    assert slurm.records[ID].owner == "token"
+
+
+@pytest.mark.parametrize("token", ["", "token of eve", "token of the job"])
+def test_other_tokens_ask_for_nothing(token: str) -> None:
+    slurm = Slurm()
+    with pytest.raises(InvalidStatus) as refused:
+        replies(slurm, START, token=token)
+    assert refused.value.response.status_code == 401
+    assert not slurm.requests
+
+
+# --- the way to a job's gateway
+
+
+async def get(url: str, path: str, token: str) -> tuple[int, dict[str, Any]]:
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    return int(head.split()[1]), json.loads(body)
+
+
+async def serve_job(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A job's gateway, which answers with the head that it received."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()
+    body = json.dumps({"request": head[0], "token": next(line for line in head if line.startswith("Authorization"))})
+    writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+    await writer.drain()
+    writer.close()
+
+
+def forwarded(slurm: Slurm, token: str = "token of the job", apply_id: str = ID) -> tuple[int, dict[str, Any]]:
+    async def test(url: str) -> tuple[int, dict[str, Any]]:
+        await ask(url, START, "token of alice")
+        server = await asyncio.start_unix_server(serve_job, slurm.socket) if slurm.alive else None
+        try:
+            return await get(url, f"/v1/jobs/{apply_id}/v1/job", token)
+        finally:
+            if server is not None:
+                server.close()
+
+    return with_gateway(slurm, test)
+
+
+def running(directory: Path) -> Slurm:
+    slurm = Slurm(str(directory / "gateway"))
+    slurm.alive = True
+    return slurm
+
+
+def test_a_request_with_the_jobs_token_reaches_its_gateway(tmp_path: Path) -> None:
+    status, answer = forwarded(running(tmp_path))
+    assert (status, answer) == (
+        200,
+        {"request": "GET /v1/job HTTP/1.1", "token": "Authorization: Bearer token of the job"},
+    )
+
+
+def test_other_tokens_do_not_reveal_which_jobs_exist(tmp_path: Path) -> None:
+    status, answer = forwarded(running(tmp_path), token="token of alice")
+    assert status == 401
+    missing, other = forwarded(running(tmp_path), apply_id=OTHER_ID)
+    assert missing == 401
+    assert answer["error"].replace(ID, OTHER_ID) == other["error"]
+
+
+def test_a_gateway_that_has_ended_ends_its_sessions() -> None:
+    status, answer = forwarded(Slurm())
+    assert (status, answer["kind"]) == (410, "unknown")
+    assert answer["reason"] == "its process on login has ended. Its last output:\nlast words"
+
+
+def test_a_socket_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = Account(user=None, python="").entry()
+    other = type(entry)((*entry[:2], os.getuid() + 1, *entry[3:]))
+    monkeypatch.setattr(Account, "entry", lambda self: other)
+    status, answer = forwarded(running(tmp_path))
+    assert status == 503
+    assert "its socket belongs to another user" in answer["error"]
