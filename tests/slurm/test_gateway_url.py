@@ -12,6 +12,7 @@ import pwd
 import shutil
 import signal
 import site
+import stat
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from tests.waiting import wait_for
 
 USER = "meshgate-test"
 URL = "ws://10.78.0.1:8443"  # the login node, as the laptop reaches it
+LARGE = ("torch", "pyarrow", "playwright", "sympy", "matplotlib", "jedi", "fontTools", "mypy", "*__mypyc.*")
 TOKEN, OPERATOR = "the token of the caller", "the-token-of-the-gateway"
 
 PROGRAM = """
@@ -116,8 +118,14 @@ def python_of(home: Path) -> Path:
     for library in (base / "lib").glob("libpython*.so*"):
         shutil.copy2(library, copy / "lib", follow_symlinks=False)
     packages = copy / "lib" / version / "site-packages"
-    packages.mkdir()
-    (packages / "meshgate-test.pth").write_text(f"import site; site.addsitedir({site.getsitepackages()[0]!r})\n")
+    own = Path(site.getsitepackages()[0])
+    if all(parent.stat().st_mode & stat.S_IXOTH for parent in own.parents):
+        packages.mkdir()
+        (packages / "meshgate-test.pth").write_text(f"import site; site.addsitedir({str(own)!r})\n")
+    else:  # of a checkout that is private to its owner
+        shutil.copytree(own, packages, ignore=shutil.ignore_patterns(*LARGE, "*.pth", "__pycache__"), symlinks=True)
+        for root in (own / "_meshgate.pth").read_text().split():
+            shutil.copytree(root, packages, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     (copy / "bin").mkdir()
     shutil.copy2(base / "bin" / version, copy / "bin" / version)
     python = copy / "bin" / "python"
