@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Protocol, TextIO
 
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 _SHOWN_PROBLEMS = 8
+_REPEAT_INTERVAL = 10.0  # seconds
 
 
 class Display(Protocol):
@@ -79,12 +81,14 @@ class SilentDisplay(Block):
 
 
 class PlainDisplay(SilentDisplay):
-    """Prints each line once."""
+    """Prints each line once, and lines of progress that differ in their numbers alone every ten seconds."""
 
-    def __init__(self, title: str, stream: TextIO) -> None:
+    def __init__(self, title: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._title = title
         self._stream = stream
+        self._clock = clock
         self._printed: set[str] = set()
+        self._next: dict[str, float] = {}  # by a line without its numbers: when another one like it may be printed
         self._created: list[str] = []
 
     def created(self, obj: Object) -> None:
@@ -95,9 +99,9 @@ class PlainDisplay(SilentDisplay):
             self._print(f"created {_objects_text(len(self._created))}: {', '.join(dict.fromkeys(self._created))}")
             self._created = []
         for mesh in progress.meshes:
-            self._print(f"{mesh.name}: {_stages_text(mesh)}")
+            self._print_sometimes(f"{mesh.name}: {_stages_text(mesh)}")
         for problem in progress.problems:
-            self._print(str(problem))
+            self._print_sometimes(str(problem))
         if progress.trouble:
             self._print(progress.trouble)
 
@@ -106,6 +110,12 @@ class PlainDisplay(SilentDisplay):
 
     def done(self, text: str) -> None:
         self._print(text)
+
+    def _print_sometimes(self, line: str) -> None:
+        kind, now = re.sub(r"\d+", "0", line), self._clock()
+        if line not in self._printed and now >= self._next.get(kind, now):
+            self._next[kind] = now + _REPEAT_INTERVAL
+            self._print(line)
 
     def _print(self, line: str) -> None:
         if line not in self._printed:

@@ -48,6 +48,20 @@ def test_plain_output_prints_each_line_once() -> None:
     ]
 
 
+def test_plain_output_shows_a_thousand_pods_in_few_lines() -> None:
+    stream = io.StringIO()
+    seconds = iter(range(1000))
+    with PlainDisplay("team/a", stream, clock=lambda: float(next(seconds))) as display:
+        for ready in range(25):
+            stages = ((Stage.PENDING, 1000 - ready), (Stage.READY, ready))
+            display.progress(Progress((MeshProgress("workers", 1000, stages),), ()))
+        display.progress(Progress((MeshProgress("workers", 1000, ((Stage.READY, 1000),)),), ()))
+    assert stream.getvalue().splitlines() == [
+        *(f"team/a: workers: {1000 - ready} pending, {ready} ready (of 1000)" for ready in (0, 10, 20)),
+        "team/a: workers: 1000 ready (of 1000)",
+    ]
+
+
 def test_a_terminal_gets_a_live_display_that_leaves_one_line() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
     display = RichDisplay("team/a", console)
