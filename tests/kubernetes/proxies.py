@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -66,11 +68,11 @@ class Proxy:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Returns when it accepts connections."""
+        """Returns when the gateway answers through it: it may accept connections before it has read its routes."""
         with (self._directory / "output").open("ab") as output:
             process = subprocess.Popen(self._command, cwd=self._directory, stdout=output, stderr=output)
         self._process = process
-        wait_for(lambda: process.poll() is not None or self._listens(), self._command[0])
+        wait_for(lambda: process.poll() is not None or self._answers(), self._command[0])
         assert process.poll() is None, (self._directory / "output").read_text()
 
     def stop(self) -> None:
@@ -103,12 +105,16 @@ class Proxy:
             stop.set()
             thread.join()
 
-    def _listens(self) -> bool:
+    def _answers(self) -> bool:
+        trusted = ssl.create_default_context(cafile=str(self.ca))
+        connection = http.client.HTTPSConnection(self._address, self._port, timeout=5, context=trusted)
         try:
-            with socket.create_connection((self._address, self._port), timeout=1):
-                return True
-        except OSError:
+            connection.request("GET", "/healthz")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
             return False
+        finally:
+            connection.close()
 
 
 @contextmanager
