@@ -18,7 +18,7 @@ from meshgate_processes.identity import ProcessIdentity, identify_process, wait_
 __all__ = ["end_processes", "find_processes"]
 
 KILL_ROUNDS = 5  # a process may fork before it is killed; one that cannot be killed must not block the caller
-EXEC_TIMEOUT = 0.2  # seconds
+EXEC_TIMEOUT = 0.2  # seconds; each search takes this long if there is a process without variables
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD of include/linux/sched.h
 
 
@@ -78,8 +78,8 @@ def _signal_all(mark: str | None, session: int | None, signum: signal.Signals) -
 def _belongs(pid: int, mark: str | None, session: int | None) -> bool | None:
     """None while the process executes a program.
 
-    The kernel then shows no environment: the new memory is in place before the variables are (Linux: begin_new_exec
-    and create_elf_tables).
+    The kernel then shows no environment, or a part of the old one: the new memory is in place before the variables are
+    (Linux: begin_new_exec, create_elf_tables and environ_read).
     """
     try:
         if session is not None and os.getsid(pid) == session:
@@ -87,15 +87,15 @@ def _belongs(pid: int, mark: str | None, session: int | None) -> bool | None:
         if mark is None:
             return False
         environment = Path(f"/proc/{pid}/environ").read_bytes()
-        if not environment:
-            return False if _has_no_environment(pid) else None
+        if mark.encode() in environment.split(b"\0"):
+            return True
+        return False if _is_whole(environment, pid) else None
     except OSError:  # it has ended, or belongs to another user
         return False
-    return mark.encode() in environment.split(b"\0")
 
 
-def _has_no_environment(pid: int) -> bool:
-    """Whether this is a kernel thread, or a process that was started without variables."""
+def _is_whole(environment: bytes, pid: int) -> bool:
+    """Whether this is all of it. An environment without variables looks as during execve; kernel threads have none."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    start, end = fields[47], fields[48]  # env_start and env_end of proc_pid_stat(5); both 0 during execve
-    return bool(int(fields[6]) & KERNEL_THREAD) or start == end != "0"
+    size = int(fields[48]) - int(fields[47])  # env_end and env_start of proc_pid_stat(5)
+    return bool(int(fields[6]) & KERNEL_THREAD) or len(environment) == size > 0
