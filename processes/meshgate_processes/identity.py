@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -45,10 +46,15 @@ def identify_process(pid: int) -> ProcessIdentity | None:
 def _identify_by_proc(pid: int) -> ProcessIdentity | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return None if fields[0] in "ZX" else ProcessIdentity(pid, f"{_boot()}/{fields[19]}")
     except OSError:
         return None
-    return None if fields[0] in "ZX" else ProcessIdentity(pid, f"{boot}/{fields[19]}")
+
+
+@functools.cache
+def _boot() -> str:
+    """The same for every process; a search asks once for each."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _identify_by_ps(pid: int) -> ProcessIdentity | None:
