@@ -8,10 +8,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from meshgate.errors import JobCacheWarning, JobFileError
+from meshgate.errors import JobCacheWarning, JobFileError, JobNotRunning
 from meshgate.jobs.saved import SavedJob, read_job_file
 
-__all__ = ["find_cached_job", "remove_job_file"]
+__all__ = ["find_cached_job", "find_running_job", "remove_job_file"]
 
 
 class CachedJob(Protocol):
@@ -60,6 +60,19 @@ def find_cached_job(path: str, load: Callable[[str], J], spec: J) -> J | None:
         _warn(f"cannot end {name}: {type(error).__name__}: {error}. Its processes or pods may still be running")
     remove_job_file(path, job._apply_id)
     return None
+
+
+def find_running_job(path: str, load: Callable[[str], J], spec: J) -> J:
+    """The running job in the file ``path`` that can run ``spec``. Changes nothing. Raises JobNotRunning."""
+    try:
+        job = load(path)
+    except FileNotFoundError:
+        raise JobNotRunning(f"{spec!r} is not running here, and there is no saved job in {path}") from None
+    except JobFileError as error:
+        raise JobNotRunning(f"{spec!r} is not running here: {error}") from error
+    if not job.active or not job.can_run(spec):
+        raise JobNotRunning(f"the job in {path} has ended, or has a different specification than {spec!r}")
+    return job
 
 
 def remove_job_file(path: str, apply_id: str | None) -> None:

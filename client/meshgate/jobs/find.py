@@ -7,8 +7,9 @@ import os
 from meshgate.errors import JobError, JobNotRunning
 from meshgate.jobs import registry
 from meshgate.jobs.process import ProcessJob
+from meshgate.jobs.saved import DEFAULT_JOB_PATH
 from meshgate.jobs.this_machine.local_gateway import GatewayRecord
-from meshgate.jobs.trait import DEFAULT_JOB_PATH, JobTrait, job_load
+from meshgate.jobs.trait import JobTrait, job_load
 
 __all__ = ["find_job", "find_local"]
 

@@ -15,8 +15,9 @@ from typing_extensions import Self
 from meshgate.errors import JobUnsupported
 from meshgate.images.image import Image
 from meshgate.jobs.process import LocalGatewayJob, LocalRequest
+from meshgate.jobs.saved import DEFAULT_JOB_PATH
 from meshgate.jobs.state import JobState
-from meshgate.jobs.trait import DEFAULT_JOB_PATH, JobTrait
+from meshgate.jobs.trait import JobTrait
 
 __all__ = ["LocalJob"]
 

@@ -17,6 +17,7 @@ from typing_extensions import Self
 from meshgate.errors import JobError, JobNotRunning
 from meshgate.images.image import Image
 from meshgate.jobs import registry
+from meshgate.jobs.sessions import check_detached
 from meshgate.jobs.state import JobState
 from meshgate.jobs.this_machine.local_gateway import (
     SHORT_STOP_TIMEOUT,
@@ -25,7 +26,7 @@ from meshgate.jobs.this_machine.local_gateway import (
     LaunchOptions,
     LocalGateway,
 )
-from meshgate.jobs.trait import JobTrait, check_detached
+from meshgate.jobs.trait import JobTrait
 from meshgate.session.dialing import UrlDialer
 
 __all__ = ["LocalGatewayJob", "LocalRequest", "ProcessJob"]

@@ -10,22 +10,35 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import Self
 
 from meshgate.errors import JobFileError
 
-__all__ = ["SavedJob", "locked", "read_job_file", "write_job_file"]
+__all__ = ["DEFAULT_JOB_PATH", "SavedJob", "locked", "read_job_file", "write_job_file"]
 
+DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
 HEADER = b"meshgate job\n"
 PICKLE_HEADER = b"\x80"
 SIZE_LIMIT = 1 << 20
+
+
+class Restorable(Protocol):
+    """What loading needs of a job type, which its subclasses add to ``kinds`` when they are imported."""
+
+    @classmethod
+    def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self: ...
+
+
+J = TypeVar("J", bound=Restorable)
 
 
 class SavedJob(BaseModel):
@@ -57,6 +70,22 @@ class SavedJob(BaseModel):
                 f"cannot load the job in {source}: it is damaged or was saved by another version of meshgate "
                 f"({f'{field}: ' if field else ''}{first['msg']})"
             ) from None
+
+    def restore(self, kinds: Mapping[str, type[J]], source: str) -> J:
+        """The job, whose type is one of ``kinds``. Raises JobFileError."""
+        module = self.kind.partition(":")[0]
+        if module.startswith("meshgate."):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module)
+        kind = kinds.get(self.kind)
+        if kind is None:
+            raise JobFileError(f"cannot load the job in {source}: its type is {self.kind}; import {module} first")
+        try:
+            return kind._restore(self.spec, self.allocation)
+        except (ValueError, TypeError, KeyError) as error:
+            raise JobFileError(
+                f"cannot load the job in {source}: it is damaged or was saved by another version of meshgate ({error})"
+            ) from error
 
 
 def read_job_file(path: str) -> bytes:

@@ -1,24 +1,29 @@
-"""The sessions of a job: listed, detached, and taken over by another process.
+"""The sessions of a job: that of this process, and others, listed, detached, and taken over by another process.
 
-Functions of ``JobTrait``, whose methods document them. A job type supports detached sessions by implementing
-``_dialer`` and ``_mesh_sizes``.
+A job type supports detached sessions by implementing ``_dialer`` and ``_mesh_sizes``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from meshgate.errors import GatewayError, JobError, JobFileError, JobNotRunning
-from meshgate.jobs.state import JobState
+from meshgate.errors import GatewayError, JobError, JobNotRunning, JobUnsupported
+from meshgate.jobs.saved import DEFAULT_JOB_PATH
+from meshgate.jobs.state import JobState, attach_meshes
 from meshgate.proxies.attached import AttachedSession, take_over
 from meshgate.proxies.client import Client
 from meshgate.session.dialing import Dialer
 from meshgate.session.gateway_http import get_json
 
-__all__ = ["SessionInfo", "attach", "check_name", "choose_session", "detach_client", "find_running", "sessions_of"]
+if TYPE_CHECKING:
+    from meshgate.proxies import HostMeshProxy
+
+__all__ = ["SessionAccess", "SessionInfo", "check_detached", "check_name", "choose_session"]
 
 MAX_NAME = 128
 MIN_PREFIX = 4  # characters of an id that name a session
@@ -51,25 +56,129 @@ class SessionInfo(BaseModel):
     error: str = ""
 
 
-class Job(Protocol):
-    """What attaching needs of a running job."""
+class SessionAccess(ABC):
+    """What a job offers of its sessions: the one of this process, and those that outlive their drivers.
 
-    _client: Client | None
-    _attached: JobState | None
+    ``JobTrait`` inherits these methods.
+    """
 
+    _lock: threading.RLock
+    _scoped: bool
+    _cache_file: str | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._client: Client | None = None  # the session, once state() has connected
+        self._attached: JobState | None = None  # the meshes attached in that session
+        self._detached: bool | str = False  # whether sessions outlive their driver, or under which name
+
+    @property
+    @abstractmethod
+    def _running(self) -> SessionAccess | None: ...
+
+    @abstractmethod
+    def _find_running(self, path: str | None) -> SessionAccess: ...
+
+    @abstractmethod
     def _dialer(self) -> Dialer: ...
 
-    def _mesh_sizes(self) -> Mapping[str, int]: ...
+    @abstractmethod
+    def _outlive_driver(self) -> None: ...
 
+    @abstractmethod
+    def dump(self, filename: str) -> None: ...
 
-class SavedJob(Protocol):
-    @property
-    def active(self) -> bool: ...
+    def _mesh_sizes(self) -> Mapping[str, int]:
+        """The number of hosts of each mesh of the running job. For job types."""
+        raise JobUnsupported(f"a {type(self).__name__} does not support detached sessions")
 
-    def can_run(self, spec: Any) -> bool: ...
+    def detach(self, name: str | None = None, cached_path: str | None = DEFAULT_JOB_PATH) -> str:
+        """Keeps the session running when this process leaves, however it leaves, for the session's lease.
 
+        Another process then takes it over with ``attach``. ``name`` is for people; the default is the start of the
+        session's id. Returns the name. Saves the job in ``cached_path`` unless it is saved. Results that this process
+        has received before are not kept. Raises JobNotRunning before ``state()``.
+        """
+        with self._lock:
+            if name is not None:
+                check_name(name)
+            running = self._running
+            if running is None or running._client is None or running._client.closed:
+                raise JobNotRunning(f"cannot detach {self!r}: it has no session. Call state() before detach()")
+            running._dialer()  # raises if this type of job cannot be detached
+            self._scoped = False
+            name = self._detached = _detach(running._client, name)
+            if cached_path is not None and self._cache_file is None:
+                self.dump(cached_path)
+                self._cache_file = cached_path
+            else:
+                running._outlive_driver()
+            return name
 
-J = TypeVar("J", bound=SavedJob)
+    def sessions(self, cached_path: str | None = DEFAULT_JOB_PATH) -> list[SessionInfo]:
+        """The sessions of the running job, oldest first; none if it is not running. Raises GatewayError."""
+        with self._lock:
+            try:
+                return _read_sessions(self._find_running(cached_path)._dialer())
+            except JobNotRunning:
+                return []
+
+    def attach(
+        self, name: str | None = None, *, replay: bool = False, cached_path: str | None = DEFAULT_JOB_PATH
+    ) -> AttachedSession:
+        """Takes over a detached session of the running job: its meshes, calls, channels and output.
+
+        ``name`` is the session's name or the start of its id; without it, the only detached session. If another process
+        holds the session, that one gets SessionTakenOverError. What actors printed since is printed now, and with
+        ``replay`` everything that is kept. Finds the job as ``state`` does, but never starts one. Raises JobNotRunning,
+        JobError if the session cannot be determined, and GatewayError.
+        """
+        with self._lock:
+            session = self._find_running(cached_path)._take_over(name, replay=replay)
+            self._scoped = False
+            self._detached = session.name
+            return session
+
+    def _take_over(self, name: str | None, *, replay: bool) -> AttachedSession:
+        """``attach`` to this running job."""
+        if self._client is not None and not self._client.closed:
+            raise JobError(
+                f"{self!r} already has a session in this process: attach with another job object, from job_load()"
+            )
+        found = choose_session(_read_sessions(self._dialer()), name)
+        client = Client.connect(self._dialer(), session_id=found.id, mesh_sizes=self._mesh_sizes())
+        try:
+            session = take_over(client, replay=replay, timeout=client.settings.connect_timeout)
+        except BaseException:
+            client.abandon()
+            raise
+        self._client = client
+        self._attached = JobState({name: mesh for name, mesh in session.hosts.items() if name in self._mesh_sizes()})
+        return session
+
+    def _connect(self) -> Client:
+        """A client in a new session, which is detached if the job is. For job types."""
+        client = Client.connect(self._dialer())
+        if self._detached:
+            _detach(client, self._detached if isinstance(self._detached, str) else None)
+            self._outlive_driver()
+        return client
+
+    def _attach_meshes(self, meshes: Mapping[str, int]) -> JobState:
+        """``meshes`` in the open session, or in a new one if there is none. For job types."""
+        if self._client is not None and self._client.closed:
+            self._client.close()  # the session is over; also end its threads
+            self._client = None
+        if self._client is None:
+            self._client = self._connect()
+        self._attached = attach_meshes(self._client, meshes, self._attached)
+        return self._attached
+
+    def _reachable_hosts(self) -> Mapping[str, HostMeshProxy]:
+        """The host meshes of the open session; none without one."""
+        if self._attached is None or self._client is None or self._client.closed:
+            return {}
+        return self._attached._hosts
 
 
 def check_name(name: object) -> None:
@@ -80,51 +189,27 @@ def check_name(name: object) -> None:
         raise ValueError(f"the name of a session must have 1 to {MAX_NAME} printable characters, not {name[:200]!r}")
 
 
-def find_running(path: str, load: Callable[[str], J], spec: J) -> J:
-    """The running job in the file ``path`` that can run ``spec``. Changes nothing. Raises JobNotRunning."""
-    try:
-        job = load(path)
-    except FileNotFoundError:
-        raise JobNotRunning(f"{spec!r} is not running here, and there is no saved job in {path}") from None
-    except JobFileError as error:
-        raise JobNotRunning(f"{spec!r} is not running here: {error}") from error
-    if not job.active or not job.can_run(spec):
-        raise JobNotRunning(f"the job in {path} has ended, or has a different specification than {spec!r}")
-    return job
+def check_detached(detached: object) -> bool | str:
+    """The option ``detached`` of a job. Raises TypeError or ValueError."""
+    if isinstance(detached, bool):
+        return detached
+    check_name(detached)
+    return str(detached)
 
 
-def detach_client(client: Client, name: str | None) -> str:
+def _detach(client: Client, name: str | None) -> str:
     """Detaches the session of ``client``; returns its name, by default the start of its id."""
     name = name or client.detached or client.session_id[:8]
     client.detach(name).get(client.settings.connect_timeout)
     return name
 
 
-def sessions_of(job: Job) -> list[SessionInfo]:
-    """The sessions of a running job, oldest first. Raises GatewayError."""
-    dialer = job._dialer()
+def _read_sessions(dialer: Dialer) -> list[SessionInfo]:
+    """The sessions of the gateway behind ``dialer``, oldest first. Raises GatewayError."""
     try:
         return [SessionInfo.model_validate(each) for each in get_json(dialer, "/v1/sessions")["sessions"]]
     except (KeyError, ValidationError) as error:
         raise GatewayError(f"{dialer} sent an invalid list of sessions: {error}") from error
-
-
-def attach(job: Job, name: str | None, *, replay: bool) -> AttachedSession:
-    """Takes over a session of the running ``job``, which has none in this process."""
-    if job._client is not None and not job._client.closed:
-        raise JobError(
-            f"{job!r} already has a session in this process: attach with another job object, from job_load()"
-        )
-    found = choose_session(sessions_of(job), name)
-    client = Client.connect(job._dialer(), session_id=found.id, mesh_sizes=job._mesh_sizes())
-    try:
-        session = take_over(client, replay=replay, timeout=client.settings.connect_timeout)
-    except BaseException:
-        client.abandon()
-        raise
-    job._client = client
-    job._attached = JobState({name: mesh for name, mesh in session.hosts.items() if name in job._mesh_sizes()})
-    return session
 
 
 def choose_session(sessions: Sequence[SessionInfo], name: str | None) -> SessionInfo:

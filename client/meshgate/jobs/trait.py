@@ -10,42 +10,35 @@ A job type implements ``_create``, ``_state``, ``_kill`` and ``can_run``, and, i
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
 import threading
 import uuid
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from typing_extensions import Self
 
-from meshgate.errors import JobCacheWarning, JobError, JobFileError, JobNotRunning, JobUnsupported
+from meshgate.errors import JobCacheWarning, JobError, JobNotRunning, JobUnsupported
 from meshgate.html import card
 from meshgate.images.image import Image
-from meshgate.jobs.cached import find_cached_job, remove_job_file
+from meshgate.jobs.cached import find_cached_job, find_running_job, remove_job_file
 from meshgate.jobs.rank_access import RankAccess
-from meshgate.jobs.saved import SavedJob, locked, read_job_file, write_job_file
+from meshgate.jobs.saved import DEFAULT_JOB_PATH, SavedJob, locked, read_job_file, write_job_file
+from meshgate.jobs.sessions import SessionAccess
 from meshgate.jobs.signals import catch_end_signals, restore_signals
-from meshgate.jobs.state import JobState, attach_meshes
+from meshgate.jobs.state import JobState
 from meshgate.mounts.on_job import Mounting
-from meshgate.proxies.client import Client
 from meshgate.session.faults import uninterrupted
 
 if TYPE_CHECKING:
     from meshgate.code_sync.report import SyncReport
-    from meshgate.jobs.sessions import SessionInfo
-    from meshgate.proxies import HostMeshProxy
-    from meshgate.proxies.attached import AttachedSession
     from meshgate.session.dialing import Dialer
 
-__all__ = ["DEFAULT_JOB_PATH", "JobTrait", "check_detached", "job_load", "job_loads", "kind_of"]
-
-DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
+__all__ = ["JobTrait", "job_load", "job_loads", "kind_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +51,7 @@ class CachedRunning:
 Status: TypeAlias = Literal["running", "not_running"] | CachedRunning
 
 
-class JobTrait(RankAccess, Mounting, ABC):
+class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
     """A job.
 
     A ``with`` block kills the job at its end, also after an exception, Ctrl-C, SIGTERM or SIGHUP and, if the job type
@@ -81,10 +74,7 @@ class JobTrait(RankAccess, Mounting, ABC):
         self._scoped = False
         self._catches_signals = False
         self._owner = os.getpid()  # the process that may end the job at the end of a ``with`` block
-        self._client: Client | None = None  # the session, once state() has connected
-        self._attached: JobState | None = None  # the meshes attached in that session
         self._images: dict[str, Image] = {}  # by mesh; not saved, because each program brings its own
-        self._detached: bool | str = False  # whether sessions outlive their driver, or under which name
         self._cache_file: str | None = None  # the file that state() wrote or found this job in
 
     # --- implemented by job types
@@ -125,10 +115,6 @@ class JobTrait(RankAccess, Mounting, ABC):
     def _dialer(self) -> Dialer:
         """The route to the running job's gateway."""
         raise JobUnsupported(f"{type(self).__name__} does not say how to reach its gateway")
-
-    def _mesh_sizes(self) -> Mapping[str, int]:
-        """The number of hosts of each mesh of the running job."""
-        raise JobUnsupported(f"a {type(self).__name__} does not support detached sessions")
 
     def _find_existing(self) -> bool:
         """Finds the running job without its file, as ``_create`` would leave it. Returns whether that was possible."""
@@ -229,60 +215,6 @@ class JobTrait(RankAccess, Mounting, ABC):
                 self._cache_file = None
             self._status = "not_running"
 
-    def detach(self, name: str | None = None, cached_path: str | None = DEFAULT_JOB_PATH) -> str:
-        """Keeps the session running when this process leaves, however it leaves, for the session's lease.
-
-        Another process then takes it over with ``attach``. ``name`` is for people; the default is the start of the
-        session's id. Returns the name. Saves the job in ``cached_path`` unless it is saved. Results that this process
-        has received before are not kept. Raises JobNotRunning before ``state()``.
-        """
-        from meshgate.jobs import sessions  # noqa: PLC0415  (few programs detach)
-
-        with self._lock:
-            if name is not None:
-                sessions.check_name(name)
-            running = self._running
-            running_client = running._client if running is not None else None
-            if running is None or running_client is None or running_client.closed:
-                raise JobNotRunning(f"cannot detach {self!r}: it has no session. Call state() before detach()")
-            running._dialer()  # raises if this type of job cannot be detached
-            self._scoped = False
-            name = self._detached = sessions.detach_client(running_client, name)
-            if cached_path is not None and self._cache_file is None:
-                self.dump(cached_path)
-                self._cache_file = cached_path
-            else:
-                running._outlive_driver()
-            return name
-
-    def sessions(self, cached_path: str | None = DEFAULT_JOB_PATH) -> list[SessionInfo]:
-        """The sessions of the running job, oldest first; none if it is not running. Raises GatewayError."""
-        from meshgate.jobs import sessions  # noqa: PLC0415  (few programs list sessions)
-
-        with self._lock:
-            try:
-                return sessions.sessions_of(self._find_running(cached_path))
-            except JobNotRunning:
-                return []
-
-    def attach(
-        self, name: str | None = None, *, replay: bool = False, cached_path: str | None = DEFAULT_JOB_PATH
-    ) -> AttachedSession:
-        """Takes over a detached session of the running job: its meshes, calls, channels and output.
-
-        ``name`` is the session's name or the start of its id; without it, the only detached session. If another process
-        holds the session, that one gets SessionTakenOverError. What actors printed since is printed now, and with
-        ``replay`` everything that is kept. Finds the job as ``state`` does, but never starts one. Raises JobNotRunning,
-        JobError if the session cannot be determined, and GatewayError.
-        """
-        from meshgate.jobs import sessions  # noqa: PLC0415  (few programs attach)
-
-        with self._lock:
-            session = sessions.attach(self._find_running(cached_path), name, replay=replay)
-            self._scoped = False
-            self._detached = session.name
-            return session
-
     def dump(self, filename: str) -> None:
         """Saves the job, including its token, to a file; follows a symlink and creates the directory."""
         write_job_file(filename, self._saved().to_bytes())
@@ -351,34 +283,6 @@ class JobTrait(RankAccess, Mounting, ABC):
 
                 apply_image(getattr(state, mesh), mesh, image)
 
-    def _reachable_hosts(self) -> Mapping[str, HostMeshProxy]:
-        """The host meshes of the open session; none without one."""
-        attached = self._attached
-        if attached is None or self._client is None or self._client.closed:
-            return {}
-        return attached._hosts
-
-    def _connect(self) -> Client:
-        """A client in a new session, which is detached if the job is. For job types."""
-        client = Client.connect(self._dialer())
-        if self._detached:
-            from meshgate.jobs import sessions  # noqa: PLC0415  (few jobs are detached)
-
-            name = self._detached if isinstance(self._detached, str) else None
-            sessions.detach_client(client, name)
-            self._outlive_driver()
-        return client
-
-    def _attach_meshes(self, meshes: Mapping[str, int]) -> JobState:
-        """``meshes`` in the open session, or in a new one if there is none. For job types."""
-        if self._client is not None and self._client.closed:
-            self._client.close()  # the session is over; also end its threads
-            self._client = None
-        if self._client is None:
-            self._client = self._connect()
-        self._attached = attach_meshes(self._client, meshes, self._attached)
-        return self._attached
-
     def _leave(self) -> None:
         """Leaves the detached session, which continues."""
         with self._lock:
@@ -391,12 +295,10 @@ class JobTrait(RankAccess, Mounting, ABC):
 
     def _find_running(self, path: str | None) -> JobTrait:
         """The running job, found as ``state`` finds it. Raises JobNotRunning."""
-        from meshgate.jobs import sessions  # noqa: PLC0415  (few programs attach)
-
         if self._running is None and self._find_existing():
             self._apply_id, self._status = str(uuid.uuid4()), "running"
         if self._running is None and path is not None:
-            self._status = CachedRunning(sessions.find_running(path, job_load, self))
+            self._status = CachedRunning(find_running_job(path, job_load, self))
             self._cache_file = path
         running = self._running
         if running is None or not running._is_running():
@@ -461,32 +363,10 @@ def job_loads(data: bytes) -> JobTrait:
 
 def _from_bytes(data: bytes, source: str) -> JobTrait:
     saved = SavedJob.from_bytes(data, source)
-    module = saved.kind.partition(":")[0]
-    if module.startswith("meshgate."):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
-    kind = JobTrait._kinds.get(saved.kind)
-    if kind is None:
-        raise JobFileError(f"cannot load the job in {source}: its type is {saved.kind}; import {module} first")
-    try:
-        job = kind._restore(saved.spec, saved.allocation)
-    except (ValueError, TypeError, KeyError) as error:
-        raise JobFileError(
-            f"cannot load the job in {source}: it is damaged or was saved by another version of meshgate ({error})"
-        ) from error
+    job = saved.restore(JobTrait._kinds, source)
     job._apply_id = saved.apply_id
     job._status = "not_running" if saved.allocation is None else "running"
     return job
-
-
-def check_detached(detached: object) -> bool | str:
-    """The option ``detached`` of a job. Raises TypeError or ValueError."""
-    if isinstance(detached, bool):
-        return detached
-    from meshgate.jobs.sessions import check_name  # noqa: PLC0415  (few jobs are detached)
-
-    check_name(detached)
-    return str(detached)
 
 
 def kind_of(cls: type[JobTrait]) -> str:

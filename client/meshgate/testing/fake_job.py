@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshgate.errors import JobNotRunning, JobUnsupported
+from meshgate.jobs.saved import DEFAULT_JOB_PATH
 from meshgate.jobs.state import JobState, attach_meshes
-from meshgate.jobs.trait import DEFAULT_JOB_PATH, JobTrait
+from meshgate.jobs.trait import JobTrait
 from meshgate.proxies.client import Client
 from meshgate.session.dialing import UrlDialer
 from meshgate.testing.fake_cluster import FakeGateway

@@ -27,7 +27,8 @@ from meshgate.jobs.kubernetes.requests import (
     mesh_from_selector,
     require_count,
 )
-from meshgate.jobs.trait import JobTrait, check_detached
+from meshgate.jobs.sessions import check_detached
+from meshgate.jobs.trait import JobTrait
 from meshgate.session.dialing import Dialer
 from meshgate_kubernetes.manifests.names import POD_INDEX_LABEL, check_job_name
 from meshgate_kubernetes.manifests.spec import DEFAULT_LEASE, DEFAULT_PORT

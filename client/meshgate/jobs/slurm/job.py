@@ -16,6 +16,8 @@ from typing_extensions import Self
 from meshgate.errors import ConnectionFailedError, JobError, JobNotRunning, JobStartFailed
 from meshgate.images.image import Image
 from meshgate.jobs.cluster_job import ClusterJob
+from meshgate.jobs.saved import DEFAULT_JOB_PATH
+from meshgate.jobs.sessions import check_detached
 from meshgate.jobs.slurm.access import Access, LoginAccess, UrlAccess, check_gateway_url
 from meshgate.jobs.slurm.arguments import build_spec, check_sync_dirs, refuse_direct_access
 from meshgate.jobs.slurm.interrupts import second_interrupt
@@ -23,7 +25,7 @@ from meshgate.jobs.slurm.login_node import ThisMachine
 from meshgate.jobs.slurm.ssh import SshLogin, check_login
 from meshgate.jobs.slurm.waiting import choose_progress, wait_for_workers
 from meshgate.jobs.state import JobState
-from meshgate.jobs.trait import DEFAULT_JOB_PATH, JobTrait, check_detached
+from meshgate.jobs.trait import JobTrait
 from meshgate.proxies.client import Client
 from meshgate.session.dialing import Dialer
 from meshgate_slurm.messages import BatchRequest, JobReport, RunningSlurmJob, StartRequest, surrounding_job

@@ -13,7 +13,7 @@ from meshgate.code_sync.session_sync import sync_for
 from meshgate.errors import JobNotRunning
 from meshgate.jobs.local import LocalJob
 from meshgate.jobs.process import LocalGatewayJob
-from meshgate.jobs.saved import SavedJob
+from meshgate.jobs.saved import DEFAULT_JOB_PATH, SavedJob
 from meshgate.jobs.spmd.appdef import read_appdef
 from meshgate.jobs.spmd.program import find_program, local_file, require_program
 from meshgate.jobs.spmd.run import run_command
@@ -21,7 +21,7 @@ from meshgate.jobs.spmd.schedulers import job_of
 from meshgate.jobs.spmd.torchrun import parse_command
 from meshgate.jobs.spmd.torchx_job import TorchXJob
 from meshgate.jobs.state import JobState
-from meshgate.jobs.trait import DEFAULT_JOB_PATH, JobTrait, job_loads
+from meshgate.jobs.trait import JobTrait, job_loads
 from meshgate.proxies import HostMeshProxy
 
 __all__ = ["SPMDJob", "serve"]
