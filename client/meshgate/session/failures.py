@@ -26,7 +26,7 @@ from meshgate.errors import (
 )
 from meshgate.serialization.unpickling import RemoteException
 from meshgate.session.objects import ObjectTable
-from meshgate.session.remote_text import readable_report, without_snapshot_paths
+from meshgate.session.remote_text import exception_line, readable_report, result_unpicklable, without_snapshot_paths
 from meshgate_wire import messages
 
 __all__ = ["dependency_failure", "failure_of_fault", "from_failure", "raise_site"]
@@ -171,17 +171,19 @@ def _report(error: ActorError, unanswered: int) -> str:
         names_rank = error.host or (error.ranks and error.total > 1)
         where = f" on {_where(kind.ranks, error.hosts)}" if names_rank else ""
         text = f"{called} failed{where}{late}: {_headline(kind)}\n{_traceback(kind)}".rstrip()
-        return text + _missing_module(error.kinds)
+        return text + _remedy(error.kinds)
     sent = sum(kind.sent for kind in error.kinds)
     distinct = "1 error" if sent <= 1 else f"{sent} distinct errors"
     distinct += "" if sent == len(error.kinds) else " or more"
     head = f"{called} failed: {error.count} of {error.total} ranks failed, {distinct}{late}:"
     text = "\n".join([head, *(_kind_text(kind, error.hosts) for kind in error.kinds)])
-    return text + _missing_module(error.kinds)
+    return text + _remedy(error.kinds)
 
 
-def _missing_module(kinds: Sequence[ErrorKind]) -> str:
-    """What to do if the workers lack a module."""
+def _remedy(kinds: Sequence[ErrorKind]) -> str:
+    """What to do if the workers lack a module, or if a result cannot be pickled."""
+    if any(result_unpicklable(_traceback(kind)) for kind in kinds):
+        return "\nThe endpoint returned a value that cannot be pickled. Return what it is made from."
     errors = (kind.exception for kind in kinds)
     missing = {str(each.name).partition(".")[0] for each in errors if isinstance(each, ModuleNotFoundError)}
     if not missing or missing == {"None"}:
@@ -209,9 +211,7 @@ def _where(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
 
 
 def _headline(kind: ErrorKind) -> str:
-    """The last line of the traceback that is not indented: the exception's type and message."""
-    lines = [line for line in kind.exception_formatted.splitlines() if line and not line[0].isspace()]
-    return lines[-1] if lines else kind.message
+    return exception_line(kind.exception_formatted) or kind.message
 
 
 def _traceback(kind: ErrorKind) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["readable_report", "without_snapshot_paths"]
+__all__ = ["exception_line", "readable_report", "result_unpicklable", "without_snapshot_paths"]
 
 _SNAPSHOT = re.compile(r'File "[^"\n]*/snapshots/[0-9a-f]{64}/')
 _INTERNAL_FILES = "|".join(
@@ -21,12 +21,15 @@ _INTERNAL_FILES = "|".join(
     )
 )
 _INTERNAL_FRAME = rf'File "(?:{_INTERNAL_FILES})[^\n]*\n(?:(?P=indent)  [^\n]*\n)*'  # with the code lines below it
-# The first line of a traceback, and the internal frames that follow it.
+# The first line of a traceback, and the internal frames that follow it. Those of an exception group begin with "  | ".
 _TRACEBACK_START = re.compile(
-    rf"^(?P<head>[^\n]*Traceback [^\n]*\n)(?P<indent> *){_INTERNAL_FRAME}(?:(?P=indent){_INTERNAL_FRAME})*"
+    rf"^(?P<head>[^\n]*Traceback [^\n]*\n)(?P<indent>(?: *\|)? *){_INTERNAL_FRAME}(?:(?P=indent){_INTERNAL_FRAME})*"
     r"(?P<more>(?P=indent)File )?",
     re.MULTILINE,
 )
+_BEFORE_EXCEPTION = re.compile(r"^(?:  (?:\|   )?File |Traceback).*$", re.MULTILINE)
+_EXCEPTION = re.compile(r"^(?:  \| )?(?P<line>[^\s|+].*)$", re.MULTILINE)
+_PICKLES_RESULT = re.compile(r'Traceback [^\n]*\n *File "[^"\n]*/cloudpickle/')
 _POISONED = "Cannot spawn new actors on mesh with supervision events"
 
 
@@ -51,3 +54,15 @@ def readable_report(text: str) -> str:
     if _POISONED in text:
         report += "\nAn actor failed in these processes, so Monarch spawns no others in them: spawn new processes"
     return report
+
+
+def exception_line(formatted: str) -> str:
+    """The line of a formatted exception that has its type and the first line of its message; "" if there is none."""
+    start = max((before.end() for before in _BEFORE_EXCEPTION.finditer(formatted)), default=0)
+    found = _EXCEPTION.search(formatted, start)
+    return found["line"] if found is not None else ""
+
+
+def result_unpicklable(report: str) -> bool:
+    """Whether a ``readable_report`` is of an endpoint that returned, with a value that cannot be pickled."""
+    return _PICKLES_RESULT.search(report) is not None

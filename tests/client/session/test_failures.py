@@ -327,3 +327,12 @@ def test_a_missing_module_comes_with_how_to_add_it_to_the_image() -> None:
     assert "Image().pip_install(['torch'])" in str(error)
     assert "another image, Compute(image=…)" in str(error)
     assert "pip_install" not in str(build(failure, [raised(0)]))
+
+
+def test_a_result_that_cannot_be_pickled_is_named_as_the_result() -> None:
+    frame = (
+        '  File "/venv/site-packages/cloudpickle/cloudpickle.py", line 1313, in dump\n    return super().dump(obj)\n'
+    )
+    text = f"Traceback (most recent call last):\n{frame}TypeError: cannot pickle 'generator' object\n"
+    failed = build(actor_failure(one_each([0]), total=1), [RemoteException(None, "m", text)])
+    assert "returned a value that cannot be pickled" in str(failed)

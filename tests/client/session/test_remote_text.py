@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import sys
+import traceback as traceback_module
+
+import pytest
+
 from meshgate.serialization.unpickling import RemoteException
 from meshgate.session.failures import raise_site
-from meshgate.session.remote_text import readable_report, without_snapshot_paths
+from meshgate.session.remote_text import exception_line, readable_report, result_unpicklable, without_snapshot_paths
 
 DIGEST = "1dcf39544e3dc941e42af98050796ab551652a9398cea65b710c6dc40ef88a5f"
 MONARCH = """  File "/venv/site-packages/monarch/_src/actor/actor_mesh.py", line 1822, in handle_sync
@@ -68,3 +73,56 @@ def test_snapshot_paths_do_not_distinguish_errors() -> None:
         for host in ("workers-0", "workers-1")
     }
     assert len(places) == 1
+
+
+class TestExceptionLine:
+    def test_it_is_the_first_line_of_a_message_of_several(self) -> None:
+        assert exception_line(formatted(ValueError("first\nsecond\n  third"))) == "ValueError: first"
+
+    def test_it_is_that_of_the_last_exception_of_a_chain(self) -> None:
+        try:
+            try:
+                raise KeyError("a")
+            except KeyError as cause:
+                raise ValueError("b") from cause
+        except ValueError as error:
+            assert exception_line(formatted(error)) == "ValueError: b"
+
+    @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups are new in Python 3.11")
+    def test_it_is_that_of_an_exception_group_itself(self) -> None:
+        inner = ValueError("inner")
+        try:
+            raise inner
+        except ValueError:
+            group = ExceptionGroup("many", [inner, KeyError("b")])  # type: ignore[name-defined, unused-ignore]  # noqa: F821
+        assert exception_line(formatted(group)) == "ExceptionGroup: many (2 sub-exceptions)"
+
+    def test_a_text_without_frames_is_its_own_first_line(self) -> None:
+        assert exception_line("ValueError: a\nb") == "ValueError: a"
+        assert exception_line("") == ""
+
+
+def formatted(error: Exception) -> str:
+    try:
+        raise error
+    except Exception:
+        return traceback_module.format_exc()
+
+
+def test_an_exception_group_starts_in_the_users_code() -> None:
+    group = "".join(
+        f"  | {line}" for line in (MONARCH + USER.format(digest=DIGEST) + "ExceptionGroup: many\n").splitlines(True)
+    )
+    head = "  + Exception Group Traceback (most recent call last):\n"
+    assert readable_report(head + group) == head + (
+        '  |   File "pkg/model.py", line 4, in <module>\n  |     from pkg.helper import h\n  | ExceptionGroup: many\n'
+    )
+
+
+def test_a_result_that_cannot_be_pickled_is_told_from_an_endpoint_that_pickles() -> None:
+    frame = (
+        '  File "/venv/site-packages/cloudpickle/cloudpickle.py", line 1313, in dump\n    return super().dump(obj)\n'
+    )
+    last_line = "TypeError: cannot pickle 'generator' object\n"
+    assert result_unpicklable(readable_report(traceback(MONARCH, frame, last_line=last_line)))
+    assert not result_unpicklable(readable_report(traceback(MONARCH, USER, frame, last_line=last_line)))
