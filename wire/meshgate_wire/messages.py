@@ -286,6 +286,8 @@ class Host(Model):
     identity: Label = ""  # of its Monarch service, or the UUID that it derives from; "" if unknown
     node: Label = ""  # of a pod, if known; so is the zone
     zone: Label = ""
+    python: Label = ""  # the versions that its worker reported; "" if unknown
+    monarch: Label = ""
 
 
 class HostsAttached(Model):

@@ -6,8 +6,10 @@ end by the end of the connection. The connection also ends this worker, and with
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import platform
 import shutil
 import socket
 import sys
@@ -153,7 +155,7 @@ def _serve(settings: Settings, connection: socket.socket, home: str) -> int:
     os.environ.update(
         MESHGATE_HOME=home, MESHGATE_HOST_NAME=settings.node, MESHGATE_IMAGE_DIRECTORY=os.path.join(home, "files")
     )
-    facts = {"secret": settings.secret, "rank": settings.rank, "node": settings.node, "address": address}
+    facts = {"secret": settings.secret, "rank": settings.rank, "node": settings.node, "address": address, **_versions()}
     ready, ready_there = os.pipe()
     lifetime_there, lifetime = os.pipe()
     Registration(connection, {**facts, "identity": identity}, ready, lifetime)
@@ -168,6 +170,15 @@ def _serve(settings: Settings, connection: socket.socket, home: str) -> int:
             grace=GRACE,
         )
     )
+
+
+def _versions() -> dict[str, str]:
+    """The versions that must fit the gateway's. A Monarch built from source has none."""
+    try:
+        monarch = importlib.metadata.version("torchmonarch")
+    except importlib.metadata.PackageNotFoundError:
+        monarch = ""
+    return {"python": platform.python_version(), "monarch": monarch}
 
 
 def _log(line: str) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import structlog
 
 from meshgate_gateway.hosts.provider import Host, HostsUnavailable, OnLost, OnRestored
+from meshgate_gateway.hosts.worker_versions import with_versions
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, Object
@@ -68,7 +69,10 @@ class KubernetesHosts:
         known = self._handed_out[mesh]
         known.update({host.rank: host for host in found if host.rank not in known})
         self._keep(mesh)
-        return tuple(_wire_host(host) for host in found)
+        ready = [_wire_host(host) for host in found]
+        if spec.worker is not None and spec.worker.template is None:  # the pods of a mesh have the same image
+            ready[0] = await with_versions(ready[0])
+        return tuple(ready)
 
     def present(self, mesh: str) -> tuple[Host, ...]:
         spec = self._mesh(mesh)

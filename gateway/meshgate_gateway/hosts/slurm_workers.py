@@ -39,6 +39,8 @@ class Registration(BaseModel):
     node: str = Field(min_length=1, max_length=255)
     address: str = Field(min_length=1, max_length=512)
     identity: str = Field(max_length=64)
+    python: str = Field(default="", max_length=64)
+    monarch: str = Field(default="", max_length=64)
 
 
 class Keeper(Protocol):
@@ -159,7 +161,12 @@ class Workers:
             await writer.drain()
             return None
         host = Host(
-            name=registration.node, address=registration.address, identity=registration.identity, node=registration.node
+            name=registration.node,
+            address=registration.address,
+            identity=registration.identity,
+            node=registration.node,
+            python=registration.python,
+            monarch=registration.monarch,
         )
         worker = self.by_rank[registration.rank] = Worker(registration.rank, host)
         self._keeper.keep(worker.key, worker.note(), [writer.get_extra_info("socket").fileno()])

@@ -26,6 +26,8 @@ from meshgate_kubernetes.manifests.spec import (
 __all__ = [
     "GATEWAY_PORT",
     "METRICS_PORT",
+    "VERSIONS_PORT_OFFSET",
+    "WORKER_BOOTSTRAP",
     "gateway_template",
     "job_labels",
     "recommended_labels",
@@ -46,9 +48,23 @@ _GATEWAY_DISK = "10Gi"
 
 # A worker image needs only torchmonarch. Without meshgate_worker, Monarch's loop runs in a child process: the first
 # process of a container ignores SIGTERM unless it has a handler, and Monarch's loop never returns to Python to run one.
-WORKER_BOOTSTRAP = """\
+# Monarch does not answer clients of another release, so another child reports the worker's versions to the gateway.
+VERSIONS_PORT_OFFSET = 1000  # from Monarch's port
+WORKER_BOOTSTRAP = f"""\
 import importlib.util, os, signal, sys
 address = sys.argv[1]
+if not os.fork():
+    import contextlib, importlib.metadata, json, platform, socket
+    versions = {{"python": platform.python_version(), "monarch": ""}}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        versions["monarch"] = importlib.metadata.version("torchmonarch")
+    with contextlib.suppress(OSError, OverflowError):
+        listener = socket.create_server(("", int(address.rpartition(":")[2]) + {VERSIONS_PORT_OFFSET}))
+        while True:
+            connection, _ = listener.accept()
+            with contextlib.suppress(OSError), connection:
+                connection.sendall(json.dumps(versions).encode() + b"\\n")
+    os._exit(0)
 if importlib.util.find_spec("meshgate_worker"):
     os.execv(sys.executable, [sys.executable, "-u", "-m", "meshgate_worker", "--address", address,
               "--name", os.environ.get("POD_NAME", "worker")])

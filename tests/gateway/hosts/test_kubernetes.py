@@ -64,6 +64,18 @@ def test_hosts_are_returned_in_rank_order_once_all_are_ready() -> None:
     with_hosts(api, test)
 
 
+def test_the_first_host_has_the_versions_that_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def report(host: Host) -> Host:
+        return host.model_copy(update={"python": "3.12.1", "monarch": "0.8.0"})
+
+    monkeypatch.setattr(kubernetes, "with_versions", report)
+
+    async def test(hosts: KubernetesHosts) -> None:
+        assert [host.monarch for host in await hosts.hosts("workers")] == ["0.8.0", ""]
+
+    with_hosts(FakeApi(), test)
+
+
 def test_hosts_that_are_not_ready_in_time_are_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubernetes, "READY_TIMEOUT", 0.05)
     api = FakeApi()

@@ -46,7 +46,8 @@ class Gateway:
 
     async def register(self, **facts: Any) -> tuple[dict[str, Any], asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        hello = {"secret": SECRET, "rank": 0, "node": "n1", "address": "tcp://10.0.0.1:5000", "identity": "", **facts}
+        place = {"node": "n1", "address": "tcp://10.0.0.1:5000", "identity": ""}
+        hello = {"secret": SECRET, "rank": 0, "python": "3.11.7", **place, **facts}
         writer.write(json.dumps(hello).encode() + b"\n")
         return json.loads(await reader.readline()), writer
 
@@ -70,6 +71,7 @@ def test_a_worker_is_known_while_it_is_connected() -> None:
         assert reply == {"ok": True}
         worker = gateway.workers.by_rank[1]
         assert (worker.host.name, worker.host.address, worker.connected) == ("n2", "tcp://10.0.0.1:5000", True)
+        assert (worker.host.python, worker.host.monarch) == ("3.11.7", "")
         assert gateway.changes.is_set()
         writer.close()
         assert await gateway.gone.get() is worker

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from meshgate_gateway.engine.failures import invalid
 from meshgate_gateway.engine.interfaces import Handler, Send
+from meshgate_gateway.engine.monarch.same_versions import SameVersions
 from meshgate_gateway.engine.objects.host_health import AVAILABLE
 from meshgate_gateway.engine.objects.lookup import Lookup
 from meshgate_gateway.engine.objects.records import (
@@ -40,6 +41,8 @@ class Adopter(Protocol):
 
     def adopt_procs(self, reference: Any, hosts: Any, region: Region, root: Region) -> Any: ...
 
+    same_versions: SameVersions
+
 
 class Attaching:
     """``find_hosts(mesh)`` asks the server for the hosts of a mesh. ``ended`` are the addresses of hosts that this
@@ -69,6 +72,9 @@ class Attaching:
         if again := [host.name for host in hosts if host.address in self._ended]:
             why = AVAILABLE.restarted(same_address=True)
             raise invalid(f"cannot attach to mesh {header.mesh!r}: {', '.join(again)}: {why}")
+        found = (self._monarch.same_versions.difference(host.name, host.python, host.monarch) for host in hosts)
+        if difference := next(filter(None, found), ""):
+            raise invalid(f"cannot attach to mesh {header.mesh!r}: {difference}")
         known = attached_hosts(self._monarch.attach(header.mesh, hosts), header.mesh, hosts)
         await self._monarch.settings_applied()  # before anything is spawned there
         self._objects.add(header.object, known)

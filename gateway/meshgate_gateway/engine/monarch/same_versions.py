@@ -35,6 +35,12 @@ class SameVersions:
 
         arguments.__reduce__ = reduce  # type: ignore[assignment]
 
+    def difference(self, worker: str, python: str, monarch: str) -> str:
+        """The error if a worker with these versions cannot be used, else empty; so it is if they are unknown."""
+        if not python or not monarch:
+            return ""
+        return versions.difference(worker, python, monarch, PYTHON_VERSION, monarch_version(), self.laptop)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Unpickling runs the check from its source, and raises RuntimeError."""
         known = (PYTHON_VERSION, monarch_version(), self.laptop)

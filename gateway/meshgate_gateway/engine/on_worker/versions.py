@@ -20,13 +20,20 @@ def check_versions(python: str, monarch: str, laptop: str) -> None:
         monarch_here = importlib.metadata.version("torchmonarch")
     except importlib.metadata.PackageNotFoundError:
         monarch_here = monarch  # it was built from source
-    if minor(here) != minor(python) or minor(monarch_here) != minor(monarch):
-        worker = os.environ.get("MESHGATE_HOST_NAME") or socket.gethostname()
-        raise RuntimeError(
-            f"worker {worker} has Python {here} and torchmonarch {monarch_here}, the gateway has Python {python} and "
-            f"torchmonarch {monarch}, and {laptop}. Workers need the gateway's minor version of Python and its release "
-            "of torchmonarch: use images with the same versions"
-        )
+    worker = os.environ.get("MESHGATE_HOST_NAME") or socket.gethostname()
+    if problem := difference(worker, here, monarch_here, python, monarch, laptop):
+        raise RuntimeError(problem)
+
+
+def difference(worker: str, python_there: str, monarch_there: str, python: str, monarch: str, laptop: str) -> str:
+    """The error if the versions of ``worker`` do not fit the gateway's; else empty."""
+    if minor(python_there) == minor(python) and minor(monarch_there) == minor(monarch):
+        return ""
+    return (
+        f"worker {worker} has Python {python_there} and torchmonarch {monarch_there}, the gateway has Python {python} "
+        f"and torchmonarch {monarch}, and {laptop}. Workers need the gateway's minor version of Python and its release "
+        "of torchmonarch: use images with the same versions"
+    )
 
 
 def minor(version: str) -> list[str]:

@@ -20,6 +20,7 @@ FOUND = [Host(name=f"workers-{rank}", address=f"tcp://10.0.0.{rank}:1") for rank
 class Attached:
     def __init__(self, *ended: str) -> None:
         self.monarch, self.objects, self.sent = FakeMonarch(), ObjectTable(), Sent()
+        self.found = FOUND
         self.notified: list[HostMesh] = []
         self.watched: list[tuple[int, ProcMesh]] = []
         lookup = Lookup(self.objects, self.monarch)
@@ -35,7 +36,7 @@ class Attached:
         )
 
     async def _find(self, mesh: str) -> Sequence[Host]:
-        return FOUND
+        return self.found
 
     async def adopt(self, header: Adopt, *buffers: bytes) -> object:
         await self.attaching.adopt(header, [Fragments((data,)) for data in buffers])
@@ -57,6 +58,17 @@ async def test_an_address_that_this_session_has_lost_cannot_be_attached_to_again
     expected = (
         "cannot attach to mesh 'workers': workers-1: the host has restarted at its old address; start a new session"
     )
+    with pytest.raises(RequestFailed, match=expected):
+        await attached.attaching.attach(AttachHosts(object=1, mesh="workers"), ())
+    assert attached.monarch.attached == []
+
+
+@async_test
+async def test_a_host_of_another_release_is_refused_with_the_versions_of_all_three() -> None:
+    attached = Attached()
+    attached.found = [FOUND[0], FOUND[1].model_copy(update={"python": "3.9.1", "monarch": "9"})]
+    attached.monarch.same_versions.laptop = "the laptop has Python 3.10.4 and no torchmonarch"
+    expected = r"worker workers-1 has Python 3\.9\.1 and torchmonarch 9, the gateway has .* the laptop has Python 3\.10"
     with pytest.raises(RequestFailed, match=expected):
         await attached.attaching.attach(AttachHosts(object=1, mesh="workers"), ())
     assert attached.monarch.attached == []
