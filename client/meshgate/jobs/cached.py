@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+from meshgate.caller import warn_caller
 from meshgate.errors import JobCacheWarning, JobFileError, JobNotRunning
 from meshgate.jobs.saved import SavedJob, read_job_file
 
@@ -43,7 +43,7 @@ def find_cached_job(path: str, load: Callable[[str], J], spec: J) -> J | None:
     except JobFileError as error:
         backup = f"{os.path.realpath(path)}.replaced"
         os.replace(os.path.realpath(path), backup)
-        _warn(f"{error}. Moving it to {backup} and starting a new job")
+        warn_caller(f"{error}. Moving it to {backup} and starting a new job", JobCacheWarning)
         return None
     if not job.active:
         return None
@@ -51,13 +51,16 @@ def find_cached_job(path: str, load: Callable[[str], J], spec: J) -> J | None:
         return job
     name = f"the {type(job).__name__} in {path}"
     if job._is_running():
-        _warn(f"{name} has a different specification; replacing it")
+        warn_caller(f"{name} has a different specification; replacing it", JobCacheWarning)
     else:
-        _warn(f"{name} has ended; starting a new one")
+        warn_caller(f"{name} has ended; starting a new one", JobCacheWarning)
     try:
         job._kill()
     except Exception as error:  # noqa: BLE001 - the new job must start even if the old one cannot be ended
-        _warn(f"cannot end {name}: {type(error).__name__}: {error}. Its processes or pods may still be running")
+        warn_caller(
+            f"cannot end {name}: {type(error).__name__}: {error}. Its processes or pods may still be running",
+            JobCacheWarning,
+        )
     remove_job_file(path, job._apply_id)
     return None
 
@@ -80,7 +83,3 @@ def remove_job_file(path: str, apply_id: str | None) -> None:
     with contextlib.suppress(OSError, JobFileError):
         if SavedJob.from_bytes(read_job_file(path)).apply_id == apply_id:
             os.unlink(os.path.realpath(path))
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, JobCacheWarning, stacklevel=5)

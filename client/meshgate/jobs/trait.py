@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from typing_extensions import Self
 
+from meshgate.caller import warn_caller
 from meshgate.errors import JobCacheWarning, JobError, JobNotRunning, JobUnsupported
 from meshgate.html import card
 from meshgate.images.image import Image
@@ -325,7 +325,7 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
                     self.dump(path)
                 except JobUnsupported as error:
                     message = f"{error}. Other processes cannot find this job: pass cached_path=None to state()"
-                    warnings.warn(message, JobCacheWarning, stacklevel=3)
+                    warn_caller(message, JobCacheWarning)
                     return self
             else:
                 self._status = CachedRunning(found)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 import weakref
 from typing import Any
 
 from meshgate.actors.actor_class import ActorClass, endpoints_of
+from meshgate.caller import warn_caller
 from meshgate.errors import StaleCodeWarning
 from meshgate.serialization.pickling import pickled_by_value
 from meshgate.serialization.stale_source import changed_script, current_class, restart_hint
@@ -36,11 +36,10 @@ def actor_class_to_spawn(Class: type) -> tuple[ActorClass, bool]:
         return actor_class_of(current_class(Class)), False
     script = changed_script(Class)
     if script is not None:
-        warnings.warn(
+        warn_caller(
             f"{script} was saved since this program started, and {actor.name} is spawned as it was then: classes of "
             "the main script are sent with the spawn, not synced. Restart the program, or move the class to a module",
             StaleCodeWarning,
-            stacklevel=3,
         )
     return actor, True
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 import json
 import ssl as ssl_module
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from socket import socket
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from meshgate.caller import warn_caller
 from meshgate.errors import (
     AuthenticationError,
     ConnectionFailedError,
@@ -95,11 +95,9 @@ class UrlDialer:
         self._unix_socket = unix_socket
         self._through_proxy = not _is_loopback(parts.hostname or "")
         if scheme == "ws" and token and self._through_proxy:
-            warnings.warn(
+            warn_caller(
                 f"{self.url}: the token and all data are sent unencrypted, so everyone on the way can use this "
-                f"job. Use wss:// behind an ingress with TLS, or kubectl port-forward",
-                UserWarning,
-                stacklevel=2,
+                f"job. Use wss:// behind an ingress with TLS, or kubectl port-forward"
             )
         self._ssl: ssl_module.SSLContext | None = None
         if scheme == "wss":

@@ -16,13 +16,13 @@ import inspect
 import math
 import sys
 import threading
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator
 from types import FrameType, TracebackType
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from meshgate.caller import is_ours, warn_caller
 from meshgate.errors import MeshgateError
 from meshgate.html import card, repr_of
 from meshgate.monarch_classes import SeenAsMonarchs
@@ -107,7 +107,7 @@ class Future(SeenAsMonarchs, Generic[R]):
         self._ensure_started()
         if not self._settled:
             if asyncio._get_running_loop() is not None and not (_called_by_meshgate() or _called_by_plain_cell()):
-                warnings.warn(_GET_ON_LOOP_WARNING, UserWarning, stacklevel=2)
+                warn_caller(_GET_ON_LOOP_WARNING)
             self._wait(timeout)
         return self._result()
 
@@ -392,13 +392,9 @@ def _foreign_part(error: Exception) -> TracebackType | None:
     """The traceback of what a remote operation raised, without the frames of meshgate that made it: users look for
     their own. Errors of other kinds are defects or come from the user's classes, and keep all frames."""
     traceback = error.__traceback__
-    while isinstance(error, MeshgateError) and traceback is not None and _is_ours(traceback.tb_frame):
+    while isinstance(error, MeshgateError) and traceback is not None and is_ours(traceback.tb_frame):
         traceback = traceback.tb_next
     return traceback
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).startswith("meshgate.")
 
 
 def _called_by_meshgate() -> bool:
@@ -407,7 +403,7 @@ def _called_by_meshgate() -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
-    return frame is not None and _is_ours(frame)
+    return frame is not None and is_ours(frame)
 
 
 def _called_by_plain_cell() -> bool:

@@ -12,8 +12,9 @@ import os
 import shutil
 import tempfile
 import time
-import warnings
 from pathlib import Path
+
+from meshgate.caller import warn_caller
 
 __all__ = ["create_job_directory", "prune_job_directories", "remove_job_directory"]
 
@@ -42,7 +43,7 @@ def remove_job_directory(path: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        warnings.warn(f"cannot remove the temporary files of a job in {path}: {error}", stacklevel=2)
+        warn_caller(f"cannot remove the temporary files of a job in {path}: {error}")
 
 
 def prune_job_directories(parent: str | None) -> None:
