@@ -51,6 +51,16 @@ def _worker(kit: Kit, *, shown: bool = True, per_host: int = 1) -> Any:
     return kit.spawn_on(procs)
 
 
+def similar_lines_are_counted_over_a_window(kit: Kit) -> None:
+    procs = kit.procs(2, kit.hosts.slice(hosts=0))
+    with _output() as read:
+        asyncio.run(procs.logging_option(stream_to_client=True, aggregate_window_sec=2))
+        worker = kit.spawn_on(procs)
+        for _ in range(3):
+            worker.print.call("printed again and again").get()
+        _arrives(read, "[6 similar log lines]", "printed again and again")
+
+
 def what_an_actor_prints_arrives(kit: Kit) -> None:
     worker = _worker(kit)
     with _output() as read:

@@ -44,6 +44,7 @@ class ProcMeshProxy(SeenAsMonarchs, MeshProxy):
     def __init__(self, owned: OwnedObject, shape: Shape, hosts: HostMeshProxy | None) -> None:
         super().__init__(owned, shape)
         self._hosts = hosts
+        self._log_level = logging.INFO
 
     def spawn(self, name: str, Class: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Spawns the actor ``Class(*args, **kwargs)`` in every process. Returns at once, before it is initialized.
@@ -151,13 +152,19 @@ class ProcMeshProxy(SeenAsMonarchs, MeshProxy):
     ) -> None:
         """Shows or hides what the processes print.
 
-        ``aggregate_window_sec`` and ``level`` have no effect: lines arrive as they are printed, and identical lines of
-        several ranks are always folded.
+        In each window of ``aggregate_window_sec`` seconds, lines that differ only in numbers are counted and shown
+        once. Without it lines are shown as they are printed, those that several ranks print together once. ``level`` is
+        that of the root logger in the processes, which stays as it is until a program asks for another than INFO.
         """
         if aggregate_window_sec is not None and not stream_to_client:
             raise ValueError("aggregate_window_sec needs stream_to_client=True")
         await self.initialized
-        self._client.show_output(self._object, stream_to_client)
+        if level != self._log_level:
+            from meshgate.session.output.log_level import LogLevel  # noqa: PLC0415 - few use it
+
+            await self.spawn("logging_option", LogLevel).set.call(level)
+            self._log_level = level
+        self._client.show_output(self._object, stream_to_client, aggregate_window_sec)
 
     async def __aenter__(self) -> ProcMeshProxy:
         if self._owned.remote.stopped:

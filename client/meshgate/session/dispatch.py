@@ -15,6 +15,7 @@ from meshgate.session.failures import dependency_failure, failure_of_fault, from
 from meshgate.session.faults import handle_fault
 from meshgate.session.inbox import Inbox
 from meshgate.session.objects import ObjectTable
+from meshgate.session.output.aggregation import Aggregator
 from meshgate.session.output.printer import OutputPrinter
 from meshgate.session.pending_calls import PendingAck, PendingCalls, Reader
 from meshgate.session.serial_thread import SerialThread
@@ -69,6 +70,7 @@ class Dispatcher:
         self.hidden_procs: set[int] = set()  # proc meshes whose output is not shown
         self.handled_faults: set[int] = set()  # meshes whose faults another part of this package reports
         self._printer = OutputPrinter()
+        self.aggregator = Aggregator(lambda lines: self._printer.put(lines, lambda: None))
         self._fault_thread = SerialThread("meshgate-faults")
         self._objects = objects
         self._calls = calls
@@ -96,6 +98,7 @@ class Dispatcher:
 
     def close(self, timeout: float) -> None:
         """Waits until all output is printed and every fault hook has returned, for up to ``timeout`` seconds each."""
+        self.aggregator.close()
         self._printer.close(timeout)
         self._fault_thread.close(timeout)
 
@@ -231,7 +234,7 @@ class Dispatcher:
                 marks.printed(last)
             self._consume(message)
 
-        self._printer.put(lines, printed)
+        self._printer.put(self.aggregator.take(lines), printed)
 
     def _port_message(self, header: PortMessage, message: MessageReceived) -> None:
         inbox = self.inboxes.get(header.port)

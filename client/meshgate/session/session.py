@@ -202,10 +202,12 @@ class ClientSession:
         for unreferenced in self.objects.stop(number, reason):
             self.release(unreferenced)
 
-    def show_output(self, procs: int, shown: bool) -> None:
-        """Shows or hides what the proc mesh ``procs`` prints."""
+    def show_output(self, procs: int, shown: bool, window: float | None = None) -> None:
+        """Shows or hides what the proc mesh ``procs`` prints. In each ``window`` of seconds, similar lines are counted
+        and shown once."""
         hidden = self._dispatcher.hidden_procs
         (hidden.discard if shown else hidden.add)(procs)
+        self._dispatcher.aggregator.set_window(procs, window)
 
     def configure_monarch(self, settings: Mapping[str, Setting]) -> FutureProxy[dict[str, Setting]]:
         """Applies ``settings`` in place of those of earlier calls. The value: all that are in effect in the engine."""
