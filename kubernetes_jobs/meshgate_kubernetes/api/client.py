@@ -51,9 +51,10 @@ _RECONNECTS = 12
 
 @dataclass(frozen=True, slots=True)
 class PortForwardRequest:
-    """The parameters of a port-forward's websocket (pods/portforward)."""
+    """The parameters of a port-forward (pods/portforward)."""
 
     url: str
+    port: int
     headers: Mapping[str, str] = field(repr=False)
     ssl: ssl.SSLContext | None
     server_hostname: str | None
@@ -241,6 +242,7 @@ class Api:
         configuration = self._configuration
         return PortForwardRequest(
             url=re.sub("^http", "ws", self.host) + path,
+            port=port,
             headers=self._headers(),
             ssl=self._ssl,
             server_hostname=getattr(configuration, "tls_server_name", None) or None,
