@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import secrets
 import time
 import warnings
@@ -21,6 +22,7 @@ __all__ = ["create_owned", "create_parent", "delete", "read_parent", "read_spec"
 
 DELETE_TIMEOUT = 120.0
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0  # seconds
+_SHOWN_NAMES = 10
 _EVERY_KIND = [
     "ConfigMap",
     "Secret",
@@ -138,7 +140,8 @@ def read_parent(api: Api, name: str, namespace: str) -> tuple[JobSpec, Object]:
 def delete(api: Api, name: str, namespace: str, *, uid: str | None = None, timeout: float = DELETE_TIMEOUT) -> None:
     """Deletes the job and returns when nothing of it is left. Does nothing if it does not exist.
 
-    With ``uid``, deletes only the job with that parent. Raises Rejected if objects remain after ``timeout`` seconds.
+    With ``uid``, deletes only the job with that parent. Raises Rejected if objects remain and none of them has gone for
+    ``timeout`` seconds: the cluster's own controllers delete only some pods per second.
     """
     names = Names(name)
     try:  # first of all: an interruption after this still deletes the job
@@ -147,16 +150,16 @@ def delete(api: Api, name: str, namespace: str, *, uid: str | None = None, timeo
         if uid is not None:
             return
         _delete_leftovers(api, names, namespace)
-    deadline = time.monotonic() + timeout
-    wait_gone(api, name, namespace, timeout)
+    gone = wait_gone(api, name, namespace, timeout)
+    deadline = time.monotonic() + (timeout if gone else 0)
     # The garbage collector learns of a new kind, such as MonarchMesh, within half a minute; until then it does not
     # delete the objects of that kind with their parent.
     delay = FIRST_DELAY
     while remaining := [each for kind in _kinds(api) for each in _remaining(api, kind, namespace, names.selector())]:
         if time.monotonic() > deadline:
             raise Rejected(
-                f"job {name!r} was deleted, but these objects still exist after {timeout:g} s: {', '.join(remaining)}. "
-                "Check for finalizers and unreachable nodes"
+                f"job {name!r} was deleted, but these objects still exist, and none has gone for {timeout:g} s: "
+                f"{_some(remaining)}. Check for finalizers and unreachable nodes"
             )
         time.sleep(delay)  # between two requests: watching needs permissions that deleting does not
         delay = min(2 * delay, LONGEST_DELAY)
@@ -174,17 +177,32 @@ def _remaining(api: Api, kind: str, namespace: str, selector: str) -> list[str]:
         return []
 
 
-def wait_gone(api: Api, name: str, namespace: str, timeout: float = DELETE_TIMEOUT) -> None:
-    """Waits up to ``timeout`` seconds until the parent and the pods of a job that is being deleted are gone."""
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN_NAMES])
+    return shown if len(names) <= _SHOWN_NAMES else f"{shown} and {len(names) - _SHOWN_NAMES} more"
+
+
+def wait_gone(api: Api, name: str, namespace: str, timeout: float = DELETE_TIMEOUT) -> bool:
+    """Waits until the parent and the pods of a job that is being deleted are gone. Returns False if some remain, and
+    none has gone for ``timeout`` seconds."""
     sources = [WatchTarget(kind, Names(name).selector()) for kind in ("ConfigMap", "Pod")]
     forced: set[str] = set()
+    fewest, since = math.inf, time.monotonic()
     with Observer(api, namespace, sources) as observer:
 
         def gone() -> bool:
-            _force_delete(api, namespace, observer.objects("Pod"), forced)
-            return not observer.objects("ConfigMap") and not observer.objects("Pod")
+            nonlocal fewest, since
+            pods = observer.objects("Pod")
+            _force_delete(api, namespace, pods, forced)
+            left = len(pods) + len(observer.objects("ConfigMap"))
+            if left < fewest:
+                fewest, since = left, time.monotonic()
+            return left == 0
 
-        observer.wait_for(gone, timeout)
+        while not observer.wait_for(gone, since + timeout - time.monotonic()):
+            if time.monotonic() >= since + timeout:
+                return False
+        return True
 
 
 def _force_delete(api: Api, namespace: str, pods: Sequence[Object], forced: set[str]) -> None:

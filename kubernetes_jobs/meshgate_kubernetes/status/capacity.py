@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 
 from meshgate_kubernetes.manifests.quantity import format_quantity, parse_quantity
@@ -21,6 +21,19 @@ class Cluster:
 
     nodes: Sequence[Object]
     pods: Sequence[Object] = ()
+    _most: dict[str, tuple[Decimal, Decimal]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def most(self, resource: str) -> tuple[Decimal, Decimal]:
+        """The most that a node has of ``resource``, in total and free. Computed once for a thousand pods."""
+        if resource not in self._most:
+            total = {node["metadata"]["name"]: _allocatable(node, resource) for node in self.nodes}
+            free = dict(total)
+            for pod in self.pods:
+                node = pod["spec"].get("nodeName")
+                if node in free and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
+                    free[node] -= requests(pod).get(resource, Decimal(0))
+            self._most[resource] = max(total.values(), default=Decimal(0)), max([*free.values(), Decimal(0)])
+        return self._most[resource]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +78,7 @@ def shortages(pod: Object, cluster: Cluster | None, scheduler_message: str) -> l
     for resource in dict.fromkeys(_INSUFFICIENT.findall(scheduler_message)):
         if resource not in requested:
             continue
-        total = {node["metadata"]["name"]: _allocatable(node, resource) for node in cluster.nodes}
-        free = dict(total)
-        for other in cluster.pods:
-            node = other["spec"].get("nodeName")
-            if node in free and other.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
-                free[node] -= requests(other).get(resource, Decimal(0))
-        largest = max(total.values(), default=Decimal(0))
-        most_free = max(max(free.values(), default=Decimal(0)), Decimal(0))
+        largest, most_free = cluster.most(resource)
         if requested[resource] > most_free:
             found.append(Shortage(resource, requested[resource], largest, most_free))
     return found

@@ -23,6 +23,9 @@ __all__ = ["Observer", "WatchTarget"]
 
 _MIN_RETRY_DELAY = 0.2
 _MAX_RETRY_DELAY = 5.0
+_PAUSE_FACTOR = 50.0
+"""How much longer than a look at all objects the pause after it is: 2 % of a processor at most."""
+_MAX_PAUSE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +118,13 @@ class Observer:
                 raise self._failure
             return self._version
 
-    def collect(self, seconds: float) -> None:
-        """Lets changes accumulate for this time. Returns early when the observer is closed."""
-        self._closed.wait(seconds)
+    def collect(self, look: float) -> None:
+        """Lets changes accumulate after a look at all objects that took ``look`` seconds of CPU time, because a look
+        costs the same for one change as for a hundred. Returns early when the observer is closed."""
+        self._closed.wait(min(_MAX_PAUSE, _PAUSE_FACTOR * look))
 
     def wait_for(self, done: Callable[[], bool], timeout: float | None) -> bool:
-        """Waits until ``done()``, evaluated after every change, is true. Returns False after ``timeout`` seconds."""
+        """Waits until ``done()``, evaluated after changes, is true. Returns False after ``timeout`` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         version = -1
         while True:
@@ -128,8 +132,10 @@ class Observer:
             if remaining is not None and remaining <= 0:
                 return False
             version = self.wait(version, remaining)
-            if version >= 0 and len(self._objects) == len(self._threads) and done():
+            looked = time.thread_time()
+            if version >= 0 and self.listed and done():
                 return True
+            self.collect(time.thread_time() - looked)
 
     # --- one thread per target ----------------------------------------------------------------------------
 

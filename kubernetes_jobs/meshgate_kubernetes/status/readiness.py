@@ -25,9 +25,6 @@ from meshgate_kubernetes.status.observer import Observer, WatchTarget
 __all__ = ["JobNotReady", "ProgressListener", "MeshProgress", "Progress", "wait_ready"]
 
 HEARTBEAT = 5.0
-PAUSE_FACTOR = 10.0
-"""How much longer than a look at all pods the pause after it is: a tenth of a processor at most."""
-MAX_PAUSE = 2.0
 _LOG_LINES = 20
 OPERATOR_TIMEOUT = 60.0
 SELECTOR_TIMEOUT = 15.0
@@ -98,9 +95,7 @@ def wait_ready(api: Api, spec: JobSpec, uid: str, listener: ProgressListener, ti
     with Observer(api, spec.namespace, targets) as observer:
         tracker = _Tracker(api, spec, observer)
         version = -1
-        pause = 0.0
         while True:
-            observer.collect(pause)  # each look costs the same for one change as for a hundred
             interval = HEARTBEAT if timeout is None else min(HEARTBEAT, started + timeout - time.monotonic())
             version = observer.wait(version, tracker.time_left(interval))
             if observer.listed and not any(_is_live(uid, parent) for parent in observer.objects("ConfigMap")):
@@ -108,9 +103,8 @@ def wait_ready(api: Api, spec: JobSpec, uid: str, listener: ProgressListener, ti
                     f"job {spec.name!r} was deleted while it started: by another program, or by its idle timeout of "
                     f"{spec.idle_timeout} s; apply it again"
                 )
-            looked = time.monotonic()
+            looked = time.thread_time()
             progress = tracker.update()
-            pause = min(MAX_PAUSE, PAUSE_FACTOR * (time.monotonic() - looked))
             listener.progress(progress)
             if all(mesh.ready for mesh in progress.meshes):
                 return
@@ -118,6 +112,7 @@ def wait_ready(api: Api, spec: JobSpec, uid: str, listener: ProgressListener, ti
             timed_out = timeout is not None and time.monotonic() - started >= timeout
             if hopeless or timed_out:
                 raise tracker.failure(hopeless, None if hopeless else timeout)
+            observer.collect(time.thread_time() - looked)
 
 
 def _is_live(uid: str, parent: Object) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any, cast
 
 import pytest
@@ -11,7 +13,7 @@ from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError, Not
 from meshgate_kubernetes.jobs import objects
 from meshgate_kubernetes.manifests.job_objects import SPEC_KEY
 from tests.kubernetes_jobs.fake_api import FakeApi
-from tests.kubernetes_jobs.objects import Object, job, pod
+from tests.kubernetes_jobs.objects import Object, job, mesh, pod
 
 
 class Created:
@@ -147,8 +149,32 @@ class Undeletable(FakeApi):
 def test_objects_that_remain_are_listed() -> None:
     cluster = Undeletable()
     create(cluster)
-    with pytest.raises(Rejected, match=r"still exist after 0\.1 s: Service trainer-gateway, Service trainer-workers"):
+    with pytest.raises(Rejected, match=r"still exist, .* for 0\.1 s: Service trainer-gateway, Service trainer-w"):
         objects.delete(cast("Api", cluster), "trainer", "team", timeout=0.1)
+
+
+class PodByPod(FakeApi):
+    """Deletes a pod at a time, as controllers do whose requests are limited."""
+
+    def _drop(self, obj: Object) -> None:
+        if obj["kind"] != "Pod":
+            super()._drop(obj)
+
+    def drop_pods(self) -> None:
+        for name in [name for kind, _, name in self.left() if kind == "Pod"]:
+            time.sleep(0.1)
+            self.drop_alone("Pod", name, "team")
+
+
+def test_pods_that_go_one_by_one_are_waited_for_as_long_as_they_go() -> None:
+    cluster = PodByPod()
+    spec = job(mesh(replicas=8))
+    objects.create_owned(cast("Api", cluster), spec, objects.create_parent(cast("Api", cluster), spec), Created())
+    pods = threading.Thread(target=cluster.drop_pods)
+    pods.start()
+    objects.delete(cast("Api", cluster), "trainer", "team", timeout=0.5)
+    pods.join()
+    assert cluster.left() == []
 
 
 class Slow(FakeApi):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from decimal import Decimal
 
 from meshgate_kubernetes.status.capacity import Cluster, requests, shortages
@@ -22,6 +23,22 @@ def test_a_shortage_counts_the_pods_of_each_node() -> None:
     (shortage,) = shortages(unschedulable(MESSAGE, memory="4Gi"), cluster, MESSAGE)
     assert not shortage.impossible
     assert str(shortage) == "Insufficient memory: the pod requests 4Gi, no node has more than 2Gi free (2Gi short)"
+
+
+class CountedPods(list[Object]):
+    passes = 0
+
+    def __iter__(self) -> Iterator[Object]:
+        self.passes += 1
+        return super().__iter__()
+
+
+def test_the_pods_of_the_cluster_are_counted_once_for_any_number_of_pending_pods() -> None:
+    others = CountedPods([running("6Gi")])
+    cluster = Cluster([node("node0", memory="8Gi")], others)
+    for _ in range(100):
+        assert shortages(unschedulable(MESSAGE, memory="4Gi"), cluster, MESSAGE)
+    assert others.passes == 1
 
 
 def test_finished_pods_use_no_resources() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -107,6 +108,31 @@ def test_a_missing_permission_ends_the_wait_unless_the_target_is_optional() -> N
     with observer(forbidden, WatchTarget("Event", optional=True)) as observed:
         assert observed.wait(-1, 5) >= 0
         assert observed.objects("Event") == []
+
+
+def test_changes_accumulate_after_a_long_look() -> None:
+    api = FakeApi([])
+    looks = 0
+
+    def look() -> bool:
+        nonlocal looks
+        looks += 1
+        end = time.thread_time() + 0.005
+        while time.thread_time() < end:
+            continue
+        return len(observed.objects("Pod")) == 100
+
+    def change() -> None:
+        for number in range(100):
+            api.events.put(("ADDED", pod(f"pod-{number}")))
+            time.sleep(0.005)
+
+    changes = threading.Thread(target=change)
+    with observer(api) as observed:
+        changes.start()
+        assert observed.wait_for(look, 30)
+        changes.join()
+    assert looks < 20  # of a hundred changes
 
 
 def test_a_wait_times_out() -> None:
