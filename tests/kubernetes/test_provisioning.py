@@ -97,6 +97,17 @@ def test_the_components_lead_to_the_gateways_ports(kubectl: Kubectl, images: tup
     assert {each["metadata"].get("namespace", "team") for each in found.values()} == {"team"}
 
 
+def test_the_cluster_accepts_the_documented_deployment(
+    kubectl: Kubectl, images: tuple[str, str], tmp_path: Path
+) -> None:
+    # Gateway API and Prometheus operator, which the other components need, are not in every cluster.
+    directory = overlay(tmp_path, kubectl.namespace, images, "ingress")
+    accepted = kubectl("apply", "-k", directory, "--dry-run=server").splitlines()
+    kinds = sorted(kind for kind, _ in rendered(kubectl, directory))
+    assert sorted(line.partition("/")[0].partition(".")[0] for line in accepted) == [kind.lower() for kind in kinds]
+    assert all(line.endswith("(server dry run)") for line in accepted)
+
+
 @pytest.mark.parametrize("folder", ["base", "example"])
 def test_the_policies_of_the_deployment_are_valid(folder: str) -> None:
     policy = read_policy(DEPLOYMENT / folder / "policy.json")

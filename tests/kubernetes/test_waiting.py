@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,24 @@ def test_more_gpus_than_any_node_has(namespace: str) -> None:
     with start_failure() as caught:
         start(Compute(gpus=8), namespace, "nogpus")
     assert "Insufficient nvidia.com/gpu: the pod requests 8, the largest node has 0 (8 short)" in str(caught.value)
+
+
+def test_a_node_of_another_architecture_is_missing(namespace: str) -> None:
+    """A job goes only to nodes that its images are for, and its gateway with it; no node here is of this kind."""
+    with start_failure() as caught:
+        start(Compute(node_selector={"kubernetes.io/arch": "riscv64"}), namespace, "noarch")
+    assert re.search(r"2 pods \(noarch-gateway-.*, noarch-workers-0\): Unschedulable: ", str(caught.value))
+
+
+def test_an_image_for_another_architecture_is_reported(namespace: str, images: tuple[str, str]) -> None:
+    # Linux has the same error for a program of another processor and for a text without an interpreter.
+    script = {"name": "script", "image": images[1], "imagePullPolicy": "IfNotPresent",
+              "command": ["sh", "-c", "echo program > /tmp/python && chmod +x /tmp/python"],
+              "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}]}  # fmt: skip
+    pod_spec = {"initContainers": [script], "containers": [{"name": "worker", "command": ["/tmp/python"]}]}
+    with start_failure() as caught:
+        start(Compute(pod_spec=pod_spec), namespace, "wrongarch")
+    assert re.search(r"another architecture than the node: .*kubernetes\.io/arch", str(caught.value))
 
 
 @pytest.mark.disturbing

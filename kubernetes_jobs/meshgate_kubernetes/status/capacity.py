@@ -21,19 +21,20 @@ class Cluster:
 
     nodes: Sequence[Object]
     pods: Sequence[Object] = ()
-    _most: dict[str, tuple[Decimal, Decimal]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    known_shortages: dict[tuple[str, str], list[Shortage]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """By the scheduler's message and the pod's resources, which a thousand pods have in common."""
 
     def most(self, resource: str) -> tuple[Decimal, Decimal]:
-        """The most that a node has of ``resource``, in total and free. Computed once for a thousand pods."""
-        if resource not in self._most:
-            total = {node["metadata"]["name"]: _allocatable(node, resource) for node in self.nodes}
-            free = dict(total)
-            for pod in self.pods:
-                node = pod["spec"].get("nodeName")
-                if node in free and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
-                    free[node] -= requests(pod).get(resource, Decimal(0))
-            self._most[resource] = max(total.values(), default=Decimal(0)), max([*free.values(), Decimal(0)])
-        return self._most[resource]
+        """The most that a node has of ``resource``, in total and free."""
+        total = {node["metadata"]["name"]: _allocatable(node, resource) for node in self.nodes}
+        free = dict(total)
+        for pod in self.pods:
+            node = pod["spec"].get("nodeName")
+            if node in free and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
+                free[node] -= requests(pod).get(resource, Decimal(0))
+        return max(total.values(), default=Decimal(0)), max([*free.values(), Decimal(0)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,14 @@ def shortages(pod: Object, cluster: Cluster | None, scheduler_message: str) -> l
     """The resources that the scheduler's message calls insufficient, with amounts."""
     if cluster is None:
         return []
+    containers = [pod["spec"].get(key) or [] for key in ("containers", "initContainers")]
+    key = scheduler_message, repr([[each.get("resources") for each in group] for group in containers])
+    if key not in cluster.known_shortages:
+        cluster.known_shortages[key] = _shortages(pod, cluster, scheduler_message)
+    return cluster.known_shortages[key]
+
+
+def _shortages(pod: Object, cluster: Cluster, scheduler_message: str) -> list[Shortage]:
     requested = requests(pod)
     found = []
     for resource in dict.fromkeys(_INSUFFICIENT.findall(scheduler_message)):

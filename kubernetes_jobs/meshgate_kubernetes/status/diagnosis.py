@@ -36,6 +36,11 @@ _PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "RegistryUnavaila
 _DEFINITE_PULL = re.compile(
     r"not found|manifest unknown|unauthorized|denied|does not exist|no such host|authentication required", re.I
 )
+_WRONG_FORMAT = "exec format error"
+_ARCHITECTURE_HINT = (
+    ". The image is for another architecture than the node: build it with --platform=linux/amd64 (or linux/arm64), or "
+    "choose nodes by node_selector={'kubernetes.io/arch': …}"
+)
 _QUOTA = re.compile(
     r"exceeded quota: (?P<quota>[^,]+), requested: (?P<requested>.+?), used: (?P<used>.+?), limited: (?P<limited>.+)"
 )
@@ -77,7 +82,7 @@ class Problem:
         return self.subject, "pull" if self.reason in _PULL_REASONS else self.reason
 
     def with_log(self, log: str) -> Problem:
-        return replace(self, log=log)
+        return replace(self, log=log, message=self.message + (_ARCHITECTURE_HINT if _WRONG_FORMAT in log else ""))
 
     def __str__(self) -> str:
         text = f"{self.subject}: {self.reason}: {self.message}" if self.message else f"{self.subject}: {self.reason}"

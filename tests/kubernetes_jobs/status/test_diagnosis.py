@@ -128,6 +128,14 @@ def test_a_crash_is_reported_with_exit_code_and_log() -> None:
     assert str(problem.with_log("a\nb\n")).endswith("Its last output:\n    a\n    b")
 
 
+def test_the_log_of_an_image_for_another_architecture_is_explained() -> None:
+    ended = {"terminated": {"exitCode": 255, "reason": "Error"}}
+    problem = the_problem(waiting("CrashLoopBackOff", lastState=ended, restartCount=1))
+    assert "architecture" not in problem.with_log("exec /usr/bin/python: permission denied").message
+    explained = problem.with_log("exec /opt/meshgate/bin/python: exec format error\n").message
+    assert "another architecture than the node: build it with --platform=linux/amd64" in explained
+
+
 def test_a_container_that_restarted_after_a_crash_has_no_problem() -> None:
     restarted = pod(
         ready=False,
