@@ -56,7 +56,7 @@ def test_a_node_of_another_architecture_is_missing(namespace: str) -> None:
     """A job goes only to nodes that its images are for, and its gateway with it; no node here is of this kind."""
     with start_failure() as caught:
         start(Compute(node_selector={"kubernetes.io/arch": "riscv64"}), namespace, "noarch")
-    assert re.search(r"2 pods \(noarch-gateway-.*, noarch-workers-0\): Unschedulable: ", str(caught.value))
+    assert re.search(r"noarch-.*: Unschedulable: .*didn't match", str(caught.value))
 
 
 def test_an_image_for_another_architecture_is_reported(namespace: str, images: tuple[str, str]) -> None:

@@ -138,7 +138,7 @@ class FakeApi:
     def read_log(self, pod: str, namespace: str, container: str, *, lines: int, previous: bool = False) -> str:
         return ""
 
-    def watch(self, kind: str, namespace: str, selector: str, resource_version: str) -> FakeWatch:
+    def watch(self, kind: str, namespace: str, selector: str, resource_version: str, fields: str = "") -> FakeWatch:
         return FakeWatch(self, int(resource_version), kind, namespace, selector)
 
     def _record(self, change: str, obj: Object) -> None:

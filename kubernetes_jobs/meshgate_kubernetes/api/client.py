@@ -164,10 +164,10 @@ class Api:
             return False
         return any(resource["kind"] == kind for resource in response.get("resources", []))
 
-    def watch(self, kind: str, namespace: str, selector: str, resource_version: str) -> Watch:
+    def watch(self, kind: str, namespace: str, selector: str, resource_version: str, fields: str = "") -> Watch:
         """Changes after ``resource_version``, until closed here or by the server."""
         query = {
-            **_selectors(selector),
+            **_selectors(selector, fields),
             "watch": "true",
             "resourceVersion": resource_version,
             "allowWatchBookmarks": "true",

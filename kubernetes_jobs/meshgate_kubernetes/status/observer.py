@@ -35,11 +35,12 @@ _BUFFERED = 0.002
 
 @dataclass(frozen=True, slots=True)
 class WatchTarget:
-    """Objects to watch. ``optional``: continue without them if the user may not list them."""
+    """Objects to watch, by labels and fields. ``optional``: continue without them if the user may not list them."""
 
     kind: str
     selector: str = ""
     optional: bool = False
+    fields: str = ""
 
 
 class Observer:
@@ -165,7 +166,7 @@ class Observer:
 
     def _list_and_watch(self, target: WatchTarget) -> None:
         """Lists the objects once, then follows watches until closed. Raises Conflict if a version is too old."""
-        listed, version = self._api.list_objects(target.kind, self._namespace, target.selector)
+        listed, version = self._api.list_objects(target.kind, self._namespace, target.selector, target.fields)
         fresh = {obj["metadata"]["uid"]: obj for obj in listed}
 
         def replace() -> None:
@@ -179,7 +180,7 @@ class Observer:
     def _watch(self, target: WatchTarget, version: str, objects: dict[str, Object]) -> str:
         """Follows one watch to its end. Returns the version from which the next one continues."""
         started = time.monotonic()
-        watch = self._api.watch(target.kind, self._namespace, target.selector, version)
+        watch = self._api.watch(target.kind, self._namespace, target.selector, version, target.fields)
         with self._changed:
             self._watches[target] = watch
             if self._closed.is_set():

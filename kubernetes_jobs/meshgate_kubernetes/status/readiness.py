@@ -26,6 +26,8 @@ __all__ = ["JobNotReady", "ProgressListener", "MeshProgress", "Progress", "wait_
 
 HEARTBEAT = 5.0
 _LOG_LINES = 20
+_EVENT_FIELDS = ",".join(f"reason!={each}" for each in ("FailedScheduling", "Scheduled", "SuccessfulCreate"))
+"""Most events of a job with many pods; what they say, the pods' conditions say as well."""
 OPERATOR_TIMEOUT = 60.0
 SELECTOR_TIMEOUT = 15.0
 
@@ -88,7 +90,7 @@ def wait_ready(api: Api, spec: JobSpec, uid: str, listener: ProgressListener, ti
     job = Names(spec.name).selector()
     targets = [
         WatchTarget("ConfigMap", job),
-        WatchTarget("Event", optional=True),
+        WatchTarget("Event", optional=True, fields=_EVENT_FIELDS),
         WatchTarget("Pod", _gateway_selector(spec)),
     ]
     targets += [WatchTarget("Pod", mesh.selector) for mesh in spec.meshes]

@@ -44,16 +44,19 @@ class FakeApi:
         self.events: queue.Queue[Any] = queue.Queue()
         self.listed = 0
         self.watched_from: list[str] = []
+        self.fields: set[str] = set()
 
-    def list_objects(self, kind: str, namespace: str, selector: str = "") -> tuple[list[Object], str]:
+    def list_objects(self, kind: str, namespace: str, selector: str = "", fields: str = "") -> tuple[list[Object], str]:
         self.listed += 1
+        self.fields.add(fields)
         found = self._lists.pop(0) if len(self._lists) > 1 else self._lists[0]
         if isinstance(found, KubernetesError):
             raise found
         return found, "1"
 
-    def watch(self, kind: str, namespace: str, selector: str, resource_version: str) -> FakeWatch:
+    def watch(self, kind: str, namespace: str, selector: str, resource_version: str, fields: str = "") -> FakeWatch:
         self.watched_from.append(resource_version)
+        self.fields.add(fields)
         return FakeWatch(self.events)
 
 
@@ -146,6 +149,13 @@ def test_objects_are_selected_by_target() -> None:
         assert observed.wait_for(lambda: len(observed.objects("Pod", "x=1")) == 1, 5)
         assert observed.objects("Pod", "x=3") == []
         assert len(observed.objects("Pod")) == 1
+
+
+def test_a_target_is_listed_and_watched_with_its_fields() -> None:
+    api = FakeApi([pod("a")])
+    with observer(api, WatchTarget("Pod", fields="spec.nodeName=a")) as observed:
+        assert observed.wait_for(lambda: bool(api.watched_from), 5)
+    assert api.fields == {"spec.nodeName=a"}
 
 
 def test_close_ends_all_threads() -> None:
