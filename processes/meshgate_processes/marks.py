@@ -3,13 +3,16 @@
 They may leave the session and the process group that they were started in and outlive their parent, but they inherit
 its environment. Whoever starts them sets a variable there, the mark, which finds them all.
 
-Linux only: without ``/proc`` nothing is found.
+Without ``/proc``, as on macOS, ``ps`` lists processes with their environment. There it hides that of programs which
+the system protects, such as ``/bin/sleep``.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -20,6 +23,8 @@ __all__ = ["end_processes", "find_processes"]
 KILL_ROUNDS = 5  # a process may fork before it is killed; one that cannot be killed must not block the caller
 EXEC_TIMEOUT = 0.2  # seconds; each search takes this long if there is a process without variables
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD of include/linux/sched.h
+PROC = Path("/proc")
+WITH_ENVIRONMENT = "-AEww" if sys.platform == "darwin" else "axeww"  # options of ps: every process, unabridged
 
 
 def find_processes(mark: str | None = None, *, session: int | None = None) -> list[ProcessIdentity]:
@@ -27,10 +32,9 @@ def find_processes(mark: str | None = None, *, session: int | None = None) -> li
 
     ``mark``: ``NAME=value``. A process of another user has no readable environment.
     """
-    try:
-        unclear = [pid for entry in os.listdir("/proc") if entry.isdigit() and (pid := int(entry)) != os.getpid()]
-    except FileNotFoundError:
-        return []
+    if not PROC.is_dir():
+        return _find_by_ps(mark, session)
+    unclear = [pid for entry in os.listdir(PROC) if entry.isdigit() and (pid := int(entry)) != os.getpid()]
     found = []
     deadline = time.monotonic() + EXEC_TIMEOUT
     while True:
@@ -46,6 +50,27 @@ def find_processes(mark: str | None = None, *, session: int | None = None) -> li
         if not unclear or time.monotonic() > deadline:
             return found
         os.sched_yield()
+
+
+def _find_by_ps(mark: str | None, session: int | None) -> list[ProcessIdentity]:
+    """Raises CalledProcessError or FileNotFoundError if there is no usable ``ps``."""
+    command = ["ps", WITH_ENVIRONMENT, "-o", "pid=", "-o", "command="]
+    listed = subprocess.run(command, capture_output=True, check=True).stdout.splitlines()
+    found = []
+    for line in listed:
+        pid, *words = line.split()
+        if int(pid) == os.getpid():
+            continue
+        if (mark is not None and mark.encode() in words) or (session is not None and _session_of(int(pid)) == session):
+            found.append(identify_process(int(pid)))
+    return [process for process in found if process is not None]
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:  # it has ended, or belongs to another user
+        return None
 
 
 def end_processes(
@@ -82,11 +107,11 @@ def _belongs(pid: int, mark: str | None, session: int | None) -> bool | None:
     (Linux: begin_new_exec, create_elf_tables and environ_read).
     """
     try:
-        if session is not None and os.getsid(pid) == session:
+        if session is not None and _session_of(pid) == session:
             return True
         if mark is None:
             return False
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        environment = (PROC / str(pid) / "environ").read_bytes()
         if mark.encode() in environment.split(b"\0"):
             return True
         return False if _is_whole(environment, pid) else None
@@ -96,6 +121,6 @@ def _belongs(pid: int, mark: str | None, session: int | None) -> bool | None:
 
 def _is_whole(environment: bytes, pid: int) -> bool:
     """Whether this is all of it. An environment without variables looks as during execve; kernel threads have none."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     size = int(fields[48]) - int(fields[47])  # env_end and env_start of proc_pid_stat(5)
     return bool(int(fields[6]) & KERNEL_THREAD) or len(environment) == size > 0

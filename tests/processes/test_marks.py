@@ -126,3 +126,29 @@ def test_the_number_killed_counts_each_process_once(
     process = identify(start(processes, mark))
     monkeypatch.setattr(marks, "find_processes", lambda mark, session: [process])  # as if it could not be killed
     assert end_processes(mark, timeout=0) == 1
+
+
+AS_ON_MACOS = """
+import pathlib, select, subprocess, sys, time
+sys.platform = "darwin"
+from meshgate_processes import marks
+sys.platform = "linux"
+from meshgate_processes import identity
+identity.identify_process = marks.identify_process = identity._identify_by_ps
+marks.PROC, marks.WITH_ENVIRONMENT = pathlib.Path("/missing"), "axeww"  # the options of Linux' ps
+print(len(marks.find_processes(sys.argv[1])), len(marks.find_processes(session=int(sys.argv[2]))), flush=True)
+print(marks.end_processes(sys.argv[1], grace=float(sys.argv[3])))
+"""
+
+
+@pytest.mark.parametrize(("program", "grace", "killed"), [(PAUSE, 20, 0), (IGNORE, 0.1, 2)])
+def test_processes_are_found_and_ended_without_proc(
+    processes: ExitStack, mark: str, program: str, grace: float, killed: int
+) -> None:
+    started = [start(processes, mark, program) for _ in range(2)]
+    other = start(processes, f"{VARIABLE}=other")
+    command = [sys.executable, "-c", AS_ON_MACOS, mark, str(other.pid), str(grace)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout == f"2 1\n{killed}\n"
+    assert {process.wait() for process in started} == {-signal.SIGKILL if killed else -signal.SIGTERM}
+    assert other.poll() is None
