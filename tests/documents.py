@@ -10,12 +10,12 @@ from pathlib import Path
 from tests.programs import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "decisions").glob("*.md")])
-_BLOCK = re.compile(r"^( *)```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A Python block. ``line``: of its first line in the document."""
+    """A block of code. ``line``: of its first line in the document."""
 
     document: Path
     line: int
@@ -40,12 +40,17 @@ class Block:
         return "def test_" in self.code
 
 
-def python_blocks(document: Path) -> list[Block]:
+def code_blocks(document: Path, language: str) -> list[Block]:
     text = document.read_text()
     return [
-        Block(document, text.count("\n", 0, match.start(2)) + 1, textwrap.dedent(match[2]))
+        Block(document, text.count("\n", 0, match.start(3)) + 1, textwrap.dedent(match[3]))
         for match in _BLOCK.finditer(text)
+        if match[2] == language
     ]
+
+
+def python_blocks(document: Path) -> list[Block]:
+    return code_blocks(document, "python")
 
 
 def programs_in(document: str) -> list[str]:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+import yaml
 
 import meshgate
-from tests.documents import DOCUMENTS, Block, python_blocks
+from meshgate.cli.app import app
+from meshgate_gateway.provisioning.policy import read_policy
+from tests.documents import DOCUMENTS, Block, code_blocks, python_blocks
 from tests.programs import ROOT
 
 ROOTS = ("client", "gateway", "kubernetes_jobs", "processes", "slurm_jobs", "sync", "wire", "worker_image")
@@ -21,6 +27,10 @@ IN_THE_TREE = re.compile(rf"`((?:{FOLDERS})/[\w./-]*)`")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 BLOCKS = [block for document in DOCUMENTS for block in python_blocks(document)]
 SOURCES = [ROOT / name for name in ROOTS]
+
+
+def blocks(language: str) -> list[Block]:
+    return [block for document in DOCUMENTS for block in code_blocks(document, language)]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -39,10 +49,38 @@ def test_every_python_block_compiles(block: Block) -> None:
     compile(code, str(block.document), "exec")
 
 
+@pytest.mark.parametrize("block", blocks("sh"), ids=lambda block: block.name)
+def test_every_shell_block_parses_and_its_commands_exist(block: Block) -> None:
+    parsed = subprocess.run(["bash", "-n"], input=block.code, capture_output=True, text=True, check=False)
+    assert parsed.returncode == 0, parsed.stderr
+    known: Any = typer.main.get_command(app)
+    for name, rest in re.findall(r"^ *meshgate ([a-z]\w*)(.*)", block.code, re.MULTILINE):
+        command = known.commands[name]
+        options = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+        used = re.findall(r"(?<=\s)--?[a-z][\w-]*", re.split(r" -- |[|#>]", rest)[0])
+        assert set(used) <= options | {"--help"}, block.code
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: block.name)
+def test_every_yaml_block_parses(block: Block) -> None:
+    list(yaml.safe_load_all(block.code))
+
+
+@pytest.mark.parametrize("block", blocks("json"), ids=lambda block: block.name)
+def test_every_json_block_parses(block: Block) -> None:
+    json.loads(block.code)
+
+
+def test_the_policy_of_the_guide_to_many_users_is_valid(tmp_path: Path) -> None:
+    (block,) = [block for block in blocks("json") if block.document.name == "many_users.md"]
+    (tmp_path / "policy.json").write_text(block.code)
+    assert read_policy(tmp_path / "policy.json").max_idle == 14400
+
+
 @pytest.mark.timeout(300)
 def test_complete_python_blocks_pass_the_type_checker(tmp_path: Path) -> None:
     for block in BLOCKS:
-        if block.is_complete:
+        if block.is_complete and not block.code.startswith("import ray\n"):  # its decorators have no static types
             (tmp_path / f"{block.name}.py").write_text(block.code)
     command = [sys.executable, "-m", "mypy", "--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
     checked = subprocess.run(
@@ -86,6 +124,13 @@ def test_every_error_in_troubleshooting_is_one_of_the_sources() -> None:
     sources = [path.read_text() for root in SOURCES for path in root.rglob("*.py")]
     assert len(quoted) > 10
     assert [text for text in quoted if not any(text in source for source in sources)] == []
+
+
+def test_troubleshooting_has_every_public_error() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    public = {name: getattr(meshgate, name) for name in meshgate.__all__}
+    errors = {name for name, each in public.items() if isinstance(each, type) and issubclass(each, BaseException)}
+    assert {name for name in errors if f"`{name}`" not in page} == set()
 
 
 @pytest.mark.parametrize(

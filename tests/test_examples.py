@@ -38,17 +38,53 @@ def test_distributed_training_ends_with_equal_weights(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("document", ["docs/index.md", "docs/jobs.md", "docs/tutorial_cluster.md"])
+def test_a_sweep_reports_each_trial_and_goes_on_after_a_failed_one(tmp_path: Path) -> None:
+    printed = run_program(ROOT / "examples" / "sweep.py", tmp_path)
+    assert "rate 1.2, momentum 0.0: diverged with rate 1.2" in printed
+    losses = [float(loss) for loss in re.findall(r"loss (.+)", printed)]
+    assert len(losses) == 11
+    assert losses == sorted(losses)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.timeout(300)
+def test_a_grpo_loop_learns_and_goes_on_after_its_driver_was_killed(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "grpo.py"), "--steps", "18"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        assert any(line.startswith("step 4:") for line in killed.stdout)
+        killed.kill()
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, *steps = done.stdout.splitlines()
+    assert int(first.removeprefix("starting with step ")) >= 5
+    assert steps[-1].startswith("step 18: ")
+    assert int(steps[-1].split()[2].rstrip("%")) > 90
+
+
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):  # no files in the home directory
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    project = tmp_path / "project"
+    project.mkdir()
+    notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
+    where = {"metadata": {"path": str(project)}}
+    nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3", resources=where).execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    shown = "".join(output.get("text", "") + str(output.get("data", "")) for output in outputs)
+    assert [each.text for each in outputs if each.output_type == "stream" and each.name == "stderr"] == []
+    assert "30000 throws" in shown
+    assert "[0.3, 0.3]" in shown
+    assert "[1.65, 1.65]" in shown
+    assert shown.count("text/html") >= 3
+
+
+@pytest.mark.parametrize("document", ["docs/index.md", "docs/jobs.md", "docs/packages.md", "docs/tutorial_cluster.md"])
 def test_programs_in_documents_run_as_pasted(document: str, tmp_path: Path) -> None:
     for program in programs_in(document):
         run_program(program, tmp_path)
         assert os.listdir(tmp_path) == ["program.py"]
-
-
-def test_programs_before_and_after_a_move_print_the_same(tmp_path: Path) -> None:
-    monarch, meshgate, moved_from_ray = programs_in("docs/migrating.md")
-    assert run_program(monarch, tmp_path, strict=False) == run_program(meshgate, tmp_path) == "[30, 31, 32, 33]\n"
-    assert run_program(moved_from_ray, tmp_path) == "[5, 5, 5, 5]\n"
 
 
 def test_the_program_in_the_readme_prints_the_answer_of_each_rank(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""The pairs of programs on the pages about migrating print the same before and after.
+
+Those for Ray run through Ray Client on a cluster of one node, with the Ray of this Python, of the benchmarks' venv, or
+of the Python that MESHGATE_TEST_RAY_PYTHON names.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers.ray_client import cluster
+from tests.documents import programs_in, python_blocks
+from tests.programs import ROOT, run_program
+
+
+def pairs(document: str) -> list[tuple[str, str]]:
+    programs = programs_in(document)
+    return list(zip(programs[::2], programs[1::2], strict=True))
+
+
+FROM_MONARCH = pairs("docs/migrating_monarch.md")
+FROM_RAY = pairs("docs/migrating_ray.md")
+*PLAIN, DETACHED = FROM_RAY
+RAY_PRINTS = [
+    "[5, 5, 5, 5]\n6\n",
+    "[0, 1, 4, 9, 16, 25, 36, 49]\n",
+    "a shard has 499501\n" * 2,
+    "failed: division by zero\n0.5\n",
+]
+
+
+@pytest.mark.parametrize(
+    ("pair", "prints"),
+    list(
+        zip(
+            FROM_MONARCH,
+            [
+                "[30, 31, 32, 33]\n",
+                "failed: integer division or modulo by zero\n[2, 2]\n",
+                "[0, 1, 2, 100, 101, 102]\n",
+            ],
+            strict=True,
+        )
+    ),
+    ids=["job", "this_host", "channels"],
+)
+def test_programs_for_monarch_and_meshgate_print_the_same(pair: tuple[str, str], prints: str, tmp_path: Path) -> None:
+    assert run_program(pair[0], tmp_path, strict=False) == prints
+    assert run_program(pair[1], tmp_path) == prints
+
+
+@pytest.mark.parametrize(("pair", "prints"), list(zip(PLAIN, RAY_PRINTS, strict=True)))
+def test_programs_that_left_ray_print_what_they_did(pair: tuple[str, str], prints: str, tmp_path: Path) -> None:
+    assert run_program(pair[1], tmp_path) == prints
+
+
+def test_a_program_that_left_ray_finds_its_actor_again(tmp_path: Path) -> None:
+    try:
+        assert run_program(DETACHED[1], tmp_path) == "5\n"
+        assert run_program(DETACHED[1], tmp_path) == "10\n"
+    finally:
+        run_program("from meshgate import job_load\njob_load('.monarch/job_state.pkl').kill()\n", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A Python with Ray, and the address of a Ray Client server."""
+    here = sys.executable if importlib.util.find_spec("ray") else str(ROOT / ".venv-bench/bin/python")
+    python = os.environ.get("MESHGATE_TEST_RAY_PYTHON", here)
+    if not Path(python).exists():
+        pytest.skip("Ray is not installed: make bench installs it into .venv-bench")
+    with cluster(python, tmp_path_factory.mktemp("ray") / "ray.log") as address:
+        yield python, address
+
+
+@pytest.mark.timeout(300)
+def test_programs_for_ray_client_print_the_same(ray: tuple[str, str], tmp_path: Path) -> None:
+    python, address = ray
+
+    def run(program: str) -> str:
+        (tmp_path / "program.py").write_text(program.replace("cluster:10001", address))
+        done = subprocess.run([python, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert [run(program) for program, _ in PLAIN] == RAY_PRINTS
+    assert [run(DETACHED[0]), run(DETACHED[0])] == ["5\n", "10\n"]
+
+
+def test_a_program_for_kubetorch_changes_only_its_imports() -> None:
+    kubetorch, meshgate = (block.code for block in python_blocks(ROOT / "docs/migrating_kubetorch.md")[:2])
+    changed = [pair for pair in zip(kubetorch.splitlines(), meshgate.splitlines(), strict=True) if pair[0] != pair[1]]
+    assert len(changed) == 3
+    assert all(" import " in line or line.startswith("import ") for pair in changed for line in pair)
