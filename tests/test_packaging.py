@@ -54,7 +54,7 @@ def wheel(built: Path) -> Path:
 def test_the_sbom_lists_the_dependencies_at_the_pinned_versions(built: Path) -> None:
     found = json.loads((built / "meshgate-client.cdx.json").read_text())
     assert found["metadata"]["component"]["name"] == "meshgate"
-    versions = {each["name"]: each["version"] for each in found["components"] if each["name"] != "meshgate"}
+    versions = {each["name"].replace("_", "-"): each["version"] for each in found["components"]}
     pins = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     assert {"cloudpickle", "kubernetes", "pydantic", "uvloop", "websockets"} <= set(versions)
     assert not GATEWAY_DEPENDENCIES & set(versions)

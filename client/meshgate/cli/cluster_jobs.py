@@ -11,6 +11,7 @@ import typer
 from meshgate.cli.console import fail
 from meshgate.cli.models import Ended, Event, JobRow, Jobs
 from meshgate.cli.tables import age_text, meshes_text, new_table
+from meshgate.errors import JobNotRunning
 
 if TYPE_CHECKING:
     from meshgate_kubernetes.api.client import Api
@@ -51,14 +52,14 @@ def table(jobs: Jobs, namespace: str) -> object:
 
 
 def kill(names: list[str], namespace: str, *, all_jobs: bool, report: Callable[[str], object]) -> Ended:
-    """Calls ``report`` with a line for each job that was ended."""
+    """Reports each job that was ended with a line. Raises JobNotRunning if one is unknown, and ends none."""
     from meshgate_kubernetes.jobs import lifecycle  # noqa: PLC0415 - takes a fifth of a second
 
     running = {job.name: job for job in _call_api(lambda api: lifecycle.list_jobs(api, namespace))}
     if not names and not all_jobs:
         raise typer.BadParameter(f"name the jobs to end, or pass --all; run `meshgate ls -n {namespace}` to list them")
     if unknown := [name for name in names if name not in running]:
-        raise typer.BadParameter(f"there is no job {unknown[0]!r} in namespace {namespace!r}")
+        raise JobNotRunning(f"there is no job {unknown[0]!r} in namespace {namespace!r}")
     ended = []
     for job in running.values() if all_jobs else [running[name] for name in names]:
         _call_api(lambda api, job=job: lifecycle.end(api, job))  # type: ignore[misc]

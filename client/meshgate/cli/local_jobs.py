@@ -10,6 +10,7 @@ import typer
 
 from meshgate.cli.models import Ended, JobRow, Jobs
 from meshgate.cli.tables import age_text, meshes_text, new_table
+from meshgate.errors import JobNotRunning
 from meshgate.jobs import registry
 from meshgate.jobs.this_machine.local_gateway import stop_gateway
 
@@ -58,9 +59,10 @@ def kill(ids: list[str], *, all_jobs: bool, report: Callable[[str], object]) -> 
 
 def _find(running: list[registry.LocalEntry], prefix: str) -> registry.LocalEntry:
     matching = [entry for entry in running if entry.apply_id.startswith(prefix)]
-    if len(matching) != 1:
-        problem = f"{len(matching)} job ids begin with" if matching else "no job id begins with"
-        raise typer.BadParameter(f"{problem} {prefix!r}; run `meshgate ls` to list them")
+    if not matching:
+        raise JobNotRunning(f"no job id begins with {prefix!r}; run `meshgate ls` to list them")
+    if len(matching) > 1:
+        raise typer.BadParameter(f"{len(matching)} job ids begin with {prefix!r}; run `meshgate ls` to list them")
     return matching[0]
 
 

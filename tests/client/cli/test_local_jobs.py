@@ -61,10 +61,12 @@ def test_kill_all_ends_all_jobs(run: CliRunner, jobs: list[LocalEntry]) -> None:
     assert run.invoke(app, ["kill", "--all"]).output == ""
 
 
-@pytest.mark.parametrize("arguments", [[], ["2"], [""]])
-def test_kill_without_a_unique_id_ends_nothing(run: CliRunner, jobs: list[LocalEntry], arguments: list[str]) -> None:
+@pytest.mark.parametrize(("arguments", "code"), [([], 2), (["x"], 3), ([""], 2)])
+def test_kill_without_a_unique_id_ends_nothing(
+    run: CliRunner, jobs: list[LocalEntry], arguments: list[str], code: int
+) -> None:
     result = run.invoke(app, ["kill", *arguments])
-    assert result.exit_code == 2
+    assert result.exit_code == code
     assert "run `meshgate ls` to list them" in result.output.replace("│", "").replace("\n", " ").replace("  ", " ")
     assert all(entry.process.alive for entry in jobs)
 
