@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import http.client
 import json
 import os
+import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,3 +134,53 @@ def test_mcp_answers_with_what_a_job_does(job: ProcessJob, workers: Any) -> None
     assert executed["structuredContent"]["results"][0]["stdout"] == "hello\n"
     assert unknown["isError"]
     assert "no job id begins with" in unknown["content"][0]["text"]
+
+
+def test_top_shows_calls_and_what_the_ranks_use(meshgate: Any, hosts: Any) -> None:
+    procs = hosts.spawn_procs(per_host={"gpus": 2}, name="busy")
+    burners = procs.spawn("burners", Worker)
+    burners.rank.call().get()
+    pending = burners.hang.call()
+
+    def found() -> Any:
+        top = json.loads(meshgate("top", "--once"))
+        ranks = [rank for rank in top["ranks"] if rank["mesh"] == "busy"]
+        return top if [rank["cpu"] is not None for rank in ranks] == [True] * 4 else None
+
+    top = wait_for(found, "the ranks")
+    procs.stop().get()
+    assert pending.exception() is not None
+    (calls,) = [each for each in top["calls"] if each["mesh"] == "burners"]
+    assert (calls["ranks"], calls["in_flight"], calls["ended"]) == (4, 1, 0)
+    assert calls["oldest"] > 0
+    ranks = [rank for rank in top["ranks"] if rank["mesh"] == "busy"]
+    assert [(rank["rank"], rank["host"]) for rank in ranks] == [(n, f"workers-{n // 2}") for n in range(4)]
+    assert all(rank["memory"] > 2**20 for rank in ranks)
+    assert top["problems"] == {}
+
+
+def test_top_is_live_on_a_narrow_terminal_until_interrupted(job: ProcessJob, workers: Any) -> None:
+    workers.rank.call().get()
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environment.update(TERM="xterm-256color", NO_COLOR="1")
+    command = [sys.executable, "-c", "from meshgate.cli.app import app; app()", "top", str(job.apply_id)]
+    child = subprocess.Popen(
+        [*command, "--interval", "0.5"], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    while len(re.findall(rb"\nworkers +\d[\d.]* ", shown)) < 2:  # two looks
+        shown += os.read(ours, 65536)
+    child.send_signal(signal.SIGINT)
+    with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an error
+        while data := os.read(ours, 65536):
+            shown += data
+    os.close(ours)
+    assert child.wait() == 130
+    assert shown.startswith(b"\x1b[?1049h")
+    assert b"\x1b[?1049l" in shown  # the screen from before is back
+    assert not re.search(rb"\x1b\[[0-9;]*3\dm", shown)  # no colour
+    lines = re.sub(rb"\x1b\[[0-9;?]*[A-GI-Za-z]", b"", shown.replace(b"\x1b[H", b"\n")).decode().splitlines()
+    assert max(map(len, lines)) <= 60

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
+    "CallCounts",
     "CallStatus",
     "EngineStatus",
     "HostStatus",
@@ -42,6 +43,16 @@ class CallStatus(_Model):
     processes: dict[int, int] = Field(default={}, description="the rank in that mesh of each rank in `waiting`")
 
 
+class CallCounts(_Model):
+    """The calls of a mesh of actors since it was spawned. Two of these give its rate and latency between them."""
+
+    ended: int = Field(default=0, description="calls that have their last reply, or failed")
+    failed: int = Field(default=0, description="of those that ended")
+    seconds: float = Field(default=0.0, description="that those that ended took together, in the gateway")
+    casts: int = Field(default=0, description="calls without a reply (broadcast) that were sent")
+    in_flight: int = 0
+
+
 class MeshStatus(_Model):
     """Processes or actors of a session."""
 
@@ -53,6 +64,7 @@ class MeshStatus(_Model):
     dead: dict[int, str] = Field(default={}, description="reason by rank, for ranks that ended")
     number: int = Field(default=0, description="names the mesh within its session")
     procs: int = Field(default=0, description="of actors: the number of their proc mesh")
+    calls: CallCounts | None = Field(default=None, description="of actors; null: the gateway is older")
     hosts: tuple[str, ...] = Field(default=(), description="of procs, which are divided evenly among them, in order")
 
 

@@ -16,6 +16,7 @@ from meshgate.cli.agents import call, mcp, run
 from meshgate.cli.console import Commands, console, emit, fail
 from meshgate.cli.models import SCHEMAS, Leftovers, Pull, Sync
 from meshgate.cli.options import AsJson, Job, Mesh, Namespace
+from meshgate.cli.top import command as top
 from meshgate.jobs.find import find_job
 from meshgate_wire.version import SOFTWARE_VERSION
 
@@ -182,6 +183,7 @@ app.command("debug")(ranks.debug_actors)
 app.command("forward")(ranks.forward_port)
 app.command("stacks")(ranks.show_stacks)
 app.command("why")(ranks.explain)
+app.command("top")(top.show_top)
 app.command("ui")(ui.open_page)
 app.command("doctor")(doctor.diagnose)
 app.command("call")(call.call_endpoint)

@@ -17,6 +17,7 @@ __all__ = ["Commands", "console", "emit", "fail"]
 FAILED = 1
 NO_JOB = 3
 INTERRUPTED = 130
+UNLIMITED_WIDTH = 10_000  # columns
 
 
 class Commands(TyperGroup):
@@ -48,4 +49,8 @@ def emit(result: BaseModel, as_json: bool, render: Callable[[Console], object]) 
 
 
 def console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    """On a terminal, tables fit its width; elsewhere they have the width of what they contain, and cut nothing."""
+    found = Console(highlight=False, soft_wrap=True)
+    if not found.is_terminal:
+        found.width = UNLIMITED_WIDTH
+    return found

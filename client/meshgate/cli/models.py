@@ -8,6 +8,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from meshgate.cli.agents.models import Called, Ran
+from meshgate.cli.top.models import Top
 from meshgate.doctor.findings import Finding
 from meshgate.jobs.sessions import SessionInfo
 from meshgate_wire.status import CallStatus, JobStatus, PrintedLine
@@ -199,6 +200,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "exec": Executed,
     "stacks": StackGroups,
     "why": Why,
+    "top": Top,
     "gc": Leftovers,
     "doctor": Diagnosis,
     "call": Called,

@@ -5,6 +5,6 @@ and ends with the session. Nothing here listens on anything but loopback.
 """
 
 OWN_MESHES = frozenset(
-    {"admin", "debug", "doctor", "exec", "forward", "gather", "image", "mount", "pull", "shell", "stacks"}
+    {"admin", "debug", "doctor", "exec", "forward", "gather", "image", "mount", "pull", "shell", "stacks", "top"}
 )
 """Names of the proc meshes that meshgate itself spawns for a moment."""

@@ -13,7 +13,15 @@ from meshgate_gateway.control.messages import Inspect, Inspected
 from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire.messages import OutputLine, Region
-from meshgate_wire.status import CallStatus, EngineStatus, HostStatus, MeshStatus, PrintedLine, SessionOutput
+from meshgate_wire.status import (
+    CallCounts,
+    CallStatus,
+    EngineStatus,
+    HostStatus,
+    MeshStatus,
+    PrintedLine,
+    SessionOutput,
+)
 from meshgate_wire.text import shorten
 
 MAX_KEPT = 4 * 2**20  # characters of output that are kept
@@ -36,6 +44,9 @@ class Code(Protocol):
 class CallsInFlight(Protocol):
     def statuses(self, limit: int) -> tuple[list[CallStatus], int]:
         """The oldest calls in flight, and how many there are."""
+
+    def in_flight(self) -> Mapping[int, int]:
+        """The number of calls in flight by the id of their mesh's record."""
 
 
 class PrintedLines:
@@ -95,7 +106,8 @@ class Inspection:
     def _meshes(self) -> tuple[MeshStatus, ...]:
         items = [(number, mesh) for number, mesh in self._objects.items() if isinstance(mesh, (ProcMesh, ActorMesh))]
         numbers = {id(mesh): number for number, mesh in items}
-        return tuple(_mesh(mesh, number, numbers) for number, mesh in items)
+        in_flight = self._calls.in_flight()
+        return tuple(_mesh(mesh, number, numbers, in_flight) for number, mesh in items)
 
     def _hosts(self, mesh: HostMesh) -> Iterator[HostStatus]:
         for rank, name in enumerate(mesh.names):
@@ -108,8 +120,10 @@ class Inspection:
                 yield HostStatus(mesh=mesh.name, rank=rank, name=name, state="missing", reason=reason)
 
 
-def _mesh(mesh: ProcMesh | ActorMesh, number: int, numbers: Mapping[int, int]) -> MeshStatus:
-    """``numbers`` are those of the known meshes by the ids of their records."""
+def _mesh(
+    mesh: ProcMesh | ActorMesh, number: int, numbers: Mapping[int, int], in_flight: Mapping[int, int]
+) -> MeshStatus:
+    """``numbers`` are those of the known meshes by the ids of their records, as are the counts of ``in_flight``."""
     common: dict[str, Any] = {
         "name": mesh.name,
         "number": number,
@@ -117,7 +131,15 @@ def _mesh(mesh: ProcMesh | ActorMesh, number: int, numbers: Mapping[int, int]) -
         "dead": {rank: shorten(reason, MAX_REASON) for rank, reason in list(mesh.dead.items())[:64]},
     }
     if isinstance(mesh, ActorMesh):
-        return MeshStatus(kind="actors", class_name=mesh.class_name, procs=numbers.get(id(mesh.procs), 0), **common)
+        calls = CallCounts(
+            ended=mesh.totals.ended,
+            failed=mesh.totals.failed,
+            seconds=mesh.totals.seconds,
+            casts=mesh.totals.casts,
+            in_flight=in_flight.get(id(mesh), 0),
+        )
+        procs = numbers.get(id(mesh.procs), 0)
+        return MeshStatus(kind="actors", class_name=mesh.class_name, procs=procs, calls=calls, **common)
     return MeshStatus(kind="procs", version=mesh.version or "", hosts=mesh.host_names, **common)
 
 

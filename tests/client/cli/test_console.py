@@ -7,7 +7,8 @@ import typer
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from meshgate.cli.console import Commands, emit
+from meshgate.cli.console import Commands, console, emit
+from meshgate.cli.tables import new_table
 from meshgate.errors import JobError, JobNotRunning
 
 
@@ -50,3 +51,10 @@ def other() -> None:
 def test_the_exit_code_says_what_happened(what: str, code: int, text: str) -> None:
     result = CliRunner().invoke(app, ["work", what])
     assert (result.exit_code, result.output) == (code, text)
+
+
+def test_a_table_on_a_pipe_is_as_wide_as_what_it_contains(capsys: pytest.CaptureFixture[str]) -> None:
+    table = new_table("NAME", "REASON")
+    table.add_row("a" * 100, "why " * 100)
+    console().print(table)
+    assert ["a" * 100, *["why"] * 100] == capsys.readouterr().out.splitlines()[1].split()

@@ -10,7 +10,7 @@ from meshgate_gateway.engine.inspection import PrintedLines
 from meshgate_gateway.engine.objects.host_health import AVAILABLE
 from meshgate_gateway.engine.objects.records import HostMesh
 from meshgate_wire.messages import Call, MeshRef, OutputLine, Region, Values
-from meshgate_wire.status import EngineStatus
+from meshgate_wire.status import CallCounts, EngineStatus
 from tests.gateway.engine.fakes import async_test
 from tests.gateway.engine.in_memory import EngineClient
 
@@ -40,6 +40,8 @@ async def test_the_status_has_meshes_hosts_and_the_oldest_calls_first() -> None:
     procs, actors_mesh = status.meshes
     assert procs.hosts == ("workers-0", "workers-1")
     assert (actors_mesh.number, actors_mesh.procs) == (actors, procs.number)
+    assert procs.calls is None
+    assert actors_mesh.calls == CallCounts(in_flight=2)
     assert [(host.name, host.state) for host in status.hosts] == [("workers-0", "ready"), ("workers-1", "missing")]
     assert "OOMKilled" in status.hosts[1].reason
     first, second = status.calls
@@ -53,6 +55,10 @@ async def test_the_status_has_meshes_hosts_and_the_oldest_calls_first() -> None:
     for rank in range(4):
         client.monarch.ports[1].put(b"value", rank)
     await client.until(lambda: len(client.of(Values)) == 2)
+    counts = client.engine.inspection.status().meshes[1].calls
+    assert counts is not None
+    assert (counts.ended, counts.failed, counts.in_flight) == (2, 0, 0)
+    assert 0 < counts.seconds < 60
     await client.end()
 
 

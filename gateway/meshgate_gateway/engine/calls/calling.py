@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from typing import Any, Protocol
@@ -109,6 +110,7 @@ class Calling:
         response = pending.fail(mesh.failed) if mesh.failed else pending.ranks_died(mesh.dead)
         if response is not None:
             self._metrics.call_ended(0.0, failed=True)
+            mesh.totals.call_ended(0.0, failed=True)
             if header.adverb != "broadcast":
                 self._respond(response, stream)
             return
@@ -119,6 +121,7 @@ class Calling:
             if header.adverb == "broadcast":
                 self._monarch.cast(actors, header.endpoint, header.explicit_port, payload, None)
                 self._metrics.cast()
+                mesh.totals.casts += 1
             else:
                 self.start(pending, mesh, actors, payload, stream, header.explicit_port)
         except FrameTooLarge as error:
@@ -188,9 +191,12 @@ class Calling:
         if response is not None:
             self._respond(response, stream)
         if pending.done:
-            if self._pending.pop(pending.call, None) is not None and pending.header is not None:
+            ended = self._pending.pop(pending.call, None)
+            if ended is not None and pending.header is not None:
                 failed = bool(pending.failed) or (response is not None and isinstance(response.header, Failed))
-                self._metrics.call_ended(time.monotonic() - pending.started, failed=failed)
+                seconds = time.monotonic() - pending.started
+                self._metrics.call_ended(seconds, failed=failed)
+                ended[1].totals.call_ended(seconds, failed=failed)
             if not self._pending:
                 self._idle()  # no other response is due that could leave in the same websocket message
         return pending.done
@@ -224,6 +230,10 @@ class Calling:
         now = time.monotonic()
         oldest = islice(self._pending.values(), limit)  # in the order of their start
         return [status_of(pending, mesh, now) for pending, mesh, _ in oldest], len(self._pending)
+
+    def in_flight(self) -> Counter[int]:
+        """The number of calls in flight by the id of their mesh's record."""
+        return Counter(id(mesh) for _, mesh, _ in self._pending.values())
 
     def fail(self, mesh: ActorMesh) -> None:
         """Ends the calls on ``mesh`` that wait for dead ranks, or all of them if the mesh failed."""

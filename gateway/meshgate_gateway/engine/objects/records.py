@@ -107,6 +107,21 @@ class ProcMesh:
         return self.host_names[rank // per_host] if per_host and rank // per_host < len(self.host_names) else ""
 
 
+@dataclass(slots=True, eq=False)
+class CallTotals:
+    """The calls of a mesh that have ended, and the seconds that they took together."""
+
+    ended: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    casts: int = 0  # calls without replies that were sent
+
+    def call_ended(self, seconds: float, *, failed: bool) -> None:
+        self.ended += 1
+        self.failed += failed
+        self.seconds += seconds
+
+
 class ActorSlice(NamedTuple):
     """A part of an actor mesh: Monarch's reference to it, and its base ranks."""
 
@@ -134,6 +149,7 @@ class ActorMesh:
     failed: Failure | None = None  # the whole mesh failed: a constructor raised
     dead: dict[int, str] = field(default_factory=dict)  # base rank to the reason
     slices: dict[Region, ActorSlice] = field(default_factory=dict)
+    totals: CallTotals = field(default_factory=CallTotals)
 
     def host_of(self, rank: int) -> str:
         """The name of the host of a base rank, or an empty string if it is unknown."""

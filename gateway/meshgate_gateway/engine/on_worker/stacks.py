@@ -41,6 +41,7 @@ def serve_stacks(mesh: str, rank: int, host: str) -> None:
     requests, ask = os.pipe()
     number = int(signal.SIGRTMAX) - 3  # programs use the first real-time signals, and Python none
     about = {"pid": os.getpid(), "mesh": mesh, "rank": rank, "host": host, "ask": ask, "signal": number}
+    about["gpus"] = os.environ.get("CUDA_VISIBLE_DEVICES")  # as set up, for ``meshgate top``
     header = json.dumps(about).encode() + b"\n"
     os.write(answers, header)
     faulthandler.register(number, file=answers, all_threads=True, chain=False)

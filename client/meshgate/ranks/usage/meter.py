@@ -1,0 +1,117 @@
+"""Looks at what the processes of a job use, again and again, through one process on each host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
+
+from meshgate.errors import MeshgateError
+from meshgate.ranks import OWN_MESHES
+from meshgate.ranks.usage.on_host import UsageReader
+
+if TYPE_CHECKING:
+    from meshgate.proxies import HostMeshProxy
+
+__all__ = ["Gpu", "ProcessUsage", "Usage", "UsageMeter"]
+
+MESH = "top"
+ANSWER_TIMEOUT = 30.0  # seconds that the hosts have to answer
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of a host. None: it does not report that."""
+
+    host: str
+    index: int
+    utilization: int | None
+    memory: int | None
+    memory_total: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """What a process and its children use. ``mesh`` is the name of its proc mesh, ``gpus`` has indexes on its host."""
+
+    mesh: str
+    rank: int
+    host: str
+    pid: int
+    cpu: float | None
+    memory: int
+    gpus: tuple[int, ...]
+    gpu_memory: int | None
+
+
+@dataclass(slots=True)
+class Usage:
+    """One look at all hosts. ``problems``: why a host could not be read, by its name."""
+
+    processes: list[ProcessUsage] = field(default_factory=list)
+    gpus: list[Gpu] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+class UsageMeter:
+    """Each host has a process of its own, so that a lost host does not concern the others. Close it after use."""
+
+    def __init__(self, meshes: Mapping[str, HostMeshProxy]) -> None:
+        self._hosts = {
+            f"{name}-{rank}": hosts.slice(hosts=slice(rank, rank + 1))
+            for name, hosts in meshes.items()
+            for rank in range(len(hosts))
+        }
+        self._readers: dict[str, tuple[Any, Any]] = {}  # proc mesh and actor by host
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for procs, _ in self._readers.values():
+            procs.stop()
+
+    def read(self) -> Usage:
+        """What is used now. A host that failed is tried again at the next look."""
+        found, asked = Usage(), {}
+        for name, host in self._hosts.items():
+            try:
+                asked[name] = self._reader(name, host).read.call_one()
+            except MeshgateError as error:
+                self._failed(found, name, error)
+        for name, future in asked.items():
+            try:
+                _add(found, name, future.get(timeout=ANSWER_TIMEOUT))
+            except (MeshgateError, TimeoutError) as error:
+                self._failed(found, name, error)
+        found.processes.sort(key=lambda each: (each.mesh, each.rank, each.pid))
+        return found
+
+    def _reader(self, name: str, host: HostMeshProxy) -> Any:
+        if name not in self._readers:
+            procs = host.spawn_procs(name=MESH)
+            self._readers[name] = (procs, procs.spawn(MESH, UsageReader))
+        return self._readers[name][1]
+
+    def _failed(self, found: Usage, name: str, error: Exception) -> None:
+        found.problems[name] = str(error)
+        self._readers.pop(name, None)  # what it was ends with the session, if it has not ended
+
+
+def _add(found: Usage, name: str, answer: dict[str, Any]) -> None:
+    """Adds a host's answer. Its only process is the one that uses its GPUs, if nothing else is known."""
+    processes = [each for each in answer["processes"] if each["mesh"] not in OWN_MESHES]
+    for each in processes:
+        indexes = each["gpus"]
+        if not indexes and len(processes) == 1:
+            indexes = [gpu["index"] for gpu in answer["gpus"]]
+        found.processes.append(ProcessUsage(**{**each, "gpus": tuple(indexes)}))
+    names = ("index", "utilization", "memory", "memory_total")
+    found.gpus += [Gpu(answer["host"], **{name: gpu[name] for name in names}) for gpu in answer["gpus"]]
+    if answer["problem"]:
+        found.problems[name] = answer["problem"]
