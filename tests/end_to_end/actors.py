@@ -266,3 +266,50 @@ class AsyncStopping(Actor):
     async def echo(self, value: Any) -> Any:
         breakpoint()
         return value
+
+
+def export_spans(directory: str) -> None:
+    """Writes the spans of this process to a file in ``directory``, one on each line."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+
+    file = open(os.path.join(directory, f"{os.getpid()}.json"), "a", buffering=1)  # noqa: SIM115
+    provider = TracerProvider()
+    exporter = ConsoleSpanExporter(out=file, formatter=lambda span: span.to_json(indent=None) + "\n")
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+
+
+def own_span() -> object:
+    """Ends a span of the program's own, and returns the baggage that its caller has set."""
+    from opentelemetry import baggage, trace
+
+    with trace.get_tracer("program").start_as_current_span("inner"):
+        return baggage.get_baggage("run")
+
+
+class Traced(Actor):
+    def __init__(self, directory: str) -> None:
+        export_spans(directory)
+
+    @endpoint
+    def step(self, count: int) -> object:
+        return own_span()
+
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError("no such step")
+
+
+class AsyncTraced(Actor):
+    def __init__(self, directory: str) -> None:
+        export_spans(directory)
+
+    @endpoint
+    async def step(self, count: int) -> object:
+        return own_span()
+
+    @endpoint
+    async def fail(self) -> None:
+        raise ValueError("no such step")

@@ -162,6 +162,7 @@ class Call(Model):
     explicit_port: bool = False  # the endpoint was declared with explicit_response_port=True
     arguments: Arguments = ()
     tag: Label = ""  # of the program, for a later holder of the session
+    trace: dict[Label, Line] = Field(default={}, max_length=16)  # the caller's span, as its propagator writes it
 
 
 class SendTo(Model):

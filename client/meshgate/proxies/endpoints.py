@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast
 
 from meshgate.actors import api
 from meshgate.actors.actor_class import EndpointSpec
+from meshgate.actors.tracing import NO_SPAN, CallSpan, start_span
 from meshgate.errors import InvalidRequestError, UnpicklableArgument
 from meshgate.monarch_classes import monarch_api
 from meshgate.proxies.mesh import MeshProxy
@@ -80,8 +81,12 @@ class EndpointProxy(Generic[P, R]):
         mesh = self._mesh
         pickled = self._pickle(args, kwargs)
         mesh._client.require_usable(self._target, self._label)
-        header = self._header(mesh._client.calls.next_number(), "broadcast", pickled)
-        mesh._client.post(header, (pickled.data, *pickled.buffers), stream=mesh._stream)
+        span = start_span(mesh._name, self._spec.name, "broadcast", len(self._shape))
+        header = self._header(mesh._client.calls.next_number(), "broadcast", pickled, span)
+        with span or NO_SPAN:
+            mesh._client.post(header, (pickled.data, *pickled.buffers), stream=mesh._stream)
+        if span is not None:
+            span.end()
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> NoReturn:
         """Not available: distributed tensors need a driver next to the processes."""
@@ -92,12 +97,16 @@ class EndpointProxy(Generic[P, R]):
     def _request(self, adverb: Adverb, call: PendingCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         pickled = self._pickle(args, kwargs)
         mesh = self._mesh
-        mesh._client.request(
-            call,
-            lambda number: self._header(number, adverb, pickled),
-            (pickled.data, *pickled.buffers),
-            stream=mesh._stream,
-        )
+        span = start_span(mesh._name, self._spec.name, adverb, len(self._shape))
+        if span is not None:
+            call.follow(span)
+        with span or NO_SPAN:
+            mesh._client.request(
+                call,
+                lambda number: self._header(number, adverb, pickled, span),
+                (pickled.data, *pickled.buffers),
+                stream=mesh._stream,
+            )
 
     def _pickle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pickled:
         try:
@@ -116,11 +125,12 @@ class EndpointProxy(Generic[P, R]):
             worker_python=client.worker_python,
         )
 
-    def _header(self, number: int, adverb: Adverb, pickled: Pickled) -> Call:
-        tag = current_tag()
+    def _header(self, number: int, adverb: Adverb, pickled: Pickled, span: CallSpan | None) -> Call:
+        tag, trace = current_tag(), {} if span is None else span.carrier
         cached = self._headers.get(adverb)
         if cached is not None and not pickled.arguments:
-            return with_call_number(cached.model_copy(update={"tag": tag}) if tag else cached, number)
+            varied = cached.model_copy(update={"tag": tag, "trace": trace}) if tag or trace else cached
+            return with_call_number(varied, number)
         header = Call(
             call=number,
             target=self._mesh._ref,
@@ -129,8 +139,9 @@ class EndpointProxy(Generic[P, R]):
             explicit_port=self._spec.explicit_response_port,
             arguments=pickled.arguments,
             tag=tag,
+            trace=trace,
         )
-        if not pickled.arguments and not tag:
+        if not pickled.arguments and not tag and not trace:
             self._headers[adverb] = header
         return header
 

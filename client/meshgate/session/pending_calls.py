@@ -37,6 +37,15 @@ class Reader(Protocol):
         """The error to raise for ``failure``."""
 
 
+class Follower(Protocol):
+    """Observes a call, from its request to its end."""
+
+    def failed(self, reason: str) -> None:
+        """The call has failed; ``end`` follows."""
+
+    def end(self) -> None: ...
+
+
 class PendingCall(ABC):
     """A call without its reply. ``target`` is the object called, ``endpoint`` names the call in error messages."""
 
@@ -45,6 +54,15 @@ class PendingCall(ABC):
         self.endpoint = endpoint
         self.sent = time.monotonic()
         self.progress: tuple[CallProgress, float] | None = None  # what the gateway reported last, and when
+        self._follower: Follower | None = None
+
+    def follow(self, follower: Follower) -> None:
+        """Notifies ``follower`` of the call's end: when all its futures are settled."""
+        self._follower = follower
+        if futures := self.futures():
+            futures[-1].when_settled(follower.end)  # the futures of a stream settle in order
+        else:
+            follower.end()
 
     def waits_for(self) -> str:
         """What the call waits for, for people."""
@@ -72,12 +90,19 @@ class PendingCall(ABC):
 
     def failure_received(self, reader: Reader, header: Failed, buffers: Sequence[Fragments]) -> bool:
         """Takes a failure. Returns whether the call is complete."""
+        self._has_failed(header.failure.message)
         self.settle(_raising(lambda: reader.error(header.failure, buffers, self.endpoint)))
         return True
 
     def fail(self, make_error: Callable[[], Exception]) -> None:
         """Fails every open future. Each observer's error comes from ``make_error``."""
+        if self._follower is not None:
+            self._has_failed(str(make_error()))
         self.settle(_raising(make_error))
+
+    def _has_failed(self, reason: str) -> None:
+        if self._follower is not None:
+            self._follower.failed(reason)
 
 
 def describe_progress(progress: CallProgress, endpoint: str, age: float) -> str:
@@ -168,6 +193,7 @@ class PendingStream(PendingCall):
     def failure_received(self, reader: Reader, header: Failed, buffers: Sequence[Fragments]) -> bool:
         if header.rank is None:
             return super().failure_received(reader, header, buffers)
+        self._has_failed(header.failure.message)
         return self._settle_next(_raising(lambda: reader.error(header.failure, buffers, self.endpoint)))
 
     def _settle_next(self, read: Callable[[], Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -176,6 +176,9 @@ class FakeMonarch:
 
     def payload_at(self, payload: Any, position: int, region: Region) -> Any:
         return ("at", position, region.sizes, payload)
+
+    def payload_with_trace(self, payload: Any, trace: Mapping[str, str]) -> Any:
+        return ("trace", dict(trace), payload)
 
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any) -> None:
         self.casts.append((endpoint, payload, port))

@@ -9,7 +9,7 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -39,6 +39,8 @@ class Messaging(Protocol):
     def cast_supervised(
         self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any
     ) -> asyncio.Future[Any]: ...
+
+    def payload_with_trace(self, payload: Any, trace: Mapping[str, str]) -> Any: ...
 
     def open_port(self) -> tuple[Any, Any]: ...
 
@@ -117,6 +119,8 @@ class Calling:
         payload = self._lookup.payload(buffers, objects)
         if chosen is not None:
             actors, payload = self._lookup.one_actor(mesh, header.target, ranks[chosen], chosen, payload)
+        if header.trace:
+            payload = self._monarch.payload_with_trace(payload, header.trace)
         try:
             if header.adverb == "broadcast":
                 self._monarch.cast(actors, header.endpoint, header.explicit_port, payload, None)

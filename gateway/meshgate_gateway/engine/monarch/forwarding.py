@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import operator
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshgate_gateway.engine.monarch.interface import Fragments
 from meshgate_gateway.engine.on_worker import process as on_worker
+from meshgate_gateway.engine.on_worker import tracing
 
 
 class Forward:
@@ -84,3 +85,22 @@ class ForwardAt:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return on_worker.at_rank, self._arguments
+
+
+class ForwardWithTrace:
+    """Unpickles as ``payload``, and makes the endpoint of its message run in a span."""
+
+    __slots__ = ("_arguments", "size")
+
+    def __init__(
+        self,
+        payload: Forward | ForwardAt,
+        trace: Mapping[str, str],
+        span_functions: Sequence[str],
+        context_variable: str,
+    ) -> None:
+        self.size = payload.size
+        self._arguments = (payload, dict(trace), tuple(span_functions), context_variable)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tracing.with_trace, self._arguments

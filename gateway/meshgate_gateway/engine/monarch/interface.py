@@ -146,6 +146,9 @@ class Monarch(Protocol):
     def payload_at(self, payload: Any, position: int, region: Region) -> Any:
         """``payload`` for one actor, whose message rank is ``position`` of ``region`` while it handles the message."""
 
+    def payload_with_trace(self, payload: Any, trace: Mapping[str, str]) -> Any:
+        """``payload``, whose endpoint runs in an OpenTelemetry span below that of ``trace``."""
+
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
         """Sends a call to actors, which may still be coming up. Replies go to ``port``."""
 

@@ -24,11 +24,17 @@ import cloudpickle.cloudpickle
 
 from meshgate_gateway.engine.monarch.commands import native_commands
 from meshgate_gateway.engine.monarch.error_texts import explain_fault
-from meshgate_gateway.engine.monarch.forwarding import Forward, ForwardAt, ForwardClass, ForwardItem
+from meshgate_gateway.engine.monarch.forwarding import (
+    Forward,
+    ForwardAt,
+    ForwardClass,
+    ForwardItem,
+    ForwardWithTrace,
+)
 from meshgate_gateway.engine.monarch.interface import BootstrapFailed, Fault, Fragments, Monarch, OnFault, Reply
 from meshgate_gateway.engine.monarch.same_versions import SameVersions
 from meshgate_gateway.engine.monarch.settings import Settings
-from meshgate_gateway.engine.on_worker import breakpoints, stacks
+from meshgate_gateway.engine.on_worker import breakpoints, stacks, tracing
 from meshgate_gateway.engine.on_worker import process as on_worker
 from meshgate_sync.store import place
 from meshgate_wire.messages import Host, Launch, Region
@@ -54,6 +60,10 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 CONTEXT = "monarch._src.actor.actor_mesh:_context"  # on workers: the variable of the context of the message at hand
+SPAN_FUNCTIONS = (  # on workers: what opens Monarch's span around an endpoint, and a concurrent one
+    "monarch._src.actor.actor_mesh:span_with_correlation_id",
+    "monarch._src.actor.concurrent:span",
+)
 COPY_LIMIT = 16 * 1024  # bytes; copying a smaller reply costs less than a view of it
 
 _decoding = threading.local()
@@ -160,7 +170,7 @@ class Client:
         from monarch._rust_bindings.monarch_hyperactor.proc_mesh import ProcMesh  # noqa: PLC0415
         from monarch._src.actor import actor_mesh  # noqa: PLC0415
 
-        for module in (on_worker, breakpoints, stacks, place):
+        for module in (on_worker, breakpoints, stacks, tracing, place):
             cloudpickle.register_pickle_by_value(module)
         self._api, self._actor, self._buffers, self._mailbox = api, actor, buffers, mailbox
         self._pickle, self._actor_mesh, self._native_procs = monarch_pickle, actor_mesh, ProcMesh
@@ -305,6 +315,9 @@ class Client:
     def payload_at(self, payload: Forward, position: int, region: Region) -> Any:
         return ForwardAt(payload, position, region.labels, region.sizes, CONTEXT)
 
+    def payload_with_trace(self, payload: Forward | ForwardAt, trace: Mapping[str, str]) -> Any:
+        return ForwardWithTrace(payload, trace, SPAN_FUNCTIONS, CONTEXT)
+
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
         self._settings.check_frame(payload.size)
         self._cast(actors, endpoint, explicit_port, payload, port)
@@ -326,7 +339,7 @@ class Client:
         call = self._actor_endpoint(actors, self._returns_response(endpoint), self._no_extent, "", message).call()
         return asyncio.ensure_future(_report_of(call))
 
-    def _pickled(self, payload: Forward | ForwardAt) -> Any:
+    def _pickled(self, payload: Forward | ForwardAt | ForwardWithTrace) -> Any:
         if isinstance(payload, Forward) and not payload.buffers and not payload.objects:
             frozen = self._buffers.Buffer()
             for fragment in payload.data:

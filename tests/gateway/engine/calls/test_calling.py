@@ -334,3 +334,17 @@ async def test_calls_without_replies_are_counted_apart() -> None:
     called = Called()
     called.call(1, "broadcast")
     assert (called.ended, called.casts) == ([], 1)
+
+
+@async_test
+async def test_a_call_with_a_trace_is_sent_with_it() -> None:
+    called = Called()
+    trace = {"traceparent": "00-1-2-01"}
+    target = MeshRef(object=ACTORS)
+    called.calling.call(Call(call=1, target=target, endpoint="step", adverb="broadcast", trace=trace), ARGUMENTS)
+    called.calling.call(Call(call=2, target=target, endpoint="step", adverb="choose", trace=trace), ARGUMENTS)
+    first, second = (payload for _, payload, _ in called.monarch.casts)
+    assert first == ("trace", trace, b"arguments")
+    assert second[:2] == ("trace", trace)
+    assert second[2][0] == "at"
+    await cancel_receives()
