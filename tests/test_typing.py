@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from tests.programs import ROOT
 
 PROGRAM = """
-from meshgate import Actor, Channel, Port, ProcessJob, endpoint
+from meshgate import Actor, Channel, Port, ProcessJob, concurrent_endpoint, endpoint
 
 
 class Trainer(Actor):
@@ -28,6 +29,18 @@ class Trainer(Actor):
     async def name(self) -> str:
         return "trainer"
 
+    @concurrent_endpoint
+    async def wait(self, seconds: float) -> bytes:
+        return b""
+
+    @concurrent_endpoint(instrument=False)
+    async def wait_quietly(self) -> int:
+        return 1
+
+    @concurrent_endpoint(explicit_response_port=True)
+    async def wait_for(self, port: Port[str], seconds: float) -> None:
+        port.send("done")
+
     @endpoint(explicit_response_port=True)
     def later(self, port: Port[bytes], size: int) -> None:
         port.send(b"x" * size)
@@ -40,14 +53,34 @@ trainers = procs.spawn("trainers", Trainer, 0.1, steps=2)
 """
 
 
+SHOWN = {
+    "trainers": "program.Trainer",
+    "trainers.step.call(3).get()": "meshgate.shapes.value_mesh.ValueMesh[float]",
+    "trainers.step.call_one(3).get()": "float",
+    "trainers.step.choose(3).get()": "float",
+    "trainers.name.call_one().get()": "str",
+    "trainers.wait.call(1.0).get()": "meshgate.shapes.value_mesh.ValueMesh[bytes]",
+    "trainers.wait_quietly.call_one().get()": "int",
+    "trainers.wait_for.call_one(1.0).get()": "str",
+    "trainers.later.call_one(3).get()": "bytes",
+    "next(trainers.step.stream(3)).get()": "float",
+    "Channel[int].open()": "tuple[meshgate.proxies.ports.Port[int], meshgate.proxies.ports.PortReceiver[int]]",
+    "Channel[int].open()[1].recv().get()": "int",
+    "Channel.open()[1].recv().get()": "Any",
+    "hosts.spawn('others', Trainer, rate=0.2)": "program.Trainer",
+}
+SOURCES = [
+    str(ROOT / name) for name in ("client", "gateway", "kubernetes_jobs", "processes", "slurm_jobs", "sync", "wire")
+]
+
+
 def check(line: str, directory: Path) -> str:
     """What mypy says of the program with ``line`` after it."""
     (directory / "program.py").write_text(f"{PROGRAM}{line}\n")
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent"]
-    sources = ("client", "gateway", "kubernetes_jobs", "processes", "slurm_jobs", "sync", "wire")
     checked = subprocess.run(
         [*command, f"--cache-dir={ROOT / '.mypy_cache' / 'typing'}", "program.py"],
-        env={**os.environ, "MYPYPATH": os.pathsep.join(str(ROOT / name) for name in sources)},
+        env={**os.environ, "MYPYPATH": os.pathsep.join(SOURCES)},
         cwd=directory, capture_output=True, text=True, check=False,
     )  # fmt: skip
     return checked.stdout
@@ -55,21 +88,8 @@ def check(line: str, directory: Path) -> str:
 
 @pytest.mark.timeout(300)
 def test_results_have_types(tmp_path: Path) -> None:
-    shown = {
-        "trainers": "program.Trainer",
-        "trainers.step.call(3).get()": "meshgate.shapes.value_mesh.ValueMesh[float]",
-        "trainers.step.call_one(3).get()": "float",
-        "trainers.step.choose(3).get()": "float",
-        "trainers.name.call_one().get()": "str",
-        "trainers.later.call_one(3).get()": "bytes",
-        "next(trainers.step.stream(3)).get()": "float",
-        "Channel[int].open()": "tuple[meshgate.proxies.ports.Port[int], meshgate.proxies.ports.PortReceiver[int]]",
-        "Channel[int].open()[1].recv().get()": "int",
-        "Channel.open()[1].recv().get()": "Any",
-        "hosts.spawn('others', Trainer, rate=0.2)": "program.Trainer",
-    }
-    printed = check("\n".join(f"reveal_type({expression})" for expression in shown), tmp_path)
-    assert re.findall(r'Revealed type is "(.*)"', printed) == list(shown.values())
+    printed = check("\n".join(f"reveal_type({expression})" for expression in SHOWN), tmp_path)
+    assert re.findall(r'Revealed type is "(.*)"', printed) == list(SHOWN.values())
     assert "error" not in printed
 
 
@@ -78,6 +98,7 @@ def test_mistakes_are_found(tmp_path: Path) -> None:
     mistakes = {
         'trainers.step.call("x")': 'Argument 1 to "call" of "Endpoint" has incompatible type "str"',
         "trainers.step.call()": 'Missing positional argument "batch"',
+        'trainers.wait.call("x")': 'Argument 1 to "call" of "Endpoint" has incompatible type "str"',
         "trainers.stepp.call(3)": '"Trainer" has no attribute "stepp"',
         'trainers.later.call("x")': 'Argument 1 to "call" of "Endpoint" has incompatible type "str"',
         'Channel[int].open()[0].send("x")': 'Argument 1 to "send" of "Port" has incompatible type "str"',
@@ -88,3 +109,43 @@ def test_mistakes_are_found(tmp_path: Path) -> None:
     printed = check("\n".join(mistakes), tmp_path)
     assert [mistake for mistake in mistakes.values() if mistake not in printed] == []
     assert f"Found {len(mistakes)} errors" in printed
+
+
+def check_with_pyright(lines: list[str], directory: Path) -> list[str]:
+    """What pyright says of each of ``lines`` after the program."""
+    (directory / "program.py").write_text(PROGRAM + "\n".join(lines))
+    settings = {"include": ["program.py"], "extraPaths": SOURCES, "typeCheckingMode": "standard"}
+    (directory / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "basedpyright", "--outputjson"]
+    checked = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    said = [""] * len(lines)
+    first = PROGRAM.count("\n")
+    for found in json.loads(checked.stdout)["generalDiagnostics"]:
+        said[found["range"]["start"]["line"] - first] += found["message"]
+    return said
+
+
+@pytest.mark.timeout(300)
+def test_pyright_knows_the_same_types(tmp_path: Path) -> None:
+    said = check_with_pyright([f"reveal_type({expression})" for expression in SHOWN], tmp_path)
+    types = [re.sub(r"(\w+\.)+", "", shown) for shown in SHOWN.values()]
+    assert [each.partition('" is "')[2].removesuffix('"') for each in said] == types
+
+
+@pytest.mark.timeout(300)
+def test_pyright_finds_the_same_mistakes(tmp_path: Path) -> None:
+    mistakes = {
+        'trainers.step.call("x")': 'parameter "batch" of type "int"',
+        "trainers.step.call()": 'Argument missing for parameter "batch"',
+        "trainers.stepp.call(3)": 'Cannot access attribute "stepp" for class "Trainer"',
+        'trainers.wait.call("x")': 'parameter "seconds" of type "float"',
+        'trainers.later.call("x")': 'parameter "size" of type "int"',
+        'Channel[int].open()[0].send("x")': 'parameter "obj" of type "int"',
+        'procs.spawn("t", Trainer, "x")': 'parameter "rate" of type "float"',
+        'procs.spawn("t", Trainer)': 'Argument missing for parameter "rate"',
+        'hosts.spawn("t", Trainer, 0.1, step=3)': 'No parameter named "step"',
+    }
+    said = check_with_pyright(list(mistakes), tmp_path)
+    assert [
+        (line, each) for (line, mistake), each in zip(mistakes.items(), said, strict=True) if mistake not in each
+    ] == []

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from meshgate.actors.api import (
         Context,
         as_endpoint,
-        concurrent_endpoint,
         context,
         current_actor_name,
         current_rank,
@@ -85,7 +84,7 @@ if TYPE_CHECKING:
     from meshgate.proxies.controllers import get_or_spawn_controller
     from meshgate.proxies.launch import BootstrapCommand, default_bootstrap_cmd
     from meshgate.proxies.ports import Port, PortReceiver, RankedPortReceiver
-    from meshgate.proxies.static_types import Actor, Endpoint, endpoint
+    from meshgate.proxies.static_types import Actor, Endpoint, concurrent_endpoint, endpoint
     from meshgate.ranks.admin import MeshAdminConfig
     from meshgate.session.detached.tags import tag
     from meshgate.session.dialing import Dialer, Route, UrlDialer

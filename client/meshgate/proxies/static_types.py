@@ -14,7 +14,7 @@ from meshgate.proxies.ports import Port
 from meshgate.session.futures import FutureProxy
 from meshgate.shapes.value_mesh import ValueMesh
 
-__all__ = ["Actor", "Endpoint", "EndpointProperty", "endpoint"]
+__all__ = ["Actor", "Endpoint", "EndpointProperty", "concurrent_endpoint", "endpoint"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,6 +68,12 @@ class _Decorator(Protocol):
     def __call__(self, function: Callable[Concatenate[Any, P], R]) -> EndpointProperty[P, R]: ...
 
 
+class _ConcurrentDecorator(Protocol):
+    """``concurrent_endpoint(...)`` with options only."""
+
+    def __call__(self, function: Callable[Concatenate[Any, P], Awaitable[R]]) -> EndpointProperty[P, R]: ...
+
+
 class _PortDecorator(Protocol):
     """``endpoint(explicit_response_port=True)``: callers receive what is sent to the port."""
 
@@ -117,3 +123,40 @@ def endpoint(
 def endpoint(method: Any = None, **options: Any) -> Any:
     """Decorates a method that others may call once the actor is spawned."""
     return standins.endpoint(method, **options)
+
+
+@overload
+def concurrent_endpoint(
+    method: Callable[Concatenate[Any, P], Awaitable[R]],
+    *,
+    propagate: Any = None,
+    explicit_response_port: Literal[False] = False,
+    instrument: bool = True,
+) -> EndpointProperty[P, R]: ...
+@overload
+def concurrent_endpoint(
+    method: Callable[Concatenate[Any, Port[R], P], Awaitable[object]],
+    *,
+    propagate: Any = None,
+    explicit_response_port: Literal[True],
+    instrument: bool = True,
+) -> EndpointProperty[P, R]: ...
+@overload
+def concurrent_endpoint(
+    method: None = None,
+    *,
+    propagate: Any = None,
+    explicit_response_port: Literal[True],
+    instrument: bool = True,
+) -> _PortDecorator: ...
+@overload
+def concurrent_endpoint(
+    method: None = None,
+    *,
+    propagate: Any = None,
+    explicit_response_port: Literal[False] = False,
+    instrument: bool = True,
+) -> _ConcurrentDecorator: ...
+def concurrent_endpoint(method: Any = None, **options: Any) -> Any:
+    """Decorates an async method whose calls run concurrently."""
+    return standins.concurrent_endpoint(method, **options)
