@@ -39,6 +39,7 @@ TESTED_ELSEWHERE = {
     "gateway/meshgate_gateway/on_slurm.py": "tests/slurm/test_ends.py",
     "slurm_jobs/meshgate_slurm/batch.py": "tests/slurm/test_batch.py",
     "slurm_jobs/meshgate_slurm/commands.py": "tests/slurm/test_queue.py",
+    "slurm_jobs/meshgate_slurm/gateway_process.py": "tests/slurm/test_laptop.py",
     "slurm_jobs/meshgate_slurm/login.py": "tests/slurm/test_laptop.py",
     "worker_image/meshgate_worker/slurm.py": "tests/slurm/test_ends.py",
 }

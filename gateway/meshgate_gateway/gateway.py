@@ -100,6 +100,7 @@ async def serve(settings: Settings, listener: socket.socket, commands: Commands,
         lifetime_fd=None if DETACHED in supervisor.kept else settings.lifetime_fd,
         on_detach=lambda: supervisor.keep(DETACHED, {}),
         idle_timeout=settings.idle_timeout,
+        job_end=nodes.wait_ended if nodes is not None and slurm is not None and slurm.within else None,
         hosts_timeout=None if slurm is not None else HOSTS_TIMEOUT,  # a job may be in the queue for days
     )
     log.info("shutting down", reason=shutdown.reason)

@@ -6,28 +6,26 @@ The gateway of a batch job runs in the job itself: its workers are a step, and t
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from meshgate_gateway.hosts.slurm import SlurmHosts
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_slurm import commands
+from meshgate_slurm.addresses import own_address
 from meshgate_slurm.errors import SlurmError
-from meshgate_slurm.script import ALLOCATION, Connect, batch_script, log_directory, log_pattern, step
+from meshgate_slurm.logs import read_end
+from meshgate_slurm.script import ALLOCATION, Connect, batch_log, batch_script, log_directory, log_pattern, step
 from meshgate_slurm.spec import SlurmSpec
 from meshgate_slurm.status import JobStatus
 
 __all__ = ["SlurmError", "SlurmJob"]
 
 KEPT = "slurm job"  # the key of what the supervisor keeps of it
-TAIL_BYTES = 8192
 
 
 class SlurmJob:
@@ -40,7 +38,7 @@ class SlurmJob:
         self.spec, self.address, self._supervisor = spec, address, supervisor
         self.log_dir = log_directory(spec)
         self.job_id = 0
-        self._within = os.environ.get(ALLOCATION)  # the number of the job in which this gateway runs
+        self.within = os.environ.get(ALLOCATION)  # the number of the job in which this gateway runs, if any
         self._step: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -49,7 +47,7 @@ class SlurmJob:
         if kept := supervisor.kept.get(KEPT):
             return cls(SlurmSpec.model_validate_json(kept.note["spec"]), kept.note["address"], supervisor)
         spec = commands.with_share(SlurmSpec.model_validate_json(path.read_bytes()))
-        return cls(spec, _address(spec.partition), supervisor)
+        return cls(spec, own_address(spec.partition), supervisor)
 
     async def hosts(self) -> SlurmHosts:
         """Listens for workers, submits the job and returns its hosts. Raises SlurmError if Slurm refuses the job."""
@@ -83,8 +81,8 @@ class SlurmJob:
             os.makedirs(self.log_dir, exist_ok=True)
         except OSError as error:
             raise SlurmError(f"cannot create the directory of the logs, log_dir={self.log_dir!r}: {error}") from None
-        if self._within is not None:
-            self.job_id = int(self._within)
+        if self.within is not None:
+            self.job_id = int(self.within)
             command = step(self.spec, sys.executable, self.log_dir)
             self._step = commands.start_step(command, connect.variables(self.spec), self.batch_log)
             return self.job_id
@@ -99,38 +97,15 @@ class SlurmJob:
         return commands.node_state(node)
 
     def cancel(self) -> None:
-        if self._within is None:  # else the job ends with its client, and its workers with this gateway
+        if self.within is None:  # else the job ends with its client, and its workers with this gateway
             commands.cancel(self.job_id)
 
     def log_tail(self, node: str | None) -> str:
-        path = self.batch_log if node is None else log_pattern(self.spec, self.log_dir, str(self.job_id), node)
-        try:
-            with open(path, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-                return file.read().decode(errors="replace")
-        except OSError:  # not written, or only on the node
-            return ""
+        return read_end(
+            self.batch_log if node is None else log_pattern(self.spec, self.log_dir, str(self.job_id), node)
+        )
 
     @property
     def batch_log(self) -> str:
-        kind = "log" if self._within is None else "srun.log"  # the other is the output of the job's client
-        return f"{self.log_dir}/slurm_{self.job_id}_{self.spec.job_name}.{kind}"
-
-
-def _address(partition: str | None) -> str:
-    """The address of this machine on the network of the nodes: that of its route to one of them."""
-    node = commands.node_address(partition) or commands.node_address(None)  # of a wrong partition, sbatch complains
-    if node is None:
-        raise SlurmError("sinfo lists no nodes")
-    try:
-        found = _route_to(socket.getaddrinfo(node, 9, type=socket.SOCK_DGRAM))
-    except OSError as error:
-        raise SlurmError(f"this machine ({socket.gethostname()}) has no route to node {node}: {error}") from None
-    return found
-
-
-def _route_to(targets: Sequence[tuple[Any, ...]]) -> str:
-    family, kind, _, _, target = targets[0]
-    with socket.socket(family, kind) as probe:  # UDP: nothing is sent
-        probe.connect(target)
-        return str(ipaddress.ip_address(probe.getsockname()[0]))
+        path = batch_log(self.spec, self.log_dir, str(self.job_id))
+        return path if self.within is None else f"{path.removesuffix('.log')}.srun.log"  # the first is the client's

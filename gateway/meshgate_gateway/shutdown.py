@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 __all__ = ["Hosts", "SessionActivity", "Shutdown", "wait_for_shutdown", "wait_idle"]
 
+JOB_END_GRACE = 2.0
 HOSTS_TIMEOUT = 3600.0  # seconds for which missing hosts postpone an idle shutdown
 DETACH = b"\n"  # written to the lifetime descriptor: its end of file no longer ends the gateway
 
@@ -47,19 +48,31 @@ async def wait_for_shutdown(
     on_detach: Callable[[], None],
     idle_timeout: float,
     hosts_timeout: float | None = HOSTS_TIMEOUT,
+    job_end: Callable[[], Awaitable[str]] | None = None,
 ) -> Shutdown:
     """Waits for a reason to shut down. ``idle_timeout`` 0: never because of idleness. ``on_detach`` is called if the
     process that started this gateway detaches it. ``hosts_timeout``: the seconds for which missing hosts postpone an
-    idle shutdown, None for as long as they are missing."""
+    idle shutdown, None for as long as they are missing. ``job_end`` waits for the end of the job in which this gateway
+    runs, and returns the reason."""
     requested: asyncio.Future[Shutdown] = asyncio.get_running_loop().create_future()
     _watch_signals(requested)
     if lifetime_fd is not None:
         _watch_lifetime(lifetime_fd, requested, on_detach)
-    idle = asyncio.create_task(wait_idle(sessions, hosts, idle_timeout, hosts_timeout)) if idle_timeout else None
-    done, _ = await asyncio.wait([requested, *([idle] if idle else [])], return_when=asyncio.FIRST_COMPLETED)
-    if idle is not None:
-        idle.cancel()
+    others: list[asyncio.Task[Shutdown]] = []
+    if idle_timeout:
+        others.append(asyncio.create_task(wait_idle(sessions, hosts, idle_timeout, hosts_timeout)))
+    if job_end is not None:
+        others.append(asyncio.create_task(_wait_job_ended(job_end)))
+    done, _ = await asyncio.wait([requested, *others], return_when=asyncio.FIRST_COMPLETED)
+    for task in others:
+        task.cancel()
     return done.pop().result()
+
+
+async def _wait_job_ended(job_end: Callable[[], Awaitable[str]]) -> Shutdown:
+    reason = await job_end()
+    await asyncio.sleep(JOB_END_GRACE)  # for sessions to report the losses of their hosts
+    return Shutdown(reason)
 
 
 def _watch_signals(requested: asyncio.Future[Shutdown]) -> None:

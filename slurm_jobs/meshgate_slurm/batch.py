@@ -1,22 +1,27 @@
-"""``python -m meshgate_slurm.batch COMMAND``: the client of a batch job, on the first node of its allocation.
+"""``python -m meshgate_slurm.batch [COMMAND]``: what a job with its gateway on its first node runs there.
 
-Starts a gateway on this node, whose workers are a step of the allocation, and then the command, whose ``SlurmJob``
-finds them. The job ends with the command, and with its exit code.
+Starts a gateway on this node, whose workers are a step of the allocation. With a command, the client of a batch job,
+runs that, whose ``SlurmJob`` finds the gateway; the job ends with the command, and with its exit code. Without one, the
+gateway is for clients elsewhere, which learn its address by a file, and the job ends with the gateway.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from meshgate_slurm import login
-from meshgate_slurm.messages import JOB_FILE, Rejected
-from meshgate_slurm.script import ALLOCATION, SPEC
+from meshgate_slurm.addresses import own_address
+from meshgate_slurm.errors import SlurmError
+from meshgate_slurm.gateway_process import end_gateway, last_output, start_gateway, start_process, write_private
+from meshgate_slurm.messages import ADDRESS_FILE, JOB_FILE, GatewayAddress, Rejected
+from meshgate_slurm.script import ALLOCATION, DIRECTORY, SPEC
 from meshgate_slurm.spec import SlurmSpec
 
 __all__ = ["main"]
@@ -26,20 +31,46 @@ COMMAND_NOT_FOUND = 127
 
 def main() -> None:
     spec = SlurmSpec.model_validate_json(os.environ.pop(SPEC))
+    if len(sys.argv) == 1:
+        sys.exit(_serve(spec, Path(os.environ.pop(DIRECTORY))))
     number = os.environ["SLURM_JOB_ID"]
     with tempfile.TemporaryDirectory(prefix="meshgate-") as temporary:
         os.environ[ALLOCATION] = number
-        job = login.start_gateway(Path(temporary) / "job", f"{int(number):08}", spec)
+        job = start_gateway(Path(temporary) / "job", f"{int(number):08}", spec)
         del os.environ[ALLOCATION]
         if isinstance(job, Rejected):
             raise SystemExit(f"{job.error}\n{job.output}".strip())
         try:
             description = Path(job.directory) / "job.json"
-            login.write_private(description, job.model_dump_json())
+            write_private(description, job.model_dump_json())
             code = _run(shlex.split(sys.argv[1]), {JOB_FILE: str(description)})
         finally:
-            login.end_gateway(job)
+            end_gateway(job)
     sys.exit(code)
+
+
+def _serve(spec: SlurmSpec, directory: Path) -> int:
+    """Runs a gateway for clients elsewhere. Returns its exit code."""
+    if not directory.is_dir():
+        raise SystemExit(f"{os.uname().nodename} has no {directory}: the login node and the nodes must share it")
+    # Slurm ends a job with SIGTERM to all of its processes. The gateway stays a moment longer, to say why.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    os.environ[ALLOCATION] = os.environ["SLURM_JOB_ID"]
+    try:
+        process, report = start_process(directory, spec, ["--host", own_address(spec.partition)])
+        if isinstance(report, Rejected):
+            raise SystemExit(f"{report.error}\n{report.output}".strip())
+        address = GatewayAddress(address=report.url.partition("//")[2])
+        write_private(directory / "address", address.model_dump_json())
+        os.rename(directory / "address", directory / ADDRESS_FILE)  # at once with its content
+        code = process.wait()
+        if code != 0:
+            print(last_output(directory), file=sys.stderr)  # noqa: T201 - the job's log
+        return code
+    except (SlurmError, OSError) as error:
+        raise SystemExit(f"cannot start a gateway on {os.uname().nodename}: {error}") from None
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _run(command: list[str], variables: Mapping[str, str]) -> int:

@@ -1,21 +1,16 @@
-"""``python -m meshgate_slurm.login start|submit|state|end``: what the client runs on the login node, usually over ssh.
+"""``python -m meshgate_slurm.login ACTION``: what the client runs on the login node, usually over ssh.
 
-Reads one JSON object from stdin and writes one line to stdout: ``MARK`` and a JSON object. ``start`` starts a gateway
-that outlives this program and submits the job; ``submit`` submits a job with a client of its own; ``end`` ends either
-and waits until Slurm reports the end.
+Reads one JSON object from stdin and writes one line to stdout: ``MARK`` and a JSON object. ``start`` submits a job, and
+starts a gateway that outlives this program unless the job starts it on its first node; ``submit`` submits a job with a
+client of its own; ``state`` is about a gateway here, ``report`` about a job with its gateway on a node; ``end`` ends
+any job and waits until Slurm reports the end.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
-import secrets
-import select
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -25,26 +20,37 @@ from pydantic import BaseModel, ValidationError
 
 from meshgate_slurm import commands
 from meshgate_slurm.errors import SlurmError
+from meshgate_slurm.gateway_process import (
+    end_gateway,
+    host_name,
+    is_alive,
+    last_output,
+    software_version,
+    start_gateway,
+    wait_until,
+    write_token,
+)
+from meshgate_slurm.logs import last_lines, read_end
 from meshgate_slurm.messages import (
+    ADDRESS_FILE,
     MARK,
     BatchRequest,
     Ended,
-    GatewayReport,
+    GatewayAddress,
     GatewayState,
+    JobReport,
     Rejected,
     RunningSlurmJob,
     StartRequest,
 )
-from meshgate_slurm.script import client_script, log_directory
+from meshgate_slurm.script import batch_log, client_script, gateway_script, log_directory
 from meshgate_slurm.spec import SlurmSpec
+from meshgate_slurm.status import UNKNOWN, JobStatus
 
-__all__ = ["end_gateway", "main", "start_gateway", "write_private"]
+__all__ = ["main"]
 
-START_TIMEOUT = 120.0  # sbatch may take its time on a busy controller
-GATEWAY_END_TIMEOUT = 30.0
 JOB_END_TIMEOUT = 20.0
-TAIL = 4096
-SPEC_FILE, TOKEN_FILE, LOG_FILE = "spec.json", "token", "gateway.log"
+GATEWAY_TIMEOUT = 300.0  # seconds from the start of the job until the gateway on its first node must be known
 NEEDED = ("monarch", "pydantic_settings", "structlog", "uvloop")
 
 
@@ -53,6 +59,7 @@ def main() -> None:
         "start": _start,
         "submit": _submit,
         "state": _state,
+        "report": _report,
         "end": _end,
     }
     action = actions.get(sys.argv[1] if len(sys.argv) == 2 else "")
@@ -73,29 +80,52 @@ def main() -> None:
 def _start(text: str) -> BaseModel:
     request = StartRequest.model_validate_json(text)
     _require_packages()
-    return start_gateway(Path.home() / ".meshgate" / "slurm" / request.apply_id, request.apply_id, request.spec)
+    directory = Path.home() / ".meshgate" / "slurm" / request.apply_id
+    if request.spec.gateway_on == "login":
+        return start_gateway(directory, request.apply_id, request.spec)
+    token = write_token(directory)
+    try:
+        spec = commands.with_share(request.spec)
+        script = gateway_script(spec, sys.executable, _make_log_directory(spec), str(directory))
+        return _submit_script(request.apply_id, spec, script, str(Path.home()), directory=str(directory), token=token)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
 
 
 def _submit(text: str) -> BaseModel:
     request = BatchRequest.model_validate_json(text)
     _require_packages()
     spec = commands.with_share(request.spec)
-    log_dir = log_directory(spec)
-    os.makedirs(log_dir, exist_ok=True)
-    script = client_script(spec, sys.executable, log_dir, request.client)
+    script = client_script(spec, sys.executable, _make_log_directory(spec), request.client)
+    return _submit_script(request.apply_id, spec, script, os.path.expanduser(request.directory))
+
+
+def _submit_script(
+    apply_id: str, spec: SlurmSpec, script: str, working_directory: str, *, directory: str = "", token: str = ""
+) -> RunningSlurmJob:
+    """Submits a job whose gateway is not on this machine."""
+    job_id, log_dir = commands.submit(script, directory=working_directory), log_directory(spec)
     return RunningSlurmJob(
-        apply_id=request.apply_id,
-        job_id=commands.submit(script, directory=os.path.expanduser(request.directory)),
+        apply_id=apply_id,
+        job_id=job_id,
         host="",
-        directory="",
+        directory=directory,
         socket="",
         pid=0,
         started="",
-        token="",
+        token=token,
         meshes=spec.meshes,
         log_dir=log_dir,
-        version=_version(),
+        batch_log=batch_log(spec, log_dir, str(job_id)),
+        version=software_version(),
     )
+
+
+def _make_log_directory(spec: SlurmSpec) -> str:
+    log_dir = log_directory(spec)
+    os.makedirs(log_dir, exist_ok=True)
+    return log_dir
 
 
 def _require_packages() -> None:
@@ -103,88 +133,9 @@ def _require_packages() -> None:
     missing = [name for name in NEEDED if not importlib.util.find_spec(name)]
     if missing:
         raise SlurmError(
-            f"{sys.executable} on {_host()} lacks {', '.join(missing)}: run "
+            f"{sys.executable} on {host_name()} lacks {', '.join(missing)}: run "
             f"{sys.executable} -m pip install 'meshgate[gateway,worker]' there"
         )
-
-
-def start_gateway(directory: Path, apply_id: str, spec: SlurmSpec) -> RunningSlurmJob | Rejected:
-    """Starts a gateway with its files in ``directory``, which it creates, and waits until it has its job. Raises
-    OSError. Leaves nothing behind if that fails."""
-    directory.mkdir(mode=0o700, parents=True)
-    token = secrets.token_urlsafe(32)
-    try:
-        write_private(directory / SPEC_FILE, spec.model_dump_json())
-        write_private(directory / TOKEN_FILE, token)
-        process, report = _start_process(directory, spec)
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
-    if isinstance(report, Rejected):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        shutil.rmtree(directory, ignore_errors=True)
-        return report
-    return RunningSlurmJob(
-        apply_id=apply_id,
-        job_id=report.job_id,
-        host=_host(),
-        directory=str(directory),
-        socket=report.socket,
-        pid=report.pid,
-        started=_started(report.pid) or "",
-        token=token,
-        meshes=spec.meshes,
-        log_dir=report.log_dir,
-        version=_version(),
-    )
-
-
-def _start_process(directory: Path, spec: SlurmSpec) -> tuple[subprocess.Popen[bytes], GatewayReport | Rejected]:
-    announce, theirs = os.pipe()
-    log = directory / LOG_FILE
-    try:
-        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "meshgate_gateway", "--slurm-job", str(directory / SPEC_FILE)),
-                    *("--token-file", str(directory / TOKEN_FILE), "--local-socket", "--announce-fd", str(theirs)),
-                    *("--lease", str(spec.lease), "--idle-timeout", str(spec.idle_timeout)),
-                ],
-                cwd=Path.home(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(theirs,),
-                start_new_session=True,
-            )
-    finally:
-        os.close(theirs)
-    with os.fdopen(announce, "rb", buffering=0) as pipe:
-        line = _read_line(pipe.fileno(), time.monotonic() + START_TIMEOUT)
-    try:
-        report = GatewayReport.model_validate_json(line)
-    except ValidationError:
-        code = process.poll()
-        how = f"it did not start within {START_TIMEOUT:g} s" if code is None else f"it exited with code {code}"
-        return process, Rejected(error=f"the gateway on {_host()} did not start: {how}", output=_tail(log))
-    return process, report if report.error is None else Rejected(error=report.error)
-
-
-def _read_line(descriptor: int, deadline: float) -> bytes:
-    line = b""
-    while not line.endswith(b"\n") and (remaining := deadline - time.monotonic()) > 0:
-        readable, _, _ = select.select([descriptor], [], [], remaining)
-        if not readable or not (data := os.read(descriptor, 65536)):
-            break
-        line += data
-    return line
-
-
-def write_private(path: Path, text: str) -> None:
-    """Creates the file, for this user only."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
 
 
 # --- state and end -----------------------------------------------------------------------------------------
@@ -192,29 +143,47 @@ def write_private(path: Path, text: str) -> None:
 
 def _state(text: str) -> BaseModel:
     job = RunningSlurmJob.model_validate_json(text)
-    alive = bool(job.started) and _started(job.pid) == job.started
-    return GatewayState(host=_host(), alive=alive, output="" if alive else _tail(Path(job.directory) / LOG_FILE))
+    alive = is_alive(job)
+    return GatewayState(host=host_name(), alive=alive, output="" if alive else last_output(Path(job.directory)))
+
+
+def _report(text: str) -> BaseModel:
+    job = RunningSlurmJob.model_validate_json(text)
+    known = commands.jobs([job.job_id]).get(job.job_id)
+    status = JobStatus(job_id=job.job_id, state=UNKNOWN) if known is None else known
+    report = JobReport.of(status, sum(job.meshes.values()))
+    if report.pending:
+        return report
+    if report.ended:
+        return report.model_copy(update={"failed": f"{report.why}{_last_lines(job)}"})
+    try:
+        found = GatewayAddress.model_validate_json((Path(job.directory) / ADDRESS_FILE).read_bytes())
+    except FileNotFoundError:
+        if status.expected_start is not None and time.time() - status.expected_start > GATEWAY_TIMEOUT:
+            problem = (
+                f"the gateway on the first node of Slurm job {job.job_id} did not leave its address in {job.directory} "
+                f"within {GATEWAY_TIMEOUT:g} s; do {host_name()} and the nodes share this directory?{_last_lines(job)}"
+            )
+            return report.model_copy(update={"failed": problem})
+        return report
+    return report.model_copy(update={"gateway": found.address})
+
+
+def _last_lines(job: RunningSlurmJob) -> str:
+    """The ends of the logs of the job's script and gateway."""
+    gateway = last_output(Path(job.directory))
+    return last_lines(read_end(job.batch_log), "the batch script") + last_lines(gateway, "the gateway")
 
 
 def _end(text: str) -> BaseModel:
     job = RunningSlurmJob.model_validate_json(text)
-    if job.host != _host():
-        commands.cancel(job.job_id)  # the gateway, out of reach here, ends when it sees that
-        return Ended(state=_wait_job_ended(job.job_id))
-    end_gateway(job)
-    commands.cancel(job.job_id)  # the gateway has done so, unless it was killed
+    if job.host == host_name():
+        end_gateway(job)
+    commands.cancel(job.job_id)  # its gateway has done so, unless it was killed, or ends when it sees that
     state = _wait_job_ended(job.job_id)
-    shutil.rmtree(job.directory, ignore_errors=True)
+    if job.directory and job.host in ("", host_name()):
+        shutil.rmtree(job.directory, ignore_errors=True)
     return Ended(state=state)
-
-
-def end_gateway(job: RunningSlurmJob) -> None:
-    """Ends the job's gateway, which runs on this machine if it does, and waits for its end."""
-    if job.started and _started(job.pid) == job.started:
-        os.kill(job.pid, signal.SIGTERM)
-        if not _wait(lambda: _started(job.pid) != job.started, GATEWAY_END_TIMEOUT):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(job.pid, signal.SIGKILL)
 
 
 def _wait_job_ended(job_id: int) -> str:
@@ -227,44 +196,9 @@ def _wait_job_ended(job_id: int) -> str:
         state = status.state if status else state
         return status is None or status.ended
 
-    if not _wait(ended, JOB_END_TIMEOUT):
+    if not wait_until(ended, JOB_END_TIMEOUT):
         raise SlurmError(f"Slurm job {job_id} is still {state} {JOB_END_TIMEOUT:g} s after scancel; see squeue")
     return state
-
-
-def _wait(condition: Callable[[], bool], timeout: float) -> bool:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)  # there are no events for these
-    return True
-
-
-def _started(pid: int) -> str | None:
-    """When the process started, in clock ticks since boot: a process id may be used again. None if it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
-
-
-def _tail(log: Path) -> str:
-    try:
-        return log.read_bytes()[-TAIL:].decode(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _host() -> str:
-    return socket.gethostname()
-
-
-def _version() -> str:
-    from meshgate_wire.version import SOFTWARE_VERSION  # noqa: PLC0415  (only ``start`` needs it)
-
-    return SOFTWARE_VERSION
 
 
 if __name__ == "__main__":

@@ -13,13 +13,16 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from meshgate_slurm.spec import SlurmSpec
+from meshgate_slurm.status import JobStatus
 
 __all__ = [
+    "ADDRESS_FILE",
     "JOB_FILE",
     "MARK",
     "BatchRequest",
     "EndJob",
     "Ended",
+    "GatewayAddress",
     "GatewayReport",
     "GatewayState",
     "JobEnded",
@@ -38,6 +41,7 @@ __all__ = [
     "surrounding_job",
 ]
 
+ADDRESS_FILE = "address.json"  # in the directory of a job with its gateway on a node: a GatewayAddress
 JOB_FILE = "MESHGATE_SLURM_JOB"  # the variable with the path of the file that describes a batch job to its client
 MARK = "meshgate-slurm: "  # begins the line with the reply: shell start-up files may print other lines
 
@@ -63,8 +67,9 @@ class BatchRequest(StartRequest):
 
 class RunningSlurmJob(_Model):
     """What a client needs to find a job again. ``host`` is the machine of its gateway, ``socket`` a unix socket there,
-    ``pid`` and ``started`` identify the gateway's process. A batch job, whose gateway only its own client uses, has
-    none of these."""
+    ``pid`` and ``started`` identify the gateway's process. A job with its gateway on its first node has none of these,
+    and ``directory`` is where that gateway leaves its address. A batch job, whose gateway only its own client uses, has
+    no ``token`` either."""
 
     apply_id: ApplyId
     job_id: int
@@ -76,13 +81,25 @@ class RunningSlurmJob(_Model):
     token: str = Field(repr=False)
     meshes: dict[str, int]
     log_dir: str
+    batch_log: str = ""
     version: str = ""
+
+    @property
+    def on_node(self) -> bool:
+        """Whether its gateway is on its first node, for clients elsewhere."""
+        return bool(self.token) and not self.socket
 
 
 def surrounding_job() -> RunningSlurmJob | None:
     """The batch job that this program is the client of, if any."""
     path = os.environ.get(JOB_FILE)
     return None if path is None else RunningSlurmJob.model_validate_json(Path(path).read_bytes())
+
+
+class GatewayAddress(_Model):
+    """What a gateway on a node leaves in its job's directory: ``host:port`` on the network of the nodes."""
+
+    address: str
 
 
 class Rejected(_Model):
@@ -109,6 +126,7 @@ class Ended(_Model):
 class GatewayReport(_Model):
     """What the gateway announces to the program that started it."""
 
+    url: str = ""
     pid: int = 0
     socket: str = ""
     job_id: int = 0
@@ -117,8 +135,9 @@ class GatewayReport(_Model):
 
 
 class JobReport(_Model):
-    """The job as its gateway sees it. ``why`` says why it waits or has ended; ``failed`` why its workers cannot be
-    used. ``registered`` counts workers that have connected, ``ready`` those that still are."""
+    """The job as its gateway sees it, or Slurm while there is none. ``why`` says why it waits or has ended; ``failed``
+    why its workers cannot be used. ``registered`` counts workers that have connected, ``ready`` those that still are.
+    ``gateway`` is the address of a gateway on a node, once it has one."""
 
     job_id: int
     state: str
@@ -131,6 +150,23 @@ class JobReport(_Model):
     ready: int = 0
     nodes: int = 0
     failed: str | None = None
+    gateway: str = ""
+
+    @classmethod
+    def of(cls, status: JobStatus, nodes: int, *, failed: str | None = None) -> JobReport:
+        """What Slurm says. The workers are not counted."""
+        why = status.why_pending() if status.pending else status.describe_end() if status.ended else ""
+        return cls(
+            job_id=status.job_id,
+            state=status.state,
+            why=why,
+            expected_start=status.expected_start if status.pending else None,
+            end_time=status.end_time,
+            ended=status.ended,
+            pending=status.pending,
+            nodes=nodes,
+            failed=failed,
+        )
 
 
 def read_answer(output: str, kind: type[AnswerT]) -> AnswerT | Rejected | None:

@@ -1,7 +1,7 @@
 """The batch scripts of jobs: one worker on each node, which outlives the loss of another node.
 
-The script of an ordinary job is the step that runs the workers. That of a job with a client of its own runs
-``meshgate_slurm.batch`` on the first node, which starts a gateway, and that the step.
+The script of an ordinary job is the step that runs the workers. That of a job with a client of its own, or with its
+gateway on its first node, runs ``meshgate_slurm.batch`` there, which starts a gateway, and that the step.
 
 Slurm's defaults end a whole job, and start it again under its old id, when one of its nodes fails. So the job has
 ``--no-kill --no-requeue``, and the step inside it ``--no-kill --kill-on-bad-exit=0 --wait=0``.
@@ -18,11 +18,14 @@ from meshgate_slurm.spec import SlurmSpec
 
 __all__ = [
     "ALLOCATION",
+    "DIRECTORY",
     "NOT_FOR_STEPS",
     "SPEC",
     "Connect",
+    "batch_log",
     "batch_script",
     "client_script",
+    "gateway_script",
     "log_directory",
     "log_pattern",
     "step",
@@ -32,6 +35,7 @@ WORKER_MODULE = "meshgate_worker.slurm"
 CLIENT_MODULE = "meshgate_slurm.batch"
 LOG_DIRECTORY = "~/.meshgate/slurm/logs"
 SPEC = "MESHGATE_SLURM_SPEC"  # the variable with the job's specification, for CLIENT_MODULE
+DIRECTORY = "MESHGATE_SLURM_DIRECTORY"  # the variable with the directory of the gateway, for CLIENT_MODULE
 ALLOCATION = "MESHGATE_SLURM_ALLOCATION"  # the variable with the number of the job in which a gateway runs
 # Each node has one worker with all of its CPUs, however many tasks Slurm counts; so these must not reach srun.
 NOT_FOR_STEPS = (
@@ -83,6 +87,18 @@ def client_script(spec: SlurmSpec, python: str, log_dir: str, command: str) -> s
     return _script(spec, python, log_dir, {SPEC: spec.model_dump_json()}, last)
 
 
+def gateway_script(spec: SlurmSpec, python: str, log_dir: str, directory: str) -> str:
+    """The script of a job with its gateway on the first node. ``directory`` has the gateway's token. Raises ValueError
+    like ``batch_script``."""
+    last = [shlex.join(["exec", python, "-u", "-m", CLIENT_MODULE])]
+    return _script(spec, python, log_dir, {SPEC: spec.model_dump_json(), DIRECTORY: directory}, last)
+
+
+def batch_log(spec: SlurmSpec, log_dir: str, job_id: str = "%j") -> str:
+    """The log file of the batch script, or Slurm's pattern for it."""
+    return f"{log_dir}/slurm_{job_id}_{spec.job_name}.log"
+
+
 def _script(spec: SlurmSpec, python: str, log_dir: str, variables: Mapping[str, str], last: Sequence[str]) -> str:
     if "\n" in python or "\n" in log_dir:
         raise ValueError("a path contains a line break")
@@ -92,13 +108,13 @@ def _script(spec: SlurmSpec, python: str, log_dir: str, variables: Mapping[str, 
 
 
 def _directives(spec: SlurmSpec, log_dir: str) -> list[str]:
-    batch_log = f"{log_dir}/slurm_%j_{spec.job_name}.log"
+    log = batch_log(spec, log_dir)
     found: list[tuple[str, object]] = [
         ("--job-name", spec.job_name),
         ("--nodes", spec.nodes),
         ("--ntasks-per-node", spec.ntasks_per_node),
-        ("--output", batch_log),
-        ("--error", batch_log),
+        ("--output", log),
+        ("--error", log),
         ("--time", spec.time_limit),
         ("--gpus-per-node", spec.gpus_per_node),
         ("--cpus-per-task", spec.cpus_per_task),

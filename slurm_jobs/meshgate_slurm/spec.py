@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -99,6 +99,7 @@ class SlurmSpec(BaseModel):
     account: str | None = None
     qos: str | None = None
     share: bool = False  # the node's CPUs and memory in proportion to the GPUs asked for
+    gateway_on: Literal["login", "node"] = "login"  # node: the first one of the allocation
     split_gpus: bool = True  # each process sees its part of the node's GPUs
     env: dict[str, str] = {}
     lease: Annotated[float, Field(gt=0, allow_inf_nan=False)] = DEFAULT_LEASE

@@ -14,8 +14,9 @@ from pydantic import BaseModel, ConfigDict
 
 from meshgate_slurm.hostlists import expand
 
-__all__ = ["JobStatus", "parse_jobs", "parse_node"]
+__all__ = ["UNKNOWN", "JobStatus", "parse_jobs", "parse_node"]
 
+UNKNOWN = "UNKNOWN"  # the state of a job that ended longer ago than Slurm remembers
 PENDING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 ALIVE = PENDING | {"RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT", "COMPLETING"}
 QUEUE_REASONS: Mapping[str, str] = {
@@ -76,6 +77,12 @@ class JobStatus(BaseModel):
         reason = self.reason if self.reason not in ("", "None") else "not considered yet"
         meaning = QUEUE_REASONS.get(reason)
         return f"{reason}: {meaning}" if meaning else reason
+
+    def describe_end(self) -> str:
+        """``Slurm ended job 12: TIMEOUT: …``."""
+        if self.state == UNKNOWN:
+            return f"Slurm job {self.job_id} has ended, and Slurm no longer knows why"
+        return f"Slurm ended job {self.job_id}: {self.why_ended()}"
 
     def why_ended(self) -> str:
         """``TIMEOUT: it reached its time limit of 2 min``, with the exit code if there is one."""

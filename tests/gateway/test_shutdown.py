@@ -9,7 +9,7 @@ import uuid
 
 import pytest
 
-from meshgate_gateway.shutdown import HOSTS_TIMEOUT, Shutdown, wait_idle
+from meshgate_gateway.shutdown import HOSTS_TIMEOUT, JOB_END_GRACE, Shutdown, wait_for_shutdown, wait_idle
 from tests.gateway.server_process import ServerProcess, wait_gone
 from tests.gateway.virtual_time import run_in_virtual_time
 
@@ -68,6 +68,21 @@ def test_a_session_restarts_the_idle_time() -> None:
         loop.call_at(500, activity.set_idle_since, 500.0)
         _, at = await idle_shutdown(activity, hosts_ready_at=0)
         assert at == pytest.approx(500 + IDLE_TIMEOUT)
+
+    run_in_virtual_time(test())
+
+
+def test_the_end_of_the_surrounding_job_leaves_time_to_report_it() -> None:
+    async def job_end() -> str:
+        await asyncio.sleep(5)
+        return "Slurm ended job 7: TIMEOUT"
+
+    async def test() -> None:
+        shutdown = await wait_for_shutdown(
+            Activity(), LateHosts(0), lifetime_fd=None, on_detach=lambda: None, idle_timeout=0, job_end=job_end
+        )
+        assert shutdown == Shutdown("Slurm ended job 7: TIMEOUT")
+        assert asyncio.get_running_loop().time() == pytest.approx(5 + JOB_END_GRACE)
 
     run_in_virtual_time(test())
 

@@ -13,7 +13,7 @@ from meshgate import SlurmJob
 from tests.conftest import RUN_VARIABLE
 from tests.programs import ROOT
 
-__all__ = ["DEADLINE", "NOTICED", "kit", "queue", "run", "small_job"]
+__all__ = ["DEADLINE", "NOTICED", "kit", "laptop", "pids", "queue", "run", "small_job"]
 
 DEADLINE = 120.0
 NOTICED = 60.0  # seconds that a machine under load has for what takes 5 s
@@ -49,6 +49,20 @@ def laptop(
         text=True,
         start_new_session=True,
     )
+
+
+def pids(*parts: bytes) -> list[int]:
+    """The processes, of all machines of the kit, whose command has these parts."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                command = Path("/proc", entry, "cmdline").read_bytes()
+            except OSError:
+                continue
+            if all(part in command for part in parts) and b"slurm/on" not in command and b"nsenter" not in command:
+                found.append(int(entry))
+    return found
 
 
 def queue(name: str) -> list[str]:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import meshgate as kt
-from meshgate import JobNotRunning, JobStartFailed, SlurmJob, SupervisionError
+from meshgate import JobNotRunning, JobStartFailed, MeshgateError, SlurmJob, SupervisionError
 from tests.slurm.actors import Trainer
-from tests.slurm.cluster import DISTURBED, NOTICED, kit, run, small_job
+from tests.slurm.cluster import DISTURBED, NOTICED, kit, pids, run, small_job
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +37,9 @@ def failure_of(call: Any, timeout: float = NOTICED) -> str:
     return str(failed.value)
 
 
-def test_a_cancelled_job_ends_its_calls_with_state_node_and_log(name: str, tmp_path: Path) -> None:
-    with small_job({"workers": 2}, name, tmp_path) as job:
+@pytest.mark.parametrize("gateway_on", ["login", "node"])
+def test_a_cancelled_job_ends_its_calls_with_state_node_and_log(name: str, tmp_path: Path, gateway_on: str) -> None:
+    with small_job({"workers": 2}, name, tmp_path, gateway_on=gateway_on) as job:
         call, _ = waiting_call(job)
         started = time.monotonic()
         run("scancel", str(job.job_id))
@@ -97,6 +98,18 @@ def test_a_process_that_takes_too_much_memory_ends_alone(name: str, tmp_path: Pa
         assert job.state().workers.spawn_procs().spawn("again", Trainer).node.call().get(timeout=NOTICED)
 
 
+def test_a_job_whose_gateway_on_its_node_is_killed_ends_with_its_words(name: str, tmp_path: Path) -> None:
+    with small_job({"workers": 1}, name, tmp_path, gateway_on="node") as job:
+        call, _ = waiting_call(job)
+        directory = job._require_job().directory
+        for pid in pids(b"meshgate_gateway\0--slurm-job", directory.encode()):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(MeshgateError, match=rf"Slurm ended job {job.job_id}: FAILED"):
+            call.get(timeout=NOTICED)
+        with pytest.raises(JobNotRunning, match="FAILED"):
+            job.state()
+
+
 def test_a_worker_that_is_killed_is_lost_while_the_job_runs(name: str, tmp_path: Path) -> None:
     with small_job({"workers": 2}, name, tmp_path) as job:
         call, _ = waiting_call(job)
@@ -120,10 +133,13 @@ def is_worker(process: Path, job_id: int | None, *, rank: int) -> bool:
     return command.endswith(b"-m\0meshgate_worker.slurm\0") and marks <= set(variables)
 
 
-def test_workers_that_cannot_start_show_their_last_words(name: str, tmp_path: Path) -> None:
-    job = small_job({"workers": 2}, name, tmp_path, env={"PYTHONHOME": "/nonexistent"})
+@pytest.mark.parametrize(
+    ("gateway_on", "code"), [("login", "Exited with exit code 1"), ("node", "FAILED: its batch script failed")]
+)
+def test_what_cannot_start_shows_its_last_words(name: str, tmp_path: Path, gateway_on: str, code: str) -> None:
+    job = small_job({"workers": 2}, name, tmp_path, env={"PYTHONHOME": "/nonexistent"}, gateway_on=gateway_on)
     with pytest.raises(JobStartFailed) as failed, job:
         job.state()
     assert "No module named 'encodings'" in str(failed.value)
-    assert "Exited with exit code 1" in str(failed.value)
+    assert code in str(failed.value)
     assert not job.active

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import DEADLINE, DISTURBED, kit, laptop, queue, run
+from tests.slurm.cluster import DEADLINE, DISTURBED, kit, laptop, pids, queue, run
 from tests.waiting import wait_for
 
 PROGRAM = """
@@ -65,18 +65,19 @@ with make(sys.argv[1], meshes={"trainers": 2, "data": 1}, gpus_per_node=1) as jo
     assert len({node for node, _ in trainers + data}) == 3
 
 
-def test_a_saved_job_is_found_by_another_program_and_ended(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("gateway_on", ["login", "node"])
+def test_a_saved_job_is_found_by_another_program_and_ended(name: str, tmp_path: Path, gateway_on: str) -> None:
     body = """
-job = make(sys.argv[1])
+job = make(sys.argv[1], gateway_on=sys.argv[3])
 trainers = job.state().trainers.spawn_procs().spawn("trainers", Trainer)
 print(job.job_id, trainers.where.call_one().get()[0])
 if sys.argv[2] == "end":
     job.kill()
 """
     file = program(tmp_path, body)
-    first = output(file, name, "leave")
+    first = output(file, name, "leave", gateway_on)
     assert queue(name) == ["RUNNING"]
-    assert output(file, name, "end") == first
+    assert output(file, name, "end", gateway_on) == first
     assert not queue(name)
     assert not (tmp_path / ".monarch" / "job_state.pkl").exists()
 
@@ -102,6 +103,26 @@ with make(sys.argv[1]) as job:
     assert (done, node[0], ready) == ("done", "n", "1")
 
 
+def test_a_gateway_on_a_node_is_reached_again_after_the_end_of_the_ssh_connection(name: str, tmp_path: Path) -> None:
+    body = """
+with make(sys.argv[1], gateway_on="node", meshes={"trainers": 2}) as job:
+    trainers = job.state().trainers.spawn_procs().spawn("trainers", Trainer)
+    call = trainers.slice(hosts=0).slow.call_one(3)
+    print(job._access.connection, job._job.directory, *job._access._addresses.values(), flush=True)
+    print(call.get(), job._report().ready)
+"""
+    process = laptop(program(tmp_path, body), name)
+    assert process.stdout is not None
+    connection, directory, address = process.stdout.readline().split()
+    (master,) = pids(f"ControlPath={connection}/c".encode(), b"-M\0")
+    os.kill(master, signal.SIGKILL)
+    out, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, err
+    assert out.split() == ["done", "2"]
+    assert address.rpartition(":")[0] in run("getent", "hosts", "n1", "n2", "n3")  # the login node only leads there
+    wait_for(lambda: not Path(directory).exists(), "the files of the gateway to be removed")
+
+
 def test_the_job_of_a_driver_that_is_killed_ends(name: str, tmp_path: Path) -> None:
     body = """
 with make(sys.argv[1]) as job:
@@ -117,20 +138,6 @@ with make(sys.argv[1]) as job:
     os.kill(driver, signal.SIGKILL)
     process.communicate(timeout=DEADLINE)
     wait_for(lambda: not queue(name), "the job to be cancelled")
-
-
-def pids(*parts: bytes) -> list[int]:
-    """The processes, of all machines of the kit, whose command has these parts."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                command = Path("/proc", entry, "cmdline").read_bytes()
-            except OSError:
-                continue
-            if all(part in command for part in parts) and b"slurm/on" not in command and b"nsenter" not in command:
-                found.append(int(entry))
-    return found
 
 
 @pytest.mark.parametrize("what", ["gateway", "idle"])

@@ -22,10 +22,12 @@ def test_what_slurm_refuses_is_reported_in_its_words(name: str, tmp_path: Path) 
     assert "sbatch: error" in str(failed.value)
 
 
+@pytest.mark.parametrize("gateway_on", ["login", "node"])
 def test_a_queue_that_does_not_move_is_described_and_left_after_the_start_timeout(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], gateway_on: str
 ) -> None:
-    job = small_job({"workers": 1}, name, tmp_path, slurm_args=LATER, job_start_timeout=1)
+    options = {"slurm_args": LATER, "job_start_timeout": 1, "gateway_on": gateway_on}
+    job = small_job({"workers": 1}, name, tmp_path, **options)
     with pytest.raises(JobStartFailed, match=r"PENDING \(BeginTime: its begin time has not come\).*after 1 s"):
         job.state(cached_path=None)
     assert "; expected to start at " in capsys.readouterr().err

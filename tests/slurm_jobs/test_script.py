@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from meshgate_slurm.script import SPEC, Connect, batch_script, client_script, log_directory, log_pattern
+from meshgate_slurm.script import (
+    DIRECTORY,
+    SPEC,
+    Connect,
+    batch_script,
+    client_script,
+    gateway_script,
+    log_directory,
+    log_pattern,
+)
 from meshgate_slurm.spec import SlurmSpec
 
 CONNECT = Connect(["10.0.0.1:5000", "10.1.0.1:5000"], "s3cret")
@@ -73,6 +82,14 @@ def test_the_script_of_a_client_runs_it_on_the_first_node_and_hides_the_specific
     assert (text, SlurmSpec.model_validate_json(specification)) == ("it's", spec)
     with pytest.raises(ValueError, match="line break"):
         client_script(spec, "/env\n/python", "/logs", "true")
+
+
+def test_the_script_of_a_gateway_on_the_first_node_has_its_directory_and_no_token() -> None:
+    spec = SlurmSpec(meshes={"workers": 2}, gateway_on="node")
+    *_, last = (script := gateway_script(spec, "/env/bin/python", "/logs", "/home/ann/.meshgate")).splitlines()
+    assert shlex.split(last) == ["exec", "/env/bin/python", "-u", "-m", "meshgate_slurm.batch"]
+    assert f"export {DIRECTORY}=/home/ann/.meshgate" in script
+    assert "SECRET" not in script
 
 
 def test_logs_are_below_the_home_directory_unless_the_job_says_where(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshgate_slurm.status import JobStatus, parse_jobs, parse_node
+from meshgate_slurm.status import UNKNOWN, JobStatus, parse_jobs, parse_node
 
 
 def status(**facts: Any) -> JobStatus:
@@ -59,6 +59,13 @@ def test_a_job_that_has_ended_says_why(facts: dict[str, Any], why: str) -> None:
     found = status(**facts)
     assert found.ended
     assert found.why_ended() == why
+
+
+def test_a_job_that_slurm_has_forgotten_has_ended() -> None:
+    found = JobStatus(job_id=7, state=UNKNOWN)
+    assert found.ended
+    assert found.describe_end() == "Slurm job 7 has ended, and Slurm no longer knows why"
+    assert "Slurm ended job 7: TIMEOUT" in JobStatus(job_id=7, state="TIMEOUT").describe_end()
 
 
 def test_nodes_that_boot_are_still_waited_for() -> None:

@@ -18,9 +18,10 @@ import structlog
 from meshgate_gateway.hosts.provider import Host, HostsUnavailable, OnLost, OnRestored
 from meshgate_gateway.hosts.slurm_workers import Keeper, Worker, Workers
 from meshgate_slurm.errors import SlurmError
+from meshgate_slurm.logs import last_lines
 from meshgate_slurm.messages import JobReport
 from meshgate_slurm.spec import SlurmSpec
-from meshgate_slurm.status import JobStatus
+from meshgate_slurm.status import UNKNOWN, JobStatus
 
 __all__ = ["Cluster", "SlurmHosts"]
 
@@ -29,8 +30,6 @@ log = structlog.get_logger()
 POLL_INTERVAL = 2.0
 REASON_TIMEOUT = 4.0  # seconds that Slurm has to explain the end of a worker
 WORKERS_TIMEOUT = 300.0  # seconds from the start of the job until every worker must have connected
-TAIL_LINES = 12
-MAX_TAIL = 2000
 _TASK_ENDED = re.compile(r"^srun: error: (?P<nodes>\S+): (?P<what>tasks? .*)$", re.MULTILINE)
 
 
@@ -85,7 +84,7 @@ class SlurmHosts:
                 if worker.lost is not None:
                     raise HostsUnavailable(f"mesh {mesh!r} is incomplete: {worker.host.name}: {worker.lost}")
             if self._failed is not None or self._status.ended:
-                raise HostsUnavailable(self._failed or self._why_ended())
+                raise HostsUnavailable(self._failed or self._status.describe_end())
             if len(found) == len(ranks):
                 return tuple(worker.host for worker in found)
             await self._wait_changed()
@@ -101,6 +100,12 @@ class SlurmHosts:
         """Also returns when the job has ended."""
         while len(self.workers.by_rank) < self._spec.nodes and not self._status.ended and self._failed is None:
             await self._wait_changed()
+
+    async def wait_ended(self) -> str:
+        """Waits until Slurm has ended the job and the loss of its hosts is reported; returns why it ended."""
+        while not self._status.ended:
+            await self._wait_changed()
+        return self._status.describe_end()
 
     def watch(self, on_lost: OnLost, on_restored: OnRestored) -> None:
         """Also begins to ask Slurm: the answers now have a reader."""
@@ -126,20 +131,10 @@ class SlurmHosts:
 
     def report(self) -> JobReport:
         """The job for its users."""
-        status = self._status
-        return JobReport(
-            job_id=self._job_id,
-            state=status.state,
-            why=status.why_pending() if status.pending else self._why_ended() if status.ended else "",
-            expected_start=status.expected_start if status.pending else None,
-            end_time=status.end_time,
-            ended=status.ended,
-            pending=status.pending,
-            registered=len(self.workers.by_rank),
-            ready=sum(worker.connected for worker in self.workers.by_rank.values()),
-            nodes=self._spec.nodes,
-            failed=self._failed,
-        )
+        workers = self.workers.by_rank.values()
+        connected = {"registered": len(workers), "ready": sum(worker.connected for worker in workers)}
+        report = JobReport.of(self._status, self._spec.nodes, failed=self._failed)
+        return report.model_copy(update=connected)
 
     # --- the job's state
 
@@ -157,7 +152,7 @@ class SlurmHosts:
     async def _poll(self) -> None:
         status = await asyncio.to_thread(self._cluster.status)
         if status is None:  # it ended longer ago than Slurm remembers
-            status = self._status.model_copy(update={"state": "UNKNOWN", "reason": ""})
+            status = self._status.model_copy(update={"state": UNKNOWN, "reason": ""})
         if status.state != self._status.state:
             log.info("job changed state", job=self._job_id, state=status.state, reason=status.reason)
         self._status = status
@@ -199,10 +194,10 @@ class SlurmHosts:
         for worker in self.workers.by_rank.values():
             if worker.lost is None:
                 tail = await asyncio.to_thread(self._log_tail, worker.host.name)
-                self._lose(worker, f"{self._why_ended()}{tail}")
+                self._lose(worker, f"{self._status.describe_end()}{tail}")
         if len(self.workers.by_rank) < self._spec.nodes and self._failed is None:
             tails = await asyncio.to_thread(self._logs_of_missing)
-            self._failed = f"{self._why_ended()}{tails}"
+            self._failed = f"{self._status.describe_end()}{tails}"
 
     def _warn_of_time_limit(self, status: JobStatus) -> None:
         if status.end_time is None or not self._spec.warn_before or self._warned_for == status.end_time:
@@ -216,11 +211,6 @@ class SlurmHosts:
             self._warned_for = None
             self._notify(None)
 
-    def _why_ended(self) -> str:
-        if self._status.state == "UNKNOWN":
-            return f"Slurm job {self._job_id} has ended, and Slurm no longer knows why"
-        return f"Slurm ended job {self._job_id}: {self._status.why_ended()}"
-
     def _node_state(self, node: str) -> str:
         try:
             return f" ({self._cluster.node_state(node)})"
@@ -228,9 +218,7 @@ class SlurmHosts:
             return f" (its state is unknown: {error})"
 
     def _log_tail(self, node: str | None) -> str:
-        lines = self._cluster.log_tail(node).strip()[-MAX_TAIL:].splitlines()[-TAIL_LINES:]
-        where = f"the worker on {node}" if node else "the batch script"
-        return "".join([f"\nThe last lines of {where}:", *(f"\n  {line}" for line in lines)]) if lines else ""
+        return last_lines(self._cluster.log_tail(node), f"the worker on {node}" if node else "the batch script")
 
     def _logs_of_missing(self) -> str:
         """The ends of the logs of the batch script and of one worker that did not connect."""

@@ -127,6 +127,8 @@ def slurm_violations(policy: SlurmPolicy, spec: SlurmSpec, *, batch: bool) -> li
 def _violations(policy: SlurmPolicy, spec: SlurmSpec, batch: bool) -> Iterator[str]:
     if spec.nodes > policy.max_nodes:
         yield f"{spec.nodes} nodes exceed the limit of {policy.max_nodes}"
+    if spec.gateway_on != "login":
+        yield f"gateway_on {spec.gateway_on!r} is not allowed: this gateway starts those of its jobs on its own machine"
     if batch and not policy.batch:
         yield "apply(client_script) is not allowed"
     yield from _not_allowed("partition", (spec.partition or "").split(",") if spec.partition else (), policy.partitions)

@@ -53,6 +53,7 @@ def test_what_the_policy_lists_is_allowed(spec: dict[str, Any]) -> None:
         ({"meshes": {"a": 3, "b": 2}}, "5 nodes exceed the limit of 4"),
         ({"partition": "gpu,spot"}, "partition 'spot' is not allowed (allowed: gpu*, cpu)"),
         ({"partition": 'gpu" --qos="high'}, "partition 'gpu\" --qos=\"high' is not allowed"),
+        ({"gateway_on": "node"}, "gateway_on 'node' is not allowed"),
         ({"account": "other"}, "account 'other' is not allowed"),
         ({"qos": "high"}, "qos 'high' is not allowed (allowed: none)"),
         ({"python_exe": "/usr/bin/python3"}, "python_exe '/usr/bin/python3' is not allowed"),

@@ -27,14 +27,18 @@ from meshgate_slurm.messages import (
     parse_reply,
 )
 
-__all__ = ["Access", "LoginAccess", "UrlAccess", "check_gateway_url"]
+__all__ = ["Access", "LoginAccess", "NodeAccess", "UrlAccess", "check_gateway_url"]
 
+QUEUE_INTERVAL = 2.0
 ANSWER_TIMEOUT = 200.0  # seconds; the gateway gives the login node 180
 CREATES_NONE = "Pass the URL of a gateway that submits jobs to Slurm (--slurm-policy)"
 
 
 class Access(Protocol):
     """All methods may block and raise JobError or GatewayError."""
+
+    queue_interval: float
+    """The seconds between two questions about a job in the queue."""
 
     def start(self, request: StartRequest) -> RunningSlurmJob:
         """Submits the job; a BatchRequest is one with a client of its own. Raises JobStartFailed."""
@@ -61,6 +65,8 @@ class Access(Protocol):
 class LoginAccess:
     """By a login node, whose ``python`` runs meshgate's program there."""
 
+    queue_interval = QUEUE_INTERVAL
+
     def __init__(self, login: LoginNode, python: str) -> None:
         self._login, self._python = login, python
         login.open()
@@ -80,13 +86,19 @@ class LoginAccess:
         try:
             return not self.report(job).ended
         except ConnectionFailedError:
-            state = login_program.gateway_state(self._login, job, self._python)
-            if state.alive or state.host != job.host:
+            if self._why_gone(job) is None:
                 raise
             return False  # without their gateway the workers have ended
 
     def dialer(self, job: RunningSlurmJob) -> Dialer:
-        return SlurmDialer(self._login, job, self._python)
+        return SlurmDialer(job, job.host, lambda: self._login.forward(job.socket), lambda: self._why_gone(job))
+
+    def _why_gone(self, job: RunningSlurmJob) -> str | None:
+        state = login_program.gateway_state(self._login, job, self._python)
+        if state.alive or state.host != job.host:
+            return None
+        output = f". Its last output:\n{state.output[-1000:]}" if state.output else ""
+        return f"its process on {state.host} has ended{output}"
 
     @property
     def connection(self) -> str | None:
@@ -99,8 +111,61 @@ class LoginAccess:
         return str(self._login)
 
 
+class NodeAccess(LoginAccess):
+    """By a login node that leads to a gateway on the first node of the allocation, once the job runs.
+
+    Until then Slurm is asked, by a program on the login node; nothing of the job stays there.
+    """
+
+    queue_interval = 5.0
+
+    def __init__(self, login: LoginNode, python: str) -> None:
+        super().__init__(login, python)
+        self._addresses: dict[int, str] = {}  # of gateways, by job
+
+    def report(self, job: RunningSlurmJob) -> JobReport:
+        if job.job_id not in self._addresses:
+            report = self._ask_slurm(job)
+            if not report.gateway:
+                return report
+        try:
+            return ask_gateway(self._find(job), job)
+        except OSError:
+            report = self._ask_slurm(job)
+            if not report.ended:
+                raise
+            return report
+
+    def is_running(self, job: RunningSlurmJob) -> bool:
+        return not self._ask_slurm(job).ended
+
+    def dialer(self, job: RunningSlurmJob) -> Dialer:
+        return SlurmDialer(job, "its first node", lambda: self._find(job), lambda: self._why_gone(job))
+
+    def _find(self, job: RunningSlurmJob) -> str:
+        if job.job_id not in self._addresses:
+            report = self._ask_slurm(job)
+            if not report.gateway:
+                raise ConnectionFailedError(
+                    report.failed or f"Slurm job {job.job_id} is {report.state}, and has no gateway yet"
+                )
+        return self._login.forward(self._addresses[job.job_id])
+
+    def _why_gone(self, job: RunningSlurmJob) -> str | None:
+        report = self._ask_slurm(job)
+        return report.failed if report.ended else None
+
+    def _ask_slurm(self, job: RunningSlurmJob) -> JobReport:
+        report = login_program.report(self._login, job, self._python)
+        if report.gateway:
+            self._addresses[job.job_id] = report.gateway
+        return report
+
+
 class UrlAccess(GatewayClient[ProvisioningReply]):
     """By a gateway that submits jobs for the holder of ``$MESHGATE_TOKEN``, as a user that its policy names."""
+
+    queue_interval = QUEUE_INTERVAL
 
     def __init__(self, url: str) -> None:
         token = os.environ.get("MESHGATE_TOKEN", "").strip()
@@ -156,13 +221,18 @@ class UrlAccess(GatewayClient[ProvisioningReply]):
         raise AssertionError("the replies do not end before one of these")
 
 
-def check_gateway_url(url: str | None, login: str | None, python_exe: str) -> str | None:
+def check_gateway_url(url: str | None, login: str | None, python_exe: str, gateway_on: str) -> str | None:
     """Raises ValueError unless ``url`` can be a gateway's and agrees with the other arguments."""
     if url is None:
         return None
     if login is not None:
         raise ValueError(
             f"SlurmJob(login={login!r}, gateway_url={url!r}): the gateway is on a login node; pass only one"
+        )
+    if gateway_on != "login":
+        raise ValueError(
+            f"SlurmJob(gateway_url=…, gateway_on={gateway_on!r}): the gateway behind the URL starts the gateways of "
+            "its jobs on its own machine; remove gateway_on"
         )
     if not is_gateway_url(url):
         raise ValueError(f"SlurmJob(gateway_url={url!r}): expected ws://host:port or wss://host[:port]")

@@ -1,4 +1,4 @@
-"""The way to the gateway of a job: a unix socket, forwarded by ssh unless the gateway is on this machine."""
+"""The way to the gateway of a job: a unix socket, or the address of a node, through ssh unless that is not needed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import asyncio
 import http.client
 import json
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import ValidationError
 
 from meshgate.errors import ConnectionFailedError, JobError
-from meshgate.jobs.slurm import login_program
-from meshgate.jobs.slurm.login_node import LoginNode
 from meshgate.session.dialing import Route, describe_response
 from meshgate_slurm.messages import JobReport, RunningSlurmJob
 
@@ -22,36 +21,43 @@ REQUEST_TIMEOUT = 20.0
 
 
 class SlurmDialer:
-    """A ``Dialer``: connects again, by a new ssh connection if needed."""
+    """A ``Dialer``: connects again, by a new ssh connection if needed.
 
-    def __init__(self, login: LoginNode, job: RunningSlurmJob, python: str) -> None:
-        self._login, self._job, self._python = login, job, python
+    ``find`` returns the path of a unix socket or ``host:port``, ``why_gone`` why the gateway will never answer again if
+    that is certain. Both may block and raise JobError and OSError.
+    """
+
+    def __init__(
+        self, job: RunningSlurmJob, where: str, find: Callable[[], str], why_gone: Callable[[], str | None]
+    ) -> None:
+        self._job, self._where, self._find, self._why_gone = job, where, find, why_gone
 
     async def dial(self) -> Route:
         try:
-            path = await asyncio.to_thread(self._login.forward, self._job.socket)
+            found = await asyncio.to_thread(self._find)
         except JobError as error:
             raise ConnectionFailedError(str(error)) from error
         headers = {"Authorization": f"Bearer {self._job.token}"}
-        return Route("ws://gateway.meshgate", unix_socket=path, headers=headers, through_proxy=False)
+        if _is_path(found):
+            return Route("ws://gateway.meshgate", unix_socket=found, headers=headers, through_proxy=False)
+        return Route(f"ws://{found}", headers=headers, through_proxy=False)
 
     async def gone(self) -> str | None:
         try:
-            state = await asyncio.to_thread(login_program.gateway_state, self._login, self._job, self._python)
+            return await asyncio.to_thread(self._why_gone)
         except (JobError, OSError):  # unknown while the login node does not answer
             return None
-        if state.alive or state.host != self._job.host:
-            return None
-        output = f". Its last output:\n{state.output[-1000:]}" if state.output else ""
-        return f"its process on {state.host} has ended{output}"
 
     def __str__(self) -> str:
-        return f"the gateway of Slurm job {self._job.job_id} on {self._job.host}"
+        return f"the gateway of Slurm job {self._job.job_id} on {self._where}"
 
 
-def ask_gateway(path: str, job: RunningSlurmJob) -> JobReport:
-    """What the gateway behind the unix socket ``path`` reports about its job. Raises OSError if it does not answer."""
-    connection = _UnixConnection(path)
+def ask_gateway(place: str, job: RunningSlurmJob) -> JobReport:
+    """What the gateway at ``place``, a unix socket or ``host:port``, reports about its job. Raises OSError if it does
+    not answer."""
+    connection = (
+        _UnixConnection(place) if _is_path(place) else http.client.HTTPConnection(place, timeout=REQUEST_TIMEOUT)
+    )
     try:
         connection.request("GET", "/v1/job", headers={"Authorization": f"Bearer {job.token}"})
         response = connection.getresponse()
@@ -71,6 +77,10 @@ def read_report(facts: dict[str, Any]) -> JobReport:
         return JobReport.model_validate(facts["slurm"])
     except (KeyError, ValidationError) as error:
         raise ConnectionFailedError(f"the gateway does not report on a Slurm job: {error!r}") from error
+
+
+def _is_path(place: str) -> bool:
+    return place.startswith("/")
 
 
 class _UnixConnection(http.client.HTTPConnection):

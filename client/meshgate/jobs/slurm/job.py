@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from typing_extensions import Self
 
@@ -18,7 +18,7 @@ from meshgate.images.image import Image
 from meshgate.jobs.cluster_job import ClusterJob
 from meshgate.jobs.saved import DEFAULT_JOB_PATH
 from meshgate.jobs.sessions import check_detached
-from meshgate.jobs.slurm.access import Access, LoginAccess, UrlAccess, check_gateway_url
+from meshgate.jobs.slurm.access import Access, LoginAccess, NodeAccess, UrlAccess, check_gateway_url
 from meshgate.jobs.slurm.arguments import build_spec, check_sync_dirs, refuse_direct_access
 from meshgate.jobs.slurm.interrupts import second_interrupt
 from meshgate.jobs.slurm.login_node import ThisMachine
@@ -39,10 +39,11 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
 
     ``meshes`` maps names to numbers of nodes. ``login`` is where Slurm's commands are, as a destination of ssh; without
     it they are on this machine. ``gateway_url`` is instead a gateway that submits the job on behalf of the holder of
-    ``$MESHGATE_TOKEN``, within its policy. ``python_exe`` is a Python on the login node and on the nodes that has
-    ``meshgate[gateway,worker]``; without ``login``, "python" is the one that runs this program, or the gateway's. Each
-    node has one worker, whatever ``ntasks_per_node`` is: that many tasks, of ``cpus_per_task`` each, count when Slurm
-    reserves CPUs.
+    ``$MESHGATE_TOKEN``, within its policy. With ``gateway_on="node"`` the job's gateway runs on its first node, and
+    nothing of the job stays on the login node, which leads to it. ``python_exe`` is a Python on the login node and on
+    the nodes that has ``meshgate[gateway,worker]``; without ``login``, "python" is the one that runs this program, or
+    the gateway's. Each node has one worker, whatever ``ntasks_per_node`` is: that many tasks, of ``cpus_per_task``
+    each, count when Slurm reserves CPUs.
     Each worker takes a free port unless ``monarch_port`` is set. Logs are in ``log_dir`` on the cluster (default:
     ``~/.meshgate/slurm/logs``).
 
@@ -83,6 +84,7 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         *,
         login: str | None = None,
         gateway_url: str | None = None,
+        gateway_on: Literal["login", "node"] = "login",
         split_gpus: bool = True,
         env: Mapping[str, str] | None = None,
         sync_dirs: Sequence[str] | None = None,
@@ -97,7 +99,7 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         self._detached = check_detached(detached)
         refuse_direct_access(out_of_cluster=out_of_cluster, attach_to=attach_to, bind_to=bind_to)
         self._login_name = check_login(login) if login is not None else None
-        self._gateway_url = check_gateway_url(gateway_url, login, python_exe)
+        self._gateway_url = check_gateway_url(gateway_url, login, python_exe, gateway_on)
         self._arguments: dict[str, Any] = {
             "meshes": dict(meshes),
             "python_exe": python_exe,
@@ -114,6 +116,7 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
             "mem": mem,
             "account": account,
             "qos": qos,
+            "gateway_on": gateway_on,
             "split_gpus": split_gpus,
             "env": env,
             "lease": lease,
@@ -211,7 +214,7 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
 
     def _require_job(self) -> RunningSlurmJob:
         job = super()._require_job()
-        if not job.socket:
+        if not job.token:
             raise JobError(
                 f"{self!r} is a batch job, which only its own client uses; its output is in {job.log_dir}. "
                 "kill() cancels it"
@@ -223,7 +226,7 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         return SlurmJob, {**SlurmJob._spec(self), "connection": self._open().connection}
 
     def _state(self) -> JobState:
-        if self._client is not None and not self._client.closed:
+        if self._client is not None:
             self._require_not_ended()
         return super()._state()
 
@@ -246,7 +249,7 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         """Waits for the workers. Cancels the job if they do not come."""
         try:
             with choose_progress() as progress:
-                wait_for_workers(self._report, progress, self._start_timeout)
+                wait_for_workers(self._report, progress, self._start_timeout, self._open().queue_interval)
         except JobStartFailed:
             self.kill()
             raise
@@ -275,7 +278,7 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
     def _is_running(self) -> bool:
         if self._job is None:
             return False
-        if not self._job.socket:
+        if not self._job.token:
             return True  # until kill(): nothing watches a batch job
         return self._open().is_running(self._job)
 
@@ -319,6 +322,9 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         if self._gateway_url is not None and surrounding_job() is None:
             return UrlAccess(self._gateway_url)
         python: str = self._arguments["python_exe"]
-        if self._login_name is not None and surrounding_job() is None:
-            return LoginAccess(SshLogin(self._login_name, self._connection), python)
-        return LoginAccess(ThisMachine(), sys.executable if python == "python" else python)
+        if surrounding_job() is not None:
+            return LoginAccess(ThisMachine(), sys.executable)
+        kind = NodeAccess if self._arguments["gateway_on"] == "node" else LoginAccess
+        if self._login_name is not None:
+            return kind(SshLogin(self._login_name, self._connection), python)
+        return kind(ThisMachine(), sys.executable if python == "python" else python)

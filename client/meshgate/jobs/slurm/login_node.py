@@ -32,7 +32,8 @@ class LoginNode(Protocol):
         """Runs a shell command there."""
 
     def forward(self, remote: str) -> str:
-        """The path of a unix socket on this machine that leads to the unix socket ``remote`` there."""
+        """What on this machine leads to ``remote``, as seen from there. Both are the path of a unix socket or
+        ``host:port``."""
 
     @property
     def connection(self) -> str | None:

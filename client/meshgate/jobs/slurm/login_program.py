@@ -14,6 +14,7 @@ from meshgate_slurm.messages import (
     BatchRequest,
     Ended,
     GatewayState,
+    JobReport,
     Rejected,
     RunningSlurmJob,
     StartRequest,
@@ -21,7 +22,7 @@ from meshgate_slurm.messages import (
 )
 from meshgate_slurm.spec import SlurmSpec
 
-__all__ = ["end", "gateway_state", "start", "submit"]
+__all__ = ["end", "gateway_state", "report", "start", "submit"]
 
 MODULE = "meshgate_slurm.login"
 COMMAND_NOT_FOUND = 127
@@ -52,6 +53,11 @@ def _start(login: LoginNode, python: str, action: str, request: StartRequest) ->
 def gateway_state(login: LoginNode, job: RunningSlurmJob, python: str) -> GatewayState:
     """Whether the job's gateway runs. Raises JobError if that is unknown."""
     return _require(login, _ask(login, python, "state", job.model_dump_json(), GatewayState))
+
+
+def report(login: LoginNode, job: RunningSlurmJob, python: str) -> JobReport:
+    """What Slurm says about a job with its gateway on a node, and where that is. Raises JobError if that is unknown."""
+    return _require(login, _ask(login, python, "report", job.model_dump_json(), JobReport))
 
 
 def end(login: LoginNode, job: RunningSlurmJob, python: str) -> Ended:

@@ -72,7 +72,7 @@ class SshLogin:
                 if result.code != 0:
                     raise ConnectionFailedError(
                         f"ssh cannot forward to the gateway on {self}: {result.stderr.strip()}. Is forwarding disabled "
-                        "there (AllowStreamLocalForwarding)?"
+                        "there (AllowTcpForwarding, AllowStreamLocalForwarding)?"
                     )
                 self._forwarded = remote
             return local

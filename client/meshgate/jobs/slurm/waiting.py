@@ -94,8 +94,11 @@ def describe(report: JobReport) -> str:
     return text
 
 
-def wait_for_workers(ask: Callable[[], JobReport], progress: Progress, timeout: float | None) -> JobReport:
-    """Waits until every worker has connected. ``ask`` asks the gateway for its job, and raises OSError.
+def wait_for_workers(
+    ask: Callable[[], JobReport], progress: Progress, timeout: float | None, interval: float = 2.0
+) -> JobReport:
+    """Waits until every worker has connected. ``ask`` asks for the job, and raises OSError; at the latest every
+    ``interval`` seconds while it is in the queue.
 
     Raises JobStartFailed if the job ends or its workers cannot start, or if that takes longer than ``timeout`` seconds.
     """
@@ -111,7 +114,7 @@ def wait_for_workers(ask: Callable[[], JobReport], progress: Progress, timeout: 
         if deadline is not None and time.monotonic() > deadline:
             raise JobStartFailed(f"{describe(report)}, after {timeout:g} s (job_start_timeout)")
         time.sleep(delay)  # between two questions
-        delay = min(1.5 * delay, LONGEST_DELAY if report.pending else LONGEST_DELAY / 8)
+        delay = min(1.5 * delay, interval if report.pending else interval / 8)
 
 
 def _ask(ask: Callable[[], JobReport]) -> JobReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http
 import json
 import threading
@@ -17,9 +18,11 @@ from websockets.sync.server import ServerConnection, serve
 
 from meshgate import SlurmJob
 from meshgate.errors import ConnectionFailedError, JobError, JobStartFailed
-from meshgate.jobs.slurm.access import UrlAccess
+from meshgate.jobs.slurm.access import NodeAccess, UrlAccess
+from meshgate.jobs.slurm.login_node import Output
 from meshgate.session import gateway_client
 from meshgate_slurm.messages import (
+    MARK,
     BatchRequest,
     EndJob,
     JobEnded,
@@ -157,6 +160,7 @@ def test_a_url_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "problem"),
     [
         ({"login": "me@login"}, r"SlurmJob\(login='me@login', gateway_url=.*pass only one"),
+        ({"gateway_on": "node"}, r"gateway_on='node'\): .*on its own machine; remove gateway_on"),
         ({"gateway_url": "login.example.org:8443"}, r"gateway_url='login.example.org:8443'\): expected ws://"),
         ({"python_exe": "~/venv/bin/python"}, "pass an absolute path that the gateway's policy allows"),
     ],
@@ -172,3 +176,62 @@ def test_a_saved_job_keeps_the_url_and_not_the_callers_token() -> None:
     assert SlurmJob._restore(spec, None)._gateway_url == "wss://login.example.org"
     assert "mine" not in json.dumps(spec)
     assert "gateway_url='wss://login.example.org'" in repr(job)
+
+
+class LoginNodeOf:
+    """A login node whose program gives ``reports`` one after the other, and then the last one again."""
+
+    connection = None
+
+    def __init__(self, *reports: JobReport, gateway: str = "127.0.0.1:1") -> None:
+        self.reports, self.asked = list(reports), 0
+        self.gateway = gateway
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def run(self, command: str, stdin: str) -> Output:
+        assert "report" in command
+        self.asked += 1
+        report = self.reports.pop(0) if len(self.reports) > 1 else self.reports[0]
+        return Output(0, f"{MARK}{report.model_dump_json()}\n", "")
+
+    def forward(self, remote: str) -> str:
+        assert remote == "n1:4711"
+        return self.gateway
+
+
+ON_NODE = JOB.model_copy(update={"socket": "", "host": "", "pid": 0, "started": ""})
+PENDING = JobReport(job_id=7, state="PENDING", why="Resources", pending=True)
+STARTED = JobReport(job_id=7, state="RUNNING", gateway="n1:4711")
+ENDED = JobReport(job_id=7, state="TIMEOUT", ended=True, failed="Slurm ended job 7: TIMEOUT")
+
+
+def test_slurm_is_asked_until_the_gateway_on_the_node_answers() -> None:
+    gateway = FakeGateway(about={"slurm": {"job_id": 7, "state": "RUNNING", "registered": 1}})
+    with running(gateway) as at:
+        login = LoginNodeOf(PENDING, STARTED, gateway=str(at).rpartition("/")[2])
+        access = NodeAccess(login, "python")
+        assert access.report(ON_NODE) == PENDING
+        assert [access.report(ON_NODE).registered for _ in range(2)] == [1, 1]
+    assert login.asked == 2
+    assert gateway.paths == [("/v1/job", "Bearer job's")] * 2
+
+
+def test_a_gateway_on_a_node_is_gone_when_slurm_has_ended_the_job() -> None:
+    access = NodeAccess(LoginNodeOf(STARTED, STARTED, ENDED), "python")
+    with pytest.raises(OSError, match="refused"):  # it does not answer, and the job runs
+        access.report(ON_NODE)
+    assert access.report(ON_NODE) == ENDED
+    assert not access.is_running(ON_NODE)
+    dialer = access.dialer(ON_NODE)
+    assert asyncio.run(dialer.gone()) == "Slurm ended job 7: TIMEOUT"
+    assert asyncio.run(dialer.dial()).url == "ws://127.0.0.1:1"
+
+
+def test_a_client_that_dials_before_there_is_a_gateway_is_told_the_state() -> None:
+    dialer = NodeAccess(LoginNodeOf(PENDING), "python").dialer(ON_NODE)
+    with pytest.raises(ConnectionFailedError, match="job 7 is PENDING, and has no gateway yet"):
+        asyncio.run(dialer.dial())
+    assert asyncio.run(dialer.gone()) is None

@@ -1,0 +1,186 @@
+"""The process of a job's gateway: started on this machine, found again by its process id, and ended.
+
+Its files are in a directory of its own, for this user only: the specification of its job, its token and its log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from meshgate_slurm.messages import GatewayReport, Rejected, RunningSlurmJob
+from meshgate_slurm.spec import SlurmSpec
+
+__all__ = [
+    "end_gateway",
+    "host_name",
+    "is_alive",
+    "last_output",
+    "software_version",
+    "start_gateway",
+    "start_process",
+    "wait_until",
+    "write_private",
+    "write_token",
+]
+
+START_TIMEOUT = 120.0  # sbatch may take its time on a busy controller
+END_TIMEOUT = 30.0
+TAIL = 4096
+SPEC_FILE, TOKEN_FILE, LOG_FILE = "spec.json", "token", "gateway.log"
+
+
+def start_gateway(directory: Path, apply_id: str, spec: SlurmSpec) -> RunningSlurmJob | Rejected:
+    """Starts a gateway with its files in ``directory``, which it creates, and waits until it has its job. Raises
+    OSError. Leaves nothing behind if that fails."""
+    token = write_token(directory)
+    try:
+        process, report = start_process(directory, spec, ["--local-socket"])
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    if isinstance(report, Rejected):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        shutil.rmtree(directory, ignore_errors=True)
+        return report
+    return RunningSlurmJob(
+        apply_id=apply_id,
+        job_id=report.job_id,
+        host=host_name(),
+        directory=str(directory),
+        socket=report.socket,
+        pid=report.pid,
+        started=_started(report.pid) or "",
+        token=token,
+        meshes=spec.meshes,
+        log_dir=report.log_dir,
+        version=software_version(),
+    )
+
+
+def write_token(directory: Path) -> str:
+    """Creates the directory of a gateway, with its token. Raises OSError, and leaves nothing behind if that fails."""
+    directory.mkdir(mode=0o700, parents=True)
+    token = secrets.token_urlsafe(32)
+    try:
+        write_private(directory / TOKEN_FILE, token)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    return token
+
+
+def start_process(
+    directory: Path, spec: SlurmSpec, listen: Sequence[str]
+) -> tuple[subprocess.Popen[bytes], GatewayReport | Rejected]:
+    """Starts a gateway for the holders of the token in ``directory``. ``listen``: its options that say where."""
+    write_private(directory / SPEC_FILE, spec.model_dump_json())
+    announce, theirs = os.pipe()
+    log = directory / LOG_FILE
+    try:
+        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "meshgate_gateway", "--slurm-job", str(directory / SPEC_FILE)),
+                    *("--token-file", str(directory / TOKEN_FILE), *listen, "--announce-fd", str(theirs)),
+                    *("--lease", str(spec.lease), "--idle-timeout", str(spec.idle_timeout)),
+                ],
+                cwd=Path.home(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(theirs,),
+                start_new_session=True,
+            )
+    finally:
+        os.close(theirs)
+    with os.fdopen(announce, "rb", buffering=0) as pipe:
+        line = _read_line(pipe.fileno(), time.monotonic() + START_TIMEOUT)
+    try:
+        report = GatewayReport.model_validate_json(line)
+    except ValidationError:
+        code = process.poll()
+        how = f"it did not start within {START_TIMEOUT:g} s" if code is None else f"it exited with code {code}"
+        return process, Rejected(
+            error=f"the gateway on {host_name()} did not start: {how}", output=last_output(directory)
+        )
+    return process, report if report.error is None else Rejected(error=report.error)
+
+
+def _read_line(descriptor: int, deadline: float) -> bytes:
+    line = b""
+    while not line.endswith(b"\n") and (remaining := deadline - time.monotonic()) > 0:
+        readable, _, _ = select.select([descriptor], [], [], remaining)
+        if not readable or not (data := os.read(descriptor, 65536)):
+            break
+        line += data
+    return line
+
+
+def write_private(path: Path, text: str) -> None:
+    """Creates the file, for this user only."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+def end_gateway(job: RunningSlurmJob) -> None:
+    """Ends the job's gateway, which runs on this machine if it does, and waits for its end."""
+    if is_alive(job):
+        os.kill(job.pid, signal.SIGTERM)
+        if not wait_until(lambda: not is_alive(job), END_TIMEOUT):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+
+
+def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)  # there are no events for these
+    return True
+
+
+def is_alive(job: RunningSlurmJob) -> bool:
+    """Whether the job's gateway runs, on this machine."""
+    return bool(job.started) and _started(job.pid) == job.started
+
+
+def _started(pid: int) -> str | None:
+    """When the process started, in clock ticks since boot: a process id may be used again. None if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def last_output(directory: Path) -> str:
+    """The last output of the gateway with this directory; "" if there is none."""
+    try:
+        return (directory / LOG_FILE).read_bytes()[-TAIL:].decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def host_name() -> str:
+    return socket.gethostname()
+
+
+def software_version() -> str:
+    from meshgate_wire.version import SOFTWARE_VERSION  # noqa: PLC0415  (only starting a job needs it)
+
+    return SOFTWARE_VERSION
