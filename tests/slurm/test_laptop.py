@@ -49,6 +49,7 @@ def output(file: Path, *arguments: str) -> str:
     process = laptop(file, *arguments)
     out, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{err}"
+    assert "Traceback" not in err
     return out
 
 

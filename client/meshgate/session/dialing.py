@@ -6,6 +6,7 @@ socket each time. It may also know that the gateway itself is gone, which a cut 
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 import ssl as ssl_module
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from socket import socket
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from meshgate.caller import warn_caller
@@ -30,9 +31,10 @@ from meshgate.errors import (
     VersionMismatchError,
 )
 
-__all__ = ["Dialer", "Route", "UrlDialer", "describe_response", "error_of_response", "is_gateway_url"]
+__all__ = ["Dialer", "Route", "UrlDialer", "call_in_thread", "describe_response", "error_of_response", "is_gateway_url"]
 
 _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
+T = TypeVar("T")
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -49,6 +51,16 @@ class Route:
     ssl: ssl_module.SSLContext | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     through_proxy: bool = True
+
+
+async def call_in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Like ``asyncio.to_thread``, for dialers. Raises ConnectionFailedError while the interpreter exits, when there are
+    no more threads: a session that has just been closed may still dial."""
+    try:
+        called = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+    except RuntimeError as error:
+        raise ConnectionFailedError(f"this program is ending: {error}") from error
+    return await called
 
 
 class Dialer(Protocol):

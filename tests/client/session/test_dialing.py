@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from meshgate.errors import (
     SessionExpiredError,
     VersionMismatchError,
 )
-from meshgate.session.dialing import UrlDialer, error_of_response
+from meshgate.session.dialing import UrlDialer, call_in_thread, error_of_response
 
 
 @pytest.mark.parametrize(
@@ -117,3 +118,15 @@ def test_the_unix_socket_is_used_while_it_exists(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         assert asyncio.run(dialer.dial()).unix_socket == path
+
+
+def test_a_dialer_that_needs_a_thread_while_the_program_ends_fails_as_any_other_attempt() -> None:
+    async def dial() -> str:
+        executor = ThreadPoolExecutor()
+        asyncio.get_running_loop().set_default_executor(executor)
+        assert await call_in_thread(str.upper, "a") == "A"
+        executor.shutdown()  # as the interpreter does before it calls atexit handlers
+        return await call_in_thread(str.upper, "a")
+
+    with pytest.raises(ConnectionFailedError, match="this program is ending"):
+        asyncio.run(dial())

@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 
 from meshgate.jobs.kubernetes.port_forward import ForwardFailed, open_forward
-from meshgate.session.dialing import Route, UrlDialer
+from meshgate.session.dialing import Route, UrlDialer, call_in_thread
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import KubernetesError
 from meshgate_kubernetes.jobs.gateway_pod import GatewayPod, find_gateway, gateway_gone_reason
@@ -30,7 +30,7 @@ class _WatchedGateway:
     async def find(self) -> GatewayPod:
         """The pod to dial now. Raises ForwardFailed if there is none."""
         try:
-            pod = await asyncio.to_thread(find_gateway, self._api, self._job, self._namespace)
+            pod = await call_in_thread(find_gateway, self._api, self._job, self._namespace)
         except KubernetesError as error:
             raise ForwardFailed(str(error)) from error
         if pod is None:
@@ -42,7 +42,7 @@ class _WatchedGateway:
 
     async def gone(self) -> str | None:
         try:
-            return await asyncio.to_thread(gateway_gone_reason, self._api, self._job, self._namespace, self._first)
+            return await call_in_thread(gateway_gone_reason, self._api, self._job, self._namespace, self._first)
         except KubernetesError:
             return None  # unknown while the API server does not answer
 
@@ -76,7 +76,7 @@ class PortForwardDialer(PodDialer):
 
     async def dial(self) -> Route:
         pod = await self._gateway.find()
-        request = await asyncio.to_thread(self._api.port_forward, pod.name, self._namespace, pod.port)
+        request = await call_in_thread(self._api.port_forward, pod.name, self._namespace, pod.port)
         sock = await asyncio.wrap_future(open_forward(request))
         return Route("ws://gateway.meshgate", sock=sock, headers=self._headers, through_proxy=False)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import socket
@@ -12,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from meshgate.errors import ConnectionFailedError, JobError
-from meshgate.session.dialing import Route, describe_response
+from meshgate.session.dialing import Route, call_in_thread, describe_response
 from meshgate_slurm.messages import JobReport, RunningSlurmJob
 
 __all__ = ["SlurmDialer", "ask_gateway", "read_report"]
@@ -34,7 +33,7 @@ class SlurmDialer:
 
     async def dial(self) -> Route:
         try:
-            found = await asyncio.to_thread(self._find)
+            found = await call_in_thread(self._find)
         except JobError as error:
             raise ConnectionFailedError(str(error)) from error
         headers = {"Authorization": f"Bearer {self._job.token}"}
@@ -44,7 +43,7 @@ class SlurmDialer:
 
     async def gone(self) -> str | None:
         try:
-            return await asyncio.to_thread(self._why_gone)
+            return await call_in_thread(self._why_gone)
         except (JobError, OSError):  # unknown while the login node does not answer
             return None
 
