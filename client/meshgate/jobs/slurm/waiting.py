@@ -106,7 +106,8 @@ def wait_for_workers(
     delay = FIRST_DELAY
     while True:
         report = _ask(ask)
-        progress.show(describe(report))
+        if report.registered < report.nodes or delay != FIRST_DELAY:  # says nothing if there is nothing to wait for
+            progress.show(describe(report))
         if report.failed is not None or report.ended:
             raise JobStartFailed(report.failed or f"Slurm job {report.job_id} has ended: {report.why}")
         if report.registered == report.nodes:

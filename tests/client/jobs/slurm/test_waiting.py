@@ -45,6 +45,12 @@ def test_the_wait_ends_when_all_workers_are_connected_and_each_step_is_shown_onc
     ]
 
 
+def test_nothing_is_shown_if_there_is_nothing_to_wait_for() -> None:
+    stream = io.StringIO()
+    wait_for_workers(answers(report(registered=2)), Plain(stream), None)
+    assert stream.getvalue() == ""
+
+
 def test_the_expected_start_is_shown_until_it_has_passed() -> None:
     assert "; expected to start at " in describe(report(**PENDING, expected_start=time.time() + 100))
     assert "expected" not in describe(report(**PENDING, expected_start=time.time() - 100))
