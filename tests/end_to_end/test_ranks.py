@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import signal
 import socket
@@ -274,6 +275,27 @@ def test_a_breakpoint_waits_for_a_debugger_and_continues(hosts: Any, capfd: pyte
 
     wait_for(is_announced, "the announcement")
     procs.stop().get()
+
+
+def test_a_debugger_session_survives_ten_cuts(proxied: Any, proxy: NetworkProxy) -> None:
+    procs = proxied.slice(hosts=0).spawn_procs(name="cut")
+    pending = procs.spawn("cut", Stopping).double.call_one(3)
+    with debugging(proxied) as debugger:
+        wait_for(lambda: len(debugger.stopped()) == 1, "a stopped process")
+        lines = iter(["attach cut 0", *(f"p value * {number * 1000}" for number in range(10)), "value = 50", "c"])
+        shown: list[str] = []
+
+        def read(prompt: str) -> str:
+            line = next(lines, None)
+            if line is None:
+                raise EOFError
+            if line.startswith("p "):
+                proxy.cut()
+            return line
+
+        run_console(debugger, read, shown.append)
+    assert pending.get(timeout=60) == 100
+    assert re.findall(r"(\d+)\n\(Pdb\) ", "".join(shown))[1:] == [str(number * 3000) for number in range(10)]
 
 
 class Editor:
