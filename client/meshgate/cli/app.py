@@ -77,7 +77,8 @@ def list_jobs(
 @app.command("kill")
 def kill_jobs(
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID...", help="Job ids or unique prefixes; in a cluster, job names.")
+        list[str] | None,
+        typer.Argument(metavar="JOB...", help="Ids or unique prefixes, or job files; in a cluster, names."),
     ] = None,
     all_jobs: Annotated[
         bool, typer.Option("--all", help="All your jobs on this machine, or all jobs in the namespace.")

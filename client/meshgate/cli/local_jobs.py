@@ -1,4 +1,4 @@
-"""``meshgate ls`` and ``meshgate kill`` for the jobs of this machine."""
+"""``meshgate ls`` and ``meshgate kill`` for the jobs of this machine, and for those of job files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from meshgate.cli.models import Ended, JobRow, Jobs
 from meshgate.cli.tables import age_text, meshes_text, new_table
 from meshgate.errors import JobNotRunning
 from meshgate.jobs import registry
+from meshgate.jobs.cached import remove_job_file
+from meshgate.jobs.find import find_job
 from meshgate.jobs.this_machine.local_gateway import stop_gateway
 
 __all__ = ["kill", "list_jobs", "row_of", "table"]
@@ -48,8 +50,17 @@ def kill(ids: list[str], *, all_jobs: bool, report: Callable[[str], object]) -> 
     running = list(registry.entries())
     if not ids and not all_jobs:
         raise typer.BadParameter("name the jobs to end, or pass --all; run `meshgate ls` to list them")
+    files = [] if all_jobs else [name for name in ids if os.sep in name or os.path.exists(name)]
+    saved = [(path, find_job(path)) for path in files]
+    found = running if all_jobs else [_find(running, prefix) for prefix in ids if prefix not in files]
     ended = []
-    for entry in running if all_jobs else [_find(running, prefix) for prefix in ids]:
+    for path, job in saved:
+        name, apply_id = repr(job), job.apply_id or ""
+        job.kill()
+        remove_job_file(path, apply_id)
+        ended.append(apply_id)
+        report(f"ended {name}")
+    for entry in found:
         stop_gateway(entry.process, entry.apply_id, entry.temporary)
         registry.unregister(entry.apply_id)
         ended.append(entry.apply_id)

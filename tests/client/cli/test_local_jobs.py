@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from meshgate import job_load
 from meshgate.cli.app import app
 from meshgate.jobs import registry
 from meshgate.jobs.registry import LocalEntry
+from tests.client.jobs.fake_job import RUNNING, FakeJob
 
 
 def test_ls_shows_running_jobs_oldest_first(run: CliRunner, jobs: list[LocalEntry]) -> None:
@@ -59,6 +61,21 @@ def test_kill_all_ends_all_jobs(run: CliRunner, jobs: list[LocalEntry]) -> None:
     assert run.invoke(app, ["kill", "--all"]).exit_code == 0
     assert not any(entry.process.alive for entry in jobs)
     assert run.invoke(app, ["kill", "--all"]).output == ""
+
+
+def test_kill_ends_the_job_of_a_file(run: CliRunner, tmp_path: Path) -> None:
+    path = tmp_path / "job_state.pkl"
+    FakeJob(2).state(str(path))
+    apply_id = job_load(str(path)).apply_id
+    assert apply_id in RUNNING
+    result = run.invoke(app, ["kill", str(path)])
+    assert result.exit_code == 0
+    assert "FakeJob" in result.output
+    assert apply_id not in RUNNING
+    assert not path.exists()
+    result = run.invoke(app, ["kill", str(path)])
+    assert result.exit_code != 0
+    assert "no job file" in f"{result.output}{result.exception}"
 
 
 @pytest.mark.parametrize(("arguments", "code"), [([], 2), (["x"], 3), ([""], 2)])
