@@ -13,22 +13,26 @@ __all__ = ["simulate"]
 
 
 def simulate(seconds: float, first: int) -> bool:
-    """Runs seeds from ``first`` on for ``seconds`` of real time, and prints what they did. False if one fails."""
+    """Runs seeds from ``first`` on for ``seconds`` of real time, and prints what they did. False if any fails."""
     end = time.perf_counter() + seconds
-    seed, calls, callbacks = first, 0, 0
+    seed, failed, calls, edits, stale, callbacks = first, 0, 0, 0, 0, 0
     faults: Counter[str] = Counter()
     while time.perf_counter() < end:
         try:
             outcome = run_seed(seed)
         except AssertionError as failure:
             print(failure, f"replay it with python -m tests.simulation --seed {seed}", sep="\n", file=sys.stderr)
-            return False
+            seed, failed = seed + 1, failed + 1
+            continue
         seed, calls, callbacks = seed + 1, calls + outcome.calls, callbacks + outcome.callbacks
+        edits, stale = edits + outcome.edits, stale + outcome.stale
         faults += outcome.faults
-    print(f"{seed - first:,} seeds, {faults.total():,} faults, {calls:,} calls, {callbacks:,} callbacks")
+    print(f"{seed - first:,} seeds, of which {failed:,} failed")
+    print(f"{faults.total():,} faults, {calls:,} calls, {callbacks:,} callbacks")
+    print(f"{edits:,} versions of code, {stale:,} of them refused as stale")
     for name, count in faults.most_common():
         print(f"{count:>8,} {name}")
-    return True
+    return not failed
 
 
 def main() -> int:

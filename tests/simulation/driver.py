@@ -22,6 +22,7 @@ from meshgate import (
     GatewayError,
     MeshgateError,
     SessionExpiredError,
+    StaleCodeError,
     SupervisionError,
     UrlDialer,
     endpoint,
@@ -31,6 +32,8 @@ from meshgate.session.pending_calls import PendingAck
 from meshgate.session.settings import ClientSettings
 from meshgate.session.transport.connection_thread import ConnectionThread
 from meshgate_wire.messages import EndSession, OutputLine
+from tests.simulation.code import Project
+from tests.simulation.monarch import MESH
 from tests.simulation.processes import Process, World, current_process
 
 __all__ = ["TOKEN", "WAYS", "Account", "Printer", "call_soon", "start_driver", "start_on_this_loop"]
@@ -39,6 +42,7 @@ TOKEN = "the-token-of-the-simulation"
 HOSTS = 2
 LARGE = 200_000  # bytes; several frames
 LINE = "line "
+CHANGED_MEANWHILE = 0.5  # of the saves: another follows before the first was sent
 
 
 class Recorder(Actor):
@@ -58,6 +62,9 @@ class Recorder(Actor):
 
     @endpoint
     def answer(self, port: Any, number: int) -> int: ...
+
+    @endpoint
+    def version(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,8 @@ class Account:
     """What the drivers of one session have done. ``answered``: by way, how many calls were answered, in order.
 
     ``ready`` once the actors are up and the session, if it is to be ``detached``, is; set ``ending`` to make the driver
-    finish. ``lost`` is the error by which a driver learned that its session or a worker is lost.
+    finish. ``lost`` is the error by which a driver learned that its session or a worker is lost. With ``edits``,
+    drivers have saved a file ``edited`` times and pushed it each time; ``stale`` of the spawns that followed raised.
     """
 
     answered: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
@@ -97,6 +105,10 @@ class Account:
     messages: list[int] = field(default_factory=list)
     session: str = ""
     detached: bool = True
+    edits: bool = False
+    edited: int = 0
+    spawned: int = 0
+    stale: int = 0
     drivers: int = 0
     ready: bool = False
     ending: bool = False
@@ -143,6 +155,7 @@ class Driver:
         self._world, self.account, self._process = world, account, process
         self._attached: AttachedSession | None = None
         self._receiver: Any = None
+        self._hosts: Any = None
         self.actors: Any = None
         self.port: Any = None
 
@@ -162,7 +175,8 @@ class Driver:
         else:
             await self._set_up(client)
         receiving = asyncio.ensure_future(self._receive())
-        await asyncio.gather(*(self._call(name, way) for name, way in WAYS.items()))
+        editing = [self._edit(client)] if account.edits else []
+        await asyncio.gather(*(self._call(name, way) for name, way in WAYS.items()), *editing)
         while not self._all_arrived():  # noqa: ASYNC110 - time is virtual
             await asyncio.sleep(0.1)
         receiving.cancel()
@@ -171,7 +185,8 @@ class Driver:
 
     async def _set_up(self, client: Client) -> None:
         self.port, self._receiver = Channel.open(client=client, name="messages")
-        self.actors = client.attach_hosts("workers", HOSTS).spawn_procs(name="procs").spawn("recorders", Recorder)
+        self._hosts = client.attach_hosts("workers", HOSTS)
+        self.actors = self._hosts.spawn_procs(name=MESH).spawn("recorders", Recorder)
         await self.actors.initialized
         if self.account.detached:
             await client.detach("simulated")
@@ -181,6 +196,7 @@ class Driver:
         assert client.takeover is not None
         await client.takeover.complete
         attached = self._attached = take_over(client, replay=False, timeout=0)
+        self._hosts = attached.hosts["workers"]
         self.actors, (self.port, self._receiver) = attached.actors["recorders"], attached.channels["messages"]
 
     async def _call(self, name: str, way: Way) -> None:
@@ -203,6 +219,36 @@ class Driver:
                 assert value == way.expected(called), f"{name} {called} has another call's result"
                 account.answered[name] = called + 1
                 self._world.note(f"{name} {called}")
+
+    async def _edit(self, client: Client) -> None:
+        """Saves, pushes and spawns at once: the new processes run what was saved, or a later save, or none is spawned.
+
+        After the faults, a save reaches them.
+        """
+        project, account = Project(client), self.account
+        after_faults = False
+        while not after_faults:
+            await asyncio.sleep(self._chance.choice((0, 0.01, 1, 10)))
+            after_faults = account.ending
+            number = account.edited = account.edited + 1
+            project.save(number)
+            project.push()
+            if self._chance.random() < CHANGED_MEANWHILE:
+                account.edited += 1
+                project.save(account.edited)
+            procs = self._hosts.spawn_procs(name=f"version {number}")
+            try:
+                values = await procs.spawn(f"readers of {number}", Recorder).version.call()
+            except StaleCodeError:
+                if after_faults:
+                    raise
+                account.stale += 1
+            else:
+                for value in values.values():
+                    assert number <= value <= account.edited, f"a process of version {number} runs {value}"
+                account.spawned += 1
+            self._world.note(f"edited {number}")
+            await procs.stop()
 
     async def _receive(self) -> None:
         while True:

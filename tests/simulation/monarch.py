@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import math
 import pickle
@@ -15,16 +16,22 @@ from meshgate.testing.fake_process import unpickle
 from meshgate_gateway.engine.monarch.interface import OnFault
 from meshgate_gateway.engine.objects.regions import ranks_of
 from tests.gateway.engine.fakes import FakeMesh, FakeMonarch, FakePort
+from tests.simulation.code import Agent, agents_called, call_in, open_version
 from tests.simulation.processes import Process, current_process
 
-__all__ = ["SimulatedMonarch", "Worker", "Workers"]
+__all__ = ["MESH", "SimulatedMonarch", "Worker", "Workers"]
+
+AGENTS = "meshgate_code"
+MESH = "procs"  # the processes of the drivers' actors
 
 
 @dataclass
 class Workers:
-    """The worker processes of a simulation: those that live, and by name what each has recorded."""
+    """The worker processes of a simulation: those that live, the sync agents that live, and by name what each worker of
+    the drivers' mesh has recorded."""
 
     alive: list[Worker] = field(default_factory=list)
+    agents: list[Agent] = field(default_factory=list)
     recorded: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
 
@@ -36,17 +43,53 @@ class SimulatedMonarch(FakeMonarch):
         self._engine = current_process()
         self._workers: Workers = self._engine.world.facts["workers"]
         self._ranks: dict[str, list[Worker]] = {}
+        self._agents: dict[FakeMesh, list[Agent]] = {}
+        self._reloaders: dict[FakeMesh, list[Worker]] = {}
 
     def spawn_procs(
         self, hosts: Any, per_host: Mapping[str, int], name: str, bootstrap: Any, launch: Any = None
     ) -> Any:
         mesh = super().spawn_procs(hosts, per_host, name, bootstrap, launch)
+        if name == AGENTS:
+            return self._spawn_agents(hosts, mesh)
         count = len(self.attached[0][1]) * math.prod(per_host.values())
-        address, secret, number = bootstrap.args[:3]
+        address, secret, number, code = bootstrap.args[:4]
+        version = code[1] if code is not None else ""
         self._ranks[name] = [Worker(self._workers, self._engine, name, rank) for rank in range(count)]
         for worker in self._ranks[name]:
-            worker.start(address, secret, number)
+            worker.start(address, secret, number, version)
         return mesh
+
+    def _spawn_agents(self, hosts: FakeMesh, mesh: FakeMesh) -> FakeMesh:
+        ranks = range(len(self.attached[0][1])) if hosts.region is None else ranks_of(hosts.region)
+        agents = self._agents[mesh] = [Agent(self._workers, self._engine, host) for host in ranks]
+        for rank, agent in enumerate(agents):
+            agent.start(*mesh.bootstrap.args[:3], rank)
+        return mesh
+
+    def spawn_engine_actors(self, procs: FakeMesh, name: str, class_name: str, *args: Any) -> FakeMesh:
+        mesh = super().spawn_engine_actors(procs, name, class_name, *args)
+        if procs in self._agents:
+            self._agents[mesh] = self._agents[procs]
+        else:
+            self._reloaders[mesh] = self._ranks[procs.name]
+        return mesh
+
+    def slice_actors(self, actors: FakeMesh, region: Any) -> FakeMesh:
+        mesh = super().slice_actors(actors, region)
+        if actors in self._agents:
+            self._agents[mesh] = [self._agents[actors][rank] for rank in ranks_of(region)]
+        return mesh
+
+    async def call_engine_actors(self, actors: FakeMesh, count: int, endpoint: str, *args: Any) -> list[Any]:
+        if actors in self._agents:
+            return await asyncio.gather(*agents_called(self._agents[actors], endpoint, args))
+        return await asyncio.gather(
+            *(
+                call_in(worker.process, self._engine, functools.partial(worker.load, args[0]))
+                for worker in self._reloaders[actors]
+            )
+        )
 
     def spawn_actors(self, procs: FakeMesh, name: str, *_: Any) -> FakeMesh:
         self._ranks[name] = self._ranks[procs.name]
@@ -62,6 +105,10 @@ class SimulatedMonarch(FakeMonarch):
         return port
 
     def cast(self, actors: FakeMesh, endpoint: str, explicit_port: bool, payload: Any, port: FakePort | None) -> None:
+        if actors in self._agents:
+            for agent in self._agents[actors]:
+                agent.request(endpoint, *payload)
+            return
         workers = self._ranks[actors.name]
         for rank in range(len(workers)) if actors.region is None else ranks_of(actors.region):
             workers[rank].deliver(endpoint, payload, port)
@@ -73,13 +120,14 @@ class Worker:
     def __init__(self, workers: Workers, engine: Process, mesh: str, rank: int) -> None:
         self.process = Process(engine.world, f"worker {rank} of {engine.name}", self._ended)
         self._workers, self.engine, self.rank = workers, engine, rank
-        self.recorded = workers.recorded.setdefault(self.process.name, {})
+        self.recorded = workers.recorded.setdefault(self.process.name, {}) if mesh == MESH else {}
+        self.mesh = mesh
         self._mailbox: asyncio.Queue[tuple[str, Any, FakePort | None]] = asyncio.Queue()
         workers.alive.append(self)
 
-    def start(self, address: str, secret: str, mesh: int) -> None:
+    def start(self, address: str, secret: str, mesh: int, version: str) -> None:
         with self.process._current():
-            self.process.start(self._run(address.removeprefix("unix:"), secret, mesh))
+            self.process.start(self._run(address.removeprefix("unix:"), secret, mesh, version))
 
     def _ended(self, code: int) -> None:
         self._workers.alive.remove(self)
@@ -88,20 +136,25 @@ class Worker:
         if self.process.alive:
             self.process.loop.call_soon_threadsafe(self._mailbox.put_nowait, (endpoint, payload, port))
 
-    async def _run(self, path: str, secret: str, mesh: int) -> None:
+    async def _run(self, path: str, secret: str, mesh: int, version: str) -> None:
         try:
             reader, writer = await asyncio.open_unix_connection(path)
         except OSError:  # the engine has ended
             return
         hello = {"secret": secret, "mesh": mesh, "rank": self.rank, "pid": 1, "stream": "stdout"}
         writer.write(json.dumps(hello).encode() + b"\n")
-        serving = asyncio.ensure_future(self._serve(writer))
+        serving = asyncio.ensure_future(self._serve(writer, version))
         with contextlib.suppress(ConnectionError):
             await reader.read()  # until the end of the session
         serving.cancel()
         writer.close()
 
-    async def _serve(self, output: asyncio.StreamWriter) -> None:
+    async def load(self, version: str) -> None:
+        self._file = await open_version(self.process, self.rank, version)
+
+    async def _serve(self, output: asyncio.StreamWriter, version: str) -> None:
+        if version:
+            await self.load(version)
         while True:
             endpoint, (buffers, objects), port = await self._mailbox.get()
             args, _ = unpickle(buffers, objects)
@@ -138,3 +191,6 @@ class Worker:
         self.recorded.setdefault("messages", []).append(number)
         self._send(port, number)
         return number
+
+    async def version(self, output: asyncio.StreamWriter) -> int:
+        return int(self._file.read_text().split()[0])

@@ -17,6 +17,7 @@ import os
 import random
 import socket
 import sys
+import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
@@ -45,6 +46,7 @@ class World:
         self.trace: list[str] = []
         self.checks: list[Callable[[], None]] = []
         self.facts: dict[str, Any] = {}
+        self.ports = 1  # that were given to servers; 1 is the gateway's
         self._dead: list[Process] = []
         self._numbers = itertools.count()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -84,6 +86,10 @@ class World:
     def _time(self) -> float:
         return self.now
 
+    def path_of(self, port: int) -> str:
+        """The unix socket that stands for a port within the cluster."""
+        return os.path.join(tempfile.gettempdir(), f"port-{port}")
+
     def note(self, text: str) -> None:
         """Adds a line to the trace, by which runs can be compared."""
         self.trace.append(f"{self.now:.6f} {text}")
@@ -103,8 +109,9 @@ class World:
         """One callback of one process; if none can run, the time until the next timer passes."""
         while self._timers and self._timers[0][0] <= self.now:
             heapq.heappop(self._timers)[2]()
-        runnable = [process for process in self.processes if process.is_runnable()]
-        if not runnable:
+        everyone = self.chance.sample(self.processes, len(self.processes))
+        process = next((process for process in everyone if process.is_runnable()), None)
+        if process is None:
             times = [process.next_timer() for process in self.processes]
             times += [self._timers[0][0]] if self._timers else []
             soonest = min((time for time in times if time is not None), default=None)
@@ -113,7 +120,7 @@ class World:
             return
         self.steps += 1
         self.now += CALLBACK_SECONDS
-        self.chance.choice(runnable).run_callback()
+        process.run_callback()
         for check in self.checks:
             check()
 
@@ -137,7 +144,8 @@ def _finalizers() -> set[Any]:
 
 
 class Process:
-    """A process whose code is the task ``main``. ``exited`` is called with its exit code, -9 if it was killed."""
+    """A process whose code is the task ``main``. ``exited`` is called with its exit code, -9 if it was killed, after
+    the callbacks ``at_end``, which do what the kernel does."""
 
     def __init__(self, world: World, name: str, exited: Callable[[int], None] = lambda code: None) -> None:
         self.world, self.name, self.alive = world, name, True
@@ -146,6 +154,7 @@ class Process:
         self._frozen_until = 0.0
         self._sockets: list[weakref.ref[socket.socket]] = []
         self._descriptors: list[int] = []
+        self.at_end: list[Callable[[], None]] = []
         with self._current():
             self.loop = _Loop(world, self)
         world.processes.append(self)
@@ -188,6 +197,8 @@ class Process:
         for descriptor in self._descriptors:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+        for callback in self.at_end:
+            callback()
         self._exited(code)
 
     def bury(self) -> None:
@@ -318,8 +329,20 @@ class _Loop(asyncio.SelectorEventLoop):
         if self.process.alive:
             self.world.problems.append(f"{self.process.name}: {context['message']}: {context.get('exception')!r}")
 
-    def run_in_executor(self, *args: Any) -> Any:
-        raise AssertionError("a thread would make the simulation depend on real time")
+    def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> Any:
+        """In one callback: a thread would make the simulation depend on real time."""
+        done = self.create_future()
+
+        def run() -> None:
+            try:
+                result = function(*args)
+            except Exception as error:  # noqa: BLE001 - the caller gets it
+                done.set_exception(error)
+            else:
+                done.cancelled() or done.set_result(result)
+
+        self.call_soon(run)
+        return done
 
     def add_signal_handler(self, *args: Any) -> None:
         """No signals are sent to simulated processes."""
@@ -327,8 +350,10 @@ class _Loop(asyncio.SelectorEventLoop):
     def remove_signal_handler(self, *args: Any) -> bool:
         return False
 
-    async def create_connection(self, factory: Any, *args: Any, **kwargs: Any) -> Any:
-        """Connections go through the simulated network."""
+    async def create_connection(self, factory: Any, host: Any = None, port: int = 0, **kwargs: Any) -> Any:
+        """Connections of drivers go through the simulated network, those within the cluster over unix sockets."""
+        if "network" not in self.process.facts and kwargs.get("sock") is None:
+            return await self.create_unix_connection(factory, self.world.path_of(port))
         if kwargs.get("sock") is None:
             kwargs = {"sock": self.process.facts["network"].connect()}
         return await super().create_connection(factory, **kwargs)

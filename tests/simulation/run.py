@@ -21,8 +21,9 @@ from meshgate.session.transport.connection_thread import ConnectionThread
 from meshgate_gateway.engine.engine import Engine
 from meshgate_gateway.sessions.session_table import MAX_ENDED_LEASE, Sessions
 from meshgate_gateway.settings import Settings
+from tests.simulation.code import with_stores
 from tests.simulation.driver import HOSTS, TOKEN, WAYS, Account, Printer, call_soon, start_driver, start_on_this_loop
-from tests.simulation.monarch import SimulatedMonarch, Workers
+from tests.simulation.monarch import MESH, SimulatedMonarch, Workers
 from tests.simulation.network import Network
 from tests.simulation.processes import World, current_process
 from tests.simulation.supervisor import Supervisor
@@ -32,7 +33,9 @@ __all__ = ["Outcome", "Simulation", "run_seed"]
 LEASE = 10_000.0
 LIMIT = 600.0  # virtual seconds in which everything must have arrived once the faults have ended
 DETACHED = 0.75  # of the sessions
+EDITING = 0.4  # of them
 STEPS_BETWEEN_FAULTS = 300
+STEPS_OF_EDITING = 900  # the same: agents have steps of their own
 LINES_SHOWN = 30  # of the trace, when a seed fails
 CHECKED_STEPS = 7  # the invariants are checked after every so many callbacks, at other ones each time
 
@@ -42,27 +45,32 @@ class Outcome:
     """What one seed has done."""
 
     calls: int = 0
+    edits: int = 0
+    stale: int = 0
     callbacks: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     trace: list[str] = field(default_factory=list)
 
 
-def run_seed(seed: int, faults: int = 12, kinds: Sequence[str] = (), detached: float = DETACHED) -> Outcome:
-    """Runs a seed with this number of faults, of these kinds or of all; ``detached``: with what probability it is.
+def run_seed(
+    seed: int, faults: int = 12, kinds: Sequence[str] = (), detached: float = DETACHED, editing: float = EDITING
+) -> Outcome:
+    """Runs a seed with this number of faults, of these kinds or of all; ``detached``: with what probability it is;
+    ``editing``: with what probability its drivers edit and sync code.
 
     Raises AssertionError if anything was lost, doubled or out of order, or if an invariant does not hold.
     """
-    with _temporary_files(), World(seed) as world, _replaced(world):
-        outcome = _run(world, faults, kinds or list(FAULTS), detached)
+    with _temporary_files(), World(seed) as world, _replaced(world), with_stores(world):
+        outcome = _run(world, faults, kinds or list(FAULTS), detached, editing)
     if isinstance(outcome, str):
         last = "\n".join(world.trace[-LINES_SHOWN:])
         raise AssertionError(f"seed {seed} fails: {outcome}\nwhat happened last:\n{last}")
     return outcome
 
 
-def _run(world: World, faults: int, kinds: Sequence[str], detached: float) -> Outcome | str:
+def _run(world: World, faults: int, kinds: Sequence[str], detached: float, editing: float) -> Outcome | str:
     """The outcome, or the traceback of an exception, which would keep the simulation alive."""
-    simulation = Simulation(world, detached)
+    simulation = Simulation(world, detached, editing)
     try:
         return simulation.run(faults, kinds)
     except Exception:  # noqa: BLE001 - whatever the seed has found
@@ -74,7 +82,7 @@ def _run(world: World, faults: int, kinds: Sequence[str], detached: float) -> Ou
 class Simulation:
     """A gateway, its network, and the drivers of one session."""
 
-    def __init__(self, world: World, detached: float) -> None:
+    def __init__(self, world: World, detached: float, editing: float) -> None:
         self.world, self.chance = world, world.chance
         self.workers: Workers = Workers()
         world.facts["workers"] = self.workers
@@ -82,7 +90,7 @@ class Simulation:
         self.supervisor = Supervisor(world, settings)
         self.supervisor.start_server()
         self.network = Network(world, self.supervisor.address)
-        self.account = Account(detached=self.chance.random() < detached)
+        self.account = Account(detached=self.chance.random() < detached, edits=self.chance.random() < editing)
         self.driver = start_driver(world, self.account, self.network)
         self.outcome = Outcome()
         self.killed_drivers = 0
@@ -94,14 +102,19 @@ class Simulation:
         self.world.run(lambda: self.account.ready, LIMIT)
         if not self.account.detached:
             kinds = [kind for kind in kinds if kind not in FOR_DETACHED] or ["connection cut"]
+        if not self.account.edits:
+            kinds = [kind for kind in kinds if kind not in FOR_EDITING] or ["connection cut"]
+        between = STEPS_OF_EDITING if self.account.edits else STEPS_BETWEEN_FAULTS
         for _ in range(faults):
-            self.pause(STEPS_BETWEEN_FAULTS)
+            self.pause(between)
             self._inject(self.chance.choice(kinds), FAULTS)
-        self.pause(STEPS_BETWEEN_FAULTS)
-        self._inject(self.chance.choice(list(ENDS)), ENDS)
+        self.pause(between)
+        ends = [end for end in ENDS if not self.account.edits or end not in LONG_ENDS]
+        self._inject(self.chance.choice(ends), ENDS)
         self.world.run(self.nothing_left, LIMIT)
         self._check_account()
         self.outcome.calls, self.outcome.callbacks = self.account.calls, self.world.steps
+        self.outcome.edits, self.outcome.stale = self.account.edited, self.account.stale
         self.outcome.trace = self.world.trace
         return self.outcome
 
@@ -175,7 +188,8 @@ class Simulation:
         """Whether the session is over, and with it its engine and its workers."""
         server = self.supervisor.server
         sessions: Sessions | None = server.facts.get("sessions") if server is not None else None
-        return sessions is not None and sessions.statistics().sessions == 0 and not self.workers.alive
+        left = [*self.workers.alive, *self.workers.agents]
+        return sessions is not None and sessions.statistics().sessions == 0 and not left
 
 
 def _differences(numbers: list[int]) -> str:
@@ -213,6 +227,11 @@ def _kill_server(simulation: Simulation) -> None:
         simulation.supervisor.server.kill()
 
 
+def _kill_agent(simulation: Simulation) -> None:
+    if simulation.workers.agents:
+        simulation.chance.choice(simulation.workers.agents).process.kill()
+
+
 def _kill_driver(simulation: Simulation) -> None:
     simulation.driver.kill()
     simulation.attach()
@@ -244,13 +263,16 @@ FAULTS: dict[str, Callable[[Simulation], None]] = {
     "engine frozen": _freeze("engine"),
     "driver frozen": _freeze("driver"),
     "worker frozen": _freeze("worker"),
+    "sync agent frozen": _freeze("agent"),
     "network frozen": _freeze("network"),
+    "sync agent killed": _kill_agent,
     "server killed": _kill_server,
     "driver killed, another attaches": _kill_driver,
     "driver killed while it attaches": _kill_attaching_driver,
 }
 
 
+FOR_EDITING = ("sync agent frozen", "sync agent killed")
 FOR_DETACHED = ("driver killed, another attaches", "driver killed while it attaches")
 
 
@@ -270,7 +292,7 @@ def _kill_engine(simulation: Simulation) -> None:
 
 def _kill_worker(simulation: Simulation) -> None:
     """The driver learns where a worker has died, and ends the session."""
-    worker = simulation.chance.choice(simulation.workers.alive)
+    worker = simulation.chance.choice([each for each in simulation.workers.alive if each.mesh == MESH])
     worker.process.kill()
     simulation.world.run(lambda: simulation.account.lost is not None, LIMIT)
     lost = simulation.account.lost
@@ -302,6 +324,8 @@ ENDS: dict[str, Callable[[Simulation], None]] = {
 }
 
 
+LONG_ENDS = ("lease expired",)  # in which agents exchange heartbeats for hours
+
 # --- what is replaced below the real code
 
 
@@ -327,18 +351,12 @@ def _replaced(world: World) -> Iterator[None]:
             ("meshgate_gateway.engine.__main__.Engine", _noted("engine", Engine)),
             ("meshgate_gateway.gateway.Sessions", _noted("sessions", Sessions)),
             ("meshgate_gateway.child_process.end_processes", lambda session: 0),
-            ("meshgate_gateway.child_process.asyncio.to_thread", _call),
             ("meshgate_gateway.sessions.session_manager.start_process", _no_process),
             ("meshgate.unhandled_fault_hook", lambda failure: world.note(f"fault: {failure}")),
         ):
             patches.enter_context(mock.patch(path, new))
         patches.enter_context(_errors_are_problems(world))
         yield
-
-
-async def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``asyncio.to_thread`` without a thread."""
-    return function(*args, **kwargs)
 
 
 def _noted(name: str, kind: Callable[..., Any]) -> Callable[..., Any]:
