@@ -17,6 +17,7 @@ from typing import Any
 from websockets.frames import CloseCode
 
 from meshgate_gateway.control.counts import EngineCounts
+from meshgate_gateway.engine.calls.backlog import Backlog
 from meshgate_gateway.engine.calls.calling import Calling
 from meshgate_gateway.engine.calls.channels import MAX_QUEUED, Channels
 from meshgate_gateway.engine.client_connection import ClientConnection
@@ -132,8 +133,14 @@ class Engine:
         self._objects = objects = ObjectTable()
         self._lookup = lookup = Lookup(objects, monarch)
         self._failures = failures = FailureReports(objects.add, self.send)
+        self._backlog = Backlog(self._loop.call_later, self.notice)
         self.streams = WorkerStreams(
-            lookup.label, self._send_output, self._process_ended, self._process_watched, answer(self._dump_controllers)
+            lookup.label,
+            self._send_output,
+            self._process_ended,
+            self._process_watched,
+            answer(self._dump_controllers),
+            self._backlog.reported,
         )
         self._calling = calling = Calling(objects, lookup, monarch, self.send, self._flush, self._metrics)
         self._ledger = Ledger(
@@ -144,7 +151,7 @@ class Engine:
             open_calls=self._open_calls,
             connected=lambda: self._connection is not None,
         )
-        self._channels = Channels(objects, lookup, monarch, self.send, self._queued_on, self._start_task)
+        self._channels = Channels(objects, lookup, monarch, self.send, self._queued_on, self._start_task, self._backlog)
         make_agents = functools.partial(
             HostAgents, monarch, lookup.attached, self._start_task, self._set_up_process, self.streams.drop
         )

@@ -20,6 +20,12 @@ class Send(Protocol):
         """Sends a message to the client, in order within its stream."""
 
 
+class Answer(Protocol):
+    def __call__(self, closed: bool, factor: float) -> None:
+        """Answers a process's report of what it has sent to a port: it may send more, or the channel is ``closed``.
+        ``factor``: how much larger its messages are than it reports."""
+
+
 class StartTask(Protocol):
     def __call__(self, work: Coroutine[Any, Any, None], /) -> asyncio.Task[None]:
         """Runs ``work`` as a task of the engine, which keeps a reference until it ends."""

@@ -202,6 +202,9 @@ class FakeMonarch:
         self.ports.append(port)
         return port, port
 
+    def port_name(self, port: FakePort) -> str:
+        return f"port {self.ports.index(port)}"
+
     async def _receive(self, port: FakePort) -> Reply:
         reply = await port.messages.get()
         port.received += 1

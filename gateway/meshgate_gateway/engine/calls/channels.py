@@ -1,7 +1,7 @@
 """Channels of a session: what actors send to a port reaches the client, and vice versa.
 
 While too many bytes of a channel wait to be sent to the client, its port is not read: messages stay in the port's queue
-and hold up nothing else of the session.
+and hold up nothing else of the session. If that queue is too large, those who send wait (``backlog.py``).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from meshgate_gateway.engine.calls.backlog import Backlog
 from meshgate_gateway.engine.calls.calling import Messaging
 from meshgate_gateway.engine.interfaces import Handler, Send, StartTask
 from meshgate_gateway.engine.objects.lookup import Lookup, choose
@@ -24,11 +25,14 @@ MAX_QUEUED = 4 * 2**20  # bytes per channel that wait to be sent, above which it
 class Ports(Messaging, Protocol):
     """What channels need of Monarch; ``interface.Monarch`` documents it."""
 
+    def port_name(self, port: Any) -> str: ...
+
     def send_to_port(self, port: Any, payload: Any, *, return_undeliverable: bool = True) -> None: ...
 
 
 class Channels:
-    """The channels of a session. ``queued(stream)`` returns how many bytes wait to be sent to the client."""
+    """The channels of a session. ``queued(stream)`` returns how many bytes wait to be sent to the client; ``backlog``
+    lets those wait that send."""
 
     def __init__(
         self,
@@ -38,9 +42,11 @@ class Channels:
         send: Send,
         queued: Callable[[int], int],
         start_task: StartTask,
+        backlog: Backlog,
     ) -> None:
         self._objects, self._lookup, self._monarch = objects, lookup, monarch
         self._send_message, self._queued, self._start_task = send, queued, start_task
+        self._backlog = backlog
         self._full: dict[int, asyncio.Future[None]] = {}  # by stream, of the channels whose port is not read
 
     def handlers(self) -> Mapping[type, Handler]:
@@ -50,7 +56,10 @@ class Channels:
         port, receiver = self._monarch.open_port()
         channel = Channel(port)
         self._objects.add(header.object, channel)
-        channel.reader = self._start_task(self._read(header.object, receiver, header.once))
+        name = self._monarch.port_name(port)
+        self._backlog.opened(name)
+        channel.reader = self._start_task(self._read(header.object, name, receiver, header.once))
+        channel.reader.add_done_callback(lambda _: self._backlog.closed(name))
 
     def resume(self) -> None:
         """Resumes reading the ports of channels that are below their limit again. Call it after bytes were sent."""
@@ -62,23 +71,26 @@ class Channels:
         return self._queued(stream) >= MAX_QUEUED
 
     async def _wait_below_limit(self, stream: int) -> None:
-        if self._is_full(stream):
-            below_limit = self._full[stream] = asyncio.get_running_loop().create_future()
-            try:
-                await below_limit
-            finally:
-                self._full.pop(stream, None)
+        below_limit = self._full[stream] = asyncio.get_running_loop().create_future()
+        try:
+            await below_limit
+        finally:
+            self._full.pop(stream, None)
 
-    async def _read(self, number: int, receiver: Any, once: bool) -> None:
+    async def _read(self, number: int, name: str, receiver: Any, once: bool) -> None:
         stream = stream_of(number)
         while True:
             reply = self._monarch.reply_of(await self._monarch.receive(receiver))
             references = Adopted(objects=tuple(self._objects.add_reference(mesh) for mesh in reply.references))
             message = PortMessage(port=number, rank=reply.rank, exception=reply.exception, objects=references)
             self._send_message(message, (reply.data,), stream=stream)
+            self._backlog.read(name, len(reply.data))
             if once:
                 return
-            await self._wait_below_limit(stream)
+            if self._is_full(stream):
+                self._backlog.reading(name, False)
+                await self._wait_below_limit(stream)
+                self._backlog.reading(name, True)
 
     async def _send(self, header: PortSend, buffers: Sequence[Fragments]) -> None:
         channel = await self._lookup.channel(header.port)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from meshgate_wire.messages import PortMessage, stream_of
 __all__ = ["KeptChannels"]
 
 MEMORY = 16 * 2**20
-DISK = 4 * 2**30
+DISK = int(os.environ.get("MESHGATE_CHANNEL_DISK") or 4 * 2**30)
 MAX_QUEUED = 4 * 2**20  # bytes of a channel that wait on the wire, above which messages wait here
 
 
@@ -31,19 +32,16 @@ class _Channel:
 
 
 class KeptChannels:
-    """``send`` sends a message to the holder, ``queued(stream)`` is how many bytes wait to be sent, and ``warn(text)``
-    warns the user."""
+    """``send`` sends a message to the holder, and ``queued(stream)`` is how many bytes wait to be sent."""
 
     def __init__(
         self,
         send: Callable[[PortMessage, Sequence[bytes | memoryview], int], None],
         queued: Callable[[int], int],
-        warn: Callable[[str], object] = lambda text: None,
         *,
         spool: Spool | None = None,
     ) -> None:
-        self._send, self._queued, self._warn = send, queued, warn
-        self._warned = False
+        self._send, self._queued = send, queued
         self._spool = spool or Spool(MEMORY, DISK)
         self._channels: dict[int, _Channel] = {}
         self._without_space = 0
@@ -60,20 +58,10 @@ class KeptChannels:
         blob = self._spool.put(buffers)
         if blob is None:
             self._without_space += 1
-            self._warn_once()
         channel.last += 1
         numbered = header.model_copy(update={"number": channel.last})
         channel.messages.append(_Kept(numbered, blob, tuple(buffers) if blob is None else ()))
         self._feed(header.port, channel)
-
-    def _warn_once(self) -> None:
-        if not self._warned:
-            self._warned = True
-            self._warn(
-                f"the messages of channels that no one has received take {self._spool.nbytes / 1e6:.0f} MB, and there "
-                "is no space for more. Further ones take memory of the session's engine: receive them, or let the "
-                "actors that send them wait"
-            )
 
     def feed(self) -> None:
         """Sends what the holder has not received while the wire has space."""
@@ -109,7 +97,7 @@ class KeptChannels:
 
     def holder_changed(self) -> None:
         """Sends nothing until ``resume``."""
-        self._flowing = self._warned = False
+        self._flowing = False
         for channel in self._channels.values():
             channel.sent = 0
 

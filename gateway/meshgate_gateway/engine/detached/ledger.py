@@ -66,7 +66,7 @@ class Ledger:
         self._numbers = CallNumbers()
         self.calls = KeptCalls(self._send, queued, running)
         self.output = OutputLog(post, lambda: queued_on(CONTROL_STREAM))
-        self.channels = KeptChannels(self._send, queued_on, self.notify)
+        self.channels = KeptChannels(self._send, queued_on)
         self._faults: deque[Fault] = deque()  # that no holder has reported
         self._last_fault = 0
         self._resumed = True

@@ -167,6 +167,9 @@ class Monarch(Protocol):
     def open_port(self) -> tuple[Any, Any]:
         """A port to send along, and its receiver for ``receive``."""
 
+    def port_name(self, port: Any) -> str:
+        """How workers name the port."""
+
     def receive(self, receiver: Any) -> asyncio.Future[Any]:
         """A future of the receiver's next message, for ``reply_of``."""
 

@@ -34,7 +34,7 @@ from meshgate_gateway.engine.monarch.forwarding import (
 from meshgate_gateway.engine.monarch.interface import BootstrapFailed, Fault, Fragments, Monarch, OnFault, Reply
 from meshgate_gateway.engine.monarch.same_versions import SameVersions
 from meshgate_gateway.engine.monarch.settings import Settings
-from meshgate_gateway.engine.on_worker import breakpoints, stacks, tracing
+from meshgate_gateway.engine.on_worker import breakpoints, ports, stacks, tracing
 from meshgate_gateway.engine.on_worker import process as on_worker
 from meshgate_sync.store import place
 from meshgate_wire.messages import Host, Launch, Region
@@ -170,7 +170,7 @@ class Client:
         from monarch._rust_bindings.monarch_hyperactor.proc_mesh import ProcMesh  # noqa: PLC0415
         from monarch._src.actor import actor_mesh  # noqa: PLC0415
 
-        for module in (on_worker, breakpoints, stacks, tracing, place):
+        for module in (on_worker, breakpoints, ports, stacks, tracing, place):
             cloudpickle.register_pickle_by_value(module)
         self._api, self._actor, self._buffers, self._mailbox = api, actor, buffers, mailbox
         self._pickle, self._actor_mesh, self._native_procs = monarch_pickle, actor_mesh, ProcMesh
@@ -362,6 +362,9 @@ class Client:
     def open_port(self) -> tuple[Any, Any]:
         handle, receiver = self._ports.open_port()
         return handle.bind(), receiver
+
+    def port_name(self, port: Any) -> str:
+        return str(port.port_id)
 
     def receive(self, receiver: Any) -> asyncio.Future[Any]:
         message: asyncio.Future[Any] = receiver.recv_task().spawn_handle().as_asyncio()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import importlib
 import importlib.abc
@@ -29,6 +30,7 @@ from typing import Any, TypeAlias
 
 # By value too: the adapter registers these modules.
 from meshgate_gateway.engine.on_worker.breakpoints import install_breakpoints
+from meshgate_gateway.engine.on_worker.ports import report_what_is_sent
 from meshgate_gateway.engine.on_worker.stacks import serve_stacks
 from meshgate_sync.store.place import default_home
 
@@ -98,7 +100,8 @@ async def set_up_process(
     2. Applies what image steps left on the host, and takes its part of the host's GPUs.
     3. Starts to run from ``code``, if given.
     4. Lets other processes read its stacks and debug it, if its mesh has a ``name``.
-    5. Runs the user's ``bootstrap``, inside the context manager ``sync_context`` (``module:name``) if it is not async.
+    5. Makes it wait when it sends to channels more than is received.
+    6. Runs the user's ``bootstrap``, inside the context manager ``sync_context`` (``module:name``) if it is not async.
     """
     from monarch.actor import current_rank  # noqa: PLC0415 - resolved on the worker
 
@@ -128,6 +131,7 @@ async def set_up_process(
         host = os.environ.get("MESHGATE_HOST_NAME") or socket.gethostname()
         serve_stacks(name, hello["rank"], host)
         install_breakpoints(name, hello["rank"], host)
+    report_what_is_sent(functools.partial(connect, address), hello)
     if bootstrap is not None:
         await run_bootstrap(bootstrap, sync_context)
 

@@ -8,6 +8,7 @@ and a process whose engine is gone ends itself. Monarch's supervision reports th
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import secrets
@@ -19,6 +20,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from meshgate_gateway.engine.interfaces import Answer
 from meshgate_gateway.engine.output.lines import LineEnd, LineSplitter, PrintedLine
 from meshgate_sync.transport.tcp import stop_listening
 
@@ -42,7 +44,15 @@ class WorkerHello(BaseModel):
     mesh: int
     rank: int
     pid: int
-    stream: Literal["stdout", "stderr", "watch", "controllers"]
+    stream: Literal["stdout", "stderr", "watch", "controllers", "ports"]
+
+
+class PortReport(BaseModel):
+    """What a process has sent to a port since its last report."""
+
+    port: str
+    messages: int
+    nbytes: int
 
 
 class WorkerStreams:
@@ -51,7 +61,8 @@ class WorkerStreams:
     ``label(mesh, rank)`` returns the names of a process's mesh and host, or empty strings if the mesh is unknown.
     ``printed(lines)`` receives output, one batch per folding window. ``ended(mesh, rank, pid)`` is called when the
     connection of a process closes, ``watched(mesh, rank)`` when a watcher connects. ``controllers()`` returns
-    the answer to a worker that asks for the session's controllers. All are called on the event loop.
+    the answer to a worker that asks for the session's controllers; ``reported(port, messages, nbytes, answer)`` gets
+    what a worker has sent to a port. All are called on the event loop.
     """
 
     def __init__(
@@ -61,9 +72,10 @@ class WorkerStreams:
         ended: Callable[[int, int, int], None],
         watched: Callable[[int, int], None],
         controllers: Callable[[], Awaitable[bytes]],
+        reported: Callable[[str, int, int, Answer], None],
     ) -> None:
         self._label, self._printed, self._ended, self._watched = label, printed, ended, watched
-        self._controllers = controllers
+        self._controllers, self._reported = controllers, reported
         self.secret = secrets.token_hex(16)
         self.address = ""
         self._server: asyncio.Server | None = None
@@ -158,6 +170,9 @@ class WorkerStreams:
         if hello.stream == "watch":
             await self._watch(hello, reader)
             return
+        if hello.stream == "ports":
+            await self._read_reports(reader, writer)
+            return
         connected = self._connected.setdefault(hello.mesh, {})
         connected[writer] = None
         try:
@@ -175,6 +190,17 @@ class WorkerStreams:
                 pass
         finally:
             self._ended(hello.mesh, hello.rank, hello.pid)
+
+    async def _read_reports(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Passes on what a process reports, until it ends."""
+        while line := await reader.readline():
+            report = PortReport.model_validate_json(line)
+
+            def answer(closed: bool, factor: float, port: str = report.port) -> None:
+                if not writer.is_closing():
+                    writer.write(json.dumps({"port": port, "closed": closed, "factor": factor}).encode() + b"\n")
+
+            self._reported(report.port, report.messages, report.nbytes, answer)
 
     async def _read_hello(self, reader: asyncio.StreamReader) -> WorkerHello | None:
         try:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from meshgate_gateway.engine.calls.backlog import Backlog
 from meshgate_gateway.engine.calls.channels import MAX_QUEUED, Channels
 from meshgate_gateway.engine.failures import RequestFailed
 from meshgate_gateway.engine.objects.lookup import Lookup
@@ -17,6 +18,7 @@ from tests.gateway.engine.fakes import (
     FakeMonarch,
     FakePort,
     Sent,
+    Timers,
     actor_mesh,
     async_test,
     host_mesh,
@@ -42,6 +44,7 @@ class Opened:
             self.sent,
             lambda stream: self.queued.get(stream, 0),
             start_task,
+            Backlog(Timers(), lambda text: None),
         )
         self.open(CHANNEL, once=once)
 

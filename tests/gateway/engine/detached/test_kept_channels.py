@@ -13,8 +13,7 @@ class Holder:
     def __init__(self, spool: Spool | None = None) -> None:
         self.sent: list[tuple[int, bytes]] = []
         self.queued = 0
-        self.warnings: list[str] = []
-        self.channels = KeptChannels(self._send, lambda stream: self.queued, self.warnings.append, spool=spool)
+        self.channels = KeptChannels(self._send, lambda stream: self.queued, spool=spool)
 
     def _send(self, header: PortMessage, buffers: Sequence[Any], stream: int) -> None:
         self.sent.append((header.number, bytes(buffers[0])))
@@ -55,19 +54,6 @@ def test_messages_wait_while_the_wire_has_no_space() -> None:
     holder.queued = 0
     holder.channels.feed()
     assert holder.sent == [(1, b"a")]
-
-
-def test_each_holder_is_warned_once_that_there_is_no_space() -> None:
-    holder = Holder(Spool(memory=0, disk=1))
-    holder.put(b"a")
-    assert not holder.warnings
-    for _ in range(3):
-        holder.put(b"b")
-    (warning,) = holder.warnings
-    assert "no space for more" in warning
-    holder.channels.holder_changed()
-    holder.put(b"c")
-    assert len(holder.warnings) == 2
 
 
 def test_without_space_the_ports_are_not_read_until_something_is_taken() -> None:

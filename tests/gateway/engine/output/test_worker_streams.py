@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from meshgate_gateway.engine.interfaces import Answer
 from meshgate_gateway.engine.output import worker_streams
 from meshgate_gateway.engine.output.lines import PrintedLine
 from meshgate_gateway.engine.output.worker_streams import HELLO_LIMIT, WorkerStreams
@@ -21,6 +22,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.reports: list[tuple[str, int, int]] = []
         self.labels: list[tuple[str, int, str]] = []
         self.label = ("workers", "workers-0")
         self.ended: list[tuple[int, int, int]] = []
@@ -28,8 +30,17 @@ class Listener:
         self.closed = asyncio.Event()
         self.watched: list[tuple[int, int]] = []
         self.streams = WorkerStreams(
-            lambda mesh, rank: self.label, self._printed, self._ended, self._watched, self._controllers
+            lambda mesh, rank: self.label,
+            self._printed,
+            self._ended,
+            self._watched,
+            self._controllers,
+            self._reported,
         )
+
+    def _reported(self, port: str, messages: int, nbytes: int, answer: Answer) -> None:
+        self.reports.append((port, messages, nbytes))
+        answer(False, 1.5)
 
     def _printed(self, lines: list[PrintedLine]) -> None:
         self.lines += [line.text for line in lines]
@@ -267,4 +278,14 @@ async def test_a_worker_that_asks_for_the_controllers_gets_them() -> None:
         reader, writer = await listener.connect()
         writer.write(listener.hello(stream="controllers"))
         assert await asyncio.wait_for(reader.read(), 10) == b"+a pickle"
+        writer.close()
+
+
+@async_test
+async def test_a_process_reports_what_it_sends_to_ports_and_is_answered() -> None:
+    async with listening() as listener:
+        reader, writer = await listener.connect()
+        writer.write(listener.hello(stream="ports") + b'{"port": "a port", "messages": 2, "nbytes": 9}\n')
+        assert json.loads(await reader.readline()) == {"port": "a port", "closed": False, "factor": 1.5}
+        assert listener.reports == [("a port", 2, 9)]
         writer.close()
