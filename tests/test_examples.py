@@ -78,6 +78,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "[0.3, 0.3]" in shown
     assert "[1.65, 1.65]" in shown
     assert shown.count("text/html") >= 3
+    assert " at 0x" not in shown  # IPython's text for an object of Monarch's class
 
 
 @pytest.mark.parametrize("document", ["docs/index.md", "docs/jobs.md", "docs/packages.md", "docs/tutorial_cluster.md"])

@@ -34,3 +34,7 @@ class SeenAsMonarchs:
         @property
         def __class__(self):
             return monarch_api(self._monarch_module).get(self._monarch_name, type(self))
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """The text in IPython, which would otherwise be that of Monarch's class."""
+        return {"text/plain": repr(self)}
