@@ -264,6 +264,10 @@ def __getattr__(name: str) -> Any:
         surface = importlib.import_module("meshgate.actors.monarch_surface")
         raise AttributeError(surface.missing_attribute("", name))
     found = getattr(importlib.import_module(home), name)
+    if name in ("ActorError", "SupervisionError"):
+        api = importlib.import_module("meshgate.actors.api")
+        if api.in_worker_process():  # calls of other actors raise Monarch's
+            found = getattr(api, f"Monarch{name}")
     globals()[name] = found
     return found
 

@@ -11,6 +11,7 @@ import pytest
 
 import meshgate
 from meshgate import errors
+from meshgate.actors import api
 from meshgate_sync.errors import TreeError
 from tests.client.laptop import run_without
 
@@ -85,3 +86,13 @@ def test_a_client_needs_no_kubernetes() -> None:
     load = "import meshgate.proxies.client; print('kubernetes' in sys.modules)"
     code = f"import sys; sys.path[:0] = {sys.path!r}; {load}"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+@pytest.mark.parametrize("name", ["ActorError", "SupervisionError"])
+def test_an_actor_that_imports_an_error_catches_monarchs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(vars(meshgate), name, raising=False)
+    monkeypatch.setattr(api, "in_worker_process", lambda: True)
+    assert getattr(meshgate, name) is getattr(api, f"Monarch{name}")
+    monkeypatch.delitem(vars(meshgate), name)
+    monkeypatch.setattr(api, "in_worker_process", lambda: False)
+    assert getattr(meshgate, name) is getattr(errors, name)

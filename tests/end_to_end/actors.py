@@ -16,6 +16,7 @@ import numpy as np
 from meshgate import (
     Accumulator,
     Actor,
+    ActorError,
     Channel,
     Port,
     current_actor_name,
@@ -242,6 +243,14 @@ class PortedToMeshgate(Actor):
         port, receiver = Channel[Any].open()
         send(workers.rank, (), {}, port=port, selection="choose")
         return await receiver.recv()
+
+    @endpoint
+    async def caught(self, worker: Any) -> str:
+        try:
+            await worker.fail.call_one("caught")
+        except ActorError as error:
+            return str(error)
+        return ""
 
     @endpoint
     async def later(self) -> str:

@@ -239,6 +239,7 @@ def test_meshgates_names_work_inside_actors(hosts: Any, workers: Any) -> None:
     assert ported.sum_of.call_one(workers).get(timeout=120) == 6
     assert ported.first_reply.call_one(workers).get(timeout=120) in range(4)
     assert "ported" in ported.later.call_one().get(timeout=120)
+    assert "caught" in ported.caught.call_one(workers.slice(hosts=0, gpus=0)).get(timeout=120)
 
 
 def test_a_controller_is_the_same_for_the_driver_and_for_actors_and_runs_on_a_host(hosts: Any) -> None:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     class MonarchActorError(Exception): ...
 
+    class MonarchSupervisionError(Exception): ...
+
     def _monarch_as_endpoint(*args: Any, **kwargs: Any) -> Any: ...
 
     def monarchs_returns_future(function: Any) -> Any: ...
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 else:
     try:
+        from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError as MonarchSupervisionError
         from monarch._src.actor.actor_mesh import _context as _monarch_context
         from monarch.actor import (
             Actor,
@@ -79,6 +82,7 @@ else:
         )
         from meshgate.actors.telemetry import get_meter, span, traced
         from meshgate.errors import ActorError as MonarchActorError
+        from meshgate.errors import SupervisionError as MonarchSupervisionError
 
         _monarch_context = running_context
 
@@ -102,6 +106,7 @@ __all__ = [
     "Endpoint",
     "EndpointProperty",
     "MonarchActorError",
+    "MonarchSupervisionError",
     "acting_as",
     "as_endpoint",
     "concurrent_endpoint",
@@ -112,6 +117,7 @@ __all__ = [
     "endpoint",
     "get_meter",
     "get_or_spawn_controller",
+    "in_worker_process",
     "inside_actor",
     "monarchs_returns_future",
     "span",
@@ -127,6 +133,12 @@ def inside_actor() -> bool:
         return False
     present = _monarch_context.get(None)
     return present is not None and present is not local_client()
+
+
+def in_worker_process() -> bool:
+    """Whether Monarch started this process for actors."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name == "monarch._src.actor.bootstrap_main"
 
 
 def local_client() -> Any:
