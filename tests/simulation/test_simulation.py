@@ -59,7 +59,8 @@ CHOICES: dict[str, dict[str, Any]] = {
     "the first message of a killed driver displaces its successor": {"kinds": ["driver killed while it attaches"]},
     "a session that is not detached ends long before its lease": {"detached": 0.0, "editing": 0.0},
     "processes start before their host has the version": {"editing": 1.0},
-    "a version that changed while it was sent is never sent": {"editing": 1.0},
+    "a version that changed while it was sent is never sent": {"editing": 1.0, "faults": 2},
+    "the death of a worker does not reach its calls": {"editing": 0.0},
 }
 """What reaches defects that other seeds reach rarely."""
 
