@@ -67,9 +67,9 @@ class BatchRequest(StartRequest):
 
 class RunningSlurmJob(_Model):
     """What a client needs to find a job again. ``host`` is the machine of its gateway, ``socket`` a unix socket there,
-    ``pid`` and ``started`` identify the gateway's process. A job with its gateway on its first node has none of these,
-    and ``directory`` is where that gateway leaves its address. A batch job, whose gateway only its own client uses, has
-    no ``token`` either."""
+    ``pid`` and ``started`` identify the gateway's process. A job with its gateway on its first node has none of
+    them, and ``directory`` is where that gateway leaves its address. A batch job, whose gateway only its own client
+    uses, has no ``token`` either."""
 
     apply_id: ApplyId
     job_id: int

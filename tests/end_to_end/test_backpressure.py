@@ -112,7 +112,7 @@ def test_endpoints_wait_until_the_messages_are_received(kind: type[Any]) -> None
 
 
 @pytest.mark.usefixtures("small_limits")
-def test_a_returned_port_waits_too_and_the_end_of_its_channel_is_an_error_for_who_waits() -> None:
+def test_a_returned_port_waits_too_and_the_end_of_its_channel_is_an_error_in_its_senders() -> None:
     with ProcessJob({"workers": 2}) as job:
         actors = job.state().workers.spawn_procs().spawn("sender", Sender)
         giver, sender = actors.slice(hosts=0), actors.slice(hosts=1)

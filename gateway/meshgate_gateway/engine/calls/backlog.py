@@ -71,7 +71,7 @@ class Backlog:
             self._forget(port, closed=True)
 
     def reported(self, name: str, messages: int, nbytes: int, answer: Answer) -> None:
-        """A process has sent these messages. Ports that are no channel's, for replies, are always read."""
+        """A process has sent these messages. Ports for replies, which belong to no channel, are always read."""
         port = self._ports.get(name)
         if port is None:
             answer(False, 1.0)

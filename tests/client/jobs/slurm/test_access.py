@@ -230,7 +230,7 @@ def test_a_gateway_on_a_node_is_gone_when_slurm_has_ended_the_job() -> None:
     assert asyncio.run(dialer.dial()).url == "ws://127.0.0.1:1"
 
 
-def test_a_client_that_dials_before_there_is_a_gateway_is_told_the_state() -> None:
+def test_a_client_that_dials_before_there_is_a_gateway_gets_the_state() -> None:
     dialer = NodeAccess(LoginNodeOf(PENDING), "python").dialer(ON_NODE)
     with pytest.raises(ConnectionFailedError, match="job 7 is PENDING, and has no gateway yet"):
         asyncio.run(dialer.dial())

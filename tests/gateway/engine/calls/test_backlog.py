@@ -81,12 +81,12 @@ def test_processes_learn_that_their_messages_are_larger_than_they_report() -> No
     assert producers.factor == 70 / 61
 
 
-def test_the_end_of_a_channel_releases_who_waits() -> None:
+def test_the_end_of_a_channel_releases_its_producers() -> None:
     producers = Producers()
     producers.report(nbytes=LIMIT + 1)
     producers.backlog.closed(PORT)
     assert producers.answers == [(0, True)]
-    producers.report(nbytes=LIMIT + 1)  # to a port that is no channel's, as far as is known
+    producers.report(nbytes=LIMIT + 1)  # to a port that belongs to no known channel
     assert producers.answers[1:] == [(1, False)]
 
 
