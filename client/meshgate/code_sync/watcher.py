@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
 
 from meshgate_sync.errors import TreeError
 from meshgate_sync.tree.scan import Scanner
@@ -13,10 +15,14 @@ __all__ = ["watch"]
 
 DEBOUNCE = 50  # ms; saves closer together than this are one burst
 POLL_INTERVAL = 200  # ms between checks of ``stop``
+OUTPUTS = ("events.out.tfevents.*", "*.ckpt", "*.distcp", "*.pt", "*.pth", "*.safetensors")
+"""Names of event files and checkpoints, which programs write and no one edits."""
 
 
 def watch(scanners: Sequence[Scanner], stop: threading.Event) -> Iterator[list[str] | None]:
-    """Yields the absolute paths of each burst of saves until ``stop`` is set; skips paths that all scanners ignore.
+    """Yields the absolute paths of each burst of saves until ``stop`` is set.
+
+    Skips paths that all scanners ignore, event files, checkpoints, and the file that this program's output goes to.
 
     The first value is None, yielded once watching has begun: earlier saves are not reported. Raises TreeError if
     watching cannot begin or fails later.
@@ -50,4 +56,25 @@ def watch(scanners: Sequence[Scanner], stop: threading.Event) -> Iterator[list[s
 
 
 def _relevance_filter(scanners: Sequence[Scanner]) -> Callable[[str], bool]:
-    return lambda path: not all(scanner.ignores(path) for scanner in scanners)
+    own_output = _own_output()
+
+    def is_relevant(path: str) -> bool:
+        if any(fnmatchcase(os.path.basename(path), name) for name in OUTPUTS):
+            return False
+        return not all(scanner.ignores(path) for scanner in scanners) and _identity(path) not in own_output
+
+    return is_relevant
+
+
+def _own_output() -> set[tuple[int, int]]:
+    """The files that stdout and stderr of this program are redirected to."""
+    return {identity for descriptor in (1, 2) if (identity := _identity(descriptor)) is not None}
+
+
+def _identity(file: str | int) -> tuple[int, int] | None:
+    """Device and inode of a regular file; None for what is not one, and for what does not exist."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -41,6 +43,42 @@ def test_an_ignored_file_is_not_yielded(saves: Saves, tmp_path: Path) -> None:
     (tmp_path / "tree/.git/index").write_text("1")
     (tmp_path / "tree/model.py").write_text("1")
     assert set(next(saves) or ()) == {str(tmp_path / "tree/model.py")}
+
+
+@pytest.mark.parametrize("name", ["events.out.tfevents.1732.host", "step-100.ckpt", "model.pt", "model.safetensors"])
+def test_event_files_and_checkpoints_are_not_yielded(name: str, saves: Saves, tmp_path: Path) -> None:
+    for saved in (name, "model.py"):
+        (tmp_path / "tree" / saved).write_text("1")
+    yielded: set[str] = set()
+    while not yielded:
+        yielded.update(next(saves) or ())
+    assert yielded == {str(tmp_path / "tree/model.py")}
+
+
+def test_the_file_that_the_output_is_redirected_to_is_not_yielded(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    program = f"""
+import os, sys, threading
+from pathlib import Path
+from meshgate.code_sync.watcher import watch
+from meshgate_sync.tree.scan import Scanner
+
+tree = Path({str(tree)!r})
+scanner = Scanner(tree)
+scanner.scan()
+saves = watch([scanner], threading.Event())
+next(saves)
+print("one line", flush=True)
+(tree / "model.py").write_text("1")
+print(sorted(set(next(saves))), file=sys.stderr, flush=True)
+os._exit(0)
+"""
+    with open(tree / "out.log", "wb") as output:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=output, stderr=subprocess.PIPE, text=True, timeout=60, check=True
+        )
+    assert done.stderr.strip() == str([str(tree / "model.py")])
 
 
 def test_a_removed_directory_ends_the_watch(saves: Saves, tmp_path: Path) -> None:
