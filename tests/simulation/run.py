@@ -31,6 +31,7 @@ from tests.simulation.supervisor import Supervisor
 __all__ = ["Outcome", "Simulation", "run_seed"]
 
 LEASE = 10_000.0
+REPORT_LIMIT = 200.0  # in which the death of a worker must be reported; calls to others go on meanwhile
 LIMIT = 600.0  # virtual seconds in which everything must have arrived once the faults have ended
 DETACHED = 0.75  # of the sessions
 EDITING = 0.4  # of them
@@ -294,7 +295,7 @@ def _kill_worker(simulation: Simulation) -> None:
     """The driver learns where a worker has died, and ends the session."""
     worker = simulation.chance.choice([each for each in simulation.workers.alive if each.mesh == MESH])
     worker.process.kill()
-    simulation.world.run(lambda: simulation.account.lost is not None, LIMIT)
+    simulation.world.run(lambda: simulation.account.lost is not None, REPORT_LIMIT)
     lost = simulation.account.lost
     assert isinstance(lost, SupervisionError)
     assert lost.failure is not None
