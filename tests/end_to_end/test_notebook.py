@@ -54,6 +54,26 @@ CELLS = {
 
         len(await block())
         """,
+    "progress": """
+        import IPython.display, ipywidgets
+        from meshgate.jobs.kubernetes.display import choose_display
+        from meshgate.jobs.slurm.waiting import choose_progress
+
+        shown = threading.Semaphore(0)
+
+        def display(what, *more, original=IPython.display.display, **options):
+            original(what, *more, **options)
+            if isinstance(what, ipywidgets.Output):
+                shown.release()
+
+        IPython.display.display = display
+        with choose_progress() as progress:
+            progress.show("2 of 4 workers are connected")
+            assert shown.acquire(timeout=30)
+        with choose_display("job") as progress:
+            progress.activity("deleting 4 objects")
+            assert shown.acquire(timeout=30)
+        """,
     "end": "job.kill()",
 }
 """Cells by name. Each runs on the kernel's event loop."""
@@ -67,6 +87,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
     with pytest.MonkeyPatch.context() as environment:
         for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):  # no files in the home directory
             environment.setenv(variable, str(tmp_path_factory.mktemp(variable)))
+        environment.delenv("MESHGATE_PROGRESS", raising=False)
         nbclient.NotebookClient(notebook, timeout=110, kernel_name="python3").execute()
     return {name: cell.outputs for name, cell in zip(CELLS, notebook.cells, strict=True)}
 
@@ -108,3 +129,9 @@ def test_results_meshes_jobs_and_futures_are_html(cells: dict[str, list[dict[str
     assert "hosts &#x27;workers&#x27;" in html(cells["job"])
     assert "state: done" in html(cells["future"])
     assert "<table" in html(cells["future"])
+
+
+def test_the_progress_of_a_starting_job_is_a_widget(cells: dict[str, list[dict[str, Any]]]) -> None:
+    shown = [output["data"] for output in cells["progress"] if output["output_type"] == "display_data"]
+    widgets = [data for data in shown if "application/vnd.jupyter.widget-view+json" in data]
+    assert len(widgets) == 2

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from types import TracebackType
 from typing import Literal, TextIO
 
+from rich.console import Console
 from typing_extensions import Self
 
 __all__ = ["Block", "progress_mode"]
 
 
 def progress_mode(stream: TextIO) -> Literal["live", "plain", "off"]:
-    """What the variable and the terminal ask for. Raises ValueError on another value of the variable."""
+    """What the variable and the terminal, or notebook, ask for. Raises ValueError on another value of the variable."""
     mode = os.environ.get("MESHGATE_PROGRESS", "auto").lower()
     if mode not in ("auto", "plain", "off"):
         raise ValueError(f"MESHGATE_PROGRESS={mode!r}: expected auto, plain or off")
     if mode == "off":
         return "off"
-    return "plain" if mode == "plain" or not stream.isatty() else "live"
+    return "live" if mode == "auto" and (stream.isatty() or _shows_widgets()) else "plain"
+
+
+def _shows_widgets() -> bool:
+    """Whether this is a notebook with ipywidgets, where rich replaces what it has shown in the cell."""
+    return Console().is_jupyter and importlib.util.find_spec("ipywidgets") is not None
 
 
 class Block:
