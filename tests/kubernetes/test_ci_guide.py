@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import yaml
@@ -18,7 +19,8 @@ GUIDE = ROOT / "docs" / "ci.md"
 
 def bash(script: str, directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     command = ["bash", "-e", "-o", "pipefail", "-c", script]
-    environment = {**os.environ, **variables}
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # with this environment's meshgate
+    environment = {**os.environ, "PATH": path, **variables}
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from meshgate.ranks.usage import on_host
 from meshgate.ranks.usage.on_host import UsageReader
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are read through /proc")
 MIB = 2**20
@@ -46,15 +47,26 @@ def read(reader: Any, pid: int) -> dict[str, Any]:
     return dict(found)
 
 
+def child_of(pid: int) -> int:
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
+
+
+def seconds_of(pid: int) -> float:
+    stat = on_host.read_stat(pid)
+    assert stat is not None
+    return float(stat["cpu"])
+
+
 def test_a_childs_use_counts_as_that_of_the_marked_process(marked: Any) -> None:
     reader = UsageReader()
     first = read(reader, marked.pid)
     assert (first["mesh"], first["rank"], first["host"], first["cpu"]) == ("procs", 3, "workers-1", None)
     assert 64 * MIB < first["memory"] < 1024 * MIB
-    cpu = 0.0
-    while cpu < 1:  # the child gets a share of a busy machine
-        cpu = read(reader, marked.pid)["cpu"]
-    assert cpu < 250
+    child = child_of(marked.pid)
+    spent = seconds_of(child) + 0.5
+    wait_for(lambda: seconds_of(child) >= spent, "the child to use half a second")
+    assert 0.5 < read(reader, marked.pid)["cpu"] < 150
 
 
 def test_gpus_are_those_that_the_family_uses_or_that_the_process_sees(
@@ -66,8 +78,10 @@ def test_gpus_are_those_that_the_family_uses_or_that_the_process_sees(
     reader = UsageReader()
     found = read(reader, marked.pid)
     assert (found["gpus"], found["gpu_memory"]) == ([1], None)
-    (child,) = Path(f"/proc/{marked.pid}/task/{marked.pid}/children").read_text().split()
-    users += [{"pid": int(child), "uuid": "GPU-2", "memory": 7}, {"pid": os.getpid(), "uuid": "GPU-0", "memory": 9}]
+    users += [
+        {"pid": child_of(marked.pid), "uuid": "GPU-2", "memory": 7},
+        {"pid": os.getpid(), "uuid": "GPU-0", "memory": 9},
+    ]
     found = read(reader, marked.pid)
     assert (found["gpus"], found["gpu_memory"]) == ([2], 7)
     assert UsageReader.read._method(reader)["problem"] == "a problem"
