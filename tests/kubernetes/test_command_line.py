@@ -23,7 +23,7 @@ def test_a_job_is_listed_and_ended(namespace: str, monkeypatch: pytest.MonkeyPat
     assert "forgotten" in output
     assert "workers=1" in output
     code, output = run("kill", "-n", namespace, "unknown")
-    assert (code, "there is no job 'unknown'" in output) == (2, True)
+    assert (code, "there is no job 'unknown'" in output) == (3, True)
     assert run("kill", "-n", namespace, "forgotten") == (0, f"ended {namespace}/forgotten\n")
 
 
