@@ -6,6 +6,7 @@ import traceback
 
 from meshgate.cli.agents.models import ErrorGroup, ErrorReport
 from meshgate.errors import ActorError
+from meshgate.session.remote_text import exception_line, readable_report
 
 __all__ = ["error_report"]
 
@@ -17,7 +18,12 @@ def error_report(error: BaseException) -> ErrorReport:
         return ErrorReport(type=type(error).__name__, message=str(error), traceback=here)
     raised = error.kinds[0].exception if error.kinds else error.exception
     groups = [
-        ErrorGroup(ranks=list(kind.ranks), count=kind.count, message=kind.message, traceback=kind.exception_formatted)
+        ErrorGroup(
+            ranks=list(kind.ranks),
+            count=kind.count,
+            message=exception_line(kind.exception_formatted) or kind.message,
+            traceback=readable_report(kind.exception_formatted),
+        )
         for kind in error.kinds
     ]
     return ErrorReport(
