@@ -153,7 +153,7 @@ class WorkerStreams:
             hello = await self._read_hello(reader)
             if (task := asyncio.current_task()) is not None:
                 self._unidentified.pop(task, None)
-            if hello is not None and hello.mesh not in self._dropped:
+            if hello is not None:
                 await self._serve_worker(hello, reader, writer)
         except (ConnectionError, asyncio.TimeoutError) as error:
             log.debug("lost the connection of a worker: %s", error)
@@ -163,6 +163,9 @@ class WorkerStreams:
     async def _serve_worker(
         self, hello: WorkerHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        dropped = hello.mesh in self._dropped
+        if dropped and hello.stream not in ("stdout", "stderr"):
+            return
         if hello.stream == "controllers":
             writer.write(await self._controllers())
             await writer.drain()
@@ -175,6 +178,8 @@ class WorkerStreams:
             return
         connected = self._connected.setdefault(hello.mesh, {})
         connected[writer] = None
+        if dropped:
+            writer.write_eof()
         try:
             await self._read_output(hello, reader)
         finally:

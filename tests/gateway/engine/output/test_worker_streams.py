@@ -236,6 +236,19 @@ async def test_a_process_of_a_dropped_mesh_that_connects_late_is_closed_at_once(
 
 
 @async_test
+async def test_what_a_process_of_a_dropped_mesh_printed_before_it_was_known_is_read() -> None:
+    async with listening() as listener:
+        listener.streams.drop(1)
+        reader, writer = await listener.connect()
+        writer.write(listener.hello() + b"last\n")
+        assert await asyncio.wait_for(reader.read(), 10) == b""  # at which a process ends itself
+        writer.close()
+        await asyncio.wait_for(listener.closed.wait(), 10)
+        assert listener.ended == [(1, 0, 7)]
+    assert listener.lines == ["last"]
+
+
+@async_test
 async def test_a_flood_is_handled_in_bounded_batches_between_which_others_have_their_turn() -> None:
     count = 100_000
     async with listening() as listener:
