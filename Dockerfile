@@ -27,8 +27,8 @@ RUN pip install -c constraints.txt '.[gateway]' && pip uninstall -q -y meshgate 
     && find /opt/meshgate -path '*/pyarrow/tests' -prune -exec rm -rf {} +
 
 FROM build AS worker-dependencies
-# 240 MB that no worker uses: only the laptop and the gateway use the Kubernetes API and what that depends on, only
-# Monarch's telemetry, which jobs do not have, uses pyarrow, and monarch-tui is for terminals.
+# 240 MB that no worker uses: only the laptop and the gateway use the Kubernetes API and what that depends on, only the
+# queries of Monarch's telemetry, which the gateway answers, use pyarrow, and monarch-tui is for terminals.
 RUN pip install -c constraints.txt '.[worker]' \
     && pip uninstall -q -y meshgate kubernetes pyarrow setuptools \
       aiohttp aiohttp-retry aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl \

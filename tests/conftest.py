@@ -28,6 +28,7 @@ EXIT_TIMEOUT = 10.0  # seconds that a process may take to exit after its test
 CLUSTERS = {  # marker: the variable that names the cluster
     "kubernetes": "KUBECONFIG",
     "slurm": "SLURM_CONF",
+    "docker": "DOCKER_HOST",
 }
 
 _run = uuid.uuid4().hex
@@ -39,6 +40,8 @@ hypothesis.settings.load_profile("meshgate")
 
 def pytest_configure(config: pytest.Config) -> None:
     meshgate.unhandled_fault_hook = write_fault  # the default one would end this run
+    # A shell runs commands in the background with SIGINT ignored, which programs that tests interrupt would inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ[RUN_VARIABLE] = _run
     for variable in ("MESHGATE_URL", "MESHGATE_TOKEN", "KT_API_URL"):
         os.environ.pop(variable, None)
@@ -68,7 +71,7 @@ def _cluster_line(marker: str) -> str:
     cluster = os.environ.get(variable)
     if cluster:
         return f"{marker}: {cluster}"
-    return f"{variable} is not set: skipping the tests that need a cluster (-m {marker})"
+    return f"{variable} is not set: skipping the tests that need it (-m {marker})"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["ROOT", "run_program"]
+__all__ = ["DDP", "ROOT", "check_equal_weights", "run_program"]
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT = 100.0  # seconds
+
+# A script for torchrun: DistributedDataParallel with gloo. Ranks start from different weights and see different data.
+DDP = """
+import os, sys
+import torch, torch.distributed as dist
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(rank)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    model(torch.randn(8, 4)).pow(2).mean().backward()
+    optimizer.step()
+if "--fail" in sys.argv and rank == 2:
+    raise ValueError("bad batch")
+weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+gathered = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
+dist.all_gather(gathered, weights)
+assert all(torch.equal(weights, other) for other in gathered)
+ranks, host = dist.get_world_size(), os.uname().nodename
+print(f"rank {rank} of {ranks} on {host} has the weights {weights.tolist()}", flush=True)
+dist.destroy_process_group()
+"""
 
 
 def run_program(program: str | Path, directory: Path, *, strict: bool = True, timeout: float = TIMEOUT) -> str:
@@ -25,3 +51,11 @@ def run_program(program: str | Path, directory: Path, *, strict: bool = True, ti
     assert ran.returncode == 0, f"exit code {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
     assert ran.stderr == "" or not strict
     return ran.stdout
+
+
+def check_equal_weights(printed: str, ranks: int) -> list[str]:
+    """Asserts that every rank of ``DDP`` has printed the same weights. Returns their hosts, sorted."""
+    found = re.findall(rf"rank (\d+) of {ranks} on (\S+) has the weights (\[.*\])", printed)
+    assert sorted(int(rank) for rank, _, _ in found) == list(range(ranks)), printed
+    assert len({weights for _, _, weights in found}) == 1
+    return sorted(host for _, host, _ in found)

@@ -9,14 +9,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 import yaml
 
 import meshgate
-from meshgate.cli.app import app
+from meshgate.cli.app import COMMANDS
 from meshgate_gateway.provisioning.policy import read_policy
 from tests.documents import DOCUMENTS, Block, code_blocks, python_blocks
 from tests.programs import ROOT
@@ -53,9 +51,8 @@ def test_every_python_block_compiles(block: Block) -> None:
 def test_every_shell_block_parses_and_its_commands_exist(block: Block) -> None:
     parsed = subprocess.run(["bash", "-n"], input=block.code, capture_output=True, text=True, check=False)
     assert parsed.returncode == 0, parsed.stderr
-    known: Any = typer.main.get_command(app)
     for name, rest in re.findall(r"^ *meshgate ([a-z]\w*)(.*)", block.code, re.MULTILINE):
-        command = known.commands[name]
+        command = COMMANDS[name].load(name)
         options = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
         used = re.findall(r"(?<=\s)--?[a-z][\w-]*", re.split(r" -- |[|#>]", rest)[0])
         assert set(used) <= options | {"--help"}, block.code
@@ -77,12 +74,43 @@ def test_the_policy_of_the_guide_to_many_users_is_valid(tmp_path: Path) -> None:
     assert read_policy(tmp_path / "policy.json").max_idle == 14400
 
 
+IMPORTED = "import meshgate as kt\nfrom meshgate import Actor, Compute, KubernetesJob, SlurmJob, endpoint\n"
+TRAINER = "class Trainer(Actor):\n    @endpoint\n    def step(self, number: int) -> float:\n        return 0.0\n"
+DEFINED = {
+    "code": TRAINER,
+    "images": "job: KubernetesJob\n",
+    "jobs": "job: KubernetesJob\n",
+    "sessions": (
+        f"{TRAINER}def save(step: int, losses: object) -> None: ...\nfirst: int\nsession: kt.AttachedSession | None\n"
+        "procs: kt.ProcMeshProxy\ntrainers = procs.spawn('trainers', Trainer)\n"
+    ),
+    "spmd": f"{TRAINER}hosts: kt.HostMeshProxy\n",
+}
+"""What the text around the fragments of a page says that they use, beside the imports."""
+
+
+def completed(block: Block) -> str:
+    """``block``, with the imports and names that a fragment uses."""
+    if block.is_complete:
+        return block.code
+    code = block.code.rstrip()
+    return IMPORTED + DEFINED.get(block.document.stem, "") + code + (" ..." if code.endswith(":") else "") + "\n"
+
+
 @pytest.mark.timeout(300)
-def test_complete_python_blocks_pass_the_type_checker(tmp_path: Path) -> None:
+def test_python_blocks_pass_the_type_checker(tmp_path: Path) -> None:
     for block in BLOCKS:
-        if block.is_complete and not block.code.startswith("import ray\n"):  # its decorators have no static types
-            (tmp_path / f"{block.name}.py").write_text(block.code)
-    command = [sys.executable, "-m", "mypy", "--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
+        if not block.code.startswith("import ray\n"):  # its decorators have no static types
+            (tmp_path / f"{block.name}.py").write_text(completed(block))
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file=",
+        "--ignore-missing-imports",
+        "--check-untyped-defs",
+        "--follow-imports=silent",
+    ]
     checked = subprocess.run(
         [*command, f"--cache-dir={ROOT / '.mypy_cache' / 'documents'}", str(tmp_path)],
         env={**os.environ, "MYPYPATH": os.pathsep.join(map(str, SOURCES))},

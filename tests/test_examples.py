@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import programs_in, python_blocks
+from tests.documents import code_blocks, programs_in, python_blocks
 from tests.programs import ROOT, run_program
 
 
@@ -85,6 +85,12 @@ def test_programs_in_documents_run_as_pasted(document: str, tmp_path: Path) -> N
     for program in programs_in(document):
         run_program(program, tmp_path)
         assert os.listdir(tmp_path) == ["program.py"]
+
+
+def test_the_home_page_shows_what_its_program_prints(tmp_path: Path) -> None:
+    (shown,) = code_blocks(ROOT / "docs" / "index.md", "text")
+    (program,) = programs_in("docs/index.md")
+    assert run_program(program, tmp_path) == shown.code
 
 
 def test_the_program_in_the_readme_prints_the_answer_of_each_rank(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.language_server import language_server
 from tests.programs import ROOT
 
 PROGRAM = """
@@ -149,3 +150,21 @@ def test_pyright_finds_the_same_mistakes(tmp_path: Path) -> None:
     assert [
         (line, each) for (line, mistake), each in zip(mistakes.items(), said, strict=True) if mistake not in each
     ] == []
+
+
+@pytest.mark.timeout(300)
+def test_editors_show_an_endpoints_signature_and_docstring(tmp_path: Path) -> None:
+    documented = PROGRAM.replace(
+        "def step(self, batch: int) -> float:\n",
+        'def step(self, batch: int) -> float:\n        """Learns a batch."""\n',
+    )
+    program = tmp_path / "program.py"
+    program.write_text(f"{documented}trainers.step.call(1).get()\n")
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": SOURCES}))
+    with language_server(tmp_path) as server:
+        server.open(program)
+        shown = server.hover(program, "trainers.step")
+        assert "step: Endpoint[(batch: int), float]" in shown
+        assert "Learns a batch." in shown
+        assert "def call(batch: int) -> FutureProxy[ValueMesh[float]]" in server.hover(program, "trainers.step.call")
+        assert "class Trainer(\n    rate: float,\n    steps: int = 1\n)" in server.hover(program, "Trainer")

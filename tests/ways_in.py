@@ -20,7 +20,14 @@ import pytest
 from meshgate import Actor, JobTrait, endpoint
 from tests.waiting import wait_for
 
-__all__ = ["check_admin", "check_commands", "check_mounts", "check_ports_and_stacks", "check_terminal"]
+__all__ = [
+    "check_admin",
+    "check_commands",
+    "check_mounts",
+    "check_ports_and_stacks",
+    "check_telemetry",
+    "check_terminal",
+]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -87,6 +94,17 @@ def check_admin(job: JobTrait) -> None:
     url = job.enable_admin().state(cached_path=None).admin_url
     with urllib.request.urlopen(f"{url}/v1/tree", timeout=60) as answer:
         assert "/v1/host" in answer.read().decode()
+
+
+def check_telemetry(job: JobTrait) -> None:
+    """Starts processes on the hosts: call it last."""
+    state = job.enable_telemetry().state(cached_path=None)
+    assert state.query_engine_client is not None
+    query = state.query_engine_client.query
+    listeners = next(iter(state._hosts.values())).spawn_procs(name="observed").spawn("observed", Listener)
+    count = len(listeners.listen.call().get(timeout=60))
+    received = "SELECT count(*) AS n FROM messages WHERE endpoint = 'listen'"
+    wait_for(lambda: query(received)["rows"][0]["n"] >= count, "each host's messages to be collected")
 
 
 def check_mounts(job: JobTrait, directory: Path, there: str) -> None:

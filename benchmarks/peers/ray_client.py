@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.peer import leave, serve
 from benchmarks.processes import end_tree, network_proxy
 
-_START_TIMEOUT = 60.0
+_START_TIMEOUT = 120.0
 
 
 @contextlib.contextmanager
@@ -37,16 +37,21 @@ def cluster(python: str, log: Path, dashboard_port: int | None = None) -> Iterat
         command = [str(Path(python).parent / "ray"), "start", *options, *quiet, f"--temp-dir={directory}"]
         head = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
-            _wait_listening(port, head, log)
+            _wait_accepting(python, port, head, log)
             yield f"127.0.0.1:{port}"
         finally:
             end_tree(head, grace=3.0)
 
 
-def _wait_listening(port: int, head: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_accepting(python: str, port: int, head: subprocess.Popen[bytes], log: Path) -> None:
+    """Until a client is accepted: on a busy machine, Ray refuses the first clients of a server that listens."""
+    connect = [python, "-c", f"import ray; ray.init('ray://127.0.0.1:{port}')"]
     deadline = time.monotonic() + _START_TIMEOUT
+    listening = False
     while time.monotonic() < deadline and head.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            listening = True
+        if listening and subprocess.run(connect, capture_output=True, check=False).returncode == 0:
             return
         time.sleep(0.1)
     raise RuntimeError(f"Ray did not start; see {log}")

@@ -15,12 +15,14 @@ import json
 import socket
 import sys
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any, cast
 
 import uvloop
 
 from meshgate_gateway.engine.client_connection import serve_connection
 from meshgate_gateway.engine.engine import Engine
+from meshgate_gateway.engine.monarch.same_versions import SameVersions
 from meshgate_sync.relay.plan import HostSlot
 from meshgate_wire import Role, Session
 
@@ -31,7 +33,8 @@ async def serve() -> None:
     async def no_hosts(mesh: str) -> Any:
         raise LookupError(f"there is no mesh {mesh!r} here")
 
-    engine = Engine(Session(Role.GATEWAY), cast(Any, None), no_hosts, lambda up: None)
+    no_monarch = cast(Any, SimpleNamespace(same_versions=SameVersions()))
+    engine = Engine(Session(Role.GATEWAY), no_monarch, no_hosts, lambda up: None)
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     accepting = asyncio.ensure_future(_accept(engine, listener))

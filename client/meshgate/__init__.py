@@ -63,11 +63,14 @@ if TYPE_CHECKING:
     )
     from meshgate.images.dockerfile import DockerfileError
     from meshgate.images.image import Image
-    from meshgate.jobs import JobState, JobTrait, LocalJob, ProcessJob, job_load, job_loads
     from meshgate.jobs.kubernetes.compute import Compute
     from meshgate.jobs.kubernetes.job import ImageSpec, KubernetesJob
+    from meshgate.jobs.local import LocalJob
+    from meshgate.jobs.process import ProcessJob
     from meshgate.jobs.sessions import SessionInfo
     from meshgate.jobs.slurm.job import SlurmJob
+    from meshgate.jobs.state import JobState
+    from meshgate.jobs.trait import JobTrait, job_load, job_loads
     from meshgate.proxies import (
         Accumulator,
         ActorMeshProxy,
@@ -86,6 +89,7 @@ if TYPE_CHECKING:
     from meshgate.proxies.ports import Port, PortReceiver, RankedPortReceiver
     from meshgate.proxies.static_types import Actor, Endpoint, concurrent_endpoint, endpoint
     from meshgate.ranks.admin import MeshAdminConfig
+    from meshgate.ranks.telemetry import TelemetryConfig
     from meshgate.session.detached.tags import tag
     from meshgate.session.dialing import Dialer, Route, UrlDialer
     from meshgate.session.futures import Future, FutureProxy
@@ -111,6 +115,7 @@ _HOMES = {
     "meshgate.proxies.launch": "BootstrapCommand default_bootstrap_cmd",
     "meshgate.proxies.ports": "Port PortReceiver RankedPortReceiver",
     "meshgate.ranks.admin": "MeshAdminConfig",
+    "meshgate.ranks.telemetry": "TelemetryConfig",
     "meshgate.session.detached.tags": "tag",
     "meshgate.session.dialing": "Dialer Route UrlDialer",
     "meshgate.errors": (
@@ -127,7 +132,10 @@ _HOMES = {
     "meshgate.images.image": "Image",
     "meshgate.jobs.kubernetes.job": "ImageSpec KubernetesJob",
     "meshgate.jobs.slurm.job": "SlurmJob",
-    "meshgate.jobs": "JobState JobTrait LocalJob ProcessJob job_load job_loads",
+    "meshgate.jobs.local": "LocalJob",
+    "meshgate.jobs.process": "ProcessJob",
+    "meshgate.jobs.state": "JobState",
+    "meshgate.jobs.trait": "JobTrait job_load job_loads",
     "meshgate.proxies": ("Accumulator ActorMeshProxy EndpointProxy HostMesh HostMeshProxy ProcMesh ProcMeshProxy send"),
     "meshgate.session.settings": "ClientSettings",
     "meshgate.shapes.ndslice": "Slice",
@@ -206,6 +214,7 @@ __all__ = [
     "StaleCodeWarning",
     "StepFailedError",
     "SupervisionError",
+    "TelemetryConfig",
     "TreeError",
     "TreeTooLarge",
     "UnpicklableArgument",

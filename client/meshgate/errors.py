@@ -41,6 +41,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshgate.caller import hide_own_frames
 from meshgate.monarch_classes import SeenAsMonarchs
 
 __all__ = [
@@ -396,3 +397,6 @@ def ranks_text(ranks: Sequence[int]) -> str:
             runs.append([rank])
     text = ", ".join("-".join(map(str, run)) for run in runs)
     return f"rank {text}" if len(set(ranks)) == 1 else f"ranks {text}"
+
+
+hide_own_frames(MeshgateError)

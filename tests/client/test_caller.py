@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import FunctionType
 from typing import cast
 
 import pytest
 
 from meshgate.caller import warn_caller
+from tests.programs import ROOT
 
 WARN = "def warn(depth):\n    warn_caller('careless', category) if not depth else warn(depth - 1)\n"
 
@@ -34,3 +40,45 @@ def test_packages_with_similar_names_are_the_programs() -> None:
         warnings.simplefilter("always")
         inside("meshgates", UserWarning)(0)
     assert caught[0].filename == "/meshgates.py"
+
+
+FAILS = """
+import meshgate
+
+def main():
+    meshgate.job_load("nowhere/job.pkl" if {missing} else __file__)
+
+main()
+"""
+
+
+def printed(tmp_path: Path, program: str, **environment: str) -> str:
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    ran = subprocess.run(
+        [sys.executable, str(path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "client"), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1
+    return ran.stderr
+
+
+def test_an_error_that_ends_a_program_shows_the_programs_frames_alone(tmp_path: Path) -> None:
+    text = printed(tmp_path, FAILS.format(missing=False))
+    assert text.splitlines()[-1].startswith("meshgate.errors.JobFileError: ")
+    assert re.findall(r", in (\S+)$", text, re.MULTILINE) == ["<module>", "main"]
+    full = printed(tmp_path, FAILS.format(missing=False), MESHGATE_TRACEBACK="full")
+    assert len(re.findall(r", in (\S+)$", full, re.MULTILINE)) > 2
+    assert full.splitlines()[-1] == text.splitlines()[-1]
+
+
+def test_errors_of_other_libraries_keep_their_frames(tmp_path: Path) -> None:
+    assert "trait.py" in printed(tmp_path, FAILS.format(missing=True))
+
+
+def test_a_hook_of_the_program_stays(tmp_path: Path) -> None:
+    hook = "import sys\nsys.excepthook = lambda kind, error, trace: sys.stderr.write('mine')\n"
+    assert printed(tmp_path, hook + FAILS.format(missing=False)) == "mine"

@@ -26,6 +26,7 @@ from meshgate import (
     returns_future,
     send,
     this_host,
+    this_proc,
 )
 
 
@@ -158,6 +159,10 @@ class Owner(Actor):
         self.inner = this_host().spawn_procs(per_host={"inner": processes}).spawn("inner", Worker)
         self.inner.initialized.get()
         return self.inner
+
+    @endpoint
+    def spawn_here(self) -> Any:
+        return this_proc().spawn("inner", Worker)
 
     @endpoint
     def spawn_on(self, procs: Any) -> Any:

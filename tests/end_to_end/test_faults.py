@@ -101,6 +101,15 @@ def test_calls_on_a_mesh_that_an_endpoint_returned_fail_when_a_process_of_it_die
     assert again.slice(inner=2).rank.call_one().get(timeout=TIMEOUT) == 0
 
 
+def test_calls_on_a_mesh_in_its_owners_process_fail_if_it_dies_at_once(hosts: Any, faults_of: FaultsOf) -> None:
+    faults = faults_of("owner")
+    owner = hosts.slice(hosts=0).spawn_procs().spawn("owner", Owner)
+    inner = owner.spawn_here.call_one().get(timeout=60)
+    with pytest.raises(SupervisionError, match="of a mesh that an endpoint returned ended"):
+        inner.die.call_one().get(timeout=TIMEOUT)
+    wait_for(lambda: faults, "the fault hook")
+
+
 def test_calls_on_a_mesh_that_an_endpoint_returned_fail_once_its_owner_has_stopped_it(hosts: Any) -> None:
     owner = hosts.slice(hosts=0).spawn_procs().spawn("owner", Owner)
     inner = owner.spawn_on.call_one(hosts.spawn_procs()).get(timeout=60)

@@ -363,5 +363,5 @@ def test_monarchs_admin_server_is_reached_from_here(job: ProcessJob, procs: Any)
             assert "anon-3" in answer.read().decode()
         assert job.state().admin_url == url
     finally:
-        job._close_admin()
+        job._close_services()
         job._admin = None

@@ -1,7 +1,8 @@
-"""AppDefs run on the replicas that torchx has started: as processes, and in containers if DOCKER_HOST is set."""
+"""AppDefs run on the replicas that torchx has started: as processes, and in containers."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from torchx import specs
 from meshgate import JobStartFailed
 from meshgate.spmd import serve
 from meshgate_processes.marks import find_processes
-from tests.programs import ROOT
+from tests.programs import DDP, ROOT, check_equal_weights
 
 TRAIN = """
 import os, sys
@@ -100,22 +101,35 @@ def remove_containers() -> Iterator[None]:
     client.close()
 
 
-needs_docker = pytest.mark.skipif("DOCKER_HOST" not in os.environ, reason="DOCKER_HOST is not set")
-
-
-@needs_docker
-@pytest.mark.timeout(600)
-def test_every_container_of_local_docker_is_a_host_of_the_run(
-    project: Path, capfd: pytest.CaptureFixture[str], remove_containers: None
-) -> None:
+def containers(script: str) -> specs.AppDef:
+    """Two containers with this Python, in which two ranks each run the script."""
     interpreter = os.path.realpath(sys.executable)
     seen = {sys.prefix, os.path.dirname(os.path.dirname(interpreter)), *(p for p in sys.path if os.path.isdir(p))}
     mounts = [specs.BindMount(path, path, read_only=True) for path in sorted(seen)]
     environment = {"COLOR": "blue", "PATH": f"{os.path.dirname(sys.executable)}:/usr/bin:/bin"}
-    args = ["torchrun", "--nproc-per-node=2", "train.py"]
-    containers = app(image="python:3.11-slim", mounts=mounts, env=environment, args=args)
-    with serve(containers, scheduler="local_docker") as job:
+    args = ["torchrun", "--nproc-per-node=2", script]
+    return app(image="python:3.11-slim", mounts=mounts, env=environment, args=args)
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+def test_every_container_of_local_docker_is_a_host_of_the_run(
+    project: Path, capfd: pytest.CaptureFixture[str], remove_containers: None
+) -> None:
+    with serve(containers("train.py"), scheduler="local_docker") as job:
         job.run_spmd()
     printed = capfd.readouterr().out
     for rank in range(4):
         assert f"rank {rank} of 4 in workers-{rank // 2}, blue" in printed
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.timeout(600)
+def test_ddp_ends_with_equal_weights_in_containers(
+    project: Path, capfd: pytest.CaptureFixture[str], remove_containers: None
+) -> None:
+    (project / "ddp.py").write_text(DDP)
+    with serve(containers("ddp.py"), scheduler="local_docker") as job:
+        job.run_spmd()
+    check_equal_weights(capfd.readouterr().out, ranks=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -38,6 +39,15 @@ class Trainer(Actor):
     @endpoint
     def process(self) -> str:
         return str(os.getpid())
+
+    @endpoint
+    def wait_ended(self, process: str) -> None:
+        """Returns when another process of this pod has ended, whether or not its parent has noticed."""
+        while os.path.exists(f"/proc/{process}"):
+            with contextlib.suppress(OSError), open(f"/proc/{process}/stat") as status:
+                if status.read().rpartition(")")[2].split()[0] == "Z":
+                    return
+            time.sleep(0.02)
 
     @endpoint
     def fill(self, megabytes: int) -> int:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["KINDS", "Kubectl", "bare_worker_pods", "kubeconfig_of"]
+__all__ = ["KINDS", "Kubectl", "bare_worker_pods", "kubeconfig_of", "own_namespace"]
 
 KINDS = "all,configmap,secret,serviceaccount,role,rolebinding,networkpolicy"
 
@@ -104,6 +104,18 @@ class Kubectl:
         finally:
             names = [f"{each['kind']}/{each['metadata']['name']}" for each in reversed(objects)]
             self("delete", "--ignore-not-found", "--grace-period=1", "--cascade=foreground", *names, timeout=240)
+
+
+@contextmanager
+def own_namespace(name: str) -> Iterator[Kubectl]:
+    """A namespace for the block, for what would concern the pods of other tests as well: a quota, a limit."""
+    kubectl = Kubectl(name)
+    kubectl("create", "namespace", name)
+    try:
+        kubectl.wait_for_account()
+        yield kubectl
+    finally:
+        kubectl("delete", "namespace", name, timeout=240)
 
 
 def kubeconfig_of(kubectl: Kubectl, account: str, directory: Path) -> Path:

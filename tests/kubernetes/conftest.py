@@ -75,8 +75,8 @@ def _nothing_left(_alone_or_not: None, kubectl: Kubectl, monkeypatch: pytest.Mon
 
 
 @pytest.fixture
-def two_gpus(_alone_or_not: None, api: Api) -> Iterator[None]:
-    """Makes the scheduler believe that a node has two GPUs. For ``disturbing`` tests."""
+def four_gpus(_alone_or_not: None, api: Api) -> Iterator[None]:
+    """Makes the scheduler believe that a node has four GPUs. For ``disturbing`` tests."""
     nodes, _ = api.list_objects("Node", "")
     path = f"/api/v1/nodes/{nodes[0]['metadata']['name']}/status"
 
@@ -84,7 +84,7 @@ def two_gpus(_alone_or_not: None, api: Api) -> Iterator[None]:
         change = [{"op": op, "path": "/status/capacity/nvidia.com~1gpu", **value}]
         api._request("PATCH", path, change, content_type="application/json-patch+json")  # type: ignore[arg-type]
 
-    patch("add", value="2")
+    patch("add", value="4")
     yield
     patch("remove")
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -38,16 +42,19 @@ def test_a_pod_deleted_during_a_call_is_reported_with_the_reason(namespace: str,
 
 
 def test_a_process_out_of_memory_is_reported_with_rank_and_pod(namespace: str) -> None:
-    compute = Compute(replicas=2, memory="400Mi")
+    compute = Compute(replicas=2, memory="500Mi")
     with KubernetesJob(compute=compute, name="starving", namespace=namespace) as job:
-        trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
-        trainers.pod.call().get(timeout=60)
-        filled = time.monotonic()
+        trainers = job.state().workers.spawn_procs(per_host={"gpus": 2}).spawn("trainers", Trainer)
+        victim, sibling = (trainers.slice(hosts=1, gpus=rank) for rank in range(2))
+        ended = sibling.wait_ended.call_one(victim.process.call_one().get(timeout=60))
+        filling = victim.fill.call_one(700)
+        ended.get(timeout=60)  # a pod near its limit is slow, and how slow depends on its node
+        killed = time.monotonic()
         with pytest.raises(SupervisionError) as caught:
-            trainers.slice(hosts=1).fill.call_one(600).get(timeout=60)
-        assert time.monotonic() - filled < REPORTED_WITHIN
+            filling.get(timeout=60)
+        assert time.monotonic() - killed < REPORTED_WITHIN
         assert_reports(caught.value, 0, "starving-workers-1", "failed: ")  # Monarch does not always report the signal
-        assert trainers.slice(hosts=0).pod.call_one().get(timeout=60) == "starving-workers-0"
+        assert trainers.slice(hosts=0, gpus=0).pod.call_one().get(timeout=60) == "starving-workers-0"
         again = job.state().workers.spawn_procs().spawn("again", Trainer)
         assert len(again.pod.call().get(timeout=60)) == 2
 
@@ -78,3 +85,34 @@ def test_a_restart_of_the_api_server_loses_nothing(namespace: str, kubectl: Kube
         after = trainers.train_step.call(batch_size=1)
         assert [*before.get(timeout=60).values()] == ["waited", "waited"]
         assert len(after.get(timeout=60)) == 2
+
+
+@contextmanager
+def drained(kubectl: Kubectl, pods: str) -> Iterator[str]:
+    """Drains the node of these pods for the block. Yields what kubectl reports within 10 s."""
+    node = kubectl("get", "pods", "-l", pods, "-o", "jsonpath={.items[0].spec.nodeName}")
+    drain = ["kubectl", "drain", node, "--pod-selector", pods, "--delete-emptydir-data", "--timeout=10s"]
+    try:
+        done = subprocess.run(drain, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode != 0, done.stdout
+        yield done.stderr
+    finally:
+        kubectl("uncordon", node)
+
+
+@pytest.mark.disturbing
+def test_draining_a_node_spares_the_gateway_and_its_session_reports_the_worker(
+    namespace: str, kubectl: Kubectl
+) -> None:
+    with KubernetesJob(compute=Compute(), name="drained", namespace=namespace) as job:
+        trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
+        trainers.pod.call_one().get(timeout=60)
+        call = trainers.wait.call_one(60.0)
+        with drained(kubectl, "meshgate.dev/job=drained") as report:
+            assert re.search(r"drained-gateway-\S+ .*violate the pod's disruption budget", report)
+            with pytest.raises(SupervisionError) as caught:
+                call.get(timeout=60)
+            assert_reports(caught.value, 0, "drained-workers-0", "its pod is being deleted")
+        hosts = job.state().workers  # of the same session; the pod that replaces the evicted one has a node now
+        hosts.initialized.get(timeout=90)
+        assert hosts.spawn_procs().spawn("again", Trainer).pod.call_one().get(timeout=60) == "drained-workers-0"

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from meshgate import Compute, ImageSpec, KubernetesJob
-from meshgate.errors import GatewayLostError, JobNotRunning, JobStartFailed
+from meshgate.errors import GatewayLostError, JobError, JobNotRunning, JobStartFailed
 from tests.kubernetes.actors import Trainer
 from tests.kubernetes.cluster import Kubectl
+from tests.kubernetes.network import local_port
 
 REPORTED_WITHIN = 60.0  # seconds; without giving up early these would take the job's 15 minutes
 
@@ -40,6 +41,38 @@ def test_a_kubeconfig_without_credentials(namespace: str, kubectl: Kubectl, tmp_
     anonymous("config", "unset", f"users.{anonymous('config', 'view', '-o', 'jsonpath={.users[0].name}')}")
     error = failure(KubernetesJob(compute=Compute(), name="anonymous", namespace=namespace, kubeconfig=path))
     assert f"the kubeconfig {path} provides no credentials for the API server at" in error
+
+
+def test_a_credential_plugin_that_fails_is_reported_with_its_reason(
+    namespace: str, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(kubectl("config", "view", "--raw", "--minify", "--flatten"))
+    expired = Kubectl(namespace, path)
+    user = expired("config", "view", "-o", "jsonpath={.users[0].name}")
+    expired("config", "unset", f"users.{user}")
+    plugin = ("--exec-api-version=client.authentication.k8s.io/v1beta1", "--exec-command=sh", "--exec-arg=-c")
+    expired("config", "set-credentials", user, *plugin, "--exec-arg=echo the login has expired >&2; exit 1")
+    job = KubernetesJob(compute=Compute(), name="expired", namespace=namespace, kubeconfig=path)
+    with pytest.raises(JobError, match=r"the credential plugin of the kubeconfig .* failed: .*the login has expired"):
+        job.apply()
+
+
+def test_the_gateway_of_a_job_is_used_with_an_exported_kubeconfig_and_creates_no_other_job(
+    namespace: str, kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with KubernetesJob(compute=Compute(), name="single", namespace=namespace) as job:
+        job.apply()
+        with local_port(kubectl, "service/single-gateway") as port:
+            url = f"http://127.0.0.1:{port}"
+            found = KubernetesJob(name="single", namespace=namespace, gateway_url=url)  # the token is that of the job
+            trainers = found.state(cached_path=None).workers.spawn_procs().spawn("trainers", Trainer)
+            assert trainers.pod.call_one().get(timeout=60) == "single-workers-0"
+            found._client.close()
+            assert job._job is not None
+            monkeypatch.setenv("MESHGATE_TOKEN", job._job.token)
+            with pytest.raises(JobError, match=r"serves one job and creates none\. To use its job, omit compute="):
+                KubernetesJob(compute=Compute(), namespace=namespace, gateway_url=url).apply()
 
 
 def test_a_selector_without_matches(namespace: str) -> None:

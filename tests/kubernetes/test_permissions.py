@@ -13,7 +13,7 @@ import yaml
 from meshgate import Compute, KubernetesJob
 from meshgate.errors import JobStartFailed
 from tests.kubernetes.actors import Trainer
-from tests.kubernetes.cluster import Kubectl, kubeconfig_of
+from tests.kubernetes.cluster import Kubectl, kubeconfig_of, own_namespace
 from tests.programs import ROOT
 
 
@@ -52,40 +52,41 @@ def gateway_role() -> dict[str, Any]:
     return {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": metadata, "rules": rules}
 
 
-def test_the_edit_role_suffices_with_an_account_for_gateways_and_a_quota_admits_the_pods(
-    namespace: str, kubectl: Kubectl, tmp_path: Path
-) -> None:
-    account = {"apiVersion": "v1", "kind": "ServiceAccount"}
-    binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding"}
+def bound(account: str, role_kind: str, role: str) -> list[dict[str, Any]]:
+    """A ServiceAccount with a role."""
     group = "rbac.authorization.k8s.io"
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}},
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": account},
+            "roleRef": {"apiGroup": group, "kind": role_kind, "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": account}],
+        },
+    ]
+
+
+def test_the_edit_role_suffices_with_an_account_for_gateways_and_a_quota_admits_the_pods(
+    namespace: str, tmp_path: Path
+) -> None:
     quota = {"hard": {"limits.memory": "10Gi", "requests.memory": "4Gi"}}
     compute = Compute(memory="1Gi", disk_size="1Gi", node_selector={"kubernetes.io/os": "linux"}, labels={"cost": "ml"})
-    with kubectl.applied(
-        {**account, "metadata": {"name": "editor"}},
-        {
-            **binding,
-            "metadata": {"name": "editor"},
-            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "edit"},
-            "subjects": [{"kind": "ServiceAccount", "name": "editor"}],
-        },
-        {**account, "metadata": {"name": "gateways"}},
-        gateway_role(),
-        {
-            **binding,
-            "metadata": {"name": "gateways"},
-            "roleRef": {"apiGroup": group, "kind": "Role", "name": "gateways"},
-            "subjects": [{"kind": "ServiceAccount", "name": "gateways"}],
-        },
-        {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "limits"}, "spec": quota},
-    ):
-        editor = kubeconfig_of(kubectl, "editor", tmp_path)
-        job = KubernetesJob(compute=compute, name="edited", namespace=namespace, kubeconfig=editor)
+    with own_namespace(f"{namespace}-edit") as kubectl:
+        kubectl.apply(
+            *bound("editor", "ClusterRole", "edit"),
+            gateway_role(),
+            *bound("gateways", "Role", "gateways"),
+            {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "limits"}, "spec": quota},
+        )
+        options = {
+            "name": "edited",
+            "namespace": kubectl.namespace,
+            "kubeconfig": kubeconfig_of(kubectl, "editor", tmp_path),
+        }
         with pytest.raises(JobStartFailed, match=r"may not create roles\.rbac.*gateway=Compute\(service_account_name="):
-            job.apply()
-        gateway = Compute(service_account_name="gateways")
-        with KubernetesJob(
-            compute=compute, name="edited", namespace=namespace, kubeconfig=editor, gateway=gateway
-        ) as job:
+            KubernetesJob(compute=compute, **options).apply()
+        with KubernetesJob(compute=compute, gateway=Compute(service_account_name="gateways"), **options) as job:
             trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
             assert trainers.pod.call_one().get(timeout=60) == "edited-workers-0"
             path = "jsonpath={.items[0].spec.nodeSelector} {.items[0].metadata.labels.cost}"

@@ -12,7 +12,7 @@ import pytest
 
 from meshgate import Compute, KubernetesJob
 from meshgate_kubernetes.manifests.names import JOB_LABEL
-from tests.documents import programs_in
+from tests.documents import programs_in, python_blocks
 from tests.kubernetes.cluster import KINDS, Kubectl, bare_worker_pods
 from tests.programs import ROOT
 
@@ -120,7 +120,7 @@ with KubernetesJob(compute=Compute(replicas=8), name="live", namespace=sys.argv[
 
 
 def run(
-    program: list[str], cwd: Path, *, python: str = sys.executable, **variables: str
+    program: list[str], cwd: Path, *, python: str = sys.executable, returncode: int = 0, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [python, *program],
@@ -131,7 +131,7 @@ def run(
         timeout=110,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == returncode, done.stderr
     return done
 
 
@@ -141,41 +141,76 @@ def assert_nothing_left(progress: str) -> None:
     assert Kubectl("default")("get", KINDS, "-l", f"{JOB_LABEL}={name}", "-o", "name") == ""
 
 
-def test_the_example_runs_unchanged(tmp_path: Path, images: tuple[str, str]) -> None:
-    done = run([str(ROOT / "examples" / "kubernetes.py")], tmp_path)
+def readme_program() -> str:
+    """The README's program, with the imports and the job that it names for a cluster."""
+    (program,) = programs_in("README.md")
+    (job,) = (block.code for block in python_blocks(ROOT / "README.md") if block.code.startswith("with KubernetesJob"))
+    for old, new in (("ProcessJob,", "Compute, KubernetesJob,"), ('with ProcessJob({"workers": 2}) as job:\n', job)):
+        assert old in program
+        program = program.replace(old, new)
+    return program
+
+
+LAPTOPS = [sys.executable, *os.environ.get("MESHGATE_TEST_LAPTOPS", "").split()]
+
+
+@pytest.fixture(params=LAPTOPS)
+def laptop(request: pytest.FixtureRequest) -> str:
+    """The Python of a laptop: that of the workers, and others with meshgate installed."""
+    return str(request.param)
+
+
+def test_the_example_runs_unchanged(tmp_path: Path, images: tuple[str, str], laptop: str) -> None:
+    done = run([str(ROOT / "examples" / "kubernetes.py")], tmp_path, python=laptop)
     assert "'rank 1 is done'" in done.stdout
     assert_nothing_left(done.stderr)
 
 
-def test_the_program_in_the_document_runs_as_pasted(tmp_path: Path, images: tuple[str, str]) -> None:
+def test_the_program_in_the_document_runs_as_pasted(tmp_path: Path, images: tuple[str, str], laptop: str) -> None:
     (program,) = programs_in("docs/kubernetes.md")
     (tmp_path / "program.py").write_text(program)
-    done = run(["program.py"], tmp_path)
+    done = run(["program.py"], tmp_path, python=laptop)
     assert "'rank 1 is done'" in done.stdout
     assert "a step of 32 samples" in done.stdout
     assert_nothing_left(done.stderr)
 
 
-@pytest.mark.parametrize("laptop", os.environ.get("MESHGATE_TEST_LAPTOPS", "").split())
-def test_laptops_with_other_versions_of_python_run_the_same_program(
-    tmp_path: Path, images: tuple[str, str], laptop: str
+@pytest.mark.disturbing
+def test_the_readmes_program_runs_with_the_readmes_job(
+    tmp_path: Path, images: tuple[str, str], four_gpus: None, laptop: str
 ) -> None:
-    (program,) = programs_in("docs/kubernetes.md")
-    (tmp_path / "program.py").write_text(program)
+    (tmp_path / "program.py").write_text(readme_program())
     done = run(["program.py"], tmp_path, python=laptop)
-    assert "'rank 1 is done'" in done.stdout
+    assert "'rank 3 is done'" in done.stdout
     assert_nothing_left(done.stderr)
 
 
 @pytest.mark.disturbing
-def test_kubetorchs_basic_example_runs_unchanged(tmp_path: Path, images: tuple[str, str], two_gpus: None) -> None:
+def test_kubetorchs_basic_example_runs_unchanged(
+    tmp_path: Path, images: tuple[str, str], four_gpus: None, laptop: str
+) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / "basic.py").write_text(BASIC)
     (tmp_path / "torch.py").write_text(TORCH)
-    done = run(["basic.py"], tmp_path)
+    done = run(["basic.py"], tmp_path, python=laptop)
     assert done.stdout.count("Training step on cpu with batch_size=32") == 2
     assert "{'rank': 0}" in done.stdout
     assert "{'rank': 1}" in done.stdout
+    assert_nothing_left(done.stderr)
+
+
+def test_a_program_that_fails_for_want_of_a_module_names_the_image_and_leaves_nothing(
+    tmp_path: Path, images: tuple[str, str]
+) -> None:
+    failing = (
+        readme_program()
+        .replace("gpus=2)", "cpus=0.1)")
+        .replace("        print(", "        import torch\n        print(", 1)
+    )
+    (tmp_path / "program.py").write_text(failing)
+    done = run(["program.py"], tmp_path, returncode=1)
+    assert "No module named 'torch'" in done.stderr
+    assert "Image().pip_install(['torch'])" in done.stderr
     assert_nothing_left(done.stderr)
 
 

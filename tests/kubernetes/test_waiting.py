@@ -12,7 +12,7 @@ import pytest
 
 from meshgate import Compute, Image, KubernetesJob
 from meshgate.errors import JobStartFailed
-from tests.kubernetes.cluster import Kubectl, kubeconfig_of
+from tests.kubernetes.cluster import Kubectl, kubeconfig_of, own_namespace
 
 REPORTED_WITHIN = 60.0  # seconds; without giving up early these would take the job's 15 minutes
 
@@ -48,8 +48,10 @@ def test_an_invalid_image_name(namespace: str) -> None:
 
 def test_more_gpus_than_any_node_has(namespace: str) -> None:
     with start_failure() as caught:
-        start(Compute(gpus=8), namespace, "nogpus")
+        start(Compute(gpus=8, replicas=9), namespace, "nogpus")
     assert "Insufficient nvidia.com/gpu: the pod requests 8, the largest node has 0 (8 short)" in str(caught.value)
+    assert str(caught.value).count("Unschedulable") == 1  # of nine pods
+    assert "9 pods (nogpus-workers-0, nogpus-workers-1, …)" in str(caught.value)
 
 
 def test_a_node_of_another_architecture_is_missing(namespace: str) -> None:
@@ -71,56 +73,40 @@ def test_an_image_for_another_architecture_is_reported(namespace: str, images: t
 
 
 @pytest.mark.disturbing
-def test_gpus_of_a_node(namespace: str, kubectl: Kubectl, two_gpus: None) -> None:
+def test_gpus_of_a_node(namespace: str, kubectl: Kubectl, four_gpus: None) -> None:
     with KubernetesJob(compute=Compute(gpus=1, replicas=2), name="gpus", namespace=namespace) as job:
         job.apply()
         limits = kubectl("get", "pod", "gpus-workers-1", "-o", "jsonpath={.spec.containers[0].resources.limits}")
         assert '"nvidia.com/gpu":"1"' in limits
     with start_failure() as caught:
-        start(Compute(gpus=3), namespace, "more")
-    assert "the pod requests 3, the largest node has 2 (1 short)" in str(caught.value)
+        start(Compute(gpus=5), namespace, "more")
+    assert "the pod requests 5, the largest node has 4 (1 short)" in str(caught.value)
 
 
-def test_an_exhausted_quota(namespace: str, kubectl: Kubectl) -> None:
-    space = f"{namespace}-quota"
-    kubectl("create", "namespace", space)
-    try:
-        quota = {
-            "apiVersion": "v1",
-            "kind": "ResourceQuota",
-            "metadata": {"name": "small", "namespace": space},
-            "spec": {"hard": {"pods": "1"}},
-        }
-        Kubectl(space).wait_for_account()
-        Kubectl(space).apply(quota)
+def assert_nothing_left(kubectl: Kubectl) -> None:
+    assert kubectl("get", "all,configmap,secret", "-l", "meshgate.dev/job", "-o", "name") == ""
+
+
+def test_an_exhausted_quota(namespace: str) -> None:
+    with own_namespace(f"{namespace}-quota") as kubectl:
+        quota = {"hard": {"pods": "1"}}
+        kubectl.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}, "spec": quota})
         with start_failure() as caught:
-            start(Compute(replicas=2), space, "crowd")
+            start(Compute(replicas=2), kubectl.namespace, "crowd")
         assert "QuotaExceeded: quota small is exceeded" in str(caught.value)
         assert "pods=1" in str(caught.value)
-        assert Kubectl(space)("get", "all,configmap,secret", "-l", "meshgate.dev/job", "-o", "name") == ""
-    finally:
-        kubectl("delete", "namespace", space, timeout=240)
+        assert_nothing_left(kubectl)
 
 
-def test_a_pod_rejected_by_admission(namespace: str, kubectl: Kubectl) -> None:
-    space = f"{namespace}-limited"
-    limits = {
-        "apiVersion": "v1",
-        "kind": "LimitRange",
-        "metadata": {"name": "small", "namespace": space},
-        "spec": {"limits": [{"type": "Container", "max": {"memory": "2Gi"}}]},
-    }
-    kubectl("create", "namespace", space)
-    try:
-        Kubectl(space).wait_for_account()
-        Kubectl(space).apply(limits)
+def test_a_pod_rejected_by_admission(namespace: str) -> None:
+    with own_namespace(f"{namespace}-limited") as kubectl:
+        limits = {"limits": [{"type": "Container", "max": {"memory": "2Gi"}}]}
+        kubectl.apply({"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small"}, "spec": limits})
         with start_failure() as caught:
-            start(Compute(memory="3Gi"), space, "large", gateway=Compute(memory="1Gi"))
+            start(Compute(memory="3Gi"), kubectl.namespace, "large", gateway=Compute(memory="1Gi"))
         assert "statefulset large-workers: FailedCreate" in str(caught.value)
         assert "maximum memory usage per Container is 2Gi, but limit is 3Gi" in str(caught.value)
-        assert Kubectl(space)("get", "all,configmap,secret", "-l", "meshgate.dev/job", "-o", "name") == ""
-    finally:
-        kubectl("delete", "namespace", space, timeout=240)
+        assert_nothing_left(kubectl)
 
 
 def test_a_crashing_worker_is_reported_with_its_last_output(namespace: str, images: tuple[str, str]) -> None:

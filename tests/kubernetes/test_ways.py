@@ -10,7 +10,14 @@ from meshgate import Compute, Image, ImageSpec, KubernetesJob
 from tests.kubernetes.actors import Trainer
 from tests.kubernetes.cluster import Kubectl, bare_worker_pods
 from tests.kubernetes.monarch_operator import monarch_operator
-from tests.ways_in import check_admin, check_commands, check_mounts, check_ports_and_stacks, check_terminal
+from tests.ways_in import (
+    check_admin,
+    check_commands,
+    check_mounts,
+    check_ports_and_stacks,
+    check_telemetry,
+    check_terminal,
+)
 
 
 def pods_of(job: KubernetesJob, mesh: str = "workers") -> list[str]:
@@ -30,6 +37,28 @@ def test_pods_created_for_the_job(namespace: str, capfd: pytest.CaptureFixture[s
     progress = capfd.readouterr().err
     assert "workers: 2 ready (of 2)" in progress
     assert "ends after 1 h without a session" in progress
+
+
+@pytest.mark.disturbing
+def test_pods_with_gpus_hold_more_shared_memory_than_the_64_mb_of_container_runtimes(
+    namespace: str, kubectl: Kubectl, four_gpus: None
+) -> None:
+    with KubernetesJob(compute=Compute(gpus=1, memory="1Gi"), name="sharing", namespace=namespace) as job:
+        job.apply()
+        write = "open('/dev/shm/batch', 'wb').write(bytes(200 << 20))"
+        kubectl("exec", "sharing-workers-0", "--", "python", "-c", write)
+
+
+@pytest.mark.disturbing
+def test_the_gateway_tolerates_the_taints_that_the_workers_tolerate(namespace: str, kubectl: Kubectl) -> None:
+    nodes = kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}").split()
+    kubectl("taint", "nodes", *nodes, "dedicated=training:NoSchedule")
+    try:
+        compute = Compute(tolerations=[{"key": "dedicated", "operator": "Exists"}])
+        with KubernetesJob(compute=compute, name="tolerant", namespace=namespace) as job:
+            assert pods_of(job) == ["tolerant-workers-0"]
+    finally:
+        kubectl("taint", "nodes", *nodes, "dedicated-")
 
 
 def test_existing_pods_with_only_torchmonarch(namespace: str, kubectl: Kubectl, images: tuple[str, str]) -> None:
@@ -69,7 +98,7 @@ def test_sixteen_workers(namespace: str) -> None:
 
 
 def test_the_way_into_two_pods(namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compute = Compute(cpu="50m", memory="500Mi", replicas=2)
+    compute = Compute(cpu="50m", memory="1Gi", replicas=2)
     with KubernetesJob(compute=compute, name="into", namespace=namespace) as job:
         hosts = job.state().workers
         assert check_commands(job) == ["into-workers-0", "into-workers-1"]
@@ -77,3 +106,4 @@ def test_the_way_into_two_pods(namespace: str, tmp_path: Path, monkeypatch: pyte
         check_ports_and_stacks(job, hosts)
         check_admin(job)
         check_mounts(job, tmp_path, "/tmp/way")
+        check_telemetry(job)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import meshgate as kt
-from meshgate import JobNotRunning, JobStartFailed, MeshgateError, SlurmJob, SupervisionError
+from meshgate import GatewayLostError, JobNotRunning, JobStartFailed, MeshgateError, SlurmJob, SupervisionError
 from tests.slurm.actors import Trainer
 from tests.slurm.cluster import DISTURBED, NOTICED, kit, pids, run, small_job
 
@@ -63,8 +63,10 @@ def test_the_time_limit_is_announced_and_named(name: str, tmp_path: Path, capfd:
         assert f"[meshgate] Slurm ends job {job.job_id} at " in capfd.readouterr().err
 
 
-def test_a_preempted_job_says_so(name: str, tmp_path: Path, disturbed_node: str) -> None:
-    with small_job({"workers": 1}, name, tmp_path, partition="spot", on_disturbed=True) as job:
+@pytest.mark.parametrize("gateway_on", ["login", "node"])
+def test_a_preempted_job_says_so(name: str, tmp_path: Path, disturbed_node: str, gateway_on: str) -> None:
+    options = {"partition": "spot", "on_disturbed": True, "gateway_on": gateway_on}
+    with small_job({"workers": 1}, name, tmp_path, **options) as job:
         call, _ = waiting_call(job)
         other = subprocess.Popen(["srun", "--partition=cpu", f"--nodelist={disturbed_node}", "--exclusive", "true"])
         try:
@@ -88,6 +90,20 @@ def test_a_node_without_power_is_lost_alone(name: str, tmp_path: Path, disturbed
         assert "rank 1" in failure
         again = procs.slice(hosts=slice(0, 1)).spawn("again", Trainer)
         assert [node for _, node in again.node.call().get(timeout=NOTICED).items()] == ["n3"]
+
+
+def test_a_job_whose_gateway_was_on_a_node_without_power_ends_with_the_nodes_state(
+    name: str, tmp_path: Path, disturbed_node: str
+) -> None:
+    with small_job({"workers": 1}, name, tmp_path, on_disturbed=True, gateway_on="node") as job:
+        call, _ = waiting_call(job)
+        kit("node", disturbed_node, "kill")
+        run("scontrol", "update", f"NodeName={disturbed_node}", "State=DOWN", "Reason=no power")
+        # nothing closes the connection: the laptop waits for the answer to a ping before it asks Slurm
+        with pytest.raises(GatewayLostError, match=rf"Slurm ended job {job.job_id}: NODE_FAIL: a node failed"):
+            call.get(timeout=2 * NOTICED)
+        with pytest.raises(JobNotRunning, match=r"NODE_FAIL.*Call apply\(\) to submit it again"):
+            job.state()
 
 
 def test_a_process_that_takes_too_much_memory_ends_alone(name: str, tmp_path: Path) -> None:

@@ -11,7 +11,14 @@ from meshgate import Image
 from tests.slurm.actors import Trainer
 from tests.slurm.cluster import small_job
 from tests.waiting import wait_for
-from tests.ways_in import check_admin, check_commands, check_mounts, check_ports_and_stacks, check_terminal
+from tests.ways_in import (
+    check_admin,
+    check_commands,
+    check_mounts,
+    check_ports_and_stacks,
+    check_telemetry,
+    check_terminal,
+)
 
 
 def test_the_way_into_two_nodes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +53,4 @@ def test_the_way_into_two_nodes(name: str, tmp_path: Path, monkeypatch: pytest.M
             "a save to reach the nodes",
         )
         job.exec(["rm", "-r", f"/tmp/{name}-out"])
+        check_telemetry(job)

@@ -32,27 +32,61 @@ from .models.fields import (
     Region,
     Text,
 )
+from .models.from_gateway import (
+    Adopted,
+    CallProgress,
+    Done,
+    ErrorGroup,
+    Failed,
+    Failure,
+    Fault,
+    Host,
+    HostsAttached,
+    Item,
+    ObjectFailed,
+    Output,
+    OutputLine,
+    PortMessage,
+    Progress,
+    Values,
+)
 
 __all__ = [
     "MAX_COUNT",
     "MAX_DIMENSIONS",
     "SYNC_STREAM",
+    "Adopted",
     "Attached",
+    "CallProgress",
     "Count",
     "Detach",
+    "Done",
     "EndpointSignature",
+    "ErrorGroup",
+    "Failed",
+    "Failure",
+    "Fault",
     "Fetch",
     "Header",
+    "Host",
     "HostNames",
+    "HostsAttached",
+    "Item",
     "KeptCall",
     "KeptCalls",
     "MeshRef",
+    "ObjectFailed",
+    "Output",
+    "OutputLine",
     "Parameter",
     "Path",
+    "PortMessage",
+    "Progress",
     "Read",
     "Region",
     "Resume",
     "Text",
+    "Values",
     "stream_of",
 ]
 
@@ -271,170 +305,33 @@ class ConfigureMonarch(Model):
     settings: dict[Label, bool | int | float | Line | None] = Field(default={}, max_length=1024)
 
 
+class CollectTelemetry(Model):
+    """Collects Monarch's telemetry from now on, and keeps messages and traces for ``retention`` seconds; 0: always.
+
+    Reply: Done.
+    """
+
+    type: Literal["collect_telemetry"] = "collect_telemetry"
+    call: Count
+    retention: Count
+
+
+class TelemetryRequest(Model):
+    """A request to Monarch's dashboard. Buffers: the JSON of a POST, or none.
+
+    Reply: Values with a pickled tuple: status, content type, body.
+    """
+
+    type: Literal["telemetry_request"] = "telemetry_request"
+    call: Count
+    path: Annotated[str, Field(max_length=65536)]  # with the query
+
+
 class EndSession(Model):
     """Ends the session now rather than when its lease expires. Reply: Done."""
 
     type: Literal["end_session"] = "end_session"
     call: Count
-
-
-# --- gateway to client ------------------------------------------------------------------------------------
-
-
-class Host(Model):
-    name: Label  # of the pod or the local process, such as "workers-0"
-    address: Annotated[str, Field(max_length=4096)] = ""
-    identity: Label = ""  # of its Monarch service, or the UUID that it derives from; "" if unknown
-    node: Label = ""  # of a pod, if known; so is the zone
-    zone: Label = ""
-    python: Label = ""  # the versions that its worker reported; "" if unknown
-    monarch: Label = ""
-
-
-class HostsAttached(Model):
-    type: Literal["hosts_attached"] = "hosts_attached"
-    object: ObjectId
-    hosts: Annotated[tuple[Host, ...], Field(fail_fast=True)]
-
-
-class Adopted(Model):
-    """The meshes in a pickled value, in the order in which they are unpickled."""
-
-    objects: ObjectIds = ()
-
-
-class Values(Model):
-    """The values of a call, one buffer for each rank, in rank order. ``objects[i]`` belongs to buffer i."""
-
-    type: Literal["values"] = "values"
-    call: Count
-    ranks: Ranks | None = None  # for choose: the rank that replied
-    objects: dict[Count, Adopted] = Field(default={})
-
-
-class Item(Model):
-    """One reply of a stream. Buffers: the pickled value."""
-
-    type: Literal["item"] = "item"
-    call: Count
-    rank: Count
-    objects: Adopted = Adopted()
-
-
-class Done(Model):
-    type: Literal["done"] = "done"
-    call: Count
-
-
-class ErrorGroup(Model):
-    """The ranks whose pickled exceptions were identical.
-
-    ``buffer``: the index of the pickled exception. None, in the last group only, for all ranks whose exceptions were
-    not sent, since there were too many distinct ones.
-    """
-
-    ranks: Ranks  # the first ones, at most 64
-    count: Count  # of all ranks in the group
-    buffer: Count | None = None
-
-
-class Failure(Model):
-    """Why a call or a creation failed.
-
-    ``actor``: endpoints raised exceptions, grouped in ``errors``, or the bootstrap of a process did, and ``message`` is
-    its traceback. ``supervision``: an actor, process or host died; ``ranks`` are those that died. ``step``: an earlier
-    step failed that this one depends on; ``step`` names it and ``message`` is its error. ``invalid``: the gateway
-    rejected the request. ``stale_code``: a host could not get the code version. ``internal``: a bug in the gateway.
-    """
-
-    kind: Literal["actor", "supervision", "step", "invalid", "stale_code", "internal"]
-    message: Text
-    step: Text = ""
-    mesh: Label = ""
-    ranks: Ranks = ()
-    hosts: HostNames = Field(default={})  # host name by rank in the target, for the ranks in this failure
-    errors: Annotated[tuple[ErrorGroup, ...], Field(fail_fast=True)] = ()
-    total: Count = 0  # called ranks
-    unanswered: Count = 0  # ranks that had not replied when the failure was sent
-
-
-class CallProgress(Model):
-    """How far call ``call`` is: ``waiting`` are the hosts of the first ranks, in the target, that have not replied."""
-
-    call: Count
-    total: Count
-    answered: Count
-    age: float = Field(ge=0, allow_inf_nan=False)  # seconds since it was sent to the actors
-    waiting: HostNames = Field(default={})
-    first: bool = True  # no earlier call to these actors is in flight
-
-
-class Progress(Model):
-    """The progress of calls that take long, sent when it has changed."""
-
-    type: Literal["progress"] = "progress"
-    calls: Annotated[tuple[CallProgress, ...], Field(fail_fast=True)]
-
-
-class Failed(Model):
-    """A call failed. Buffers: the distinct pickled exceptions."""
-
-    type: Literal["failed"] = "failed"
-    call: Count
-    rank: Count | None = None  # for an item of a stream
-    failure: Failure
-
-
-class ObjectFailed(Model):
-    """The creation of an object failed; whatever depends on it fails too."""
-
-    type: Literal["object_failed"] = "object_failed"
-    object: ObjectId
-    failure: Failure
-
-
-class Fault(Model):
-    """A supervision event of a mesh of this session, for ``unhandled_fault_hook``."""
-
-    type: Literal["fault"] = "fault"
-    object: ObjectId | None
-    mesh: Label
-    ranks: Ranks
-    hosts: HostNames = Field(default={})
-    report: Text
-    number: Count = 0  # in a detached session, from 1
-
-
-class OutputLine(Model):
-    """One line that an actor printed; ``end`` is its line end."""
-
-    stream: Literal["stdout", "stderr"]
-    mesh: Label = ""
-    procs: ObjectId = 0  # the mesh of the process, if it is one of the session
-    ranks: Ranks = ()  # the first ones that printed it, at most 64
-    count: Count = 1
-    host: Label = ""
-    text: Line
-    end: Literal["\n", "\r", ""] = "\n"
-
-
-class Output(Model):
-    """Lines that actors printed. In a detached session ``first`` is the number of the first of them, from 1."""
-
-    type: Literal["output"] = "output"
-    first: Count = 0
-    lines: Annotated[tuple[OutputLine, ...], Field(fail_fast=True)]
-
-
-class PortMessage(Model):
-    """A message to a channel. Buffers: the pickled value, or with ``exception`` the pickled exception."""
-
-    type: Literal["port_message"] = "port_message"
-    port: ObjectId
-    rank: Count | None = None
-    exception: bool = False
-    objects: Adopted = Adopted()
-    number: Count = 0  # of the message in its channel, in a detached session, from 1
 
 
 Header: TypeAlias = Annotated[
@@ -454,6 +351,8 @@ Header: TypeAlias = Annotated[
     | Release
     | Configure
     | ConfigureMonarch
+    | CollectTelemetry
+    | TelemetryRequest
     | EndSession
     | Detach
     | Read

@@ -44,7 +44,10 @@ class CallStatus(_Model):
 
 
 class CallCounts(_Model):
-    """The calls of a mesh of actors since it was spawned. Two of these give its rate and latency between them."""
+    """The calls of a mesh of actors, or of one of its endpoints, since it was spawned.
+
+    Two of these give the rate and latency between them.
+    """
 
     ended: int = Field(default=0, description="calls that have their last reply, or failed")
     failed: int = Field(default=0, description="of those that ended")
@@ -65,6 +68,7 @@ class MeshStatus(_Model):
     number: int = Field(default=0, description="names the mesh within its session")
     procs: int = Field(default=0, description="of actors: the number of their proc mesh")
     calls: CallCounts | None = Field(default=None, description="of actors; null: the gateway is older")
+    endpoints: dict[str, CallCounts] = Field(default={}, description="of actors: the calls by endpoint that was called")
     hosts: tuple[str, ...] = Field(default=(), description="of procs, which are divided evenly among them, in order")
 
 
@@ -77,6 +81,10 @@ class HostStatus(_Model):
     state: HostState = "ready"
     reason: str = Field(default="", description="why it is missing")
     version: str = Field(default="", description="of the session's newest code, if the host has it")
+    parent: str = Field(
+        default="",
+        description="the host, or gateway, that it hears of code from; empty: none was synced, or it is missing",
+    )
 
 
 class EngineStatus(_Model):

@@ -1,29 +1,91 @@
-"""The commands of ``meshgate``, their options and help."""
+"""The ``meshgate`` command: its subcommands, and where they are.
+
+A subcommand's module is imported when it is used, because most need the client, whose import takes half a second.
+``meshgate --help`` and completion have its summary from here.
+"""
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-from typing import Annotated
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from meshgate.cli import cluster_jobs, doctor, leftovers, local_jobs, ranks, sessions, ui
-from meshgate.cli import logs as log_lines
-from meshgate.cli import status as statuses
-from meshgate.cli.agents import call, mcp, run
-from meshgate.cli.console import Commands, console, emit, fail
-from meshgate.cli.models import SCHEMAS, Leftovers, Pull, Sync
-from meshgate.cli.options import AsJson, Job, Mesh, Namespace
-from meshgate.cli.top import command as top
-from meshgate.jobs.find import find_job
-from meshgate_wire.version import SOFTWARE_VERSION
+from meshgate import __version__
+from meshgate.cli.console import Commands
 
-__all__ = ["app"]
+__all__ = ["COMMANDS", "app"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The function of a command: ``module:function`` below ``meshgate.cli``, and the first line of its docstring."""
+
+    function: str
+    summary: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self, name: str) -> TyperCommand:
+        module, _, function = self.function.partition(":")
+        command = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+        found = getattr(importlib.import_module(f"meshgate.cli.{module}"), function)
+        command.command(name, context_settings=dict(self.settings))(found)
+        loaded = typer.main.get_command(command)
+        assert isinstance(loaded, TyperCommand)
+        return loaded
+
+
+_PASS_ON = {"ignore_unknown_options": True}  # to the command that it runs
+COMMANDS = {
+    "ls": _Place("jobs:list_jobs", "List running jobs."),
+    "kill": _Place("jobs:kill_jobs", "End jobs and all their processes or pods."),
+    "status": _Place("status:report_status", "Show hosts, code versions, sessions and calls in flight."),
+    "sessions": _Place("sessions:list_sessions", "List the sessions of a job."),
+    "describe": _Place("status:describe_job", "Show everything about a job, in a cluster also its events."),
+    "logs": _Place("logs:show_logs", "Print what the actors of all sessions printed."),
+    "sync": _Place("files:sync_code", "Push the code of this directory to the job's hosts."),
+    "pull": _Place("files:pull_files", "Copy a file or directory from the hosts."),
+    "exec": _Place("ranks:run_command", "Run a command on the hosts, and exit with its exit code.", _PASS_ON),
+    "shell": _Place("ranks:open_shell", "Open a terminal on a host, and exit with its shell's exit code."),
+    "debug": _Place("ranks:debug_actors", "Debug actors at breakpoint(), or let an editor attach."),
+    "forward": _Place("ranks:forward_port", "Make a port of a host available here, until interrupted."),
+    "stacks": _Place("ranks:show_stacks", "Show the Python stacks of all processes; equal ones once."),
+    "why": _Place("ranks:explain", "Show calls in flight, and what they wait for."),
+    "top": _Place("top.command:show_top", "Show calls per second, latency, CPU, memory and GPUs, live."),
+    "ui": _Place("ui:open_page", "Show a job in the browser, live, until interrupted."),
+    "doctor": _Place("doctor:diagnose", "Check the way to a job's gateway, and say what to change."),
+    "call": _Place("agents.call:call_endpoint", "Call an endpoint on every rank, after edits and a reload."),
+    "run": _Place("agents.run:run_command", "Run a Python program here, and exit with its exit code.", _PASS_ON),
+    "mcp": _Place("agents.mcp:serve_tools", "Serve tools for coding agents (Model Context Protocol)."),
+    "gc": _Place("leftovers:collect_garbage", "End processes on this machine of jobs whose gateway is gone."),
+    "schema": _Place("schemas:show_schema", "Print the JSON Schema of what a command prints with --json."),
+    "version": _Place("app:show_version", "Print the version."),
+}
+
+
+class _Subcommand(TyperCommand):
+    """A command of which only the name and the summary are known until it is used."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        assert self.name is not None
+        return COMMANDS[self.name].load(self.name).make_context(info_name, args, parent, **extra)
+
+
+class _Subcommands(Commands):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return _Subcommand(cmd_name, help=COMMANDS[cmd_name].summary, rich_markup_mode=None)
+
 
 app = typer.Typer(
-    cls=Commands,
+    cls=_Subcommands,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -36,9 +98,14 @@ app = typer.Typer(
 )
 
 
+def show_version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(SOFTWARE_VERSION)
+        show_version()
         raise typer.Exit
 
 
@@ -49,186 +116,3 @@ def main(
     ] = False,
 ) -> None:
     pass
-
-
-@app.command("ls")
-def list_jobs(
-    namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", help="Jobs in this namespace of a Kubernetes cluster.")
-    ] = None,
-    all_namespaces: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="Jobs in all namespaces of a Kubernetes cluster.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """List running jobs.
-
-    Shows the jobs of this machine or, with a namespace, those of the cluster that KUBECONFIG names.
-    """
-    if namespace is not None or all_namespaces:
-        searched = "" if all_namespaces else namespace or ""
-        jobs = cluster_jobs.list_jobs(searched)
-        emit(jobs, as_json, lambda console: console.print(cluster_jobs.table(jobs, searched)))
-    else:
-        jobs = local_jobs.list_jobs()
-        emit(jobs, as_json, lambda console: console.print(local_jobs.table(jobs)))
-
-
-@app.command("kill")
-def kill_jobs(
-    ids: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="JOB...", help="Ids or unique prefixes, or job files; in a cluster, names."),
-    ] = None,
-    all_jobs: Annotated[
-        bool, typer.Option("--all", help="All your jobs on this machine, or all jobs in the namespace.")
-    ] = False,
-    namespace: Namespace = None,
-    as_json: AsJson = False,
-) -> None:
-    """End jobs and all their processes or pods."""
-    report = (lambda line: None) if as_json else typer.echo
-    if namespace is not None:
-        ended = cluster_jobs.kill(ids or [], namespace, all_jobs=all_jobs, report=report)
-    else:
-        ended = local_jobs.kill(ids or [], all_jobs=all_jobs, report=report)
-    emit(ended, as_json, lambda console: None)
-
-
-@app.command("status")
-def show_status(job: Job = None, namespace: Namespace = None, as_json: AsJson = False) -> None:
-    """Show hosts, code versions, sessions and calls in flight."""
-    status = find_job(job, namespace).status()
-    emit(status, as_json, lambda console: statuses.show_status(status, console))
-
-
-@app.command("sessions")
-def list_sessions(job: Job = None, namespace: Namespace = None, as_json: AsJson = False) -> None:
-    """List the sessions of a job: name, age, meshes, calls, code version, and the process that holds each."""
-    found = sessions.list_sessions(find_job(job, namespace))
-    emit(found, as_json, lambda console: sessions.show_sessions(found, console))
-
-
-@app.command("describe")
-def describe_job(job: Job = None, namespace: Namespace = None, as_json: AsJson = False) -> None:
-    """Show everything about a job; in a cluster also its objects and events."""
-    found = statuses.describe(find_job(job, namespace), namespace)
-    emit(found, as_json, lambda console: statuses.show_description(found, console))
-
-
-@app.command("logs")
-def show_logs(
-    job: Job = None,
-    namespace: Namespace = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until interrupted.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", help="Only lines of this rank.")] = None,
-    tail: Annotated[int | None, typer.Option("--tail", help="Only the last so many lines of each session.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Print what the actors of all sessions printed.
-
-    The gateway keeps the last 4 MB of each session.
-    """
-    found = find_job(job, namespace)
-    lines = log_lines.follow(found, tail) if follow else log_lines.printed_lines(found._output, tail)
-    log_lines.show(lines, rank, as_json=as_json)
-
-
-@app.command("sync")
-def sync_code(
-    job: Job = None,
-    directories: Annotated[
-        list[Path] | None, typer.Option("--dir", help="A directory to sync; the default is the git root.")
-    ] = None,
-    namespace: Namespace = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Push again on every save, until interrupted.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Push the code of this directory to the job's hosts, so that the next program finds it there."""
-    found = find_job(job, namespace)
-    found._state()
-    paths = [str(path) for path in directories] if directories else None
-    report = found.sync(sync_dirs=paths, watch=watch, quiet=as_json)
-    result = Sync(
-        version=report.version,
-        files=report.files,
-        nbytes=report.nbytes,
-        ready=report.ready,
-        hosts=report.hosts,
-        seconds=report.seconds,
-    )
-    emit(result, as_json, lambda console: None)
-    if watch:
-        _wait_for_interrupt()
-
-
-@app.command("pull")
-def pull_files(
-    remote: Annotated[str, typer.Argument(help="A file or directory on the hosts.")],
-    local: Annotated[str, typer.Argument(help="Where to put it.")],
-    job: Annotated[str | None, typer.Option("--job", "-j", help="An id, a job file, or with -n a name.")] = None,
-    ranks: Annotated[list[int] | None, typer.Option("--rank", help="Hosts to pull from; the default is all.")] = None,
-    mesh: Mesh = None,
-    namespace: Namespace = None,
-    as_json: AsJson = False,
-) -> None:
-    """Copy a file or directory from the hosts."""
-    pulled = find_job(job, namespace).pull(remote, local, ranks, mesh)
-    result = Pull(files=pulled.files, size=pulled.size, travelled=pulled.travelled, left_out=list(pulled.left_out))
-    emit(result, as_json, lambda console: None)
-
-
-app.command("exec", context_settings={"ignore_unknown_options": True})(ranks.run_command)
-app.command("shell")(ranks.open_shell)
-app.command("debug")(ranks.debug_actors)
-app.command("forward")(ranks.forward_port)
-app.command("stacks")(ranks.show_stacks)
-app.command("why")(ranks.explain)
-app.command("top")(top.show_top)
-app.command("ui")(ui.open_page)
-app.command("doctor")(doctor.diagnose)
-app.command("call")(call.call_endpoint)
-app.command("run", context_settings={"ignore_unknown_options": True})(run.run_command)
-app.command("mcp")(mcp.serve_tools)
-
-
-@app.command("gc")
-def collect_garbage(
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="End them without asking.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """End processes on this machine of jobs whose gateway is gone."""
-    found = leftovers.find_leftovers()
-    if not as_json:
-        for leftover in found:
-            typer.echo(f"{leftover.pid:>8}  job {leftover.job[:8]}  {leftover.command}")
-        if not found:
-            typer.echo("nothing to end")
-    ended = bool(found) and (yes or (not as_json and sys.stdin.isatty() and typer.confirm("End these processes?")))
-    if ended:
-        leftovers.end_leftovers(found)
-    result = Leftovers(processes=found, ended=ended)
-    outcome = "ended" if ended else "not ended; pass --yes to end them"
-    emit(result, as_json, lambda console: console.print(outcome) if found else None)
-
-
-@app.command("schema")
-def show_schema(command: Annotated[str, typer.Argument(help="The command whose --json output is described.")]) -> None:
-    """Print the JSON Schema of what a command prints with --json."""
-    model = SCHEMAS.get(command)
-    if model is None:
-        fail(f"{command!r} prints no JSON; commands that do: {', '.join(SCHEMAS)}", 2)
-    typer.echo(json.dumps(model.model_json_schema(), indent=2))
-
-
-@app.command("version")
-def show_version() -> None:
-    """Print the version."""
-    typer.echo(SOFTWARE_VERSION)
-
-
-def _wait_for_interrupt() -> None:
-    console().print("watching; Ctrl-C ends it")
-    import signal  # noqa: PLC0415
-
-    signal.pause()

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from meshgate.cli.console import fail
+from meshgate.cli.console import age_text, fail, meshes_text, new_table
 from meshgate.cli.models import Ended, Event, JobRow, Jobs
-from meshgate.cli.tables import age_text, meshes_text, new_table
 from meshgate.errors import JobNotRunning
 
 if TYPE_CHECKING:

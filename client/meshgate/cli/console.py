@@ -1,18 +1,21 @@
-"""How commands print and fail: JSON or text on stdout, errors on stderr, and what each exit code means."""
+"""How commands print and fail: JSON, text or tables on stdout, errors on stderr, and what each exit code means."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
-from pydantic import BaseModel
-from rich.console import Console
 from typer.core import TyperGroup
 
 from meshgate.errors import JobNotRunning, MeshgateError
 
-__all__ = ["Commands", "console", "emit", "fail"]
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = ["Commands", "age_text", "console", "emit", "fail", "meshes_text", "new_table"]
 
 FAILED = 1
 NO_JOB = 3
@@ -50,7 +53,31 @@ def emit(result: BaseModel, as_json: bool, render: Callable[[Console], object]) 
 
 def console() -> Console:
     """On a terminal, tables fit its width; elsewhere they have the width of what they contain, and cut nothing."""
+    from rich.console import Console  # noqa: PLC0415 - not for `meshgate --version` and completion
+
     found = Console(highlight=False, soft_wrap=True)
     if not found.is_terminal:
         found.width = UNLIMITED_WIDTH
     return found
+
+
+def new_table(*columns: str) -> Table:
+    """A table as kubectl prints them."""
+    from rich.table import Table  # noqa: PLC0415
+
+    return Table(*columns, box=None, pad_edge=False, header_style="bold")
+
+
+def meshes_text(meshes: Mapping[str, int] | None) -> str:
+    """``workers=2 loaders=1``. None: the job is another version's."""
+    if meshes is None:
+        return "(another meshgate version)"
+    return " ".join(f"{name}={count}" for name, count in meshes.items())
+
+
+def age_text(seconds: float) -> str:
+    """``5s``, ``12m``, ``3h``, ``2d``."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{seconds:.0f}s"

@@ -10,14 +10,20 @@ import typer
 from rich.console import Console
 
 from meshgate.cli.console import emit
-from meshgate.cli.models import Diagnosis
+from meshgate.cli.models import Result
 from meshgate.cli.options import AsJson, Job, Namespace
 from meshgate.doctor.findings import Finding
 from meshgate.doctor.laptop import check_file_watches
 from meshgate.jobs.find import find_job
 from meshgate.session.dialing import Dialer, UrlDialer
 
-__all__ = ["diagnose"]
+__all__ = ["Diagnosis", "diagnose"]
+
+
+class Diagnosis(Result):
+    """``meshgate doctor``"""
+
+    findings: list[Finding]
 
 
 def diagnose(
@@ -26,7 +32,9 @@ def diagnose(
     watch: Annotated[float, typer.Option("--watch", help="Seconds to watch the connection for cuts.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Check this machine, with -n the cluster, and the way to a job's gateway; say what to change.
+    """Check the way to a job's gateway, and say what to change.
+
+    Also checks this machine and, with -n, the cluster.
 
     The gateway is that of JOB or, without it, of MESHGATE_URL. Exits with 1 if there is a problem.
     """

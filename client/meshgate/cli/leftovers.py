@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import Annotated
 
-from meshgate.cli.models import Leftover
+import typer
+
+from meshgate.cli.console import emit
+from meshgate.cli.models import Leftover, Leftovers
+from meshgate.cli.options import AsJson
 from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
 from meshgate_processes.marks import end_processes
 
-__all__ = ["end_leftovers", "find_leftovers"]
+__all__ = ["collect_garbage", "end_leftovers", "find_leftovers"]
 
 GATEWAY_MODULE = b"meshgate_gateway"
 
@@ -40,3 +46,22 @@ def find_leftovers(proc: Path = Path("/proc")) -> list[Leftover]:
 def end_leftovers(leftovers: list[Leftover]) -> None:
     for job in {leftover.job for leftover in leftovers}:
         end_processes(f"{JOB_VARIABLE}={job}")
+
+
+def collect_garbage(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="End them without asking.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """End processes on this machine of jobs whose gateway is gone."""
+    found = find_leftovers()
+    if not as_json:
+        for leftover in found:
+            typer.echo(f"{leftover.pid:>8}  job {leftover.job[:8]}  {leftover.command}")
+        if not found:
+            typer.echo("nothing to end")
+    ended = bool(found) and (yes or (not as_json and sys.stdin.isatty() and typer.confirm("End these processes?")))
+    if ended:
+        end_leftovers(found)
+    result = Leftovers(processes=found, ended=ended)
+    outcome = "ended" if ended else "not ended; pass --yes to end them"
+    emit(result, as_json, lambda console: console.print(outcome) if found else None)

@@ -8,13 +8,10 @@ from collections.abc import Callable
 
 import typer
 
+from meshgate.cli.console import age_text, meshes_text, new_table
 from meshgate.cli.models import Ended, JobRow, Jobs
-from meshgate.cli.tables import age_text, meshes_text, new_table
 from meshgate.errors import JobNotRunning
 from meshgate.jobs import registry
-from meshgate.jobs.cached import remove_job_file
-from meshgate.jobs.find import find_job
-from meshgate.jobs.this_machine.local_gateway import stop_gateway
 
 __all__ = ["kill", "list_jobs", "row_of", "table"]
 
@@ -47,6 +44,11 @@ def table(jobs: Jobs) -> object:
 
 def kill(ids: list[str], *, all_jobs: bool, report: Callable[[str], object]) -> Ended:
     """Calls ``report`` with a line for each job that was ended."""
+    # They take half a second, which `meshgate ls` does not need.
+    from meshgate.jobs.cached import remove_job_file  # noqa: PLC0415
+    from meshgate.jobs.find import find_job  # noqa: PLC0415
+    from meshgate.jobs.this_machine.local_gateway import stop_gateway  # noqa: PLC0415
+
     running = list(registry.entries())
     if not ids and not all_jobs:
         raise typer.BadParameter("name the jobs to end, or pass --all; run `meshgate ls` to list them")

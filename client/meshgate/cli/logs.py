@@ -6,17 +6,44 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Annotated
 
-from meshgate.cli.models import LogLine
+import typer
+
+from meshgate.cli.options import AsJson, Job, Namespace
+from meshgate.jobs.find import find_job
 from meshgate.jobs.trait import JobTrait
 from meshgate.session.output.printer import kind_of
 from meshgate.session.output.screen import Screen
 from meshgate_wire.messages import OutputLine
-from meshgate_wire.status import OutputPage
+from meshgate_wire.status import OutputPage, PrintedLine
 
-__all__ = ["follow", "printed_lines", "show"]
+__all__ = ["LogLine", "follow_lines", "printed_lines", "show", "show_logs"]
 
 POLL_INTERVAL = 0.5  # seconds between two requests while following
+
+
+class LogLine(PrintedLine):
+    """``meshgate logs``: one such object on each line"""
+
+    session: str
+
+
+def show_logs(
+    job: Job = None,
+    namespace: Namespace = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until interrupted.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", help="Only lines of this rank.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", help="Only the last so many lines of each session.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what the actors of all sessions printed.
+
+    The gateway keeps the last 4 MB of each session.
+    """
+    found = find_job(job, namespace)
+    lines = follow_lines(found, tail) if follow else printed_lines(found._output, tail)
+    show(lines, rank, as_json=as_json)
 
 
 def printed_lines(read: Callable[[dict[str, int]], OutputPage], tail: int | None) -> Iterator[LogLine]:
@@ -37,7 +64,7 @@ def printed_lines(read: Callable[[dict[str, int]], OutputPage], tail: int | None
         page = read(seen)
 
 
-def follow(job: JobTrait, tail: int | None) -> Iterator[LogLine]:
+def follow_lines(job: JobTrait, tail: int | None) -> Iterator[LogLine]:
     """Lines as they are printed, until interrupted."""
     seen: dict[str, int] = {}
     first = True

@@ -1,24 +1,16 @@
 """What commands print with ``--json``; ``meshgate schema COMMAND`` prints these models as JSON Schema.
 
-A field keeps its name and meaning in later releases; others may be added.
+A field keeps its name and meaning in later releases; others may be added. Models that contain those of other packages
+are beside their commands, so that ``meshgate ls`` imports neither.
 """
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from meshgate.cli.agents.models import Called, Ran
-from meshgate.cli.top.models import Top
-from meshgate.doctor.findings import Finding
-from meshgate.jobs.sessions import SessionInfo
-from meshgate_wire.status import CallStatus, JobStatus, PrintedLine
-
 __all__ = [
-    "SCHEMAS",
-    "CallReport",
+    "Result",
     "CommandOutcome",
-    "Description",
-    "Diagnosis",
     "Ended",
     "Event",
     "Executed",
@@ -26,21 +18,18 @@ __all__ = [
     "Jobs",
     "Leftover",
     "Leftovers",
-    "LogLine",
     "ProcessReport",
     "Pull",
-    "Sessions",
     "StackGroups",
     "Sync",
-    "Why",
 ]
 
 
-class _Model(BaseModel):
+class Result(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class JobRow(_Model):
+class JobRow(Result):
     """A running job."""
 
     id: str = Field(description="what other commands take: the id, or in a cluster the name")
@@ -53,25 +42,19 @@ class JobRow(_Model):
     directory: str = Field(default="", description="in which the job was started, on this machine")
 
 
-class Jobs(_Model):
+class Jobs(Result):
     """``meshgate ls``"""
 
     jobs: list[JobRow]
 
 
-class Sessions(_Model):
-    """``meshgate sessions``"""
-
-    sessions: list[SessionInfo]
-
-
-class Ended(_Model):
+class Ended(Result):
     """``meshgate kill``"""
 
     ended: list[str] = Field(description="the ids of the jobs that were ended")
 
 
-class Event(_Model):
+class Event(Result):
     """An event of the cluster about an object of the job."""
 
     object: str
@@ -80,24 +63,7 @@ class Event(_Model):
     count: int = 1
 
 
-class Description(_Model):
-    """``meshgate describe``"""
-
-    job: JobRow
-    gateway: str = Field(description="how the gateway is reached")
-    log: str = Field(default="", description="the file of the gateway's log, on this machine")
-    objects: list[str] = Field(default=[], description="kind/name of each object, in a cluster")
-    events: list[Event] = Field(default=[], description="recent events, in a cluster")
-    status: JobStatus
-
-
-class LogLine(PrintedLine):
-    """``meshgate logs``: one such object on each line"""
-
-    session: str
-
-
-class Sync(_Model):
+class Sync(Result):
     """``meshgate sync``: one such object on each line"""
 
     version: str
@@ -108,7 +74,7 @@ class Sync(_Model):
     seconds: float
 
 
-class Pull(_Model):
+class Pull(Result):
     """``meshgate pull``"""
 
     files: int
@@ -117,7 +83,7 @@ class Pull(_Model):
     left_out: list[str]
 
 
-class CommandOutcome(_Model):
+class CommandOutcome(Result):
     """A command on one host."""
 
     rank: int
@@ -128,14 +94,14 @@ class CommandOutcome(_Model):
     error: str = Field(description="why it could not be started, or how the host was lost")
 
 
-class Executed(_Model):
+class Executed(Result):
     """``meshgate exec``"""
 
     returncode: int = Field(description="the highest")
     results: list[CommandOutcome]
 
 
-class ProcessReport(_Model):
+class ProcessReport(Result):
     """What a process runs."""
 
     host: str
@@ -146,34 +112,14 @@ class ProcessReport(_Model):
     problem: str = Field(default="", description="why its stack is not known")
 
 
-class StackGroups(_Model):
+class StackGroups(Result):
     """``meshgate stacks``"""
 
     processes: list[ProcessReport]
     problems: dict[str, str] = Field(description="why the processes on a host mesh could not be read")
 
 
-class CallReport(_Model):
-    """A call in flight and the first processes that it waits for."""
-
-    session: str
-    call: CallStatus
-    processes: list[ProcessReport]
-
-
-class Why(_Model):
-    """``meshgate why``"""
-
-    calls: list[CallReport] = Field(description="the oldest first")
-
-
-class Diagnosis(_Model):
-    """``meshgate doctor``"""
-
-    findings: list[Finding]
-
-
-class Leftover(_Model):
+class Leftover(Result):
     """A process of a job whose gateway is gone."""
 
     job: str
@@ -181,29 +127,8 @@ class Leftover(_Model):
     command: str
 
 
-class Leftovers(_Model):
+class Leftovers(Result):
     """``meshgate gc``"""
 
     processes: list[Leftover]
     ended: bool = Field(description="whether they were ended")
-
-
-SCHEMAS: dict[str, type[BaseModel]] = {
-    "ls": Jobs,
-    "kill": Ended,
-    "sessions": Sessions,
-    "status": JobStatus,
-    "describe": Description,
-    "logs": LogLine,
-    "sync": Sync,
-    "pull": Pull,
-    "exec": Executed,
-    "stacks": StackGroups,
-    "why": Why,
-    "top": Top,
-    "gc": Leftovers,
-    "doctor": Diagnosis,
-    "call": Called,
-    "run": Ran,
-}
-"""The model that each command prints with ``--json``."""

@@ -6,26 +6,50 @@ import sys
 from typing import Annotated
 
 import typer
+from pydantic import Field
 from rich.console import Console
 
-from meshgate.cli.console import console, emit
-from meshgate.cli.models import CallReport, CommandOutcome, Executed, ProcessReport, StackGroups, Why
+from meshgate.cli.console import age_text, console, emit
+from meshgate.cli.models import CommandOutcome, Executed, ProcessReport, Result, StackGroups
 from meshgate.cli.options import AsJson, Job, Mesh, Namespace, Variables, Workdir
 from meshgate.cli.status import waiting_text
-from meshgate.cli.tables import age_text
 from meshgate.jobs.find import find_job
 from meshgate.ranks.stacks import ProcessStacks, Stacks
 from meshgate_wire.status import CallStatus, JobStatus
 
-__all__ = ["debug_actors", "explain", "forward_port", "open_shell", "run_command", "show_stacks", "why"]
+__all__ = [
+    "CallReport",
+    "Why",
+    "debug_actors",
+    "explain",
+    "forward_port",
+    "open_shell",
+    "run_command",
+    "show_stacks",
+    "why",
+]
 
 RANKS_EXPLAINED = 4
 Rank = Annotated[int, typer.Option("--rank", help="The host, by its rank in the host mesh.")]
 
 
+class CallReport(Result):
+    """A call in flight and the first processes that it waits for."""
+
+    session: str
+    call: CallStatus
+    processes: list[ProcessReport]
+
+
+class Why(Result):
+    """``meshgate why``"""
+
+    calls: list[CallReport] = Field(description="the oldest first")
+
+
 def run_command(
-    job: Annotated[str, typer.Argument(help="An id, a job file, or with -n a name.")],
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="An id, a job file, or with -n a name.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The command and its arguments.")],
     ranks: Annotated[list[int] | None, typer.Option("--rank", help="Hosts to run it on; the default is all.")] = None,
     mesh: Mesh = None,
     env: Variables = None,
@@ -35,7 +59,10 @@ def run_command(
     namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a command on the hosts, and exit with the highest of its exit codes."""
+    """Run a command on the hosts, and exit with its exit code.
+
+    If hosts differ, with the highest.
+    """
     found = find_job(job, namespace)
     found._state()
     executed = found.exec(
@@ -74,7 +101,10 @@ def debug_actors(
     mesh: Mesh = None,
     namespace: Namespace = None,
 ) -> None:
-    """Debug the actors that have stopped at breakpoint(), or with --rank let an editor attach to a process."""
+    """Debug actors at breakpoint(), or let an editor attach.
+
+    With --rank, starts debugpy in the process of that rank, and forwards its port.
+    """
     found = find_job(job, namespace)
     found._state()
     attached = found.debug(rank, procs, mesh)
@@ -86,7 +116,7 @@ def debug_actors(
 
 
 def forward_port(
-    port: Annotated[int, typer.Argument(help="The port on the host.")],
+    port: Annotated[int, typer.Argument(metavar="PORT", help="The port on the host.")],
     job: Annotated[str | None, typer.Option("--job", "-j", help="An id, a job file, or with -n a name.")] = None,
     rank: Rank = 0,
     mesh: Mesh = None,
@@ -96,7 +126,10 @@ def forward_port(
     ] = False,
     namespace: Namespace = None,
 ) -> None:
-    """Make a port of a host available on this machine, or with --reverse the other way round, until interrupted."""
+    """Make a port of a host available here, until interrupted.
+
+    With --reverse, makes a port of this machine available on the host.
+    """
     found = find_job(job, namespace)
     found._state()
     chosen = port if local_port is None and not reverse else local_port
@@ -124,7 +157,10 @@ def show_stacks(
 
 
 def explain(job: Job = None, namespace: Namespace = None, as_json: AsJson = False) -> None:
-    """Show what waits for what: calls in flight, and the stacks of the ranks that have not answered."""
+    """Show calls in flight, and what they wait for.
+
+    With the stacks of the first ranks that have not answered.
+    """
     found = find_job(job, namespace)
     status = found.status()
     if not any(session.calls for session in status.sessions):

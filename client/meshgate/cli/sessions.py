@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from meshgate.cli.models import Sessions
-from meshgate.cli.tables import age_text, new_table
+from meshgate.cli.console import age_text, emit, new_table
+from meshgate.cli.models import Result
+from meshgate.cli.options import AsJson, Job, Namespace
+from meshgate.jobs.find import find_job
 from meshgate.jobs.sessions import SessionInfo
-from meshgate.jobs.trait import JobTrait
 
-__all__ = ["list_sessions", "show_sessions"]
+__all__ = ["Sessions", "list_sessions", "show_sessions"]
 
 NAMES_SHOWN = 4
 VERSION_SHOWN = 12
 
 
-def list_sessions(job: JobTrait) -> Sessions:
-    return Sessions(sessions=job.sessions(None))
+class Sessions(Result):
+    """``meshgate sessions``"""
+
+    sessions: list[SessionInfo]
+
+
+def list_sessions(job: Job = None, namespace: Namespace = None, as_json: AsJson = False) -> None:
+    """List the sessions of a job.
+
+    Each with its age, meshes, calls and code version, and the process that holds it.
+    """
+    found = Sessions(sessions=find_job(job, namespace).sessions(None))
+    emit(found, as_json, lambda console: show_sessions(found, console))
 
 
 def show_sessions(found: Sessions, console: Console) -> None:

@@ -4,19 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pydantic import Field
 from rich.console import Console
 
 from meshgate.cli import cluster_jobs, local_jobs
-from meshgate.cli.models import Description, JobRow
-from meshgate.cli.tables import age_text, meshes_text, new_table
+from meshgate.cli.console import age_text, emit, meshes_text, new_table
+from meshgate.cli.models import Event, JobRow, Result
+from meshgate.cli.options import AsJson, Job, Namespace
 from meshgate.jobs import registry
+from meshgate.jobs.find import find_job
 from meshgate.jobs.trait import JobTrait
 from meshgate_wire.status import CallStatus, HostStatus, JobStatus, MeshStatus, SessionStatus
 
-__all__ = ["describe", "show_description", "show_status", "waiting_text"]
+__all__ = [
+    "Description",
+    "describe",
+    "describe_job",
+    "report_status",
+    "show_description",
+    "show_status",
+    "waiting_text",
+]
 
 RANKS_NAMED = 4
 VERSION_SHOWN = 12
+
+
+class Description(Result):
+    """``meshgate describe``"""
+
+    job: JobRow
+    gateway: str = Field(description="how the gateway is reached")
+    log: str = Field(default="", description="the file of the gateway's log, on this machine")
+    objects: list[str] = Field(default=[], description="kind/name of each object, in a cluster")
+    events: list[Event] = Field(default=[], description="recent events, in a cluster")
+    status: JobStatus
+
+
+def report_status(job: Job = None, namespace: Namespace = None, as_json: AsJson = False) -> None:
+    """Show hosts, code versions, sessions and calls in flight."""
+    status = find_job(job, namespace).status()
+    emit(status, as_json, lambda console: show_status(status, console))
+
+
+def describe_job(job: Job = None, namespace: Namespace = None, as_json: AsJson = False) -> None:
+    """Show everything about a job, in a cluster also its events."""
+    found = describe(find_job(job, namespace), namespace)
+    emit(found, as_json, lambda console: show_description(found, console))
 
 
 def show_status(status: JobStatus, console: Console) -> None:

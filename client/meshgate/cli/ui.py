@@ -25,7 +25,9 @@ def open_page(
     port: Annotated[int, typer.Option("--port", help="The port of the page on this machine; 0: a free one.")] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the link in a browser.")] = True,
 ) -> None:
-    """Show a job in the browser, live, until interrupted: ranks, hosts, calls in flight, sessions and output.
+    """Show a job in the browser, live, until interrupted.
+
+    Its ranks, hosts, calls, sessions and output.
 
     The page is served on this machine only. The link works once, and then in the browser that used it.
     """

@@ -19,6 +19,7 @@ AVAILABLE = {
     "monarch.job.MeshAdminConfig": "meshgate.MeshAdminConfig",
     "monarch.job.ProcessJob": "meshgate.ProcessJob",
     "monarch.job.SlurmJob": "meshgate.SlurmJob",
+    "monarch.job.TelemetryConfig": "meshgate.TelemetryConfig",
     "monarch.job.job_load": "meshgate.job_load",
     "monarch.job.job_loads": "meshgate.job_loads",
     "monarch.job.kubernetes.ImageSpec": "meshgate.ImageSpec",
@@ -27,7 +28,6 @@ AVAILABLE = {
     "monarch.job.spmd.serve": "meshgate.spmd.serve",
 }
 
-_TELEMETRY = "Monarch's collectors have to be set up in the process that spawns, here the gateway's engine"
 _IDENTITY = "the job gives workers their identities and attaches to them"
 _SELECTED_BY_NAME = "Monarch's command line selects a job for a project; here state(cached_path=...) finds it"
 _SPMD_ACTOR = "serve(..., job=...) runs a script on the hosts of any job, procs.setup_torch() sets variables for actors"
@@ -35,13 +35,9 @@ _SPMD_ACTOR = "serve(..., job=...) runs a script on the hosts of any job, procs.
 # "Class.member" is a member of a class, "Class(name)" a parameter. A member that exists here raises JobUnsupported.
 UNAVAILABLE = {
     "monarch.job.DEFAULT_JOB_PATH": "the default of state(cached_path=...)",
-    "monarch.job.JobTrait.enable_telemetry": f"raises JobUnsupported: {_TELEMETRY}",
-    "monarch.job.JobTrait.profile": _TELEMETRY,
-    "monarch.job.JobTrait.telemetry_query_client": _TELEMETRY,
     "monarch.job.PortForwarder": "job.forward(), or `meshgate forward`",
     "monarch.job.SERVICE_PROC_IDS_ENV": _IDENTITY,
     "monarch.job.SERVICE_PROC_RANK_ENV": _IDENTITY,
-    "monarch.job.TelemetryConfig": _TELEMETRY,
     "monarch.job.deserialize_service_proc_ids": _IDENTITY,
     "monarch.job.exec_command": "job.exec(), or `meshgate exec`",
     "monarch.job.hosts_from_config": "construct the job in the program, or load a saved one with job_load()",

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from meshgate.errors import JobNotRunning, JobUnsupported
+from meshgate.errors import JobError, JobNotRunning
 from meshgate.ranks import OWN_MESHES
 from meshgate_wire.status import JobStatus, OutputPage
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from meshgate.ranks.exec import Executed
     from meshgate.ranks.forward import ForwardedPort
     from meshgate.ranks.stacks import Stacks
+    from meshgate.ranks.telemetry import QueryEngineClient, Telemetry, TelemetryConfig
     from meshgate.session.dialing import Dialer
     from meshgate.transfer.pulled import Pulled
 
@@ -39,6 +40,7 @@ class RankAccess(ABC):
     def __init__(self) -> None:
         super().__init__()
         self._admin: MeshAdmin | None = None
+        self._telemetry: Telemetry | None = None
 
     @property
     @abstractmethod
@@ -199,24 +201,60 @@ class RankAccess(ABC):
         self._admin = MeshAdmin(config if config is not None else MeshAdminConfig(**kwargs))
         return self
 
-    def enable_telemetry(self, config: Any = None, *, mesh_admin_config: Any = None, **kwargs: Any) -> Self:
-        """Raises JobUnsupported: Monarch's telemetry needs a part of itself in the process that spawns, the gateway's
-        engine, which does not have it."""
-        raise JobUnsupported(
-            f"{type(self).__name__}.enable_telemetry() is not supported: Monarch's collectors and their socket have to "
-            "be set up in the process that spawns, which is the gateway's engine, and its dashboard listens on all "
-            "interfaces without a password. Use enable_admin() for the topology, and status(), stacks() and `meshgate "
-            "why` for what processes do"
-        )
+    def enable_telemetry(
+        self,
+        config: TelemetryConfig | None = None,
+        *,
+        mesh_admin_config: MeshAdminConfig | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """The next ``state()`` makes its session collect Monarch's telemetry, and has ``query_engine_client`` for SQL
+        queries, ``telemetry_url``, ``dashboard_url`` and, as with ``enable_admin``, ``admin_url``. Returns the job.
 
-    def _with_admin(self, state: JobState) -> JobState:
+        What the session spawned before is not recorded. ``kwargs`` are those of ``TelemetryConfig``, if there is no
+        ``config``.
+        """
+        from meshgate.ranks.telemetry import Telemetry, TelemetryConfig  # noqa: PLC0415  (few programs ask)
+
+        self._close_telemetry()
+        self._telemetry = Telemetry(config if config is not None else TelemetryConfig(**kwargs))
+        if mesh_admin_config is not None or self._admin is None:
+            self.enable_admin(mesh_admin_config)
+        return self
+
+    def telemetry_query_client(self) -> QueryEngineClient:
+        """For SQL queries to the telemetry of the job's session. Raises JobNotRunning before ``state()``, and JobError
+        without ``enable_telemetry()``."""
+        return self._require_telemetry("telemetry_query_client").query_client()
+
+    def profile(self, *, on_trace_ready: Callable[[Any], object] | None = None) -> Any:
+        """Monarch's context manager that records the traces of a block of code, for ``export_perfetto_trace()``. Needs
+        torchmonarch on this machine. Raises as ``telemetry_query_client``, and JobUnsupported without torchmonarch."""
+        return self._require_telemetry("profile").profile(on_trace_ready)
+
+    def _require_telemetry(self, operation: str) -> Telemetry:
+        self._require_running(operation)
+        if self._telemetry is None or not self._telemetry.started:
+            raise JobError(f"{operation}(): call enable_telemetry(), and then state(), before {operation}()")
+        return self._telemetry
+
+    def _with_services(self, state: JobState) -> JobState:
+        """Starts what ``enable_admin`` and ``enable_telemetry`` have asked for, and notes the addresses."""
         if self._admin is not None:
             state.admin_url = self._admin.url(state._hosts)
+        if self._telemetry is not None:
+            state.query_engine_client, state.telemetry_url = self._telemetry.query_client(), self._telemetry.url
+            state.dashboard_url = state.telemetry_url if self._telemetry.config.include_dashboard else None
         return state
 
-    def _close_admin(self) -> None:
+    def _close_services(self) -> None:
         if self._admin is not None:
             self._admin.close()
+        self._close_telemetry()
+
+    def _close_telemetry(self) -> None:
+        if self._telemetry is not None:
+            self._telemetry.close()
 
     def _require_running(self, operation: str) -> RankAccess:
         running = self._running

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -70,6 +70,7 @@ class SessionAccess(ABC):
         super().__init__()
         self._client: Client | None = None  # the session, once state() has connected
         self._attached: JobState | None = None  # the meshes attached in that session
+        self._before_attaching: Callable[[Client], None] | None = None  # is called with the session
         self._detached: bool | str = False  # whether sessions outlive their driver, or under which name
 
     @property
@@ -171,6 +172,8 @@ class SessionAccess(ABC):
             self._client = None
         if self._client is None:
             self._client = self._connect()
+        if self._before_attaching is not None:
+            self._before_attaching(self._client)
         self._attached = attach_meshes(self._client, meshes, self._attached)
         return self._attached
 

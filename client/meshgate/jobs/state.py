@@ -10,6 +10,7 @@ from meshgate.html import card
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
     from meshgate.proxies.client import Client
+    from meshgate.ranks.telemetry import QueryEngineClient
 
 __all__ = ["JobState", "attach_meshes"]
 
@@ -21,7 +22,11 @@ class JobState:
     """
 
     query_engine: None = None
-    """As in Monarch for a job without telemetry."""
+    """As in Monarch, whose ``query_engine_client`` takes its place."""
+    query_engine_client: QueryEngineClient | None = None
+    """For SQL queries; None without ``enable_telemetry()``, and so are the two addresses on this machine."""
+    telemetry_url: str | None = None
+    dashboard_url: str | None = None
     admin_url: str | None = None
     """The address of the admin server on this machine; None without ``enable_admin()``, as in Monarch."""
 

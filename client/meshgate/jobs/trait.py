@@ -170,11 +170,13 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
             if running is None:
                 self.apply()
                 running = self
+            if self._telemetry is not None:
+                running._before_attaching = self._telemetry.start
             state = running._state()
             self._push_code(running)
             self._apply_images(state)
             mounted = self._mount(running, state._hosts)
-            return self._with_admin(state if mounted is state._hosts else JobState(mounted))
+            return self._with_services(state if mounted is state._hosts else JobState(mounted))
 
     def sync(
         self,
@@ -205,7 +207,7 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
             if running is None:
                 return
             try:
-                self._close_admin()
+                self._close_services()
                 self._unmount(running._reachable_hosts())
             finally:  # also after Ctrl-C
                 running._kill()
@@ -288,7 +290,7 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
         with self._lock:
             running = self._running
             if running is not None and running._client is not None:
-                self._close_admin()
+                self._close_services()
                 self._unmount({})
                 running._client.leave()
                 running._client = running._attached = None

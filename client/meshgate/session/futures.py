@@ -102,6 +102,7 @@ class Future(SeenAsMonarchs, Generic[R]):
         After ``timeout`` seconds it raises ``TimeoutError``, and the operation continues. In the thread of a running
         event loop it blocks the loop and warns: use ``await`` there.
         """
+        __tracebackhide__ = True  # for IPython and pytest
         if timeout is not None:
             _check_timeout(timeout)
         self._ensure_started()
@@ -233,6 +234,7 @@ class Future(SeenAsMonarchs, Generic[R]):
 
     def _result(self) -> R:
         """Returns the value or raises the error. The first call reads it; if interrupted, the next call reads again."""
+        __tracebackhide__ = True
         if self._read is not None:
             with self._lock:
                 if self._read is not None:

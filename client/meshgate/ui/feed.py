@@ -38,6 +38,7 @@ class Feed:
     ) -> None:
         self._source, self._title, self._read_events = source, title, read_events
         self._status: dict[str, Any] | None = None
+        self._at = 0.0  # when the status was read
         self._problem = ""
         self._events: Sequence[dict[str, Any]] = ()
         self._next_events = 0.0
@@ -49,6 +50,7 @@ class Feed:
         """Reads what is new. A failure becomes the problem that the page shows, until a later poll succeeds."""
         try:
             self._status = self._source.status().model_dump(mode="json")
+            self._at = time.monotonic()
             self._read_output()
             if self._read_events is not None and time.monotonic() >= self._next_events:
                 self._events = self._read_events()
@@ -76,6 +78,7 @@ class Feed:
         body = {
             "title": self._title,
             "status": self._status,
+            "at": self._at,
             "problem": self._problem,
             "events": list(self._events),
             "lines": lines,

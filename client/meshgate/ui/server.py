@@ -46,7 +46,7 @@ class PageServer:
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
-        self._page = resources.files("meshgate.ui").joinpath("page.html").read_text(encoding="utf-8")
+        self._page = _read("page.html").replace("{{style}}", _read("page.css")).replace("{{script}}", _read("page.js"))
         self._pages = 0
         self._watched = asyncio.Event()  # whether a page is open
         self._polled: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the next poll
@@ -100,6 +100,10 @@ class PageServer:
             polled, self._polled = self._polled, asyncio.get_running_loop().create_future()
             polled.set_result(None)
             await asyncio.sleep(INTERVAL)
+
+
+def _read(name: str) -> str:
+    return resources.files("meshgate.ui").joinpath(name).read_text(encoding="utf-8")
 
 
 def _text(status: HTTPStatus, text: str) -> Response:

@@ -1,8 +1,6 @@
 """The engine of one session: forwards the client's requests to Monarch and Monarch's replies to the client.
 
-This module connects the parts to each other, to the client's connection and to the messages they handle. Messages of
-one stream are handled in order; a message that must wait (for an object that is not created yet) holds up its own
-stream only, and the messages behind it keep their flow-control credit.
+This module connects the parts to each other, to the client's connection and to the messages they handle.
 """
 
 from __future__ import annotations
@@ -10,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from websockets.frames import CloseCode
@@ -24,12 +21,12 @@ from meshgate_gateway.engine.client_connection import ClientConnection
 from meshgate_gateway.engine.code.code_sync import CodeSync
 from meshgate_gateway.engine.code.host_agents import HostAgents
 from meshgate_gateway.engine.code.reloading import Reloading
-from meshgate_gateway.engine.detached.creations import CREATIONS
 from meshgate_gateway.engine.detached.holders import Applicant, Refusal
 from meshgate_gateway.engine.detached.ledger import Ledger
-from meshgate_gateway.engine.failures import FailureReports, invalid
+from meshgate_gateway.engine.dispatch import Dispatch
+from meshgate_gateway.engine.failures import FailureReports
 from meshgate_gateway.engine.inspection import Inspection
-from meshgate_gateway.engine.interfaces import CONTROL_STREAM, Handler
+from meshgate_gateway.engine.interfaces import CONTROL_STREAM
 from meshgate_gateway.engine.meshes.attaching import Attaching, FindHosts
 from meshgate_gateway.engine.meshes.controllers import Controllers, answer
 from meshgate_gateway.engine.meshes.host_watch import HostWatch
@@ -38,6 +35,7 @@ from meshgate_gateway.engine.meshes.spawning import Spawning
 from meshgate_gateway.engine.meshes.supervision import Supervision
 from meshgate_gateway.engine.meshes.watching import Watching
 from meshgate_gateway.engine.metrics import EngineMetrics
+from meshgate_gateway.engine.monarch.error_texts import refusing_address
 from meshgate_gateway.engine.monarch.interface import Fault, Monarch
 from meshgate_gateway.engine.monarch.same_versions import versions_of
 from meshgate_gateway.engine.monarch_settings import MonarchSettings
@@ -47,6 +45,7 @@ from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_gateway.engine.on_worker.process import set_up_process
 from meshgate_gateway.engine.output.lines import PrintedLine, fold, split_into_messages
 from meshgate_gateway.engine.output.worker_streams import WorkerStreams
+from meshgate_gateway.engine.telemetry import Telemetry
 from meshgate_wire import Fragments, MessageReceived, Pump, Role, Session, WireError
 from meshgate_wire.messages import (
     Call,
@@ -60,8 +59,6 @@ from meshgate_wire.messages import (
     ObjectFailed,
     Output,
     OutputLine,
-    Release,
-    Stop,
 )
 
 log = logging.getLogger(__name__)
@@ -108,63 +105,79 @@ class Engine:
         self._connection: ClientConnection | None = None
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
-        self._lanes: dict[int, deque[MessageReceived]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stream_output = True
         self.traffic = self._metrics = EngineMetrics(counted)
         self._connect_parts(monarch, find_hosts, host)
-        self._handlers: dict[type, Handler] = {
-            Call: self._calling.call,
-            Configure: self._configure,
-            EndSession: self._end,
-            **self._attaching.handlers(),
-            **self._spawning.handlers(),
-            **self._controllers.handlers(),
-            **self._lifetimes.handlers(),
-            **self._channels.handlers(),
-            **self.code.handlers(),
-            **self._reloading.handlers(),
-            **self._ledger.handlers(),
-            **MonarchSettings(monarch, self.send).handlers(),
-        }
-        self._record_creations()
+        self._dispatch.add(
+            {Call: self._calling.call, Configure: self._configure, EndSession: self._end},
+            self._attaching.handlers(),
+            self._spawning.handlers(),
+            self._controllers.handlers(),
+            self._lifetimes.handlers(),
+            self._channels.handlers(),
+            self.code.handlers(),
+            self._reloading.handlers(),
+            self._ledger.handlers(),
+            MonarchSettings(monarch, self.send).handlers(),
+            self._telemetry.handlers(),
+        )
 
     def _connect_parts(self, monarch: Monarch, find_hosts: FindHosts, host: str | None) -> None:
-        self._objects = objects = ObjectTable()
-        self._lookup = lookup = Lookup(objects, monarch)
-        self._failures = failures = FailureReports(objects.add, self.send)
+        monarch.same_versions.laptop = lambda: versions_of(self.session.peer)
+        self._objects = ObjectTable()
+        self._lookup = Lookup(self._objects, monarch)
+        self._failures = FailureReports(self._objects.add, self.send)
         self._backlog = Backlog(self._loop.call_later, self.notice)
         self.streams = WorkerStreams(
-            lookup.label,
+            self._lookup.label,
             self._send_output,
             self._process_ended,
             self._process_watched,
             answer(self._dump_controllers),
             self._backlog.reported,
         )
-        self._calling = calling = Calling(objects, lookup, monarch, self.send, self._flush, self._metrics)
+        self._connect_calls(monarch)
+        self._connect_code(monarch, host)
+        self._connect_meshes(monarch, find_hosts)
+
+    def _connect_calls(self, monarch: Monarch) -> None:
+        objects, lookup = self._objects, self._lookup
+        self._calling = Calling(objects, lookup, monarch, self.send, self._flush, self._metrics)
         self._ledger = Ledger(
             self._post,
             lambda: self.session.queued_bytes,
             lambda stream: self.session.queued_on(stream),  # noqa: PLW0108 - a takeover replaces the session
-            running=calling.is_running,
+            running=self._calling.is_running,
             open_calls=self._open_calls,
             connected=lambda: self._connection is not None,
         )
+        self._dispatch = Dispatch(
+            lambda: self.session, self._failures, self._start_task, self._ledger.record, self._flush_soon
+        )
         self._channels = Channels(objects, lookup, monarch, self.send, self._queued_on, self._start_task, self._backlog)
+
+    def _connect_code(self, monarch: Monarch, host: str | None) -> None:
+        lookup, calling = self._lookup, self._calling
         make_agents = functools.partial(
             HostAgents, monarch, lookup.attached, self._start_task, self._set_up_process, self.streams.drop
         )
-        self.code = code = CodeSync(objects, self.send, make_agents, host, self._metrics)
-        self.inspection = Inspection(objects, calling, code)
-        self._reloading = Reloading(lookup, monarch, calling, code.wait_for_version, self._start_task, failures)
-        self._hosts = hosts = HostWatch(objects, self.send, code)
-        self._supervision = Supervision(
-            objects, self.send, self._loop.call_later, hosts.reasons, calling.fail, self._reloading.process_died
+        self.code = code = CodeSync(self._objects, self.send, make_agents, host, self._metrics)
+        self.inspection = Inspection(self._objects, calling, code)
+        self._telemetry = Telemetry(
+            monarch, self.send, self._start_task, self._failures, self.notice, elsewhere=host is not None
         )
-        self._watching = watching = Watching(objects, monarch, self.streams, self._start_task, calling.fail)
+        self._reloading = Reloading(lookup, monarch, calling, code.wait_for_version, self._start_task, self._failures)
+
+    def _connect_meshes(self, monarch: Monarch, find_hosts: FindHosts) -> None:
+        objects, lookup, code, fail = self._objects, self._lookup, self.code, self._calling.fail
+        self._hosts = hosts = HostWatch(objects, self.send, code, monarch.same_versions.laptop)
+        self._supervision = Supervision(
+            objects, self.send, self._loop.call_later, hosts.reasons, fail, self._reloading.process_died
+        )
+        self._watching = watching = Watching(objects, monarch, self.streams, self._start_task, fail)
         self._attaching = Attaching(
-            objects, lookup, monarch, self.send, find_hosts, hosts.ended, code.hosts_attached, watching.watch
+            objects, lookup, monarch, self.send, find_hosts, hosts.ended, self._hosts_attached, watching.watch
         )
         self._spawning = Spawning(
             objects,
@@ -172,12 +185,12 @@ class Engine:
             monarch,
             code,
             start_task=self._start_task,
-            failures=failures,
+            failures=self._failures,
             set_up_process=self._set_up_process,
             bring_up_to_date=self._reloading.bring_up_to_date,
             end_processes=self.streams.drop,
             actors_up=self._supervision.actors_up,
-            actors_failed=calling.fail,
+            actors_failed=fail,
             watch=watching.watch,
             version_problem=self._supervision.version_problem,
         )
@@ -188,31 +201,11 @@ class Engine:
             monarch,
             self.send,
             self._start_task,
-            failures,
+            self._failures,
             wait_available=hosts.wait_available,
             lost_hosts=hosts.reasons,
-            ranks_stopped=calling.fail,
+            ranks_stopped=fail,
         )
-
-    def _record_creations(self) -> None:
-        """Notes what a later holder of the session must know, before each of these messages is handled."""
-        ledger = self._ledger
-
-        def recorded(handler: Handler, note: Callable[[Any], None]) -> Handler:
-            def handle(header: Any, buffers: Sequence[Fragments]) -> Awaitable[None] | None:
-                note(header)
-                return handler(header, buffers)
-
-            return handle
-
-        def released(header: Release) -> None:
-            for number in header.objects:
-                ledger.released(number)
-
-        notes: dict[type, Callable[[Any], None]] = dict.fromkeys(CREATIONS, ledger.creations.add)
-        notes |= {Stop: ledger.creations.stopped, Release: released}
-        for kind, note in notes.items():
-            self._handlers[kind] = recorded(self._handlers[kind], note)
 
     async def listen(self, host: str | None) -> None:
         """Listens for the session's worker processes; see ``WorkerStreams.listen``."""
@@ -244,14 +237,12 @@ class Engine:
             self._connection.close(CloseCode.GOING_AWAY, "another process has taken over this session")
             self._disconnected()
         self.session = Session(Role.GATEWAY)
-        for stream, lane in self._lanes.items():
-            self.session.manual(stream)
-            for message in lane:
-                message.held = 0  # its credit was the previous holder's
+        self._dispatch.session_replaced()
         self._ledger.holder_changed()
-        next_object = max(self._ledger.creations.highest, self._objects.fail_awaited(_NEVER_ARRIVED)) + 1
+        creations = self._ledger.creations
+        next_object = max(creations.highest, self._objects.fail_awaited(_NEVER_ARRIVED, creations)) + 1
         self._objects.forget_adopted()
-        for header in self._ledger.creations:
+        for header in creations:
             self._post(header)
         for number, failure in self._objects.failures():
             self._post(ObjectFailed(object=number, failure=failure))
@@ -288,7 +279,9 @@ class Engine:
             return
         for event in events:
             if isinstance(event, MessageReceived):
-                self._received(event)
+                if self._ledger.active:
+                    self._ledger.received(event.header)
+                self._dispatch.received(event)
         self._flush_soon()
 
     def connection_writable(self, connection: ClientConnection) -> None:
@@ -347,47 +340,11 @@ class Engine:
             return self.session.queued_on(stream)
         return MAX_QUEUED if self._ledger.channels.full else 0
 
-    # --- dispatch ---------------------------------------------------------------------------------------
-
-    def _received(self, message: MessageReceived) -> None:
-        if self._ledger.active:
-            self._ledger.received(message.header)
-        lane = self._lanes.get(message.stream)
-        if lane is not None:
-            lane.append(message)
-            return
-        waiting = self._handle(message)
-        if waiting is not None:
-            self._lanes[message.stream] = deque()
-            self.session.manual(message.stream)
-            self._start_task(self._drain(message, waiting))
-
-    async def _drain(self, message: MessageReceived, waiting: Awaitable[None]) -> None:
-        """Handles the messages that queue up in a stream behind one that waits."""
-        lane = self._lanes[message.stream]
-        await self._failures.guard(message.header, waiting)
-        while lane:
-            following = lane.popleft()
-            again = self._handle(following)
-            if again is not None:
-                await self._failures.guard(following.header, again)
-            self.session.consume(following)
-            self._flush_soon()  # returns its credit
-        self.session.automatic(message.stream)
-        del self._lanes[message.stream]
-
-    def _handle(self, message: MessageReceived) -> Awaitable[None] | None:
-        handler = self._handlers.get(type(message.header), _unexpected)
-        try:
-            return handler(message.header, message.buffers)
-        except BaseException as error:  # noqa: BLE001 - Monarch's panics derive from BaseException alone
-            self._failures.report(message.header, error)
-            return None
+    # --- calls and tasks --------------------------------------------------------------------------------
 
     def _open_calls(self) -> list[Call]:
         """The calls that are not answered yet, also those that wait for something."""
-        queued = (message.header for lane in self._lanes.values() for message in lane)
-        return [*self._calling.open_calls(), *(header for header in queued if isinstance(header, Call))]
+        return [*self._calling.open_calls(), *self._dispatch.waiting_calls()]
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -401,7 +358,6 @@ class Engine:
         self, mesh: int, code: Any = None, bootstrap: Any = None, name: str = "", per_host: int = 0
     ) -> Any:
         address, secret, context = self.streams.address, self.streams.secret, self._monarch.sync_context
-        self._monarch.same_versions.laptop = versions_of(self.session.peer)
         return functools.partial(set_up_process, address, secret, mesh, code, bootstrap, context, name, per_host)
 
     def _send_output(self, lines: list[PrintedLine]) -> None:
@@ -426,9 +382,16 @@ class Engine:
     def _process_watched(self, mesh: int, rank: int) -> None:
         self._watching.connected(mesh, rank)
 
+    def _hosts_attached(self, hosts: HostMesh) -> None:
+        self.code.hosts_attached(hosts)
+        self._telemetry.hosts_attached(hosts)
+
     def fault(self, fault: Fault) -> None:
         """Monarch reports that actors failed."""
-        self._supervision.fault(fault)
+        if address := refusing_address(fault.report):
+            self._start_task(self._hosts.refused(address))
+        else:
+            self._supervision.fault(fault)
 
     def host_lost(self, host: str, reason: str, *, returns: bool) -> None:
         """The server reports that a host ended. ``returns``: it is expected to restart or be replaced."""
@@ -465,6 +428,7 @@ class Engine:
 
     async def close(self, reason: str) -> None:
         """Stops every mesh of the session, and ends the processes that are left."""
+        await self._telemetry.close()
         await asyncio.gather(self._lifetimes.stop_all(reason), self.code.close())
         self._channels.close()
         self._ledger.close()
@@ -476,7 +440,3 @@ class Engine:
         hosts = [known.name for number, known in self._objects.items() if isinstance(known, HostMesh) and number > 0]
         version = self.code.current_version or None
         return {**self._ledger.describe(), "hosts": sorted(set(hosts)), "code_version": version}
-
-
-def _unexpected(header: Header, buffers: Sequence[Fragments]) -> None:
-    raise invalid(f"a gateway does not accept {type(header).__name__} messages")

@@ -5,12 +5,12 @@ Only reads what the other parts know; nothing here changes them.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from meshgate_gateway.control.messages import Inspect, Inspected
-from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh, ProcMesh
+from meshgate_gateway.engine.objects.records import OTHER_ENDPOINTS, ActorMesh, CallTotals, HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire.messages import OutputLine, Region
 from meshgate_wire.status import (
@@ -40,13 +40,15 @@ class Code(Protocol):
 
     def has_version(self, host: str) -> bool: ...
 
+    def parent_of(self, host: str) -> str: ...
+
 
 class CallsInFlight(Protocol):
     def statuses(self, limit: int) -> tuple[list[CallStatus], int]:
         """The oldest calls in flight, and how many there are."""
 
-    def in_flight(self) -> Mapping[int, int]:
-        """The number of calls in flight by the id of their mesh's record."""
+    def in_flight(self) -> Mapping[tuple[int, str], int]:
+        """The number of calls in flight by the id of their mesh's record, and their endpoint."""
 
 
 class PrintedLines:
@@ -114,16 +116,17 @@ class Inspection:
             missing = mesh.missing.get(name)
             version = self._code.current_version if self._code.has_version(name) else ""
             if missing is None:
-                yield HostStatus(mesh=mesh.name, rank=rank, name=name, version=version)
+                parent = self._code.parent_of(name)
+                yield HostStatus(mesh=mesh.name, rank=rank, name=name, version=version, parent=parent)
             else:
                 reason = shorten(str(missing), MAX_REASON)
                 yield HostStatus(mesh=mesh.name, rank=rank, name=name, state="missing", reason=reason)
 
 
 def _mesh(
-    mesh: ProcMesh | ActorMesh, number: int, numbers: Mapping[int, int], in_flight: Mapping[int, int]
+    mesh: ProcMesh | ActorMesh, number: int, numbers: Mapping[int, int], in_flight: Mapping[tuple[int, str], int]
 ) -> MeshStatus:
-    """``numbers`` are those of the known meshes by the ids of their records, as are the counts of ``in_flight``."""
+    """``numbers`` are those of the known meshes by the ids of their records; ``in_flight`` has these ids, too."""
     common: dict[str, Any] = {
         "name": mesh.name,
         "number": number,
@@ -131,16 +134,29 @@ def _mesh(
         "dead": {rank: shorten(reason, MAX_REASON) for rank, reason in list(mesh.dead.items())[:64]},
     }
     if isinstance(mesh, ActorMesh):
-        calls = CallCounts(
-            ended=mesh.totals.ended,
-            failed=mesh.totals.failed,
-            seconds=mesh.totals.seconds,
-            casts=mesh.totals.casts,
-            in_flight=in_flight.get(id(mesh), 0),
+        waiting: Counter[str] = Counter()
+        for (found, endpoint), count in in_flight.items():
+            if found == id(mesh):
+                waiting[endpoint if endpoint in mesh.totals else OTHER_ENDPOINTS] += count
+        return MeshStatus(
+            kind="actors",
+            class_name=mesh.class_name,
+            procs=numbers.get(id(mesh.procs), 0),
+            calls=_counts(mesh.totals.values(), sum(waiting.values())),
+            endpoints={name: _counts([totals], waiting[name]) for name, totals in mesh.totals.items()},
+            **common,
         )
-        procs = numbers.get(id(mesh.procs), 0)
-        return MeshStatus(kind="actors", class_name=mesh.class_name, procs=procs, calls=calls, **common)
     return MeshStatus(kind="procs", version=mesh.version or "", hosts=mesh.host_names, **common)
+
+
+def _counts(totals: Collection[CallTotals], in_flight: int) -> CallCounts:
+    return CallCounts(
+        ended=sum(each.ended for each in totals),
+        failed=sum(each.failed for each in totals),
+        seconds=sum(each.seconds for each in totals),
+        casts=sum(each.casts for each in totals),
+        in_flight=in_flight,
+    )
 
 
 def _sizes(region: Region) -> dict[str, int]:

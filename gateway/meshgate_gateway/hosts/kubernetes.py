@@ -20,7 +20,7 @@ from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, Object
 from meshgate_kubernetes.status import discovery
-from meshgate_kubernetes.status.diagnosis import diagnose
+from meshgate_kubernetes.status.diagnosis import examine_pod
 from meshgate_kubernetes.status.observer import Observer, WatchTarget
 from meshgate_kubernetes.status.termination import termination_reason
 
@@ -112,7 +112,7 @@ class KubernetesHosts:
     def _why_not_ready(self, mesh: MeshSpec) -> str:
         pods = self._pods(mesh)
         ready = len(discovery.present_hosts(mesh, pods))
-        problems = [str(problem) for problem in diagnose(pods, [], missing={})]
+        problems = [str(problem) for pod in pods for problem in examine_pod(pod).problems]
         summary = f"only {ready} of {mesh.replicas} pods of mesh {mesh.name!r} were ready after {READY_TIMEOUT:g} s"
         return "; ".join([summary, *problems])
 

@@ -9,20 +9,19 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from pydantic import ValidationError
 
-from meshgate_gateway.http.audit import Action, Origin, audit, origin_of
+from meshgate_gateway.http.audit import Action, Origin, audit
 from meshgate_gateway.http.auth import Denied, Identity, TokenAuthenticator, bearer_token
 from meshgate_gateway.http.kubernetes_auth import KubernetesUser, KubernetesUsers
-from meshgate_gateway.http.messages import MalformedRequest, Request, Response
+from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.http.text_websocket import TextWebSocket
+from meshgate_gateway.provisioning.conversations import Conversations
 from meshgate_gateway.provisioning.job_proxy import JobProxy
 from meshgate_gateway.provisioning.pending_jobs import PendingJobs
 from meshgate_gateway.provisioning.policy import Policy, apply_policy, violations
@@ -70,7 +69,7 @@ class Provisioner:
 
     def __init__(self, api: Api, policy: Policy, token: TokenAuthenticator, users: KubernetesUsers) -> None:
         self._api, self._policy, self._token, self._users = api, policy, token, users
-        self._conversations: set[asyncio.Task[None]] = set()
+        self._conversations: Conversations[Caller] = Conversations(self._authenticate, self._converse)
         self._proxy = JobProxy(api, users)
         self._pending = PendingJobs(partial(lifecycle.end, api))
 
@@ -78,22 +77,10 @@ class Provisioner:
         """The response, or None if the connection was taken over. Raises MalformedRequest."""
         if job := JOB_PATH.fullmatch(path):
             return await self._proxy.respond(job[1], job[2], job[3], request, connection)
-        if path != "/v1/jobs":
-            return Response.error(HTTPStatus.NOT_FOUND, "this gateway serves /v1/jobs and /v1/jobs/<namespace>/<name>")
-        if not request.is_websocket:
-            raise MalformedRequest(HTTPStatus.BAD_REQUEST, "/v1/jobs needs a websocket handshake: no Upgrade header")
-        origin = origin_of(request, connection)
-        caller = await self._authenticate(request)
-        if isinstance(caller, Denied):
-            audit("start job", origin, caller=None, refused=caller.reason)
-            return caller.response()
-        self._spawn(self._converse(TextWebSocket(connection.dup(), request.head), caller, origin))
-        return None
+        return await self._conversations.open(path, request, connection)
 
     async def close(self) -> None:
-        for task in self._conversations:
-            task.cancel()
-        await asyncio.gather(*self._conversations, return_exceptions=True)
+        await self._conversations.close()
         await self._proxy.close()
         await self._pending.close()
 
@@ -143,17 +130,16 @@ class Provisioner:
     # --- requests -----------------------------------------------------------------------------------------
 
     async def _converse(self, connection: TextWebSocket, caller: Caller, origin: Origin) -> None:
-        async with connection:
-            text = await connection.receive()
-            if text is None:
-                return
-            try:
-                request = parse_request(text)
-                reply = await self._handle(request, caller, connection, origin)
-            except (ValidationError, KubernetesError) as error:
-                reply = rejection(error)
-            if reply is not None:
-                await connection.send(encode_reply(reply))
+        text = await connection.receive()
+        if text is None:
+            return
+        try:
+            request = parse_request(text)
+            reply = await self._handle(request, caller, connection, origin)
+        except (ValidationError, KubernetesError) as error:
+            reply = rejection(error)
+        if reply is not None:
+            await connection.send(encode_reply(reply))
 
     async def _handle(
         self, request: ProvisioningRequest, caller: Caller, connection: TextWebSocket, origin: Origin
@@ -207,11 +193,6 @@ class Provisioner:
         jobs = [job for namespace in namespaces for job in lifecycle.list_jobs(self._api, namespace)]
         if reason := exceeded_quota(self._policy, spec, owner, jobs):
             raise PolicyViolation(f"the policy of this gateway does not allow this job: {reason}")
-
-    def _spawn(self, conversation: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(conversation)
-        self._conversations.add(task)
-        task.add_done_callback(self._conversations.discard)
 
 
 def _audit(request: ProvisioningRequest, origin: Origin, caller: str, refused: str | None) -> None:

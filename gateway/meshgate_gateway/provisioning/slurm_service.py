@@ -14,7 +14,6 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -27,8 +26,9 @@ from pydantic import ValidationError
 from meshgate_gateway.http.audit import Origin, audit, origin_of
 from meshgate_gateway.http.auth import Denied, Identity, TokenAuthenticator, bearer_token
 from meshgate_gateway.http.byte_proxy import forward_bytes
-from meshgate_gateway.http.messages import MalformedRequest, Request, Response
+from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.http.text_websocket import TextWebSocket
+from meshgate_gateway.provisioning.conversations import Conversations
 from meshgate_gateway.provisioning.slurm_policy import (
     DEFAULT_PYTHON,
     Caller,
@@ -83,33 +83,24 @@ class SlurmProvisioner:
 
     def __init__(self, policy: SlurmPolicy, token: TokenAuthenticator, submissions: Submissions) -> None:
         self._policy, self._token, self._submissions = policy, token, submissions
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._conversations = Conversations(self._authenticate, self._converse)
+        self._forwarding: set[asyncio.Task[None]] = set()
         # By owner: one start after the other, so that limits hold and a repeated request finds its job.
         self._turns: dict[str, asyncio.Lock] = {}
-        self._connections = 0
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="meshgate-slurm")
 
     async def respond(self, path: str, request: Request, connection: socket.socket) -> Response | None:
         """The response, or None if the connection was taken over. Raises MalformedRequest."""
         if job := JOB_PATH.fullmatch(path):
             return await self._forward(job[1], job[2], request, connection)
-        if path != "/v1/jobs":
-            return Response.error(HTTPStatus.NOT_FOUND, "this gateway serves /v1/jobs and /v1/jobs/<id>")
-        if not request.is_websocket:
-            raise MalformedRequest(HTTPStatus.BAD_REQUEST, "/v1/jobs needs a websocket handshake: no Upgrade header")
-        origin = origin_of(request, connection)
-        owner = await self._authenticate(request)
-        if isinstance(owner, Denied):
-            audit("start job", origin, caller=None, refused=owner.reason)
-            return owner.response()
-        self._spawn(self._converse(TextWebSocket(connection.dup(), request.head), owner, origin))
-        return None
+        return await self._conversations.open(path, request, connection)
 
     async def close(self) -> None:
         """Ends connections. Jobs that are starting or running continue."""
-        for task in self._tasks:
+        await self._conversations.close()
+        for task in self._forwarding:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._forwarding, return_exceptions=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # --- callers
@@ -132,21 +123,20 @@ class SlurmProvisioner:
     # --- requests
 
     async def _converse(self, connection: TextWebSocket, owner: Owner, origin: Origin) -> None:
-        async with connection:
-            text = await connection.receive()
-            if text is None:
-                return
-            try:
-                request = parse_request(text)
-            except ValidationError as error:
-                first = error.errors(include_url=False)[0]
-                reply: ProvisioningReply = RequestRejected(
-                    reason=f"{'.'.join(map(str, first['loc']))}: {first['msg']}; do both sides have the same version "
-                    "of meshgate?"
-                )
-            else:
-                reply = await connection.answer_pings_during(self._handle(request, owner, origin))
-            await connection.send(reply.model_dump_json())
+        text = await connection.receive()
+        if text is None:
+            return
+        try:
+            request = parse_request(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            reply: ProvisioningReply = RequestRejected(
+                reason=f"{'.'.join(map(str, first['loc']))}: {first['msg']}; do both sides have the same version "
+                "of meshgate?"
+            )
+        else:
+            reply = await connection.answer_pings_during(self._handle(request, owner, origin))
+        await connection.send(reply.model_dump_json())
 
     async def _handle(self, request: ProvisioningRequest, owner: Owner, origin: Origin) -> ProvisioningReply:
         if isinstance(request, StartJob):
@@ -221,7 +211,7 @@ class SlurmProvisioner:
             refused = f"no job {apply_id} accepts these credentials (it may have ended)"
             audit("forward", origin, caller=None, refused=refused, job=apply_id)
             return Response.error(HTTPStatus.UNAUTHORIZED, refused, headers={"WWW-Authenticate": "Bearer"})
-        if self._connections >= MAX_CONNECTIONS:
+        if len(self._forwarding) >= MAX_CONNECTIONS:
             return _busy(f"this gateway is at its limit of {MAX_CONNECTIONS} forwarded connections: retry later")
         upstream = socket.socket(socket.AF_UNIX)
         try:
@@ -230,15 +220,10 @@ class SlurmProvisioner:
             upstream.close()
             return await self._why_silent(record, str(error) or "it does not answer")
         audit("forward", origin, caller="job", job=apply_id)
-        self._spawn(self._count(forward_bytes(connection.dup(), request, path, upstream)))
+        task = asyncio.create_task(forward_bytes(connection.dup(), request, path, upstream))
+        self._forwarding.add(task)
+        task.add_done_callback(self._forwarding.discard)
         return None
-
-    async def _count(self, forwarding: Coroutine[Any, Any, None]) -> None:
-        self._connections += 1
-        try:
-            await forwarding
-        finally:
-            self._connections -= 1
 
     async def _why_silent(self, record: Record, problem: str) -> Response:
         """Ends the session of a client whose gateway has ended; others try again."""
@@ -251,11 +236,6 @@ class SlurmProvisioner:
         reason = f"its process on {state.host} has ended"
         reason += f". Its last output:\n{state.output[-1000:]}" if state.output else ""
         return Response.error(HTTPStatus.GONE, f"the job's gateway is gone: {reason}", kind="unknown", reason=reason)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 async def _connect(upstream: socket.socket, record: Record) -> None:

@@ -115,7 +115,7 @@ class Api:
 
     def list_objects(self, kind: str, namespace: str, selector: str = "", fields: str = "") -> tuple[list[Object], str]:
         """The objects, and the resource version to watch from. Namespace ``""`` lists all namespaces."""
-        path = KINDS[kind].path(namespace) if namespace else KINDS[kind].path("_").replace("/namespaces/_", "")
+        path = KINDS[kind].path(namespace)
         head = {"apiVersion": KINDS[kind].api_version, "kind": kind}
         query = {**_selectors(selector, fields), "limit": str(_PAGE)}
         found: list[Object] = []

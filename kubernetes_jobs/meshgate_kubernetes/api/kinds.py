@@ -28,8 +28,9 @@ class Kind:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def path(self, namespace: str, name: str = "") -> str:
+        """Of the objects, or of one of them. Namespace ``""`` stands for all namespaces."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
-        scope = f"/namespaces/{quote(namespace, safe='')}" if self.namespaced else ""
+        scope = f"/namespaces/{quote(namespace, safe='')}" if self.namespaced and namespace else ""
         return f"{root}{scope}/{self.plural}" + (f"/{quote(name, safe='')}" if name else "")
 
 

@@ -6,11 +6,12 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from http import HTTPStatus
 
 import urllib3
 
 from meshgate_kubernetes.api.kinds import Kind
-from meshgate_kubernetes.errors import Conflict
+from meshgate_kubernetes.errors import Conflict, KubernetesError
 from meshgate_kubernetes.manifests.spec import Object
 
 __all__ = ["Watch"]
@@ -34,12 +35,15 @@ class Watch(Iterator[tuple[str, Object]]):
         return self
 
     def __next__(self) -> tuple[str, Object]:
-        """Raises StopIteration at the end, and Conflict if the resource version is too old: then list again."""
+        """Raises StopIteration at the end, Conflict if the resource version is too old (then list again), and
+        KubernetesError if the server cannot continue for another reason."""
         for line in self._lines:
             event = json.loads(line)
             if event["type"] == "ERROR":
                 self.close()
-                raise Conflict(event["object"].get("message", "the watch failed"))
+                status = event["object"]
+                error = Conflict if status.get("code") == HTTPStatus.GONE else KubernetesError
+                raise error(f"the watch of {self._kind.plural} failed: {status.get('message', 'no reason is given')}")
             self.resource_version = event["object"].get("metadata", {}).get("resourceVersion", self.resource_version)
             if event["type"] != "BOOKMARK":
                 head = {"apiVersion": self._kind.api_version, "kind": self._kind.name}

@@ -208,11 +208,11 @@ def wait_gone(api: Api, name: str, namespace: str, timeout: float = DELETE_TIMEO
 def _force_delete(api: Api, namespace: str, pods: Sequence[Object], forced: set[str]) -> None:
     """Force-deletes terminating pods without running containers, each once: adds their uids to ``forced``.
 
-    The kubelet would do so too, but in older clusters only every ten seconds.
+    The kubelet of their node would do so too, but in older clusters only every ten seconds.
     """
     for pod in pods:
         metadata, statuses = pod["metadata"], pod.get("status", {}).get("containerStatuses") or []
-        if metadata["uid"] in forced or "deletionTimestamp" not in metadata:
+        if metadata["uid"] in forced or "deletionTimestamp" not in metadata or not pod["spec"].get("nodeName"):
             continue
         if not any("running" in each.get("state", {}) for each in statuses):
             forced.add(metadata["uid"])

@@ -9,7 +9,7 @@ autoscaler adds one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -20,9 +20,16 @@ from pydantic import Field
 from meshgate_kubernetes.manifests.spec import Object
 from meshgate_kubernetes.status.capacity import Cluster, shortages
 from meshgate_kubernetes.status.discovery import is_ready
-from meshgate_kubernetes.status.events import EventIndex
 
-__all__ = ["ContainerLog", "Problem", "Stage", "diagnose", "group_problems", "pod_stage"]
+__all__ = [
+    "ContainerLog",
+    "ExaminedPod",
+    "Problem",
+    "Stage",
+    "controller_problems",
+    "examine_pod",
+    "group_problems",
+]
 
 AUTOSCALER_TIMEOUT = 15.0
 """Cluster autoscalers check pending pods every ten seconds and report it in an event."""
@@ -108,7 +115,24 @@ def _as_one(group: Sequence[Problem]) -> Problem:
     return replace(group[0], subject=f"{len(names)} pods ({shown})")
 
 
-def pod_stage(pod: Object, events: Iterable[Object] | EventIndex = ()) -> Stage:
+@dataclass(frozen=True, slots=True)
+class ExaminedPod:
+    """A pod with the events about it, and what they mean. Only a starting pod has problems."""
+
+    pod: Object
+    events: Sequence[Object]
+    stage: Stage
+    problems: tuple[Problem, ...]
+
+
+def examine_pod(pod: Object, events: Sequence[Object] = (), cluster: Cluster | None = None) -> ExaminedPod:
+    """``events``: about this pod, oldest first. ``cluster``: the resources of the nodes, if the user may read them."""
+    starting = not is_ready(pod) and "deletionTimestamp" not in pod["metadata"]
+    problems = tuple(_pod_problems(pod, events, cluster)) if starting else ()
+    return ExaminedPod(pod, events, _pod_stage(pod, events), problems)
+
+
+def _pod_stage(pod: Object, events: Sequence[Object]) -> Stage:
     if is_ready(pod):
         return Stage.READY
     status = pod.get("status", {})
@@ -116,34 +140,11 @@ def pod_stage(pod: Object, events: Iterable[Object] | EventIndex = ()) -> Stage:
         return Stage.RUNNING
     if not any(each["type"] == "PodScheduled" and each["status"] == "True" for each in status.get("conditions") or []):
         return Stage.PENDING
-    known = EventIndex.of(events).about(pod)
-    latest = [event["reason"] for event in known if event["reason"] in ("Pulling", "Pulled", "Failed")]
+    latest = [event["reason"] for event in events if event["reason"] in ("Pulling", "Pulled", "Failed")]
     return Stage.PULLING if latest and latest[-1] == "Pulling" else Stage.STARTING
 
 
-def diagnose(
-    pods: Sequence[Object],
-    events: Sequence[Object] | EventIndex,
-    *,
-    missing: Mapping[str, int],
-    cluster: Cluster | None = None,
-) -> list[Problem]:
-    """The problems of pods that are not ready, and of controllers that cannot create their pods.
-
-    ``events``: the events of these pods and their controllers since the job was created, oldest first. ``missing``:
-    how many pods each controller (``statefulset trainer-workers``) has yet to create; the events of a controller
-    without missing pods are ignored. ``cluster``: the resources of the nodes, if the user may read them.
-    """
-    events = EventIndex.of(events)
-    found: list[Problem] = []
-    for pod in pods:
-        if not is_ready(pod) and "deletionTimestamp" not in pod["metadata"]:
-            found.extend(_pod_problems(pod, events.about(pod), cluster))
-    found.extend(_controller_problems(events.all, missing))
-    return found
-
-
-def _pod_problems(pod: Object, events: list[Object], cluster: Cluster | None) -> Iterator[Problem]:
+def _pod_problems(pod: Object, events: Sequence[Object], cluster: Cluster | None) -> Iterator[Problem]:
     status = pod.get("status", {})
     subject = f"pod {pod['metadata']['name']}"
     for condition in status.get("conditions") or []:
@@ -175,7 +176,7 @@ def _failed_mount(event: Object) -> bool:
     return event["reason"] in ("FailedMount", "FailedAttachVolume") and not transient
 
 
-def _not_ready(pod: Object, subject: str, events: list[Object]) -> Iterator[Problem]:
+def _not_ready(pod: Object, subject: str, events: Sequence[Object]) -> Iterator[Problem]:
     """The problem of a running pod whose readiness probe fails after its program has had time to start."""
     unhealthy = [event for event in events if event["reason"] == "Unhealthy"]
     for status in pod.get("status", {}).get("containerStatuses") or []:
@@ -197,7 +198,7 @@ def _timestamp(text: str) -> float:
 
 
 def _unschedulable(
-    pod: Object, subject: str, condition: Object, events: list[Object], cluster: Cluster | None
+    pod: Object, subject: str, condition: Object, events: Sequence[Object], cluster: Cluster | None
 ) -> Problem:
     message = condition.get("message", "").strip()
     reasons = {event["reason"] for event in events}
@@ -215,7 +216,7 @@ def _unschedulable(
     return Problem(subject, "Unschedulable", text, AUTOSCALER_TIMEOUT if impossible else None)
 
 
-def _container_problem(pod: Object, subject: str, status: Object, events: list[Object]) -> Problem | None:
+def _container_problem(pod: Object, subject: str, status: Object, events: Sequence[Object]) -> Problem | None:
     waiting = status.get("state", {}).get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     if reason in _PULL_REASONS:
@@ -273,7 +274,12 @@ def _memory_limit(pod: Object, container: str) -> str:
     return ""
 
 
-def _controller_problems(events: Sequence[Object], missing: Mapping[str, int]) -> Iterator[Problem]:
+def controller_problems(events: Sequence[Object], missing: Mapping[str, int]) -> Iterator[Problem]:
+    """The problems of controllers that cannot create their pods.
+
+    ``events``: since the job was created, oldest first. ``missing``: how many pods each controller (``statefulset
+    trainer-workers``) has yet to create; the events of one without missing pods are ignored.
+    """
     latest: dict[str, str] = {}
     for event in events:
         involved = event["involvedObject"]

@@ -18,9 +18,5 @@ class EventIndex:
         for event in self.all:
             self._by_uid.setdefault(event["involvedObject"].get("uid", ""), []).append(event)
 
-    @classmethod
-    def of(cls, events: Iterable[Object] | EventIndex) -> EventIndex:
-        return events if isinstance(events, EventIndex) else cls(events)
-
     def about(self, obj: Object) -> list[Object]:
         return self._by_uid.get(str(obj["metadata"].get("uid")), [])

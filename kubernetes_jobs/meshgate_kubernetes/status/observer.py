@@ -23,8 +23,8 @@ __all__ = ["Observer", "WatchTarget"]
 
 _MIN_RETRY_DELAY = 0.2
 _MAX_RETRY_DELAY = 5.0
-_PAUSE_FACTOR = 100.0
-"""How much longer than a look at all objects the pause after it is: 1 % of a processor at most."""
+_PAUSE_FACTOR = 300.0
+"""How much longer than a look at all objects the pause after it is: a third of 1 % of a processor at most."""
 _MAX_PAUSE = 2.0
 _BATCH_TIME = 0.001
 """Seconds per object for which changes wait to be read together: a thousand pods change often, two do not."""
@@ -158,7 +158,7 @@ class Observer:
                 self._update(lambda: self._objects.setdefault(target, {}))
                 return
             except Conflict:  # the resource version is too old: list again
-                continue
+                self._closed.wait(_MIN_RETRY_DELAY)
             except KubernetesError as error:
                 self._update(lambda error=error: setattr(self, "trouble", error))  # type: ignore[misc]
                 self._closed.wait(delay)

@@ -7,7 +7,8 @@ crashed containers.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +18,14 @@ from meshgate_kubernetes.manifests import job_objects as manifests
 from meshgate_kubernetes.manifests.names import COMPONENT_LABEL, Names
 from meshgate_kubernetes.manifests.spec import JobSpec, Object
 from meshgate_kubernetes.status.capacity import Cluster
-from meshgate_kubernetes.status.diagnosis import Problem, Stage, diagnose, group_problems, pod_stage
+from meshgate_kubernetes.status.diagnosis import (
+    ExaminedPod,
+    Problem,
+    Stage,
+    controller_problems,
+    examine_pod,
+    group_problems,
+)
 from meshgate_kubernetes.status.discovery import pods_by_rank
 from meshgate_kubernetes.status.events import EventIndex
 from meshgate_kubernetes.status.observer import Observer, WatchTarget
@@ -125,11 +133,11 @@ def _is_live(uid: str, parent: Object) -> bool:
 class _Snapshot:
     """The pods of a job at one moment: of the gateway, and of each mesh by rank."""
 
-    gateway: Sequence[Object]
-    meshes: Mapping[str, Mapping[int, Object]]
+    gateway: Sequence[ExaminedPod]
+    meshes: Mapping[str, Mapping[int, ExaminedPod]]
 
     @property
-    def pods(self) -> list[Object]:
+    def pods(self) -> list[ExaminedPod]:
         return [*self.gateway, *(pod for pods in self.meshes.values() for pod in pods.values())]
 
 
@@ -143,22 +151,23 @@ class _Tracker:
         self._since: dict[tuple[str, str], float] = {}  # by Problem.key
         self._snapshot = _Snapshot((), {})
         self._problems: list[Problem] = []
+        self._examined: dict[str, ExaminedPod] = {}  # by uid
         self._cluster: Cluster | None = None
         self._cluster_read = False
 
     def update(self) -> Progress:
-        self._snapshot = self._take_snapshot()
         events = self._events()
-        self._problems = self._diagnose(events)
+        self._look(events)
         if not self._cluster_read and any(each.reason == "Unschedulable" for each in self._problems):
             self._cluster_read = True
             self._cluster = _read_cluster(self._api)
-            self._problems = self._diagnose(events)
+            self._examined = {}
+            self._look(events)
         now = time.monotonic()
         current = {each.key for each in self._problems}
         self._since = {key: self._since.get(key, now) for key in current}
         return Progress(
-            meshes=tuple(_stages(self._spec, self._snapshot, events)),
+            meshes=tuple(_stages(self._spec, self._snapshot)),
             problems=tuple(group_problems(self._problems)),
             trouble="" if self._observer.trouble is None else str(self._observer.trouble),
         )
@@ -176,25 +185,35 @@ class _Tracker:
         return max(0.0, min([*ends, at_most]))
 
     def failure(self, hopeless: Sequence[Problem], timeout: float | None) -> JobNotReady:
-        problems = [self._with_log(each) for each in group_problems(hopeless or self._problems)]
+        reasons = {(each.reason, each.message) for each in hopeless}  # of other pods too, only not for long enough
+        shown = [each for each in self._problems if not hopeless or (each.reason, each.message) in reasons]
+        problems = [self._with_log(each) for each in group_problems(shown)]
         return JobNotReady(self._spec.name, problems, _not_ready(self._spec, self._snapshot), timeout)
 
-    def _take_snapshot(self) -> _Snapshot:
+    def _look(self, events: EventIndex) -> None:
         gateway = self._observer.objects("Pod", _gateway_selector(self._spec))
-        return _Snapshot(
-            gateway=[pod for pod in gateway if "deletionTimestamp" not in pod["metadata"]],
+        meshes = {
+            mesh.name: pods_by_rank(mesh, self._observer.objects("Pod", mesh.selector)) for mesh in self._spec.meshes
+        }
+        self._snapshot = _Snapshot(
+            gateway=[self._examine(pod, events) for pod in gateway if "deletionTimestamp" not in pod["metadata"]],
             meshes={
-                mesh.name: pods_by_rank(mesh, self._observer.objects("Pod", mesh.selector))
-                for mesh in self._spec.meshes
+                name: {rank: self._examine(pod, events) for rank, pod in pods.items()} for name, pods in meshes.items()
             },
         )
+        self._problems = []
+        if self._observer.listed:  # otherwise the snapshot is incomplete
+            self._problems += [problem for pod in self._snapshot.pods for problem in pod.problems]
+            self._problems += controller_problems(events.all, _missing(self._spec, self._snapshot))
+            self._problems += _meshes_without_pods(self._spec, self._snapshot)
 
-    def _diagnose(self, events: EventIndex) -> list[Problem]:
-        if not self._observer.listed:  # the snapshot is incomplete
-            return []
-        missing = _missing(self._spec, self._snapshot)
-        found = diagnose(self._snapshot.pods, events, missing=missing, cluster=self._cluster)
-        return [*found, *_meshes_without_pods(self._spec, self._snapshot)]
+    def _examine(self, pod: Object, events: EventIndex) -> ExaminedPod:
+        """Examines the pod unless neither it nor the events about it have changed: of a thousand pods, few have."""
+        uid, about = pod["metadata"]["uid"], events.about(pod)
+        known = self._examined.get(uid)
+        if known is None or known.pod is not pod or known.events != about:
+            known = self._examined[uid] = examine_pod(pod, about, self._cluster)
+        return known
 
     def _with_log(self, problem: Problem) -> Problem:
         source = problem.log_of
@@ -243,20 +262,17 @@ def _gateway_selector(spec: JobSpec) -> str:
     return f"{Names(spec.name).selector()},{COMPONENT_LABEL}=gateway"
 
 
-def _stages(spec: JobSpec, snapshot: _Snapshot, events: EventIndex) -> Iterator[MeshProgress]:
-    yield _progress_of("gateway", 1, snapshot.gateway, events)
+def _stages(spec: JobSpec, snapshot: _Snapshot) -> Iterator[MeshProgress]:
+    yield _progress_of("gateway", 1, snapshot.gateway)
     for mesh in spec.meshes:
-        pods = list(snapshot.meshes[mesh.name].values())
-        yield _progress_of(mesh.name, mesh.replicas or max(1, len(pods)), pods, events)
+        pods = snapshot.meshes[mesh.name].values()
+        yield _progress_of(mesh.name, mesh.replicas or max(1, len(pods)), pods)
 
 
-def _progress_of(name: str, wanted: int, pods: Sequence[Object], events: EventIndex) -> MeshProgress:
-    counts: dict[Stage, int] = {}
-    for pod in pods:
-        at = pod_stage(pod, events)
-        counts[at] = counts.get(at, 0) + 1
+def _progress_of(name: str, wanted: int, pods: Collection[ExaminedPod]) -> MeshProgress:
+    counts = Counter(pod.stage for pod in pods)
     if (absent := wanted - len(pods)) > 0:
-        counts[Stage.PENDING] = counts.get(Stage.PENDING, 0) + absent
+        counts[Stage.PENDING] += absent
     return MeshProgress(name, wanted, tuple((at, counts[at]) for at in Stage if at in counts))
 
 
@@ -288,10 +304,10 @@ def _meshes_without_pods(spec: JobSpec, snapshot: _Snapshot) -> Iterator[Problem
 
 def _not_ready(spec: JobSpec, snapshot: _Snapshot) -> list[str]:
     """The pods that are not ready by name, and the number of pods that do not exist."""
-    names = [] if any(pod_stage(pod) is Stage.READY for pod in snapshot.gateway) else ["the gateway"]
+    names = [] if any(pod.stage is Stage.READY for pod in snapshot.gateway) else ["the gateway"]
     for mesh in spec.meshes:
         pods = snapshot.meshes[mesh.name]
-        names += [pod["metadata"]["name"] for pod in pods.values() if pod_stage(pod) is not Stage.READY]
+        names += [pod.pod["metadata"]["name"] for pod in pods.values() if pod.stage is not Stage.READY]
         if (absent := max(mesh.replicas, 1) - len(pods)) > 0:
             names.append(f"{absent} {'pod' if absent == 1 else 'pods'} of mesh {mesh.name!r} (not created yet)")
     return names

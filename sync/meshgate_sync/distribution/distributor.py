@@ -115,6 +115,12 @@ class Distributor:
             self._routes.update({host.name: routes[host.name] for host in hosts if host.name not in self._routes})
         return {host.name: self._routes[host.name] for host in hosts}
 
+    def parent_of(self, name: str) -> str | None:
+        """The host that ``name`` hears of versions from, or ``GATEWAY``; None if it has not been added. It asks the
+        next on its route while this one does not answer."""
+        routes = self._routes.get(name)
+        return routes.control[0] if routes is not None else None
+
     def restart_host(self, name: str) -> None:
         """The host's relay ended. The host has nothing until it is added again; ``wait`` waits for it."""
         self.tracker.host_started(name)

@@ -116,15 +116,20 @@ class Snapshots:
 
     def check(self, tree: Directory) -> None:
         """Replaces modified files of a new snapshot, and lets processes open it. Raises ObjectsDamaged; processes then
-        wait until the version has been prepared and checked again, or until ``abandon_check``."""
-        root = tree.digest
+        wait until the version has been prepared and checked again, or until ``abandon_check``.
+
+        While another store checks the snapshot, processes may open it if no file needs to be replaced: that store may
+        end before it has checked."""
+        root, path = tree.digest, os.fsencode(self.path(tree.digest))
         if self.unchecked(root):
             self._close_for_check(root)
         if root in self._checks:
-            repair(self._objects, os.fsencode(self.path(root)), tree)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(check_path(self._home, root.hex()))
-            self.abandon_check(root)
+            repair(self._objects, path, tree)
+        elif not self.unchecked(root) or any(damaged_files(self._objects, path, tree)):
+            return
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(check_path(self._home, root.hex()))
+        self.abandon_check(root)
 
     def abandon_check(self, root: bytes) -> None:
         """Ends the wait of processes for this snapshot: they fail instead."""

@@ -26,7 +26,9 @@ def test_a_handler_for_monarchs_actor_error_catches_ours() -> None:
 
 def test_errors_are_importable_without_importing_monarch() -> None:
     code = "import meshgate.errors; print([name for name in sys.modules if name.startswith(('meshgate.', 'monarch'))])"
-    assert run_without(code=code).decode().strip() == "['meshgate.monarch_classes', 'meshgate.errors']"
+    assert (
+        run_without(code=code).decode().strip() == "['meshgate.caller', 'meshgate.monarch_classes', 'meshgate.errors']"
+    )
 
 
 def test_as_endpoint_accepts_methods_of_actor_meshes_only() -> None:

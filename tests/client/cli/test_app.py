@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from inspect import signature
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import meshgate
 from meshgate.cli import leftovers
-from meshgate.cli.app import app
-from meshgate.cli.models import SCHEMAS, Leftover
-from meshgate.jobs.registry import LocalEntry
+from meshgate.cli.app import COMMANDS, app
+from meshgate.cli.models import Leftover
 
 
 def test_version_prints_the_version(run: CliRunner) -> None:
@@ -35,28 +35,70 @@ def test_every_command_has_help(run: CliRunner, arguments: list[str], text: str)
     assert text in run.invoke(app, [*arguments, "--help"]).output
 
 
-def test_every_schema_describes_each_field_of_its_command(run: CliRunner) -> None:
-    for command in SCHEMAS:
-        schema = json.loads(run.invoke(app, ["schema", command]).output)
-        assert schema["type"] == "object"
-        assert schema["properties"]
-    unknown = run.invoke(app, ["schema", "version"])
-    assert unknown.exit_code == 2
-    assert "prints no JSON; commands that do: ls, kill" in unknown.output
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_summary_of_a_command_begins_its_help_and_fits_a_terminal(run: CliRunner, name: str) -> None:
+    summary = COMMANDS[name].summary
+    assert (COMMANDS[name].load(name).help or "").splitlines()[0] == summary
+    listed = run.invoke(app, ["--help"], env={"COLUMNS": "80"}).output
+    assert f"  {name:<8}  {summary}\n" in listed
 
 
-def test_every_command_that_prints_json_has_a_schema() -> None:
-    commands = {info.name for info in app.registered_commands if "as_json" in signature(info.callback).parameters}
-    assert commands == set(SCHEMAS)
+SLOW_MODULES = [
+    "pydantic",
+    "rich.console",
+    "asyncio",
+    "websockets",
+    "monarch",
+    "kubernetes",
+    "meshgate_wire",
+    "meshgate.proxies",
+    "meshgate.session",
+    "meshgate.jobs.trait",
+]
 
 
-def test_ls_prints_json(run: CliRunner, jobs: list[LocalEntry]) -> None:
-    found = json.loads(run.invoke(app, ["ls", "--json"]).output)
-    assert [(job["id"], job["meshes"], job["pid"]) for job in found["jobs"]] == [
-        (entry.apply_id, {"workers": 2}, entry.pid) for entry in jobs
-    ]
-    ended = run.invoke(app, ["kill", "0f", "--json"]).output
-    assert json.loads(ended) == {"ended": [jobs[0].apply_id]}
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        (["--version"], set()),
+        (["--help"], set()),
+        (["ls"], {"pydantic", "rich.console"}),
+        (["kill", "--help"], {"pydantic"}),
+    ],
+    ids="-".join,
+)
+def test_what_needs_no_client_imports_none(arguments: list[str], needed: set[str], tmp_path: Path) -> None:
+    code = (
+        "import sys; from meshgate.cli.app import app\n"
+        "try: app(sys.argv[1:])\n"
+        f"finally: print('loaded', *(name for name in {SLOW_MODULES} if name in sys.modules))"
+    )
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", code, *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert set(ran.stdout.splitlines()[-1].split()[1:]) == needed
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("meshgate st", "status stacks"),
+        ("meshgate logs --f", "--follow"),
+        ("meshgate top --sort ", "rank cpu memory gpu"),
+        ("meshgate x", ""),
+    ],
+)
+def test_a_shell_completes_commands_options_and_values(typed: str, completed: str) -> None:
+    words = typed.split(" ")
+    environment = {"_MESHGATE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    command = [sys.executable, "-c", "from meshgate.cli.app import app; app(prog_name='meshgate')"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
+    assert (ran.stdout.split(), ran.stderr) == (completed.split(), "")
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["ls"], 0), (["ls", "--jsn"], 2), (["nothing"], 2), (["status"], 3)])
+def test_the_exit_code_says_what_happened(run: CliRunner, arguments: list[str], code: int) -> None:
+    assert run.invoke(app, arguments).exit_code == code
 
 
 def test_commands_without_a_job_exit_with_3(run: CliRunner) -> None:

@@ -7,8 +7,7 @@ import typer
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from meshgate.cli.console import Commands, console, emit
-from meshgate.cli.tables import new_table
+from meshgate.cli.console import Commands, age_text, console, emit, new_table
 from meshgate.errors import JobError, JobNotRunning
 
 
@@ -58,3 +57,10 @@ def test_a_table_on_a_pipe_is_as_wide_as_what_it_contains(capsys: pytest.Capture
     table.add_row("a" * 100, "why " * 100)
     console().print(table)
     assert ["a" * 100, *["why"] * 100] == capsys.readouterr().out.splitlines()[1].split()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (59, "59s"), (60, "1m"), (3599, "60m"), (7200, "2h"), (86400 * 3, "3d")]
+)
+def test_an_age_has_one_unit(seconds: float, text: str) -> None:
+    assert age_text(seconds) == text

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from meshgate.cli import logs
-from meshgate.cli.logs import follow, printed_lines, show
+from meshgate.cli.logs import follow_lines, printed_lines, show
 from meshgate_wire.status import OutputPage, PrintedLine, SessionOutput
 
 
@@ -51,7 +51,7 @@ def test_the_tail_is_of_each_session() -> None:
 def test_following_yields_lines_printed_later(monkeypatch: pytest.MonkeyPatch) -> None:
     gateway = Gateway(a=1)
     monkeypatch.setattr(logs.time, "sleep", lambda seconds: gateway.counts.update(a=gateway.counts["a"] + 1))
-    lines = follow(gateway, None)  # type: ignore[arg-type]
+    lines = follow_lines(gateway, None)  # type: ignore[arg-type]
     assert numbers(itertools.islice(lines, 3)) == [("a", 1), ("a", 2), ("a", 3)]
 
 

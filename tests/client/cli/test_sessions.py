@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 
+import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
-from meshgate.cli.models import Sessions
-from meshgate.cli.sessions import list_sessions, show_sessions
+from meshgate.cli import sessions
+from meshgate.cli.app import app
+from meshgate.cli.sessions import Sessions, show_sessions
 from meshgate.jobs.sessions import SessionInfo
 
 TRAIN = SessionInfo(
@@ -31,14 +35,18 @@ class Job:
         return [TRAIN]
 
 
-def shown(*sessions: SessionInfo) -> list[str]:
+def shown(*found: SessionInfo) -> list[str]:
     text = io.StringIO()
-    show_sessions(Sessions(sessions=list(sessions)), Console(file=text, width=250, highlight=False, soft_wrap=True))
+    show_sessions(Sessions(sessions=list(found)), Console(file=text, width=250, highlight=False, soft_wrap=True))
     return text.getvalue().splitlines()
 
 
+def test_the_sessions_of_the_job_are_listed(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "find_job", lambda job, namespace: Job())
+    assert json.loads(run.invoke(app, ["sessions", "--json"]).output)["sessions"][0]["name"] == "train"
+
+
 def test_a_session_is_one_line() -> None:
-    assert list_sessions(Job()).sessions == [TRAIN]  # type: ignore[arg-type]
     _, line = shown(TRAIN)
     assert line.split("  ")[0] == "train"
     for part in (

@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
-from meshgate.cli.models import Description, Event, JobRow
-from meshgate.cli.status import show_description, show_status, waiting_text
+from meshgate.cli.models import Event, JobRow
+from meshgate.cli.status import Description, show_description, show_status, waiting_text
 from meshgate_wire.status import CallStatus, HostStatus, JobStatus, MeshStatus, SessionStatus
 
 CALL = CallStatus(

@@ -6,7 +6,8 @@ from typing import Any
 
 from typing_extensions import Self
 
-from meshgate.jobs import JobState, JobTrait
+from meshgate.jobs.state import JobState
+from meshgate.jobs.trait import JobTrait
 
 __all__ = ["RUNNING", "FakeJob"]
 

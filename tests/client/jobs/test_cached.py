@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from meshgate.errors import JobCacheWarning
-from meshgate.jobs import job_load
 from meshgate.jobs.cached import find_cached_job, remove_job_file
+from meshgate.jobs.trait import job_load
 from tests.client.jobs.fake_job import RUNNING, FakeJob
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from meshgate import Actor, endpoint
-from meshgate.jobs import LocalJob, job_loads
+from meshgate.jobs.local import LocalJob
+from meshgate.jobs.trait import job_loads
 
 
 class Hello(Actor):

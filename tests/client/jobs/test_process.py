@@ -14,8 +14,11 @@ import pytest
 
 from meshgate import Actor, endpoint
 from meshgate.errors import JobCacheWarning, JobError, JobNotRunning, JobStartFailed
-from meshgate.jobs import LocalJob, ProcessJob, job_load, job_loads, registry
+from meshgate.jobs import registry
+from meshgate.jobs.local import LocalJob
+from meshgate.jobs.process import ProcessJob
 from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
+from meshgate.jobs.trait import job_load, job_loads
 from meshgate_processes.identity import ProcessIdentity
 from meshgate_processes.marks import find_processes
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from meshgate.jobs import ProcessJob, registry
+from meshgate.jobs import registry
+from meshgate.jobs.process import ProcessJob
 from meshgate.jobs.reaper import Reaper
 from meshgate_processes.identity import identify_process
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshgate.jobs import JobState
-from meshgate.jobs.state import attach_meshes
+from meshgate.jobs.state import JobState, attach_meshes
 
 
 def test_every_mesh_is_an_attribute() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from meshgate import Image, ProcessJob
-from meshgate.errors import InvalidRequestError, JobCacheWarning, JobFileError, JobNotRunning, JobUnsupported
-from meshgate.jobs import JobTrait, job_load, job_loads
+from meshgate import Image, ProcessJob, TelemetryConfig
+from meshgate.errors import InvalidRequestError, JobCacheWarning, JobFileError, JobNotRunning
+from meshgate.jobs.trait import JobTrait, job_load, job_loads
 from meshgate.serialization.pickling import dump_class, dumps
 from tests.client.jobs.fake_job import RUNNING, FakeJob
 
@@ -240,11 +240,23 @@ def test_pull_needs_the_name_of_one_of_several_meshes(tmp_path: Path, mesh: str 
         job.pull("/data", tmp_path, mesh=mesh)
 
 
-def test_monarchs_telemetry_is_refused_with_the_reason_and_an_alternative() -> None:
-    message = r"FakeJob.enable_telemetry\(\) is not supported: .*Use enable_admin"
-    with pytest.raises(JobUnsupported, match=message) as raised:
-        FakeJob(1).enable_telemetry(include_dashboard=True)
-    assert isinstance(raised.value, NotImplementedError)
+def test_telemetry_is_started_before_hosts_are_attached_and_left_by_kill() -> None:
+    calls: list[str] = []
+    telemetry: Any = type(
+        "Telemetry", (), {"config": TelemetryConfig(include_dashboard=True), "url": "http://127.0.0.1:1"}
+    )()
+    telemetry.start = calls.append
+    telemetry.query_client = lambda: "client"
+    telemetry.close = lambda: calls.append("close")
+    job = FakeJob(1).enable_telemetry(include_dashboard=True)
+    assert job._admin is not None
+    job._admin, job._telemetry = None, telemetry
+    state = job.state(cached_path=None)
+    assert (state.query_engine_client, state.telemetry_url) == ("client", "http://127.0.0.1:1")
+    assert state.dashboard_url == state.telemetry_url
+    job.kill()
+    assert job._before_attaching == telemetry.start
+    assert calls == ["close"]
 
 
 def test_an_admin_server_is_started_by_state_and_left_by_kill() -> None:

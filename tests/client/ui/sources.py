@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from meshgate.errors import MeshgateError
 from meshgate_wire.status import (
+    CallCounts,
     CallStatus,
     HostStatus,
     JobStatus,
@@ -30,13 +31,21 @@ def status(hosts: int, gpus: int) -> JobStatus:
             state="missing" if rank == hosts - 1 else "ready",
             reason="OOMKilled" if rank == hosts - 1 else "",
             version="" if rank == 1 else VERSION,
+            parent="" if rank == hosts - 1 else "workers-0" if rank else "gateway",
         )
         for rank, name in enumerate(names)
     )
     sizes = {"hosts": hosts, "gpus": gpus}
     procs = MeshStatus(kind="procs", name="procs", number=2, sizes=sizes, version=VERSION, hosts=tuple(names))
     actors = MeshStatus(
-        kind="actors", name="trainers", number=3, procs=2, class_name="t.Trainer", sizes=sizes, dead={3: "<b>fault</b>"}
+        kind="actors",
+        name="trainers",
+        number=3,
+        procs=2,
+        class_name="t.Trainer",
+        sizes=sizes,
+        dead={3: "<b>fault</b>"},
+        endpoints={"step": CallCounts(ended=100, seconds=2.0, in_flight=1)},
     )
     call = CallStatus(
         mesh="trainers",
@@ -83,6 +92,24 @@ class FakeSource:
         self.lines: list[PrintedLine] = []
         self.error: MeshgateError | None = None
         self.page_size = 3
+
+    def call(self, endpoint: str, ended: int, seconds: float) -> None:
+        """Lets calls of the actors end."""
+        session = self.reported.sessions[0]
+        procs, actors = session.meshes
+        before = actors.endpoints.get(endpoint, CallCounts())
+        counts = before.model_copy(update={"ended": before.ended + ended, "seconds": before.seconds + seconds})
+        actors = actors.model_copy(update={"endpoints": {**actors.endpoints, endpoint: counts}})
+        session = session.model_copy(update={"meshes": (procs, actors)})
+        self.reported = self.reported.model_copy(update={"sessions": (session,)})
+
+    def make_sound(self) -> None:
+        """Lets every host be ready and every rank be up."""
+        hosts = tuple(host.model_copy(update={"state": "ready", "reason": ""}) for host in self.reported.hosts)
+        session = self.reported.sessions[0]
+        meshes = tuple(mesh.model_copy(update={"dead": {}}) for mesh in session.meshes)
+        session = session.model_copy(update={"hosts": hosts, "meshes": meshes})
+        self.reported = self.reported.model_copy(update={"hosts": hosts, "sessions": (session,)})
 
     def print(self, *texts: str) -> None:
         self.lines += [printed(len(self.lines) + 1 + at, text) for at, text in enumerate(texts)]

@@ -16,6 +16,7 @@ from tests.client.ui.conftest import serving
 from tests.client.ui.sources import FakeSource, printed
 
 playwright = pytest.importorskip("playwright.sync_api")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
@@ -83,6 +84,8 @@ def test_calls_hosts_and_sessions_are_listed(open_page: Callable[..., Any]) -> N
     assert "missing: OOMKilled" in hosts[0]
     assert "workers-1" in hosts[1]
     assert "not yet cafecafecafe" in hosts[1]
+    parents = page.locator("#hosts tbody td:nth-child(6)").all_text_contents()
+    assert parents == ["\u2013", "workers-0", "gateway"]
     assert "alice" in page.locator("#sessions tbody").inner_text()
 
 
@@ -131,6 +134,54 @@ def test_output_is_filtered_by_text_rank_and_stream(open_page: Callable[..., Any
     page.fill("#search", "")
     page.check("#errors")
     assert rows.all_inner_texts() == ["[workers-0 trainers rank 1] loss 2"]
+
+
+def test_what_needs_attention_comes_first_and_leads_to_the_rank(open_page: Callable[..., Any]) -> None:
+    page = open_page(FakeSource(hosts=3, gpus=4))
+    items = page.locator("#attention li")
+    assert [text.split("\n")[0] for text in items.locator("span").all_inner_texts()] == [
+        "workers, rank 2: workers-2 is missing: OOMKilled",
+        "procs, rank 3: lost: <b>fault</b>",
+        "procs, ranks 8\u201311: workers-2 is missing: OOMKilled",
+    ]
+    page.get_by_role("button", name="Show procs, rank 3").press("Enter")
+    assert page.evaluate("document.activeElement.title") == "rank 3, lost, workers-0: <b>fault</b>"
+    assert page.locator("#detail").inner_text().startswith("procs, rank 3: lost")
+
+
+def test_nothing_needs_attention_in_a_sound_job(open_page: Callable[..., Any]) -> None:
+    source = FakeSource()
+    source.make_sound()
+    assert not open_page(source).locator("#attention-section").is_visible()
+
+
+def test_calls_have_a_rate_and_a_latency_by_endpoint(open_page: Callable[..., Any]) -> None:
+    source = FakeSource()
+    page = open_page(source)
+    row = page.locator("#rates tbody tr", has_text="trainers.step")
+    source.call("step", ended=10, seconds=5.0)
+    playwright.expect(row.locator("td").nth(2)).to_have_text("500.0 ms")
+    assert float(row.locator("td").nth(1).inner_text().replace(",", "")) > 0
+    source.call("evaluate", ended=1, seconds=2.0)
+    playwright.expect(page.locator("#rates tbody tr", has_text="trainers.evaluate")).to_contain_text("2.0 s")
+    assert row.get_by_role("img").count() == 1
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+@pytest.mark.parametrize(("hosts", "gpus", "width"), [(2, 4, 1280), (128, 8, 1280), (2, 4, 390)])
+def test_axe_finds_nothing_that_keeps_people_out(
+    open_page: Callable[..., Any], scheme: str, hosts: int, gpus: int, width: int
+) -> None:
+    source = FakeSource(hosts, gpus)
+    source.lines = [printed(1, "loss 1", 0), printed(2, "warning", 1, stream="stderr")]
+    page = open_page(source, viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
+    page.wait_for_selector("#rates svg")
+    page.get_by_role("button", name="rank 3, lost").click()
+    source.error = ConnectionFailedError("cannot reach it")
+    page.wait_for_selector("#problem:has-text('cannot reach it')")
+    found = axe.Axe().run(page).response
+    assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found["violations"]] == []
+    assert len(found["passes"]) > 20
 
 
 def test_the_page_is_live_and_shows_problems(open_page: Callable[..., Any]) -> None:

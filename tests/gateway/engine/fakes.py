@@ -100,6 +100,7 @@ class FakeMonarch:
     hosts_stopped: list[tuple[FakeMesh, bool]] = field(default_factory=list)  # (mesh, shut down)
 
     same_versions: SameVersions = field(default_factory=SameVersions)
+    processes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by the name of a mesh
 
     sync_context = "contextlib:nullcontext"
     controllers_class = b"the keeper"
@@ -130,8 +131,8 @@ class FakeMonarch:
     def spawn_engine_actors(self, procs: FakeMesh, name: str, class_name: str, *args: Any) -> FakeMesh:
         return self._mesh(class_name)
 
-    def identity(self, procs: FakeMesh) -> str:
-        return procs.name
+    def process_ids(self, procs: FakeMesh) -> tuple[str, ...]:
+        return self.processes.get(procs.name, tuple(f"{procs.name}-{rank}" for rank in range(4)))
 
     def find_controllers_at(self, address: str, secret: str) -> None:
         self.controllers_at = address

@@ -13,10 +13,25 @@ from typing import TypeVar
 
 from meshgate_gateway.engine.engine import Engine
 from meshgate_wire import MessageReceived, Role, Session
-from meshgate_wire.messages import AttachHosts, Header, Host, MeshRef, SpawnActors, SpawnProcs
+from meshgate_wire.messages import (
+    AttachHosts,
+    Call,
+    Header,
+    Host,
+    MeshRef,
+    OpenChannel,
+    Region,
+    SpawnActors,
+    SpawnProcs,
+)
 from tests.gateway.engine.fakes import WAIT_TIMEOUT, FakeMonarch
 
 K = TypeVar("K")
+
+
+def call(number: int, actors: int, *, adverb: str = "call", region: Region | None = None) -> Call:
+    target = MeshRef(object=actors, region=region)
+    return Call(call=number, target=target, endpoint="step", adverb=adverb)  # type: ignore[arg-type]
 
 
 class EngineClient:
@@ -75,6 +90,12 @@ class EngineClient:
             object=number, procs=MeshRef(object=procs), name="actors", class_name="a.Actor", kind="sync"
         )
         self.send(header, b"class", pickle.dumps(((), {})), stream=number)
+        return number
+
+    async def open_channel(self) -> int:
+        number = self.number()
+        self.send(OpenChannel(object=number), stream=number)
+        await self.turns()
         return number
 
     def consume_all(self) -> None:

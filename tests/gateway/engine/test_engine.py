@@ -1,4 +1,4 @@
-"""The parts of the engine together: dispatch in order, flow control, limits, connections that come and go."""
+"""The parts of the engine together: flow control, limits, connections that come and go."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from meshgate_gateway.engine.output.lines import PrintedLine
 from meshgate_wire import Limits, ProtocolError
 from meshgate_wire.messages import (
     Adopt,
-    Call,
     Configure,
     Done,
     EndSession,
@@ -24,92 +23,27 @@ from meshgate_wire.messages import (
     Initialized,
     MeshRef,
     ObjectFailed,
-    OpenChannel,
     Output,
     PortMessage,
-    PortSend,
     Region,
     Release,
-    SendTo,
     SpawnProcs,
     Stop,
     Values,
 )
+from meshgate_wire.version import PYTHON_VERSION
 from tests.gateway.engine.fakes import async_test
-from tests.gateway.engine.in_memory import EngineClient
+from tests.gateway.engine.in_memory import EngineClient, call
 from tests.gateway.engine.oversized import OVERSIZED, limited_memory
 
 __all__ = ["limited_memory"]
 
+# What Monarch reports if a worker of another release gets the first message of an attach.
+RETURNED = """undeliverable message to host_agent.service:<gmkDYMTEV4b>@tcp://10.0.0.0:1:
+  message type: hyperactor_mesh::host_mesh::host_agent::SetClientConfig
+  error: delivery failure: ttl expired for host_agent.service:<gmkDYMTEV4b>@tcp://10.0.0.0:1"""
 PIECE = bytes(100_000)
 MANY = 1000  # pieces: 100 MB, many flow-control windows
-
-
-def call(number: int, actors: int, *, adverb: str = "call", region: Region | None = None) -> Call:
-    target = MeshRef(object=actors, region=region)
-    return Call(call=number, target=target, endpoint="step", adverb=adverb)  # type: ignore[arg-type]
-
-
-async def open_channel(client: EngineClient) -> int:
-    number = client.number()
-    client.send(OpenChannel(object=number), stream=number)
-    await client.turns()
-    return number
-
-
-# --- dispatch
-
-
-@async_test
-async def test_a_pipeline_of_requests_needs_no_answer_in_between() -> None:
-    client = EngineClient()
-    actors = client.spawn_all()
-    client.send(call(1, actors), b"arguments", stream=actors)
-    await client.until(lambda: client.monarch.casts)
-    for rank in range(2):
-        client.monarch.ports[-1].put(b"value", rank)
-    await client.until(lambda: client.of(Values))
-    await client.end()
-
-
-@async_test
-async def test_calls_that_wait_for_their_actors_keep_their_credit() -> None:
-    client = EngineClient()
-    hosts, procs = client.attach(), client.number()
-    actors = client.spawn_actors(procs)
-    for number in range(MANY):
-        client.send(call(number, actors, adverb="broadcast"), PIECE, stream=actors)
-    await client.turns()
-    assert client.engine.session.statistics().queued_bytes == 0
-    delivered = MANY * len(PIECE) - client.session.queued_bytes
-    assert delivered < Limits().window + 2 * len(PIECE)
-    client.spawn_procs(hosts, number=procs)  # what they wait for arrives on another stream: theirs is full
-    await client.until(lambda: len(client.monarch.casts) == MANY)
-    assert client.session.queued_bytes == 0
-    await client.end()
-
-
-@async_test
-async def test_a_request_that_fails_does_not_hold_up_the_requests_behind_it() -> None:
-    client = EngineClient()
-    actors = client.spawn_all()
-    channel = await open_channel(client)
-    client.send(Release(objects=(channel,)), stream=channel)
-    client.send(PortSend(port=channel), b"value", stream=channel)
-    client.send(SendTo(target=MeshRef(object=actors), endpoint="step", port=channel), b"arguments", stream=actors)
-    client.send(call(2, actors, adverb="broadcast"), b"arguments", stream=actors)
-    await client.until(lambda: client.monarch.casts)
-    await client.end()
-
-
-@async_test
-async def test_a_message_that_only_a_gateway_sends_is_rejected() -> None:
-    client = EngineClient()
-    client.send(Done(call=7), stream=0)
-    await client.until(lambda: client.of(Failed))
-    (failed,) = client.of(Failed)
-    assert (failed.call, failed.failure.message) == (7, "a gateway does not accept Done messages")
-    await client.end()
 
 
 @async_test
@@ -227,7 +161,7 @@ async def test_an_oversized_mesh_is_not_adopted(region: Region, kind: str) -> No
 @async_test
 async def test_a_port_whose_messages_are_not_consumed_is_read_up_to_the_limit() -> None:
     client = EngineClient(consumes=False)
-    await open_channel(client)
+    await client.open_channel()
     (port,) = client.monarch.ports
     for _ in range(MANY):
         port.put(PIECE)
@@ -245,7 +179,7 @@ async def test_a_port_whose_messages_are_not_consumed_is_read_up_to_the_limit() 
 @async_test
 async def test_a_full_channel_holds_up_neither_calls_nor_another_channel() -> None:
     client = EngineClient(consumes=False)
-    full, empty = await open_channel(client), await open_channel(client)
+    full, empty = await client.open_channel(), await client.open_channel()
     for _ in range(MANY):
         client.monarch.ports[0].put(PIECE)
     await client.turns(MANY * 5)
@@ -263,7 +197,7 @@ async def test_a_full_channel_holds_up_neither_calls_nor_another_channel() -> No
 @async_test
 async def test_a_full_channel_that_is_released_is_not_read_any_more() -> None:
     client = EngineClient(consumes=False)
-    number = await open_channel(client)
+    number = await client.open_channel()
     (port,) = client.monarch.ports
     for _ in range(MANY):
         port.put(PIECE)
@@ -344,6 +278,24 @@ async def test_a_restarted_host_is_usable_again_and_its_new_address_is_sent() ->
     await client.until(lambda: client.of(Done))
     assert client.of(HostsAttached)[-1].hosts[1].address == "tcp://10.0.0.9:1"
     assert client.monarch.attached[-1] == ("workers", ["tcp://10.0.0.0:1", "tcp://10.0.0.9:1"])
+    await client.end()
+
+
+@async_test
+async def test_a_host_that_does_not_accept_this_gateway_ends_the_wait_with_the_versions() -> None:
+    client = EngineClient()
+    client.monarch.hold = True
+    hosts = client.attach()
+    client.send(Initialized(call=9, target=MeshRef(object=hosts), whole=True), stream=hosts)
+    procs = client.spawn_procs(hosts)
+    await client.turns()
+    client.engine.fault(MonarchFault("", (), RETURNED))
+    await client.until(lambda: client.of(ObjectFailed))
+    assert "workers-0 (tcp://10.0.0.0:1) answers, but not as the host" in client.of(Failed)[0].failure.message
+    assert f"the laptop has Python {PYTHON_VERSION} and torchmonarch" in client.of(Failed)[0].failure.message
+    (failed,) = client.of(ObjectFailed)
+    assert (failed.object, failed.failure.message) == (procs, client.of(Failed)[0].failure.message)
+    client.monarch.hold = False
     await client.end()
 
 

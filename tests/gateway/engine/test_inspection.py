@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from meshgate_gateway.control.messages import Inspect
 from meshgate_gateway.engine import inspection as module
 from meshgate_gateway.engine.inspection import PrintedLines
@@ -42,6 +44,7 @@ async def test_the_status_has_meshes_hosts_and_the_oldest_calls_first() -> None:
     assert (actors_mesh.number, actors_mesh.procs) == (actors, procs.number)
     assert procs.calls is None
     assert actors_mesh.calls == CallCounts(in_flight=2)
+    assert actors_mesh.endpoints == {"step1": CallCounts(in_flight=1), "step2": CallCounts(in_flight=1)}
     assert [(host.name, host.state) for host in status.hosts] == [("workers-0", "ready"), ("workers-1", "missing")]
     assert "OOMKilled" in status.hosts[1].reason
     first, second = status.calls
@@ -58,6 +61,9 @@ async def test_the_status_has_meshes_hosts_and_the_oldest_calls_first() -> None:
     counts = client.engine.inspection.status().meshes[1].calls
     assert counts is not None
     assert (counts.ended, counts.failed, counts.in_flight) == (2, 0, 0)
+    by_endpoint = client.engine.inspection.status().meshes[1].endpoints
+    assert {name: counts.ended for name, counts in by_endpoint.items()} == {"step1": 1, "step2": 1}
+    assert sum(each.seconds for each in by_endpoint.values()) == pytest.approx(counts.seconds)
     assert 0 < counts.seconds < 60
     await client.end()
 

@@ -183,7 +183,7 @@ def test_a_watch_continues_from_its_last_change_or_bookmark(server: Server, api:
 
 
 def test_a_watch_of_an_expired_version_raises_conflict(server: Server, api: Api) -> None:
-    expired = {"type": "ERROR", "object": {"message": "too old resource version"}}
+    expired = {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
     server.responses = [(200, json.dumps(expired).encode() + b"\n")]
     with pytest.raises(Conflict, match="too old resource version"):
         next(api.watch("Pod", "team", "", "7"))

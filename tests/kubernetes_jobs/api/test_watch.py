@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from meshgate_kubernetes.api.kinds import KINDS
 from meshgate_kubernetes.api.watch import Watch
-from meshgate_kubernetes.errors import Conflict
+from meshgate_kubernetes.errors import Conflict, KubernetesError
 
 
 class Response:
@@ -62,7 +62,13 @@ def test_a_bookmark_advances_the_version_to_continue_from() -> None:
 
 def test_a_version_that_is_too_old_is_a_conflict() -> None:
     with pytest.raises(Conflict, match="too old resource version"):
-        next(watch(line("ERROR", "", message="too old resource version: 1 (9)")))
+        next(watch(line("ERROR", "", code=410, message="too old resource version: 1 (9)")))
+
+
+def test_another_failure_of_the_server_is_no_conflict() -> None:
+    with pytest.raises(KubernetesError, match="the watch of pods failed: etcdserver: request timed out") as caught:
+        next(watch(line("ERROR", "", code=500, message="etcdserver: request timed out")))
+    assert not isinstance(caught.value, Conflict)
 
 
 @pytest.mark.parametrize("error", [urllib3.exceptions.ProtocolError("broken"), OSError("reset")])

@@ -222,16 +222,18 @@ def test_the_deletion_is_the_first_request() -> None:
     assert interrupted.left() == []
 
 
-def test_a_terminating_pod_is_force_deleted_once() -> None:
+def test_a_terminating_pod_with_a_node_is_force_deleted_once() -> None:
     deleted: list[str] = []
 
     class Deletes:
         def delete(self, kind: str, name: str, namespace: str, **options: object) -> None:
             deleted.append(name)
 
-    ending = pod("ending", containerStatuses=[])
-    ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    ending, unscheduled = pod("ending", containerStatuses=[]), pod("unscheduled", containerStatuses=[])
+    ending["spec"]["nodeName"] = "node0"
+    for each in (ending, unscheduled):
+        each["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     forced: set[str] = set()
     for _ in range(3):
-        objects._force_delete(cast("Api", Deletes()), "team", [ending, pod("running")], forced)
+        objects._force_delete(cast("Api", Deletes()), "team", [ending, unscheduled, pod("running")], forced)
     assert deleted == ["ending"]

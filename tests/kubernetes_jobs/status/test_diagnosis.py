@@ -5,19 +5,26 @@ from __future__ import annotations
 import pytest
 
 from meshgate_kubernetes.status.capacity import Cluster
-from meshgate_kubernetes.status.diagnosis import ContainerLog, Problem, Stage, diagnose, group_problems, pod_stage
+from meshgate_kubernetes.status.diagnosis import (
+    ContainerLog,
+    Problem,
+    Stage,
+    controller_problems,
+    examine_pod,
+    group_problems,
+)
 from tests.kubernetes_jobs.objects import Object, event, node, pod, unschedulable, waiting
 
 STATEFUL_SET: Object = {"kind": "StatefulSet", "metadata": {"name": "trainer-workers"}}
 
 
 def the_problem(of: Object, *events: Object, cluster: Cluster | None = None) -> Problem:
-    (problem,) = diagnose([of], list(events), missing={}, cluster=cluster)
+    (problem,) = examine_pod(of, events, cluster).problems
     return problem
 
 
 def test_a_ready_pod_has_no_problem_despite_earlier_events() -> None:
-    assert diagnose([pod()], [event(pod(), "Failed", "Failed to pull image")], missing={}) == []
+    assert not examine_pod(pod(), [event(pod(), "Failed", "Failed to pull image")]).problems
 
 
 @pytest.mark.parametrize(("code", "problems"), [(0, []), (1, ["Crashed"])])
@@ -25,13 +32,13 @@ def test_an_init_container_that_has_succeeded_is_no_problem(code: int, problems:
     starting = pod(ready=False)
     ended = {"name": "install", "restartCount": 0, "state": {"terminated": {"exitCode": code}}}
     starting["status"] |= {"phase": "Pending", "initContainerStatuses": [ended]}
-    assert [each.reason for each in diagnose([starting], [], missing={})] == problems
+    assert [each.reason for each in examine_pod(starting).problems] == problems
 
 
 def test_a_pod_that_is_being_deleted_has_no_problem() -> None:
     terminating = waiting("CrashLoopBackOff")
     terminating["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert diagnose([terminating], [], missing={}) == []
+    assert not examine_pod(terminating).problems
 
 
 def test_a_resource_that_no_node_has_is_reported_with_amounts() -> None:
@@ -91,7 +98,7 @@ def test_a_failed_pull_has_a_timeout_unless_it_is_definite(message: str, timeout
 def test_a_mount_that_waits_for_a_cache_of_the_kubelet_is_no_problem() -> None:
     stuck = waiting("ContainerCreating")
     text = 'MountVolume.SetUp failed for volume "token": failed to sync secret cache: timed out'
-    assert diagnose([stuck], [event(stuck, "FailedMount", text)], missing={}) == []
+    assert not examine_pod(stuck, [event(stuck, "FailedMount", text)]).problems
     assert the_problem(stuck, event(stuck, "FailedMount", 'secret "x" not found')).reason == "FailedMount"
 
 
@@ -148,7 +155,7 @@ def test_a_container_that_restarted_after_a_crash_has_no_problem() -> None:
             }
         ],
     )
-    assert diagnose([restarted], [], missing={}) == []
+    assert not examine_pod(restarted).problems
 
 
 def test_a_container_killed_for_its_memory_is_reported_with_the_limit() -> None:
@@ -168,7 +175,7 @@ QUOTA = (
 
 def test_an_exceeded_quota_is_reported_with_amounts() -> None:
     failed = event(STATEFUL_SET, "FailedCreate", QUOTA)
-    (problem,) = diagnose([], [failed], missing={"statefulset trainer-workers": 2})
+    (problem,) = controller_problems([failed], {"statefulset trainer-workers": 2})
     assert str(problem) == (
         "statefulset trainer-workers: QuotaExceeded: quota small is exceeded: a pod requests pods=1; "
         "pods=4 of pods=4 is in use"
@@ -178,8 +185,8 @@ def test_an_exceeded_quota_is_reported_with_amounts() -> None:
 
 def test_an_earlier_rejection_is_not_a_problem_once_all_pods_exist() -> None:
     failed = event(STATEFUL_SET, "FailedCreate", QUOTA)
-    assert diagnose([], [failed], missing={"statefulset trainer-workers": 0}) == []
-    assert diagnose([], [failed], missing={}) == []
+    assert list(controller_problems([failed], {"statefulset trainer-workers": 0})) == []
+    assert list(controller_problems([failed], {})) == []
 
 
 @pytest.mark.parametrize(
@@ -195,7 +202,7 @@ def test_an_earlier_rejection_is_not_a_problem_once_all_pods_exist() -> None:
 def test_other_rejections_of_pods(reason: str, timeout: float) -> None:
     replica_set = {"kind": "ReplicaSet", "metadata": {"name": "trainer-gateway-abc"}}
     failed = event(replica_set, "FailedCreate", f"Error creating: {reason}")
-    (problem,) = diagnose([], [failed], missing={"replicaset trainer-gateway": 1})
+    (problem,) = controller_problems([failed], {"replicaset trainer-gateway": 1})
     assert (problem.message, problem.timeout) == (reason, timeout)
 
 
@@ -217,7 +224,7 @@ def test_a_failed_mount_is_reported() -> None:
     ],
 )
 def test_the_stage_of_a_starting_pod(of: Object, reasons: list[str], stage: Stage) -> None:
-    assert pod_stage(of, [event(of, reason) for reason in reasons]) is stage
+    assert examine_pod(of, [event(of, reason) for reason in reasons]).stage is stage
 
 
 def test_a_running_pod_that_is_not_ready_is_reported_with_its_probe() -> None:
@@ -226,9 +233,9 @@ def test_a_running_pod_that_is_not_ready_is_reported_with_its_probe() -> None:
     starting = pod(ready=False, phase="Running", containerStatuses=[status])
     probe = "Readiness probe failed: dial tcp 10.0.0.1:26600: connect: connection refused"
     early = event(starting, "Unhealthy", probe, at="2026-01-01T00:00:02Z")
-    assert diagnose([starting], [early], missing={}) == []
+    assert not examine_pod(starting, [early]).problems
     late = event(starting, "Unhealthy", probe, at="2026-01-01T00:00:30Z")
-    (problem,) = diagnose([starting], [early, late], missing={})
+    (problem,) = examine_pod(starting, [early, late]).problems
     assert (problem.reason, problem.message, problem.timeout) == ("NotReady", probe, None)
     assert problem.log_of == ContainerLog("trainer-workers-0", "worker", previous=False)
 

@@ -12,11 +12,11 @@ from meshgate_kubernetes.errors import Unreachable
 from meshgate_kubernetes.jobs import objects
 from meshgate_kubernetes.manifests.spec import JobSpec
 from meshgate_kubernetes.status import readiness
-from meshgate_kubernetes.status.diagnosis import Stage
+from meshgate_kubernetes.status.diagnosis import Stage, examine_pod
 from meshgate_kubernetes.status.observer import Observer
 from meshgate_kubernetes.status.readiness import JobNotReady, Progress, _Tracker, wait_ready
 from tests.kubernetes_jobs.fake_api import FakeApi
-from tests.kubernetes_jobs.objects import Object, event, found_mesh, job, pod, waiting
+from tests.kubernetes_jobs.objects import Object, event, found_mesh, job, mesh, pod, waiting
 
 GATEWAY = pod("trainer-gateway-0")
 
@@ -116,6 +116,28 @@ def test_a_problem_that_passes_and_returns_starts_its_timeout_again(clock: Clock
     assert tracked.hopeless() == []
 
 
+def test_of_many_pods_only_those_that_have_changed_are_examined_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    examined: list[str] = []
+
+    def examine(pod: Object, *known: Any) -> Any:
+        examined.append(pod["metadata"]["name"])
+        return examine_pod(pod, *known)
+
+    monkeypatch.setattr(readiness, "examine_pod", examine)
+    pods = [pod(f"trainer-workers-{rank}", ready=False) for rank in range(3)]
+    cluster = Cluster(*pods)
+    tracked = tracker(cluster, job(mesh(replicas=3)))
+    tracked.update()
+    tracked.update()
+    assert examined == ["trainer-gateway-0", *(f"trainer-workers-{rank}" for rank in range(3))]
+    examined.clear()
+    cluster.pods[0] = pod("trainer-workers-0")
+    cluster.events = (event(pods[1], "Pulling"),)
+    workers = tracked.update().meshes[1]
+    assert examined == ["trainer-workers-0", "trainer-workers-1"]
+    assert dict(workers.stages) == {Stage.READY: 1, Stage.PULLING: 1, Stage.STARTING: 1}
+
+
 def test_an_incomplete_list_has_no_problems() -> None:
     cluster = Cluster(pulling("InvalidImageName"))
     cluster.listed = False
@@ -162,6 +184,19 @@ def test_the_error_lists_problems_with_their_logs() -> None:
         "Its last output:\n"
         "    no config"
     )
+
+
+def test_the_error_counts_pods_whose_equal_problem_is_newer(clock: Clock) -> None:
+    pods = [pulling("ErrImagePull") for _ in range(3)]
+    for rank, each in enumerate(pods):
+        each["metadata"] |= {"name": f"trainer-workers-{rank}", "uid": f"uid-{rank}"}
+    cluster = Cluster(pods[0])
+    tracked = tracker(cluster, job(mesh(replicas=3)))
+    tracked.update()
+    clock.now, cluster.pods = 20.0, pods
+    tracked.update()
+    (problem,) = tracked.hopeless()
+    assert "3 pods (trainer-workers-0, trainer-workers-1, …): ErrImagePull" in str(tracked.failure([problem], None))
 
 
 def test_a_log_that_cannot_be_read_does_not_hide_the_problem() -> None:

@@ -139,7 +139,9 @@ def test_a_restarted_host_keeps_its_routes(tmp_path: Path) -> None:
     tree = content.tree(MODEL)
 
     async def scenario(job: Job) -> None:
+        assert job.distributor.parent_of("h9") is None
         before = job.distributor.add_hosts([HostSlot("h3")])
+        assert job.distributor.parent_of("h3") == before["h3"].control[0]
         late = [await HostProcess.start(f"a{number}", tmp_path / f"a{number}") for number in range(9)]
         await job.add(late)
         assert job.distributor.add_hosts([HostSlot("h3")]) == before  # otherwise two hosts could wait for each other

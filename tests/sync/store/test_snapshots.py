@@ -216,6 +216,29 @@ def test_a_snapshot_whose_store_died_before_the_check_cannot_be_opened(host: Hos
     open_version(str(host.home), tree.digest.hex()).close()
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_snapshot_that_another_store_has_yet_to_check_can_be_opened_if_it_is_intact(
+    host: Host, content: Content, damaged: bool
+) -> None:
+    tree = content.tree(MODEL)
+    fetch = host.store.prepare(full_delta(tree))
+    for digest in list(fetch.missing):
+        host.store.add(digest, content.pieces[digest])
+    host.store.finish(tree.digest, base=NOTHING)
+    other = Store(str(host.home))
+    other.prepare(full_delta(tree))
+    if damaged:
+        Path(host.store.snapshots.path(tree.digest), "a.py").unlink()
+    other.check(tree.digest)
+    host.store.close()
+    if damaged:
+        with pytest.raises(VersionUnavailable, match="was interrupted"):
+            open_version(str(host.home), tree.digest.hex())
+    else:
+        open_version(str(host.home), tree.digest.hex()).close()
+    other.close()
+
+
 def test_a_hold_lasts_ten_minutes(host: Host, content: Content) -> None:
     first, second = content.tree({b"a": b"1"}), content.tree({b"a": b"2"})
     host.sync(first)

@@ -161,8 +161,10 @@ class _Work:
 
 
 def call_endpoint(
-    target: Annotated[str, typer.Argument(help="MESH.ENDPOINT, or MODULE:CLASS.ENDPOINT to spawn actors for it.")],
-    values: Annotated[list[str] | None, typer.Argument(metavar="[VALUE]...", help="JSON, or NAME=JSON.")] = None,
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="MESH.ENDPOINT, or MODULE:CLASS.ENDPOINT to spawn actors for it.")
+    ],
+    values: Annotated[list[str] | None, typer.Argument(metavar="VALUE", help="JSON, or NAME=JSON.")] = None,
     job: Annotated[str | None, typer.Option("--job", "-j", help="An id, a job file, or with -n a name.")] = None,
     session: Annotated[
         str | None,
@@ -182,7 +184,7 @@ def call_endpoint(
     namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
-    """Call an endpoint on every rank, after edits and a reload of the code if asked for.
+    """Call an endpoint on every rank, after edits and a reload.
 
     The actors are those of a detached session, which keeps them and their processes between calls.
     """

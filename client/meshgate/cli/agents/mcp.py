@@ -28,7 +28,8 @@ INVALID_REQUEST, UNKNOWN_METHOD, INVALID_ARGUMENTS = -32600, -32601, -32602
 
 # Runs the command whose arguments are on stdin, as JSON; nothing, if stdin ends.
 _COMMAND = (
-    """import json, sys; from meshgate.cli.app import app; text = sys.stdin.read(); text and app(json.loads(text))"""
+    "import json, sys, meshgate.cli.agents.call; from meshgate.cli.app import app; "
+    "text = sys.stdin.read(); text and app(json.loads(text))"
 )
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer", "minimum": 0}
@@ -286,7 +287,10 @@ def serve(source: TextIO, target: TextIO, run: Run, answered: Callable[[], objec
 def serve_tools(
     skill: Annotated[bool, typer.Option("--skill", help="Print what an agent should know, and exit.")] = False,
 ) -> None:
-    """Serve tools for coding agents on stdin and stdout (Model Context Protocol)."""
+    """Serve tools for coding agents (Model Context Protocol).
+
+    On stdin and stdout.
+    """
     if skill:
         typer.echo(_skill())
     else:

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from types import CodeType, TracebackType
 
+from meshgate.caller import theirs
 from meshgate.cli.agents.errors import error_report
+from meshgate.errors import MeshgateError
 
 __all__ = ["BOOTSTRAP", "prepare"]
 
@@ -23,8 +25,8 @@ def prepare(report: str, directory: str, program: str, *arguments: str) -> CodeT
     """
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        own = trace.tb_next if trace is not None else None  # without the bootstrap's frame
-        error = error.with_traceback(own)
+        error.__traceback__ = trace.tb_next if trace is not None else None  # without the bootstrap's frame
+        error.__traceback__ = own = theirs(error, MeshgateError)
         Path(report).write_text(error_report(error).model_dump_json(), encoding="utf-8")
         sys.__excepthook__(kind, error, own)
 

@@ -33,14 +33,14 @@ Edits = Annotated[
 
 
 def run_command(
-    program: Annotated[str | None, typer.Argument(help="A Python file.")] = None,
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENT]...", help="Its arguments.")] = None,
+    program: Annotated[str | None, typer.Argument(metavar="PROGRAM", help="A Python file.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="Its arguments.")] = None,
     code: Annotated[str | None, typer.Option("--code", help="The program itself, instead of a file.")] = None,
     edits: Edits = None,
     timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds after which it is ended.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a Python program on this machine, and exit with its exit code.
+    """Run a Python program here, and exit with its exit code.
 
     With --json, prints its output and the exception that ended it, with what each rank raised.
     """

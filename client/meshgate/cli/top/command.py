@@ -33,7 +33,7 @@ def show_top(
     namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show calls per second, latency, and what each rank uses of CPU, memory and GPUs, live, until interrupted.
+    """Show calls per second, latency, CPU, memory and GPUs, live.
 
     On a pipe, prints a look below the other; with --json, one object on each line.
     """

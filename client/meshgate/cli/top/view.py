@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshgate.cli.tables import age_text, new_table
+from meshgate.cli.console import age_text, new_table
 from meshgate.cli.top.models import CallRate, GpuUsage, RankUsage, Top
 
 __all__ = ["Order", "render"]

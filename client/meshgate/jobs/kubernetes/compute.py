@@ -92,32 +92,30 @@ class Compute:
         self.selector = selector_text(selector) if selector is not None else None
         self.inactivity_ttl = seconds("Compute", "inactivity_ttl", inactivity_ttl)
         self.launch_timeout = seconds("Compute", "launch_timeout", launch_timeout) or None
-        fields: dict[str, Any] = {
-            "image": self.image.reference or default_worker_image(),
-            "cpu": _either("cpus", cpus, "cpu", cpu),
-            "memory": memory,
-            "disk_size": disk_size,
-            "gpus": _check_gpus(_either("gpus", gpus, "gpu", gpu)),
-            "gpu_type": _normalize_gpu_type(gpu_type),
-            "resources": as_dict("Compute", "resources", resources),
-            "env_vars": as_dict("Compute", "env_vars", env_vars),
-            "secrets": as_tuple("Compute", "secrets", secrets),
-            "labels": as_dict("Compute", "labels", labels),
-            "annotations": as_dict("Compute", "annotations", annotations),
-            "node_selector": as_dict("Compute", "node_selector", node_selector),
-            "tolerations": tuple(as_json(each) for each in as_tuple("Compute", "tolerations", tolerations)),
-            "volumes": tuple(_as_volume(each) for each in as_tuple("Compute", "volumes", volumes)),
-            "priority_class_name": priority_class_name,
-            "service_account_name": service_account_name,
-            "image_pull_policy": image_pull_policy,
-            "image_pull_secrets": as_tuple("Compute", "image_pull_secrets", image_pull_secrets),
-            "shared_memory_limit": shared_memory_limit,
-            "queue_name": queue_name,
-            "install_monarch": install_monarch,
-            "pod_spec": _check_pod_spec(pod_spec),
-        }
-        reject_reserved_labels("Compute", fields["labels"])
-        self.worker = _worker_spec(fields)
+        self.worker = _worker_spec(
+            image=self.image.reference or default_worker_image(),
+            cpu=_either("cpus", cpus, "cpu", cpu),
+            memory=memory,
+            disk_size=disk_size,
+            gpus=_check_gpus(_either("gpus", gpus, "gpu", gpu)),
+            gpu_type=_normalize_gpu_type(gpu_type),
+            resources=resources,
+            env_vars=env_vars,
+            secrets=secrets,
+            labels=labels,
+            annotations=annotations,
+            node_selector=node_selector,
+            tolerations=tolerations,
+            volumes=volumes,
+            priority_class_name=priority_class_name,
+            service_account_name=service_account_name,
+            image_pull_policy=image_pull_policy,
+            image_pull_secrets=image_pull_secrets,
+            shared_memory_limit=shared_memory_limit,
+            queue_name=queue_name,
+            install_monarch=install_monarch,
+            pod_spec=_check_pod_spec(pod_spec),
+        )
         if self.selector is not None:
             _require_only_selector(self.image, self.worker)
 
@@ -184,7 +182,14 @@ def _check_pod_spec(raw: Any) -> Any:
     return spec
 
 
-def _worker_spec(fields: dict[str, Any]) -> WorkerSpec:
+def _worker_spec(**fields: Any) -> WorkerSpec:
+    for name in ("resources", "env_vars", "labels", "annotations", "node_selector"):
+        fields[name] = as_dict("Compute", name, fields[name])
+    for name in ("secrets", "tolerations", "volumes", "image_pull_secrets"):
+        fields[name] = as_tuple("Compute", name, fields[name])
+    fields["tolerations"] = tuple(as_json(each) for each in fields["tolerations"])
+    fields["volumes"] = tuple(_as_volume(each) for each in fields["volumes"])
+    reject_reserved_labels("Compute", fields["labels"])
     try:
         return WorkerSpec(**fields)
     except ValidationError as error:

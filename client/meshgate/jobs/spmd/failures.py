@@ -95,6 +95,8 @@ def _ending(code: int | None) -> str:
         return "was not started"
     if code >= 0:
         return f"failed with exit code {code}"
+    if code == -signal.SIGKILL:
+        return "was killed by SIGKILL, which is how the kernel ends a process if the host or job is out of memory"
     try:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:

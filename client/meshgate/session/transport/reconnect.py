@@ -70,7 +70,7 @@ class Reconnector:
         logged = False
         while True:
             await self._back_off()
-            connection = await self._attempt()
+            connection = await self._attempt(gone=gone_since is not None)
             if self._stopped:  # before Python 3.12 wait_for may swallow a cancellation
                 if connection is not None:
                     connection.abort()
@@ -118,9 +118,13 @@ class Reconnector:
                 f"{settings.lease:g} s: {self.last_failure}"
             )
 
-    async def _attempt(self) -> GatewayConnection | None:
-        """Makes one attempt. Returns None if another may succeed, and raises if none will."""
-        timeout = self._settings.attempt_timeout
+    async def _attempt(self, *, gone: bool) -> GatewayConnection | None:
+        """Makes one attempt. Returns None if another may succeed, and raises if none will.
+
+        ``gone``: the dialer reports the gateway as gone, so the attempt ends after ``lost_after`` at the latest.
+        """
+        settings = self._settings
+        timeout = min(settings.attempt_timeout, settings.lost_after) if gone else settings.attempt_timeout
         try:
             return await asyncio.wait_for(self._dial(), timeout)
         except InvalidStatus as error:

@@ -109,10 +109,11 @@ class Calling:
             header.call, header.adverb, mesh.name, header.endpoint, ranks, mesh.host_of, chosen, header
         )
         stream = stream_of(header.target.object)
+        totals = mesh.totals_of(header.endpoint)
         response = pending.fail(mesh.failed) if mesh.failed else pending.ranks_died(mesh.dead)
         if response is not None:
             self._metrics.call_ended(0.0, failed=True)
-            mesh.totals.call_ended(0.0, failed=True)
+            totals.call_ended(0.0, failed=True)
             if header.adverb != "broadcast":
                 self._respond(response, stream)
             return
@@ -125,7 +126,7 @@ class Calling:
             if header.adverb == "broadcast":
                 self._monarch.cast(actors, header.endpoint, header.explicit_port, payload, None)
                 self._metrics.cast()
-                mesh.totals.casts += 1
+                totals.casts += 1
             else:
                 self.start(pending, mesh, actors, payload, stream, header.explicit_port)
         except FrameTooLarge as error:
@@ -200,7 +201,7 @@ class Calling:
                 failed = bool(pending.failed) or (response is not None and isinstance(response.header, Failed))
                 seconds = time.monotonic() - pending.started
                 self._metrics.call_ended(seconds, failed=failed)
-                ended[1].totals.call_ended(seconds, failed=failed)
+                ended[1].totals_of(pending.endpoint).call_ended(seconds, failed=failed)
             if not self._pending:
                 self._idle()  # no other response is due that could leave in the same websocket message
         return pending.done
@@ -235,9 +236,9 @@ class Calling:
         oldest = islice(self._pending.values(), limit)  # in the order of their start
         return [status_of(pending, mesh, now) for pending, mesh, _ in oldest], len(self._pending)
 
-    def in_flight(self) -> Counter[int]:
-        """The number of calls in flight by the id of their mesh's record."""
-        return Counter(id(mesh) for _, mesh, _ in self._pending.values())
+    def in_flight(self) -> Counter[tuple[int, str]]:
+        """The number of calls in flight by the id of their mesh's record, and their endpoint."""
+        return Counter((id(mesh), pending.endpoint) for pending, mesh, _ in self._pending.values())
 
     def fail(self, mesh: ActorMesh) -> None:
         """Ends the calls on ``mesh`` that wait for dead ranks, or all of them if the mesh failed."""

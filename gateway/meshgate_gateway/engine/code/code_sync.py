@@ -135,6 +135,11 @@ class CodeSync:
             return False
         return host in distributor.tracker.status(distributor.current).ready
 
+    def parent_of(self, host: str) -> str:
+        """The host that ``host`` gets announcements of versions from, or "gateway"; empty if no code was synced."""
+        parent = self._distributor.parent_of(host) if self._distributor is not None else None
+        return "" if parent is None else parent or "gateway"
+
     # --- versions ---------------------------------------------------------------------------------------
 
     async def sync(self, header: Sync, buffers: Sequence[Fragments]) -> None:

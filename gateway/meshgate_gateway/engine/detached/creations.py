@@ -39,6 +39,9 @@ class Creations:
         """The highest number of an object so far."""
         return max(self._created, default=0)
 
+    def __contains__(self, number: object) -> bool:
+        return number in self._created
+
     def __iter__(self) -> Iterator[Creation | Stop]:
         """Every creation, parents first, then every stop."""
         for number in sorted(self._created):

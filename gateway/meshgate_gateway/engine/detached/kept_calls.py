@@ -126,7 +126,7 @@ class KeptCalls:
             try:
                 self._send(header, self._spool.get(blob), stream)
             except (MessageTooLarge, OSError) as error:
-                failure = Failure(kind="invalid", message=f"the gateway cannot send a kept result: {error}")
+                failure = Failure(kind="invalid", message=f"a kept result was not sent: {error}")
                 self._send(Failed(call=header.call, failure=failure), (), stream)
 
     def mark_read(self, numbers: Iterable[int]) -> None:
@@ -140,7 +140,7 @@ class KeptCalls:
         for number in numbers:
             if (call := self._calls.get(number)) is not None:
                 call.released = True
-                if not self._running(number) and call.replies:
+                if not self._running(number):
                     self._make_evictable(call)
 
     def holder_changed(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from meshgate_gateway.engine.detached.creations import CallNumbers, Creations
+from meshgate_gateway.engine.detached.creations import CREATIONS, CallNumbers, Creations
 from meshgate_gateway.engine.detached.holders import Holders
 from meshgate_gateway.engine.detached.kept_calls import KeptCalls
 from meshgate_gateway.engine.detached.kept_channels import KeptChannels
@@ -32,9 +32,11 @@ from meshgate_wire.messages import (
     OutputLine,
     PortMessage,
     Read,
+    Release,
     Resume,
     SpawnActors,
     SpawnProcs,
+    Stop,
     Values,
 )
 from meshgate_wire.messages import KeptCalls as KeptCallsMessage
@@ -86,6 +88,17 @@ class Ledger:
             self._numbers.add(number)
             if isinstance(header, Call):
                 self.calls.received(header)
+
+    def record(self, header: Header) -> None:
+        """Notes what a later holder must know of a message that is about to be handled."""
+        if isinstance(header, CREATIONS):
+            self.creations.add(header)
+        elif isinstance(header, Stop):
+            self.creations.stopped(header)
+        elif isinstance(header, Release):
+            for number in header.objects:
+                self.creations.released(number)
+                self.channels.released(number)
 
     def keep(self, header: Header, buffers: Sequence[Any], stream: int) -> bool:
         """Keeps a message to the holder, if it is of a kind that is kept. Returns whether it is sent from here."""
@@ -151,11 +164,6 @@ class Ledger:
 
     def _fetch(self, header: Fetch, buffers: Sequence[Fragments]) -> None:
         self.calls.fetch(header.calls)
-
-    def released(self, number: int) -> None:
-        """The program no longer uses object ``number``."""
-        self.creations.released(number)
-        self.channels.released(number)
 
     # --- takeovers
 

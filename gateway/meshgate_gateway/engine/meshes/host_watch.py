@@ -1,18 +1,22 @@
-"""Follows the hosts of a session: which ended and why, and which are back."""
+"""Follows the hosts of a session: which ended and why, which are back, and which do not accept this gateway."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from meshgate_gateway.engine.failures import RequestFailed
 from meshgate_gateway.engine.interfaces import Send
+from meshgate_gateway.engine.monarch.releases import SUPPORTED
 from meshgate_gateway.engine.objects.records import HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire.messages import Failure, Host, HostsAttached, Region
+from meshgate_wire.version import monarch_version
 
 RETURN_TIMEOUT = 600.0  # seconds that a host which ended may take to return
 
@@ -30,10 +34,11 @@ class HostListener(Protocol):
 
 
 class HostWatch:
-    """``reasons`` maps the names of lost hosts to why they ended; ``ended`` are the addresses of lost hosts."""
+    """``reasons`` maps the names of lost hosts to why they ended; ``ended`` are the addresses of lost hosts.
+    ``laptop()`` describes the versions of the laptop, for errors."""
 
-    def __init__(self, objects: ObjectTable, send: Send, listener: HostListener) -> None:
-        self._objects, self._send, self._listener = objects, send, listener
+    def __init__(self, objects: ObjectTable, send: Send, listener: HostListener, laptop: Callable[[], str]) -> None:
+        self._objects, self._send, self._listener, self._laptop = objects, send, listener, laptop
         self._reasons: dict[str, str] = {}
         self._ended: set[str] = set()
         self._changed = asyncio.Event()
@@ -60,8 +65,8 @@ class HostWatch:
                 known.host_lost(host, reason, returns=returns)
                 self._ended.add(known.addresses[known.names.index(host)])
         for known in self._objects.values():
-            if isinstance(known, ProcMesh) and known.up is not None and host in known.host_names:
-                known.up.cancel()  # Monarch would wait half a minute longer before it gives up on the host
+            if isinstance(known, ProcMesh) and known.initialized is not None and host in known.host_names:
+                known.initialized.cancel()  # Monarch would wait half a minute longer before it gives up on the host
         self._listener.host_lost(host, reason)
 
     def host_back(self, mesh: str, rank: int, host: Host) -> None:
@@ -82,6 +87,20 @@ class HostWatch:
                 self._listener.hosts_attached(known)
                 self._send(HostsAttached(object=number, hosts=known.hosts))
 
+    async def refused(self, address: str) -> None:
+        """Monarch at ``address`` does not know the host that was attached to there, and will not answer."""
+        for known in self._objects.values():
+            if not isinstance(known, HostMesh) or (host := await _host_at(address, known.hosts)) is None:
+                continue
+            known.refused = f"cannot attach to mesh {known.name!r}: {_refusal(host, self._laptop())}"
+            for wait in known.waits:
+                wait.cancel()
+            for procs in self._objects.values():
+                if isinstance(procs, ProcMesh) and procs.initialized is not None and procs.hosts is known:
+                    procs.initialized.cancel()
+            for name in known.names:  # none can be used: Monarch attaches to all hosts of a mesh or to none
+                self._listener.host_lost(name, known.refused)
+
     def _of(self, mesh: str) -> list[HostMesh]:
         return [known for known in self._objects.values() if isinstance(known, HostMesh) and known.name == mesh]
 
@@ -92,9 +111,35 @@ class HostWatch:
         ranks = ranks_of(region or hosts.region)
         while missing := hosts.missing_among(hosts.names[rank] for rank in ranks):
             left = deadline - loop.time()
-            if left < 0 or any(health.permanent for health in hosts.missing.values()):
+            if left < 0 or hosts.refused or any(health.permanent for health in hosts.missing.values()):
                 step = f"{hosts.name}.initialized"
                 raise RequestFailed(Failure(kind="supervision", message=missing, step=step, mesh=hosts.name))
             self._changed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), left)
+
+
+async def _host_at(address: str, hosts: Sequence[Host]) -> Host | None:
+    """The host at ``address``, in which Monarch has replaced a name by an IP address."""
+    ip, port = urlsplit(address).hostname, urlsplit(address).port
+    for host in hosts:
+        dialed = host.address.partition("@")[0]
+        if dialed == address:
+            return host
+        place = urlsplit(dialed)
+        if place.hostname and place.port == port:
+            with contextlib.suppress(OSError):
+                found = await asyncio.get_running_loop().getaddrinfo(place.hostname, port, type=socket.SOCK_STREAM)
+                if ip in {str(to[0]) for *_, to in found}:
+                    return host
+    return None
+
+
+def _refusal(host: Host, laptop: str) -> str:
+    identity = f" or another identity than {host.identity!r}," if host.identity else ""
+    return (
+        f"worker {host.name} ({host.address}) answers, but not as the host that the gateway attaches to: it has "
+        f"another release of torchmonarch than the gateway, {monarch_version()},{identity} or serves another address; "
+        f"{laptop}. `pip show torchmonarch` prints the release of the worker. Install the same one on both: "
+        f"{' or '.join(f'{release}.*' for release in SUPPORTED)}"
+    )

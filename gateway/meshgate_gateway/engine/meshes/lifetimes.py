@@ -77,11 +77,23 @@ class Lifetimes:
         if isinstance(known, HostMesh):
             if header.whole:
                 await self._wait_available(known, header.target.region)
-            await self._monarch.wait_initialized(self._lookup.attached(known))
+            await self._wait_attached(known)
         elif isinstance(known, ProcMesh):
             await self._monarch.wait_initialized(known.mesh)
         elif isinstance(known, ActorMesh):
             await self._monarch.wait_actors_initialized(known.actors)
+
+    async def _wait_attached(self, known: HostMesh) -> None:
+        wait = asyncio.ensure_future(self._monarch.wait_initialized(self._lookup.attached(known)))
+        known.waits.add(wait)
+        try:
+            await wait
+        except asyncio.CancelledError:
+            if not known.refused:
+                raise
+            raise invalid(known.refused) from None
+        finally:
+            known.waits.discard(wait)
 
     async def stop(self, header: Stop, buffers: Sequence[Fragments]) -> None:
         known = await self._objects.wait(header.target.object)

@@ -120,11 +120,14 @@ class Spawning:
         spawned = self._monarch.spawn_procs(mesh, header.per_host, header.name, setup, header.launch)
         procs = ProcMesh(spawned, header.name, procs_shape, names, hosts, version)
         self._objects.add(header.object, procs)
-        procs.up = self._start_task(self._watch_procs(header, hosts, procs))
+        procs.initialized = initialized = asyncio.ensure_future(self._monarch.wait_initialized(spawned))
+        procs.up = self._start_task(self._watch_procs(header, hosts, procs, initialized))
 
-    async def _watch_procs(self, header: SpawnProcs, hosts: HostMesh, procs: ProcMesh) -> None:
+    async def _watch_procs(
+        self, header: SpawnProcs, hosts: HostMesh, procs: ProcMesh, initialized: asyncio.Future[None]
+    ) -> None:
         try:
-            await self._monarch.wait_initialized(procs.mesh)
+            await initialized
         except (Exception, asyncio.CancelledError) as error:
             missing = hosts.missing_among(procs.host_names)
             if isinstance(error, asyncio.CancelledError) and not missing:

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 
 from meshgate_gateway.engine.monarch.same_versions import version_problem
 
+# A worker of the gateway's release would take this message, with which attaching begins. Another forwards it to itself.
+_REFUSED = re.compile(
+    r"undeliverable message to host_agent\.\S*?@(\S+):\n.*::SetClientConfig\n.*delivery failure: ttl expired", re.DOTALL
+)
 _KILLED = "Killed(sig=9)"
 _KILLED_HINT = " (if nothing sent the signal, the kernel did: the machine or the pod ran out of memory)"
 
@@ -22,6 +26,13 @@ def unreachable_addresses(report: str, addresses: Sequence[str]) -> list[str]:
     if not report.startswith("attach failed"):
         return []
     return [address for address in addresses if re.search(rf"{re.escape(address.replace('://', ':'))}\b", report)]
+
+
+def refusing_address(report: str) -> str:
+    """The address of a worker that answers, but does not know the host that was attached to there: it has another
+    release of Monarch, or another identity. Empty if ``report`` is about something else."""
+    found = _REFUSED.search(report)
+    return found[1] if found else ""
 
 
 def explain_fault(report: str) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 from meshgate_gateway.engine.monarch.same_versions import SameVersions
+from meshgate_gateway.engine.monarch.telemetry import Collector
 from meshgate_wire.messages import Host, Launch, Region
 
 Fragments: TypeAlias = Sequence[bytes | memoryview]  # views only of memory that this process allocated
@@ -74,6 +75,9 @@ class Monarch(Protocol):
     async def settings_applied(self) -> None:
         """Waits while settings are withheld because hosts are being attached to."""
 
+    def collector(self, retention: int) -> Collector:
+        """Collects telemetry of this process and those that it spawns. Create it before hosts are attached to."""
+
     # --- meshes
 
     def attach(self, name: str, hosts: Sequence[Host]) -> Any:
@@ -107,8 +111,8 @@ class Monarch(Protocol):
     def spawn_engine_actors(self, procs: Any, name: str, class_name: str, *args: Any) -> Any:
         """Spawns actors of a class of ``on_worker.code_actors``, which travels by value."""
 
-    def identity(self, procs: Any) -> str:
-        """A text that is equal for references to the same processes. ``procs`` is a mesh that an endpoint returned."""
+    def process_ids(self, procs: Any) -> tuple[str, ...]:
+        """The ids of the processes of a mesh that is up, in the order of ranks; they are the same in every mesh."""
 
     def slice_mesh(self, mesh: Any, region: Region) -> Any:
         """The part ``region`` of a host or proc mesh."""

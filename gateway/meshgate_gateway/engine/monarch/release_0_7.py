@@ -4,9 +4,8 @@ Private names of Monarch (``monarch._src``, ``monarch._rust_bindings``) and its 
 The engine forwards what users pickle without opening it, which three facts of this release make possible:
 
 - A message to an actor is a pickle that only the actor opens, so the client's bytes leave unchanged.
-- Replies to a port of our own arrive as messages with a rank, which the library's own ``call`` does not expose. Their
-  ``PythonMessage.decode`` unpickles with ``cloudpickle.cloudpickle.loads``, looked up at each call; ``reply_of`` makes
-  that function return the bytes, on this thread and during one decode.
+- Replies to a port of our own arrive as messages with a rank, which the library's own ``call`` does not expose
+  (``replies.py``).
 - Monarch accepts objects that pickle as something else (``forwarding.py``), also as an actor's class.
 """
 
@@ -15,12 +14,11 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-import threading
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import cloudpickle
-import cloudpickle.cloudpickle
 
 from meshgate_gateway.engine.monarch.commands import native_commands
 from meshgate_gateway.engine.monarch.error_texts import explain_fault
@@ -32,8 +30,10 @@ from meshgate_gateway.engine.monarch.forwarding import (
     ForwardWithTrace,
 )
 from meshgate_gateway.engine.monarch.interface import BootstrapFailed, Fault, Fragments, Monarch, OnFault, Reply
+from meshgate_gateway.engine.monarch.replies import replace_loads, undecoded
 from meshgate_gateway.engine.monarch.same_versions import SameVersions
 from meshgate_gateway.engine.monarch.settings import Settings
+from meshgate_gateway.engine.monarch.telemetry import Collector
 from meshgate_gateway.engine.on_worker import breakpoints, ports, stacks, tracing
 from meshgate_gateway.engine.on_worker import process as on_worker
 from meshgate_sync.store import place
@@ -64,31 +64,7 @@ SPAN_FUNCTIONS = (  # on workers: what opens Monarch's span around an endpoint, 
     "monarch._src.actor.actor_mesh:span_with_correlation_id",
     "monarch._src.actor.concurrent:span",
 )
-COPY_LIMIT = 16 * 1024  # bytes; copying a smaller reply costs less than a view of it
-
-_decoding = threading.local()
-_real_loads = cloudpickle.loads
-
-
-def _loads_or_bytes(data: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """``cloudpickle.loads``, except during ``reply_of``: then the data, unopened, and its mesh references."""
-    count = getattr(_decoding, "references", None)
-    if count is None:
-        return _real_loads(data, *args, **kwargs)
-    if count == 0:
-        return _as_bytes(data), ()
-    from monarch._rust_bindings.monarch_hyperactor.pickle import pop_mesh_reference  # noqa: PLC0415
-
-    return _as_bytes(data), tuple(pop_mesh_reference() for _ in range(count))
-
-
-def _as_bytes(data: Any) -> bytes | memoryview:
-    """The bytes of ``data``, a buffer of Monarch's.
-
-    The ``format`` of its views is a dangling pointer: ``memoryview.format`` and ``cast`` crash the process. A
-    ``PickleBuffer`` does not read it.
-    """
-    return bytes(data) if len(data) <= COPY_LIMIT else pickle.PickleBuffer(data).raw()
+PROCESS_ID = re.compile(r"ProcRef \{ proc_id: <(.+?)>, create_rank")  # in the repr of a mesh
 
 
 def _native_region(region: Region) -> Any:
@@ -161,7 +137,7 @@ class Client:
     def __init__(self, transport: str | None, on_fault: OnFault) -> None:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        cloudpickle.loads = cloudpickle.cloudpickle.loads = _loads_or_bytes
+        replace_loads()
         import monarch.actor as api  # noqa: PLC0415 - Monarch reads the environment when it is imported
         from monarch import config  # noqa: PLC0415
         from monarch._rust_bindings.monarch_hyperactor import actor, buffers, mailbox  # noqa: PLC0415
@@ -200,6 +176,9 @@ class Client:
 
     async def settings_applied(self) -> None:
         await self._settings.wait_applied()
+
+    def collector(self, retention: int) -> Collector:
+        return Collector(self._instance, retention)
 
     # --- meshes -----------------------------------------------------------------------------------------
 
@@ -272,8 +251,8 @@ class Client:
         class_data = [cloudpickle.dumps(getattr(code_actors, class_name))]
         return self.spawn_actors(procs, name, class_name, "sync", class_data, self.engine_payload(*args))
 
-    def identity(self, procs: Any) -> str:
-        return repr(procs._proc_mesh.poll())
+    def process_ids(self, procs: Any) -> tuple[str, ...]:
+        return tuple(PROCESS_ID.findall(repr(procs._proc_mesh.poll())))
 
     def slice_mesh(self, mesh: Any, region: Region) -> Any:
         return mesh._new_with_shape(_native_region(region).as_shape())
@@ -372,11 +351,7 @@ class Client:
 
     def reply_of(self, message: Any) -> Reply:
         kind = message.kind
-        _decoding.references = len(message.refs)
-        try:
-            data, references = message.decode()
-        finally:
-            _decoding.references = None
+        data, references = undecoded(message)
         return Reply(kind.rank, isinstance(kind, self._exception), data, references)
 
     def port_at(self, address: str) -> Any:

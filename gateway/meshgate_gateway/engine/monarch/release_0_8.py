@@ -39,6 +39,11 @@ class Client(release_0_7.Client):
             identity = service_identity.service_proc_id_from_uuid(str(uuid.UUID(host.identity)))
         except ValueError:
             identity = host.identity
+        if not identity:
+            raise ValueError(
+                f"worker {host.name} ({host.address}) has no identity, by which torchmonarch 0.8 attaches: give its "
+                "address as IDENTITY@ADDRESS"
+            )
         return f"{identity}@{host.address}"
 
     def open_port(self) -> tuple[Any, Any]:

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import operator
 import re
+from collections.abc import Callable
 from typing import Any
 
 from meshgate_gateway.engine.on_worker import versions
@@ -20,11 +21,11 @@ _PROBLEM = re.compile(r"RuntimeError: (worker \S+ has Python .*)")
 class SameVersions:
     """Makes what Monarch sends to construct an actor check the versions of the process first.
 
-    ``laptop`` describes the versions of the laptop, for the error.
+    ``laptop()`` describes the versions of the laptop, for errors.
     """
 
     def __init__(self) -> None:
-        self.laptop = versions_of(None)
+        self.laptop: Callable[[], str] = lambda: versions_of(None)
 
     def check_before(self, arguments: type) -> None:
         """Changes how objects of the dataclass ``arguments`` are pickled: the check precedes their fields."""
@@ -39,11 +40,11 @@ class SameVersions:
         """The error if a worker with these versions cannot be used, else empty; so it is if they are unknown."""
         if not python or not monarch:
             return ""
-        return versions.difference(worker, python, monarch, PYTHON_VERSION, monarch_version(), self.laptop)
+        return versions.difference(worker, python, monarch, PYTHON_VERSION, monarch_version(), self.laptop())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Unpickling runs the check from its source, and raises RuntimeError."""
-        known = (PYTHON_VERSION, monarch_version(), self.laptop)
+        known = (PYTHON_VERSION, monarch_version(), self.laptop())
         return exec, (f"{inspect.getsource(versions)}\ncheck_versions(*{known!r})", {})
 
 

@@ -12,6 +12,8 @@ from meshgate_gateway.engine.objects.regions import extent_of, hosts_region
 from meshgate_wire.messages import Failure, Host, Region
 
 MAX_SLICES = 512  # per mesh
+MAX_ENDPOINTS = 64  # of a mesh whose calls are counted by endpoint
+OTHER_ENDPOINTS = "…"
 
 S = TypeVar("S")
 
@@ -25,6 +27,8 @@ class HostMesh:
     hosts: tuple[Host, ...]
     region: Region
     missing: dict[str, HostHealth] = field(default_factory=dict)  # by name, of hosts that are not available
+    refused: str = ""  # why it can never be attached to: a host does not accept this gateway
+    waits: set[asyncio.Future[None]] = field(default_factory=set)  # for all hosts to answer
     must_attach: bool = False  # ``mesh`` no longer reaches the hosts: they were stopped, or some have restarted
     slices: dict[Region, Any] = field(default_factory=dict)
 
@@ -56,6 +60,8 @@ class HostMesh:
 
     def missing_among(self, names: Iterable[str]) -> str:
         """Which of the hosts ``names`` cannot be used, why, and what to do. Empty if all can be used."""
+        if self.refused:
+            return self.refused
         found = [f"{name}: {self.missing[name]}" for name in dict.fromkeys(names) if name in self.missing]
         if not found:
             return ""
@@ -83,7 +89,8 @@ class ProcMesh:
     reloaded: dict[int, str | int] = field(default_factory=dict)  # base rank to its version, or the reload under way
     reloads: int = 0
     stopping: bool = False
-    up: asyncio.Future[None] | None = None
+    initialized: asyncio.Future[None] | None = None  # cancelled when a host is lost or refuses
+    up: asyncio.Future[None] | None = None  # is done once the outcome of ``initialized`` is reported
     dead: dict[int, str] = field(default_factory=dict)  # base rank to the reason
     slices: dict[Region, Any] = field(default_factory=dict)
 
@@ -109,7 +116,7 @@ class ProcMesh:
 
 @dataclass(slots=True, eq=False)
 class CallTotals:
-    """The calls of a mesh that have ended, and the seconds that they took together."""
+    """The calls of an endpoint that have ended, and the seconds that they took together."""
 
     ended: int = 0
     failed: int = 0
@@ -149,11 +156,16 @@ class ActorMesh:
     failed: Failure | None = None  # the whole mesh failed: a constructor raised
     dead: dict[int, str] = field(default_factory=dict)  # base rank to the reason
     slices: dict[Region, ActorSlice] = field(default_factory=dict)
-    totals: CallTotals = field(default_factory=CallTotals)
+    totals: dict[str, CallTotals] = field(default_factory=dict)  # by endpoint
 
     def host_of(self, rank: int) -> str:
         """The name of the host of a base rank, or an empty string if it is unknown."""
         return self.procs.host_of(rank) if self.procs is not None else ""
+
+    def totals_of(self, endpoint: str) -> CallTotals:
+        """To count calls of ``endpoint`` in. Above ``MAX_ENDPOINTS``, the others are counted together, as ``…``."""
+        name = endpoint if endpoint in self.totals or len(self.totals) < MAX_ENDPOINTS else OTHER_ENDPOINTS
+        return self.totals.setdefault(name, CallTotals())
 
 
 @dataclass(slots=True, eq=False)

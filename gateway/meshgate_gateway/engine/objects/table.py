@@ -7,6 +7,7 @@ for it. An object that depends on a failed one fails with that step as the cause
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
 from typing import Any
 
 from meshgate_gateway.engine.failures import RequestFailed, invalid
@@ -99,11 +100,11 @@ class ObjectTable:
             del self._released[next(iter(self._released))]
         self._wake(number)
 
-    def fail_awaited(self, failure: Failure) -> int:
-        """Makes ``failure`` of every object that requests wait for and that does not exist. Returns the highest number
-        that was ever named, or 0."""
+    def fail_awaited(self, failure: Failure, being_created: Container[int]) -> int:
+        """Makes ``failure`` of every object that requests wait for, that does not exist and is not ``being_created``.
+        Returns the highest number that was ever named, or 0."""
         for number in [*self._awaited]:
-            if number not in self._objects:
+            if number not in self._objects and number not in being_created:
                 self.add(number, failure)
         return max((0, *self._objects, *self._released))
 

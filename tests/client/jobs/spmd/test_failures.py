@@ -83,7 +83,13 @@ def test_a_rank_that_only_lost_its_connection_is_reported_if_no_other_failed() -
 
 
 @pytest.mark.parametrize(
-    ("code", "text"), [(-11, "was killed by SIGSEGV"), (-60, "was killed by signal 60"), (None, "was not started")]
+    ("code", "text"),
+    [
+        (-9, "was killed by SIGKILL, which is how the kernel ends a process if the host or job is out of memory"),
+        (-11, "was killed by SIGSEGV"),
+        (-60, "was killed by signal 60"),
+        (None, "was not started"),
+    ],
 )
 def test_a_signal_is_named(code: int | None, text: str) -> None:
     assert text in str(failure_of([report(0, code)]))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from meshgate import JobState, ProcessJob
-from meshgate.jobs import job_loads
 from meshgate.jobs.spmd.job import SPMDJob
+from meshgate.jobs.trait import job_loads
 from meshgate.spmd import serve
 from tests.client.jobs.fake_job import RUNNING, FakeJob
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import random
@@ -176,6 +177,26 @@ def test_a_gateway_that_is_gone_ends_the_session_after_a_while(delays: list[floa
     with pytest.raises(GatewayLostError, match="the gateway is gone: its process has exited"):
         connect(tried)
     assert SETTINGS.lost_after <= sum(delays) < 3 * SETTINGS.lost_after
+
+
+class SilentDialer(FakeDialer):
+    """Leads to a machine without power, which does not even refuse connections."""
+
+    async def dial(self) -> Route:
+        await asyncio.sleep(3600)
+        raise AssertionError("unreachable")
+
+
+def test_a_silent_machine_is_not_waited_for_once_the_gateway_is_known_to_be_gone(delays: list[float]) -> None:
+    settings = SETTINGS.model_copy(update={"attempt_timeout": 60.0})
+    silent = SilentDialer(iter(()))
+    silent.reason_gone = "its node failed"
+    tried = Reconnector(silent, settings, "abc", receiver=None, limits=Limits())  # type: ignore[arg-type]
+    tried.resuming = True
+    with contextlib.closing(VirtualTimeLoop()) as loop:
+        with pytest.raises(GatewayLostError, match="its node failed"):
+            loop.run_until_complete(tried.connect())
+        assert 60 + settings.lost_after <= loop.time() <= 60 + settings.lost_after + sum(delays)
 
 
 def invalid_status(status: int, **body: str) -> InvalidStatus:

@@ -116,7 +116,7 @@ async def test_a_broadcast_expects_no_reply_and_is_never_answered() -> None:
     called.call(adverb="broadcast")
     assert [port for _, _, port in called.monarch.casts] == [None]
     assert called.sent.messages == []
-    totals = called.actors.totals
+    totals = called.actors.totals["step"]
     assert (totals.casts, totals.ended, totals.failed) == (1, 1, 1)
 
 
@@ -324,7 +324,8 @@ async def test_each_call_is_counted_once_with_its_outcome() -> None:
     called.calling.fail(called.actors)
     called.call(4)
     assert called.ended == [False, True, True, True]
-    assert (called.actors.totals.ended, called.actors.totals.failed) == (4, 3)
+    totals = called.actors.totals["step"]
+    assert (totals.ended, totals.failed) == (4, 3)
     assert called.casts == 0
     await cancel_receives()
 

@@ -21,6 +21,7 @@ from meshgate_gateway.engine.objects.records import HostMesh
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_sync.distribution.distributor import Progress
 from meshgate_sync.errors import HostsBehind
+from meshgate_sync.relay.plan import HostSlot
 from meshgate_sync.tree.delta import diff, encode, full_delta
 from meshgate_sync.upload.compress import compress
 from meshgate_sync.upload.protocol import SyncGone, SyncOffer, pack
@@ -149,6 +150,20 @@ async def test_a_status_lists_the_hosts_that_were_lost() -> None:
         synced.sync.report_progress(Progress(bytes.fromhex(V1), frozenset({"workers-2"}), failed, hosts=3, sent=0))
         (status,) = synced.received("sync_status")
         assert (status["failed"], status["lost"]) == (failed, ["workers-1"])
+
+
+@async_test
+async def test_a_host_has_a_parent_once_code_is_distributed() -> None:
+    async with syncing() as synced:
+        assert synced.sync.parent_of("workers-0") == ""
+        await synced.offer_first()
+        distributor = synced.sync._distributor
+        assert distributor is not None
+        distributor.add_hosts([HostSlot(f"workers-{rank:02}") for rank in range(20)])
+        parents = [synced.sync.parent_of(f"workers-{rank:02}") for rank in range(20)]
+        assert parents.count("gateway") < 20
+        assert {parent for parent in parents if parent != "gateway"} <= {f"workers-{rank:02}" for rank in range(20)}
+        assert synced.sync.parent_of("workers-99") == ""
 
 
 # --- versions

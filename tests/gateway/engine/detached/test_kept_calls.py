@@ -8,7 +8,10 @@ import pytest
 from meshgate_gateway.engine.detached import kept_calls as module
 from meshgate_gateway.engine.detached.kept_calls import KeptCalls
 from meshgate_gateway.engine.detached.spool import OVERHEAD, Spool
-from meshgate_wire.messages import Call, Failed, Header, MeshRef, Values
+from meshgate_wire import MessageTooLarge
+from meshgate_wire.messages import Call, Failed, Failure, Header, Item, MeshRef, Values
+
+TOO_LARGE = Failure(kind="invalid", message="the result is too large")
 
 
 class Holder:
@@ -171,3 +174,85 @@ def test_a_call_that_the_program_dropped_is_kept_while_there_is_space(monkeypatc
     holder.answer(2)
     holder.calls.mark_released([2])
     assert holder.states == {2: "finished"}
+
+
+def test_the_failure_to_send_a_result_replaces_it() -> None:
+    holder = Holder()
+    holder.call(1)
+    holder.answer(1)
+    holder.calls.keep(Failed(call=1, failure=TOO_LARGE), (), congested=False)
+    holder.calls.holder_changed()
+    holder.calls.fetch([1])
+    assert [header for header, _ in holder.sent] == [Failed(call=1, failure=TOO_LARGE)]
+
+
+def test_a_kept_result_that_cannot_be_sent_fails_its_call() -> None:
+    holder = Holder()
+    holder.call(1)
+    holder.answer(1)
+    holder.calls.holder_changed()
+    send = holder.sent.append
+
+    def refuse(header: Header, buffers: Sequence[Any], stream: int) -> None:
+        if isinstance(header, Values):
+            raise MessageTooLarge("buffers", 5, 4)
+        send((header, buffers))
+
+    holder.calls._send = refuse
+    holder.calls.fetch([1])
+    ((header, _),) = holder.sent
+    assert isinstance(header, Failed)
+    assert header.failure.message.startswith("a kept result was not sent: cannot send a message with 5 buffers")
+
+
+def test_every_item_of_a_stream_is_kept_also_if_a_rank_has_failed() -> None:
+    holder = Holder()
+    holder.call(1)
+    items = [Item(call=1, rank=0), Failed(call=1, rank=1, failure=TOO_LARGE), Item(call=1, rank=2)]
+    holder.calls.keep(items[0], (b"a",), congested=False)
+    holder.calls.keep(items[1], (), congested=False)
+    assert holder.states == {1: "in flight"}
+    holder.calls.keep(items[2], (b"c",), congested=False)
+    holder.running.clear()
+    holder.calls.holder_changed()
+    holder.calls.fetch([1])
+    assert [header for header, _ in holder.sent] == items
+
+
+def test_a_stream_that_the_program_dropped_is_kept_until_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_READ_CALLS", 0)
+    holder = Holder()
+    holder.call(1)
+    holder.calls.keep(Item(call=1, rank=0), (b"a",), congested=False)
+    holder.calls.mark_released([1])
+    assert holder.states == {1: "in flight"}
+    holder.running.clear()
+    holder.calls.mark_released([1])
+    assert holder.states == {}
+
+
+def test_a_result_that_finds_no_space_on_a_congested_wire_is_sent() -> None:
+    holder = Holder(Spool(memory=0, disk=0))
+    holder.call(1)
+    assert not holder.answer(1, congested=True)
+    assert holder.states == {1: "lost"}
+
+
+def test_results_that_were_read_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_READ_BYTES", 25)
+    holder = Holder()
+    for number in range(1, 6):
+        holder.call(number)
+        holder.answer(number, bytes(10))
+        holder.calls.mark_read([number])
+    assert holder.states == {4: "read", 5: "read"}
+
+
+def test_a_result_that_is_read_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_READ_CALLS", 2)
+    holder = Holder()
+    for number in (1, 2):
+        holder.call(number)
+        holder.answer(number)
+    holder.calls.mark_read([1, 1, 1, 2])
+    assert holder.states == {1: "read", 2: "read"}

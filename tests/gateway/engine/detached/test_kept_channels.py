@@ -76,3 +76,11 @@ def test_a_closed_channel_frees_its_messages() -> None:
     holder.channels.holder_changed()
     holder.channels.resume()
     assert len(holder.sent) == 2
+
+
+def test_what_is_taken_makes_space() -> None:
+    holder = Holder(Spool(memory=0, disk=2))
+    for number in range(1, 6):
+        holder.put(b"ab")
+        assert not holder.channels.full
+        holder.channels.mark_taken({4: number})

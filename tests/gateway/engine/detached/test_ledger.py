@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
 from meshgate_gateway.engine.detached.holders import Applicant
+from meshgate_gateway.engine.detached.ledger import Ledger
+from meshgate_gateway.engine.failures import invalid
 from meshgate_gateway.engine.output.lines import PrintedLine
-from meshgate_wire import Role, Session
+from meshgate_wire import Limits, Role, Session
 from meshgate_wire.messages import (
+    Adopt,
     Attached,
     AttachHosts,
     Call,
@@ -14,20 +23,29 @@ from meshgate_wire.messages import (
     Failed,
     Fault,
     Fetch,
+    Header,
+    Host,
     HostsAttached,
     KeptCalls,
     MeshRef,
+    ObjectFailed,
     OpenChannel,
     Output,
+    OutputLine,
     PortMessage,
     Read,
+    Region,
+    Release,
     Resume,
     SpawnActors,
     SpawnProcs,
+    Stop,
     Values,
 )
 from tests.gateway.engine.fakes import async_test
 from tests.gateway.engine.in_memory import EngineClient
+
+PIECE = bytes(100_000)
 
 
 def applicant(name: str, *, takes_over: bool = False) -> Applicant:
@@ -51,7 +69,8 @@ async def detached() -> tuple[EngineClient, int]:
 
 async def take_over(client: EngineClient) -> None:
     """Makes ``client`` another process, which takes over the session."""
-    assert client.engine.admit(applicant("second", takes_over=True)) is None
+    holders = client.engine._ledger.holders
+    assert client.engine.admit(applicant(f"holder {holders.takeovers + 2}", takes_over=True)) is None
     client.closed.clear()
     client.received.clear()
     client._arriving.clear()
@@ -132,6 +151,17 @@ async def test_output_faults_and_channels_wait_for_the_new_holder() -> None:
     assert [(output.first, output.lines[0].text) for output in client.of(Output)] == [(2, "two")]
     assert [message.number for message in client.of(PortMessage)] == [2]
     assert [(fault.number, fault.report) for fault in client.of(Fault)] == [(2, "second"), (3, "third")]
+    client.send(Read(faults=99), stream=0)
+    client.engine.notice("the pods move")
+    client.engine.send(Fault(object=None, mesh="actors", ranks=(0,), report="fourth"))
+    await client.until(lambda: client.of(Fault)[-1].report == "fourth")
+    assert client.of(Output)[-1].lines[0].text == "the pods move"
+    client.send(Release(objects=(number,)), stream=number)
+    await take_over(client)
+    client.send(Resume(), stream=0)
+    await client.turns()
+    assert not client.of(OpenChannel)
+    assert not client.of(PortMessage)
     await client.end()
 
 
@@ -160,6 +190,105 @@ async def test_what_waits_for_an_object_that_never_arrived_fails() -> None:
     await client.until(lambda: client.of(Failed))
     assert "ended before the gateway had received this object" in client.of(Failed)[0].failure.message
     await client.end()
+
+
+@async_test
+async def test_what_is_being_created_when_a_session_is_taken_over_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of the new holder that wait for it keep their credit."""
+    found = asyncio.Event()
+    find_hosts = EngineClient._find_hosts
+
+    async def find_hosts_later(client: EngineClient, mesh: str) -> Sequence[Host]:
+        await found.wait()
+        return await find_hosts(client, mesh)
+
+    monkeypatch.setattr(EngineClient, "_find_hosts", find_hosts_later)
+    client, actors = await detached()
+    client.send(call(2, actors), b"arguments", stream=actors)
+    await client.turns()
+    await take_over(client)
+    client.send(Resume(), stream=0)
+    sent = 3 * Limits().window // len(PIECE)
+    for number in range(3, 3 + sent):
+        client.send(call(number, actors), PIECE, stream=actors)
+    await client.turns()
+    assert client.session.queued_bytes > Limits().window
+    found.set()
+    await client.until(lambda: len(client.monarch.casts) == 1 + sent)
+    assert not client.of(ObjectFailed)
+    assert [attached.object for attached in client.of(HostsAttached)] == [1]
+    await end(client)
+
+
+@async_test
+async def test_a_new_holder_learns_what_has_failed_and_adopts_meshes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_hosts = EngineClient._find_hosts
+
+    async def find_workers(client: EngineClient, mesh: str) -> Sequence[Host]:
+        if mesh != "workers":
+            raise invalid(f"no mesh {mesh!r}")
+        return await find_hosts(client, mesh)
+
+    monkeypatch.setattr(EngineClient, "_find_hosts", find_workers)
+    client, _ = await detached()
+    failed = client.number()
+    client.send(AttachHosts(object=failed, mesh="other"), stream=failed)
+    returned = client.engine._objects.add_reference(object())
+    adopt = Adopt(object=returned, kind="hosts", region=Region(labels=("hosts",), offset=0, sizes=(2,), strides=(1,)))
+    client.send(adopt, stream=2**31 - returned)
+    await client.turns()
+    await take_over(client)
+    client.send(adopt, stream=2**31 - returned)
+    await client.turns()
+    (failure,) = client.of(ObjectFailed)
+    assert (failure.object, failure.failure.message) == (failed, "no mesh 'other'")
+    assert [attached.object for attached in client.of(HostsAttached)] == [1]
+    await end(client)
+
+
+@async_test
+async def test_a_new_holder_learns_what_was_stopped_and_dropped() -> None:
+    client, actors = await detached()
+    client.send(call(2, actors), b"arguments", stream=actors)
+    await client.until(lambda: client.monarch.ports)
+    client.send(Read(released=(2,)), stream=0)
+    for rank in range(2):
+        client.monarch.ports[0].put(b"value", rank)
+    await client.until(lambda: client.of(Values))
+    assert [call.evictable for call in client.engine._ledger.calls._calls.values()] == [True]
+    client.send(Stop(call=3, target=MeshRef(object=actors)), stream=actors)
+    await client.until(lambda: len(client.of(Done)) == 2)
+    await take_over(client)
+    assert [stop.target.object for stop in client.of(Stop)] == [actors]
+    await client.end()
+
+
+def test_what_was_kept_is_sent_when_the_wire_has_space() -> None:
+    posted: list[Any] = []
+    queued = 2**30
+
+    def post(header: Header, buffers: Sequence[Any] = (), *, stream: int = 0) -> None:
+        posted.append(header)
+
+    ledger = Ledger(
+        post,
+        lambda: queued,
+        lambda stream: queued,
+        running=lambda number: False,
+        open_calls=lambda: [call(1, 3)],
+        connected=lambda: False,
+    )
+    ledger._detach(Detach(call=2, name="train"), ())
+    ledger.add_output((OutputLine(stream="stdout", mesh="actors", text="line"),), wanted=True)
+    assert ledger.keep(Values(call=1), (b"value",), 3)
+    assert ledger.keep(PortMessage(port=4), (b"message",), 4)
+    assert posted == [Done(call=2)]
+    ledger.feed()
+    assert posted == [Done(call=2)]
+    queued = 0
+    ledger.feed()
+    assert [type(header) for header in posted] == [Done, Values, Output, PortMessage]
+    ledger.close()
 
 
 @async_test

@@ -67,7 +67,7 @@ async def test_an_address_that_this_session_has_lost_cannot_be_attached_to_again
 async def test_a_host_of_another_release_is_refused_with_the_versions_of_all_three() -> None:
     attached = Attached()
     attached.found = [FOUND[0], FOUND[1].model_copy(update={"python": "3.9.1", "monarch": "9"})]
-    attached.monarch.same_versions.laptop = "the laptop has Python 3.10.4 and no torchmonarch"
+    attached.monarch.same_versions.laptop = lambda: "the laptop has Python 3.10.4 and no torchmonarch"
     expected = r"worker workers-1 has Python 3\.9\.1 and torchmonarch 9, the gateway has .* the laptop has Python 3\.10"
     with pytest.raises(RequestFailed, match=expected):
         await attached.attaching.attach(AttachHosts(object=1, mesh="workers"), ())

@@ -9,10 +9,11 @@ import pytest
 from meshgate_gateway.engine.failures import RequestFailed
 from meshgate_gateway.engine.meshes import host_watch
 from meshgate_gateway.engine.meshes.host_watch import HostWatch
-from meshgate_gateway.engine.objects.records import HostMesh
+from meshgate_gateway.engine.objects.records import HostMesh, attached_hosts
 from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire.messages import Host, HostsAttached
+from meshgate_wire.version import monarch_version
 from tests.gateway.engine.fakes import Sent, async_test, host_mesh, proc_mesh, turns
 
 HOSTS, PROCS = 1, 2
@@ -25,7 +26,7 @@ class Watched:
     def __init__(self) -> None:
         self.objects, self.sent = ObjectTable(), Sent()
         self.events: list[tuple[str, str]] = []
-        self.watch = HostWatch(self.objects, self.sent, self)
+        self.watch = HostWatch(self.objects, self.sent, self, lambda: "the laptop has Python 3.10.4")
         self.hosts = host_mesh()
         self.objects.add(HOSTS, self.hosts)
 
@@ -53,12 +54,12 @@ async def test_processes_that_are_coming_up_on_a_lost_host_are_given_up() -> Non
     watched = Watched()
     here, elsewhere = proc_mesh(watched.hosts), proc_mesh(host_mesh(name="others"))
     for number, procs in enumerate((here, elsewhere), PROCS):
-        procs.up = asyncio.get_running_loop().create_future()
+        procs.initialized = asyncio.get_running_loop().create_future()
         watched.objects.add(number, procs)
     watched.watch.host_lost("workers-1", "OOMKilled")
-    assert here.up is not None
-    assert elsewhere.up is not None
-    assert (here.up.cancelled(), elsewhere.up.cancelled()) == (True, False)
+    assert here.initialized is not None
+    assert elsewhere.initialized is not None
+    assert (here.initialized.cancelled(), elsewhere.initialized.cancelled()) == (True, False)
 
 
 @async_test
@@ -168,3 +169,39 @@ async def test_a_further_server_that_reports_the_same_again_changes_nothing() ->
     watched.watch.host_back("workers", 1, REPLACEMENT)
     assert watched.events[3:] == [("lost", REPLACEMENT.name)]
     assert REPLACEMENT.name not in watched.watch.reasons
+
+
+@async_test
+async def test_a_mesh_with_a_host_that_refuses_is_given_up_and_names_the_versions() -> None:
+    watched = Watched()
+    procs = proc_mesh(watched.hosts)
+    watched.objects.add(PROCS, procs)
+    procs.initialized = asyncio.get_running_loop().create_future()
+    waiting = asyncio.get_running_loop().create_future()
+    watched.hosts.waits.add(waiting)
+    await watched.watch.refused("tcp://10.0.0.1:1")
+    assert (procs.initialized.cancelled(), waiting.cancelled()) == (True, True)
+    assert watched.events == [("lost", "workers-0"), ("lost", "workers-1")]
+    refusal = watched.hosts.missing_among([])
+    assert refusal.startswith(
+        "cannot attach to mesh 'workers': worker workers-1 (tcp://10.0.0.1:1) answers, but not as"
+    )
+    assert (
+        f"than the gateway, {monarch_version()}, or serves another address; the laptop has Python 3.10.4. `pip show"
+        in refusal
+    )
+    with pytest.raises(RequestFailed, match="another release of torchmonarch"):
+        await watched.watch.wait_available(watched.hosts, None)
+
+
+@async_test
+async def test_a_refusing_host_with_a_name_is_found_by_its_address() -> None:
+    watched = Watched()
+    named = Host(name="named", address="tcp://localhost:7@tcp://0.0.0.0:7", identity="pod-1")
+    watched.objects.add(PROCS, other := attached_hosts(None, "named", [Host(name="", address=""), named]))
+    await watched.watch.refused("tcp://127.0.0.1:8")
+    assert (watched.hosts.refused, other.refused) == ("", "")
+    await watched.watch.refused("tcp://127.0.0.1:7")
+    assert "worker named (tcp://localhost:7@tcp://0.0.0.0:7) answers" in other.refused
+    assert ", or another identity than 'pod-1', or serves" in other.refused
+    assert watched.hosts.refused == ""

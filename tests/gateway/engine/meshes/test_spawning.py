@@ -192,14 +192,15 @@ async def test_processes_on_a_host_with_other_versions_fail_with_the_versions() 
     assert spawned.failure(PROCS).message == "worker workers-0 has Python 3.99.1"
 
 
+@pytest.mark.parametrize("turns_before", [0, 1])
 @async_test
-async def test_processes_given_up_because_of_a_lost_host_fail_with_its_reason() -> None:
+async def test_processes_given_up_because_of_a_lost_host_fail_with_its_reason(turns_before: int) -> None:
     spawned = Spawned()
     procs = await spawned.spawn_procs()
     spawned.hosts.host_lost("workers-1", "OOMKilled", returns=False)
-    await turns(1)
-    assert procs.up is not None
-    procs.up.cancel()
+    await turns(turns_before)
+    assert procs.initialized is not None
+    procs.initialized.cancel()
     await until(lambda: spawned.sent.messages)
     assert "workers-1: OOMKilled" in spawned.failure(PROCS).message
 

@@ -80,3 +80,61 @@ async def test_processes_that_the_session_spawned_itself_need_no_watchers() -> N
     watched.watching.watch(1, proc_mesh())
     await turns()
     assert watched.watchers == []
+
+
+def up(watched: Watched, number: int, name: str = "owners") -> ProcMesh:
+    """Four processes that the session has spawned."""
+    procs = proc_mesh(name=name, gpus=2)
+    procs.up = asyncio.get_running_loop().create_future()
+    procs.up.set_result(None)
+    watched.objects.add(number, procs)
+    return procs
+
+
+@async_test
+async def test_processes_that_the_session_spawned_are_known_to_end_without_watchers() -> None:
+    watched = Watched()
+    up(watched, 1, "others")
+    up(watched, 2)
+    watched.monarch.processes["inner"] = ("owners-1", "owners-2", "owners-3")
+    _, actors = watched.receive(-1)
+    await turns()
+    assert watched.watchers == []
+    assert not watched.watching.process_ended(1, 2, 70)
+    assert not watched.watching.process_ended(2, 0, 70)
+    assert actors.dead == {}
+    assert not watched.watching.process_ended(2, 2, 71)
+    assert actors.dead == {3: "process 71 of rank 3 of a mesh that an endpoint returned ended"}
+    assert watched.died == [actors]
+
+
+@async_test
+async def test_processes_of_the_session_that_are_dead_are_so_in_a_mesh_that_is_returned() -> None:
+    watched = Watched()
+    up(watched, 2).dead[3] = "process 73 of rank 3 on workers-1 ended"
+    watched.monarch.processes["inner"] = ("owners-1", "owners-2", "owners-3")
+    procs, _ = watched.receive(-1)
+    assert procs.dead == {4: "process 73 of rank 3 on workers-1 ended"}
+
+
+@async_test
+async def test_processes_of_a_mesh_that_is_being_stopped_are_watched() -> None:
+    """Monarch no longer names them."""
+    watched = Watched()
+    up(watched, 2).stopping = True
+    watched.monarch.processes["inner"] = ("owners-1", "owners-2", "owners-3")
+    watched.receive(-1)
+    await turns()
+    assert len(watched.watchers) == 1
+
+
+@async_test
+async def test_a_mesh_with_other_processes_too_is_watched() -> None:
+    watched = Watched()
+    up(watched, 2)
+    watched.monarch.processes["inner"] = ("owners-1", "owners-2", "another")
+    _, actors = watched.receive(-1)
+    await turns()
+    assert len(watched.watchers) == 1
+    watched.watching.process_ended(2, 1, 71)
+    assert set(actors.dead) == {2}

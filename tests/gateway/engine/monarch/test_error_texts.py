@@ -1,10 +1,23 @@
 from __future__ import annotations
 
-from meshgate_gateway.engine.monarch.error_texts import error_text, explain_fault, unreachable_addresses
+from meshgate_gateway.engine.monarch.error_texts import (
+    error_text,
+    explain_fault,
+    refusing_address,
+    unreachable_addresses,
+)
 
 ADDRESSES = ["tcp://10.0.0.1:26600", "tcp://10.0.0.11:26600"]
 ATTACH_FAILED = """attach failed: config push failed during attach on 1 host(s):
   - tcp:10.0.0.1:26600: reply timed out after MESH_ATTACH_CONFIG_TIMEOUT"""
+
+RETURNED = """The actor <monarch._src.actor.actor_mesh.RootClientActor client> and all its descendants have failed:
+  undeliverable message to host_agent.service:<gmkDYMTEV4b>@tcp://10.0.0.1:26600:
+  \tdescription: delivery of message from sender to dest failed
+  \tmessage type: hyperactor_mesh::host_mesh::host_agent::SetClientConfig
+  \tdata_len: 5594
+  \terror: delivery failure: ttl expired for host_agent.service:<gmkDYMTEV4b>@tcp://10.0.0.1:26600
+"""
 
 
 def test_the_backtrace_that_monarch_appends_is_left_out() -> None:
@@ -31,3 +44,11 @@ def test_an_address_in_another_error_may_have_answered() -> None:
 def test_a_kill_is_reported_with_its_likely_cause() -> None:
     assert explain_fault("process exited: Killed(sig=9)").endswith("the machine or the pod ran out of memory)")
     assert explain_fault("process exited: Stopped(0)") == "process exited: Stopped(0)"
+
+
+def test_a_worker_that_forwards_the_first_message_to_itself_refuses() -> None:
+    assert refusing_address(RETURNED) == "tcp://10.0.0.1:26600"
+    with_identity = RETURNED.replace("agent.service:", "agent.service<sie6HtiPoap>:")
+    assert refusing_address(with_identity) == "tcp://10.0.0.1:26600"
+    assert refusing_address(RETURNED.replace("SetClientConfig", "GetHostProcStates")) == ""
+    assert refusing_address(RETURNED.replace("ttl expired", "broken link")) == ""

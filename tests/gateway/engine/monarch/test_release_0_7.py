@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ import pytest
 
 from meshgate_gateway.engine.monarch import release_0_7
 from meshgate_gateway.engine.monarch.interface import BootstrapFailed, Fault
-from meshgate_gateway.engine.monarch.release_0_7 import COPY_LIMIT
 
 
 @dataclass
@@ -63,21 +61,6 @@ def test_a_bootstrap_that_raised_is_reported_with_its_traceback(monkeypatch: pyt
         asyncio.run(client.wait_initialized(BootstrapRaised()))
 
 
-def test_only_replies_are_left_unopened(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = pickle.dumps("value")
-    assert release_0_7._loads_or_bytes(data) == "value"
-    monkeypatch.setattr(release_0_7._decoding, "references", 0, raising=False)
-    assert release_0_7._loads_or_bytes(data) == (data, ())
-
-
-@pytest.mark.parametrize("size", [COPY_LIMIT, COPY_LIMIT + 1])
-def test_small_replies_are_copied_and_large_ones_viewed(size: int) -> None:
-    content = bytearray(size)
-    data = release_0_7._as_bytes(content)
-    assert bytes(data) == bytes(content)
-    assert isinstance(data, bytes) == (size <= COPY_LIMIT)
-
-
 def test_settings_are_withheld_while_hosts_are_attached_to() -> None:
     order: list[str] = []
 
@@ -90,3 +73,21 @@ def test_settings_are_withheld_while_hosts_are_attached_to() -> None:
     client._api = SimpleNamespace(attach_to_workers=lambda **_: order.append("attach"))
     client.attach("workers", [])
     assert order == ["withheld", "attach", "attaching"]
+
+
+def test_the_ids_of_processes_are_read_from_the_repr_of_their_mesh() -> None:
+    ranks = ", ".join(
+        f"ProcRef {{ proc_id: <'anon-{rank}' anon-{rank}<FQEUXHHxDxr>@anon-{rank}<FQEUXHHxDxr>.ipc:///tmp/w_0>, "
+        f"create_rank: {rank}, agent: ActorRef {{ actor_addr: <'proc_agent.anon-{rank}' proc_agent> }} }}"
+        for rank in range(2)
+    )
+
+    class Native:
+        def __repr__(self) -> str:
+            return f"<ProcMeshRefImpl ProcMeshRef {{ ranks: [{ranks}], region: Region }}>"
+
+    procs = SimpleNamespace(_proc_mesh=SimpleNamespace(poll=Native))
+    client = object.__new__(release_0_7.Client)
+    assert client.process_ids(procs) == tuple(
+        f"'anon-{rank}' anon-{rank}<FQEUXHHxDxr>@anon-{rank}<FQEUXHHxDxr>.ipc:///tmp/w_0" for rank in range(2)
+    )

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 
-from meshgate_gateway.engine.monarch.release_0_8 import DRAIN_EVERY, Messages, Receiver
+import pytest
+
+from meshgate_gateway.engine.monarch.release_0_8 import DRAIN_EVERY, Client, Messages, Receiver
+from meshgate_wire.messages import Host
 
 
 class NativeReceiver:
@@ -90,3 +95,13 @@ def test_the_port_does_not_keep_its_receiver_alive() -> None:
         assert dropped() is None
 
     on_a_loop(test)
+
+
+def test_a_host_without_an_identity_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    service_identity = SimpleNamespace(service_proc_id_from_uuid=lambda uuid: f"service<{uuid}>")
+    monkeypatch.setitem(sys.modules, "monarch._src.job", SimpleNamespace(service_identity=service_identity))
+    client = object.__new__(Client)
+    with_identity = Host(name="workers-0", address="tcp://10.0.0.1:1", identity="service<base58>")
+    assert client._service_address(with_identity) == "service<base58>@tcp://10.0.0.1:1"
+    with pytest.raises(ValueError, match=r"workers-0 .* has no identity, .* give its address as IDENTITY@ADDRESS"):
+        client._service_address(with_identity.model_copy(update={"identity": ""}))

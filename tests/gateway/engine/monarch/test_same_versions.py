@@ -37,7 +37,7 @@ def test_arguments_arrive_in_a_process_with_the_same_versions() -> None:
 
 def test_with_other_versions_nothing_else_is_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
     same = SameVersions()
-    same.laptop = "the laptop has Python 3.10.4 and no torchmonarch"
+    same.laptop = lambda: "the laptop has Python 3.10.4 and no torchmonarch"
     same.check_before(Arguments)
     monkeypatch.setattr(same_versions, "PYTHON_VERSION", "3.9.1")
     data = pickle.dumps(Arguments("worker", Function()))

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from meshgate_gateway.engine.objects.host_health import HostState
-from meshgate_gateway.engine.objects.records import MAX_SLICES, remember
+from meshgate_gateway.engine.objects.records import MAX_ENDPOINTS, MAX_SLICES, OTHER_ENDPOINTS, remember
 from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_wire.messages import Host
-from tests.gateway.engine.fakes import host_mesh, proc_mesh
+from tests.gateway.engine.fakes import actor_mesh, host_mesh, proc_mesh
 
 REPLACEMENT = Host(name="workers-1b", address="tcp://10.0.0.9:1")
 
@@ -92,3 +92,11 @@ def test_the_oldest_slice_is_evicted() -> None:
     assert len(slices) == MAX_SLICES
     assert hosts_region(1, 0) not in slices
     assert hosts_region(1, MAX_SLICES) in slices
+
+
+def test_calls_of_endless_endpoints_are_counted_together() -> None:
+    actors = actor_mesh()
+    for number in range(MAX_ENDPOINTS + 2):
+        actors.totals_of(f"step{number}").call_ended(0.5, failed=False)
+    assert len(actors.totals) == MAX_ENDPOINTS + 1
+    assert (actors.totals["step0"].ended, actors.totals[OTHER_ENDPOINTS].ended) == (1, 2)

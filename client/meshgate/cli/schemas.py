@@ -1,0 +1,52 @@
+"""``meshgate schema``: what each command prints with ``--json``."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from pydantic import BaseModel
+
+from meshgate.cli.agents.models import Called, Ran
+from meshgate.cli.console import fail
+from meshgate.cli.doctor import Diagnosis
+from meshgate.cli.logs import LogLine
+from meshgate.cli.models import Ended, Executed, Jobs, Leftovers, Pull, StackGroups, Sync
+from meshgate.cli.ranks import Why
+from meshgate.cli.sessions import Sessions
+from meshgate.cli.status import Description
+from meshgate.cli.top.models import Top
+from meshgate_wire.status import JobStatus
+
+__all__ = ["SCHEMAS", "show_schema"]
+
+SCHEMAS: dict[str, type[BaseModel]] = {
+    "ls": Jobs,
+    "kill": Ended,
+    "sessions": Sessions,
+    "status": JobStatus,
+    "describe": Description,
+    "logs": LogLine,
+    "sync": Sync,
+    "pull": Pull,
+    "exec": Executed,
+    "stacks": StackGroups,
+    "why": Why,
+    "top": Top,
+    "gc": Leftovers,
+    "doctor": Diagnosis,
+    "call": Called,
+    "run": Ran,
+}
+"""The model that each command prints with ``--json``."""
+
+
+def show_schema(
+    command: Annotated[str, typer.Argument(metavar="COMMAND", help="The command whose --json output is described.")],
+) -> None:
+    """Print the JSON Schema of what a command prints with --json."""
+    model = SCHEMAS.get(command)
+    if model is None:
+        fail(f"{command!r} prints no JSON; commands that do: {', '.join(SCHEMAS)}", 2)
+    typer.echo(json.dumps(model.model_json_schema(), indent=2))

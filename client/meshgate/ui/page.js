@@ -1,0 +1,335 @@
+"use strict";
+const MOST_KEPT = 5000, MOST_SHOWN = 500, LARGE = 64, MOST_PROBLEMS = 20;
+const MOST_SAMPLES = 60, RATE_WINDOW = 5.5;  // looks that are kept, one a second; seconds over which a rate is a mean
+const SIGN = { lost: "✕", missing: "!" };
+const byId = (id) => document.getElementById(id);
+const short = (text) => text.slice(0, 12);
+
+function el(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+function age(seconds) {
+  for (const [unit, length] of [["d", 86400], ["h", 3600], ["m", 60]])
+    if (seconds >= length) return `${Math.floor(seconds / length)}${unit} ${Math.floor((seconds % length) / (length / (unit === "d" ? 24 : 60)))}${{ d: "h", h: "m", m: "s" }[unit]}`;
+  return `${seconds.toFixed(seconds < 10 ? 1 : 0)}s`;
+}
+
+function table(target, columns, rows, empty, classes = []) {
+  const kept = target.scrollTop;
+  if (!rows.length) return target.replaceChildren(el("span", { class: "dim" }, empty));
+  const head = el("tr", {}, ...columns.map((name, at) => el("th", { scope: "col", class: classes[at] || "" }, name)));
+  const body = rows.map((row) => el("tr", {}, ...row.map((cell, at) => el("td", { class: classes[at] || "" }, cell))));
+  target.replaceChildren(el("table", {}, el("thead", {}, head), el("tbody", {}, ...body)));
+  target.scrollTop = kept;
+}
+
+// --- ranks
+
+class Grid {
+  constructor() {
+    this.summary = el("span", { class: "dim" });
+    this.title = el("h3");
+    this.box = el("div", { class: "grid", role: "group" });
+    this.root = el("div", {}, this.title, this.box);
+    this.buttons = [];
+    this.box.addEventListener("keydown", (event) => this.move(event));
+  }
+
+  update(name, about, cells, perGroup) {
+    this.cells = cells;
+    this.perGroup = perGroup;
+    if (this.buttons.length !== cells.length) this.build();
+    const counts = {};
+    cells.forEach((cell, at) => {
+      counts[cell.state] = (counts[cell.state] || 0) + 1;
+      const button = this.buttons[at];
+      if (button.dataset.state !== cell.state) {
+        button.dataset.state = cell.state;
+        button.textContent = (SIGN[cell.state] || "") + (cells.length > LARGE && SIGN[cell.state] ? "" : cell.rank);
+      }
+      const label = `rank ${cell.rank}, ${cell.state}${cell.about ? ", " + cell.about : ""}`;
+      if (button.title !== label) { button.title = label; button.setAttribute("aria-label", label); }
+    });
+    const said = Object.entries(counts).map(([state, count]) => `${count} ${state}`).join(", ");
+    this.title.replaceChildren(`${name} `, el("span", { class: "dim" }, `${about} · ${cells.length} ${cells.length === 1 ? "rank" : "ranks"}: ${said}`));
+    this.box.setAttribute("aria-label", `Ranks of ${name}: ${said}`);
+  }
+
+  build() {
+    this.box.classList.toggle("small", this.cells.length > LARGE);
+    this.buttons = this.cells.map((cell, at) => {
+      const button = el("button", { type: "button", class: "rank", tabindex: at ? "-1" : "0", "aria-pressed": "false" });
+      button.addEventListener("click", () => choose(this, at));
+      return button;
+    });
+    const groups = [];
+    for (let at = 0; at < this.buttons.length; at += this.perGroup)
+      groups.push(el("div", { class: "group" }, ...this.buttons.slice(at, at + this.perGroup)));
+    this.box.replaceChildren(...groups);
+  }
+
+  move(event) {
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: this.perGroup, ArrowUp: -this.perGroup }[event.key];
+    const last = this.buttons.length - 1, now = this.buttons.indexOf(document.activeElement);
+    const to = { Home: 0, End: last }[event.key] ?? (step === undefined ? undefined : Math.min(Math.max(now + step, 0), last));
+    if (to === undefined || now < 0) return;
+    event.preventDefault();
+    this.buttons[now].tabIndex = -1;
+    this.buttons[to].tabIndex = 0;
+    this.buttons[to].focus();
+  }
+}
+
+const grids = new Map();
+let chosen = null, events = [];
+
+function choose(grid, at) {
+  if (chosen) chosen.button.setAttribute("aria-pressed", "false");
+  chosen = { grid, at, button: grid.buttons[at] };
+  chosen.button.setAttribute("aria-pressed", "true");
+  showChosen();
+}
+
+function showChosen() {
+  if (!chosen || chosen.button !== chosen.grid.buttons[chosen.at]) return;
+  const cell = chosen.grid.cells[chosen.at];
+  const happened = events.filter((each) => cell.host && each.object.endsWith(`/${cell.host}`)).slice(-2);
+  const text = [`${cell.mesh}, rank ${cell.rank}: ${cell.state}${cell.about ? ", " + cell.about : ""}`, ...happened.map((each) => `${each.reason}: ${each.message}`)].join(" · ") + " ";
+  if (byId("detail").dataset.text === text) return;
+  byId("detail").dataset.text = text;
+  const button = el("button", { type: "button" }, "Show its output");
+  button.addEventListener("click", () => { byId("rank").value = cell.rank; showLines(); byId("lines").focus(); });
+  byId("detail").replaceChildren(text, button);
+}
+
+function cellsOfHosts(hosts) {
+  return hosts.map((host) => ({
+    mesh: host.mesh, rank: host.rank, state: host.state === "missing" ? "missing" : "up", host: host.name, reason: host.reason,
+    about: [host.name, host.reason].filter(Boolean).join(": "),
+  }));
+}
+
+function cellsOfProcs(procs, session) {
+  const total = Object.values(procs.sizes).reduce((product, size) => product * size, 1);
+  const missing = new Map(session.hosts.filter((host) => host.state === "missing").map((host) => [host.name, host.reason]));
+  const actors = session.meshes.filter((mesh) => mesh.kind === "actors" && mesh.procs === procs.number);
+  const sameName = session.meshes.filter((mesh) => mesh.kind === "procs" && mesh.name === procs.name).length;
+  const busy = new Map();
+  if (sameName === 1)
+    for (const call of session.calls.filter((each) => each.procs === procs.name).reverse())
+      for (const rank of Object.values(call.processes)) busy.set(rank, `runs or waits for ${call.mesh}.${call.endpoint} since ${age(call.age)}`);
+  return Array.from({ length: total }, (_, rank) => {
+    const host = procs.hosts.length ? procs.hosts[Math.floor((rank * procs.hosts.length) / total)] : "";
+    const reason = procs.dead[rank] ?? actors.map((mesh) => mesh.dead[rank]).find(Boolean);
+    const state = reason !== undefined ? "lost" : missing.has(host) ? "missing" : busy.has(rank) ? "busy" : "up";
+    const about = [host, reason ?? missing.get(host) ?? busy.get(rank)].filter(Boolean).join(": ");
+    return { mesh: procs.name, rank, state, about, host, reason: reason ?? missing.get(host) };
+  });
+}
+
+function showRanks(status) {
+  const seen = new Set(), problems = [];
+  const show = (key, name, about, cells, perGroup) => {
+    if (!cells.length) return;
+    if (!grids.has(key)) { grids.set(key, new Grid()); byId("meshes").append(grids.get(key).root); }
+    grids.get(key).update(name, about, cells, perGroup);
+    problems.push(...problemsOf(grids.get(key), cells));
+    seen.add(key);
+  };
+  const known = status.sessions.find((session) => session.hosts.length)?.hosts ?? status.hosts;
+  for (const mesh of new Set(known.map((host) => host.mesh))) {
+    const hosts = known.filter((host) => host.mesh === mesh);
+    show(`hosts ${mesh}`, mesh, "hosts", cellsOfHosts(hosts), hosts.length > LARGE ? 8 : hosts.length);
+  }
+  for (const session of status.sessions)
+    for (const procs of session.meshes.filter((mesh) => mesh.kind === "procs")) {
+      const actors = session.meshes.filter((mesh) => mesh.kind === "actors" && mesh.procs === procs.number);
+      const shape = Object.entries(procs.sizes).map(([label, size]) => `${label}=${size}`).join(" ");
+      const runs = actors.length ? `, actors ${actors.map((mesh) => `${mesh.name} (${mesh.class_name})`).join(", ")}` : "";
+      const code = procs.version ? `, code ${short(procs.version)}` : "";
+      const sizes = Object.values(procs.sizes);
+      const perGroup = sizes.length > 1 ? sizes[sizes.length - 1] : 8;
+      show(`${session.session} ${procs.number} ${procs.name}`, procs.name, `${shape}${runs}${code}, session ${session.session.slice(0, 8)}`, cellsOfProcs(procs, session), perGroup);
+    }
+  for (const [key, grid] of grids) if (!seen.has(key)) { grid.root.remove(); grids.delete(key); }
+  showChosen();
+  showAttention(problems);
+}
+
+// --- what needs attention
+
+function ranges(ranks) {
+  const runs = [];
+  for (const rank of ranks)
+    if (runs.length && runs[runs.length - 1][1] === rank - 1) runs[runs.length - 1][1] = rank; else runs.push([rank, rank]);
+  const said = runs.slice(0, 8).map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`));
+  return `${ranks.length === 1 ? "rank" : "ranks"} ${said.join(", ")}${runs.length > 8 ? " and others" : ""}`;
+}
+
+function problemsOf(grid, cells) {
+  const found = new Map();  // those with the same reason are one
+  cells.forEach((cell, at) => {
+    if (cell.state !== "lost" && cell.state !== "missing") return;
+    const key = `${cell.state} ${cell.state === "missing" ? cell.host : ""} ${cell.reason}`;
+    if (!found.has(key)) found.set(key, { grid, at, cell, ranks: [] });
+    found.get(key).ranks.push(cell.rank);
+  });
+  return [...found.values()];
+}
+
+function showAttention(problems) {
+  const where = ({ cell, ranks }) => `${cell.mesh}, ${ranges(ranks)}: ${cell.state === "lost" ? "lost" : `${cell.host} is missing`}${cell.reason ? ": " + cell.reason : ""}`;
+  const said = JSON.stringify(problems.map(where));
+  const list = byId("attention");
+  if (list.dataset.said === said) return;
+  list.dataset.said = said;
+  byId("attention-section").hidden = !problems.length;
+  const items = problems.slice(0, MOST_PROBLEMS).map((problem) => {
+    const show = el("button", { type: "button", "aria-label": `Show ${problem.cell.mesh}, ${ranges(problem.ranks)}` }, "Show");
+    show.addEventListener("click", () => { choose(problem.grid, problem.at); problem.grid.buttons[problem.at].focus(); });
+    return el("li", {}, el("i", { class: `i-${problem.cell.state}`, "aria-hidden": "true" }, SIGN[problem.cell.state]), el("span", {}, where(problem)), show);
+  });
+  if (problems.length > MOST_PROBLEMS) items.push(el("li", {}, `and ${problems.length - MOST_PROBLEMS} more`));
+  list.replaceChildren(...items);
+}
+
+// --- rates
+
+const samples = [];  // of the counts of all endpoints
+
+function endpointCounts(status) {
+  const found = new Map();
+  for (const session of status.sessions)
+    for (const mesh of session.meshes)
+      for (const [endpoint, counts] of Object.entries(mesh.endpoints || {}))
+        found.set(`${session.session} ${mesh.number} ${endpoint}`, { name: `${mesh.name}.${endpoint}`, session: session.session, counts });
+  return found;
+}
+
+function spark(rates) {
+  const most = Math.max(...rates, 1e-9), step = 120 / (MOST_SAMPLES - 1), start = 120 - (rates.length - 1) * step;
+  const svg = byId("spark").content.firstElementChild.cloneNode(true);
+  svg.setAttribute("aria-label", `the last minute: at most ${rateText(most)} calls per second`);
+  svg.firstElementChild.setAttribute("points", rates.map((rate, at) => `${(start + at * step).toFixed(1)},${(17 - (16 * rate) / most).toFixed(1)}`).join(" "));
+  return svg;
+}
+
+const rateText = (rate) => rate.toLocaleString("en", { maximumFractionDigits: rate < 100 ? 1 : 0 });
+const latencyText = (seconds) => (seconds < 1 ? `${(seconds * 1000).toFixed(1)} ms` : `${seconds.toFixed(1)} s`);
+
+function showRates(status, at) {
+  if (!samples.length || samples[samples.length - 1].at !== at) samples.push({ at, found: endpointCounts(status) });
+  if (samples.length > MOST_SAMPLES + 1) samples.shift();
+  const none = { ended: 0, failed: 0, seconds: 0, casts: 0 };
+  const between = (key, before, after) => {
+    const then = before.found.get(key)?.counts ?? none, now = after.found.get(key)?.counts ?? none;
+    const ended = now.ended - then.ended;
+    return { ended, rate: (ended + now.casts - then.casts) / (after.at - before.at), seconds: now.seconds - then.seconds, failed: now.failed - then.failed };
+  };
+  const newest = samples[samples.length - 1], recent = samples.find((each) => newest.at - each.at <= RATE_WINDOW);
+  const rows = [...newest.found].map(([key, { name, session, counts }]) => {
+    const last = recent === newest ? null : between(key, recent, newest);
+    const rates = samples.slice(1).map((each, at) => between(key, samples[at], each).rate);
+    return { last, cells: [name, last ? rateText(last.rate) : "…", last?.ended ? latencyText(last.seconds / last.ended) : "–", String(counts.in_flight),
+      String(counts.ended + counts.casts), String(counts.failed), rates.length > 1 ? spark(rates) : "", session.slice(0, 8)] };
+  });
+  rows.sort((a, b) => (b.last?.rate ?? 0) - (a.last?.rate ?? 0));
+  table(byId("rates"), ["Endpoint", "Calls/s", "Latency", "In flight", "Calls", "Failed", "Last minute", "Session"], rows.map((row) => row.cells),
+    "nothing has been called yet", ["", "number", "number", "number", "number", "number"]);
+}
+
+// --- tables
+
+function showStatus(status) {
+  showRanks(status);
+  const calls = status.sessions.flatMap((session) => session.calls.map((call) => ({ session, call })));
+  calls.sort((a, b) => b.call.age - a.call.age);
+  table(byId("calls"), ["Call", "Age", "Answered", "Waits for", "Session"], calls.map(({ session, call }) => {
+    const names = Object.entries(call.waiting).map(([rank, host]) => `rank ${rank}${host ? " on " + host : ""}`);
+    const more = call.total - call.answered - 4;
+    return [`${call.mesh}.${call.endpoint}`, age(call.age), `${call.answered} of ${call.total}`, names.slice(0, 4).join(", ") + (more > 0 ? ` and ${more} more` : ""), session.session.slice(0, 8)];
+  }), "no call is in flight", ["", "number", "number"]);
+  const hosts = status.sessions.some((session) => session.hosts.length)
+    ? status.sessions.flatMap((session) => session.hosts.map((host) => ({ host, session })))
+    : status.hosts.map((host) => ({ host, session: null }));
+  const attention = ({ host, session }) => (host.state === "missing" ? 0 : session?.version && host.version !== session.version ? 1 : 2);
+  hosts.sort((a, b) => attention(a) - attention(b));  // the sort is stable
+  table(byId("hosts"), ["Host", "Mesh", "Rank", "State", "Code", "Code comes from", "Session"], hosts.map(({ host, session }) => {
+    const newest = session?.version ?? "";
+    const code = !newest ? "none synced" : host.version === newest ? short(host.version) : `not yet ${short(newest)}`;
+    return [host.name, host.mesh, String(host.rank), host.reason ? `${host.state}: ${host.reason}` : host.state, code, host.parent || "–", session ? session.session.slice(0, 8) : "–"];
+  }), "the gateway has reported no hosts yet");
+  table(byId("sessions"), ["Session", "Identity", "State", "Engine", "Code", "Meshes", "Calls", "Problem"], status.sessions.map((session) => [
+    session.session.slice(0, 8), session.owner, session.connected ? "connected" : "disconnected", `pid ${session.pid}`,
+    session.version ? short(session.version) : "none synced", String(session.meshes.length), String(session.calls_in_flight), session.problem || "–",
+  ]), "the job has no sessions");
+  byId("about").textContent = `meshgate ${status.gateway_version}, Python ${status.python}`;
+}
+
+// --- output
+
+let lines = [];
+
+const sourceOf = (line) => `${line.session} ${line.mesh} ${line.count} ${line.ranks}`;
+
+function addLines(fresh) {
+  for (const line of fresh) {
+    if (line.end === "\r" && !line.text) continue;
+    const source = sourceOf(line);  // a progress bar is one line
+    const at = lines.slice(-50).findLastIndex((each) => each.end === "\r" && sourceOf(each) === source);
+    if (at >= 0) lines[Math.max(lines.length - 50, 0) + at] = line; else lines.push(line);
+  }
+  lines = lines.slice(-MOST_KEPT);
+  const select = byId("mesh");
+  const known = new Set([...select.options].map((option) => option.value));
+  for (const line of fresh) if (!known.has(line.mesh)) { known.add(line.mesh); select.append(el("option", { value: line.mesh }, line.mesh)); }
+}
+
+function label(line) {
+  const ranks = line.count > 1 ? `${line.count} ranks` : line.ranks.length ? `rank ${line.ranks[0]}` : "";
+  return `[${[line.host, line.mesh, ranks].filter(Boolean).join(" ")}] `;
+}
+
+function showLines() {
+  const wanted = byId("search").value.toLowerCase(), rank = byId("rank").value, mesh = byId("mesh").value, errors = byId("errors").checked;
+  const found = lines.filter((line) =>
+    (!rank || line.ranks.includes(Number(rank))) && (!mesh || line.mesh === mesh) && (!errors || line.stream === "stderr") &&
+    (!wanted || (label(line) + line.text).toLowerCase().includes(wanted)));
+  const box = byId("lines"), follows = box.scrollHeight - box.scrollTop - box.clientHeight < 8;
+  box.replaceChildren(...found.slice(-MOST_SHOWN).map((line) =>
+    el("div", line.stream === "stderr" ? { class: "err" } : {}, el("span", { class: "dim" }, label(line)), line.text)));
+  const shown = Math.min(found.length, MOST_SHOWN);
+  byId("shown").textContent = `${shown} of ${lines.length} lines`;
+  if (follows) box.scrollTop = box.scrollHeight;
+}
+
+for (const id of ["search", "rank", "mesh", "errors"]) byId(id).addEventListener("input", showLines);
+
+// --- the websocket
+
+function connect() {
+  const socket = new WebSocket(`ws://${location.host}/live`);
+  let fresh = true;
+  socket.onopen = () => { byId("connection").textContent = "live"; };
+  socket.onmessage = (event) => {
+    const message = JSON.parse(event.data);
+    if (fresh) { lines = []; fresh = false; }  // the server sends what it has kept to each new connection
+    document.title = byId("title").textContent = message.title;
+    byId("problem").textContent = message.problem;
+    events = message.events;
+    if (message.status) { showStatus(message.status); showRates(message.status, message.at); }
+    byId("events-section").hidden = !message.events.length;
+    table(byId("events"), ["Object", "Reason", "Count", "Message"], message.events.map((each) => [each.object, each.reason, String(each.count), each.message]), "none");
+    if (message.lines.length) addLines(message.lines);
+    if (message.lines.length || !byId("shown").textContent) showLines();
+  };
+  socket.onclose = () => {
+    byId("connection").textContent = "disconnected: meshgate ui has ended, or does not answer; trying again";
+    setTimeout(connect, 2000);
+  };
+}
+connect();

@@ -1,0 +1,63 @@
+"""Messages are handled in order within a stream, and one that waits holds up its own stream only."""
+
+from __future__ import annotations
+
+from meshgate_wire import Limits
+from meshgate_wire.messages import Done, Failed, MeshRef, PortSend, Release, SendTo, Values
+from tests.gateway.engine.fakes import async_test
+from tests.gateway.engine.in_memory import EngineClient, call
+
+PIECE = bytes(100_000)
+MANY = 1000  # pieces: 100 MB, many flow-control windows
+
+
+@async_test
+async def test_a_pipeline_of_requests_needs_no_answer_in_between() -> None:
+    client = EngineClient()
+    actors = client.spawn_all()
+    client.send(call(1, actors), b"arguments", stream=actors)
+    await client.until(lambda: client.monarch.casts)
+    for rank in range(2):
+        client.monarch.ports[-1].put(b"value", rank)
+    await client.until(lambda: client.of(Values))
+    await client.end()
+
+
+@async_test
+async def test_calls_that_wait_for_their_actors_keep_their_credit() -> None:
+    client = EngineClient()
+    hosts, procs = client.attach(), client.number()
+    actors = client.spawn_actors(procs)
+    for number in range(MANY):
+        client.send(call(number, actors, adverb="broadcast"), PIECE, stream=actors)
+    await client.turns()
+    assert client.engine.session.statistics().queued_bytes == 0
+    delivered = MANY * len(PIECE) - client.session.queued_bytes
+    assert delivered < Limits().window + 2 * len(PIECE)
+    client.spawn_procs(hosts, number=procs)  # what they wait for arrives on another stream: theirs is full
+    await client.until(lambda: len(client.monarch.casts) == MANY)
+    assert client.session.queued_bytes == 0
+    await client.end()
+
+
+@async_test
+async def test_a_request_that_fails_does_not_hold_up_the_requests_behind_it() -> None:
+    client = EngineClient()
+    actors = client.spawn_all()
+    channel = await client.open_channel()
+    client.send(Release(objects=(channel,)), stream=channel)
+    client.send(PortSend(port=channel), b"value", stream=channel)
+    client.send(SendTo(target=MeshRef(object=actors), endpoint="step", port=channel), b"arguments", stream=actors)
+    client.send(call(2, actors, adverb="broadcast"), b"arguments", stream=actors)
+    await client.until(lambda: client.monarch.casts)
+    await client.end()
+
+
+@async_test
+async def test_a_message_that_only_a_gateway_sends_is_rejected() -> None:
+    client = EngineClient()
+    client.send(Done(call=7), stream=0)
+    await client.until(lambda: client.of(Failed))
+    (failed,) = client.of(Failed)
+    assert (failed.call, failed.failure.message) == (7, "a gateway does not accept Done messages")
+    await client.end()

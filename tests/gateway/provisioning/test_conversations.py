@@ -1,0 +1,118 @@
+"""The websockets of callers that want jobs: who is let in, and what ends a conversation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+import pytest
+from structlog.testing import capture_logs
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from meshgate_gateway.http.audit import Origin
+from meshgate_gateway.http.auth import Denied, bearer_token
+from meshgate_gateway.http.messages import Request
+from meshgate_gateway.http.server import Server, listen
+from meshgate_gateway.http.text_websocket import TextWebSocket
+from meshgate_gateway.provisioning.conversations import Conversations
+
+
+async def authenticate(request: Request) -> str | Denied:
+    token = bearer_token(request)
+    return token if token is not None else Denied("no token was presented")
+
+
+async def echo(connection: TextWebSocket, caller: str, origin: Origin) -> None:
+    while (text := await connection.receive()) is not None:
+        await connection.send(f"{caller} at {origin.address}: {text}")
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[str, Conversations[str]]]:
+    """The address of conversations that echo, without its scheme."""
+    conversations = Conversations(authenticate, echo)
+    listener = listen("127.0.0.1", 0)
+    server = Server([listener], lambda request, conn: conversations.open(urlsplit(request.path).path, request, conn))
+    task = asyncio.create_task(server.serve())
+    try:
+        yield f"//127.0.0.1:{listener.getsockname()[1]}", conversations
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await conversations.close()
+        await server.close()
+
+
+def run(test: Callable[[str, Conversations[str]], Awaitable[None]]) -> None:
+    async def served() -> None:
+        async with serving() as (address, conversations):
+            await asyncio.wait_for(test(address, conversations), 20)
+
+    asyncio.run(served())
+
+
+def dial(address: str, **headers: str) -> connect:
+    return connect(f"ws:{address}/v1/jobs", additional_headers=headers, proxy=None)
+
+
+def get(address: str, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(address.removeprefix("//"), timeout=20)
+    with contextlib.closing(connection):
+        connection.request("GET", path, headers={"Authorization": "Bearer alice"})
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
+def test_an_authenticated_caller_converses() -> None:
+    async def test(address: str, conversations: Conversations[str]) -> None:
+        async with dial(address, Authorization="Bearer alice") as connection:
+            await connection.send("hello")
+            assert await connection.recv() == "alice at 127.0.0.1: hello"
+
+    run(test)
+
+
+def test_a_denied_caller_gets_the_reason_and_is_recorded() -> None:
+    async def test(address: str, conversations: Conversations[str]) -> None:
+        with pytest.raises(InvalidStatus) as caught:
+            await dial(address)
+        assert caught.value.response.status_code == HTTPStatus.UNAUTHORIZED
+        assert b"no token was presented" in (caught.value.response.body or b"")
+
+    with capture_logs() as events:
+        run(test)
+    (recorded,) = (event for event in events if event["event"] == "audit")
+    assert (recorded["outcome"], recorded["reason"]) == ("refused", "no token was presented")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "reason"),
+    [
+        ("/v1/jobs", HTTPStatus.BAD_REQUEST, "/v1/jobs needs a websocket handshake"),
+        ("/v1/job", HTTPStatus.NOT_FOUND, "not /v1/job"),
+    ],
+)
+def test_other_requests_are_rejected_with_the_reason(path: str, status: HTTPStatus, reason: str) -> None:
+    async def test(address: str, conversations: Conversations[str]) -> None:
+        answered, body = await asyncio.to_thread(get, address, path)
+        assert (answered, reason in body) == (status, True)
+
+    run(test)
+
+
+def test_closing_ends_open_conversations() -> None:
+    async def test(address: str, conversations: Conversations[str]) -> None:
+        async with dial(address, Authorization="Bearer alice") as connection:
+            await connection.send("hello")
+            await connection.recv()
+            await conversations.close()
+            with pytest.raises(ConnectionClosed):
+                await connection.recv()
+
+    run(test)
