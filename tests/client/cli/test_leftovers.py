@@ -14,7 +14,7 @@ from meshgate.cli.leftovers import end_leftovers, find_leftovers
 from meshgate_processes.identity import identify_process
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds processes by /proc")
-UNTIL_INPUT_CLOSES = "import sys; sys.stdin.read()"
+READY_UNTIL_INPUT_CLOSES = "import sys; print(flush=True); sys.stdin.read()"
 
 
 def process(folder: Path, pid: int, command: str, **environment: str) -> None:
@@ -40,10 +40,13 @@ def test_processes_of_jobs_without_a_gateway_are_left_over(tmp_path: Path) -> No
 def test_leftovers_are_ended() -> None:
     job = uuid.uuid4().hex
     child = subprocess.Popen(
-        [sys.executable, "-c", UNTIL_INPUT_CLOSES],
+        [sys.executable, "-c", READY_UNTIL_INPUT_CLOSES],
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         env={**os.environ, "MESHGATE_JOB": job},
     )
+    assert child.stdout is not None
+    child.stdout.readline()  # before that, Linux may still show an empty environment
     found = identify_process(child.pid)
     assert found is not None
     leftovers = [each for each in find_leftovers() if each.job == job]
