@@ -49,7 +49,7 @@ def run_program(program: str | Path, directory: Path, *, strict: bool = True, ti
     command = [sys.executable, *(("-W", "error") if strict else ()), str(program)]
     ran = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=timeout, check=False)
     assert ran.returncode == 0, f"exit code {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
-    assert ran.stderr == "" or not strict
+    assert ran.stderr == "" or not strict, ran.stderr
     return ran.stdout
 
 

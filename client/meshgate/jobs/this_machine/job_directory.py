@@ -47,12 +47,15 @@ def remove_job_directory(path: str) -> None:
 
 
 def prune_job_directories(parent: str | None) -> None:
-    """Removes the directories of jobs whose gateways have ended without doing so."""
+    """Removes the directories of jobs whose gateways have ended without doing so.
+
+    The next job removes what remains, such as files that the last processes of a killed gateway still write.
+    """
     for path in Path(_parent(parent)).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # another process removes it too, or it belongs to another user
             status = path.lstat()
             if status.st_uid == os.getuid() and time.time() - status.st_ctime > MIN_AGE and _unlocked(path):
-                remove_job_directory(str(path))
+                shutil.rmtree(path)
 
 
 def _unlocked(path: Path) -> bool:

@@ -43,18 +43,21 @@ def other_users() -> list[str]:
     for entry in entries:
         try:
             user = entry.stat().st_uid
-        except OSError:  # it has ended
+            if user >= FIRST_USER and user not in (NOBODY, os.getuid()) and _namespace(entry) in (namespace, None):
+                users.add(user)
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
             continue
-        if user >= FIRST_USER and user not in (NOBODY, os.getuid()) and _namespace(entry) in (namespace, None):
-            users.add(user)
     return sorted(map(_name, users))
 
 
 def _namespace(process: Path) -> str | None:
-    """The network namespace of a process; None if this user may not see it."""
+    """The network namespace of a process; None if this user may not see it.
+
+    Raises FileNotFoundError or ProcessLookupError if it has ended, even if its parent has not waited for it yet.
+    """
     try:
         return os.readlink(process / "ns" / "net")
-    except OSError:
+    except PermissionError:
         return None
 
 

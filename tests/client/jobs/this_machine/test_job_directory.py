@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,26 @@ def test_only_directories_whose_gateway_has_ended_are_pruned(parent: str) -> Non
     os.close(lock)
     prune_job_directories(parent)
     assert os.listdir(parent) == ["another"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_directory_into_which_a_process_still_writes_is_left_to_the_next_job(
+    parent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, lock = create_job_directory(parent)
+    os.close(lock)
+
+    def write_again(directory: str, **_: object) -> None:
+        (Path(path) / "late").touch()
+        os_rmdir(directory, **_)
+
+    os_rmdir: Any = os.rmdir
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", write_again)
+        prune_job_directories(parent)
+    assert os.listdir(path) == ["late"]
+    prune_job_directories(parent)
+    assert os.listdir(parent) == []
 
 
 def test_a_directory_that_may_not_be_locked_yet_is_not_pruned(parent: str, monkeypatch: pytest.MonkeyPatch) -> None:
