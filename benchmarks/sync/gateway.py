@@ -24,7 +24,6 @@ from meshgate_gateway.engine.client_connection import serve_connection
 from meshgate_gateway.engine.engine import Engine
 from meshgate_gateway.engine.monarch.same_versions import SameVersions
 from meshgate_sync.relay.plan import HostSlot
-from meshgate_wire import Role, Session
 
 _MOST_HEAD = 64 * 1024
 
@@ -34,7 +33,7 @@ async def serve() -> None:
         raise LookupError(f"there is no mesh {mesh!r} here")
 
     no_monarch = cast(Any, SimpleNamespace(same_versions=SameVersions()))
-    engine = Engine(Session(Role.GATEWAY), no_monarch, no_hosts, lambda up: None)
+    engine = Engine(no_monarch, no_hosts, lambda up: None)
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     accepting = asyncio.ensure_future(_accept(engine, listener))
@@ -59,8 +58,9 @@ async def serve() -> None:
             await engine.code.wait_for_version(request["need"], list(distributor._hosts))
             _say({"need": True})
             continue
-        if request.get("cut") and engine._connection is not None and engine._connection._transport is not None:
-            engine._connection._transport.abort()
+        connection = engine.link._connection
+        if request.get("cut") and connection is not None and connection._transport is not None:
+            connection._transport.abort()
             _say({"cut": True})
             continue
         if "fanout" in request:
@@ -83,7 +83,7 @@ async def _accept(engine: Engine, listener: socket.socket) -> None:
             if not more or len(head) > _MOST_HEAD:
                 raise ConnectionError("no websocket's request")
             head += more
-        await serve_connection(engine, connection, head)
+        await serve_connection(engine.admission, engine.link, connection, head)
 
 
 def _say(message: dict[str, Any]) -> None:

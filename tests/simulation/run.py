@@ -157,7 +157,7 @@ class Simulation:
                     for future in call.futures():
                         future.validate_state()
             if engine is not None:
-                engine.session.validate_state()
+                engine.link.session.validate_state()
                 self._check_holder(engine._ledger.holders.identity)
             if sessions is not None:
                 sessions.validate_state()

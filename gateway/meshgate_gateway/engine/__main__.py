@@ -48,7 +48,6 @@ from meshgate_gateway.engine.monarch import releases
 from meshgate_gateway.engine.monarch.interface import Fault
 from meshgate_gateway.engine.output.output_log import OutputLog
 from meshgate_sync.distribution.debug_log import enable_debug_log
-from meshgate_wire import Role, Session
 
 log = logging.getLogger(__name__)
 
@@ -67,16 +66,14 @@ class EngineProcess:
         self._disconnected_since: float | None = None  # None while a client is connected
         self._host_requests = HostRequests(self._send_request)
         monarch = releases.connect(f"tcp://{host}:0" if host else None, self._on_fault)
-        session = Session(Role.GATEWAY)
         self._engine = Engine(
-            session,
             monarch,
             self._host_requests.find,
             self._connection_changed,
-            host,
-            self._connection_refused,
-            control.send,
-            output_log.add if output_log is not None else lambda lines: None,
+            host=host,
+            connection_refused=self._connection_refused,
+            counted=control.send,
+            log_output=output_log.add if output_log is not None else lambda lines: None,
         )
 
     def _send_request(self, request: HostsRequest) -> None:
@@ -90,7 +87,7 @@ class EngineProcess:
         if connected:
             self._control.send(ClientConnected())
         else:
-            self._control.send(ClientDisconnected(silence=self._engine.silence, detached=self._engine.is_detached))
+            self._control.send(ClientDisconnected(silence=self._engine.link.silence, detached=self._engine.is_detached))
 
     def _assigned(self, session: str) -> None:
         if self._session is None:
@@ -106,7 +103,7 @@ class EngineProcess:
             SessionState(
                 connected=since is None,
                 disconnected_for=disconnected_for,
-                silence=self._engine.silence,
+                silence=self._engine.link.silence,
                 detached=self._engine.is_detached,
             )
         )
@@ -153,7 +150,7 @@ class EngineProcess:
         if isinstance(message, NewConnection):
             accepted = socket.socket(fileno=descriptors[0])
             accepted.setblocking(False)
-            await serve_connection(self._engine, accepted, message.head.encode("latin-1"))
+            await serve_connection(self._engine.admission, self._engine.link, accepted, message.head.encode("latin-1"))
         elif isinstance(message, HostsReply):
             self._host_requests.add_reply(message)
         elif isinstance(message, HostLost):

@@ -38,11 +38,8 @@ class Traffic(Protocol):
     def sent(self, size: int) -> None: ...
 
 
-class Receiver(Protocol):
-    """What a connection reports to. All calls come from the event loop."""
-
-    @property
-    def traffic(self) -> Traffic: ...
+class Admission(Protocol):
+    """What decides whether a client may connect. All calls come from the event loop."""
 
     def claim(self, applicant: Applicant) -> Refusal | None:
         """Whether the client may connect. Of those that want to be the holder, the order of these calls decides."""
@@ -52,6 +49,13 @@ class Receiver(Protocol):
 
     def connection_refused(self) -> None:
         """A connection is over that was never opened."""
+
+
+class Receiver(Protocol):
+    """What an open connection reports to. All calls come from the event loop."""
+
+    @property
+    def traffic(self) -> Traffic: ...
 
     def connection_opened(self, connection: ClientConnection) -> None: ...
 
@@ -69,8 +73,8 @@ class ClientConnection(asyncio.Protocol):
     must not take the session from the process after it, whose connection may have been faster.
     """
 
-    def __init__(self, receiver: Receiver, head: bytes, loop: asyncio.AbstractEventLoop) -> None:
-        self._receiver, self._head, self._loop = receiver, head, loop
+    def __init__(self, admission: Admission, receiver: Receiver, head: bytes, loop: asyncio.AbstractEventLoop) -> None:
+        self._admission, self._receiver, self._head, self._loop = admission, receiver, head, loop
         self._traffic = receiver.traffic
         self._protocol = ServerProtocol(max_size=MAX_MESSAGE)
         self._reader = FrameReader(MAX_MESSAGE, apply_mask)
@@ -141,7 +145,7 @@ class ClientConnection(asyncio.Protocol):
                 self._protocol.send_response(self._respond(event))
                 self._flush()
                 if self._applicant is None:
-                    self._receiver.connection_refused()
+                    self._admission.connection_refused()
                 elif not self._applicant.takes_over:
                     self._opened()
             elif isinstance(event, Frame) and event.opcode in DATA_OPCODES:
@@ -154,7 +158,7 @@ class ClientConnection(asyncio.Protocol):
         if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             return response
         applicant = Applicant.of(request.headers)
-        refusal = self._receiver.claim(applicant)
+        refusal = self._admission.claim(applicant)
         if refusal is None:
             self._applicant = applicant
             return response
@@ -166,9 +170,9 @@ class ClientConnection(asyncio.Protocol):
         applicant, self._applicant = self._applicant, None
         if applicant is None:
             return False
-        refusal = self._receiver.admit(applicant)
+        refusal = self._admission.admit(applicant)
         if refusal is not None:
-            self._receiver.connection_refused()
+            self._admission.connection_refused()
             self.close(CloseCode.GOING_AWAY, refusal.reason)
             return False
         self._open = True
@@ -201,7 +205,7 @@ class ClientConnection(asyncio.Protocol):
             self._open = False
             self._receiver.connection_closed(self, self._reason)
         elif self._applicant is not None:
-            self._receiver.connection_refused()
+            self._admission.connection_refused()
 
     def _check_idle(self) -> None:
         idle = self.silence
@@ -212,8 +216,12 @@ class ClientConnection(asyncio.Protocol):
         self._idle_timer = self._loop.call_later(IDLE_TIMEOUT - idle, self._check_idle)
 
 
-async def serve_connection(receiver: Receiver, accepted: socket.socket, head: bytes) -> ClientConnection:
+async def serve_connection(
+    admission: Admission, receiver: Receiver, accepted: socket.socket, head: bytes
+) -> ClientConnection:
     """Serves the websocket on the socket ``accepted``, whose first bytes, the HTTP request, are ``head``."""
     loop = asyncio.get_running_loop()
-    _, connection = await loop.connect_accepted_socket(lambda: ClientConnection(receiver, head, loop), accepted)
+    _, connection = await loop.connect_accepted_socket(
+        lambda: ClientConnection(admission, receiver, head, loop), accepted
+    )
     return connection

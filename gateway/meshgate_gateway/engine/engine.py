@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from websockets.frames import CloseCode
-
 from meshgate_gateway.control.counts import EngineCounts
+from meshgate_gateway.engine.admission import Admission
 from meshgate_gateway.engine.calls.backlog import Backlog
 from meshgate_gateway.engine.calls.calling import Calling
 from meshgate_gateway.engine.calls.channels import MAX_QUEUED, Channels
-from meshgate_gateway.engine.client_connection import ClientConnection
+from meshgate_gateway.engine.client_link import ClientLink
 from meshgate_gateway.engine.code.code_sync import CodeSync
 from meshgate_gateway.engine.code.host_agents import HostAgents
 from meshgate_gateway.engine.code.reloading import Reloading
-from meshgate_gateway.engine.detached.holders import Applicant, Refusal
 from meshgate_gateway.engine.detached.ledger import Ledger
 from meshgate_gateway.engine.dispatch import Dispatch
 from meshgate_gateway.engine.failures import FailureReports
@@ -46,30 +43,22 @@ from meshgate_gateway.engine.on_worker.process import set_up_process
 from meshgate_gateway.engine.output.lines import PrintedLine, fold, split_into_messages
 from meshgate_gateway.engine.output.worker_streams import WorkerStreams
 from meshgate_gateway.engine.telemetry import Telemetry
-from meshgate_wire import Fragments, MessageReceived, Pump, Role, Session, WireError
+from meshgate_wire import Fragments, MessageReceived
 from meshgate_wire.messages import (
     Call,
     Configure,
     Done,
     EndSession,
-    Failure,
     Header,
     Host,
-    HostsAttached,
-    ObjectFailed,
     Output,
     OutputLine,
 )
-
-log = logging.getLogger(__name__)
 
 # Bytes of output that wait for the client, above which workers are no longer read and so block when they print. The
 # limit is high while the client is disconnected: training must not stop because someone closes a laptop.
 MAX_QUEUED_OUTPUT = 32 * 2**20
 MAX_QUEUED_OUTPUT_DISCONNECTED = 512 * 2**20
-_NEVER_ARRIVED = Failure(
-    kind="invalid", message="the process that held the session ended before the gateway had received this object"
-)
 
 
 class Engine:
@@ -78,37 +67,39 @@ class Engine:
     ``find_hosts(mesh)`` asks the server for the hosts of a mesh. ``connection_changed`` is called with whether a client
     is connected, ``connection_refused`` when a client may not connect, or has not, ``counted`` with metrics,
     ``log_output`` with what actors print. ``host`` is where workers reach this process, or None if they share its
-    machine. ``ended`` is set when the session is over, and ``end_reason`` says why. ``silence`` is for how many seconds
-    the client had been silent when its last connection ended.
+    machine. ``ended`` is set when the session is over, and ``end_reason`` says why.
     """
 
     def __init__(
         self,
-        session: Session,
         monarch: Monarch,
         find_hosts: FindHosts,
         connection_changed: Callable[[bool], None],
+        *,
         host: str | None = None,
         connection_refused: Callable[[], None] = lambda: None,
         counted: Callable[[EngineCounts], object] = lambda counts: None,
         log_output: Callable[[list[PrintedLine]], object] = lambda lines: None,
     ) -> None:
-        self.session = session
         self.ended = asyncio.Event()
         self.end_reason = "the client ended the session"
-        self.silence = 0.0
         self._monarch = monarch
         self._log_output = log_output
-        self._connection_changed = connection_changed
-        self.connection_refused = connection_refused
-        self._pump: Pump | None = None
-        self._connection: ClientConnection | None = None
         self._loop = asyncio.get_running_loop()
-        self._flush_scheduled = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._stream_output = True
-        self.traffic = self._metrics = EngineMetrics(counted)
+        self._metrics = EngineMetrics(counted)
+        self.link = ClientLink(
+            self._metrics,
+            received=self._received,
+            connection_changed=connection_changed,
+            flushed=self._apply_limits,
+            violated=lambda reason: self._start_task(self._fail(reason)),
+        )
         self._connect_parts(monarch, find_hosts, host)
+        self.admission = Admission(
+            self.link, self._ledger, self._dispatch, self._objects, self.code, connection_refused
+        )
         self._dispatch.add(
             {Call: self._calling.call, Configure: self._configure, EndSession: self._end},
             self._attaching.handlers(),
@@ -124,7 +115,7 @@ class Engine:
         )
 
     def _connect_parts(self, monarch: Monarch, find_hosts: FindHosts, host: str | None) -> None:
-        monarch.same_versions.laptop = lambda: versions_of(self.session.peer)
+        monarch.same_versions.laptop = lambda: versions_of(self.link.session.peer)
         self._objects = ObjectTable()
         self._lookup = Lookup(self._objects, monarch)
         self._failures = FailureReports(self._objects.add, self.send)
@@ -143,17 +134,17 @@ class Engine:
 
     def _connect_calls(self, monarch: Monarch) -> None:
         objects, lookup = self._objects, self._lookup
-        self._calling = Calling(objects, lookup, monarch, self.send, self._flush, self._metrics)
+        self._calling = Calling(objects, lookup, monarch, self.send, self.link.flush, self._metrics)
         self._ledger = Ledger(
-            self._post,
-            lambda: self.session.queued_bytes,
-            lambda stream: self.session.queued_on(stream),  # noqa: PLW0108 - a takeover replaces the session
+            self.link.send,
+            self.link.queued,
+            self.link.queued_on,
             running=self._calling.is_running,
             open_calls=self._open_calls,
-            connected=lambda: self._connection is not None,
+            connected=self.link.connected,
         )
         self._dispatch = Dispatch(
-            lambda: self.session, self._failures, self._start_task, self._ledger.record, self._flush_soon
+            lambda: self.link.session, self._failures, self._start_task, self._ledger.record, self.link.flush_soon
         )
         self._channels = Channels(objects, lookup, monarch, self.send, self._queued_on, self._start_task, self._backlog)
 
@@ -212,117 +203,20 @@ class Engine:
         await self.streams.listen(host)
         self._monarch.find_controllers_at(self.streams.address, self.streams.secret)
 
-    # --- the client's connection ------------------------------------------------------------------------
-
-    def claim(self, applicant: Applicant) -> Refusal | None:
-        """Whether a client may connect, before its handshake is answered. The order of these calls counts."""
-        return self._ledger.holders.claim(applicant, detached=self._ledger.active)
-
-    def admit(self, applicant: Applicant) -> Refusal | None:
-        """Decides whether a client may connect, before ``connection_opened``. A new holder takes over here."""
-        decision = self._ledger.holders.decide(applicant, detached=self._ledger.active)
-        if isinstance(decision, Refusal):
-            return decision
-        if decision == "take over":
-            self._take_over()
-        return None
+    # --- messages from and to the client ----------------------------------------------------------------
 
     @property
     def is_detached(self) -> bool:
         return self._ledger.active
 
-    def _take_over(self) -> None:
-        """Ends the wire session with the previous holder, and begins one with the next."""
-        if self._connection is not None:
-            self._connection.close(CloseCode.GOING_AWAY, "another process has taken over this session")
-            self._disconnected()
-        self.session = Session(Role.GATEWAY)
-        self._dispatch.session_replaced()
-        self._ledger.holder_changed()
-        creations = self._ledger.creations
-        next_object = max(creations.highest, self._objects.fail_awaited(_NEVER_ARRIVED, creations)) + 1
-        self._objects.forget_adopted()
-        for header in creations:
-            self._post(header)
-        for number, failure in self._objects.failures():
-            self._post(ObjectFailed(object=number, failure=failure))
-        for number, known in self._objects.items():
-            if isinstance(known, HostMesh) and number > 0:
-                self._post(HostsAttached(object=number, hosts=known.hosts))
-        for part in self._ledger.welcome(next_object, self.code.current_version or None):
-            self._post(part)
-
-    def connection_opened(self, connection: ClientConnection) -> None:
-        if self.session.failure is not None:
-            connection.close(CloseCode.PROTOCOL_ERROR, str(self.session.failure))
-            return
-        if self._connection is not None:
-            self._connection.close(CloseCode.GOING_AWAY, "another connection has taken over this session")
-            self._disconnected()
-        self._connection = connection
-        self.session.connection_made()
-        self._pump = Pump(self.session, connection, flushed=self._apply_limits)
-        self._pump.flush()
-        self._connection_changed(True)
-
-    def connection_data(self, connection: ClientConnection, data: bytes | bytearray | memoryview) -> None:
-        if connection is not self._connection:
-            return
-        try:
-            events = self.session.receive_data(data)
-        except WireError as error:
-            log.warning("closing the connection: %s", error)
-            connection.close(CloseCode.PROTOCOL_ERROR, str(error))
-            self._disconnected()
-            if not error.resumable:
-                self._start_task(self._fail(f"the client violated the protocol: {error}"))
-            return
-        for event in events:
-            if isinstance(event, MessageReceived):
-                if self._ledger.active:
-                    self._ledger.received(event.header)
-                self._dispatch.received(event)
-        self._flush_soon()
-
-    def connection_writable(self, connection: ClientConnection) -> None:
-        if connection is self._connection and self._pump is not None:
-            self._pump.writable()
-            self._apply_limits()
-
-    def connection_closed(self, connection: ClientConnection, reason: str) -> None:
-        if connection is self._connection:
-            log.debug("connection closed: %s", reason)
-            self._disconnected()
-
-    def _disconnected(self) -> None:
-        if self._pump is not None:
-            self._pump.close()
-        if self._connection is not None:
-            self.silence = self._connection.silence
-        self._connection = self._pump = None
-        self.session.connection_lost()
-        self._connection_changed(False)
+    def _received(self, message: MessageReceived) -> None:
+        if self._ledger.active:
+            self._ledger.received(message.header)
+        self._dispatch.received(message)
 
     def send(self, header: Header, buffers: Sequence[Any] = (), *, stream: int = CONTROL_STREAM) -> None:
         if not self._ledger.active or not self._ledger.keep(header, buffers, stream):
-            self._post(header, buffers, stream=stream)
-
-    def _post(self, header: Header, buffers: Sequence[Any] = (), *, stream: int = CONTROL_STREAM) -> None:
-        """Sends to the present client alone."""
-        self.session.send(header, buffers, stream=stream)
-        self._flush_soon()
-
-    def _flush_soon(self) -> None:
-        """Sends everything that becomes ready in this turn of the event loop as one websocket message."""
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flush_scheduled = False
-        if self._pump is not None:
-            self._pump.flush()
-        self._apply_limits()
+            self.link.send(header, buffers, stream=stream)
 
     def _apply_limits(self) -> None:
         """Pauses or resumes reading output and ports, by how much waits to be sent."""
@@ -330,14 +224,14 @@ class Engine:
             self._ledger.feed()
             self.streams.set_reading(not self._ledger.full)
         else:
-            limit = MAX_QUEUED_OUTPUT if self._connection is not None else MAX_QUEUED_OUTPUT_DISCONNECTED
-            self.streams.set_reading(self.session.queued_on(CONTROL_STREAM) < limit)
+            limit = MAX_QUEUED_OUTPUT if self.link.connected() else MAX_QUEUED_OUTPUT_DISCONNECTED
+            self.streams.set_reading(self.link.queued_on(CONTROL_STREAM) < limit)
         self._channels.resume()
 
     def _queued_on(self, stream: int) -> int:
         """How much of a channel waits, as far as its port is concerned."""
         if not self._ledger.active:
-            return self.session.queued_on(stream)
+            return self.link.queued_on(stream)
         return MAX_QUEUED if self._ledger.channels.full else 0
 
     # --- calls and tasks --------------------------------------------------------------------------------
@@ -417,7 +311,7 @@ class Engine:
     async def _end(self, header: EndSession, buffers: Sequence[Fragments]) -> None:
         await self.close("the session ended")
         self.send(Done(call=header.call))
-        self._flush()
+        self.link.flush()
         self.ended.set()
 
     async def _fail(self, reason: str) -> None:

@@ -117,7 +117,7 @@ async def run(seed: int) -> int:
     with _errors_are(problems):
         client = EngineClient()
         engine = client.engine
-        assert engine.admit(Applicant("fuzz", "fuzz", takes_over=False)) is None
+        assert engine.admission.admit(Applicant("fuzz", "fuzz", takes_over=False)) is None
         for stream, header, buffers in messages:
             client.session.send(header, buffers, stream=stream)
             if choice.random() < 0.5:
@@ -127,9 +127,9 @@ async def run(seed: int) -> int:
         _reply(client, choice)
         client.session.send(Detach(call=2**40, name="alive"), stream=PROBE)  # others may wait for an object
         await client.turns(20)
-        engine.session.validate_state()
+        engine.link.session.validate_state()
         alive = any(done.call == 2**40 for done in client.of(Done))
-        assert alive or engine.ended.is_set() or engine.session.state is State.FAILED, "the engine does not answer"
+        assert alive or engine.ended.is_set() or engine.link.session.state is State.FAILED, "the engine does not answer"
         await asyncio.wait_for(client.end(), 10)
     assert not problems, problems
     return len(messages)

@@ -45,7 +45,7 @@ class EngineClient:
         self.monarch = FakeMonarch()
         self.connected: list[bool] = []
         self.closed: list[str] = []
-        self.engine = Engine(Session(Role.GATEWAY), self.monarch, self._find_hosts, self.connected.append)
+        self.engine = Engine(self.monarch, self._find_hosts, self.connected.append)
         self.session = Session(Role.CLIENT, manual_streams=lambda stream: stream > 0)
         self.received: list[MessageReceived] = []
         self.consumes = consumes
@@ -53,7 +53,7 @@ class EngineClient:
         self._arriving: deque[bytes] = deque()
         self._number = 0
         self.session.connection_made()
-        self.engine.connection_opened(self)  # type: ignore[arg-type]
+        self.engine.link.connection_opened(self)  # type: ignore[arg-type]
         self._deliver()
 
     async def _find_hosts(self, mesh: str) -> Sequence[Host]:
@@ -125,7 +125,7 @@ class EngineClient:
 
     async def end(self) -> None:
         await self.engine.close("the test is over")
-        self.engine.session.validate_state()
+        self.engine.link.session.validate_state()
         self.session.validate_state()
 
     # --- the engine's connection
@@ -148,7 +148,7 @@ class EngineClient:
         while self._arriving or (data := b"".join(self.session.data_to_send())):
             assert not self.closed, f"the engine closed the connection: {self.closed}"
             if not self._arriving:
-                self.engine.connection_data(self, data)  # type: ignore[arg-type]
+                self.engine.link.connection_data(self, data)  # type: ignore[arg-type]
                 continue
             for event in self.session.receive_data(self._arriving.popleft()):
                 if isinstance(event, MessageReceived):

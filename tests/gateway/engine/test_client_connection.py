@@ -81,7 +81,7 @@ async def handshake(
     head = b""
     while b"\r\n\r\n" not in head:
         head += await asyncio.get_running_loop().sock_recv(far, 65_536)
-    return await serve_connection(receiver, far, head), opening, near
+    return await serve_connection(receiver, receiver, far, head), opening, near
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ async def test_calls_that_wait_for_their_actors_keep_their_credit() -> None:
     for number in range(MANY):
         client.send(call(number, actors, adverb="broadcast"), PIECE, stream=actors)
     await client.turns()
-    assert client.engine.session.statistics().queued_bytes == 0
+    assert client.engine.link.session.statistics().queued_bytes == 0
     delivered = MANY * len(PIECE) - client.session.queued_bytes
     assert delivered < Limits().window + 2 * len(PIECE)
     client.spawn_procs(hosts, number=procs)  # what they wait for arrives on another stream: theirs is full

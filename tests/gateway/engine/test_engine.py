@@ -1,8 +1,6 @@
-"""The parts of the engine together: flow control, limits, connections that come and go."""
+"""The parts of the engine together: flow control, limits, hosts and the end."""
 
 from __future__ import annotations
-
-import asyncio
 
 import pytest
 
@@ -10,7 +8,7 @@ from meshgate_gateway.engine import engine as engine_module
 from meshgate_gateway.engine.calls.channels import MAX_QUEUED
 from meshgate_gateway.engine.monarch.interface import Fault as MonarchFault
 from meshgate_gateway.engine.output.lines import PrintedLine
-from meshgate_wire import Limits, ProtocolError
+from meshgate_wire import Limits
 from meshgate_wire.messages import (
     Adopt,
     Configure,
@@ -167,7 +165,7 @@ async def test_a_port_whose_messages_are_not_consumed_is_read_up_to_the_limit() 
         port.put(PIECE)
     await client.turns(MANY * 5)
     assert port.received * len(PIECE) < Limits().window + MAX_QUEUED + 2 * len(PIECE)
-    assert client.engine.session.statistics().queued_bytes < MAX_QUEUED + 2 * len(PIECE)
+    assert client.engine.link.session.statistics().queued_bytes < MAX_QUEUED + 2 * len(PIECE)
     before = port.received
     client.consumes = True
     client.consume_all()
@@ -224,11 +222,11 @@ async def test_output_is_read_up_to_a_limit_that_is_higher_while_the_client_is_a
     client = EngineClient()
     reading: list[bool] = []
     monkeypatch.setattr(client.engine.streams, "set_reading", reading.append)
-    client.engine.connection_closed(client, "the laptop sleeps")  # type: ignore[arg-type]
+    client.engine.link.connection_closed(client, "the laptop sleeps")  # type: ignore[arg-type]
     client.engine._send_output(printed("x" * 5000))
     await client.turns(3)
     assert reading[-1]
-    assert client.engine.silence == 7.0  # which decides how long the session is kept
+    assert client.engine.link.silence == 7.0  # which decides how long the session is kept
     client.engine._send_output(printed("y" * 5000))
     await client.turns(3)
     assert not reading[-1]
@@ -299,43 +297,7 @@ async def test_a_host_that_does_not_accept_this_gateway_ends_the_wait_with_the_v
     await client.end()
 
 
-# --- connections and the end
-
-
-@async_test
-async def test_a_new_connection_takes_over_and_the_old_one_is_ignored() -> None:
-    client = EngineClient()
-    newer = _Connection()
-    client.engine.connection_opened(newer)  # type: ignore[arg-type]
-    assert client.closed == ["another connection has taken over this session"]
-    client.engine.connection_data(client, b"late")  # type: ignore[arg-type]
-    client.engine.connection_closed(client, "late")  # type: ignore[arg-type]
-    assert client.connected == [True, False, True]
-    await client.engine.close("the test is over")
-
-
-@async_test
-async def test_an_unknown_message_closes_the_connection_but_not_the_session() -> None:
-    client = EngineClient()
-    client.engine.connection_data(client, b"\xff")  # type: ignore[arg-type]
-    await client.turns()
-    assert len(client.closed) == 1
-    assert client.connected == [True, False]
-    assert not client.engine.ended.is_set()
-    await client.engine.close("the test is over")
-
-
-@async_test
-async def test_a_violation_of_the_protocol_ends_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(data: object) -> None:
-        raise ProtocolError("a header that is not JSON", resumable=False)
-
-    client = EngineClient()
-    monkeypatch.setattr(client.engine.session, "receive_data", fail)
-    client.engine.connection_data(client, b"data")  # type: ignore[arg-type]
-    await asyncio.wait_for(client.engine.ended.wait(), 10)
-    assert client.closed == ["a header that is not JSON"]
-    assert client.engine.end_reason == "the client violated the protocol: a header that is not JSON"
+# --- the end
 
 
 @async_test
@@ -349,21 +311,3 @@ async def test_a_session_ends_when_the_client_asks_for_it() -> None:
     assert [done.call for done in client.of(Done)] == [5]
     procs = next(mesh for mesh in client.monarch.meshes if mesh.name == "procs")
     assert procs.stopped == "the session ended"
-
-
-class _Connection:
-    """A connection of which nothing is expected."""
-
-    def __init__(self) -> None:
-        self.closed: list[str] = []
-
-    def write(self, pieces: object) -> None: ...
-
-    def buffered(self) -> int:
-        return 0
-
-    def call_later(self, delay: float, callback: object) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(delay, callback)  # type: ignore[arg-type]
-
-    def close(self, code: int, reason: str) -> None:
-        self.closed.append(reason)

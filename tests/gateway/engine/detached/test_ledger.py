@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
-from meshgate_gateway.engine.detached.holders import Applicant
 from meshgate_gateway.engine.detached.ledger import Ledger
-from meshgate_gateway.engine.failures import invalid
 from meshgate_gateway.engine.output.lines import PrintedLine
-from meshgate_wire import Limits, Role, Session
 from meshgate_wire.messages import (
-    Adopt,
     Attached,
     AttachHosts,
-    Call,
     Detach,
     Done,
     Failed,
     Fault,
     Fetch,
     Header,
-    Host,
     HostsAttached,
     KeptCalls,
     MeshRef,
-    ObjectFailed,
     OpenChannel,
     Output,
     OutputLine,
     PortMessage,
     Read,
-    Region,
     Release,
     Resume,
     SpawnActors,
@@ -42,51 +31,11 @@ from meshgate_wire.messages import (
     Stop,
     Values,
 )
+from tests.gateway.engine.detached_session import applicant, call, detached, end, take_over
 from tests.gateway.engine.fakes import async_test
 from tests.gateway.engine.in_memory import EngineClient
 
 PIECE = bytes(100_000)
-
-
-def applicant(name: str, *, takes_over: bool = False) -> Applicant:
-    return Applicant(name, name, takes_over=takes_over)
-
-
-def call(number: int, actors: int, tag: str = "") -> Call:
-    return Call(call=number, target=MeshRef(object=actors), endpoint="step", adverb="call", tag=tag)
-
-
-async def detached() -> tuple[EngineClient, int]:
-    """A client of a detached session, and the number of its actors."""
-    client = EngineClient()
-    assert client.engine.admit(applicant("first")) is None
-    actors = client.spawn_all()
-    await client.turns()
-    client.send(Detach(call=1, name="train"), stream=0)
-    await client.until(lambda: client.of(Done))
-    return client, actors
-
-
-async def take_over(client: EngineClient) -> None:
-    """Makes ``client`` another process, which takes over the session."""
-    holders = client.engine._ledger.holders
-    assert client.engine.admit(applicant(f"holder {holders.takeovers + 2}", takes_over=True)) is None
-    client.closed.clear()
-    client.received.clear()
-    client._arriving.clear()
-    client.session = Session(Role.CLIENT, manual_streams=lambda stream: stream > 0)
-    client.session.connection_made()
-    client.engine.connection_opened(client)  # type: ignore[arg-type]
-    await client.until(lambda: client.of(Attached))
-
-
-async def end(client: EngineClient) -> None:
-    """Answers every call that is in flight, and ends."""
-    for port in client.monarch.ports:
-        for rank in range(2):
-            port.put(b"late", rank)
-    await client.turns()
-    await client.end()
 
 
 def say(client: EngineClient, text: str) -> None:
@@ -168,81 +117,13 @@ async def test_output_faults_and_channels_wait_for_the_new_holder() -> None:
 @async_test
 async def test_calls_in_flight_when_the_session_is_detached_are_kept() -> None:
     client = EngineClient()
-    client.engine.admit(applicant("first"))
+    client.engine.admission.admit(applicant("first"))
     actors = client.spawn_all()
     client.send(call(1, actors), b"arguments", stream=actors)
     client.send(Detach(call=2, name="train"), stream=0)
     await client.until(lambda: client.monarch.ports)
     await take_over(client)
     assert [each.call for header in client.of(KeptCalls) for each in header.calls] == [1]
-    await end(client)
-
-
-@async_test
-async def test_what_waits_for_an_object_that_never_arrived_fails() -> None:
-    client, _ = await detached()
-    client.send(call(2, 50), b"arguments", stream=50)
-    await client.turns()
-    await take_over(client)
-    (attached,) = client.of(Attached)
-    assert attached.next_object == 51
-    client.send(Fetch(calls=(2,)), stream=0)
-    await client.until(lambda: client.of(Failed))
-    assert "ended before the gateway had received this object" in client.of(Failed)[0].failure.message
-    await client.end()
-
-
-@async_test
-async def test_what_is_being_created_when_a_session_is_taken_over_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of the new holder that wait for it keep their credit."""
-    found = asyncio.Event()
-    find_hosts = EngineClient._find_hosts
-
-    async def find_hosts_later(client: EngineClient, mesh: str) -> Sequence[Host]:
-        await found.wait()
-        return await find_hosts(client, mesh)
-
-    monkeypatch.setattr(EngineClient, "_find_hosts", find_hosts_later)
-    client, actors = await detached()
-    client.send(call(2, actors), b"arguments", stream=actors)
-    await client.turns()
-    await take_over(client)
-    client.send(Resume(), stream=0)
-    sent = 3 * Limits().window // len(PIECE)
-    for number in range(3, 3 + sent):
-        client.send(call(number, actors), PIECE, stream=actors)
-    await client.turns()
-    assert client.session.queued_bytes > Limits().window
-    found.set()
-    await client.until(lambda: len(client.monarch.casts) == 1 + sent)
-    assert not client.of(ObjectFailed)
-    assert [attached.object for attached in client.of(HostsAttached)] == [1]
-    await end(client)
-
-
-@async_test
-async def test_a_new_holder_learns_what_has_failed_and_adopts_meshes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    find_hosts = EngineClient._find_hosts
-
-    async def find_workers(client: EngineClient, mesh: str) -> Sequence[Host]:
-        if mesh != "workers":
-            raise invalid(f"no mesh {mesh!r}")
-        return await find_hosts(client, mesh)
-
-    monkeypatch.setattr(EngineClient, "_find_hosts", find_workers)
-    client, _ = await detached()
-    failed = client.number()
-    client.send(AttachHosts(object=failed, mesh="other"), stream=failed)
-    returned = client.engine._objects.add_reference(object())
-    adopt = Adopt(object=returned, kind="hosts", region=Region(labels=("hosts",), offset=0, sizes=(2,), strides=(1,)))
-    client.send(adopt, stream=2**31 - returned)
-    await client.turns()
-    await take_over(client)
-    client.send(adopt, stream=2**31 - returned)
-    await client.turns()
-    (failure,) = client.of(ObjectFailed)
-    assert (failure.object, failure.failure.message) == (failed, "no mesh 'other'")
-    assert [attached.object for attached in client.of(HostsAttached)] == [1]
     await end(client)
 
 

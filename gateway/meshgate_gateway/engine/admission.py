@@ -1,0 +1,67 @@
+"""Which client may connect to the session, and what a new holder of a detached session receives first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshgate_gateway.engine.client_link import ClientLink
+from meshgate_gateway.engine.code.code_sync import CodeSync
+from meshgate_gateway.engine.detached.holders import Applicant, Refusal
+from meshgate_gateway.engine.detached.ledger import Ledger
+from meshgate_gateway.engine.dispatch import Dispatch
+from meshgate_gateway.engine.objects.records import HostMesh
+from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_wire.messages import Failure, HostsAttached, ObjectFailed
+
+__all__ = ["Admission"]
+
+_NEVER_ARRIVED = Failure(
+    kind="invalid", message="the process that held the session ended before the gateway had received this object"
+)
+
+
+class Admission:
+    """``connection_refused`` is called when a client may not connect, or has not."""
+
+    def __init__(
+        self,
+        link: ClientLink,
+        ledger: Ledger,
+        dispatch: Dispatch,
+        objects: ObjectTable,
+        code: CodeSync,
+        connection_refused: Callable[[], None],
+    ) -> None:
+        self._link, self._ledger, self._dispatch = link, ledger, dispatch
+        self._objects, self._code = objects, code
+        self.connection_refused = connection_refused
+
+    def claim(self, applicant: Applicant) -> Refusal | None:
+        """Whether a client may connect, before its handshake is answered. The order of these calls counts."""
+        return self._ledger.holders.claim(applicant, detached=self._ledger.active)
+
+    def admit(self, applicant: Applicant) -> Refusal | None:
+        """Decides whether a client may connect, before its connection is opened. A new holder takes over here."""
+        decision = self._ledger.holders.decide(applicant, detached=self._ledger.active)
+        if isinstance(decision, Refusal):
+            return decision
+        if decision == "take over":
+            self._take_over()
+        return None
+
+    def _take_over(self) -> None:
+        self._link.replace_session()
+        self._dispatch.session_replaced()
+        self._ledger.holder_changed()
+        creations = self._ledger.creations
+        next_object = max(creations.highest, self._objects.fail_awaited(_NEVER_ARRIVED, creations)) + 1
+        self._objects.forget_adopted()
+        for header in creations:
+            self._link.send(header)
+        for number, failure in self._objects.failures():
+            self._link.send(ObjectFailed(object=number, failure=failure))
+        for number, known in self._objects.items():
+            if isinstance(known, HostMesh) and number > 0:
+                self._link.send(HostsAttached(object=number, hosts=known.hosts))
+        for part in self._ledger.welcome(next_object, self._code.current_version or None):
+            self._link.send(part)
