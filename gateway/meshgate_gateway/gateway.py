@@ -28,7 +28,7 @@ from meshgate_gateway.sessions.engine_processes import ENGINE_KEY, EnginePool, E
 from meshgate_gateway.sessions.session_manager import SessionManager
 from meshgate_gateway.sessions.session_table import Sessions
 from meshgate_gateway.settings import Settings
-from meshgate_gateway.shutdown import HOSTS_TIMEOUT, wait_for_shutdown
+from meshgate_gateway.shutdown import HOSTS_TIMEOUT, Shutdown, wait_for_shutdown
 from meshgate_gateway.supervisor.link import SupervisorLink
 
 if TYPE_CHECKING:
@@ -57,9 +57,50 @@ class Commands:
     reap: Sequence[str] = (sys.executable, "-m", "meshgate_gateway.engine.reap_orphans")
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a gateway consists of. ``cluster`` is the Kubernetes job that it belongs to, ``slurm`` the Slurm job that it
+    submits, with its hosts in ``nodes``."""
+
+    sessions: SessionManager
+    hosts: HostProvider
+    cluster: ClusterJob | None
+    slurm: SlurmJob | None
+    nodes: SlurmHosts | None
+    provisioner: Provisioner | SlurmProvisioner | None
+    routes: Routes
+    servers: Sequence[Server]
+    local: LocalSocket | None
+
+
 async def serve(settings: Settings, listener: socket.socket, commands: Commands, supervisor: SupervisorLink) -> None:
     """Serves until shutdown; returns when everything it started is gone."""
     supervisor.watch()
+    parts = await _assemble(settings, listener, commands, supervisor)
+    accepting = [asyncio.create_task(server.serve()) for server in parts.servers]
+    url = _url(listener)
+    supervisor.serving()
+    if supervisor.predecessor is None:
+        _announce(settings.announce_fd, url, supervisor.supervisor_pid, parts.local, parts.slurm)
+    else:
+        log.warning("the server was replaced", predecessor=supervisor.predecessor)
+    log.info("serving", url=url, pid=os.getpid(), meshes=parts.hosts.meshes())
+
+    shutdown = await _wait_for_shutdown(parts, settings, supervisor)
+    log.info("shutting down", reason=shutdown.reason)
+    parts.routes.draining = f"the gateway is shutting down: {shutdown.reason}"
+    for task in accepting:
+        task.cancel()
+    if parts.cluster is not None and shutdown.idle:
+        await parts.cluster.delete()
+    await _close(parts, parts.routes.draining)
+    log.info("shut down", reason=shutdown.reason)
+
+
+async def _assemble(
+    settings: Settings, listener: socket.socket, commands: Commands, supervisor: SupervisorLink
+) -> _Parts:
+    """Starts everything but the servers, and connects it."""
     # Engines and hosts run user code, which must not see the token.
     environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
     slurm = await _slurm_job(settings, supervisor)
@@ -85,40 +126,33 @@ async def serve(settings: Settings, listener: socket.socket, commands: Commands,
     local = _local_socket(supervisor) if settings.local_socket else None
     server = Server([listener, local.listener] if local else [listener], routes.respond)
     servers = [server, *_metrics_server(settings, metrics)]
-    accepting = [asyncio.create_task(server.serve()) for server in servers]
-    url = _url(listener)
-    supervisor.serving()
-    if supervisor.predecessor is None:
-        _announce(settings.announce_fd, url, supervisor.supervisor_pid, local, slurm)
-    else:
-        log.warning("the server was replaced", predecessor=supervisor.predecessor)
-    log.info("serving", url=url, pid=os.getpid(), meshes=hosts.meshes())
+    return _Parts(sessions, hosts, cluster, slurm, nodes, provisioner, routes, servers, local)
 
-    shutdown = await wait_for_shutdown(
-        sessions,
-        hosts,
+
+async def _wait_for_shutdown(parts: _Parts, settings: Settings, supervisor: SupervisorLink) -> Shutdown:
+    slurm, nodes = parts.slurm, parts.nodes
+    return await wait_for_shutdown(
+        parts.sessions,
+        parts.hosts,
         lifetime_fd=None if DETACHED in supervisor.kept else settings.lifetime_fd,
         on_detach=lambda: supervisor.keep(DETACHED, {}),
         idle_timeout=settings.idle_timeout,
         job_end=nodes.wait_ended if nodes is not None and slurm is not None and slurm.within else None,
         hosts_timeout=None if slurm is not None else HOSTS_TIMEOUT,  # a job may be in the queue for days
     )
-    log.info("shutting down", reason=shutdown.reason)
-    routes.draining = f"the gateway is shutting down: {shutdown.reason}"
-    for task in accepting:
-        task.cancel()
-    if cluster is not None and shutdown.idle:
-        await cluster.delete()
+
+
+async def _close(parts: _Parts, reason: str) -> None:
+    """Ends the sessions with ``reason``, then the servers and, whatever fails before, the hosts."""
     try:
-        if provisioner is not None:
-            await provisioner.close()
-        await sessions.close(routes.draining)
-        await asyncio.gather(*(server.close() for server in servers))
+        if parts.provisioner is not None:
+            await parts.provisioner.close()
+        await parts.sessions.close(reason)
+        await asyncio.gather(*(server.close() for server in parts.servers))
     finally:
-        await hosts.close()
-        if local is not None:
-            local.remove()
-    log.info("shut down", reason=shutdown.reason)
+        await parts.hosts.close()
+        if parts.local is not None:
+            parts.local.remove()
 
 
 async def _cluster(settings: Settings, supervisor: SupervisorLink) -> ClusterJob | None:
