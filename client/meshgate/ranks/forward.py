@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["ForwardedPort", "forward"]
 
 LISTENER = 0
-HERE, THERE = 1, 2  # the first stream that each side accepts: the numbers of the two sides never meet
 
 
 class ForwardedPort:
@@ -32,7 +31,7 @@ class ForwardedPort:
         self.rank, self.target, self.reverse = host.rank, target, reverse
         self.port = 0
         self._host, self._stack = host, stack
-        self._hub = Hub(HERE)
+        self._hub = Hub()
         self._closed = False
         self._error: MeshgateError | None = None
         self._threads = [

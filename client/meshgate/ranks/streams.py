@@ -36,7 +36,7 @@ class Event(NamedTuple):
 
 
 class Stream:
-    """``reading`` and ``writing`` are descriptors, or -1. Both may be the same; ``shared`` closes them together."""
+    """``reading`` and ``writing`` are descriptors, or -1. Both may be the same. ``sock`` owns them, if given."""
 
     def __init__(self, reading: int, writing: int, sock: socket.socket | None = None) -> None:
         self.reading, self.writing, self.sock = reading, writing, sock
@@ -47,15 +47,17 @@ class Stream:
 
 
 class Hub:
-    """The streams of one side. One thread calls ``poll``; any thread may call the other methods."""
+    """The streams of one side. One thread calls ``poll``; any thread may call the other methods.
 
-    def __init__(self, first: int = 1) -> None:
-        """``first``: the number of the first stream that a listener accepts. The two sides must not use the same."""
+    The side that listens numbers the streams that it accepts, from 1. Two hubs that are connected have one listener.
+    """
+
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._streams: dict[int, Stream] = {}
         self._events: deque[Event] = deque()
         self._exits: deque[tuple[int, int, tuple[int, ...]]] = deque()
-        self._next = first
+        self._next = 1
         self._closed = False
         self._wake_reading, self._wake_writing = os.pipe()
         for end in (self._wake_reading, self._wake_writing):
@@ -63,17 +65,14 @@ class Hub:
 
     # --- streams
 
-    def add(self, stream: int, reading: int = -1, writing: int = -1, sock: socket.socket | None = None) -> None:
+    def add(self, stream: int, reading: int = -1, writing: int = -1) -> None:
         """Adds descriptors, which the hub owns from now on and makes non-blocking."""
         for descriptor in (reading, writing):
             if descriptor >= 0:
                 os.set_blocking(descriptor, False)
         with self._lock:
-            self._streams[stream] = Stream(reading, writing, sock)
+            self._streams[stream] = Stream(reading, writing)
         self._wake()
-
-    def add_socket(self, stream: int, sock: socket.socket) -> None:
-        self.add(stream, sock.fileno(), sock.fileno(), sock)
 
     def listen(self, stream: int, port: int) -> int:
         """Listens on loopback and returns the port; 0 chooses a free one. Raises OSError."""
@@ -234,7 +233,7 @@ class Hub:
             return []
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        number, self._next = self._next, self._next + 2
+        number, self._next = self._next, self._next + 1
         self._streams[number] = Stream(accepted.fileno(), accepted.fileno(), accepted)
         return [Event(number, "accepted")]
 

@@ -30,7 +30,7 @@ class Host:
     """A reader and a writer of one hub."""
 
     def __init__(self) -> None:
-        self.hub = Hub(first=2)
+        self.hub = Hub()
         self.lost: Exception | None = None
         self.reads = 0
         self.requests: queue.SimpleQueue[FutureProxy[Any] | None] = queue.SimpleQueue()
