@@ -107,6 +107,24 @@ async def set_up_process(
 
     rank = current_rank().rank
     hello = {"secret": secret, "mesh": mesh, "rank": rank, "pid": os.getpid()}
+    connect_output(address, hello)
+    add_rank_attribute()
+    apply_image()
+    if per_host > 1 and os.environ.get("MESHGATE_SPLIT_GPUS") == "1":
+        take_gpus(os.environ, rank % per_host, per_host)
+    if code is not None:
+        activate(*code)
+    if name:
+        host = os.environ.get("MESHGATE_HOST_NAME") or socket.gethostname()
+        serve_stacks(name, hello["rank"], host)
+        install_breakpoints(name, hello["rank"], host)
+    report_what_is_sent(functools.partial(connect, address), hello)
+    if bootstrap is not None:
+        await run_bootstrap(bootstrap, sync_context)
+
+
+def connect_output(address: str, hello: Mapping[str, Any]) -> None:
+    """Connects standard output and error to the engine. The process ends itself when the first connection closes."""
     for descriptor, stream in ((1, "stdout"), (2, "stderr")):
         connection = connect(address)
         connection.sendall(json.dumps({**hello, "stream": stream}).encode() + b"\n")
@@ -121,19 +139,6 @@ async def set_up_process(
     for file in (sys.stdout, sys.stderr):
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(line_buffering=True, write_through=True)
-    add_rank_attribute()
-    apply_image()
-    if per_host > 1 and os.environ.get("MESHGATE_SPLIT_GPUS") == "1":
-        take_gpus(os.environ, rank % per_host, per_host)
-    if code is not None:
-        activate(*code)
-    if name:
-        host = os.environ.get("MESHGATE_HOST_NAME") or socket.gethostname()
-        serve_stacks(name, hello["rank"], host)
-        install_breakpoints(name, hello["rank"], host)
-    report_what_is_sent(functools.partial(connect, address), hello)
-    if bootstrap is not None:
-        await run_bootstrap(bootstrap, sync_context)
 
 
 def take_gpus(environment: MutableMapping[str, str], local_rank: int, per_host: int) -> None:
