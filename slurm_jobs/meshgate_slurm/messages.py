@@ -84,11 +84,6 @@ class RunningSlurmJob(_Model):
     batch_log: str = ""
     version: str = ""
 
-    @property
-    def on_node(self) -> bool:
-        """Whether its gateway is on its first node, for clients elsewhere."""
-        return bool(self.token) and not self.socket
-
 
 def surrounding_job() -> RunningSlurmJob | None:
     """The batch job that this program is the client of, if any."""

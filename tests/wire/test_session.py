@@ -202,7 +202,7 @@ def test_a_client_disconnected_before_the_hello_waits_for_it_on_the_next_connect
     channel.dial()
     channel.settle()
     assert numbers(channel.gateway.events) == [1]
-    assert channel.client.session.unacknowledged_bytes == 0
+    assert channel.client.session.statistics().unacknowledged_bytes == 0
 
 
 def test_a_gateway_waits_for_the_clients_hello() -> None:
@@ -322,7 +322,7 @@ def test_other_traffic_carries_acknowledgements() -> None:
     send_done(channel.gateway.session, 2)
     channel.settle(acknowledge=False)
     assert not channel.gateway.session.ack_due
-    assert channel.client.session.unacknowledged_bytes == 0
+    assert channel.client.session.statistics().unacknowledged_bytes == 0
 
 
 def test_a_single_acknowledgement_is_sent_on_request() -> None:
@@ -330,11 +330,11 @@ def test_a_single_acknowledgement_is_sent_on_request() -> None:
     send_done(channel.client.session, 1)
     channel.settle(acknowledge=False)
     assert drain(channel.gateway.session) == []
-    assert channel.client.session.unacknowledged_bytes > 0
+    assert channel.client.session.statistics().unacknowledged_bytes > 0
     channel.gateway.session.acknowledge()
     assert channel.write(channel.gateway)
     channel.deliver(channel.gateway)
-    assert channel.client.session.unacknowledged_bytes == 0
+    assert channel.client.session.statistics().unacknowledged_bytes == 0
     channel.gateway.session.acknowledge()
     assert drain(channel.gateway.session) == []
 
@@ -343,7 +343,7 @@ def test_a_large_amount_of_data_is_acknowledged_without_request() -> None:
     channel = connected(client(), gateway(ack_after=50 * KIB))
     send_done(channel.client.session, 1, 60 * KIB)
     channel.settle(acknowledge=False)
-    assert channel.client.session.unacknowledged_bytes == 0
+    assert channel.client.session.statistics().unacknowledged_bytes == 0
 
 
 def test_sending_pauses_at_the_byte_limit_and_resumes_on_acknowledgement() -> None:
@@ -352,7 +352,7 @@ def test_sending_pauses_at_the_byte_limit_and_resumes_on_acknowledgement() -> No
         send_done(channel.client.session, number, 30 * KIB, stream=number)
     while channel.write(channel.client):
         pass
-    assert 100 * KIB <= channel.client.session.unacknowledged_bytes < 150 * KIB
+    assert 100 * KIB <= channel.client.session.statistics().unacknowledged_bytes < 150 * KIB
     assert channel.client.session.queued_bytes > 150 * KIB
     channel.settle()
     assert numbers(channel.gateway.events) == list(range(10))
@@ -699,7 +699,7 @@ def test_a_failed_session_frees_its_messages() -> None:
     with pytest.raises(WireError):
         channel.gateway.session.receive_data(frames(0, 2, (9, 1, b"x")))
     session = channel.gateway.session
-    assert session.queued_bytes == session.unacknowledged_bytes == 0
+    assert session.queued_bytes == session.statistics().unacknowledged_bytes == 0
     session.consume(channel.gateway.received[0])
 
 

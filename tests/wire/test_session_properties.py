@@ -203,7 +203,7 @@ class Conversation(RuleBasedStateMachine):
                     for to, number, sizes in self.sent[index]
                     if to == stream
                 ]
-            assert side.session.queued_bytes == side.session.unacknowledged_bytes == 0
+            assert side.session.queued_bytes == side.session.statistics().unacknowledged_bytes == 0
 
 
 Conversation.TestCase.settings = settings(

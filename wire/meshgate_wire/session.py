@@ -373,11 +373,6 @@ class Session:
         """The part of ``queued_bytes`` on one stream."""
         return self._outbox.queued_on(stream)
 
-    @property
-    def unacknowledged_bytes(self) -> int:
-        """Bytes that are sent but not acknowledged."""
-        return self._sent.nbytes
-
     def statistics(self) -> Statistics:
         return Statistics(
             connections=self._connections,

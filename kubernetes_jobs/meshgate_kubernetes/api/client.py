@@ -102,12 +102,6 @@ class Api:
     def host(self) -> str:
         return str(self._configuration.host)
 
-    def bearer(self) -> str | None:
-        """The current bearer token of the user; None if the user authenticates without a token."""
-        header = self._headers().get("Authorization", "")
-        scheme, _, token = header.partition(" ")
-        return token.strip() or None if scheme.lower() == "bearer" else None
-
     # --- objects ------------------------------------------------------------------------------------------
 
     def get(self, kind: str, name: str, namespace: str) -> Object:

@@ -94,7 +94,7 @@ def test_an_object_is_read_by_its_path_and_with_the_token(server: Server, api: A
     assert api.get("Pod", "a", "team") == POD
     assert server.requests == [("GET", f"{PATH}/a", {}, None)]
     assert server.tokens == ["Bearer first"]
-    assert (api.bearer(), api.namespace, api.host) == ("first", "team", server.url)
+    assert (api.namespace, api.host) == ("team", server.url)
 
 
 def test_listed_objects_have_kind_and_api_version(server: Server, api: Api) -> None:
