@@ -45,8 +45,7 @@ def get_global_config() -> dict[str, Setting]:
     Without a session: those of this machine's Monarch, and what the program has changed. Raises ``GatewayError`` if
     there is neither.
     """
-    local = monarch_settings.without_session()
-    if local is not None and not any_open():
+    if not any_open() and (local := monarch_settings.without_session()) is not None:
         return local
     return current_client().configure_monarch(monarch_settings.wanted()).get()
 
@@ -67,6 +66,8 @@ def _replace(settings: Mapping[str, Setting]) -> None:
     before = monarch_settings.own
     monarch_settings.own = dict(settings)
     try:
+        if not any_open():
+            monarch_settings.without_session()  # raises if this machine's Monarch rejects a value
         configure_open_clients()
     except BaseException:
         monarch_settings.own = before

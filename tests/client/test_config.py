@@ -53,6 +53,16 @@ def test_without_a_session_the_settings_are_those_of_this_machines_monarch() -> 
         assert (settings["max_cast_fanout"], settings["rdma_qps_per_cq"]) == (4, local["rdma_qps_per_cq"])
 
 
+def test_without_a_session_this_machines_monarch_checks_values_and_words_them() -> None:
+    with meshgate.config.configured(stop_actor_timeout="90s") as settings:
+        assert settings["stop_actor_timeout"] == "1m 30s"
+    for wrong in (30, "soon"):
+        with pytest.raises(InvalidRequestError, match="invalid value"):
+            meshgate.config.configure(stop_actor_timeout=wrong)
+    meshgate.config.configure(of_a_newer_release=1)
+    assert meshgate.config.get_runtime_config() == {"of_a_newer_release": 1}
+
+
 def test_an_open_session_gets_all_changes(configurable: ScriptedGateway, client: Client) -> None:
     with meshgate.config.configured(max_cast_fanout=4) as settings:
         meshgate.config.configure(use_direct_spawn=True)

@@ -109,13 +109,21 @@ class MonarchSettings:
         return {**check_settings(self._follower.differences()), **self.own}
 
     def without_session(self) -> dict[str, Setting] | None:
-        """The settings of this machine's Monarch with those that the program has changed. None without torchmonarch."""
+        """The settings of this machine's Monarch with those that the program has changed. None without torchmonarch.
+
+        Raises InvalidRequestError for a value that this Monarch rejects. A name that it does not have is accepted,
+        because the gateway may have another release.
+        """
         module = sys.modules.get("monarch.config")
         if module is None:
             return None
-        present = module.get_global_config().items()
-        plain = {name: value if isinstance(value, _PLAIN) else str(value) for name, value in present}
-        return {**plain, **self.own}
+        known = module.get_global_config().keys() & self.own.keys()
+        try:
+            with module.configured(**{name: self.own[name] for name in known}) as present:
+                plain = {name: value if isinstance(value, _PLAIN) else str(value) for name, value in present.items()}
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(str(error)) from error
+        return {**self.own, **plain}
 
 
 class SettingsFollower:
