@@ -18,7 +18,7 @@ import hypothesis
 import pytest
 
 import meshgate
-from meshgate.session.faults import write_fault
+from meshgate.session.errors.faults import write_fault
 from meshgate_processes.identity import ProcessIdentity
 from meshgate_processes.marks import find_processes
 

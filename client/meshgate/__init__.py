@@ -257,7 +257,7 @@ def unhandled_fault_hook(failure: MeshFailure) -> None:
     unless it begins to end by itself within a second. After any other hook it continues, and so does a notebook or a
     prompt. If a program replaces ``monarch.actor.unhandled_fault_hook`` instead, that is the one called.
     """
-    from meshgate.session.faults import default_fault_hook  # noqa: PLC0415 - keeps the import of meshgate cheap
+    from meshgate.session.errors.faults import default_fault_hook  # noqa: PLC0415 - keeps the import of meshgate cheap
 
     default_fault_hook(failure)
 

@@ -31,7 +31,7 @@
 
 Warnings are ``JobCacheWarning`` (a cached job could not be used) and ``StaleCodeWarning`` (the script was saved after
 it started). Invalid arguments, labels and ranges raise ``TypeError``, ``ValueError``, ``KeyError`` or ``IndexError``,
-as in Monarch. Details are attributes. ``meshgate.session.failures`` builds the errors that the gateway reports.
+as in Monarch. Details are attributes. ``meshgate.session.errors.failures`` builds the errors that the gateway reports.
 """
 
 from __future__ import annotations

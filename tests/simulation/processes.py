@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 from unittest import mock
 
-from meshgate.session.futures import _arrival_queues
+from meshgate.session.loop_wakers import arrival_queues
 
 __all__ = ["Process", "World", "current_process"]
 
@@ -205,7 +205,7 @@ class Process:
         """Frees what is left of it."""
         tasks = asyncio.all_tasks(self.loop)
         self.loop.forget()
-        _arrival_queues.pop(self.loop, None)
+        arrival_queues.pop(self.loop, None)
         for task in tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             with contextlib.suppress(Exception):  # it cannot wait for anything any more

@@ -32,7 +32,7 @@ from meshgate.jobs.sessions import SessionAccess
 from meshgate.jobs.signals import catch_end_signals, restore_signals
 from meshgate.jobs.state import JobState
 from meshgate.mounts.on_job import Mounting
-from meshgate.session.faults import uninterrupted
+from meshgate.session.errors.faults import uninterrupted
 
 if TYPE_CHECKING:
     from meshgate.code_sync.report import SyncReport

@@ -11,8 +11,8 @@ from weakref import WeakValueDictionary
 from meshgate.errors import InvalidRequestError, MeshgateError
 from meshgate.session.detached.read_marks import ReadMarks
 from meshgate.session.detached.takeover import Takeover
-from meshgate.session.failures import dependency_failure, failure_of_fault, from_failure
-from meshgate.session.faults import handle_fault
+from meshgate.session.errors.failures import dependency_failure, failure_of_fault, from_failure
+from meshgate.session.errors.faults import handle_fault
 from meshgate.session.inbox import Inbox
 from meshgate.session.objects import ObjectTable
 from meshgate.session.output.aggregation import Aggregator

@@ -16,8 +16,6 @@ import inspect
 import math
 import sys
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Generator
 from types import FrameType, TracebackType
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -26,6 +24,7 @@ from meshgate.caller import is_ours, warn_caller
 from meshgate.errors import MeshgateError
 from meshgate.html import card, repr_of
 from meshgate.monarch_classes import SeenAsMonarchs
+from meshgate.session.loop_wakers import LoopWaker
 from meshgate.shapes.value_mesh import ValueMesh
 
 __all__ = ["Future", "FutureProxy"]
@@ -131,7 +130,7 @@ class Future(SeenAsMonarchs, Generic[R]):
         self._ensure_started()
         if not self._settled:
             arrival: asyncio.Future[None] = loop.create_future()
-            wake = _LoopWaker(loop, arrival)
+            wake = LoopWaker(loop, arrival)
             try:
                 self.when_settled(wake)
                 yield from arrival
@@ -151,7 +150,7 @@ class Future(SeenAsMonarchs, Generic[R]):
         else:
             arrival: asyncio.Future[None] = loop.create_future()
             arrival.add_done_callback(lambda _: self._copy_result_to(observed))
-            wake = _LoopWaker(loop, arrival)
+            wake = LoopWaker(loop, arrival)
             observed.add_done_callback(lambda _: self._remove_waker(wake))
             self.when_settled(wake)
         return observed
@@ -336,53 +335,6 @@ class FutureProxy(Future[R]):
             self._lock = threading.Lock()
             self._wakers = []
             self.fail(error)
-
-
-class _LoopWaker:
-    """Settles ``arrival`` on its own loop, from any thread. Does nothing if either is over already."""
-
-    __slots__ = ("_arrival", "_loop", "_queue")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, arrival: asyncio.Future[None]) -> None:
-        self._loop = loop
-        self._arrival = arrival
-        self._queue = _arrival_queues.get(loop) or _arrival_queues.setdefault(loop, _ArrivalQueue())
-
-    def __call__(self) -> None:
-        self._queue.put(self._arrival, self._loop)
-
-
-class _ArrivalQueue:
-    """Arrivals to settle on one loop. Waking a loop is a system call, so one wake-up serves all that are queued."""
-
-    __slots__ = ("_arrivals", "_woken")
-
-    def __init__(self) -> None:
-        self._arrivals: deque[asyncio.Future[None]] = deque()
-        self._woken = False
-
-    def put(self, arrival: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
-        self._arrivals.append(arrival)
-        if self._woken:  # _settle_all has not started yet, so it will find this arrival
-            return
-        self._woken = True
-        try:
-            loop.call_soon_threadsafe(self._settle_all)
-        except BaseException as error:
-            self._woken = False
-            if not (isinstance(error, RuntimeError) and loop.is_closed()):
-                raise
-            self._arrivals.clear()
-
-    def _settle_all(self) -> None:
-        self._woken = False
-        while self._arrivals:
-            arrival = self._arrivals.popleft()
-            if not arrival.done():
-                arrival.set_result(None)
-
-
-_arrival_queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _ArrivalQueue] = weakref.WeakKeyDictionary()
 
 
 def _check_timeout(timeout: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshgate.errors import UnreadableResult
 from meshgate.serialization.unpickling import MakeProxy, ReadingRules, RemoteException, loads, loads_exception
-from meshgate.session.failures import from_failure
+from meshgate.session.errors.failures import from_failure
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Adopted, Failure
 

@@ -23,8 +23,8 @@ from meshgate.session.detached.read_marks import ReadMarks
 from meshgate.session.detached.takeover import Takeover
 from meshgate.session.dialing import Dialer
 from meshgate.session.dispatch import Dispatcher
-from meshgate.session.failures import dependency_failure
-from meshgate.session.faults import uninterrupted
+from meshgate.session.errors.failures import dependency_failure
+from meshgate.session.errors.faults import uninterrupted
 from meshgate.session.futures import FutureProxy
 from meshgate.session.inbox import Inbox
 from meshgate.session.objects import ObjectTable

@@ -6,7 +6,7 @@ import traceback
 
 from meshgate.cli.agents.models import ErrorGroup, ErrorReport
 from meshgate.errors import ActorError
-from meshgate.session.remote_text import exception_line, readable_report
+from meshgate.session.errors.remote_text import exception_line, readable_report
 
 __all__ = ["error_report"]
 

@@ -8,8 +8,8 @@ import pytest
 
 import meshgate
 from meshgate.errors import MeshFailure
-from meshgate.session import faults
-from meshgate.session.faults import REPEAT_WINDOW, FaultReporter, fault_hook
+from meshgate.session.errors import faults
+from meshgate.session.errors.faults import REPEAT_WINDOW, FaultReporter, fault_hook
 
 
 def died(rank: int, reason: str = "rank {} was killed by signal 9", mesh: str = "trainers") -> MeshFailure:

@@ -25,8 +25,13 @@ from meshgate.errors import (
     ranks_text,
 )
 from meshgate.serialization.unpickling import RemoteException
+from meshgate.session.errors.remote_text import (
+    exception_line,
+    readable_report,
+    result_unpicklable,
+    without_snapshot_paths,
+)
 from meshgate.session.objects import ObjectTable
-from meshgate.session.remote_text import exception_line, readable_report, result_unpicklable, without_snapshot_paths
 from meshgate_wire import messages
 
 __all__ = ["dependency_failure", "failure_of_fault", "from_failure", "raise_site"]

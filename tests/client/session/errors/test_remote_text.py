@@ -6,8 +6,13 @@ import traceback as traceback_module
 import pytest
 
 from meshgate.serialization.unpickling import RemoteException
-from meshgate.session.failures import raise_site
-from meshgate.session.remote_text import exception_line, readable_report, result_unpicklable, without_snapshot_paths
+from meshgate.session.errors.failures import raise_site
+from meshgate.session.errors.remote_text import (
+    exception_line,
+    readable_report,
+    result_unpicklable,
+    without_snapshot_paths,
+)
 
 DIGEST = "1dcf39544e3dc941e42af98050796ab551652a9398cea65b710c6dc40ef88a5f"
 MONARCH = """  File "/venv/site-packages/monarch/_src/actor/actor_mesh.py", line 1822, in handle_sync

@@ -16,7 +16,7 @@ from meshgate.errors import (
     SupervisionError,
 )
 from meshgate.serialization.unpickling import RemoteException
-from meshgate.session.failures import dependency_failure, failure_of_fault, from_failure
+from meshgate.session.errors.failures import dependency_failure, failure_of_fault, from_failure
 from meshgate.session.objects import ObjectTable
 from meshgate_wire.messages import ErrorGroup, Failure, Fault
 
