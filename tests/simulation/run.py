@@ -150,9 +150,7 @@ class Simulation:
             client, engine, sessions = (process.facts.get(name) for name in ("client", "engine", "sessions"))
             if client is not None:
                 self._drivers.setdefault(client._connection._reconnector._holder, process.name)
-                validation = client._connection._validate()
-                with contextlib.suppress(StopIteration):
-                    validation.send(None)
+                client._connection._validate()
                 for call in client.calls:
                     for future in call.futures():
                         future.validate_state()

@@ -9,6 +9,7 @@ when the lease expires, or when the user closes it; the listener is then notifie
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import os
@@ -138,14 +139,12 @@ class ConnectionThread:
         self._wake()
 
     def post_later(self, delay: float, make: Callable[[], Header | None], *, stream: int) -> None:
-        """Sends what ``make`` returns, if anything, after ``delay`` seconds, on the loop. For finalizers: takes no
-        lock."""
+        """Sends what ``make`` returns, if anything, on the loop in ``delay`` seconds. For finalizers: takes no lock."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._loop.call_later, delay, self._send_made, make, stream)
 
     def _send_made(self, make: Callable[[], Header | None], stream: int) -> None:
-        header = make()
-        if header is not None and self._session.state is not State.FAILED:
+        if (header := make()) is not None and self._session.state is not State.FAILED:
             self._session.send(header, stream=stream)
             self._flush()
 
@@ -186,21 +185,29 @@ class ConnectionThread:
 
     def validate_state(self) -> None:
         """Asserts what holds between any two turns of the loop. For tests."""
-        if self._thread.is_alive():
-            validation = self._validate()
+        validated: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def validate() -> None:
             try:
-                asyncio.run_coroutine_threadsafe(validation, self._loop).result(10)
-            except RuntimeError:  # the loop was closed meanwhile
-                validation.close()
-            else:
-                return
-            self._thread.join(10)
+                self._validate()
+                validated.set_result(None)
+            except AssertionError as error:
+                validated.set_exception(error)
+
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the thread is ending
+                self._loop.call_soon_threadsafe(validate)
+            while self._thread.is_alive():  # a loop that is about to close accepts what it will not run
+                concurrent.futures.wait([validated], timeout=0.05)
+                if validated.done():
+                    validated.result()
+                    return
         assert self.error is not None, "the connection thread has ended without a reason"
         assert self._connection is None
         assert self.established.done()
         self._queue.validate_state(update_due=False)
 
-    async def _validate(self) -> None:
+    def _validate(self) -> None:
         self._session.validate_state()
         self._queue.validate_state(update_due=self._woken)
         assert self._woken or not (self._released or self._consumed), "nothing will send what was released or consumed"

@@ -34,6 +34,7 @@ from meshgate_wire import PROTOCOL_VERSION, Header
 from meshgate_wire.messages import Call, Initialized, Release, Stop
 from tests.client.counting import one_counter
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway
+from tests.ports import closed_port
 
 QUICK = ClientSettings(connect_timeout=0.3, attempt_timeout=10, lost_after=0, retry_most=0.05, close_timeout=5)
 
@@ -74,10 +75,8 @@ def test_each_refusal_raises_its_error(
 
 
 def test_an_unreachable_gateway_raises_after_the_timeout() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     message = r"could not connect to the gateway at ws://127.0.0.1:\d+ within 0.3 s"
-    with pytest.raises(ConnectionFailedError, match=message):
+    with closed_port() as port, pytest.raises(ConnectionFailedError, match=message):
         Client.connect(UrlDialer(f"ws://127.0.0.1:{port}", TOKEN), settings=QUICK)
 
 
@@ -435,6 +434,26 @@ def test_a_ctrl_c_while_the_loop_is_woken_leaves_no_message_behind(
             one.add.call_one(1)
     assert one.add.call_one(2).get(timeout=20) == 2
     assert len(gateway.got(Call)) == 3
+
+
+class EndingLoop(InterruptedLoop):
+    """An event loop that is about to close: it accepts callbacks and does not run them."""
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> None: ...
+
+
+def test_validation_does_not_wait_for_a_loop_that_is_about_to_close(
+    gateway: ScriptedGateway, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = client._connection
+    loop = connection._loop
+    monkeypatch.setattr(connection, "_loop", EndingLoop(loop))
+    validating = threading.Thread(target=connection.validate_state)
+    validating.start()
+    loop.call_soon_threadsafe(connection._cancel)
+    validating.join(60)
+    assert not validating.is_alive()
+    client.abandon()
 
 
 def test_validation_finds_a_message_that_nothing_will_send(
