@@ -9,6 +9,7 @@ the system protects, such as ``/bin/sleep``.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -21,7 +22,8 @@ from meshgate_processes.identity import ProcessIdentity, identify_process, wait_
 __all__ = ["end_processes", "find_processes"]
 
 KILL_ROUNDS = 5  # a process may fork before it is killed; one that cannot be killed must not block the caller
-EXEC_TIMEOUT = 0.2  # seconds; each search takes this long if there is a process without variables
+EXEC_TIMEOUT = 2.0  # seconds after the first look for processes to finish an execve; on a busy machine it may take long
+EXEC_POLL_INTERVAL = 0.001
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD of include/linux/sched.h
 PROC = Path("/proc")
 WITH_ENVIRONMENT = "-AEww" if sys.platform == "darwin" else "axeww"  # options of ps: every process, unabridged
@@ -36,7 +38,7 @@ def find_processes(mark: str | None = None, *, session: int | None = None) -> li
         return _find_by_ps(mark, session)
     unclear = [pid for entry in os.listdir(PROC) if entry.isdigit() and (pid := int(entry)) != os.getpid()]
     found = []
-    deadline = time.monotonic() + EXEC_TIMEOUT
+    deadline = math.inf
     while True:
         pids, unclear = unclear, []
         for pid in pids:
@@ -49,7 +51,8 @@ def find_processes(mark: str | None = None, *, session: int | None = None) -> li
                 unclear.append(pid)
         if not unclear or time.monotonic() > deadline:
             return found
-        os.sched_yield()
+        deadline = min(deadline, time.monotonic() + EXEC_TIMEOUT)
+        time.sleep(EXEC_POLL_INTERVAL)
 
 
 def _find_by_ps(mark: str | None, session: int | None) -> list[ProcessIdentity]:
@@ -120,7 +123,8 @@ def _belongs(pid: int, mark: str | None, session: int | None) -> bool | None:
 
 
 def _is_whole(environment: bytes, pid: int) -> bool:
-    """Whether this is all of it. An environment without variables looks as during execve; kernel threads have none."""
+    """Whether this is all of it. execve sets the end of the code after that of the environment (Linux:
+    load_elf_binary); kernel threads have neither."""
     fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    size = int(fields[48]) - int(fields[47])  # env_end and env_start of proc_pid_stat(5)
-    return bool(int(fields[6]) & KERNEL_THREAD) or len(environment) == size > 0
+    end_code, start, end = (int(fields[number]) for number in (24, 47, 48))  # and env_start, env_end: proc_pid_stat(5)
+    return bool(int(fields[6]) & KERNEL_THREAD) or (end_code > 0 and len(environment) == end - start)

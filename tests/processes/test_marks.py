@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,11 +104,30 @@ def test_a_process_is_found_while_it_executes_a_program(processes: ExitStack, ma
     assert missed == 0
 
 
-def test_a_process_without_variables_does_not_hold_up_the_search(processes: ExitStack, mark: str) -> None:
+def test_a_process_without_variables_does_not_hold_up_the_search(
+    processes: ExitStack, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
     bare = subprocess.Popen(["sleep", "600"], env={})
     processes.enter_context(bare)
     processes.callback(bare.kill)
+    monkeypatch.setattr(marks, "EXEC_TIMEOUT", 600.0)
     assert find_processes(mark) == []
+
+
+def test_a_process_that_executes_a_program_is_looked_at_again_after_a_slow_search(
+    processes: ExitStack, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    process = identify(start(processes, mark))
+    now, looks = 0.0, iter([None, True])
+
+    def belongs(pid: int, mark: str | None, session: int | None) -> bool | None:
+        nonlocal now
+        now += 60.0
+        return next(looks) if pid == process.pid else False
+
+    monkeypatch.setattr(marks, "_belongs", belongs)
+    monkeypatch.setattr(marks, "time", SimpleNamespace(monotonic=lambda: now, sleep=lambda _: None))
+    assert find_processes(mark) == [process]
 
 
 def test_processes_forked_while_the_first_are_killed_are_killed_too(
