@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -14,6 +13,7 @@ from meshgate import InvalidRequestError, StepFailedError
 from meshgate.testing import NetworkProxy
 from tests.end_to_end.actors import Worker
 from tests.gateway.server_process import TOKEN, ServerProcess
+from tests.ports import free_port
 from tests.worker_image.host_process import IDENTITY
 from tests.worker_image.host_process import Worker as HostProcess
 
@@ -25,8 +25,7 @@ BY_IDENTITY = not version("torchmonarch").startswith("0.7")
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     """The port of a worker on this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
+    port = free_port()
     worker = HostProcess(f"tcp://127.0.0.1:{port}")
     yield port
     worker.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.server_process import wait_gone
+from tests.ports import free_port
 from tests.worker_image.host_process import DEADLINE, Client, Worker
 
 
@@ -76,9 +76,7 @@ def test_two_clients_can_use_one_host(worker: Worker, client: Client) -> None:
 
 
 def test_a_host_can_listen_on_another_address_than_the_advertised_one() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     worker = Worker(f"tcp://localhost:{port}@tcp://0.0.0.0:{port}")
     assert worker.ready is not None
     worker.close()

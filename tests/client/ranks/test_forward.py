@@ -16,6 +16,7 @@ from meshgate.ranks.forward import ForwardedPort, forward
 from meshgate.ranks.host_streams import HostStreams
 from meshgate.ranks.streams import Hub
 from meshgate.session.futures import FutureProxy
+from tests.ports import closed_port
 
 
 class Endpoint:
@@ -111,10 +112,11 @@ def test_bytes_pass_in_both_directions_and_each_ends_by_itself(reverse: bool) ->
 
 
 def test_a_connection_ends_if_nothing_answers_on_the_other_side() -> None:
-    closed = socket.create_server(("127.0.0.1", 0))
-    target = closed.getsockname()[1]
-    closed.close()
-    with forwarding(target) as (port, _), socket.create_connection(("127.0.0.1", port.port), timeout=30) as there:
+    with (
+        closed_port() as target,
+        forwarding(target) as (port, _),
+        socket.create_connection(("127.0.0.1", port.port), timeout=30) as there,
+    ):
         assert there.recv(1) == b""
         assert port.error is None
 

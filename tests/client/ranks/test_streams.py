@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from meshgate.ranks.streams import CHUNK, WINDOW, Event, Hub
+from tests.ports import closed_port
 
 
 @pytest.fixture
@@ -132,11 +133,9 @@ def test_what_is_written_while_a_connection_is_made_waits_for_it(hub: Hub) -> No
 
 
 def test_a_connection_that_nothing_answers_fails(hub: Hub) -> None:
-    closed = Hub()
-    port = closed.listen(1, 0)
-    closed.close()
-    hub.connect(4, port)
-    (event,) = hub.poll()
+    with closed_port() as port:
+        hub.connect(4, port)
+        (event,) = hub.poll()
     assert (event.stream, event.kind) == (4, "failed")
     assert b"nothing answers at port" in event.data
 

@@ -4,7 +4,6 @@ import asyncio
 import os
 import platform
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,18 +16,14 @@ from meshgate_kubernetes.manifests.pods import VERSIONS_PORT_OFFSET, WORKER_BOOT
 from meshgate_wire.messages import Host
 from meshgate_wire.version import monarch_version
 from tests.gateway.engine.fakes import async_test
+from tests.ports import free_port
 from tests.waiting import wait_for
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1]) % 50_000 + 10_000
 
 
 @pytest.fixture
 def pod() -> Iterator[Host]:
     """The processes of a pod, on this machine."""
-    address = f"tcp://127.0.0.1:{free_port()}"
+    address = f"tcp://127.0.0.1:{free_port(VERSIONS_PORT_OFFSET)}"
     command = [sys.executable, "-c", WORKER_BOOTSTRAP, address]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     try:
@@ -46,8 +41,8 @@ async def test_a_host_that_reports_nothing_stays_as_it_is(monkeypatch: pytest.Mo
         writer.write(replies.pop())
         writer.close()
 
-    port = free_port()
-    server = await asyncio.start_server(answer, "127.0.0.1", port + VERSIONS_PORT_OFFSET)
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1] - VERSIONS_PORT_OFFSET
     host = Host(name="workers-0", address=f"tcp://127.0.0.1:{port}")
     replies = [b"", b"HTTP/1.1 400\r\n", b"{}\n", b'{"python":1}\n']
     while replies:

@@ -10,11 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.gateway.server_process import TOKEN, ServerProcess, Socket, request
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+from tests.ports import free_port
 
 
 @pytest.fixture(scope="module")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 
 from meshgate.jobs.kubernetes.port_forward import ForwardFailed, open_forward, opening
 from meshgate_kubernetes.api.client import PortForwardRequest
 from tests.client.jobs.kubernetes.port_forward.spdy_server import Node, spdy_server
+from tests.ports import closed_port
 
 
 def test_an_unreachable_server_raises_an_os_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with pytest.raises(OSError, match="the port-forward failed"):
+    with closed_port() as port, pytest.raises(OSError, match="the port-forward failed"):
         open_forward(PortForwardRequest(f"ws://127.0.0.1:{port}/", 8650, {}, None, None, None)).result(10)
 
 
