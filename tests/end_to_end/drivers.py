@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any, NoReturn
 
 import meshgate as kt
 from meshgate import Channel, ProcessJob
 from tests.end_to_end.actors import Worker
+from tests.waiting import wait_for
 
 JOB = "job.pkl"
 READY = "the driver is ready"
@@ -35,16 +38,26 @@ def wait_to_be_killed() -> NoReturn:
         time.sleep(3600)
 
 
+def gateway_knows_what_was_read(job: ProcessJob) -> bool:
+    (session,) = job.sessions(JOB)
+    return session.calls_finished == session.unread_lines == 0
+
+
 def leave_everything(path: str) -> None:
     """Has calls that are read, unread and in flight, a channel with messages, and output, when it is killed."""
-    workers = spawn(new_job())
+    job = new_job()
+    workers = spawn(job)
     worker, other = workers.slice(hosts=0), workers.slice(hosts=1)
     port, receiver = Channel.open(name="numbers")
     worker.send_to.call_one(port, 4).get()
     assert receiver.recv().get() == 0
-    worker.say.call_one("printed early").get()
-    with kt.tag("read"):
-        assert worker.record.call_one(1).get() == 1
+    with redirect_stdout(StringIO()) as printed:
+        worker.say.call_one("printed early").get()
+        with kt.tag("read"):
+            assert worker.record.call_one(1).get() == 1
+        wait_for(lambda: "printed early" in printed.getvalue(), "the output")
+        wait_for(lambda: gateway_knows_what_was_read(job), "the gateway to learn what was read")
+    print(printed.getvalue(), flush=True)
     with kt.tag("unread"):
         unread = worker.record.call_one(2)
     while not unread.done():
@@ -58,7 +71,6 @@ def leave_everything(path: str) -> None:
     with kt.tag("fails"):
         worker.fail.call_one("as it must")
     worker.rank.call_one().get()
-    time.sleep(0.2)  # what was read is reported to the gateway
     ready()
     wait_to_be_killed()
 

@@ -12,6 +12,7 @@ import pytest
 
 from meshgate.errors import GatewayLostError
 from meshgate.session.futures import Future, FutureProxy
+from tests.waiting import wait_for
 
 
 class Boom(Exception):
@@ -22,6 +23,16 @@ def in_thread(function: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=function)
     thread.start()
     return thread
+
+
+def settle_when_awaited(future: FutureProxy[int], value: int) -> threading.Thread:
+    """Settles ``future`` in a thread, once another thread waits for it."""
+
+    def settle() -> None:
+        wait_for(lambda: future._wakers, "a thread to wait for the future")
+        future.settle(lambda: value)
+
+    return in_thread(settle)
 
 
 def test_a_settled_future_returns_its_value_every_time() -> None:
@@ -201,9 +212,11 @@ def test_get_on_a_running_loop_warns_as_monarch_does() -> None:
     future: FutureProxy[int] = FutureProxy()
 
     async def main() -> int:
-        threading.Timer(0.01, lambda: future.settle(lambda: 3)).start()
+        settling = settle_when_awaited(future, 3)
         with pytest.warns(UserWarning, match=r"Future.get\(\) was called from within an active event loop"):
-            return future.get()
+            value = future.get(timeout=60)
+        settling.join()
+        return value
 
     assert asyncio.run(main()) == 3
 
@@ -380,8 +393,7 @@ def test_programs_cannot_construct_a_future() -> None:
 
 def test_functions_of_meshgate_that_block_on_a_loop_do_not_warn_of_their_own_get() -> None:
     future: FutureProxy[int] = FutureProxy()
-    timer = threading.Timer(0.05, lambda: future.settle(lambda: 1))
-    timer.start()
+    settling = settle_when_awaited(future, 1)
 
     async def call_state() -> int:
         namespace: dict[str, Any] = {"__name__": "meshgate.jobs.trait", "future": future}
@@ -390,7 +402,7 @@ def test_functions_of_meshgate_that_block_on_a_loop_do_not_warn_of_their_own_get
         return value
 
     assert asyncio.run(call_state()) == 1  # a warning would be an error here
-    timer.join()
+    settling.join()
 
 
 def test_a_notebook_shows_the_state_without_waiting_or_reading() -> None:

@@ -188,8 +188,15 @@ def test_a_job_can_be_killed_while_an_endpoint_runs(job: FakeJob, counters: Any)
     EVENTS["running"] = threading.Event()
     pending = counters.wait.call("running")
     counters.name.call()
-    threading.Timer(0.05, EVENTS["running"].set).start()
-    job.kill()  # the endpoints return after the gateway has stopped
+
+    def return_after_the_session() -> None:
+        pending.exception(60)
+        EVENTS["running"].set()
+
+    returning = threading.Thread(target=return_after_the_session)
+    returning.start()
+    job.kill()
+    returning.join()
     with pytest.raises(kt.MeshgateError):
         pending.get()
 

@@ -69,12 +69,12 @@ def test_end_of_file_is_forwarded(echo_port: int) -> None:
 
 
 def test_a_delay_is_latency_not_bandwidth(echo_port: int) -> None:
-    with NetworkProxy("127.0.0.1", echo_port, delay=0.05) as proxy, connect(proxy) as connection:
+    with NetworkProxy("127.0.0.1", echo_port, delay=0.5) as proxy, connect(proxy) as connection:
         start = time.monotonic()
-        for _ in range(10):
+        for _ in range(50):
             connection.sendall(b"x")
-        assert read(connection, 10) == b"x" * 10
-        assert 0.1 <= time.monotonic() - start < 0.5
+        assert read(connection, 50) == b"x" * 50
+        assert 1.0 <= time.monotonic() - start < 25  # the sum of the delays
 
 
 def test_a_cut_resets_connections_and_new_ones_are_accepted(echo_port: int) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from typing_extensions import Self
 
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError, NotFound, Rejected
 from meshgate_kubernetes.jobs import objects
 from meshgate_kubernetes.manifests.job_objects import SPEC_KEY
+from meshgate_kubernetes.status.observer import Observer
 from tests.kubernetes_jobs.fake_api import FakeApi
-from tests.kubernetes_jobs.objects import Object, job, mesh, pod
+from tests.kubernetes_jobs.objects import Object, job, pod
 
 
 class Created:
@@ -153,28 +155,41 @@ def test_objects_that_remain_are_listed() -> None:
         objects.delete(cast("Api", cluster), "trainer", "team", timeout=0.1)
 
 
-class PodByPod(FakeApi):
-    """Deletes a pod at a time, as controllers do whose requests are limited."""
+class OnePodAWait(Observer):
+    """Sees one pod go in each wait, all but one second before its timeout."""
 
-    def _drop(self, obj: Object) -> None:
-        if obj["kind"] != "Pod":
-            super()._drop(obj)
+    def __init__(self, pods: int, stays: int) -> None:
+        self.now = 0.0
+        self._pods, self._stays = [pod(f"pod-{number}") for number in range(pods)], stays
 
-    def drop_pods(self) -> None:
-        for name in [name for kind, _, name in self.left() if kind == "Pod"]:
-            time.sleep(0.1)
-            self.drop_alone("Pod", name, "team")
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def objects(self, kind: str, selector: str | None = None) -> list[Object]:
+        return self._pods if kind == "Pod" else []
+
+    def wait_for(self, done: Callable[[], bool], timeout: float | None) -> bool:
+        assert timeout is not None
+        if len(self._pods) == self._stays:
+            self.now += timeout
+        else:
+            self.now += timeout - 1
+            self._pods.pop()
+        return done()
 
 
-def test_pods_that_go_one_by_one_are_waited_for_as_long_as_they_go() -> None:
-    cluster = PodByPod()
-    spec = job(mesh(replicas=8))
-    objects.create_owned(cast("Api", cluster), spec, objects.create_parent(cast("Api", cluster), spec), Created())
-    pods = threading.Thread(target=cluster.drop_pods)
-    pods.start()
-    objects.delete(cast("Api", cluster), "trainer", "team", timeout=0.5)
-    pods.join()
-    assert cluster.left() == []
+@pytest.mark.parametrize(("stays", "waited"), [(0, 8 * 59), (2, 6 * 59 + 60)])
+def test_pods_that_go_one_by_one_are_waited_for_as_long_as_they_go(
+    stays: int, waited: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Controllers whose requests are limited delete a pod at a time."""
+    observer = OnePodAWait(8, stays)
+    monkeypatch.setattr(objects, "Observer", lambda *_: observer)
+    monkeypatch.setattr(objects, "time", SimpleNamespace(monotonic=lambda: observer.now))
+    assert objects.wait_gone(cast("Api", FakeApi()), "trainer", "team", timeout=60) == (stays == 0)
+    assert observer.now == waited
 
 
 class Slow(FakeApi):

@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from meshgate.jobs.spmd.rank_process import TAIL_BYTES, RankProcess
+from meshgate_processes.identity import identify_process
 from tests.waiting import wait_for
 
 
@@ -87,10 +87,7 @@ def test_what_a_script_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     process = start(code, tmp_path)
     assert process.wait() == 0
     child = int((tmp_path / "stdout.log").read_text())
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: identify_process(child) is None, f"process {child} to end")
 
 
 PARENT = """

@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,10 +70,12 @@ def test_a_failed_start_reports_the_reason_and_the_end_of_the_log(
     assert not local_gateway._lifetimes
 
 
-def test_a_line_is_read_until_newline_end_of_file_or_deadline() -> None:
+def test_a_line_is_read_until_newline_end_of_file_or_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     os.write(write, b"half")
-    assert local_gateway._read_line(read, time.monotonic() + 0.01) == b"half"
+    with monkeypatch.context() as patch:
+        patch.setattr(local_gateway, "time", SimpleNamespace(monotonic=iter((100.0, 131.0)).__next__))
+        assert local_gateway._read_line(read, 130.0) == b"half"
     os.write(write, b"line\n")
     assert local_gateway._read_line(read, time.monotonic() + 30) == b"line\n"
     os.write(write, b"end")
