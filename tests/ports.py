@@ -13,7 +13,7 @@ BELOW_OUTGOING = range(10_000, 32_000)  # the system gives outgoing connections 
 
 
 def free_port(*offsets: int) -> int:
-    """A port for a program that is told where to listen; those at ``offsets`` from it are free as well.
+    """A port for a program that listens where its arguments say; those at ``offsets`` from it are free as well.
 
     The system does not give it away until the program has started, as it does with a port that was closed.
     """

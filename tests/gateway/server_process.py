@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from meshgate_wire import PROTOCOL_VERSION
 
 TOKEN = "correct-horse-battery-staple"
-DEADLINE = 30.0
+DEADLINE = 60.0
 STUBS = Path(__file__).parent / "run_gateway.py"
 
 

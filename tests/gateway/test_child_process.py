@@ -12,7 +12,7 @@ from meshgate_gateway.child_process import ChildProcess, ExitStatus, start_proce
 from meshgate_processes.marks import end_processes
 from tests.gateway.server_process import wait_gone
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 class Started:

@@ -23,7 +23,7 @@ from meshgate_processes.identity import ProcessIdentity
 from meshgate_processes.marks import find_processes
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT = 20.0  # seconds; a wait takes a fraction of it on an idle machine
+TIMEOUT = 60.0  # seconds; a wait takes a fraction of it on an idle machine
 
 
 class Probe(Actor):
@@ -248,7 +248,7 @@ def test_a_job_survives_a_child_that_was_forked_in_its_with_block_and_exits(driv
 def test_a_saved_job_ends_after_its_idle_timeout(drive: Driver, path: str) -> None:
     driver = drive(
         """
-        job = ProcessJob({"workers": 1}, idle_timeout=1)
+        job = ProcessJob({"workers": 1}, idle_timeout=3)
         job.state(sys.argv[1])
         print(job.apply_id, flush=True)
         input()
@@ -258,7 +258,7 @@ def test_a_saved_job_ends_after_its_idle_timeout(drive: Driver, path: str) -> No
     processes = processes_of(read_line(driver))
     driver.communicate("\n")
     require_ended(processes)
-    job = ProcessJob({"workers": 1}, idle_timeout=1)
+    job = ProcessJob({"workers": 1}, idle_timeout=3)
     with pytest.warns(JobCacheWarning, match="has ended"):
         job.state(path)
     job.kill()

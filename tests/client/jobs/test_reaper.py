@@ -14,7 +14,7 @@ from meshgate.jobs.process import ProcessJob
 from meshgate.jobs.reaper import Reaper
 from meshgate_processes.identity import identify_process
 
-TIMEOUT = 30.0  # seconds; a wait takes a fraction of it on an idle machine
+TIMEOUT = 60.0  # seconds; a wait takes a fraction of it on an idle machine
 DRIVER = """
 import os, signal, sys
 from pathlib import Path

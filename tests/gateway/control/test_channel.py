@@ -20,7 +20,7 @@ from meshgate_gateway.control.messages import (
 from meshgate_wire.messages import Host
 
 Test = Callable[[ControlChannel, ControlChannel], Awaitable[None]]
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 def with_channel(test: Test) -> None:

@@ -18,7 +18,7 @@ from meshgate_wire.messages import Header, Host, Launch, Region
 
 H = TypeVar("H")
 P = ParamSpec("P")
-WAIT_TIMEOUT = 20.0  # seconds; reached only by a test that fails
+WAIT_TIMEOUT = 60.0  # seconds; reached only by a test that fails
 
 
 def async_test(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:

@@ -19,7 +19,7 @@ from tests.gateway.unsupervised import Unsupervised
 from tests.kubernetes_jobs.fake_api import FakeApi, IgnoreProgress
 from tests.kubernetes_jobs.objects import job
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 def with_hosts(

@@ -18,7 +18,7 @@ from meshgate_slurm.spec import SlurmSpec
 from meshgate_slurm.status import JobStatus
 from tests.gateway.hosts.test_slurm_workers import Supervisor
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 class Cluster:

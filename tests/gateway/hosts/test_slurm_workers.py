@@ -16,7 +16,7 @@ from meshgate_gateway.hosts.slurm_workers import Worker, Workers
 from meshgate_gateway.supervisor.supervisor import Kept
 
 SECRET = "s3cret"
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 class Supervisor:

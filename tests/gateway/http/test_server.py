@@ -12,7 +12,7 @@ import structlog.testing
 from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.http.server import Server, listen
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 

@@ -11,7 +11,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from meshgate_gateway.http.messages import HeadParser
 from meshgate_gateway.http.text_websocket import TextWebSocket
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 def with_websocket(test: Callable[[TextWebSocket, ClientConnection], Awaitable[None]]) -> None:

@@ -18,7 +18,7 @@ from meshgate_gateway.supervisor.link import SupervisorLink
 from tests.gateway.server_process import wait_gone
 from tests.gateway.unsupervised import Unsupervised
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 STUB = [sys.executable, str(Path(__file__).parents[1] / "stub_engine.py")]
 
 

@@ -24,7 +24,7 @@ class PortId:
 
 
 PORT = PortId(5)
-TIMEOUT = 10.0
+TIMEOUT = 60.0
 
 
 class Reporting:
