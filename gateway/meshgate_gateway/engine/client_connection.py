@@ -38,7 +38,7 @@ class Traffic(Protocol):
     def sent(self, size: int) -> None: ...
 
 
-class Admission(Protocol):
+class Admitter(Protocol):
     """What decides whether a client may connect. All calls come from the event loop."""
 
     def claim(self, applicant: Applicant) -> Refusal | None:
@@ -73,7 +73,7 @@ class ClientConnection(asyncio.Protocol):
     must not take the session from the process after it, whose connection may have been faster.
     """
 
-    def __init__(self, admission: Admission, receiver: Receiver, head: bytes, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, admission: Admitter, receiver: Receiver, head: bytes, loop: asyncio.AbstractEventLoop) -> None:
         self._admission, self._receiver, self._head, self._loop = admission, receiver, head, loop
         self._traffic = receiver.traffic
         self._protocol = ServerProtocol(max_size=MAX_MESSAGE)
@@ -217,7 +217,7 @@ class ClientConnection(asyncio.Protocol):
 
 
 async def serve_connection(
-    admission: Admission, receiver: Receiver, accepted: socket.socket, head: bytes
+    admission: Admitter, receiver: Receiver, accepted: socket.socket, head: bytes
 ) -> ClientConnection:
     """Serves the websocket on the socket ``accepted``, whose first bytes, the HTTP request, are ``head``."""
     loop = asyncio.get_running_loop()

@@ -31,6 +31,11 @@ class StartTask(Protocol):
         """Runs ``work`` as a task of the engine, which keeps a reference until it ends."""
 
 
+class CallLater(Protocol):
+    def __call__(self, delay: float, callback: Callable[..., None], /, *args: Any) -> object:
+        """Calls ``callback`` on the event loop after ``delay`` seconds."""
+
+
 class SetUpProcess(Protocol):
     def __call__(self, mesh: int, code: Any = None, bootstrap: Any = None, name: str = "", per_host: int = 0) -> Any:
         """What each process of ``mesh`` runs first, for ``Monarch.spawn_procs``. With a ``name``, the mesh's, other

@@ -19,15 +19,15 @@ from meshgate.errors import MeshgateError
 from meshgate.session.futures import FutureProxy
 from meshgate_wire import Header, Sendable
 
-__all__ = ["Backlog", "SendQueue"]
+__all__ = ["UnsentBytes", "SendQueue"]
 
 Message: TypeAlias = tuple[Header, Sequence[Sendable], int]  # with its stream
 
 _OVERHEAD = 300  # bytes of a message besides its buffers, roughly
 
 
-class Backlog(Protocol):
-    """What waits in the session below the queue."""
+class UnsentBytes(Protocol):
+    """How much waits in the session below the queue."""
 
     @property
     def queued_bytes(self) -> int: ...
@@ -39,11 +39,11 @@ class Backlog(Protocol):
 class SendQueue:
     """Any thread may ``put``; ``consumer``, which never blocks there, takes. ``error`` is set once it is closed."""
 
-    def __init__(self, limit: int, small_message: int, backlog: Backlog, consumer: threading.Thread) -> None:
+    def __init__(self, limit: int, small_message: int, unsent: UnsentBytes, consumer: threading.Thread) -> None:
         self.error: MeshgateError | None = None
         self._limit = limit
         self._small_message = small_message
-        self._backlog = backlog
+        self._unsent = unsent
         self._consumer = consumer
         self._refusal: MeshgateError | None = None  # why puts other than the last one are refused
         self._lock = threading.RLock()  # guards _added and _small_added
@@ -117,14 +117,14 @@ class SendQueue:
         return future
 
     def update(self) -> None:
-        """To be called when the backlog has changed: opens and closes the gates, and settles ``drained`` futures."""
-        waiting = self._bytes + self._backlog.queued_bytes
+        """Call this when the session's queue has changed. Opens and closes the gates, settles ``drained`` futures."""
+        waiting = self._bytes + self._unsent.queued_bytes
         while self._waiting_for_drain and not waiting:
             self._waiting_for_drain.popleft().settle(lambda: None)
         self._close_gates()
         if waiting <= self._limit and not self._gate.is_set():
             self._gate.set()
-        if not self._small_gate.is_set() and self._small_bytes + self._backlog.queued_small_bytes <= self._limit:
+        if not self._small_gate.is_set() and self._small_bytes + self._unsent.queued_small_bytes <= self._limit:
             self._small_gate.set()
 
     def close(self, error: MeshgateError) -> None:
@@ -161,8 +161,8 @@ class SendQueue:
             sizes = self._sizes()
             assert self.error is not None or self._bytes == sum(sizes)
             assert self.error is not None or self._small_bytes == self._sum_small(sizes)
-            waiting = self._bytes + self._backlog.queued_bytes
-            waiting_small = self._small_bytes + self._backlog.queued_small_bytes
+            waiting = self._bytes + self._unsent.queued_bytes
+            waiting_small = self._small_bytes + self._unsent.queued_small_bytes
             closed = self.error is not None
             over_limit = not closed and waiting > self._limit
             over_small_limit = not closed and waiting_small > self._limit
@@ -188,9 +188,9 @@ class SendQueue:
 
     def _close_gates(self) -> None:
         """Closes the gates of the messages that exceed the limit."""
-        if self._bytes + self._backlog.queued_bytes > self._limit:
+        if self._bytes + self._unsent.queued_bytes > self._limit:
             self._gate.clear()
-            if self._small_bytes + self._backlog.queued_small_bytes > self._limit:
+            if self._small_bytes + self._unsent.queued_small_bytes > self._limit:
                 self._small_gate.clear()
 
 

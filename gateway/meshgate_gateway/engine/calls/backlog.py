@@ -10,19 +10,14 @@ import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from meshgate_gateway.engine.interfaces import Answer
+from meshgate_gateway.engine.interfaces import Answer, CallLater
 
 __all__ = ["Backlog"]
 
 MEMORY = int(os.environ.get("MESHGATE_CHANNEL_MEMORY") or 2**30)
 """Bytes of unread messages in the engine, of all channels, above which the processes that sent them wait."""
 LOOK_INTERVAL = 10.0  # seconds in which no message is read: the user is warned, or they are lost
-
-
-class CallLater(Protocol):
-    def __call__(self, delay: float, callback: Callable[..., Any], /, *args: Any) -> Any: ...
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from meshgate_gateway.engine.detached.spool import Blob, Spool
 from meshgate_wire.messages import Output, OutputLine
 
-__all__ = ["OutputLog"]
+__all__ = ["KeptOutput"]
 
 MEMORY = 32 * 2**20
 DISK = 4 * 2**30
@@ -31,7 +31,7 @@ class _Batch:
     output: Output | None = None
 
 
-class OutputLog:
+class KeptOutput:
     """``send`` sends a message to the holder, ``queued`` is how many bytes of output wait to be sent."""
 
     def __init__(

@@ -16,7 +16,7 @@ from meshgate_gateway.engine.detached.creations import CREATIONS, CallNumbers, C
 from meshgate_gateway.engine.detached.holders import Holders
 from meshgate_gateway.engine.detached.kept_calls import KeptCalls
 from meshgate_gateway.engine.detached.kept_channels import KeptChannels
-from meshgate_gateway.engine.detached.kept_output import OutputLog
+from meshgate_gateway.engine.detached.kept_output import KeptOutput
 from meshgate_gateway.engine.interfaces import CONTROL_STREAM, Handler, Send
 from meshgate_wire import Fragments
 from meshgate_wire.messages import (
@@ -67,7 +67,7 @@ class Ledger:
         self._post, self._queued, self._connected, self._open_calls = post, queued, connected, open_calls
         self._numbers = CallNumbers()
         self.calls = KeptCalls(self._send, queued, running)
-        self.output = OutputLog(post, lambda: queued_on(CONTROL_STREAM))
+        self.output = KeptOutput(post, lambda: queued_on(CONTROL_STREAM))
         self.channels = KeptChannels(self._send, queued_on)
         self._faults: deque[Fault] = deque()  # that no holder has reported
         self._last_fault = 0

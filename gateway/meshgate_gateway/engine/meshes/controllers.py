@@ -24,7 +24,7 @@ NAME = "controllers"
 _NO_ARGUMENTS = b"\x80\x05)}\x86."  # the pickle of ((), {})
 
 
-class Keeper(Protocol):
+class ControllerActors(Protocol):
     """What controllers need of Monarch; ``interface.Monarch`` documents it."""
 
     controllers_class: ClassVar[bytes]
@@ -34,7 +34,7 @@ class Keeper(Protocol):
     def dump_actors(self, class_data: Sequence[bytes], name: str, actors: Any, region: Region, procs: Any) -> bytes: ...
 
 
-class Spawner(Protocol):
+class RequestSpawner(Protocol):
     """Spawns as for a message of the client."""
 
     latest_code: tuple[str | None, tuple[str, ...]]
@@ -45,7 +45,7 @@ class Spawner(Protocol):
 
 
 class Controllers:
-    def __init__(self, objects: ObjectTable, monarch: Keeper, spawner: Spawner) -> None:
+    def __init__(self, objects: ObjectTable, monarch: ControllerActors, spawner: RequestSpawner) -> None:
         self._objects, self._monarch, self._spawner = objects, monarch, spawner
         self._starting: asyncio.Future[ActorMesh] | None = None
 

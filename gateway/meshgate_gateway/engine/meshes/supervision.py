@@ -8,9 +8,8 @@ one report per rank, so a report waits a moment for a better reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
 
-from meshgate_gateway.engine.interfaces import Send
+from meshgate_gateway.engine.interfaces import CallLater, Send
 from meshgate_gateway.engine.monarch.interface import Fault
 from meshgate_gateway.engine.objects.records import ActorMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of
@@ -22,10 +21,6 @@ HOST_REASON_TIMEOUT = 3.0  # seconds that the host provider then has, if no proc
 MAX_UNCLAIMED = 64
 MAX_HOSTS_NAMED = 64
 MAX_RANKS_REPORTED = 32_768  # in one message
-
-
-class CallLater(Protocol):
-    def __call__(self, delay: float, callback: Callable[..., None], /, *args: Any) -> object: ...
 
 
 class Supervision:

@@ -18,7 +18,7 @@ HEADER = Done(call=1)
 
 
 @dataclass
-class FakeBacklog:
+class FakeSession:
     """The bytes that wait in the session below the queue."""
 
     queued_bytes: int = 0
@@ -26,13 +26,13 @@ class FakeBacklog:
 
 
 @pytest.fixture
-def backlog() -> FakeBacklog:
-    return FakeBacklog()
+def session() -> FakeSession:
+    return FakeSession()
 
 
 @pytest.fixture
-def queue(backlog: FakeBacklog) -> Iterator[SendQueue]:
-    queue = SendQueue(LIMIT, SMALL, backlog, consumer=threading.Thread())
+def queue(session: FakeSession) -> Iterator[SendQueue]:
+    queue = SendQueue(LIMIT, SMALL, session, consumer=threading.Thread())
     yield queue
     queue.validate_state(update_due=False)
 
@@ -95,32 +95,32 @@ def test_one_message_may_exceed_the_limit_and_the_next_blocks(queue: SendQueue) 
     take_all(queue)
 
 
-def test_a_caller_blocks_until_the_backlog_is_below_the_limit(queue: SendQueue, backlog: FakeBacklog) -> None:
-    backlog.queued_bytes = LIMIT + 1
+def test_a_caller_blocks_until_the_queue_is_below_the_limit(queue: SendQueue, session: FakeSession) -> None:
+    session.queued_bytes = LIMIT + 1
     queue.update()
     caller = Caller(queue, LARGE_MESSAGE)
     assert caller.is_blocked()
-    backlog.queued_bytes = LIMIT
+    session.queued_bytes = LIMIT
     queue.update()
     assert caller.returns()
     take_all(queue)
 
 
-def test_small_messages_wait_only_for_small_ones(queue: SendQueue, backlog: FakeBacklog) -> None:
+def test_small_messages_wait_only_for_small_ones(queue: SendQueue, session: FakeSession) -> None:
     queue.put(HEADER, LARGE_MESSAGE, 1)
     assert Caller(queue, [b"x"]).returns()
-    backlog.queued_bytes = backlog.queued_small_bytes = LIMIT + 1
+    session.queued_bytes = session.queued_small_bytes = LIMIT + 1
     queue.update()
     caller = Caller(queue, [b"x"])
     assert caller.is_blocked()
-    backlog.queued_bytes = backlog.queued_small_bytes = 0
+    session.queued_bytes = session.queued_small_bytes = 0
     queue.update()
     assert caller.returns()
     take_all(queue)
 
 
 def test_the_consumer_never_blocks() -> None:
-    queue = SendQueue(LIMIT, SMALL, FakeBacklog(), consumer=threading.current_thread())
+    queue = SendQueue(LIMIT, SMALL, FakeSession(), consumer=threading.current_thread())
     queue.put(HEADER, LARGE_MESSAGE, 1)
     queue.put(HEADER, LARGE_MESSAGE, 1)
     assert len(take_all(queue)) == 2
@@ -128,16 +128,16 @@ def test_the_consumer_never_blocks() -> None:
 
 @pytest.mark.parametrize(("posted", "queued_bytes"), [(1, 0), (0, 1), (1, 1)])
 def test_drained_settles_only_when_nothing_waits(
-    queue: SendQueue, backlog: FakeBacklog, posted: int, queued_bytes: int
+    queue: SendQueue, session: FakeSession, posted: int, queued_bytes: int
 ) -> None:
     for _ in range(posted):
         queue.put(HEADER, [b"x"], 1)
-    backlog.queued_bytes = queued_bytes
+    session.queued_bytes = queued_bytes
     drained = queue.drained()
     queue.update()
     assert not drained.done()
     take_all(queue)
-    backlog.queued_bytes = 0
+    session.queued_bytes = 0
     queue.update()
     assert drained.done()
 
@@ -145,10 +145,10 @@ def test_drained_settles_only_when_nothing_waits(
 @pytest.mark.parametrize("close", [SendQueue.close, SendQueue.close_after_fork])
 @pytest.mark.parametrize("buffers", [LARGE_MESSAGE, [b"x"]])
 def test_no_caller_blocks_on_a_closed_queue(
-    backlog: FakeBacklog, close: Callable[[SendQueue, GatewayError], None], buffers: list[bytes]
+    session: FakeSession, close: Callable[[SendQueue, GatewayError], None], buffers: list[bytes]
 ) -> None:
-    queue = SendQueue(LIMIT, SMALL, backlog, consumer=threading.Thread())
-    backlog.queued_bytes = backlog.queued_small_bytes = LIMIT + 1
+    queue = SendQueue(LIMIT, SMALL, session, consumer=threading.Thread())
+    session.queued_bytes = session.queued_small_bytes = LIMIT + 1
     queue.update()
     close(queue, GatewayError("closed"))
     caller = Caller(queue, buffers)
@@ -157,8 +157,8 @@ def test_no_caller_blocks_on_a_closed_queue(
     queue.validate_state(update_due=False)
 
 
-def test_closing_fails_blocked_callers_and_drained_futures(queue: SendQueue, backlog: FakeBacklog) -> None:
-    backlog.queued_bytes = LIMIT + 1
+def test_closing_fails_blocked_callers_and_drained_futures(queue: SendQueue, session: FakeSession) -> None:
+    session.queued_bytes = LIMIT + 1
     queue.update()
     caller, drained = Caller(queue, LARGE_MESSAGE), queue.drained()
     assert caller.is_blocked()
@@ -181,8 +181,8 @@ def test_each_caller_raises_an_error_of_its_own(queue: SendQueue) -> None:
     assert queue.copy_error() is not queue.copy_error()
 
 
-def test_validation_finds_callers_that_wait_without_need(backlog: FakeBacklog) -> None:
-    queue = SendQueue(LIMIT, SMALL, backlog, consumer=threading.Thread())
+def test_validation_finds_callers_that_wait_without_need(session: FakeSession) -> None:
+    queue = SendQueue(LIMIT, SMALL, session, consumer=threading.Thread())
     queue._gate.clear()
     with pytest.raises(AssertionError, match="callers wait without need"):
         queue.validate_state(update_due=False)
@@ -197,8 +197,8 @@ def test_after_a_refusal_only_the_last_message_is_accepted(queue: SendQueue) -> 
     assert take_all(queue) == [1, 3]
 
 
-class InterruptedBacklog(FakeBacklog):
-    """Interrupts the first look at the backlog, as a signal handler or a finalizer does."""
+class InterruptedSession(FakeSession):
+    """Interrupts the first look at the session, as a signal handler or a finalizer does."""
 
     interrupt: Callable[[], object] | None = None
 
@@ -212,8 +212,8 @@ class InterruptedBacklog(FakeBacklog):
 
 @pytest.mark.timeout(20)
 def test_a_message_put_while_its_own_thread_puts_one_does_not_block() -> None:
-    backlog = InterruptedBacklog()
-    queue = SendQueue(LIMIT, SMALL, backlog, consumer=threading.Thread())
+    session = InterruptedSession()
+    queue = SendQueue(LIMIT, SMALL, session, consumer=threading.Thread())
     taken: list[int] = []
 
     def interrupt() -> None:
@@ -223,7 +223,7 @@ def test_a_message_put_while_its_own_thread_puts_one_does_not_block() -> None:
         consumer.start()
         consumer.join(10)  # as a handler that waits for the reply
 
-    backlog.interrupt = interrupt
+    session.interrupt = interrupt
     queue.put(HEADER, [b"x"], 1)
     assert taken == [1, 2]
     queue.put(HEADER, [b"x"], 3)

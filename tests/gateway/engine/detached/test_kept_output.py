@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from meshgate_gateway.engine.detached import kept_output as module
-from meshgate_gateway.engine.detached.kept_output import OutputLog
+from meshgate_gateway.engine.detached.kept_output import KeptOutput
 from meshgate_gateway.engine.detached.spool import Spool
 from meshgate_wire.messages import Output, OutputLine
 
@@ -12,7 +12,7 @@ class Holder:
     def __init__(self, spool: Spool | None = None) -> None:
         self.sent: list[Output] = []
         self.queued = 0
-        self.log = OutputLog(self.sent.append, lambda: self.queued, spool=spool)
+        self.log = KeptOutput(self.sent.append, lambda: self.queued, spool=spool)
 
     def print(self, *texts: str, read: bool = False) -> None:
         self.log.add(tuple(OutputLine(stream="stdout", text=text) for text in texts), read=read)
