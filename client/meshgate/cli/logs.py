@@ -49,7 +49,7 @@ def show_logs(
 def printed_lines(read: Callable[[dict[str, int]], OutputPage], tail: int | None) -> Iterator[LogLine]:
     """All lines that the gateway has, then, each time it is resumed at the end of a batch, later ones.
 
-    Yields no line twice. ``tail``: only the last so many of each session to begin with.
+    Yields no line twice. ``tail``: the number of latest lines of each session to begin with; None: all lines.
     """
     seen: dict[str, int] = {}
     page = read(seen)

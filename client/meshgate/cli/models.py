@@ -1,7 +1,7 @@
 """What commands print with ``--json``; ``meshgate schema COMMAND`` prints these models as JSON Schema.
 
 A field keeps its name and meaning in later releases; others may be added. Models that contain those of other packages
-are beside their commands, so that ``meshgate ls`` imports neither.
+are in the modules of their commands, so that ``meshgate ls`` imports neither.
 """
 
 from __future__ import annotations

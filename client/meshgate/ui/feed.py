@@ -71,7 +71,7 @@ class Feed:
                 return
 
     def message(self, seen: int) -> tuple[str, int]:
-        """The JSON for a page that has ``seen`` so many lines, and how many it has seen then."""
+        """The JSON for a page that has received ``seen`` lines, and how many it has received afterwards."""
         kept = len(self._lines)
         fresh = min(self._count - seen, kept)
         lines = list(islice(self._lines, kept - fresh, kept))

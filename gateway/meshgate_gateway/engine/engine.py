@@ -229,7 +229,7 @@ class Engine:
         self._channels.resume()
 
     def _queued_on(self, stream: int) -> int:
-        """How much of a channel waits, as far as its port is concerned."""
+        """How many bytes of a channel wait, which decides whether its port is read."""
         if not self._ledger.active:
             return self.link.queued_on(stream)
         return MAX_QUEUED if self._ledger.channels.full else 0

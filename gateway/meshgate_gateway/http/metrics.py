@@ -1,7 +1,7 @@
 """``GET /metrics``: what the gateway counts, for Prometheus.
 
-The numbers are of all sessions together. There are no names of users, actors, meshes or files among them, because
-monitoring systems are read by more people than jobs are.
+The numbers are totals of all sessions, without names of users, actors, meshes or files: more people can read a
+monitoring system than a job.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def counted_namespaces(policy: Policy, namespace: str) -> list[str]:
 
 
 def exceeded_quota(policy: Policy, job: JobSpec, owner: str, existing: Iterable[ListedJob]) -> str | None:
-    """Why ``owner`` may not have ``job`` beside its ``existing`` jobs, which may include it; None if it may."""
+    """Why ``owner`` may not have ``job`` in addition to its ``existing`` jobs, which may include it; None if it may."""
     this = (job.name, job.namespace)
     others = [each for each in existing if each.owner == owner and (each.name, each.namespace) != this]
     names = ", ".join(sorted(f"{each.namespace}/{each.name}" for each in others))

@@ -30,7 +30,7 @@ REFILL_DELAY = 3.0  # seconds; lets the processes of a new session start first, 
 class EngineProcess:
     """One engine process and the control channel to it, both of which outlive this server.
 
-    ``session``, ``owner`` and ``meshes``, as far as they are assigned, are known to the next server.
+    The next server learns ``session``, ``owner`` and ``meshes``, once they are assigned.
     """
 
     def __init__(self, process: SupervisedProcess, control: socket.socket | None) -> None:

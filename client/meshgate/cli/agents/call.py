@@ -33,7 +33,7 @@ __all__ = ["Target", "call_endpoint", "json_value", "parse_target", "parse_value
 
 OWN_SESSION = "agent"
 MOST_TEXT = 20_000  # characters of a value that is not JSON
-OUTPUT_GRACE = 0.1  # seconds for what the call has printed; it arrives beside the replies, and what is later next time
+OUTPUT_GRACE = 0.1  # seconds to wait for what the call has printed; the next command shows output that arrives later
 LEAVE_TIMEOUT = 2.0  # seconds for the gateway to notice that an earlier command has left the session
 _KEYWORD = re.compile(r"([A-Za-z_]\w*)=")
 _Values = tuple[list[Any], dict[str, Any]]

@@ -22,12 +22,12 @@ _KEYS: dict[Order, Callable[[RankUsage], float]] = {
     "gpu": lambda rank: -(rank.gpu or 0.0),
 }
 NARROW = 80  # columns; below, a table leaves out what matters least
-HEADS = 3  # lines beside the rows of a table: its heading, what is left out, and an empty line
+HEADS = 3  # lines of a table besides its rows: the heading, what is left out, and an empty line
 CALL_SHARE = 3  # calls get at most this part of the lines, unless the ranks need less
 
 
 def render(top: Top, title: str, *, width: int, height: int | None = None, order: Order = "rank") -> RenderableType:
-    """``height``: leaves out rows that do not fit in so many lines; None: shows all."""
+    """``height``: leaves out the rows that do not fit into this number of lines; None: shows all."""
     ranks = sorted(top.ranks, key=_KEYS[order])
     problems = [Text(f"{name}: {problem.splitlines()[0]}") for name, problem in top.problems.items()]
     calls_shown, ranks_shown = len(top.calls), len(ranks)

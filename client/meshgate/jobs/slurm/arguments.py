@@ -14,7 +14,7 @@ __all__ = ["build_spec", "check_sync_dirs", "refuse_direct_access"]
 
 
 def build_spec(arguments: Mapping[str, Any]) -> SlurmSpec:
-    """The job that the arguments describe; those that are None have their defaults. Raises ValueError."""
+    """The job that the arguments describe; None stands for an argument's default. Raises ValueError."""
     given = {name: value for name, value in arguments.items() if value is not None}
     slurm_args = given.get("slurm_args", ())
     if isinstance(slurm_args, str):

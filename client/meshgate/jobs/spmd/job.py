@@ -111,7 +111,7 @@ class SPMDJob(JobTrait):
 
     def _create(self, client_script: str | None) -> None:
         self._job.apply(client_script)
-        self._apply_id = self._job.apply_id  # the one by which others find the allocation
+        self._apply_id = self._job.apply_id  # by which other processes find the allocation
 
     def _state(self) -> JobState:
         state = self._job.state(cached_path=None)

@@ -136,7 +136,7 @@ class Screen:
 
 
 def _fit(text: str, columns: int) -> str:
-    """The beginning of ``text`` that fits into so many columns."""
+    """The beginning of ``text`` that fits into ``columns`` columns."""
     if text.isascii():
         return text[:columns]
     width = 0

@@ -207,7 +207,7 @@ class Calling:
         return pending.done
 
     def _report(self) -> None:
-        """Sends the progress of the calls that take long, as far as it has changed."""
+        """Sends the progress of the calls that take long, if it has changed."""
         self._report_timer = self._loop.call_later(REPORT_INTERVAL, self._report) if self._pending else None
         now = time.monotonic()
         targets: set[int] = set()

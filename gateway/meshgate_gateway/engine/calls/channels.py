@@ -1,7 +1,7 @@
 """Channels of a session: what actors send to a port reaches the client, and vice versa.
 
 While too many bytes of a channel wait to be sent to the client, its port is not read: messages stay in the port's queue
-and hold up nothing else of the session. If that queue is too large, those who send wait (``backlog.py``).
+and hold up nothing else of the session. If that queue is too large, senders wait (``backlog.py``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Ports(Messaging, Protocol):
 
 class Channels:
     """The channels of a session. ``queued(stream)`` returns how many bytes wait to be sent to the client; ``backlog``
-    lets those wait that send."""
+    makes senders wait."""
 
     def __init__(
         self,

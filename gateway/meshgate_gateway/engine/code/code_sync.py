@@ -325,7 +325,7 @@ def _decode(
 
 
 def _shorten(reasons: Mapping[str, str]) -> dict[str, str]:
-    """``reasons``, by host, as far as they fit into a message. The gateway's own comes first."""
+    """The ``reasons``, by host, that fit into a message. The gateway's own comes first."""
     kept: dict[str, str] = {}
     size = 0
     for name in sorted(reasons, key=lambda name: name != THE_GATEWAY):

@@ -1,6 +1,6 @@
 """The calls of a detached session: which are running, and the results that no holder has read.
 
-A result is kept until the holder has read it, and for a while after that, as far as there is space: a holder that is
+A result is kept until the holder has read it, and for a while after that, if there is space: a holder that is
 killed just after reading a result has not used it yet. What was read, or dropped by the program, makes room first.
 
 A new holder receives a list of the results that are kept. What it reads of them must not push out the others, so those

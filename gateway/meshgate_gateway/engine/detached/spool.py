@@ -17,7 +17,7 @@ __all__ = ["Blob", "Spool"]
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 16 * 2**20
-OVERHEAD = 256  # bytes of memory that a blob takes beside its pieces, roughly
+OVERHEAD = 256  # bytes of memory that a blob takes besides its pieces, roughly
 
 Piece: TypeAlias = "bytes | memoryview"
 

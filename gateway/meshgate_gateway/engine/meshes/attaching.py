@@ -85,7 +85,7 @@ class Attaching:
         self._objects.add(header.object, await self._adopted(header, buffers))
 
     def _reference(self, header: Adopt, buffers: Sequence[Fragments]) -> Any:
-        """Monarch's reference to the mesh: one that arrived beside a value, or from inside a pickle."""
+        """Monarch's reference to the mesh, which arrived with a value or inside a pickle."""
         if not header.has_reference:
             return self._objects.reference(header.object)
         if not buffers:

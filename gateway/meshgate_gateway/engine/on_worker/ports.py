@@ -1,4 +1,4 @@
-"""Makes ``Port.send`` wait while the engine holds too many messages that no one has received.
+"""Makes ``Port.send`` wait while the engine holds too many messages that no receiver has read.
 
 Monarch's ports accept whatever is sent to them. So a process reports to the engine what it has sent to a port, one
 chunk at a time, and waits in ``send`` while too many reports are not answered. The engine answers when the messages
@@ -17,8 +17,8 @@ from typing import Any
 CHUNK = 2**20  # bytes that a process sends to a port between two reports
 CHUNK_MESSAGES = 4096  # the same in messages
 UNANSWERED = 32  # reports of a port, above which ``send`` waits
-MESSAGE = 256  # bytes that a message takes beside its content, roughly
-PORTS = 1024  # that are known at once
+MESSAGE = 256  # bytes that a message takes besides its content, roughly
+PORTS = 1024  # whose counts are kept at once
 SAMPLE = 32  # items of a container whose size is looked at
 DEPTH = 3  # of containers
 FLAT = frozenset({int, float, bool, complex, type(None)})

@@ -100,7 +100,7 @@ async def set_up_process(
     2. Applies what image steps left on the host, and takes its part of the host's GPUs.
     3. Starts to run from ``code``, if given.
     4. Lets other processes read its stacks and debug it, if its mesh has a ``name``.
-    5. Makes it wait when it sends to channels more than is received.
+    5. Makes ``Port.send`` wait while the engine has too many unread messages.
     6. Runs the user's ``bootstrap``, inside the context manager ``sync_context`` (``module:name``) if it is not async.
     """
     from monarch.actor import current_rank  # noqa: PLC0415 - resolved on the worker

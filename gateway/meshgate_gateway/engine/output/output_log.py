@@ -57,7 +57,7 @@ class OutputLog:
             self._changed.notify()
 
     def close(self) -> None:
-        """Writes what waits, for ``CLOSE_TIMEOUT`` seconds at most. Blocks; idempotent."""
+        """Writes the records that wait, for ``CLOSE_TIMEOUT`` seconds at most. Blocks; idempotent."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -81,7 +81,7 @@ class OutputLog:
                 return
 
     def _next(self) -> bytes | None:
-        """The next record; None once there is none and no other will follow."""
+        """Waits for the next record; None after the last one, once the log is closing."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._dropped or self._closing)
             if self._waiting:
