@@ -25,6 +25,7 @@ class Dispatch:
         self,
         session: Callable[[], Session],
         failures: FailureReports,
+        *,
         start_task: StartTask,
         about_to_handle: Callable[[Header], object],
         flush_soon: Callable[[], object],

@@ -121,12 +121,12 @@ class Engine:
         self._failures = FailureReports(self._objects.add, self.send)
         self._backlog = Backlog(self._loop.call_later, self.notice)
         self.streams = WorkerStreams(
-            self._lookup.label,
-            self._send_output,
-            self._process_ended,
-            self._process_watched,
-            answer(self._dump_controllers),
-            self._backlog.reported,
+            label=self._lookup.label,
+            printed=self._send_output,
+            ended=self._process_ended,
+            watched=self._process_watched,
+            controllers=answer(self._dump_controllers),
+            reported=self._backlog.reported,
         )
         self._connect_calls(monarch)
         self._connect_code(monarch, host)
@@ -134,7 +134,7 @@ class Engine:
 
     def _connect_calls(self, monarch: Monarch) -> None:
         objects, lookup = self._objects, self._lookup
-        self._calling = Calling(objects, lookup, monarch, self.send, self.link.flush, self._metrics)
+        self._calling = Calling(objects, lookup, monarch, self.send, idle=self.link.flush, metrics=self._metrics)
         self._ledger = Ledger(
             self.link.send,
             self.link.queued,
@@ -144,31 +144,74 @@ class Engine:
             connected=self.link.connected,
         )
         self._dispatch = Dispatch(
-            lambda: self.link.session, self._failures, self._start_task, self._ledger.record, self.link.flush_soon
+            lambda: self.link.session,
+            self._failures,
+            start_task=self._start_task,
+            about_to_handle=self._ledger.record,
+            flush_soon=self.link.flush_soon,
         )
-        self._channels = Channels(objects, lookup, monarch, self.send, self._queued_on, self._start_task, self._backlog)
+        self._channels = Channels(
+            objects,
+            lookup,
+            monarch,
+            self.send,
+            self._backlog,
+            queued=self._queued_on,
+            start_task=self._start_task,
+        )
 
     def _connect_code(self, monarch: Monarch, host: str | None) -> None:
         lookup, calling = self._lookup, self._calling
         make_agents = functools.partial(
-            HostAgents, monarch, lookup.attached, self._start_task, self._set_up_process, self.streams.drop
+            HostAgents,
+            monarch,
+            attached=lookup.attached,
+            start_task=self._start_task,
+            set_up_process=self._set_up_process,
+            end_processes=self.streams.drop,
         )
         self.code = code = CodeSync(self._objects, self.send, make_agents, host, self._metrics)
         self.inspection = Inspection(self._objects, calling, code)
         self._telemetry = Telemetry(
-            monarch, self.send, self._start_task, self._failures, self.notice, elsewhere=host is not None
+            monarch,
+            self.send,
+            start_task=self._start_task,
+            failures=self._failures,
+            notice=self.notice,
+            elsewhere=host is not None,
         )
-        self._reloading = Reloading(lookup, monarch, calling, code.wait_for_version, self._start_task, self._failures)
+        self._reloading = Reloading(
+            lookup,
+            monarch,
+            calling,
+            wait_for_version=code.wait_for_version,
+            start_task=self._start_task,
+            failures=self._failures,
+        )
 
     def _connect_meshes(self, monarch: Monarch, find_hosts: FindHosts) -> None:
         objects, lookup, code, fail = self._objects, self._lookup, self.code, self._calling.fail
         self._hosts = hosts = HostWatch(objects, self.send, code, monarch.same_versions.laptop)
         self._supervision = Supervision(
-            objects, self.send, self._loop.call_later, hosts.reasons, fail, self._reloading.process_died
+            objects,
+            self.send,
+            self._loop.call_later,
+            host_reasons=hosts.reasons,
+            ranks_died=fail,
+            process_died=self._reloading.process_died,
         )
-        self._watching = watching = Watching(objects, monarch, self.streams, self._start_task, fail)
+        self._watching = watching = Watching(
+            objects, monarch, self.streams, start_task=self._start_task, ranks_died=fail
+        )
         self._attaching = Attaching(
-            objects, lookup, monarch, self.send, find_hosts, hosts.ended, self._hosts_attached, watching.watch
+            objects,
+            lookup,
+            monarch,
+            self.send,
+            find_hosts=find_hosts,
+            ended=hosts.ended,
+            hosts_attached=self._hosts_attached,
+            watch=watching.watch,
         )
         self._spawning = Spawning(
             objects,

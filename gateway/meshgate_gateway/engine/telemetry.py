@@ -39,10 +39,10 @@ class Telemetry:
         self,
         monarch: Collecting,
         send: Send,
+        *,
         start_task: StartTask,
         failures: FailureReports,
         notice: Callable[[str], object],
-        *,
         elsewhere: bool,
     ) -> None:
         self._monarch, self._send, self._start_task, self._failures = monarch, send, start_task, failures

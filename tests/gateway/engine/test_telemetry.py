@@ -50,7 +50,12 @@ class Parts:
         self.notices: list[str] = []
         failures = FailureReports(lambda number, failure: None, self.send)
         self.telemetry = Telemetry(
-            self.collector, self.send, self.start, failures, self.notices.append, elsewhere=elsewhere
+            self.collector,
+            self.send,
+            start_task=self.start,
+            failures=failures,
+            notice=self.notices.append,
+            elsewhere=elsewhere,
         )
 
     def send(self, header: Any, buffers: Any = (), *, stream: int = 0) -> None:

@@ -66,6 +66,7 @@ class Calling:
         lookup: Lookup,
         monarch: Messaging,
         send: Send,
+        *,
         idle: Callable[[], None],
         metrics: CallMetrics,
     ) -> None:

@@ -40,9 +40,10 @@ class Channels:
         lookup: Lookup,
         monarch: Ports,
         send: Send,
+        backlog: Backlog,
+        *,
         queued: Callable[[int], int],
         start_task: StartTask,
-        backlog: Backlog,
     ) -> None:
         self._objects, self._lookup, self._monarch = objects, lookup, monarch
         self._send_message, self._queued, self._start_task = send, queued, start_task

@@ -115,13 +115,13 @@ class HostAgents:
     def __init__(
         self,
         monarch: AgentSpawner,
+        tree: Tree,
+        gateway: Address,
+        *,
         attached: Callable[[HostMesh], Any],
         start_task: StartTask,
         set_up_process: SetUpProcess,
         end_processes: Callable[[int], None],
-        tree: Tree,
-        gateway: Address,
-        *,
         secret: bytes,
         owner: str,
     ) -> None:

@@ -62,6 +62,7 @@ class Reloading:
         lookup: Lookup,
         monarch: ReloaderSpawner,
         calls: Calls,
+        *,
         wait_for_version: Callable[[str, Sequence[str]], Awaitable[str]],
         start_task: StartTask,
         failures: FailureReports,

@@ -55,6 +55,7 @@ class Attaching:
         lookup: Lookup,
         monarch: Adopter,
         send: Send,
+        *,
         find_hosts: FindHosts,
         ended: Container[str],
         hosts_attached: Callable[[HostMesh], None],

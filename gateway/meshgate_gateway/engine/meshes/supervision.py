@@ -32,6 +32,7 @@ class Supervision:
         objects: ObjectTable,
         send: Send,
         call_later: CallLater,
+        *,
         host_reasons: Mapping[str, str],
         ranks_died: Callable[[ActorMesh], None],
         process_died: Callable[[int, int, str], None],

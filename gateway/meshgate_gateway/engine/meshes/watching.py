@@ -57,6 +57,7 @@ class Watching:
         objects: ObjectTable,
         monarch: WatcherSpawner,
         listener: Listener,
+        *,
         start_task: StartTask,
         ranks_died: Callable[[ActorMesh], None],
     ) -> None:

@@ -67,6 +67,7 @@ class WorkerStreams:
 
     def __init__(
         self,
+        *,
         label: Callable[[int, int], tuple[str, str]],
         printed: Callable[[list[PrintedLine]], None],
         ended: Callable[[int, int, int], None],

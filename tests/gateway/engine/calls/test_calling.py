@@ -41,7 +41,7 @@ class Called:
         self.ended: list[bool] = []  # whether each ended call failed
         self.casts = 0
         lookup = Lookup(self.objects, self.monarch)
-        self.calling = Calling(self.objects, lookup, self.monarch, self.sent, self._idle, self)
+        self.calling = Calling(self.objects, lookup, self.monarch, self.sent, idle=self._idle, metrics=self)
         self.actors = actor_mesh()
         self.objects.add(ACTORS, self.actors)
 

@@ -42,9 +42,9 @@ class Opened:
             Lookup(self.objects, self.monarch),
             self.monarch,
             self.sent,
-            lambda stream: self.queued.get(stream, 0),
-            start_task,
             Backlog(Timers(), lambda text: None),
+            queued=lambda stream: self.queued.get(stream, 0),
+            start_task=start_task,
         )
         self.open(CHANNEL, once=once)
 

@@ -53,12 +53,12 @@ class Provided:
         self.fails: Callable[[Sequence[str]], bool] = lambda names: False
         self.agents = HostAgents(
             self.monarch,
-            lambda hosts: hosts.mesh,
-            start_task,
-            lambda mesh, code=None, bootstrap=None: mesh,
-            self.ended.append,
             self.tree,
             gateway,
+            attached=lambda hosts: hosts.mesh,
+            start_task=start_task,
+            set_up_process=lambda mesh, code=None, bootstrap=None: mesh,
+            end_processes=self.ended.append,
             secret=b"secret",
             owner="owner",
         )

@@ -35,9 +35,9 @@ class Reloaded:
             Lookup(self.objects, self.monarch),
             self.monarch,
             self,
-            self._wait_for_version,
-            start_task,
-            FailureReports(self.objects.add, self.sent),
+            wait_for_version=self._wait_for_version,
+            start_task=start_task,
+            failures=FailureReports(self.objects.add, self.sent),
         )
         self.procs = proc_mesh(version=version)
         self.objects.add(PROCS, self.procs)

@@ -29,10 +29,10 @@ class Attached:
             lookup,
             self.monarch,
             self.sent,
-            self._find,
-            set(ended),
-            self.notified.append,
-            lambda number, procs: self.watched.append((number, procs)),
+            find_hosts=self._find,
+            ended=set(ended),
+            hosts_attached=self.notified.append,
+            watch=lambda number, procs: self.watched.append((number, procs)),
         )
 
     async def _find(self, mesh: str) -> Sequence[Host]:

@@ -29,9 +29,9 @@ class Supervised:
             self.objects,
             self.sent,
             self.timers,
-            self.host_reasons,
-            self.ranks_died.append,
-            lambda mesh, rank, report: self.processes_died.append((mesh, rank, report)),
+            host_reasons=self.host_reasons,
+            ranks_died=self.ranks_died.append,
+            process_died=lambda mesh, rank, report: self.processes_died.append((mesh, rank, report)),
         )
         self.procs = proc_mesh(gpus=2)
         self.actors = actor_mesh(self.procs)

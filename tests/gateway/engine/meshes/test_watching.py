@@ -18,7 +18,7 @@ class Watched:
         self.monarch, self.objects = FakeMonarch(hold=hold), ObjectTable()
         self.address, self.secret = ADDRESS, SECRET
         self.died: list[ActorMesh] = []
-        self.watching = Watching(self.objects, self.monarch, self, start_task, self.died.append)
+        self.watching = Watching(self.objects, self.monarch, self, start_task=start_task, ranks_died=self.died.append)
 
     def receive(self, number: int, name: str = "inner") -> tuple[ProcMesh, ActorMesh]:
         procs = ProcMesh(FakeMesh(name), "", hosts_region(3, offset=2), ())

@@ -30,12 +30,12 @@ class Listener:
         self.closed = asyncio.Event()
         self.watched: list[tuple[int, int]] = []
         self.streams = WorkerStreams(
-            lambda mesh, rank: self.label,
-            self._printed,
-            self._ended,
-            self._watched,
-            self._controllers,
-            self._reported,
+            label=lambda mesh, rank: self.label,
+            printed=self._printed,
+            ended=self._ended,
+            watched=self._watched,
+            controllers=self._controllers,
+            reported=self._reported,
         )
 
     def _reported(self, port: str, messages: int, nbytes: int, answer: Answer) -> None:
