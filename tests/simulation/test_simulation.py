@@ -65,6 +65,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 """What reaches defects that other seeds reach rarely."""
 
 
+@pytest.mark.timeout(900)  # one takes a minute of CPU time; an expired timeout inside a seed would look like a defect
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_defects_are_found(defect: str) -> None:
     target, name, replacement = DEFECTS[defect]
