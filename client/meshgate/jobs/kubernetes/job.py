@@ -176,6 +176,7 @@ class KubernetesJob(ClusterJob["RunningJob"]):
         if pod_spec is not None and pod_template is not None:
             raise ValueError("'pod_spec' and 'pod_template' are aliases: pass only one of them.")
         raw = pod_spec if pod_spec is not None else pod_template
+        options: dict[str, Any] = {"port": port, "labels": labels, "annotations": annotations}
         self._images.pop(name, None)
         if compute is not None:
             if image_spec is not None or raw is not None or label_selector is not None:
@@ -184,12 +185,17 @@ class KubernetesJob(ClusterJob["RunningJob"]):
                     "'label_selector'."
                 )
             require_count(name, num_replicas)
-            options = {"port": port, "labels": labels, "annotations": annotations, "owner": "add_mesh"}
-            mesh = mesh_from_compute(name, compute, num_replicas, **options)
+            mesh = mesh_from_compute(name, compute, num_replicas, owner="add_mesh", **options)
             self._images[name] = compute.image
         else:
             mesh = mesh_from_monarch_arguments(
-                name, num_replicas, label_selector, pod_rank_label, image_spec, port, raw, labels, annotations
+                name,
+                num_replicas,
+                label_selector=label_selector,
+                pod_rank_label=pod_rank_label,
+                image_spec=image_spec,
+                pod_spec=raw,
+                **options,
             )
         self._request = self._request.with_mesh(mesh)
 

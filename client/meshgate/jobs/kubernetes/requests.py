@@ -206,6 +206,7 @@ def require_count(name: str, num_replicas: object) -> None:
 def mesh_from_monarch_arguments(
     name: str,
     num_replicas: int,
+    *,
     label_selector: str | None,
     pod_rank_label: str,
     image_spec: Any,

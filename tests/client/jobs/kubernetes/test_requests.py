@@ -7,11 +7,26 @@ import pytest
 from meshgate import Compute, ImageSpec
 from meshgate.jobs.kubernetes.requests import (
     JobRequest,
+    MeshRequest,
     mesh_from_compute,
     mesh_from_monarch_arguments,
     mesh_from_selector,
 )
 from meshgate_kubernetes.manifests.names import POD_INDEX_LABEL
+
+
+def monarch_mesh(replicas: int, *, image_spec: ImageSpec | None = None, pod_spec: object = None) -> MeshRequest:
+    return mesh_from_monarch_arguments(
+        "workers",
+        replicas,
+        label_selector=None,
+        pod_rank_label=POD_INDEX_LABEL,
+        image_spec=image_spec,
+        port=26600,
+        pod_spec=pod_spec,
+        labels=None,
+        annotations=None,
+    )
 
 
 def test_a_mesh_of_the_same_name_is_replaced() -> None:
@@ -43,10 +58,7 @@ def test_output_is_logged_unless_the_job_says_otherwise() -> None:
 
 def test_a_pod_template_may_be_a_bare_pod_spec() -> None:
     pod = {"containers": [{"name": "worker", "image": "x"}]}
-    meshes = [
-        mesh_from_monarch_arguments("workers", 1, None, POD_INDEX_LABEL, None, 26600, raw, None, None)
-        for raw in (pod, {"spec": pod})
-    ]
+    meshes = [monarch_mesh(1, pod_spec=raw) for raw in (pod, {"spec": pod})]
     assert meshes[0] == meshes[1]
     assert meshes[0].worker is not None
     assert meshes[0].worker.image == "x"
@@ -54,7 +66,7 @@ def test_a_pod_template_may_be_a_bare_pod_spec() -> None:
 
 def test_an_image_spec_becomes_a_worker_spec() -> None:
     image_spec = ImageSpec("x", resources={"nvidia.com/gpu": 4}, enable_fuse=True, shared_memory_size="1Gi")
-    mesh = mesh_from_monarch_arguments("workers", 3, None, POD_INDEX_LABEL, image_spec, 26600, None, None, None)
+    mesh = monarch_mesh(3, image_spec=image_spec)
     assert mesh.worker is not None
     assert (mesh.worker.resources, mesh.worker.fuse, mesh.worker.shared_memory_limit) == (
         {"nvidia.com/gpu": "4"},
