@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ from meshgate_gateway.http.kubernetes_auth import KubernetesUsers
 from meshgate_gateway.http.server import Server, listen
 from meshgate_gateway.provisioning.policy import Policy
 from meshgate_gateway.provisioning.service import Provisioner
+from meshgate_gateway.provisioning.slurm_service import SlurmProvisioner
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.jobs.provisioning_messages import (
     JobProgress,
@@ -62,11 +63,15 @@ def requested_job(*, replicas: int = 2, idle_timeout: int = 60, **worker: Any) -
     return job(mesh(replicas=replicas, **{"memory": "4Gi", **worker}), idle_timeout=idle_timeout)
 
 
-@asynccontextmanager
-async def gateway(api: FakeApi, policy: Policy = POLICY) -> AsyncIterator[str]:
+def gateway(api: FakeApi, policy: Policy = POLICY) -> AbstractAsyncContextManager[str]:
     """The URL of a provisioning gateway whose cluster is ``api``."""
     seen = cast("Api", api)
-    provisioner = Provisioner(seen, policy, TokenAuthenticator(SecretStr(TOKEN)), KubernetesUsers(seen))
+    return served(Provisioner(seen, policy, TokenAuthenticator(SecretStr(TOKEN)), KubernetesUsers(seen)))
+
+
+@asynccontextmanager
+async def served(provisioner: Provisioner | SlurmProvisioner) -> AsyncIterator[str]:
+    """The URL of a gateway that serves ``provisioner``."""
     listener = listen("127.0.0.1", 0)
     server = Server([listener], lambda request, conn: provisioner.respond(urlsplit(request.path).path, request, conn))
     serving = asyncio.create_task(server.serve())
@@ -80,8 +85,14 @@ async def gateway(api: FakeApi, policy: Policy = POLICY) -> AsyncIterator[str]:
 
 
 def with_gateway(api: FakeApi, test: Callable[[str], Awaitable[T]], policy: Policy = POLICY) -> T:
+    return run_at(gateway(api, policy), test)
+
+
+def run_at(gateway: AbstractAsyncContextManager[str], test: Callable[[str], Awaitable[T]]) -> T:
+    """Runs ``test`` with the URL of ``gateway``, for 20 s at most."""
+
     async def run() -> T:
-        async with gateway(api, policy) as url:
+        async with gateway as url:
             return await asyncio.wait_for(test(url), 20)
 
     return asyncio.run(run())

@@ -7,19 +7,17 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import pytest
 from pydantic import SecretStr
-from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from meshgate_gateway.http.auth import TokenAuthenticator
-from meshgate_gateway.http.server import Server, listen
 from meshgate_gateway.provisioning import slurm_service
 from meshgate_gateway.provisioning.slurm_policy import Caller, SlurmPolicy
 from meshgate_gateway.provisioning.slurm_service import SlurmProvisioner
@@ -41,6 +39,7 @@ from meshgate_slurm.messages import (
     parse_reply,
 )
 from meshgate_slurm.spec import SlurmSpec
+from tests.gateway.provisioning.provisioning_gateway import dial, run_at, served
 
 T = TypeVar("T")
 OPERATOR = "correct-horse-battery-staple"
@@ -99,32 +98,13 @@ class Slurm:
         return "CANCELLED"
 
 
-@asynccontextmanager
-async def gateway(slurm: Slurm, policy: SlurmPolicy) -> AsyncIterator[str]:
+def gateway(slurm: Slurm, policy: SlurmPolicy) -> AbstractAsyncContextManager[str]:
     token = TokenAuthenticator(SecretStr(OPERATOR))
-    provisioner = SlurmProvisioner(policy, token, cast("Submissions", slurm))
-    listener = listen("127.0.0.1", 0)
-    server = Server([listener], lambda request, conn: provisioner.respond(urlsplit(request.path).path, request, conn))
-    serving = asyncio.create_task(server.serve())
-    try:
-        yield f"ws://127.0.0.1:{listener.getsockname()[1]}/v1/jobs"
-    finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-        await provisioner.close()
-        await server.close()
+    return served(SlurmProvisioner(policy, token, cast("Submissions", slurm)))
 
 
 def with_gateway(slurm: Slurm, test: Callable[[str], Awaitable[T]], policy: SlurmPolicy = POLICY) -> T:
-    async def run() -> T:
-        async with gateway(slurm, policy) as url:
-            return await asyncio.wait_for(test(url), 20)
-
-    return asyncio.run(run())
-
-
-def dial(url: str, token: str) -> connect:
-    return connect(url, additional_headers={"Authorization": f"Bearer {token}"}, proxy=None)
+    return run_at(gateway(slurm, policy), test)
 
 
 async def ask(url: str, message: ProvisioningRequest | str, token: str) -> ProvisioningReply:
