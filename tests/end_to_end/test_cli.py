@@ -92,6 +92,24 @@ def test_exec_exits_with_the_code_of_the_command(job: ProcessJob) -> None:
     assert (shown.returncode, shown.stdout) == (0, "hello")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_ends_exec_ends_its_command_and_session(
+    job: ProcessJob, tmp_path: Path, number: signal.Signals
+) -> None:
+    before = {session.session for session in job.status().sessions}
+    main = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    main += "from meshgate.cli.app import app; app()"
+    command = [sys.executable, "-c", main, "exec", str(job.apply_id), "--rank", "1"]
+    script = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 300"
+    child = subprocess.Popen([*command, "--", "sh", "-c", script], start_new_session=True)
+    wait_for((tmp_path / "pid").exists, "the command to start", timeout=60)
+    child.send_signal(number)
+    assert child.wait() == 128 + number
+    running = Path("/proc", (tmp_path / "pid").read_text().strip())
+    wait_for(lambda: not running.exists(), "the command to end", timeout=60)
+    wait_for(lambda: {session.session for session in job.status().sessions} <= before, "its session to end", timeout=60)
+
+
 def test_ui_serves_a_page_with_the_ranks_and_their_hosts(job: ProcessJob, hosts: Any) -> None:
     procs = hosts.spawn_procs(per_host={"gpus": 2}, name="shown")
     procs.spawn("actors", Worker).rank.call().get()

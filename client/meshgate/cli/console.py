@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from meshgate.errors import JobNotRunning, MeshgateError
+from meshgate.jobs.signals import catch_end_signals, restore_signals
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -24,9 +25,14 @@ UNLIMITED_WIDTH = 10_000  # columns
 
 
 class Commands(TyperGroup):
-    """The group of all commands: turns meshgate's errors into a message and an exit code."""
+    """The group of all commands: turns meshgate's errors into a message and an exit code.
+
+    SIGTERM, and the SIGHUP of a terminal that is closed, end a command as Ctrl-C does: it closes its session, and with
+    it ends what it runs on the hosts.
+    """
 
     def invoke(self, ctx: Any) -> Any:  # of click, or of the copy that typer brings
+        signals_caught = catch_end_signals()
         try:
             return super().invoke(ctx)
         except JobNotRunning as error:
@@ -35,6 +41,9 @@ class Commands(TyperGroup):
             fail(str(error))
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+        finally:
+            if signals_caught:
+                restore_signals()
 
 
 def fail(message: str, code: int = FAILED) -> NoReturn:

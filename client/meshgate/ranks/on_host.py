@@ -20,6 +20,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from meshgate.ranks.guard import start_guard  # sent along
 from meshgate.ranks.marks import find_marks, siblings  # sent along
 from meshgate.ranks.streams import Event, Hub  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
@@ -188,8 +189,14 @@ def _start(
 
 
 def _watch(process: subprocess.Popen[bytes], outputs: tuple[int, ...]) -> None:
+    """Makes the exit of ``process`` an event. If this process ends first, so does ``process``."""
+    guard = start_guard(process.pid)
+
     def wait() -> None:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet: its group id is not reused
+        guard.kill()
         code = process.wait()
+        guard.communicate()
         _hub.exited(PROCESS, code if code >= 0 else 128 - code, outputs)
 
     threading.Thread(target=wait, daemon=True).start()

@@ -61,15 +61,19 @@ def _reduce(Class: SentAsSource) -> tuple[Any, ...]:
     text = inspect.getsource(sys.modules[Class.__module__])
     if REQUIRED_IMPORT not in text:
         raise TypeError(f"cannot send {Class.__module__}: it does not contain the line {REQUIRED_IMPORT!r}")
-    text = _INCLUDED.sub(lambda line: _included_source(line[1]), text.replace(REQUIRED_IMPORT, _WORKER_IMPORT))
+    text = _with_included(text.replace(REQUIRED_IMPORT, _WORKER_IMPORT))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     names = {"code": inspect.getsource(_load), "text": text, "attribute": Class.__name__}
     names["name"] = f"{Class.__module__.replace('.', '_')}_{digest}"
     return eval, ("(exec('from __future__ import annotations\\n' + code), _load(name, text, attribute))[1]", names)
 
 
-def _included_source(module: str) -> str:
-    """The source of ``module`` in a form that can be inserted into another module."""
+def _with_included(text: str) -> str:
+    """``text`` with the sources of the modules that it, and in turn these, include."""
+    return _INCLUDED.sub(lambda line: _with_included(_source(line[1])), text)
+
+
+def _source(module: str) -> str:
     return inspect.getsource(importlib.import_module(module)).replace(_FUTURE, "")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 import typer
 from pydantic import BaseModel
@@ -9,6 +12,7 @@ from typer.testing import CliRunner
 
 from meshgate.cli.console import Commands, age_text, console, emit, new_table
 from meshgate.errors import JobError, JobNotRunning
+from meshgate.jobs import signals
 
 
 class Result(BaseModel):
@@ -32,6 +36,12 @@ def work(what: str) -> None:
 
 
 @app.command()
+def stop_oneself(number: int) -> None:
+    os.kill(os.getpid(), number)
+    signal.sigtimedwait([], 10)  # the handler raises here at the latest
+
+
+@app.command()
 def other() -> None:
     """Without a second command there would be no group."""
 
@@ -50,6 +60,17 @@ def other() -> None:
 def test_the_exit_code_says_what_happened(what: str, code: int, text: str) -> None:
     result = CliRunner().invoke(app, ["work", what])
     assert (result.exit_code, result.output) == (code, text)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_a_command_lets_it_clean_up(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "_blocks", 0)  # fixtures of other modules may hold a job in a with block
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        assert CliRunner().invoke(app, ["stop-oneself", str(int(number))]).exit_code == 128 + number
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_table_on_a_pipe_is_as_wide_as_what_it_contains(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 """The process that runs the script of one rank, with its output and its end.
 
-Sent to workers as source text, so it imports nothing but the standard library.
+Sent to workers as source text, so it imports nothing but the standard library and what is sent along.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 
+from meshgate.ranks.guard import start_guard  # sent along
+
 __all__ = ["Output", "RankProcess"]
 
 TAIL_BYTES = 16384
 DRAIN_TIMEOUT = 5.0  # seconds for a process that left the group and still holds the pipe
-
-# Kills the process group $1 when its standard input is closed, which happens when this process ends in any way.
-_END_WITH_PARENT = 'read _; kill -9 -"$1" 2>/dev/null'
 
 
 class Output:
@@ -80,11 +79,7 @@ class RankProcess:
             stderr=outputs[1].write_end,
             start_new_session=True,
         )
-        self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", _END_WITH_PARENT, "guard", str(self._process.pid)],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._guard = start_guard(self._process.pid)
         self._outputs = outputs
         self._ended = threading.Event()
         self._ending = threading.Lock()
