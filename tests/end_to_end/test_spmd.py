@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -130,7 +131,10 @@ def test_a_rank_whose_worker_process_dies_ends_the_run_and_not_the_program(
 
 def test_a_failed_run_is_started_again(job: ProcessJob, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(job, "first", options=("--nproc-per-node=1", "--max-restarts=1"))
-    assert "Restart 1 of 1" in capsys.readouterr().err
+    restarted = r"meshgate: rank 0 on workers-0 failed with exit code \d+[^\n]*\. Restart 1 of 1\n"
+    shown = capsys.readouterr().err
+    assert re.search(restarted, shown), shown
+    assert "Last output" not in shown
     assert records(project, 1)[0]["environment"]["TORCHELASTIC_RESTART_COUNT"] == "1"
 
 

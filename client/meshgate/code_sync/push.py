@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -176,7 +177,15 @@ class CodeSync:
 
     def _save_cache(self, push: _PendingPush) -> None:
         if self._cache_file is not None and len(self._scanners) == 1 and push.read:
-            self._scanners[0].cache.save(str(self._cache_file))
+            try:
+                self._scanners[0].cache.save(str(self._cache_file))
+            except OSError as error:  # the hosts have the version: only the next program's scan takes longer
+                warnings.warn(
+                    f"cannot save what was read of {self.tree.top} in {self._cache_file}: {error.strerror}. The next "
+                    "program reads all files again; set XDG_CACHE_HOME to a directory that can be written",
+                    stacklevel=2,
+                )
+                self._cache_file = None  # warns once
 
     def _scan(self, changed: Iterable[str] | None) -> tuple[Directory, list[str]]:
         """The tree, and the files that were read because they may have changed."""

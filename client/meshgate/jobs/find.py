@@ -21,6 +21,8 @@ def find_job(name: str | None = None, namespace: str | None = None) -> JobTrait:
     beginning of the id of a job on this machine. Without a name, the job saved in this directory, the only one started
     here, or the only one on this machine. Raises JobNotRunning, or JobError if the name fits several jobs.
     """
+    if name == "":  # as of a shell's variable that is not set
+        raise JobError("the name of the job is empty; run `meshgate ls` to list the jobs")
     if namespace is not None:
         return _in_cluster(name, namespace)
     if name is None and os.path.exists(DEFAULT_JOB_PATH):
@@ -43,6 +45,8 @@ def find_job(name: str | None = None, namespace: str | None = None) -> JobTrait:
 
 def find_local(prefix: str | None) -> registry.LocalEntry:
     """The job on this machine whose id begins with ``prefix``; without one, the only job, first of this directory."""
+    if prefix == "":
+        raise JobError("the id of the job is empty; run `meshgate ls` to list the jobs")
     running = list(registry.entries())
     matching = [entry for entry in running if entry.apply_id.startswith(prefix or "")]
     if prefix is None:

@@ -94,10 +94,11 @@ def read_job_file(path: str) -> bytes:
     Raises FileNotFoundError, and JobFileError if the file belongs to another user or other users may access it.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise JobFileError(f"{path} is not a regular file")
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise JobFileError(f"{path} is not a regular file")
         if status.st_uid != os.geteuid():
             raise JobFileError(f"refusing to load the job in {path}: the file belongs to user {status.st_uid}")
         if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):

@@ -112,7 +112,7 @@ class EndpointProxy(Generic[P, R]):
         try:
             self._spec.check(args, kwargs)
         except TypeError as error:
-            raise TypeError(f"{error}{restart_hint(self._Class)}") from None
+            raise TypeError(f"{self._label}(): {error}{restart_hint(self._Class)}") from None
         if not kwargs and all(type(value) in _PLAIN for value in args):
             return Pickled(pickle.dumps((args, kwargs), 5))  # contains no proxies and no code
         client = self._mesh._client

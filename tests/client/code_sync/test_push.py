@@ -201,3 +201,16 @@ def test_a_version_that_failed_without_a_waiting_push_is_offered_again(code: Cod
     hosts.failed = {}
     assert code.push().ready == 2
     assert hosts.offers == 2
+
+
+@pytest.mark.usefixtures("hosts")
+def test_a_sync_succeeds_if_the_cache_of_the_scan_cannot_be_saved(
+    client: Client, repository: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "occupied").write_text("")
+    code = CodeSync(client, Tree(repository), cache_file=tmp_path / "occupied" / "scan")
+    with pytest.warns(UserWarning, match=r"cannot save .*/occupied/scan: .*set XDG_CACHE_HOME"):
+        assert code.push().ready == 2
+    (repository / "src/model.py").write_text("STEP = 2\n")
+    assert code.push().ready == 2  # warns once
+    code.close()

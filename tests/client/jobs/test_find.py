@@ -69,6 +69,20 @@ def test_an_ambiguous_or_unknown_name_is_an_error() -> None:
         find_job("./nowhere")
 
 
+@pytest.mark.parametrize("namespace", [None, "team"])
+def test_an_empty_name_is_not_the_only_job(running: list[LocalEntry], namespace: str | None) -> None:
+    del running[1:]
+    with pytest.raises(JobError, match="is empty; run `meshgate ls`"):
+        find_job("", namespace)
+    with pytest.raises(JobError, match="is empty; run `meshgate ls`"):
+        find_local("")
+
+
+def test_a_directory_is_not_a_job_file(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="is not a regular file"):
+        find_job(str(tmp_path))
+
+
 def test_a_job_in_a_cluster_needs_a_name() -> None:
     with pytest.raises(JobError, match="run `meshgate ls -n team`"):
         find_job(None, "team")

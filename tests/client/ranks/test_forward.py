@@ -7,7 +7,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -155,3 +155,8 @@ def test_a_port_in_use_is_refused() -> None:
 def test_wrong_arguments_are_refused_before_anything_starts(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         forward([None, None], **{"local_port": None, "reverse": False, **arguments})  # type: ignore[arg-type]
+
+
+def test_port_0_of_a_host_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"forward\(port=0\): expected the port of a server on the host"):
+        forward(cast("Any", [None]), 0, 0, local_port=None, reverse=False)

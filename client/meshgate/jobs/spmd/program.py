@@ -29,8 +29,10 @@ def require_program(command: TorchrunCommand, directory: str) -> None:
     if command.kind == "executable" and "/" not in command.program:
         return
     if local_file(command, directory) is None:
+        is_directory = os.path.isdir(os.path.join(directory, os.path.expanduser(command.program)))
+        problem = "is a directory" if is_directory else "does not exist"
         raise FileNotFoundError(
-            f"the script {command.program} does not exist in {directory}. Run the program where it does, or pass its "
+            f"the script {command.program} {problem} in {directory}. Run the program where it does, or pass its "
             "absolute path; for a module, use -m"
         )
 

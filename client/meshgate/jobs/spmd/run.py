@@ -47,7 +47,8 @@ def run_command(hosts: HostMeshProxy, command: TorchrunCommand, program: Program
             return
         if restart == command.max_restarts:
             raise failure
-        _print(f"meshgate: {str(failure).splitlines()[0]} Restart {restart + 1} of {command.max_restarts}")
+        why = str(failure).removesuffix(f". Last output of rank {failure.rank}:\n{failure.log_tail}").splitlines()[0]
+        _print(f"meshgate: {why}. Restart {restart + 1} of {command.max_restarts}")
         try:
             hosts.initialized.get()  # a lost host may be replaced
         except MeshgateError as error:

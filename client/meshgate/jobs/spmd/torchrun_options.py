@@ -102,7 +102,7 @@ class _Parser(argparse.ArgumentParser):
     """Raises ValueError instead of ending the program."""
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"torchrun command: {message}")
+        raise ValueError(f"torchrun command: {message}") from None  # without the frames of argparse
 
 
 def parse_options(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[dict[str, Any], set[str]]:

@@ -30,6 +30,7 @@ _HINT = (
     "  The program ends, as with Monarch. Slices without these ranks still work, and you can spawn again on the "
     "remaining hosts: to continue, assign a function to meshgate.unhandled_fault_hook.\n"
 )
+_INTERACTIVE_HINT = "  Slices without these ranks still work, and you can spawn again on the remaining hosts.\n"
 
 
 @dataclass(slots=True)
@@ -45,7 +46,7 @@ class FaultReporter:
         repeated = kind in self._reported
         self._reported[kind] = now
         if not repeated:
-            return f"meshgate: {failure}\n{_HINT}"
+            return f"meshgate: {failure}\n{_INTERACTIVE_HINT if _is_interactive() else _HINT}"
         hosts = sorted({failure.hosts[rank] for rank in failure.ranks if rank in failure.hosts})
         on = f" on {', '.join(hosts)}" if hosts else ""
         ranks = ranks_text(failure.ranks) if failure.ranks else "another part"
@@ -53,6 +54,11 @@ class FaultReporter:
 
 
 _reporter = FaultReporter()
+
+
+def _is_interactive() -> bool:
+    """Whether this is a prompt or a notebook, which a fault does not end."""
+    return hasattr(sys, "ps1")
 
 
 def default_fault_hook(failure: MeshFailure) -> NoReturn:
@@ -127,7 +133,7 @@ class _Program:
 
     def interrupt(self) -> None:
         """Does nothing if the program begins to end within ``LEAVE_TIMEOUT``, as after a call that failed."""
-        if self._interrupted or hasattr(sys, "ps1") or self._is_ending.wait(LEAVE_TIMEOUT):
+        if self._interrupted or _is_interactive() or self._is_ending.wait(LEAVE_TIMEOUT):
             return
         self._interrupted = True
         # A shell starts background programs with SIGINT ignored. Unlike _thread.interrupt_main(), a signal ends waits.

@@ -59,3 +59,8 @@ def test_what_only_workers_have_is_left_to_them(command: TorchrunCommand, projec
 def test_a_missing_file_is_an_error_that_names_the_directory(command: TorchrunCommand, project: Path) -> None:
     with pytest.raises(FileNotFoundError, match=f"{re.escape(command.program)} does not exist in {project}"):
         require_program(command, str(project))
+
+
+def test_a_directory_is_not_a_script(project: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"the script \. is a directory in "):
+        require_program(TorchrunCommand("script", "."), str(project))

@@ -101,6 +101,15 @@ def test_a_program_that_ends_or_is_interactive_or_has_a_hook_is_not_interrupted(
     assert interrupted.signals == []
 
 
+def test_the_report_at_a_prompt_does_not_say_that_the_program_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sys, "ps1", raising=False)
+    assert "The program ends" in faults.FaultReporter().text(died(1), 0.0)
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    text = faults.FaultReporter().text(died(1), 0.0)
+    assert "The program ends" not in text
+    assert "you can spawn again" in text
+
+
 def test_a_background_program_that_ignores_sigint_gets_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted = Interrupted(monkeypatch)
     monkeypatch.setattr(meshgate, "unhandled_fault_hook", meshgate._own_fault_hook)
