@@ -30,6 +30,12 @@ class BootstrapCommand:
     env: Mapping[str, str | None] = field(default_factory=dict)
     inherit_env: bool = True
 
+    def __post_init__(self) -> None:
+        """Raises TypeError for variables that are not strings, as Monarch's class does."""
+        for name, value in self.env.items():
+            if not isinstance(name, str) or not isinstance(value, str | None):
+                raise TypeError(f"BootstrapCommand(env=...): {name!r}: {value!r} is not a string or None")
+
     def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
         """A copy with ``env`` in addition."""
         return replace(self, env={**self.env, **env})

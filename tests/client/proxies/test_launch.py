@@ -48,6 +48,12 @@ def test_equal_commands_are_sent_once() -> None:
     assert not launch.commands[0].inherit_env
 
 
+def test_variables_of_a_command_are_strings() -> None:
+    with pytest.raises(TypeError, match="'A': 1 is not a string"):
+        BootstrapCommand("/python", env={"A": 1})  # type: ignore[dict-item]
+    assert BootstrapCommand("/python", env={"A": None}).with_env({"B": "1"}).env == {"A": None, "B": "1"}
+
+
 def test_bindings_are_one_for_each_process_of_a_host() -> None:
     launch = launch_of(EXTENT, PER_HOST, [{"cpus": "0"}, {"cpus": "1"}], None)
     assert launch is not None
