@@ -80,6 +80,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert " at 0x" not in shown  # IPython's text for an object of Monarch's class
 
 
+@pytest.mark.timeout(900)  # several programs
 @pytest.mark.parametrize("document", ["docs/index.md", "docs/jobs.md", "docs/packages.md", "docs/tutorial_cluster.md"])
 def test_programs_in_documents_run_as_pasted(document: str, tmp_path: Path) -> None:
     for program in programs_in(document):
