@@ -197,6 +197,28 @@ class Ported(Actor):
         port.send(value + 1)
 
 
+class HoldsALock(UserError):
+    """An exception that cannot be pickled."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+class RaisesLocks(Actor):
+    @endpoint
+    def fail(self) -> None:
+        raise HoldsALock("the optimizer is busy")
+
+    @endpoint(explicit_response_port=True)
+    def fail_through_port(self, port: Any) -> None:
+        port.exception(HoldsALock("the loader is busy"))
+
+    @endpoint
+    def state(self) -> str:
+        return "alive"
+
+
 class FailingInit(Actor):
     def __init__(self) -> None:
         raise UserError("not today")

@@ -19,6 +19,7 @@ from tests.end_to_end.actors import (
     Point2,
     Ported,
     PortedToMeshgate,
+    RaisesLocks,
     Ranked,
     SendsMeshes,
     Sharing,
@@ -168,6 +169,19 @@ def test_a_remote_exception_keeps_its_type_and_names_host_and_file(workers: Any)
     assert "not now" in text
     assert "workers-1" in text
     assert "actors.py" in text
+
+
+def test_an_exception_that_cannot_be_pickled_is_reported_and_its_actor_lives(procs: Any) -> None:
+    actors = procs.spawn("locks", RaisesLocks)
+    with pytest.raises(ActorError, match="the optimizer is busy") as caught:
+        actors.fail.call().get(timeout=60)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert "HoldsALock: the optimizer is busy" in str(caught.value.__cause__)
+    assert "cannot pickle '_thread.lock' object" in str(caught.value.__cause__)
+    assert "actors.py" in str(caught.value)
+    with pytest.raises(RuntimeError, match="HoldsALock: the loader is busy"):
+        actors.fail_through_port.choose().get(timeout=60)
+    assert set(actors.state.call().get(timeout=60).values()) == {"alive"}
 
 
 def test_the_same_error_of_many_ranks_is_reported_once(workers: Any) -> None:

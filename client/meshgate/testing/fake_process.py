@@ -183,21 +183,32 @@ class _ResponsePort:
         self._reply(cloudpickle.dumps(value), False)
 
     def exception(self, error: Exception) -> None:
-        self._reply(cloudpickle.dumps(error), True)
+        self._reply(_pickled(error), True)
 
 
 def pickled_error(error: Exception) -> bytes:
     """``error`` as an ``ActorError``, with a ``RuntimeError`` in its place if it cannot be pickled."""
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next  # without this module's own frame
-    raised = ActorError(error)
+    return _pickled(ActorError(error))
+
+
+def _pickled(error: Exception) -> bytes:
     try:
-        data: bytes = cloudpickle.dumps(raised)
-    except Exception:  # noqa: BLE001 - whatever a user's __reduce__ raises
-        standin = ActorError(RuntimeError(f"{type(error).__qualname__}: {error}"))
-        standin.exception_formatted = raised.exception_formatted
+        data: bytes = cloudpickle.dumps(error)
+    except Exception as reason:  # noqa: BLE001 - whatever a user's __reduce__ raises
+        wrapped: Any = error if isinstance(error, ActorError) else None
+        text = f"{_text(wrapped.exception if wrapped else error)}\n(this exception cannot be pickled: {_text(reason)})"
+        standin: Any = RuntimeError(text)
+        if wrapped:
+            standin = ActorError(standin)
+            standin.exception_formatted = wrapped.exception_formatted
         data = cloudpickle.dumps(standin)
     return data
+
+
+def _text(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def _context(message_rank: Point, rank: Point, name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import queue
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from meshgate.errors import ActorError
 from meshgate.serialization.pickling import dump_class, dumps_call
 from meshgate.shapes.shape import Extent, Point
-from meshgate.testing.fake_process import FakeProcess, Message, pickled_error, unpickle
+from meshgate.testing.fake_process import FakeProcess, Message, _ResponsePort, pickled_error, unpickle
 from tests.client.testing.actors import Counter
 
 POINT = Point(0, Extent(("hosts",), (1,)))
@@ -70,3 +71,21 @@ def test_an_error_is_pickled_without_the_frame_of_the_fake() -> None:
     assert isinstance(raised, ActorError)
     assert isinstance(raised.exception, ValueError)
     assert "in test_an_error" not in raised.exception_formatted  # the outermost frame
+
+
+def test_an_error_that_cannot_be_pickled_is_replaced_by_one_with_its_text() -> None:
+    error = ValueError("no", threading.Lock())
+    raised = pickle.loads(pickled_error(error))
+    assert isinstance(raised, ActorError)
+    assert isinstance(raised.exception, RuntimeError)
+    assert "ValueError: ('no', <unlocked" in str(raised.exception)
+    assert "cannot pickle '_thread.lock' object" in str(raised.exception)
+    assert "ValueError: ('no'" in raised.exception_formatted
+
+
+def test_an_error_of_a_port_that_cannot_be_pickled_is_replaced_too() -> None:
+    replies: list[tuple[bytes, bool]] = []
+    _ResponsePort(lambda data, failed: replies.append((data, failed))).exception(ValueError(threading.Lock()))
+    ((data, failed),) = replies
+    assert failed
+    assert "cannot be pickled" in str(pickle.loads(data))

@@ -24,6 +24,7 @@ import site
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -100,7 +101,8 @@ async def set_up_process(
     2. Applies what image steps left on the host, and takes its part of the host's GPUs.
     3. Starts to run from ``code``, if given.
     4. Lets other processes read its stacks and debug it, if its mesh has a ``name``.
-    5. Makes ``Port.send`` wait while the engine has too many unread messages.
+    5. Makes ``Port.send`` wait while the engine has too many unread messages, and ``Port.exception`` send every
+       exception.
     6. Runs the user's ``bootstrap``, inside the context manager ``sync_context`` (``module:name``) if it is not async.
     """
     from monarch.actor import current_rank  # noqa: PLC0415 - resolved on the worker
@@ -119,6 +121,7 @@ async def set_up_process(
         serve_stacks(name, hello["rank"], host)
         install_breakpoints(name, hello["rank"], host)
     report_what_is_sent(functools.partial(connect, address), hello)
+    send_every_exception()
     if bootstrap is not None:
         await run_bootstrap(bootstrap, sync_context)
 
@@ -166,6 +169,32 @@ def add_rank_attribute() -> None:
 
     if not hasattr(Actor, "rank"):
         Actor.rank = Rank()
+
+
+def send_every_exception() -> None:
+    """Makes an exception that cannot be pickled reach its caller, as a ``RuntimeError`` that has its text.
+
+    Monarch pickles it after the ``try`` of the endpoint: the actor would die, and the caller see only that it did.
+    """
+    from monarch.actor import ActorError, Port  # noqa: PLC0415 - resolved on the worker
+
+    send_pickled = Port.exception
+
+    def exception(self: Any, obj: Exception) -> None:
+        try:
+            send_pickled(self, obj)
+        except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ raises
+            wrapped: Any = obj if isinstance(obj, ActorError) else None
+            text = "".join(traceback.format_exception_only(wrapped.exception if wrapped else obj)).strip()
+            reason = "".join(traceback.format_exception_only(error)).strip()
+            standin: Any = RuntimeError(f"{text}\n(this exception cannot be pickled: {reason})")
+            if wrapped:
+                standin = ActorError(standin, wrapped.message)
+                standin.exception_formatted = wrapped.exception_formatted
+            send_pickled(self, standin)
+
+    exception.__doc__ = send_pickled.__doc__
+    Port.exception = exception
 
 
 def import_sources(sources: Sources) -> str:
