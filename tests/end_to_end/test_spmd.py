@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +20,8 @@ from meshgate import ProcessJob, SPMDFailed
 from meshgate.jobs.spmd.run import _count_processes
 from meshgate.spmd import SPMDJob, serve
 
-# Records what a rank finds, then does what the arguments say: "fail RANK", "exit CODE", "kill RANK", "orphan RANK".
+# Records what a rank finds, then does what the arguments say: "fail RANK", "exit CODE", "kill RANK", "orphan RANK",
+# "save".
 TRAIN = """
 import json, os, signal, sys, time
 import helper
@@ -43,6 +46,22 @@ if what == "kill":
 if what == "orphan":
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
+if what == "save":
+    def save(*_):
+        open(os.path.join(helper.PLACE, f"saved-{rank}"), "w").close()
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, save)
+    print(f"rank {rank} is training", flush=True)
+    time.sleep(600)
+"""
+DRIVER = """
+from meshgate import ProcessJob
+from meshgate.spmd import serve
+
+if __name__ == "__main__":
+    with ProcessJob({"workers": 1}) as job:
+        serve(["torchrun", "--nproc-per-node=2", "sub/train.py", "save"], job=job).run_spmd()
 """
 
 
@@ -211,3 +230,26 @@ def test_each_run_takes_the_files_as_they_are(synced: ProcessJob, project: Path)
     (project / "sub" / "train.py").write_text("raise SystemExit(9)\n")
     with pytest.raises(SPMDFailed, match="exit code 9"):
         spmd.run_spmd()
+
+
+@pytest.mark.parametrize(
+    ("signum", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 128 + signal.SIGTERM)], ids=["INT", "TERM"]
+)
+def test_ranks_may_save_what_they_have_when_the_driver_is_ended(
+    project: Path, signum: signal.Signals, status: int
+) -> None:
+    (project / "driver.py").write_text(DRIVER)
+    with subprocess.Popen(
+        [sys.executable, "driver.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as driver:
+        assert driver.stdout is not None
+        training: set[str] = set()
+        while len(training) < 2:
+            line = driver.stdout.readline()
+            assert line
+            training.update(re.findall(r"rank (\d) is training", line))
+        driver.send_signal(signum)
+        _, errors = driver.communicate(timeout=100)
+    assert driver.returncode == status
+    assert "the ranks got SIGTERM; waiting up to 30 s" in errors
+    assert sorted(path.name for path in project.glob("saved-*")) == ["saved-0", "saved-1"]

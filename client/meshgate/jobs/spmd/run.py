@@ -70,7 +70,8 @@ def _attempt(
         plan["master"] = _hold_master(runners, command, len(hosts))
         try:
             return failure_of([RankReport(**future.get()) for future in runners.run.stream(plan, stoppers)])
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # SIGTERM in a job's with block raises SystemExit
+            _print(f"meshgate: the ranks got SIGTERM; waiting up to {command.shutdown_timeout} s for them to end")
             stoppers.end.call(command.shutdown_timeout).get()
             raise
     except (SupervisionError, StepFailedError) as error:
