@@ -376,7 +376,7 @@ class JobUnsupported(JobError, NotImplementedError):
 
 
 class JobFileError(JobError, ValueError):
-    """A file is not a saved meshgate job, or is not safe to load."""
+    """A file is not a saved meshgate job, is not safe to load, or cannot be written."""
 
 
 class StaleCodeWarning(UserWarning):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -28,10 +30,12 @@ class Commands(TyperGroup):
     """The group of all commands: turns meshgate's errors into a message and an exit code.
 
     SIGTERM, and the SIGHUP of a terminal that is closed, end a command as Ctrl-C does: it closes its session, and with
-    it ends what it runs on the hosts.
+    it ends what it runs on the hosts. Characters that the terminal's encoding does not have are escaped.
     """
 
     def invoke(self, ctx: Any) -> Any:  # of click, or of the copy that typer brings
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
         signals_caught = catch_end_signals()
         try:
             return super().invoke(ctx)

@@ -33,8 +33,10 @@ def show_logs(
     job: Job = None,
     namespace: Namespace = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until interrupted.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", help="Only lines of this rank.")] = None,
-    tail: Annotated[int | None, typer.Option("--tail", help="Only the last so many lines of each session.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only lines of this rank.")] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", min=0, help="Only the last so many lines of each session.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print what the actors of all sessions printed.

@@ -23,7 +23,7 @@ from typing_extensions import Self
 
 from meshgate.errors import JobFileError
 
-__all__ = ["DEFAULT_JOB_PATH", "SavedJob", "locked", "read_job_file", "write_job_file"]
+__all__ = ["DEFAULT_JOB_PATH", "SavedJob", "check_writable", "locked", "read_job_file", "write_job_file"]
 
 DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
 HEADER = b"meshgate job\n"
@@ -132,14 +132,33 @@ def locked(path: str) -> Iterator[None]:
     """Locks the job at ``path``: if two processes start at once, the second finds the job of the first.
 
     Locks the directory, so no lock file remains. Does not block on file systems without locks (some network file
-    systems).
+    systems). Raises JobFileError if there is no directory and it cannot be created.
     """
     directory = Path(os.path.realpath(path)).parent
-    directory.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    with _explained(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
+
+
+def check_writable(path: str) -> None:
+    """Raises JobFileError if a job that is about to start could not be saved at ``path``."""
+    directory = Path(os.path.realpath(path)).parent
+    with _explained(directory), tempfile.TemporaryFile(dir=directory):
+        pass
+
+
+@contextlib.contextmanager
+def _explained(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise JobFileError(
+            f"the job cannot be saved in {directory}: {error.strerror}. Pass another cached_path to state(), or "
+            f"cached_path=None if no other process has to find the job"
+        ) from error

@@ -27,7 +27,7 @@ from meshgate.html import card
 from meshgate.images.image import Image
 from meshgate.jobs.cached import find_cached_job, find_running_job, remove_job_file
 from meshgate.jobs.rank_access import RankAccess
-from meshgate.jobs.saved import DEFAULT_JOB_PATH, SavedJob, locked, read_job_file, write_job_file
+from meshgate.jobs.saved import DEFAULT_JOB_PATH, SavedJob, check_writable, locked, read_job_file, write_job_file
 from meshgate.jobs.sessions import SessionAccess
 from meshgate.jobs.signals import catch_end_signals, restore_signals
 from meshgate.jobs.state import JobState
@@ -322,6 +322,7 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
         with locked(path):
             found = find_cached_job(path, job_load, self)
             if found is None:
+                check_writable(path)
                 self.apply()
                 try:
                     self.dump(path)

@@ -23,6 +23,11 @@ app = typer.Typer(cls=Commands, rich_markup_mode=None, pretty_exceptions_enable=
 
 
 @app.command()
+def mark() -> None:
+    console().print("\u2713 done")
+
+
+@app.command()
 def work(what: str) -> None:
     errors: dict[str, BaseException] = {
         "ended": JobNotRunning("the job has ended"),
@@ -85,3 +90,8 @@ def test_a_table_on_a_pipe_is_as_wide_as_what_it_contains(capsys: pytest.Capture
 )
 def test_an_age_has_one_unit(seconds: float, text: str) -> None:
     assert age_text(seconds) == text
+
+
+def test_characters_that_the_encoding_does_not_have_are_escaped() -> None:
+    done = CliRunner(charset="ascii").invoke(app, ["mark"])
+    assert (done.exit_code, done.stdout_bytes) == (0, b"\\u2713 done\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshgate.errors import JobCacheWarning
+from meshgate.errors import JobCacheWarning, JobFileError
 from meshgate.jobs.cached import find_cached_job, remove_job_file
 from meshgate.jobs.trait import job_load
 from tests.client.jobs.fake_job import RUNNING, FakeJob
@@ -109,3 +109,10 @@ def test_a_file_that_holds_another_allocation_is_not_removed(path: str) -> None:
     assert os.path.exists(path)
     remove_job_file(path, job.apply_id)
     assert not os.path.exists(path)
+
+
+@pytest.mark.parametrize("path", ["/proc/job.pkl", "/proc/jobs/job.pkl"])
+def test_a_job_that_cannot_be_saved_is_not_started(path: str) -> None:
+    with pytest.raises(JobFileError, match=r"the job cannot be saved in /proc.*cached_path=None"):
+        FakeJob(1).state(path)
+    assert set() == RUNNING
