@@ -75,10 +75,10 @@ def console() -> Console:
 
 
 def new_table(*columns: str) -> Table:
-    """A table as kubectl prints them."""
-    from rich.table import Table  # noqa: PLC0415
+    """A table as kubectl prints them. A narrow terminal cuts the first column, of names or IDs, last."""
+    from rich.table import Column, Table  # noqa: PLC0415
 
-    return Table(*columns, box=None, pad_edge=False, header_style="bold")
+    return Table(Column(columns[0], no_wrap=True), *columns[1:], box=None, pad_edge=False, header_style="bold")
 
 
 def meshes_text(meshes: Mapping[str, int] | None) -> str:

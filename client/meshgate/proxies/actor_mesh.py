@@ -10,7 +10,7 @@ from meshgate.actors.actor_class import ActorClass, EndpointSpec
 from meshgate.monarch_classes import SeenAsMonarchs
 from meshgate.proxies.endpoints import EndpointProxy
 from meshgate.proxies.mesh import MeshProxy, OwnedObject, require_string
-from meshgate.serialization.stale_source import restart_hint, source_defines
+from meshgate.serialization.stale_source import current_class, restart_hint, source_defines
 from meshgate.session.futures import FutureProxy
 from meshgate.session.pending_calls import PendingAck
 from meshgate.shapes.shape import Shape
@@ -49,6 +49,8 @@ class ActorMeshProxy(MeshProxy):
         if attr in dir(actor.Class):
             return _NotAnEndpoint(self, attr)
         hint = restart_hint(actor.Class) if source_defines(actor.Class, attr) else ""
+        if hasattr(current_class(actor.Class), attr):
+            hint = ". The class was defined again since this mesh was spawned: spawn a mesh of the new one"
         raise AttributeError(f"{actor.name} has no endpoint {attr!r}{hint}", name=attr, obj=self)
 
     def __dir__(self) -> list[str]:

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -65,9 +66,15 @@ class PullProgress:
         seconds = time.monotonic() - self._started
         files = f"{result.files} file{'' if result.files == 1 else 's'}"
         line = f"pulled {self._title}: {files}, {_size_text(result.size)}, {_size_text(result.travelled)} transferred"
-        left_out = f"; left out: {', '.join(result.left_out[:5])}" if result.left_out else ""
-        sys.stderr.write(f"{line}, in {seconds:.1f} s{left_out}\n")
+        sys.stderr.write(f"{line}, in {seconds:.1f} s{_left_out_text(result.left_out)}\n")
         sys.stderr.flush()
+
+
+def _left_out_text(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"; left out, as special files and links out of the directory are: {', '.join(names[:5])}{more}"
 
 
 def _size_text(count: float) -> str:

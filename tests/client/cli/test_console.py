@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 
 import pytest
 import typer
 from pydantic import BaseModel
+from rich.console import Console
 from typer.testing import CliRunner
 
 from meshgate.cli.console import Commands, age_text, console, emit, new_table
@@ -83,6 +85,14 @@ def test_a_table_on_a_pipe_is_as_wide_as_what_it_contains(capsys: pytest.Capture
     table.add_row("a" * 100, "why " * 100)
     console().print(table)
     assert ["a" * 100, *["why"] * 100] == capsys.readouterr().out.splitlines()[1].split()
+
+
+def test_a_narrow_terminal_cuts_the_first_column_last() -> None:
+    table = new_table("ID", "MESHES", "DIRECTORY")
+    table.add_row("c48b1a2e", "workers=2 loaders=16", "/home/user/a/long/path")
+    narrow = Console(file=io.StringIO(), width=30)
+    narrow.print(table)
+    assert "c48b1a2e " in narrow.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

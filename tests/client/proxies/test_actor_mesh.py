@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -16,6 +17,20 @@ def test_only_endpoints_are_attributes(mesh: Any) -> None:
         _ = mesh.nope
     assert isinstance(mesh, ActorMeshProxy)
     assert mesh.__name__ == "Counter"
+
+
+def test_an_endpoint_of_a_class_that_was_defined_again_needs_a_new_mesh(
+    mesh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = mesh._class
+    new = type(old.__name__, (old,), {**vars(old), "newer": vars(old)["add"]})
+    monkeypatch.setattr(sys.modules[old.__module__], old.__name__, new)
+    with pytest.raises(
+        AttributeError, match=r"no endpoint 'newer'\. The class was defined again .*: spawn a mesh of the"
+    ):
+        _ = mesh.newer
+    with pytest.raises(AttributeError, match=r"no endpoint 'newest'$"):
+        _ = mesh.newest
 
 
 def test_calling_a_plain_method_explains_as_endpoint(mesh: Any) -> None:

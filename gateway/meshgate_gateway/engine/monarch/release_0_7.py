@@ -49,9 +49,9 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 # Clients may change these, unless the gateway's environment sets them, which outranks what is configured.
 SETTINGS: Mapping[str, Any] = {
-    # A process whose answer to a query waits behind a large result is alive: sending 1 GB takes longer than 3 s.
+    # Report a frozen host after half of Monarch's minute. Much less would end living ones: the answer of a process to a
+    # query may wait behind a result of several gigabytes.
     "get_proc_state_max_idle": "30s",
-    "get_actor_state_max_idle": "30s",
     # Attaching sets this on hosts as well. A host that can neither deliver a message to a killed process nor return it
     # to a root client that is gone ends itself and everything that other sessions run there, so let it retry.
     "message_delivery_timeout": "365d",
