@@ -40,8 +40,11 @@ hypothesis.settings.load_profile("meshgate")
 
 def pytest_configure(config: pytest.Config) -> None:
     meshgate.unhandled_fault_hook = write_fault  # the default one would end this run
-    # A shell runs commands in the background with SIGINT ignored, which programs that tests interrupt would inherit.
+    # A shell runs commands in the background with SIGINT ignored, and nohup runs them with SIGHUP ignored, which
+    # programs that tests interrupt would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)  # a program does not inherit a handler
     os.environ[RUN_VARIABLE] = _run
     for variable in ("MESHGATE_URL", "MESHGATE_TOKEN", "KT_API_URL"):
         os.environ.pop(variable, None)

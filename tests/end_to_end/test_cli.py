@@ -101,10 +101,13 @@ def test_a_signal_that_ends_exec_ends_its_command_and_session(
     main += "from meshgate.cli.app import app; app()"
     command = [sys.executable, "-c", main, "exec", str(job.apply_id), "--rank", "1"]
     script = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 300"
-    child = subprocess.Popen([*command, "--", "sh", "-c", script], start_new_session=True)
-    wait_for((tmp_path / "pid").exists, "the command to start", timeout=60)
-    child.send_signal(number)
-    assert child.wait() == 128 + number
+    with subprocess.Popen([*command, "--", "sh", "-c", script], start_new_session=True) as child:
+        try:
+            wait_for((tmp_path / "pid").exists, "the command to start", timeout=60)
+            child.send_signal(number)
+            assert child.wait(60) == 128 + number
+        finally:
+            child.kill()
     running = Path("/proc", (tmp_path / "pid").read_text().strip())
     wait_for(lambda: not running.exists(), "the command to end", timeout=60)
     wait_for(lambda: {session.session for session in job.status().sessions} <= before, "its session to end", timeout=60)
