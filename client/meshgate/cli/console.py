@@ -78,7 +78,8 @@ def new_table(*columns: str) -> Table:
     """A table as kubectl prints them. A narrow terminal cuts the first column, of names or IDs, last."""
     from rich.table import Column, Table  # noqa: PLC0415
 
-    return Table(Column(columns[0], no_wrap=True), *columns[1:], box=None, pad_edge=False, header_style="bold")
+    headings = (Column(name, no_wrap=number == 0) for number, name in enumerate(columns))
+    return Table(*headings, box=None, pad_edge=False, header_style="bold")
 
 
 def meshes_text(meshes: Mapping[str, int] | None) -> str:
