@@ -113,13 +113,14 @@ class RankRunner(Actor, metaclass=SentAsSource):
                     )
             process = _Current.process
             code = process.wait() if process is not None else None
-            if code != 0 and not _Current.stopped:
+            stopped = _Current.stopped  # read once: the broadcast below reaches this process, too
+            if code != 0 and not stopped:
                 stoppers.end.broadcast(plan["shutdown_timeout"])
             return {
                 "rank": rank,
                 "host": host_name(),
                 "code": code,
-                "stopped": _Current.stopped,
+                "stopped": stopped,
                 "tail": process.tail() if process is not None and code != 0 else "",
                 "error": _read_error(error_file),
                 "logs": logs or "",

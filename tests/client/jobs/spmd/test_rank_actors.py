@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,3 +135,25 @@ def test_devices_are_counted_as_torchrun_does(kind: str, count: int, tmp_path: P
     command = [sys.executable, "-c", rank_actors.COUNT_DEVICES, kind]
     ran = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, check=True)
     assert int(ran.stdout) == count
+
+
+def test_a_rank_that_fails_was_not_stopped_by_its_own_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop_all_ranks(timeout: float) -> None:
+        monkeypatch.setattr(rank_actors._Current, "stopped", True)
+
+    process = SimpleNamespace(wait=lambda: -signal.SIGKILL, tail=lambda: "")
+    monkeypatch.setattr(rank_actors._Current, "process", None)
+    monkeypatch.setattr(rank_actors, "_start", lambda *_: process)
+    stoppers = SimpleNamespace(end=SimpleNamespace(broadcast=stop_all_ranks))
+    plan = {
+        **PLAN,
+        "master": ("host", 1),
+        "role": "default",
+        "max_restarts": 0,
+        "virtual_local_rank": False,
+        "shutdown_timeout": 30,
+    }
+    run: Any = vars(rank_actors.RankRunner)["run"]
+    report = run._method(SimpleNamespace(rank=1), plan, stoppers)
+    assert rank_actors._Current.stopped
+    assert (report["code"], report["stopped"]) == (-signal.SIGKILL, False)
