@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
+from meshgate.caller import warn_caller
 from meshgate.code_sync.busy_files import BusyFiles
 from meshgate.code_sync.project import Tree
 from meshgate.code_sync.pushed_versions import PushedVersions, SessionChecks, raise_if_failed
@@ -180,10 +180,9 @@ class CodeSync:
             try:
                 self._scanners[0].cache.save(str(self._cache_file))
             except OSError as error:  # the hosts have the version: only the next program's scan takes longer
-                warnings.warn(
+                warn_caller(
                     f"cannot save what was read of {self.tree.top} in {self._cache_file}: {error.strerror}. The next "
-                    "program reads all files again; set XDG_CACHE_HOME to a directory that can be written",
-                    stacklevel=2,
+                    "program reads all files again; set XDG_CACHE_HOME to a directory that can be written"
                 )
                 self._cache_file = None  # warns once
 

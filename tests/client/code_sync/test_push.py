@@ -209,8 +209,9 @@ def test_a_sync_succeeds_if_the_cache_of_the_scan_cannot_be_saved(
 ) -> None:
     (tmp_path / "occupied").write_text("")
     code = CodeSync(client, Tree(repository), cache_file=tmp_path / "occupied" / "scan")
-    with pytest.warns(UserWarning, match=r"cannot save .*/occupied/scan: .*set XDG_CACHE_HOME"):
+    with pytest.warns(UserWarning, match=r"cannot save .*/occupied/scan: .*set XDG_CACHE_HOME") as caught:
         assert code.push().ready == 2
+    assert caught[0].filename == __file__
     (repository / "src/model.py").write_text("STEP = 2\n")
     assert code.push().ready == 2  # warns once
     code.close()
