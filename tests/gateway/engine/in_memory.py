@@ -27,6 +27,8 @@ from meshgate_wire.messages import (
 from tests.gateway.engine.fakes import WAIT_TIMEOUT, FakeMonarch
 
 K = TypeVar("K")
+PIECE = bytes(100_000)
+MANY = 1000  # pieces: 100 MB, many flow-control windows
 
 
 def call(number: int, actors: int, *, adverb: str = "call", region: Region | None = None) -> Call:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from meshgate_wire import Limits
 from meshgate_wire.messages import Done, Failed, MeshRef, PortSend, Release, SendTo, Values
 from tests.gateway.engine.fakes import async_test
-from tests.gateway.engine.in_memory import EngineClient, call
-
-PIECE = bytes(100_000)
-MANY = 1000  # pieces: 100 MB, many flow-control windows
+from tests.gateway.engine.in_memory import MANY, PIECE, EngineClient, call
 
 
 @async_test

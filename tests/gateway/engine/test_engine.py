@@ -31,7 +31,7 @@ from meshgate_wire.messages import (
 )
 from meshgate_wire.version import PYTHON_VERSION
 from tests.gateway.engine.fakes import async_test
-from tests.gateway.engine.in_memory import EngineClient, call
+from tests.gateway.engine.in_memory import MANY, PIECE, EngineClient, call
 from tests.gateway.engine.oversized import OVERSIZED, limited_memory
 
 __all__ = ["limited_memory"]
@@ -40,8 +40,6 @@ __all__ = ["limited_memory"]
 RETURNED = """undeliverable message to host_agent.service:<gmkDYMTEV4b>@tcp://10.0.0.0:1:
   message type: hyperactor_mesh::host_mesh::host_agent::SetClientConfig
   error: delivery failure: ttl expired for host_agent.service:<gmkDYMTEV4b>@tcp://10.0.0.0:1"""
-PIECE = bytes(100_000)
-MANY = 1000  # pieces: 100 MB, many flow-control windows
 
 
 @async_test
