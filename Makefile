@@ -9,9 +9,11 @@
 #   make lint     ruff, the layers (import-linter) and plain English (lint/plain_english.py)
 #   make types    mypy, strict
 #   make bench    measures against direct Monarch, Ray Client and rsync (ARGS=--docs: docs/benchmarks.md; ARGS="--only sync")
-#   make conformance  compares behavior with direct Monarch, case by case (some: make conformance ARGS="errors ports")
+#   make conformance  compares behavior with direct Monarch, case by case (some: make conformance ARGS="errors ports";
+#                 Monarch's own tests of a source tree or wheel: make conformance ARGS="--upstream DIR")
 #   make chaos    injects random faults for an hour and counts what they cost (shorter: make chaos ARGS="--minutes 5";
 #                 in one process on a virtual clock: make chaos ARGS=--simulate)
+#   make mutate   plants small defects in the risky parts and counts those that tests find (ARGS="sessions store")
 #   make docs     builds the documentation into build/docs; warnings are errors
 #   make lock     updates constraints.txt
 #   make clean    removes the files that the other targets created
@@ -27,7 +29,7 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 SET_UP := $(VENV)/.set-up
 PINNED := pyproject.toml constraints.txt
 
-.PHONY: demo test torch lint types bench bench-in-venv conformance chaos docs lock clean setup
+.PHONY: demo test torch lint types bench bench-in-venv conformance chaos mutate docs lock clean setup
 .DEFAULT_GOAL := test
 
 demo: $(SET_UP)-demo
@@ -61,6 +63,9 @@ conformance: setup
 
 chaos: setup
 	$(BIN)/python -m chaos $(ARGS)
+
+mutate: setup
+	$(BIN)/python -m tests.mutation $(ARGS)
 
 docs: $(SET_UP)-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -2,7 +2,8 @@
 
 Prints the cases by area and keeps the results of each release in build/conformance-RELEASE.json. With ``--docs`` it
 writes them to the tables of docs/compatibility.md, with those of areas that earlier runs kept. Exits with 1 if a case
-passes on direct Monarch and fails through the gateway.
+passes on direct Monarch and fails through the gateway. ``--upstream DIR`` runs Monarch's own tests instead
+(conformance/upstream/command.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import pkgutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -33,6 +35,11 @@ def main(arguments: Sequence[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(__doc__, f"Areas: {', '.join(known)}.", sep="\n")
         return 0
+    if "--upstream" in arguments:
+        from conformance.upstream.command import main as run_upstream
+
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends what runs, as Ctrl-C does
+        return run_upstream([each for each in arguments if each != "--upstream"])
     if unknown := set(wanted) - set(known):
         sys.exit(f"no such area: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     release = importlib.metadata.version("torchmonarch")

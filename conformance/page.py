@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from conformance.signatures import DIFFERENCES
 from meshgate.actors.monarch_settings import REFUSED
 from meshgate.actors.monarch_surface import UNAVAILABLE
 from meshgate.jobs import monarch_names as jobs
@@ -16,6 +17,11 @@ PAGE = Path(__file__).parents[1] / "docs" / "compatibility.md"
 def names_table() -> str:
     rows = [f"| `{name}` | {reason} |" for name, reason in sorted(UNAVAILABLE.items())]
     return "\n".join(["| Monarch's name | here |", "|---|---|", *rows])
+
+
+def signatures_table() -> str:
+    rows = [f"| `{name}` | {reason} |" for name, reason in sorted(DIFFERENCES.items())]
+    return "\n".join(["| what | here |", "|---|---|", *rows])
 
 
 def settings_table() -> str:

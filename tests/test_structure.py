@@ -21,26 +21,22 @@ PACKAGES = {
     "worker_image/meshgate_worker": "worker_image",
 }
 FOLDERS = [path.parent for package in PACKAGES for path in sorted((ROOT / package).rglob("__init__.py"))]
-MOST_MODULES = 16
+MOST_MODULES = 25
 ENTRY_POINTS = {"__init__.py", "__main__.py"}  # run by other tests
 SAYS_WHAT_IT_NEVER_DOES = re.compile(r"\b(never|nothing|no|not|only|alone|without)\b", re.IGNORECASE)
 
 TESTED_ELSEWHERE = {
     "client/meshgate/doctor/gateway.py": "tests/end_to_end/test_doctor.py",
     "client/meshgate/session/gateway_client.py": "tests/client/jobs/kubernetes/test_remote_gateway.py",
-    "client/meshgate/jobs/spmd/run.py": "tests/end_to_end/test_spmd.py",
     "client/meshgate/jobs/slurm/dialer.py": "tests/slurm/test_laptop.py",
     "client/meshgate/jobs/slurm/job.py": "tests/slurm/test_laptop.py",
     "client/meshgate/jobs/slurm/login_program.py": "tests/slurm/test_queue.py",
     "client/meshgate/jobs/slurm/ssh.py": "tests/slurm/test_laptop.py",
     "client/meshgate/jobs/spmd/torchx_app.py": "tests/end_to_end/test_torchx.py",
     "client/meshgate/jobs/spmd/torchx_job.py": "tests/end_to_end/test_torchx.py",
-    "gateway/meshgate_gateway/engine/on_worker/code_actors.py": "tests/end_to_end/test_code.py",
     "gateway/meshgate_gateway/on_slurm.py": "tests/slurm/test_ends.py",
     "slurm_jobs/meshgate_slurm/batch.py": "tests/slurm/test_batch.py",
     "slurm_jobs/meshgate_slurm/commands.py": "tests/slurm/test_queue.py",
-    "slurm_jobs/meshgate_slurm/gateway_process.py": "tests/slurm/test_laptop.py",
-    "slurm_jobs/meshgate_slurm/login.py": "tests/slurm/test_laptop.py",
     "worker_image/meshgate_worker/slurm.py": "tests/slurm/test_ends.py",
 }
 """Modules that only work with Monarch's processes or with Slurm, and the tests that run them there."""
@@ -86,7 +82,10 @@ def test_every_folder_says_what_it_is_and_what_it_never_does(folder: Path) -> No
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
 def test_no_folder_has_too_many_modules(folder: Path) -> None:
-    assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= MOST_MODULES
+    modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(modules) <= MOST_MODULES, (
+        f"{name_of(folder)} has {len(modules)} modules: move a subject of its own to a folder, or merge small ones"
+    )
 
 
 @pytest.mark.parametrize("module", MODULES, ids=name_of)

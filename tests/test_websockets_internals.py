@@ -14,6 +14,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.client import ClientProtocol
 from websockets.protocol import Protocol
 from websockets.server import ServerProtocol
+from websockets.sync.client import ClientConnection as BlockingConnection
 from websockets.uri import parse_uri
 
 PINNED = "websockets>=15,<18"
@@ -28,6 +29,10 @@ def test_the_installed_version_is_one_that_the_pin_admits() -> None:
 @pytest.mark.parametrize("method", ["data_received", "process_event", "resume_writing", "send_data"])
 def test_connections_have_the_methods_that_our_code_overrides_or_calls(connection: type, method: str) -> None:
     assert inspect.isfunction(getattr(connection, method))
+
+
+def test_a_blocking_connection_has_the_method_that_our_code_overrides() -> None:
+    assert inspect.isfunction(BlockingConnection.handshake)
 
 
 class FakeTransport(asyncio.Transport):

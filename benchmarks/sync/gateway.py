@@ -23,9 +23,9 @@ import uvloop
 from meshgate_gateway.engine.client_connection import serve_connection
 from meshgate_gateway.engine.engine import Engine
 from meshgate_gateway.engine.monarch.same_versions import SameVersions
+from meshgate_gateway.http.auth import prover_of
+from meshgate_gateway.http.messages import MAX_HEAD, HeadParser
 from meshgate_sync.relay.plan import HostSlot
-
-_MOST_HEAD = 64 * 1024
 
 
 async def serve() -> None:
@@ -77,13 +77,13 @@ async def _accept(engine: Engine, listener: socket.socket) -> None:
     while True:
         connection, _ = await loop.sock_accept(listener)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        head = b""
-        while b"\r\n\r\n" not in head:
-            more = await loop.sock_recv(connection, _MOST_HEAD)
-            if not more or len(head) > _MOST_HEAD:
-                raise ConnectionError("no websocket's request")
-            head += more
-        await serve_connection(engine.admission, engine.link, connection, head)
+        parser, request = HeadParser(), None
+        while request is None:
+            request = parser.feed(await loop.sock_recv(connection, MAX_HEAD))
+        prover = prover_of(request)
+        assert prover is not None, "a client asks for a proof"
+        proof = {"gateway": "bench", "proof_key": prover.key}
+        await serve_connection(engine.admission, engine.link, connection, request.head, **proof)
 
 
 def _say(message: dict[str, Any]) -> None:

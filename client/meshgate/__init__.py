@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from meshgate.errors import (
         ActorError,
         AuthenticationError,
+        BootstrapFailed,
         ClassNotImportable,
         ConnectionFailedError,
         EngineDiedError,
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from meshgate.images.dockerfile import DockerfileError
     from meshgate.images.image import Image
     from meshgate.jobs.kubernetes.compute import Compute
-    from meshgate.jobs.kubernetes.job import ImageSpec, KubernetesJob
+    from meshgate.jobs.kubernetes.job import ImageSpec, KubeConfig, KubernetesJob
     from meshgate.jobs.local import LocalJob
     from meshgate.jobs.process import ProcessJob
     from meshgate.jobs.sessions import SessionInfo
@@ -119,8 +120,8 @@ _HOMES = {
     "meshgate.session.detached.tags": "tag",
     "meshgate.session.dialing": "Dialer Route UrlDialer",
     "meshgate.errors": (
-        "ActorError AuthenticationError ClassNotImportable ConnectionFailedError EngineDiedError ErrorKind "
-        "GatewayError GatewayFault GatewayLostError ImageStepFailed InvalidRequestError JobCacheWarning "
+        "ActorError AuthenticationError BootstrapFailed ClassNotImportable ConnectionFailedError EngineDiedError "
+        "ErrorKind GatewayError GatewayFault GatewayLostError ImageStepFailed InvalidRequestError JobCacheWarning "
         "JobError JobFileError JobNotRunning JobStartFailed JobUnsupported MeshFailure MeshgateError "
         "PullFailed SPMDFailed SessionExpiredError SessionTakenOverError StaleCodeError StaleCodeWarning "
         "StepFailedError SupervisionError UnpicklableArgument UnreadableResult VersionMismatchError"
@@ -130,7 +131,7 @@ _HOMES = {
     "meshgate.jobs.kubernetes.compute": "Compute",
     "meshgate.images.dockerfile": "DockerfileError",
     "meshgate.images.image": "Image",
-    "meshgate.jobs.kubernetes.job": "ImageSpec KubernetesJob",
+    "meshgate.jobs.kubernetes.job": "ImageSpec KubeConfig KubernetesJob",
     "meshgate.jobs.slurm.job": "SlurmJob",
     "meshgate.jobs.local": "LocalJob",
     "meshgate.jobs.process": "ProcessJob",
@@ -153,6 +154,7 @@ __all__ = [
     "AttachedCall",
     "AttachedSession",
     "AuthenticationError",
+    "BootstrapFailed",
     "BootstrapCommand",
     "Channel",
     "ClassNotImportable",
@@ -187,6 +189,7 @@ __all__ = [
     "JobState",
     "JobTrait",
     "JobUnsupported",
+    "KubeConfig",
     "KubernetesJob",
     "LinkLeavesTree",
     "LocalJob",

@@ -6,6 +6,7 @@
     ├── ActorError                   an endpoint raised an exception (also Monarch's ActorError, if installed)
     ├── SupervisionError             an actor, process or host died (also a RuntimeError); carries a MeshFailure
     ├── StepFailedError              an earlier step that this one depends on failed; names that step
+    │   └── BootstrapFailed         the bootstrap of its processes raised; an ActorError, too
     ├── InvalidRequestError          the gateway rejected a request (also a ValueError)
     ├── StaleCodeError               a host could not get the code version that a call needs
     ├── UnpicklableArgument          an argument cannot be pickled (also a TypeError); nothing was sent
@@ -47,6 +48,7 @@ from meshgate.monarch_classes import SeenAsMonarchs
 __all__ = [
     "ActorError",
     "AuthenticationError",
+    "BootstrapFailed",
     "ClassNotImportable",
     "ConnectionFailedError",
     "EngineDiedError",
@@ -196,6 +198,16 @@ class StepFailedError(MeshgateError, RuntimeError):
     def __init__(self, message: str, step: str = "") -> None:
         super().__init__(message)
         self.step = step
+
+
+class BootstrapFailed(StepFailedError, ActorError):
+    """The step that failed is ``spawn_procs()``, whose bootstrap raised ``exception``. Handlers for
+    ``ActorError``, which Monarch raises, catch it, too."""
+
+    def __init__(self, message: str, step: str = "", raised: ActorError | None = None) -> None:
+        ActorError.__init__(self, None, message)
+        self.args = (message,)
+        vars(self).update({} if raised is None else vars(raised), step=step, report=message)
 
 
 class InvalidRequestError(MeshgateError, ValueError):

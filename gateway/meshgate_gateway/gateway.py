@@ -30,6 +30,7 @@ from meshgate_gateway.sessions.session_table import Sessions
 from meshgate_gateway.settings import Settings
 from meshgate_gateway.shutdown import HOSTS_TIMEOUT, Shutdown, wait_for_shutdown
 from meshgate_gateway.supervisor.link import SupervisorLink
+from meshgate_wire.proof import gateway_name
 
 if TYPE_CHECKING:
     from meshgate_gateway.hosts.slurm import SlurmHosts
@@ -103,6 +104,8 @@ async def _assemble(
     """Starts everything but the servers, and connects it."""
     # Engines and hosts run user code, which must not see the token.
     environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
+    if settings.remove_at_end is not None and settings.remove_at_end.is_dir():
+        environment["TMPDIR"] = str(settings.remove_at_end)
     slurm = await _slurm_job(settings, supervisor)
     if slurm is not None:
         environment["MESHGATE_ENGINE_HOST"] = slurm.address
@@ -119,12 +122,15 @@ async def _assemble(
             sessions.adopt(engine, engine.session)
     provisioner = await _provisioner(settings)
     metrics = functools.cache(lambda: _metrics(sessions, hosts))
-    routes = Routes(_authenticator(settings, cluster), sessions, hosts, metrics, provisioner)
+    name = gateway_name(settings.read_token().get_secret_value())
+    routes = Routes(_authenticator(settings, cluster), sessions, hosts, metrics, provisioner, name=name)
+    if cluster is not None:
+        routes.restart_reason = cluster.restart_reason
     if nodes is not None:
         nodes.watch_notices(sessions.notify)
         routes.job_facts = lambda: {"slurm": nodes.report().model_dump(mode="json")}
     local = _local_socket(supervisor) if settings.local_socket else None
-    server = Server([listener, local.listener] if local else [listener], routes.respond)
+    server = Server([listener, local.listener] if local else [listener], routes.respond, name=name)
     servers = [server, *_metrics_server(settings, metrics)]
     return _Parts(sessions, hosts, cluster, slurm, nodes, provisioner, routes, servers, local)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
+
+import structlog
 
 from meshgate_gateway.hosts.kubernetes import KubernetesHosts
 from meshgate_gateway.hosts.provider import HostProvider
@@ -13,14 +16,19 @@ from meshgate_gateway.provisioning.policy import read_policy
 from meshgate_gateway.provisioning.service import Provisioner
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.errors import NotFound
-from meshgate_kubernetes.jobs.objects import read_spec
+from meshgate_kubernetes.errors import KubernetesError, NotFound
+from meshgate_kubernetes.jobs.objects import read_parent, read_spec
 from meshgate_kubernetes.manifests.names import Names
+from meshgate_kubernetes.manifests.pods import GATEWAY_CONTAINER
 from meshgate_kubernetes.manifests.spec import JobSpec
+from meshgate_kubernetes.status.termination import restart_reason
 
 __all__ = ["ClusterJob", "create_provisioner"]
 
+log = structlog.get_logger()
+
 KEPT = "kubernetes job"  # the key of what the supervisor keeps
+RESTART_REASON_TIMEOUT = 3.0  # seconds; a list of sessions does not wait longer for the API server
 
 
 async def create_provisioner(policy: Path, token: TokenAuthenticator) -> Provisioner:
@@ -58,6 +66,19 @@ class ClusterJob:
 
     def authenticator(self, token: TokenAuthenticator) -> Authenticator:
         return KubernetesAuthenticator(token, KubernetesUsers(self._api), self._spec.namespace)
+
+    async def restart_reason(self) -> str:
+        """Why this gateway is not the first of its job; "" if it is, or if that cannot be known."""
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(self._restart_reason), RESTART_REASON_TIMEOUT)
+        except (KubernetesError, ValueError, asyncio.TimeoutError) as error:
+            log.warning("cannot find out whether an earlier gateway was replaced", reason=repr(error))
+            return ""
+
+    def _restart_reason(self) -> str:
+        _, parent = read_parent(self._api, self._spec.name, self._spec.namespace)
+        pod = self._api.get("Pod", socket.gethostname(), self._spec.namespace)
+        return restart_reason(pod, GATEWAY_CONTAINER, parent["metadata"]["creationTimestamp"])
 
     async def delete(self) -> None:
         """Requests the deletion of the job and everything it owns, this pod included."""

@@ -86,7 +86,9 @@ class SlurmJob:
             command = step(self.spec, sys.executable, self.log_dir)
             self._step = commands.start_step(command, connect.variables(self.spec), self.batch_log)
             return self.job_id
-        return commands.submit(batch_script(self.spec, sys.executable, self.log_dir, connect), directory=self.log_dir)
+        return commands.submit(
+            batch_script(self.spec, sys.executable, self.log_dir, connect), directory=str(Path.home())
+        )
 
     # --- the ``Cluster`` of SlurmHosts
 

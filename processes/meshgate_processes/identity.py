@@ -1,12 +1,18 @@
-"""Processes of this machine, identified so that a reused pid is never mistaken for one of them."""
+"""Processes, identified so that a reused pid is never mistaken for one of them.
+
+Whoever reads an identity from a file may be on another machine that shares the directory, or in a container. A pid says
+nothing there: such a process is *foreign*, and neither alive nor ended as far as one can tell.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,14 +25,39 @@ __all__ = ["ProcessIdentity", "identify_process", "wait_ended"]
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process: its pid and start time, which together are never reused."""
+    """A process: its pid, and where and when it was started, which together are never reused.
+
+    ``started`` is ``machine/boot/pid namespace/time`` on Linux, and only a time on other systems.
+    """
 
     pid: int
     started: str
 
     @property
     def alive(self) -> bool:
-        return identify_process(self.pid) == self
+        """Whether it is known to run. False for a foreign process. Its machine may have been renamed meanwhile."""
+        found = identify_process(self.pid)
+        return found is not None and _since_boot(found.started) == _since_boot(self.started)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is known to have ended. False for a foreign process."""
+        return not self.foreign and not self.alive
+
+    @property
+    def foreign(self) -> bool:
+        """Whether nothing is known of it here, because it is one of another machine or of another pid namespace."""
+        place = self.started.rpartition("/")[0].split("/")
+        if sys.platform != "linux" or len(place) != len(_place()):
+            return False
+        machine, boot, namespace = _place()
+        # What ran on this machine before its last boot has ended, in whatever namespace it was.
+        return place[2] != namespace if place[1] == boot else place[0] != machine
+
+    @property
+    def machine(self) -> str:
+        """The host name of the machine or container on which it was started; "" if that is not known."""
+        return self.started.partition(":")[0] if self.started.count("/") == len(_place()) else ""
 
     def signal(self, signum: signal.Signals) -> None:
         """Sends ``signum``; does nothing if the process has ended."""
@@ -43,18 +74,36 @@ def identify_process(pid: int) -> ProcessIdentity | None:
     return _identify_by_proc(pid) if sys.platform == "linux" else _identify_by_ps(pid)
 
 
+def _since_boot(started: str) -> str:
+    """``boot/pid namespace/time``, which no other process of this machine has."""
+    return started.partition("/")[2] if started.count("/") == len(_place()) else started
+
+
 def _identify_by_proc(pid: int) -> ProcessIdentity | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else ProcessIdentity(pid, f"{_boot()}/{fields[19]}")
+        return None if fields[0] in "ZX" else ProcessIdentity(pid, "/".join((*_place(), fields[19])))
     except OSError:
         return None
 
 
 @functools.cache
-def _boot() -> str:
-    """The same for every process; a search asks once for each."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+def _place() -> tuple[str, str, str]:
+    """This machine, its boot, and the pid namespace. A search for processes asks once for each of them.
+
+    Machines that boot the same image may have equal machine IDs, and containers equal host names: together they tell
+    them apart. Of the machine ID, which is confidential, only a hash is used.
+    """
+    try:
+        machine_id = Path("/etc/machine-id").read_bytes()
+    except OSError:
+        machine_id = b""
+    machine = f"{socket.gethostname()}:{hashlib.sha256(b'meshgate' + machine_id).hexdigest()[:12]}"
+    try:
+        namespace = os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    except OSError:  # a sandbox that does not show it
+        namespace = ""
+    return machine.replace("/", "-"), Path("/proc/sys/kernel/random/boot_id").read_text().strip(), namespace
 
 
 def _identify_by_ps(pid: int) -> ProcessIdentity | None:

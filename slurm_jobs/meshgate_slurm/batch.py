@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,14 @@ from pathlib import Path
 
 from meshgate_slurm.addresses import own_address
 from meshgate_slurm.errors import SlurmError
-from meshgate_slurm.gateway_process import end_gateway, last_output, start_gateway, start_process, write_private
+from meshgate_slurm.gateway_process import (
+    end_gateway,
+    last_output,
+    remove_files,
+    start_gateway,
+    start_process,
+    write_private,
+)
 from meshgate_slurm.messages import ADDRESS_FILE, JOB_FILE, GatewayAddress, Rejected
 from meshgate_slurm.script import ALLOCATION, DIRECTORY, SPEC
 from meshgate_slurm.spec import SlurmSpec
@@ -70,7 +76,7 @@ def _serve(spec: SlurmSpec, directory: Path) -> int:
     except (SlurmError, OSError) as error:
         raise SystemExit(f"cannot start a gateway on {os.uname().nodename}: {error}") from None
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_files(directory)
 
 
 def _run(command: list[str], variables: Mapping[str, str]) -> int:

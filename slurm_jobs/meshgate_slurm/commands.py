@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from meshgate_slurm.errors import NoSlurm, Refused, Unreachable
 from meshgate_slurm.node_share import share_of_node
@@ -27,8 +28,11 @@ _UNKNOWN_JOB = "Invalid job id"
 
 
 def submit(script: str, *, directory: str) -> int:
-    """Submits a batch script that runs in ``directory``; returns the job's number. Raises Refused in Slurm's words."""
-    result = _run(["sbatch", "--parsable", f"--chdir={directory}"], script)
+    """Submits a batch script that runs in ``directory`` unless it has a ``--chdir`` of its own; returns the job's
+    number. Raises Refused in Slurm's words."""
+    if not os.path.isdir(directory):
+        raise Refused(f"cannot submit the job: {os.uname().nodename} has no directory {directory}")
+    result = _run(["sbatch", "--parsable"], script, directory)
     if result.returncode != 0:
         raise Refused(f"Slurm refused the job: {_words(result)}")
     number = result.stdout.strip().rpartition("\n")[2].partition(";")[0]
@@ -107,11 +111,10 @@ def _environment() -> Mapping[str, str]:
     }
 
 
-def _run(command: Sequence[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
+def _run(command: Sequence[str], stdin: str = "", directory: str | None = None) -> subprocess.CompletedProcess[str]:
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": TIMEOUT, "env": _environment()}
     try:
-        return subprocess.run(
-            command, input=stdin, capture_output=True, text=True, timeout=TIMEOUT, env=_environment(), check=False
-        )
+        return subprocess.run(command, input=stdin, cwd=directory, check=False, **options)
     except FileNotFoundError:
         raise NoSlurm(
             f"{os.uname().nodename} has no {command[0]} on its PATH: name a machine that has Slurm's commands with "

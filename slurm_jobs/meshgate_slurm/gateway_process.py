@@ -14,20 +14,23 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from meshgate_processes.identity import ProcessIdentity, identify_process
 from meshgate_slurm.messages import GatewayReport, Rejected, RunningSlurmJob
 from meshgate_slurm.spec import SlurmSpec
 
 __all__ = [
     "end_gateway",
+    "gateway_of",
     "host_name",
-    "is_alive",
     "last_output",
+    "remove_files",
     "software_version",
     "start_gateway",
     "start_process",
@@ -40,6 +43,8 @@ START_TIMEOUT = 120.0  # sbatch may take its time on a busy controller
 END_TIMEOUT = 30.0
 TAIL = 4096
 SPEC_FILE, TOKEN_FILE, LOG_FILE = "spec.json", "token", "gateway.log"
+TEMPORARY = "tmp"  # a link to the directory of temporary files, for those of a gateway that was killed
+TEMPORARY_PREFIX = "meshgate-slurm-"  # not "meshgate-job-": local jobs remove unlocked directories of that name
 
 
 def start_gateway(directory: Path, apply_id: str, spec: SlurmSpec) -> RunningSlurmJob | Rejected:
@@ -49,13 +54,14 @@ def start_gateway(directory: Path, apply_id: str, spec: SlurmSpec) -> RunningSlu
     try:
         process, report = start_process(directory, spec, ["--local-socket"])
     except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_files(directory)
         raise
     if isinstance(report, Rejected):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_files(directory)
         return report
+    gateway = identify_process(report.pid)
     return RunningSlurmJob(
         apply_id=apply_id,
         job_id=report.job_id,
@@ -63,7 +69,7 @@ def start_gateway(directory: Path, apply_id: str, spec: SlurmSpec) -> RunningSlu
         directory=str(directory),
         socket=report.socket,
         pid=report.pid,
-        started=_started(report.pid) or "",
+        started=gateway.started if gateway else "",
         token=token,
         meshes=spec.meshes,
         log_dir=report.log_dir,
@@ -90,6 +96,9 @@ def start_process(
     write_private(directory / SPEC_FILE, spec.model_dump_json())
     announce, theirs = os.pipe()
     log = directory / LOG_FILE
+    # For its engines: a unix socket in the home directory could have too long a path.
+    temporary = tempfile.mkdtemp(prefix=TEMPORARY_PREFIX)
+    os.symlink(temporary, directory / TEMPORARY)
     try:
         with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
             process = subprocess.Popen(
@@ -97,6 +106,7 @@ def start_process(
                     *(sys.executable, "-m", "meshgate_gateway", "--slurm-job", str(directory / SPEC_FILE)),
                     *("--token-file", str(directory / TOKEN_FILE), *listen, "--announce-fd", str(theirs)),
                     *("--lease", str(spec.lease), "--idle-timeout", str(spec.idle_timeout)),
+                    *("--remove-at-end", temporary),
                 ],
                 cwd=Path.home(),
                 stdin=subprocess.DEVNULL,
@@ -138,11 +148,17 @@ def write_private(path: Path, text: str) -> None:
 
 def end_gateway(job: RunningSlurmJob) -> None:
     """Ends the job's gateway, which runs on this machine if it does, and waits for its end."""
-    if is_alive(job):
-        os.kill(job.pid, signal.SIGTERM)
-        if not wait_until(lambda: not is_alive(job), END_TIMEOUT):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(job.pid, signal.SIGKILL)
+    process = gateway_of(job)
+    process.signal(signal.SIGTERM)
+    if not process.wait_ended(END_TIMEOUT):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+
+
+def remove_files(directory: Path) -> None:
+    """Removes the files of a gateway that has ended, on this machine or another."""
+    shutil.rmtree(os.path.realpath(directory / TEMPORARY), ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
@@ -154,18 +170,9 @@ def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
     return True
 
 
-def is_alive(job: RunningSlurmJob) -> bool:
-    """Whether the job's gateway runs, on this machine."""
-    return bool(job.started) and _started(job.pid) == job.started
-
-
-def _started(pid: int) -> str | None:
-    """When the process started, in clock ticks since boot: a process id may be used again. None if it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
+def gateway_of(job: RunningSlurmJob) -> ProcessIdentity:
+    """The process of the job's gateway, on this machine or another."""
+    return ProcessIdentity(job.pid, job.started)
 
 
 def last_output(directory: Path) -> str:

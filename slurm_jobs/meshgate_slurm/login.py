@@ -22,9 +22,10 @@ from meshgate_slurm import commands
 from meshgate_slurm.errors import SlurmError
 from meshgate_slurm.gateway_process import (
     end_gateway,
+    gateway_of,
     host_name,
-    is_alive,
     last_output,
+    remove_files,
     software_version,
     start_gateway,
     wait_until,
@@ -143,8 +144,8 @@ def _require_packages() -> None:
 
 def _state(text: str) -> BaseModel:
     job = RunningSlurmJob.model_validate_json(text)
-    alive = is_alive(job)
-    return GatewayState(host=host_name(), alive=alive, output="" if alive else last_output(Path(job.directory)))
+    ended = gateway_of(job).ended
+    return GatewayState(host=host_name(), alive=not ended, output=last_output(Path(job.directory)) if ended else "")
 
 
 def _report(text: str) -> BaseModel:
@@ -182,7 +183,7 @@ def _end(text: str) -> BaseModel:
     commands.cancel(job.job_id)  # its gateway has done so, unless it was killed, or ends when it sees that
     state = _wait_job_ended(job.job_id)
     if job.directory and job.host in ("", host_name()):
-        shutil.rmtree(job.directory, ignore_errors=True)
+        remove_files(Path(job.directory))
     return Ended(state=state)
 
 

@@ -105,7 +105,7 @@ class Rejected(_Model):
 
 
 class GatewayState(_Model):
-    """Whether the gateway's process runs, seen on ``host``."""
+    """``alive``: whether the gateway's process runs, as far as ``host`` can tell; True if it was started elsewhere."""
 
     host: str
     alive: bool

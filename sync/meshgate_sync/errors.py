@@ -42,6 +42,11 @@ __all__ = [
 ]
 
 
+def readable(path: bytes) -> str:
+    """A path for messages, which are UTF-8, as names of files need not be."""
+    return path.decode("utf-8", "backslashreplace")
+
+
 class SyncError(Exception):
     """The base of all errors of this package."""
 
@@ -104,9 +109,16 @@ class StoreError(SyncError):
 
 
 class StoreFull(StoreError):
-    def __init__(self, path: str) -> None:
-        self.path = path
-        super().__init__(f"no space left on the disk that holds {path}: free some, or set MESHGATE_HOME")
+    """``what`` is used up: space, a quota, or inodes. ``free`` bytes of the disk are free; ``need``: the bytes of the
+    version that are still to be written there, 0 if that is not known."""
+
+    def __init__(self, path: str, free: int, need: int = 0, what: str = "space") -> None:
+        self.path, self.free, self.need, self.what = path, free, need, what
+        needed = f"{need / 1e6:,.1f} MB are needed, and " if need else ""
+        super().__init__(
+            f"no {what} left on the disk that holds {path}: {needed}{free / 1e6:,.1f} MB are free. Free some there, or "
+            "set MESHGATE_HOME to a directory on another disk"
+        )
 
 
 class ObjectsDamaged(StoreError):

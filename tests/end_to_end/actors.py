@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -19,6 +21,7 @@ from meshgate import (
     ActorError,
     Channel,
     Port,
+    context,
     current_actor_name,
     current_rank,
     endpoint,
@@ -127,6 +130,15 @@ class Worker(Actor):
     @endpoint
     def say(self, text: str, end: str = "\n", error: bool = False) -> None:
         print(text, end=end, flush=True, file=sys.stderr if error else sys.stdout)
+
+    @endpoint
+    def say_natively(self, text: str) -> None:
+        os.write(1, f"{text}\n".encode())
+        subprocess.run(["/bin/sh", "-c", f"echo {text} of a child >&2"], check=True)
+
+    @endpoint
+    def log(self, text: str) -> None:
+        logging.getLogger("trainer").warning(text)
 
     @endpoint
     def wait_for_file(self, path: str) -> str:
@@ -286,6 +298,19 @@ class PortedToMeshgate(Actor):
             return current_actor_name()
 
         return await name()
+
+
+class StopsItself(Actor):
+    @endpoint
+    def stop_on(self, rank: int) -> str:
+        instance = context().actor_instance
+        if instance.rank.rank == rank:
+            instance.stop("done with it")
+        return "stopping"
+
+    @endpoint
+    def step(self) -> int:
+        return context().actor_instance.rank.rank
 
 
 class Stopping(Actor):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import http.client
 import json
 import os
 import pty
@@ -21,7 +20,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from websockets.sync.client import connect
-from websockets.typing import Origin
+from websockets.typing import Origin, Subprotocol
 
 from meshgate import ProcessJob
 from tests.end_to_end.actors import Worker
@@ -121,12 +120,10 @@ def test_ui_serves_a_page_with_the_ranks_and_their_hosts(job: ProcessJob, hosts:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
         assert served.stdout is not None
         link = urlsplit(served.stdout.readline().strip())
-        connection = http.client.HTTPConnection(link.netloc, timeout=60)
-        connection.request("GET", f"/?{link.query}")
-        headers = {"Cookie": str(connection.getresponse().headers["Set-Cookie"]).partition(";")[0]}
-        connection.close()
         url, origin = f"ws://{link.netloc}/live", f"http://{link.netloc}"
-        with connect(url, origin=Origin(origin), additional_headers=headers) as socket:
+        protocols = [Subprotocol("meshgate-ui"), Subprotocol(link.fragment)]
+        with connect(url, origin=Origin(origin), subprotocols=protocols) as socket:
+            assert "secret" in json.loads(socket.recv(timeout=60))
             message = json.loads(socket.recv(timeout=60))
         served.send_signal(signal.SIGINT)
         assert served.wait(60) == 130

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +20,6 @@ from meshgate import ProcessJob, UrlDialer
 from meshgate.doctor import gateway as module
 from meshgate.doctor.findings import Finding
 from meshgate.doctor.gateway import check_gateway
-from meshgate.session.gateway_http import get_json
 from meshgate.testing import NetworkProxy
 
 pytestmark = pytest.mark.usefixtures("hosts")
@@ -69,22 +70,27 @@ def test_a_wrong_token(proxy: NetworkProxy) -> None:
 class _NoWebsockets(BaseHTTPRequestHandler):
     """An ingress that forwards plain requests only."""
 
-    dialer: UrlDialer
+    port: int  # of the gateway
 
     def do_GET(self) -> None:
-        status = 502 if self.headers.get("Upgrade") else 200
-        body = b"" if status == 502 else json.dumps(get_json(self.dialer, self.path)).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        if self.headers.get("Upgrade"):
+            self.send_error(502)
+            return
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port)) as gateway:
+            gateway.request("GET", self.path, headers=dict(self.headers))
+            response = gateway.getresponse()
+            self.send_response(response.status)
+            for name, value in response.getheaders():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(response.read())
 
     def log_message(self, *args: Any) -> None: ...
 
 
 def test_an_ingress_without_websockets(proxy: NetworkProxy, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CONNECT_TIMEOUT", 1.0)
-    handler = type("Handler", (_NoWebsockets,), {"dialer": through(proxy, token)})
+    handler = type("Handler", (_NoWebsockets,), {"port": proxy.port})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as ingress:
         thread = threading.Thread(target=ingress.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

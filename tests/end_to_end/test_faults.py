@@ -16,7 +16,7 @@ import meshgate as kt
 from meshgate import EngineDiedError, ProcessJob, SupervisionError
 from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
 from meshgate_processes.marks import find_processes
-from tests.end_to_end.actors import Owner, Worker
+from tests.end_to_end.actors import Owner, StopsItself, Worker
 from tests.end_to_end.conftest import FaultsOf
 from tests.waiting import wait_for
 
@@ -130,6 +130,20 @@ def test_calls_on_a_mesh_that_an_endpoint_returned_fail_when_an_actor_of_it_does
     with pytest.raises(SupervisionError, match="UserError: no more"):
         inner.slice(hosts=1).rank.call().get(timeout=TIMEOUT)
     assert inner.slice(hosts=0).rank.call_one().get(timeout=TIMEOUT) == 0
+
+
+def test_calls_to_an_actor_that_stopped_itself_fail_and_others_are_usable(hosts: Any, faults_of: FaultsOf) -> None:
+    faults = faults_of("stops itself")
+    actors = hosts.spawn_procs().spawn("stops itself", StopsItself)
+    actors.stop_on.broadcast(1)  # a call's reply and the report of the stop would race
+    for _ in range(2):
+        with pytest.raises(SupervisionError, match=r"(?s)step\(\) failed.*stopped: done with it"):
+            actors.step.call().get(timeout=TIMEOUT)
+    with pytest.raises(SupervisionError, match="stopped: done with it"):
+        next(actors.slice(hosts=1).step.stream()).get(timeout=TIMEOUT)
+    assert actors.slice(hosts=0).step.call_one().get(timeout=TIMEOUT) == 0
+    actors.stop().get(timeout=TIMEOUT)
+    assert not faults
 
 
 def test_a_call_on_stopped_actors_whose_owner_has_died_fails(hosts: Any, faults_of: FaultsOf) -> None:

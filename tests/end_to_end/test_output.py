@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 import meshgate as kt
+from meshgate.session.output import printer
 from tests.end_to_end.actors import Worker
+
+
+@pytest.fixture(autouse=True)
+def _results_wait_for_printing_however_busy_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(printer, "PRINT_TIMEOUT", 30)
 
 
 def read_output(workers: Any, capsys: pytest.CaptureFixture[str], until: str) -> tuple[str, str]:
@@ -42,6 +49,31 @@ def test_the_same_line_of_all_ranks_is_printed_once(workers: Any, capsys: pytest
     assert "ranks" in lines[0]
 
 
+def test_what_was_printed_before_a_result_is_shown_before_it(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(30):
+        workers.say.call(f"line {number} of them").get()
+        assert f"line {number} of them" in capsys.readouterr().out
+
+
+def test_native_output_is_shown_before_the_result(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(10):
+        workers.say_natively.call(f"line {number}").get()
+        captured = capsys.readouterr()
+        assert f"line {number}" in captured.out
+        assert f"line {number} of a child" in captured.err
+
+
+def test_log_messages_are_as_the_program_wrote_them_and_fold(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    lines: list[str] = []
+    for attempt in range(20):  # a rank that is late on a busy machine gets a line of its own
+        workers.log.call(f"loss of step {attempt}").get()
+        lines = [line for line in capsys.readouterr().err.splitlines() if f"loss of step {attempt}" in line]
+        if len(lines) == 1:
+            break
+    (line,) = lines
+    assert re.fullmatch(r"\[workers \d ranks\] (WARNING:trainer:)?loss of step \d+", line)
+
+
 def test_errors_go_to_stderr(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
     workers.slice(hosts=0, gpus=0).say.call_one("a warning", error=True).get()
     out, err = read_output(workers, capsys, "a warning")
@@ -49,10 +81,15 @@ def test_errors_go_to_stderr(workers: Any, capsys: pytest.CaptureFixture[str]) -
     assert "a warning" not in out
 
 
-def test_a_progress_bar_is_printed_before_its_line_ends(workers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_that_begins_its_refreshes_with_a_carriage_return_is_one_line(
+    workers: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = workers.slice(hosts=0, gpus=0)
-    one.say.call_one("\r 10%", end="").get()
-    read_output(workers, capsys, "10%")
+    for percent in (10, 20, 30):
+        one.say.call_one(f"\r {percent}%", end="").get()  # as tqdm does
+    one.say.call_one("").get()
+    lines = [line for line in capsys.readouterr().out.splitlines() if "%" in line]
+    assert [line.partition("] ")[2] for line in lines] == [" 30%"]
 
 
 def test_output_can_be_turned_off(job: Any, capsys: pytest.CaptureFixture[str]) -> None:

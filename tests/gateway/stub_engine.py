@@ -26,6 +26,7 @@ class Stub:
         self.control = control
         self.client: socket.socket | None = None
         self.head = ""
+        self.proof: dict[str, str] = {}
         self.assigned: dict[str, Any] = {}
 
     def send(self, **message: Any) -> None:
@@ -51,6 +52,7 @@ class Stub:
         elif message["type"] == "connection":
             descriptors = array.array("i")
             descriptors.frombytes(ancillary[0][2])
+            self.proof = {name: message[name] for name in ("gateway", "proof_key")}
             self.take(socket.socket(fileno=descriptors[0]), message["head"])
         elif message["type"] == "report_state":
             self.send(type="state", connected=self.client is not None)
@@ -87,7 +89,7 @@ class Stub:
             names = [name for name in os.environ if name.startswith("MESHGATE_")]
             nodelay = self.client and self.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             facts = {"pid": os.getpid(), "head": self.head, "environment": names, "nodelay": bool(nodelay)}
-            self.answer({**facts, **self.assigned})
+            self.answer({**facts, **self.assigned, **self.proof})
         elif command == "print":
             print(argument, flush=True)
             self.answer({})

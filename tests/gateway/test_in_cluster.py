@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import cast
 
 import pytest
 from pydantic import SecretStr
 
+from meshgate_gateway import in_cluster
 from meshgate_gateway.http.auth import Identity, TokenAuthenticator
 from meshgate_gateway.http.messages import HeadParser, Request
 from meshgate_gateway.in_cluster import ClusterJob, create_provisioner
@@ -69,6 +71,19 @@ def test_delete_removes_the_whole_job_and_is_idempotent(cluster: FakeApi) -> Non
     asyncio.run(running.delete())
 
 
+def test_a_gateway_says_why_it_follows_another(cluster: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sessions of the earlier one are gone, and attaching to one of them fails with this reason."""
+    running = cluster_job(cluster)
+    assert asyncio.run(running.restart_reason()) == ""  # this host is no pod
+    name = next(made["metadata"]["name"] for made in cluster.list_objects("Pod", "team", "")[0])
+    monkeypatch.setattr("socket.gethostname", lambda: name)
+    assert asyncio.run(running.restart_reason()) == ""
+    young = cluster.get("Pod", name, "team")
+    young["metadata"]["creationTimestamp"] = "2026-01-01T02:00:00Z"
+    monkeypatch.setattr(cluster, "get", lambda kind, *key: young if kind == "Pod" else FakeApi.get(cluster, kind, *key))
+    assert "created at 2026-01-01T02:00:00Z, long after the job" in asyncio.run(running.restart_reason())
+
+
 def test_a_missing_job_raises() -> None:
     with pytest.raises(NotFound, match="'trainer'"):
         cluster_job(FakeApi())
@@ -85,3 +100,19 @@ def test_provisioning_needs_a_cluster(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(NoCluster, match="cannot use the pod's service account"):
         asyncio.run(create_provisioner(tmp_path / "policy.json", TokenAuthenticator(SecretStr(TOKEN))))
+
+
+def test_a_silent_api_server_delays_a_list_of_sessions_little(
+    cluster: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    running = cluster_job(cluster)
+    monkeypatch.setattr(in_cluster, "RESTART_REASON_TIMEOUT", 0.01)
+    monkeypatch.setattr(cluster, "get", lambda *key: released.wait())
+
+    async def reason() -> str:
+        found = await running.restart_reason()
+        released.set()
+        return found
+
+    assert asyncio.run(reason()) == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -126,5 +127,4 @@ def test_the_example_of_live_code_runs_in_the_cluster(namespace: str, images: tu
     assert output["old processes still run their version"].strip() == "[0.1, 0.1, 0.1, 0.1]"
     assert output["after reload(), they have reloaded"].strip() == "rates, model"
     assert output["a new actor in the same processes"].strip() == "[0.003, 0.003, 0.003, 0.003]"
-    assert "synced 2 files" in done.stderr
-    assert "2/2 hosts in" in done.stderr
+    assert re.search(r"synced .* → 2/2 hosts in", done.stderr)  # the files themselves were synced by state()

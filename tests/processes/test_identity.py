@@ -54,3 +54,53 @@ def test_waiting_returns_when_the_process_ends(child: subprocess.Popen[bytes]) -
     assert not process.wait_ended(0)
     process.signal(signal.SIGTERM)
     assert process.wait_ended(30)
+
+
+def elsewhere(**changed: str) -> ProcessIdentity:
+    """This process, as if other parts of its place were these."""
+    own = identify(os.getpid())
+    parts = dict(zip(("machine", "boot", "namespace", "time"), own.started.split("/"), strict=True))
+    return ProcessIdentity(own.pid, "/".join({**parts, **changed}.values()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems tell no pid namespaces apart")
+@pytest.mark.parametrize(
+    ("changed", "foreign"),
+    [
+        ({}, False),
+        ({"time": "1"}, False),  # the pid was reused
+        ({"machine": "old-name:0"}, False),  # renamed since
+        ({"boot": "earlier"}, False),  # this machine has been restarted, so its containers have, too
+        ({"boot": "earlier", "namespace": "2"}, False),
+        ({"namespace": "2"}, True),  # a container of this machine
+        ({"machine": "login2:0", "boot": "another"}, True),
+    ],
+)
+def test_a_process_of_another_machine_or_container_is_not_judged_by_its_pid(
+    changed: dict[str, str], foreign: bool
+) -> None:
+    process = elsewhere(**changed)
+    assert process.foreign == foreign
+    assert process.alive == (set(changed) <= {"machine"})
+    assert process.ended == (not foreign and not process.alive)
+    assert process.machine == changed.get("machine", process.started).partition(":")[0]
+
+
+def test_an_identity_without_a_place_is_one_of_this_machine() -> None:
+    assert ProcessIdentity(os.getpid(), "before").ended
+    assert ProcessIdentity(os.getpid(), "").machine == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root to make a pid namespace")
+def test_another_pid_namespace_cannot_judge_this_process() -> None:
+    program = (
+        "import sys\nfrom meshgate_processes.identity import ProcessIdentity\n"
+        "found = ProcessIdentity(int(sys.argv[1]), sys.argv[2])\nprint(found.alive, found.ended, found.foreign)"
+    )
+    own = identify(os.getpid())
+    assert own.alive
+    separate = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*separate, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this container may not make a pid namespace")
+    command = [*separate, sys.executable, "-c", program, str(own.pid), own.started]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False False True\n"

@@ -95,9 +95,10 @@ def _data(number: int) -> bytes:
 class Account:
     """What the drivers of one session have done. ``answered``: by way, how many calls were answered, in order.
 
-    ``ready`` once the actors are up and the session, if it is to be ``detached``, is; set ``ending`` to make the driver
-    finish. ``lost`` is the error by which a driver learned that its session or a worker is lost. With ``edits``,
-    drivers have saved a file ``edited`` times and pushed it each time; ``stale`` of the spawns that followed raised.
+    ``ready`` once the actors are up and the session, if it is to be ``detached``, is; set ``busy`` to make the driver
+    leave messages unread, and ``ending`` to make it finish. ``lost`` is the error by which a driver learned that its
+    session or a worker is lost. With ``edits``, drivers have saved a file ``edited`` times and pushed it each time;
+    ``stale`` of the spawns that followed raised.
     """
 
     answered: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
@@ -111,6 +112,7 @@ class Account:
     stale: int = 0
     drivers: int = 0
     ready: bool = False
+    busy: bool = False
     ending: bool = False
     ended: bool = False
     lost: MeshgateError | None = None
@@ -252,6 +254,8 @@ class Driver:
 
     async def _receive(self) -> None:
         while True:
+            while self.account.busy:  # noqa: ASYNC110 - time is virtual
+                await asyncio.sleep(0.1)
             self.account.messages.append(await self._receiver.recv())
 
     def _all_arrived(self) -> bool:
@@ -273,8 +277,11 @@ class Printer:
         process.loop.call_soon(self._print, process.facts["account"], lines, printed)
 
     def _print(self, account: Account, lines: Sequence[OutputLine], printed: Callable[[], object]) -> None:
-        account.printed += [int(line.text.removeprefix(LINE)) for line in lines]
+        account.printed += [int(line.text.removeprefix(LINE)) for line in lines if line.mesh != "meshgate"]
         printed()
+
+    def unprinted(self) -> None:
+        """No result waits for output."""
 
     def follow_caller(self) -> None:
         """There are no cells."""

@@ -16,11 +16,13 @@ from unittest import mock
 import structlog
 
 from meshgate import EngineDiedError, SessionExpiredError, SupervisionError
+from meshgate.session.dispatch import Dispatcher
 from meshgate.session.serial_thread import SerialThread
 from meshgate.session.transport.connection_thread import ConnectionThread
 from meshgate_gateway.engine.engine import Engine
 from meshgate_gateway.sessions.session_table import MAX_ENDED_LEASE, Sessions
 from meshgate_gateway.settings import Settings
+from meshgate_wire.messages import Failed, Values
 from tests.simulation.code import with_stores
 from tests.simulation.driver import HOSTS, TOKEN, WAYS, Account, Printer, call_soon, start_driver, start_on_this_loop
 from tests.simulation.monarch import MESH, SimulatedMonarch, Workers
@@ -236,6 +238,14 @@ def _kill_driver(simulation: Simulation) -> None:
     simulation.attach()
 
 
+def _kill_busy_driver(simulation: Simulation) -> None:
+    """Kills a driver to which messages have come that it has not read."""
+    simulation.account.busy = True
+    simulation.pause(STEPS_BETWEEN_FAULTS)
+    _kill_driver(simulation)
+    simulation.account.busy = False
+
+
 def _kill_attaching_driver(simulation: Simulation) -> None:
     """Kills a driver while it attaches, at any point. What it sent last arrives after its successor has taken over."""
     _kill_driver(simulation)
@@ -268,11 +278,16 @@ FAULTS: dict[str, Callable[[Simulation], None]] = {
     "server killed": _kill_server,
     "driver killed, another attaches": _kill_driver,
     "driver killed while it attaches": _kill_attaching_driver,
+    "driver killed while it is busy": _kill_busy_driver,
 }
 
 
 FOR_EDITING = ("sync agent frozen", "sync agent killed")
-FOR_DETACHED = ("driver killed, another attaches", "driver killed while it attaches")
+FOR_DETACHED = (
+    "driver killed, another attaches",
+    "driver killed while it attaches",
+    "driver killed while it is busy",
+)
 
 
 # --- how a session ends
@@ -342,6 +357,7 @@ def _replaced(world: World) -> Iterator[None]:
             (ConnectionThread, "start", start_on_this_loop),
             (SerialThread, "call", call_soon),
             (gc, "freeze", lambda: None),
+            *((Dispatcher, name, _expected(world, name)) for name in ("_values", "_failed")),
         ):
             patches.enter_context(mock.patch.object(target, name, replacement))
         for path, new in (
@@ -366,6 +382,18 @@ def _noted(name: str, kind: Callable[..., Any]) -> Callable[..., Any]:
         return made
 
     return make
+
+
+def _expected(world: World, name: str) -> Callable[..., None]:
+    """A handler of replies that also checks that they are to calls of this client."""
+    handle = getattr(Dispatcher, name)
+
+    def handle_expected(dispatcher: Dispatcher, header: Values | Failed, message: object) -> None:
+        if dispatcher._calls.get(header.call) is None:
+            world.problems.append(f"the reply to call {header.call}, which is not of this driver, reaches it")
+        handle(dispatcher, header, message)
+
+    return handle_expected
 
 
 def _no_process(*args: object) -> None:

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 
+from meshgate.session.detached.read_marks import ReadMarks
 from meshgate_gateway.engine.code.code_sync import CodeSync
 from meshgate_gateway.engine.code.code_sync import _Version as Version
 from meshgate_gateway.engine.detached.holders import Holders
@@ -41,6 +42,20 @@ def forget_what_was_sent(frames: Unacknowledged, received: int) -> None:
     frames.acknowledge(frames.last)
 
 
+def mark_at_once(marks: ReadMarks, port: int, number: int) -> None:
+    marks._unread.setdefault(port, number)
+    marks._message_read(port, number)
+
+
+change_holder = KeptCalls.holder_changed
+
+
+def change_holder_only(calls: KeptCalls) -> None:
+    unsent = list(calls._unsent)
+    change_holder(calls)
+    calls._unsent.extend(unsent)
+
+
 async def start_at_once(code: CodeSync, version: str, hosts: object) -> str:
     return version
 
@@ -49,6 +64,8 @@ DEFECTS: dict[str, tuple[Any, str, Any]] = {
     "frames are not sent again": (Unacknowledged, "rewind", forget_what_was_sent),
     "a server forgets the sessions of the one before": (Sessions, "restore", lambda *_: None),
     "a holder finds no calls of the one before": (KeptCalls, "holder_changed", lambda calls: calls._calls.clear()),
+    "a message is marked as read when it arrives": (ReadMarks, "message_arrived", mark_at_once),
+    "replies to one holder are sent to the next": (KeptCalls, "holder_changed", change_holder_only),
     "the first message of a killed driver displaces its successor": (Holders, "claim", lambda *_, **__: None),
     "a session that is not detached ends long before its lease": (session_table, "MAX_ENDED_LEASE", 60.0),
     "processes start before their host has the version": (CodeSync, "wait_for_version", start_at_once),
@@ -57,6 +74,11 @@ DEFECTS: dict[str, tuple[Any, str, Any]] = {
 }
 CHOICES: dict[str, dict[str, Any]] = {
     "the first message of a killed driver displaces its successor": {"kinds": ["driver killed while it attaches"]},
+    "a message is marked as read when it arrives": {"kinds": ["driver killed while it is busy"], "editing": 0.0},
+    "replies to one holder are sent to the next": {
+        "kinds": ["no connection for a time", "driver killed, another attaches"],
+        "editing": 0.0,
+    },
     "a session that is not detached ends long before its lease": {"detached": 0.0, "editing": 0.0},
     "processes start before their host has the version": {"editing": 1.0},
     "a version that changed while it was sent is never sent": {"editing": 1.0, "faults": 2},

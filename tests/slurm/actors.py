@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import tempfile
 import threading
 
 import cloudpickle
@@ -18,6 +19,11 @@ class Trainer(Actor):
     @endpoint
     def node(self) -> str:
         return os.uname().nodename
+
+    @endpoint
+    def directories(self) -> tuple[str, str]:
+        """The working directory, and that of temporary files."""
+        return os.getcwd(), tempfile.gettempdir()
 
     @endpoint
     def variable(self, name: str) -> str | None:

@@ -159,3 +159,25 @@ def test_what_cannot_start_shows_its_last_words(name: str, tmp_path: Path, gatew
     assert "No module named 'encodings'" in str(failed.value)
     assert code in str(failed.value)
     assert not job.active
+
+
+@pytest.mark.parametrize("gateway_on", ["login", "node"])
+def test_actors_run_in_the_home_directory_and_a_job_leaves_no_temporary_files(
+    name: str, tmp_path: Path, gateway_on: str
+) -> None:
+    """Monarch leaves a directory for each process that is killed."""
+    with small_job({"workers": 1}, name, tmp_path, gateway_on=gateway_on) as job:
+        trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
+        directory, temporary = trainers.directories.call_one().get(timeout=NOTICED)
+        assert directory == str(Path.home())
+        assert job._job is not None
+        engines = os.path.realpath(Path(job._job.directory) / "tmp")
+        assert os.listdir(engines)
+    assert not os.path.exists(temporary)
+    assert not os.path.exists(engines)
+
+
+def test_a_directory_that_the_user_chooses_is_used(name: str, tmp_path: Path) -> None:
+    with small_job({"workers": 1}, name, tmp_path, slurm_args=["--chdir=/usr"]) as job:
+        trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
+        assert trainers.directories.call_one().get(timeout=NOTICED)[0] == "/usr"

@@ -66,6 +66,21 @@ with make(sys.argv[1], meshes={"trainers": 2, "data": 1}, gpus_per_node=1) as jo
     assert len({node for node, _ in trainers + data}) == 3
 
 
+def test_a_program_of_two_files_without_git_runs(name: str, tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("def answer():\n    return 42\n")
+    file = program(
+        tmp_path,
+        """
+with make(sys.argv[1]) as job:
+    print(job.state().trainers.spawn_procs().spawn("helped", Helped).answer.call_one().get())
+""",
+    )
+    helped = "import helper\nclass Helped(Actor):\n    @endpoint\n    def answer(self): return helper.answer()\n"
+    text = file.read_text().replace("sync_dirs=[os.path.dirname(os.path.abspath(__file__))], ", "")
+    file.write_text(text.replace("def make", helped + "def make"))
+    assert output(file, name) == "42\n"
+
+
 @pytest.mark.parametrize("gateway_on", ["login", "node"])
 def test_a_saved_job_is_found_by_another_program_and_ended(name: str, tmp_path: Path, gateway_on: str) -> None:
     body = """

@@ -43,7 +43,16 @@ ROOT = "3f9c0a41d2e7" + "0" * 52
             "If a program keeps writing to it, list it in .meshgateignore.",
         ),
         (BaseUnknown(bytes.fromhex(ROOT)), "version 3f9c0a41d2e7 is not in the store; send the full delta"),
-        (StoreFull("/home"), "no space left on the disk that holds /home: free some, or set MESHGATE_HOME"),
+        (
+            StoreFull("/home", 1_500_000, 2_000_000_000),
+            "no space left on the disk that holds /home: 2,000.0 MB are needed, and 1.5 MB are free. Free some there, "
+            "or set MESHGATE_HOME to a directory on another disk",
+        ),
+        (
+            StoreFull("/home", 0, what="inodes"),
+            "no inodes left on the disk that holds /home: 0.0 MB are free. Free some there, or set MESHGATE_HOME to a "
+            "directory on another disk",
+        ),
         (ObjectsDamaged("/x"), "/x changed or vanished after it was fetched; fetch the version again"),
         (
             VersionUnavailable(ROOT, "/home", "it was collected"),

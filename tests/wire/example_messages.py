@@ -35,7 +35,7 @@ EXAMPLES: list[m.Header] = [
     m.ConfigureMonarch(
         call=9, settings={"stop_actor_timeout": "30s", "max_cast_fanout": 4, "rdma_max_nics_per_buffer": None}
     ),
-    m.CollectTelemetry(call=10, retention=3600),
+    m.CollectTelemetry(call=10, retention=3600, host_metrics_interval=0.5, gpu_metrics_interval=2.0),
     m.TelemetryRequest(call=11, path="/api/query"),
     m.EndSession(call=4),
     m.HostsAttached(object=1, hosts=(m.Host(name="pod-0", address="tcp://10.0.0.1:26600"), m.Host(name="pod-1"))),

@@ -375,8 +375,7 @@ def test_grants_are_sent_while_messages_wait_for_acknowledgements() -> None:
     assert numbers(channel.gateway.events) == [1, 2]
 
 
-def test_grants_to_a_peer_that_acknowledges_nothing_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshgate_wire.session.GRANT_BYTES", 0)
+def test_grants_to_a_peer_that_acknowledges_nothing_are_limited() -> None:
     channel = connected(client(max_unacknowledged=0, window=256 * KIB), gateway())
     send_done(channel.gateway.session, 3, 5 * MIB)
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""The messages of protocol version 2.
+"""The messages of protocol version 3.
 
 A message is a header, one of the pydantic models below, and zero or more raw buffers. Headers are validated on receipt;
 this package never inspects buffers. ``docs/protocol.md`` describes each message and when it is sent.
@@ -308,12 +308,15 @@ class ConfigureMonarch(Model):
 class CollectTelemetry(Model):
     """Collects Monarch's telemetry from now on, and keeps messages and traces for ``retention`` seconds; 0: always.
 
-    Reply: Done.
+    Hosts are sampled every ``host_metrics_interval`` seconds and GPUs every ``gpu_metrics_interval``; 0: never. Before
+    0.8, Monarch samples neither. Reply: Done.
     """
 
     type: Literal["collect_telemetry"] = "collect_telemetry"
     call: Count
     retention: Count
+    host_metrics_interval: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    gpu_metrics_interval: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
 class TelemetryRequest(Model):

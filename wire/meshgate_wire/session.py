@@ -58,7 +58,7 @@ from .framing.frames import (
     read_frames_header,
 )
 from .handshake import Role, accept_hello, make_hello
-from .limits import KIB, MIB, MIN_LIMITS, Limits
+from .limits import KIB, MIN_LIMITS, Limits
 from .messages import Header
 from .outbox import LargeMessage, Outbox, coalesce
 from .retransmission import Frame, Unacknowledged
@@ -68,7 +68,6 @@ from .version import SOFTWARE_VERSION
 __all__ = ["DEFAULT_BUDGET", "Session"]
 
 DEFAULT_BUDGET = 256 * KIB + KIB  # one default chunk and its headers
-GRANT_BYTES = MIB  # unacknowledged bytes beyond max_unacknowledged up to which grants are still sent
 
 
 class Session:
@@ -191,12 +190,12 @@ class Session:
             frame = sent.next_replayed(max_bytes, at_least_one=at_least_one)
             self._replayed += frame is not None
             return frame
-        if self._windows.due and sent.nbytes <= self.limits.max_unacknowledged + GRANT_BYTES:
+        if sent.nbytes > self.limits.max_unacknowledged:
+            return None  # an acknowledgement, which no limit holds back, ends this
+        if self._windows.due:
             frame = self._grants(max_bytes, at_least_one)
-        elif sent.nbytes <= self.limits.max_unacknowledged:
-            frame = self._outbox.next_frame(max_bytes, at_least_one=at_least_one)
         else:
-            return None
+            frame = self._outbox.next_frame(max_bytes, at_least_one=at_least_one)
         if frame is not None:
             sent.keep(frame)
         return frame

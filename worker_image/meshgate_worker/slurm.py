@@ -152,9 +152,8 @@ def _serve(settings: Settings, connection: socket.socket, home: str) -> int:
     port = settings.port or free_port(host)
     address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
     identity = str(uuid.uuid4())
-    os.environ.update(
-        MESHGATE_HOME=home, MESHGATE_HOST_NAME=settings.node, MESHGATE_IMAGE_DIRECTORY=os.path.join(home, "files")
-    )
+    _use_directory(home)
+    os.environ["MESHGATE_HOST_NAME"] = settings.node
     facts = {"secret": settings.secret, "rank": settings.rank, "node": settings.node, "address": address, **_versions()}
     ready, ready_there = os.pipe()
     lifetime_there, lifetime = os.pipe()
@@ -170,6 +169,15 @@ def _serve(settings: Settings, connection: socket.socket, home: str) -> int:
             grace=GRACE,
         )
     )
+
+
+def _use_directory(home: str) -> None:
+    """Everything that this host's processes leave in files is removed with ``home``. Monarch's, also of processes that
+    are killed, and those of the programs are in ``TMPDIR``."""
+    temporary = os.path.join(home, "tmp")
+    os.mkdir(temporary)
+    os.environ.update(MESHGATE_HOME=home, MESHGATE_IMAGE_DIRECTORY=os.path.join(home, "files"), TMPDIR=temporary)
+    tempfile.tempdir = None  # found again, in the new TMPDIR
 
 
 def _versions() -> dict[str, str]:

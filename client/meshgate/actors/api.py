@@ -6,6 +6,7 @@ No other module of the client imports torchmonarch.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -152,7 +153,7 @@ def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_respons
 
     Raises ``ValueError`` for anything but a method of a spawned actor.
     """
-    convert = getattr(type(not_an_endpoint), "__as_endpoint__", None)
+    convert = inspect.getattr_static(type(not_an_endpoint), "__as_endpoint__", None)
     if convert is not None:
         return convert(not_an_endpoint, explicit_response_port=explicit_response_port)
     return _monarch_as_endpoint(not_an_endpoint, propagate=propagate, explicit_response_port=explicit_response_port)

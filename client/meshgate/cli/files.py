@@ -19,7 +19,7 @@ __all__ = ["pull_files", "sync_code"]
 def sync_code(
     job: Job = None,
     directories: Annotated[
-        list[Path] | None, typer.Option("--dir", help="A directory to sync; the default is the git root.")
+        list[Path] | None, typer.Option("--dir", help="A directory to sync; the default is the project.")
     ] = None,
     namespace: Namespace = None,
     watch: Annotated[bool, typer.Option("--watch", help="Push again on every save, until interrupted.")] = False,

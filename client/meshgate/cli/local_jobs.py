@@ -27,6 +27,7 @@ def row_of(entry: registry.LocalEntry) -> JobRow:
         meshes=entry.meshes,
         age=round(time.time() - entry.created, 1),
         pid=entry.pid,
+        machine=entry.place,
         directory=entry.directory,
     )
 
@@ -38,7 +39,8 @@ def table(jobs: Jobs) -> object:
     found = new_table("ID", "KIND", "MESHES", "PID", "AGE", "DIRECTORY")
     for job in jobs.jobs:
         age = age_text(job.age)
-        found.add_row(job.id[:8], job.kind, meshes_text(job.meshes), str(job.pid), age, _with_tilde(job.directory))
+        pid = f"{job.pid} on {job.machine}" if job.machine else str(job.pid)
+        found.add_row(job.id[:8], job.kind, meshes_text(job.meshes), pid, age, _with_tilde(job.directory))
     return found
 
 
@@ -54,7 +56,8 @@ def kill(ids: list[str], *, all_jobs: bool, report: Callable[[str], object]) -> 
         raise typer.BadParameter("name the jobs to end, or pass --all; run `meshgate ls` to list them")
     files = [] if all_jobs else [name for name in ids if os.sep in name or os.path.exists(name)]
     saved = [(path, find_job(path)) for path in files]
-    found = running if all_jobs else [_find(running, prefix) for prefix in ids if prefix not in files]
+    here = [entry for entry in running if not entry.place]
+    found = here if all_jobs else [_find(running, prefix) for prefix in ids if prefix not in files]
     ended = []
     for path, job in saved:
         name, apply_id = repr(job), job.apply_id or ""
@@ -76,6 +79,7 @@ def _find(running: list[registry.LocalEntry], prefix: str) -> registry.LocalEntr
         raise JobNotRunning(f"no job id begins with {prefix!r}; run `meshgate ls` to list them")
     if len(matching) > 1:
         raise typer.BadParameter(f"{len(matching)} job ids begin with {prefix!r}; run `meshgate ls` to list them")
+    matching[0].require_here()
     return matching[0]
 
 

@@ -13,7 +13,7 @@ import typer
 from meshgate.cli.options import AsJson, Job, Namespace
 from meshgate.jobs.find import find_job
 from meshgate.jobs.trait import JobTrait
-from meshgate.session.output.printer import kind_of
+from meshgate.session.output.printer import kind_of, write_text
 from meshgate.session.output.screen import Screen
 from meshgate_wire.messages import OutputLine
 from meshgate_wire.status import OutputPage, PrintedLine
@@ -90,6 +90,6 @@ def show(lines: Iterator[LogLine], rank: int | None, *, as_json: bool) -> None:
             text = line.model_dump_json() + "\n"
         else:
             text = screen.show([OutputLine.model_validate(line.model_dump(exclude={"number", "session"}))])
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    sys.stdout.write("" if as_json else screen.finish())
+        write_text(sys.stdout, text)
+    if not as_json:
+        write_text(sys.stdout, screen.finish())

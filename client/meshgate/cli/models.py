@@ -38,7 +38,8 @@ class JobRow(Result):
     meshes: dict[str, int] | None = Field(description="number of hosts by mesh; null: another version of meshgate's")
     age: float = Field(description="seconds since it was started")
     owner: str = ""
-    pid: int | None = Field(default=None, description="of the gateway, on this machine")
+    pid: int | None = Field(default=None, description="of the gateway, on this machine unless `machine` is set")
+    machine: str = Field(default="", description="the other machine or container on which it was started, if any")
     directory: str = Field(default="", description="in which the job was started, on this machine")
 
 

@@ -180,7 +180,8 @@ def why(status: JobStatus, stacks: Stacks) -> Why:
 
 def _report(session: str, call: CallStatus, stacks: Stacks) -> CallReport:
     wanted = list(call.processes.values())[:RANKS_EXPLAINED]
-    waiting = [each for each in stacks if each.mesh == call.procs and each.rank in wanted]
+    # Another session may have a mesh of the same name on the same hosts.
+    waiting = [each for each in stacks if (each.session, each.mesh) == (session, call.procs) and each.rank in wanted]
     return CallReport(session=session, call=call, processes=[_process(each) for each in waiting])
 
 
@@ -200,10 +201,12 @@ def _groups(stacks: Stacks) -> StackGroups:
 
 
 def _show(result: Why, console: Console) -> None:
+    several = len({report.session for report in result.calls}) > 1
     for report in result.calls:
         call = report.call
         answered = f"{call.answered} of {call.total} ranks answered"
-        title = f"{call.mesh}.{call.endpoint}, called {age_text(call.age)} ago: {answered}"
+        title = f"session {report.session[:8]}: " if several else ""
+        title += f"{call.mesh}.{call.endpoint}, called {age_text(call.age)} ago: {answered}"
         console.print(f"{title}; waits for {waiting_text(call)}", markup=False)
         for process in report.processes:
             console.print(f"  rank {process.rank} on {process.host}, pid {process.pid}:", markup=False)

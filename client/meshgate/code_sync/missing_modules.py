@@ -10,7 +10,7 @@ from pathlib import Path
 from meshgate.code_sync.import_paths import driver_import_paths, is_installed, loaded_files
 from meshgate.code_sync.project import Tree
 
-__all__ = ["directories_outside", "ignored_modules", "including_rules"]
+__all__ = ["directories_outside", "ignored_modules", "including_rules", "modules_beside"]
 
 _OWN_PACKAGES = frozenset({"__main__", "meshgate"}) | {
     f"meshgate_{part}" for part in ("kubernetes", "processes", "slurm", "sync", "wire")
@@ -23,9 +23,22 @@ def directories_outside(tree: Tree) -> list[str]:
     directories = [
         os.path.dirname(os.path.realpath(file))
         for name, file in loaded_files()
-        if name.partition(".")[0] not in _OWN_PACKAGES
+        if name.partition(".")[0] not in _OWN_PACKAGES and not is_installed(file)
     ]
+    # The working directory may be above the tree.
+    directories = [directory for directory in directories if not Path(directory).is_relative_to(tree.top)]
     return [path for path in outside if any(Path(each).is_relative_to(os.path.realpath(path)) for each in directories)]
+
+
+def modules_beside(directory: str) -> list[str]:
+    """The top-level modules that this program has loaded from files and packages in ``directory``."""
+    found: dict[str, None] = {}
+    for name, file in loaded_files():
+        first = name.partition(".")[0]
+        source = os.path.join(os.path.realpath(directory), first)
+        if first not in _OWN_PACKAGES and os.path.realpath(file).startswith((source + ".", source + os.sep)):
+            found[first] = None
+    return sorted(found)
 
 
 def ignored_modules(tree: Tree, is_ignored: Callable[[str], bool]) -> list[tuple[str, str]]:

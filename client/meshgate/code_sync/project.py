@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from meshgate.code_sync.import_paths import driver_import_paths, driver_script
 from meshgate_sync.tree.scan import git_root
 
-__all__ = ["Tree", "driver_tree", "find_tree", "is_in_repository", "paths_below"]
+__all__ = ["Tree", "driver_tree", "find_tree", "paths_below"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +31,15 @@ def driver_tree(sync_dirs: Sequence[str] | None = None) -> Tree:
     return find_tree(sync_dirs, driver_import_paths(), driver_script())
 
 
-def is_in_repository() -> bool:
-    """Whether the tree that this program syncs by default is a git repository."""
-    try:
-        top = driver_tree().top
-    except ValueError:
-        return False
-    return git_root(top) == str(top)
-
-
 def find_tree(
     sync_dirs: Sequence[str | os.PathLike[str]] | None, search_path: Sequence[str], script: str | None = None
 ) -> Tree:
     """The tree of ``sync_dirs``, or of the driver's project if that is None.
 
-    Candidates for the project are the git roots around the working directory and the ``script``, then these two
-    directories themselves; the first that contains the earliest entry of ``search_path`` (the driver's own import
-    paths) is chosen. Raises ValueError if that is the root or home directory, or if ``sync_dirs`` is invalid.
+    Candidates for the project are the git roots around the working directory and the ``script``, then the directory of
+    the script and the working directory themselves; the first that contains the earliest entry of ``search_path`` (the
+    driver's own import paths) is chosen. Raises ValueError if that is the root or home directory, or if ``sync_dirs``
+    is invalid.
     """
     if sync_dirs is not None:
         directories = [Path(directory).expanduser().resolve() for directory in sync_dirs]
@@ -54,15 +47,18 @@ def find_tree(
             if not directory.is_dir():
                 raise ValueError(f"sync_dirs: {directory} is not a directory")
         if not directories:
-            raise ValueError("sync_dirs is empty: name a directory, or omit sync_dirs to sync the git root")
+            raise ValueError("sync_dirs is empty: name a directory, or omit sync_dirs to sync the project")
         top = Path(os.path.commonpath(directories))
         parts = tuple(str(directory.relative_to(top)) for directory in directories) if len(directories) > 1 else ()
     else:
         top, parts = _find_project(search_path, script), ()
-    if _is_root_or_home(top):
+    shared = sync_dirs is None and top == Path(tempfile.gettempdir()).resolve()
+    if shared or _is_root_or_home(top):
+        kind = "temporary" if shared else "root" if top == Path(top.anchor) else "home"
         raise ValueError(
-            f"cannot sync {top}: it is not a project directory. Run in a git repository, or name the directories to "
-            "sync with sync_dirs=[…]"
+            f"cannot sync {top}: it is the {kind} directory, not a project directory. Move the program and its modules "
+            "to a directory of their own, run it in a git repository, or name the directories to sync with "
+            "sync_dirs=[…]"
         )
     return Tree(top, parts, paths_below(top, search_path))
 
@@ -76,10 +72,13 @@ def paths_below(top: Path, search_path: Sequence[str]) -> tuple[str, ...]:
 
 def _find_project(search_path: Sequence[str], script: str | None) -> Path:
     directories = [os.getcwd(), os.path.dirname(script)] if script is not None else [os.getcwd()]
-    candidates = [Path(top).resolve() for top in (*map(git_root, directories), *directories) if top is not None]
-    projects = [top for top in candidates if not _is_root_or_home(top)]
+    roots = [Path(root).resolve() for root in map(git_root, directories) if root is not None]
+    # A repository of the home directory, such as one of dotfiles, does not make that a project.
+    candidates = [root for root in roots if not _is_root_or_home(root)]
+    # Without git, the directory of the program: the working directory may hold anything.
+    candidates += [Path(directory).resolve() for directory in reversed(directories)]
     for entry in search_path:
-        for top in projects:
+        for top in candidates:
             if Path(entry).resolve().is_relative_to(top):
                 return top
     return candidates[0]

@@ -297,5 +297,7 @@ def _check_syntax(path: Path) -> None:
         compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except SyntaxError as error:
         print(f"meshgate: {path}:{error.lineno}: {error.msg}", file=sys.stderr)  # noqa: T201 - for the user's terminal
+    except (RecursionError, MemoryError):
+        print(f"meshgate: {path}: nested too deeply to be compiled", file=sys.stderr)  # noqa: T201
     except (OSError, ValueError) as error:
         log.debug("cannot check the syntax of %s: %s", path, error)

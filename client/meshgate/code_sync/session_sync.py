@@ -11,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshgate.code_sync.import_paths import driver_import_paths
-from meshgate.code_sync.missing_modules import directories_outside, ignored_modules, including_rules
-from meshgate.code_sync.project import Tree, driver_tree, is_in_repository, paths_below
+from meshgate.code_sync.import_paths import driver_import_paths, driver_script
+from meshgate.code_sync.missing_modules import directories_outside, ignored_modules, including_rules, modules_beside
+from meshgate.code_sync.project import Tree, driver_tree, paths_below
 from meshgate.code_sync.push import CodeSync
 from meshgate.code_sync.report import SyncReport
+from meshgate_sync.errors import TreeError
+from meshgate_sync.tree.scan import git_root
 
 if TYPE_CHECKING:
     from meshgate.session.session import ClientSession
@@ -37,6 +39,7 @@ _BUSY = (
 )
 
 _syncs: weakref.WeakKeyDictionary[ClientSession, SessionSync] = weakref.WeakKeyDictionary()
+_without_code: weakref.WeakSet[ClientSession] = weakref.WeakSet()  # sessions whose program cannot be synced
 
 
 class SessionSync:
@@ -102,11 +105,39 @@ def sync_for(client: ClientSession, sync_dirs: Sequence[str] | None) -> SessionS
 
 
 def push_automatically(client: ClientSession, sync_dirs: Sequence[str] | None, *, watch: bool) -> None:
-    """Pushes the driver's tree without waiting, if it has one: ``sync_dirs``, or the git root around the program."""
-    if client.code_version is not None:  # keep the tree that has been chosen, here or by job.sync()
+    """Pushes the driver's tree without waiting: ``sync_dirs``, or the project of the program."""
+    chosen = client.code_version is not None  # here or by job.sync(): keep the tree
+    if chosen or sync_dirs is not None or _is_in_repository():
+        sync_for(client, None if chosen else sync_dirs).push_in_background(watch=watch)
+    elif client not in _without_code:
+        _push_directory(client, watch=watch)
+
+
+def _push_directory(client: ClientSession, *, watch: bool) -> None:
+    """Pushes the directory of a program that is not in a repository.
+
+    A program that needs nothing of its directory may be in one that cannot be synced, such as the home directory,
+    and gets one line that says so. If it has loaded modules from there, raises TreeError.
+    """
+    directory = next(iter(driver_import_paths()), os.getcwd())
+    beside = modules_beside(directory)
+    if driver_script() is None and not beside:
+        return  # a prompt, or a command such as ``meshgate exec``, which may run anywhere
+    try:
         sync_for(client, None).push_in_background(watch=watch)
-    elif sync_dirs is not None or is_in_repository():
-        sync_for(client, sync_dirs).push_in_background(watch=watch)
+    except (ValueError, TreeError) as error:
+        if beside:
+            raise TreeError(f"{error}\nThis program imports {', '.join(beside)} from {directory}") from error
+        _without_code.add(client)
+        _print(f"meshgate: workers cannot import modules of this program's directory: {error}")
+
+
+def _is_in_repository() -> bool:
+    try:
+        top = driver_tree().top
+    except ValueError:
+        return False
+    return git_root(top) == str(top)
 
 
 def _print(line: str) -> None:

@@ -50,8 +50,11 @@ def watch(scanners: Sequence[Scanner], stop: threading.Event) -> Iterator[list[s
             if changes:
                 yield [path for _, path in changes]
     except (OSError, RuntimeError) as error:  # watchfiles raises RuntimeError for most errors of the system
+        text = str(error)
+        rename = "rename that file, whose name is not valid UTF-8, and " if "decode path" in text else ""
         raise TreeError(
-            f"cannot watch {', '.join(roots)}: {error}. Saves are no longer pushed; call job.sync(watch=True) to resume"
+            f"cannot watch {', '.join(roots)}: {text}. Saves are no longer pushed; {rename}call "
+            "job.sync(watch=True) to resume"
         ) from error
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from meshgate.caller import warn_caller
-from meshgate.errors import JobCacheWarning, JobFileError, JobNotRunning
-from meshgate.jobs.saved import SavedJob, read_job_file
+from meshgate.errors import ConnectionFailedError, JobCacheWarning, JobFileError, JobNotRunning
+from meshgate.jobs.saved import SavedJob, holds_job, read_job_file
 
 __all__ = ["find_cached_job", "find_running_job", "remove_job_file"]
 
@@ -33,23 +33,33 @@ J = TypeVar("J", bound=CachedJob)
 def find_cached_job(path: str, load: Callable[[str], J], spec: J) -> J | None:
     """The job in the file if it is running and can run ``spec``; None otherwise.
 
-    A job that is running with another specification is killed, and the file is removed. A file that is not a job file
-    is kept under another name. Each of these issues a JobCacheWarning.
+    A job that is running with another specification is killed, and the file is removed. A job file that cannot be
+    loaded, or a pickle, is kept under another name. Each of these issues a JobCacheWarning. Raises JobFileError if
+    ``path`` is anything else, which is left alone, JobError if the job is one of another machine or container, and
+    ConnectionFailedError if it cannot be found out whether it is still running.
     """
     try:
         job = load(path)
     except FileNotFoundError:
         return None
     except JobFileError as error:
+        if not holds_job(path):
+            raise JobFileError(f"{error}. Pass another cached_path to state()") from None
         backup = f"{os.path.realpath(path)}.replaced"
         os.replace(os.path.realpath(path), backup)
         warn_caller(f"{error}. Moving it to {backup} and starting a new job", JobCacheWarning)
         return None
     if not job.active:
         return None
-    if job.can_run(spec):
-        return job
     name = f"the {type(job).__name__} in {path}"
+    try:
+        if job.can_run(spec):
+            return job
+    except ConnectionFailedError as error:
+        raise ConnectionFailedError(
+            f"cannot tell whether {name} is still running: {error}. To start another job, pass another cached_path to "
+            "state(), or remove the file; whatever is still running then ends after its idle timeout"
+        ) from error
     if job._is_running():
         warn_caller(f"{name} has a different specification; replacing it", JobCacheWarning)
     else:

@@ -30,6 +30,7 @@ def find_job(name: str | None = None, namespace: str | None = None) -> JobTrait:
     if name is not None and (os.sep in name or os.path.exists(name)):
         return _from_file(name)
     entry = find_local(name)
+    entry.require_here()
     record = GatewayRecord(
         apply_id=entry.apply_id,
         url=entry.url,
@@ -44,12 +45,14 @@ def find_job(name: str | None = None, namespace: str | None = None) -> JobTrait:
 
 
 def find_local(prefix: str | None) -> registry.LocalEntry:
-    """The job on this machine whose id begins with ``prefix``; without one, the only job, first of this directory."""
+    """The listed job whose id begins with ``prefix``; without one, the only job of this machine, first of this
+    directory."""
     if prefix == "":
         raise JobError("the id of the job is empty; run `meshgate ls` to list the jobs")
     running = list(registry.entries())
     matching = [entry for entry in running if entry.apply_id.startswith(prefix or "")]
     if prefix is None:
+        running = matching = [entry for entry in running if not entry.place]
         matching = [entry for entry in running if entry.directory == os.getcwd()] or matching
     if len(matching) == 1:
         return matching[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -129,6 +129,9 @@ class LocalGatewayJob(JobTrait):
             raise JobNotRunning(f"{self!r} is not running")
         record = gateway.record
         return UrlDialer(record.url, record.token, alive=lambda: gateway.alive, unix_socket=record.socket)
+
+    def _mesh_names(self) -> Collection[str]:
+        return self._request.meshes
 
     def _mesh_sizes(self) -> Mapping[str, int]:
         return self._request.meshes

@@ -1,7 +1,8 @@
 """The jobs that this user runs on this machine, for the ``meshgate`` command.
 
 One small file per job in the state directory. It contains the token of the job's gateway, so only its owner can read
-it. Since a killed process cannot remove its entry, each read removes the entries whose process has ended.
+it. Since a killed process cannot remove its entry, each read removes the entries whose process has ended. The directory
+may be shared with other machines and containers, whose entries are left to them.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from meshgate_processes.identity import ProcessIdentity, identify_process
+from meshgate.errors import JobError
+from meshgate_processes.identity import ProcessIdentity
 
-__all__ = ["LocalEntry", "entries", "log_file", "prune", "register", "unregister"]
+__all__ = ["LocalEntry", "entries", "log_file", "prune", "refuse_foreign", "register", "unregister"]
 
 UNREGISTERED_LOG_AGE = 3600.0  # seconds; the job of a younger log may be about to start
 
@@ -44,6 +46,26 @@ class LocalEntry(BaseModel):
     def process(self) -> ProcessIdentity:
         return ProcessIdentity(self.pid, self.started)
 
+    @property
+    def place(self) -> str:
+        """The machine or container on which the job runs, if that is another one; otherwise ""."""
+        return self.process.machine if self.process.foreign else ""
+
+    def require_here(self) -> None:
+        """Raises JobError if the job runs on another machine or in another container."""
+        refuse_foreign(self.process, self.apply_id, str(_directory() / f"{self.apply_id}.json"))
+
+
+def refuse_foreign(process: ProcessIdentity, apply_id: str, file: str = "its job file") -> None:
+    """Raises JobError if the job's gateway, ``process``, belongs to another machine or container: it would seem to have
+    ended, and its files might be removed."""
+    if process.foreign:
+        raise JobError(
+            f"job {apply_id[:8]} was started on {process.machine}, which is another machine or container: only "
+            f"programs there can use or end it. If {process.machine} no longer exists, neither does the job: remove "
+            f"{file}"
+        )
+
 
 def register(entry: LocalEntry) -> None:
     """Writes the entry atomically, because readers remove invalid entries. If the directory is not writable, the job
@@ -69,7 +91,8 @@ def unregister(apply_id: str) -> None:
 
 
 def entries() -> Iterator[LocalEntry]:
-    """The running jobs, oldest first. Removes the entries and logs of jobs that have ended."""
+    """The running jobs, oldest first, and those of other machines and containers, which may have ended. Removes the
+    entries and logs of jobs that have ended on this one."""
     found = []
     for path in _directory().glob("*.json"):
         try:
@@ -77,10 +100,10 @@ def entries() -> Iterator[LocalEntry]:
         except (OSError, ValidationError):
             path.unlink(missing_ok=True)
             continue
-        if identify_process(entry.pid) == entry.process:
-            found.append(entry)
-        else:
+        if entry.process.ended:
             unregister(entry.apply_id)
+        else:
+            found.append(entry)
     yield from sorted(found, key=lambda entry: entry.created)
 
 

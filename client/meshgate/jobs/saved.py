@@ -2,28 +2,43 @@
 
 A header line, then JSON. Unlike a pickle, loading it runs nothing that the file names: the job's class is looked up
 among the job types that this process has imported (meshgate's own are imported by name), and each class validates its
-part. The file contains the job's token, so it is written for its owner only, and read only if no other user could have
+part. Only a type that the program itself defines has its attributes pickled, as Monarch pickles its jobs: a process
+that has not imported it, such as the ``meshgate`` command, unpickles nothing.
+
+The file contains the job's token, so it is written for its owner only, and read only if no other user could have
 read or written it. Writing is atomic.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import fcntl
 import importlib
+import io
 import os
+import pickle
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
-from meshgate.errors import JobFileError
+from meshgate.errors import JobFileError, JobUnsupported
 
-__all__ = ["DEFAULT_JOB_PATH", "SavedJob", "check_writable", "locked", "read_job_file", "write_job_file"]
+__all__ = [
+    "DEFAULT_JOB_PATH",
+    "SavedJob",
+    "check_writable",
+    "holds_job",
+    "locked",
+    "pickle_attributes",
+    "read_job_file",
+    "write_job_file",
+]
 
 DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
 HEADER = b"meshgate job\n"
@@ -42,7 +57,7 @@ J = TypeVar("J", bound=Restorable)
 
 
 class SavedJob(BaseModel):
-    """One job. ``allocation`` is None if it was not running."""
+    """One job. ``allocation`` is None if it was not running; ``own`` is what ``pickle_attributes`` returned."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -51,9 +66,11 @@ class SavedJob(BaseModel):
     apply_id: str | None = Field(default=None, max_length=64)
     spec: dict[str, Any]
     allocation: dict[str, Any] | None = None
+    own: str | None = None
 
     def to_bytes(self) -> bytes:
-        return HEADER + self.model_dump_json().encode() + b"\n"
+        unused = {"own"} if self.own is None else None  # earlier releases do not know it
+        return HEADER + self.model_dump_json(exclude=unused).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str = "this data") -> SavedJob:
@@ -71,27 +88,104 @@ class SavedJob(BaseModel):
                 f"({f'{field}: ' if field else ''}{first['msg']})"
             ) from None
 
-    def restore(self, kinds: Mapping[str, type[J]], source: str) -> J:
-        """The job, whose type is one of ``kinds``. Raises JobFileError."""
+    def restore(self, kinds: Mapping[str, type[J]], base: Callable[[type[J]], type[J]], source: str) -> J:
+        """The job, whose type is one of ``kinds`` and is saved by ``base`` of it. Raises JobFileError."""
         module = self.kind.partition(":")[0]
         if module.startswith("meshgate."):
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
         kind = kinds.get(self.kind)
         if kind is None:
-            raise JobFileError(f"cannot load the job in {source}: its type is {self.kind}; import {module} first")
-        try:
-            return kind._restore(self.spec, self.allocation)
-        except (ValueError, TypeError, KeyError) as error:
+            raise JobFileError(f"cannot load the job in {source}: its type is {self.kind}; {_advise_import(module)}")
+        damaged = f"cannot load the job in {source}: it is damaged or was saved by another version of meshgate"
+        plain = base(kind)
+        if (self.own is None) is not (plain is kind):
             raise JobFileError(
-                f"cannot load the job in {source}: it is damaged or was saved by another version of meshgate ({error})"
-            ) from error
+                f"{damaged} (own: a {kind.__name__} is saved {'with' if self.own is None else 'without'} it)"
+            )
+        try:
+            job = plain._restore(self.spec, self.allocation)
+        except (ValueError, TypeError, KeyError) as error:
+            raise JobFileError(f"{damaged} ({error})") from error
+        if self.own is not None:
+            job.__class__ = kind
+            _unpickle_attributes(job, self.own, source)
+        return job
+
+
+def _advise_import(module: str) -> str:
+    if module == "__main__":
+        return "only the program that defines it can load it. Move the class into a module to load it elsewhere"
+    return f"import {module} first"
+
+
+def pickle_attributes(job: Any, exclude: Container[str]) -> str:
+    """The attributes of a job of a program's own type but ``exclude``, or what its ``__getstate__`` returns, in base64.
+
+    Raises JobUnsupported if they cannot be pickled or are too large.
+    """
+    state = vars(job) if _has_default_state(job) else job.__getstate__()
+    if isinstance(state, dict):
+        state = {name: value for name, value in state.items() if name not in exclude}
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer, job).dump(state)
+    except Exception as error:  # any code of the program can run here
+        raise JobUnsupported(
+            f"a {type(job).__name__} cannot be saved: its attributes cannot be pickled "
+            f"({type(error).__name__}: {error}). Leave them out in __getstate__()"
+        ) from error
+    data = base64.b64encode(buffer.getvalue()).decode("ascii")
+    if len(data) > SIZE_LIMIT // 2:
+        raise JobUnsupported(
+            f"a {type(job).__name__} cannot be saved: its attributes have {len(data)} bytes, and the limit is "
+            f"{SIZE_LIMIT // 2}. Leave the large ones out in __getstate__()"
+        )
+    return data
+
+
+def _unpickle_attributes(job: Any, data: str, source: str) -> None:
+    try:
+        state = _Unpickler(io.BytesIO(base64.b64decode(data)), job).load()
+        if hasattr(job, "__setstate__"):
+            job.__setstate__(state)
+        else:
+            vars(job).update(state)
+    except Exception as error:  # any code of the program can run here
+        raise JobFileError(
+            f"cannot load the job in {source}: its attributes cannot be unpickled ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _has_default_state(job: Any) -> bool:
+    return getattr(type(job), "__getstate__", None) is getattr(object, "__getstate__", None)  # Python 3.10 has none
+
+
+class _Pickler(pickle.Pickler):
+    """Refers to the job whose attributes it pickles instead of pickling it again."""
+
+    def __init__(self, file: io.BytesIO, job: Any) -> None:
+        super().__init__(file)
+        self._job = job
+
+    def persistent_id(self, value: Any) -> str | None:
+        return "job" if value is self._job else None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, job: Any) -> None:
+        super().__init__(file)
+        self._job = job
+
+    def persistent_load(self, name: str) -> Any:
+        return self._job
 
 
 def read_job_file(path: str) -> bytes:
-    """The contents of a job file; follows a symlink.
+    """The contents of a file that should hold a job; follows a symlink.
 
-    Raises FileNotFoundError, and JobFileError if the file belongs to another user or other users may access it.
+    Raises FileNotFoundError, and JobFileError if the file belongs to another user, or holds a job and other users may
+    access it.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     status = os.fstat(descriptor)
@@ -101,15 +195,27 @@ def read_job_file(path: str) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         if status.st_uid != os.geteuid():
             raise JobFileError(f"refusing to load the job in {path}: the file belongs to user {status.st_uid}")
-        if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        if status.st_size > SIZE_LIMIT:
+            raise JobFileError(f"{path} is not a saved meshgate job: it has {status.st_size} bytes")
+        data = file.read(SIZE_LIMIT)
+        if data.startswith(HEADER) and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise JobFileError(
                 f"refusing to load the job in {path}: other users may read or write it "
                 f"(mode {stat.S_IMODE(status.st_mode):o}), and it holds a token. If no one else has changed it, run "
                 f"chmod 600 {path}"
             )
-        if status.st_size > SIZE_LIMIT:
-            raise JobFileError(f"{path} is not a saved meshgate job: it has {status.st_size} bytes")
-        return file.read(SIZE_LIMIT)
+        return data
+
+
+def holds_job(path: str) -> bool:
+    """Whether a file that ``read_job_file`` or ``SavedJob`` rejects may be replaced by a job: it is this user's, and is
+    empty, a damaged or exposed job, or a pickle, which Monarch's own jobs are."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        return False
+    with open(path, "rb") as file:
+        start = file.read(len(HEADER))
+    return start in (b"", HEADER) or start.startswith(PICKLE_HEADER)
 
 
 def write_job_file(path: str, data: bytes) -> None:

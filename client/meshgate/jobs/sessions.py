@@ -120,7 +120,7 @@ class SessionAccess(ABC):
         """The sessions of the running job, oldest first; none if it is not running. Raises GatewayError."""
         with self._lock:
             try:
-                return _read_sessions(self._find_running(cached_path)._dialer())
+                return _read_sessions(self._find_running(cached_path)._dialer())[0]
             except JobNotRunning:
                 return []
 
@@ -146,7 +146,7 @@ class SessionAccess(ABC):
             raise JobError(
                 f"{self!r} already has a session in this process: attach with another job object, from job_load()"
             )
-        found = choose_session(_read_sessions(self._dialer()), name)
+        found = choose_session(*_read_sessions(self._dialer()), name)
         client = Client.connect(self._dialer(), session_id=found.id, mesh_sizes=self._mesh_sizes())
         try:
             session = take_over(client, replay=replay, timeout=client.settings.connect_timeout)
@@ -207,18 +207,20 @@ def _detach(client: Client, name: str | None) -> str:
     return name
 
 
-def _read_sessions(dialer: Dialer) -> list[SessionInfo]:
-    """The sessions of the gateway behind ``dialer``, oldest first. Raises GatewayError."""
+def _read_sessions(dialer: Dialer) -> tuple[list[SessionInfo], str]:
+    """The sessions of the gateway behind ``dialer``, oldest first, and why it replaced an earlier gateway of the job,
+    if it did. Raises GatewayError."""
     try:
-        return [SessionInfo.model_validate(each) for each in get_json(dialer, "/v1/sessions")["sessions"]]
+        reply = get_json(dialer, "/v1/sessions")
+        return [SessionInfo.model_validate(each) for each in reply["sessions"]], str(reply.get("restarted", ""))
     except (KeyError, ValidationError) as error:
         raise GatewayError(f"{dialer} sent an invalid list of sessions: {error}") from error
 
 
-def choose_session(sessions: Sequence[SessionInfo], name: str | None) -> SessionInfo:
+def choose_session(sessions: Sequence[SessionInfo], restarted: str, name: str | None) -> SessionInfo:
     """The session called ``name``, by name or start of its id; the only detached one if there is no name.
 
-    Raises JobError if there is not exactly one.
+    Raises JobError if there is not exactly one. ``restarted``: why earlier sessions are gone, or "".
     """
     known = "; ".join(_described(each) for each in sessions) or "none"
     if name is None:
@@ -230,7 +232,8 @@ def choose_session(sessions: Sequence[SessionInfo], name: str | None) -> Session
             found = [each for each in sessions if each.id.startswith(name)]
         wanted = f"session {name!r}"
     if not found:
-        raise JobError(f"cannot attach: the job does not have {wanted}. Its sessions are: {known}")
+        why = f". Sessions end with their gateway: {restarted}" if restarted else ""
+        raise JobError(f"cannot attach: the job does not have {wanted}. Its sessions are: {known}{why}")
     if len(found) > 1:
         raise JobError(f"cannot attach: {len(found)} sessions match. Name one by its id: {known}")
     return found[0]

@@ -4,17 +4,19 @@ Names, signatures and rules are Monarch's: ``apply()`` is idempotent, ``state()`
 applied and finds one that another process started, and ``kill()`` may be called twice. meshgate adds two things: a job
 is a context manager that kills on exit, and a saved job is not a pickle (see ``saved.py``).
 
-A job type implements ``_create``, ``_state``, ``_kill`` and ``can_run``, and, if it can be saved, ``_spec``,
-``_allocation`` and ``_restore``. It never sets ``_status``.
+A job type implements ``_create``, ``_state``, ``_kill`` and ``can_run``. It never sets ``_status``. The types of
+meshgate also implement ``_spec``, ``_allocation`` and ``_restore``, so that loading their files runs nothing. The types
+of a program need not: their attributes are pickled, as Monarch pickles its jobs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
@@ -27,7 +29,15 @@ from meshgate.html import card
 from meshgate.images.image import Image
 from meshgate.jobs.cached import find_cached_job, find_running_job, remove_job_file
 from meshgate.jobs.rank_access import RankAccess
-from meshgate.jobs.saved import DEFAULT_JOB_PATH, SavedJob, check_writable, locked, read_job_file, write_job_file
+from meshgate.jobs.saved import (
+    DEFAULT_JOB_PATH,
+    SavedJob,
+    check_writable,
+    locked,
+    pickle_attributes,
+    read_job_file,
+    write_job_file,
+)
 from meshgate.jobs.sessions import SessionAccess
 from meshgate.jobs.signals import catch_end_signals, restore_signals
 from meshgate.jobs.state import JobState
@@ -96,7 +106,8 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
         """Whether this job, loaded from a file, is still running and matches ``spec``."""
 
     def _is_running(self) -> bool:
-        """Whether the applied job still exists. Called by each ``apply()`` and ``state()``, so it must be cheap."""
+        """Whether the applied job still exists. A type that implements it has ``apply()`` replace a job that has ended;
+        ``apply()`` calls it each time, so it must be cheap."""
         return self.can_run(self)
 
     def _spec(self) -> dict[str, Any]:
@@ -117,11 +128,20 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
         raise JobUnsupported(f"{type(self).__name__} does not say how to reach its gateway")
 
     def _find_existing(self) -> bool:
-        """Finds the running job without its file, as ``_create`` would leave it. Returns whether that was possible."""
+        """Finds the running job without its file, as ``_create`` would leave it. Returns whether this job has what that
+        takes. Raises JobNotRunning."""
         return False
 
+    def _mesh_names(self) -> Collection[str] | None:
+        """The names of the job's meshes; None if they are unknown before it runs."""
+        return None
+
     def _outlive_driver(self) -> None:
-        """Called when the running job has been saved: from now on it must not end with this process."""
+        """Called when the running job has been saved: from now on it must not end with this process. Applies to jobs
+        that this one keeps in attributes."""
+        for value in vars(self).values():
+            if isinstance(value, JobTrait) and value is not self:
+                value._detach()
 
     def _push_code(self, running: JobTrait) -> None:
         """Called by each ``state()`` once the job has a session: pushes this driver's code if the job type syncs
@@ -133,7 +153,7 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
         """Starts the job unless it is running. Starts a new one if it has ended."""
         with self._lock:
             running = self._running
-            if running is not None and not running._is_running():
+            if running is not None and running._has_ended():
                 self.kill()
             if self._running is None:
                 self._require_image_sources()
@@ -187,11 +207,11 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
     ) -> SyncReport:
         """Pushes the driver's code to every host; with ``watch``, also pushes on every later save.
 
-        The synced tree is the git root around the working directory or the script, or ``sync_dirs``. Processes spawned
-        afterwards run it; ``procs.reload()`` updates running ones. Returns when every host has the code, and prints a
-        line unless ``quiet``. Raises StaleCodeError naming the hosts that cannot get it, SupervisionError if these were
-        lost, StepFailedError if no hosts could be attached, ValueError or TreeError if the tree cannot be synced, and
-        JobNotRunning before ``state()``.
+        The synced tree is ``sync_dirs``, or the git root around the working directory or the script, or without git the
+        directory of the program. Processes spawned afterwards run it; ``procs.reload()`` updates running ones. Returns
+        when every host has the code, and prints a line unless ``quiet``. Raises StaleCodeError naming the hosts that
+        cannot get it, SupervisionError if these were lost, StepFailedError if no hosts could be attached, ValueError or
+        TreeError if the tree cannot be synced, and JobNotRunning before ``state()``.
         """
         from meshgate.code_sync.session_sync import sync_for  # noqa: PLC0415 - only drivers that sync pay for it
 
@@ -201,8 +221,14 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
         return sync_for(client, sync_dirs).push_and_wait(watch=watch, quiet=quiet)
 
     def kill(self) -> None:
-        """Ends the job and everything it created. Does nothing if it is not running."""
+        """Ends the job and everything it created. Does nothing if it is not running.
+
+        A job that has a name in its cluster is found by it, also if this object has neither applied nor found it.
+        """
         with self._lock:
+            if self._apply_id is None:  # once apply() was called, a job of this name may be someone else's
+                with contextlib.suppress(JobNotRunning):
+                    self._use_existing()
             running = self._running
             if running is None:
                 return
@@ -253,7 +279,7 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
             if self._owner == os.getpid():
                 if self._detached:
                     self._leave()
-                else:
+                elif self._running is not None:
                     with uninterrupted():
                         self.kill()
         finally:
@@ -297,8 +323,7 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
 
     def _find_running(self, path: str | None) -> JobTrait:
         """The running job, found as ``state`` finds it. Raises JobNotRunning."""
-        if self._running is None and self._find_existing():
-            self._apply_id, self._status = str(uuid.uuid4()), "running"
+        self._use_existing()
         if self._running is None and path is not None:
             self._status = CachedRunning(find_running_job(path, job_load, self))
             self._cache_file = path
@@ -306,6 +331,11 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
         if running is None or not running._is_running():
             raise JobNotRunning(f"{self!r} is not running")
         return running
+
+    def _use_existing(self) -> None:
+        """Finds the running job without its file, if this type of job can. Raises JobNotRunning."""
+        if self._running is None and self._find_existing():
+            self._apply_id, self._status = str(uuid.uuid4()), "running"
 
     @property
     def _running(self) -> JobTrait | None:
@@ -335,15 +365,25 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
             self._cache_file = path
         return found or self
 
+    def _has_ended(self) -> bool:
+        """``can_run``, by which ``_is_running`` decides unless the type implements it, also returns False if a running
+        job must not be reused."""
+        return type(self)._is_running is not JobTrait._is_running and not self._is_running()
+
     def _saved(self) -> SavedJob:
         job = self._running or self
         running = self._running is not None
-        return SavedJob(
+        base = _base(type(job))
+        saved = SavedJob(
             kind=kind_of(type(job)),
             apply_id=job._apply_id if running else None,
-            spec=job._spec(),
-            allocation=job._allocation() if running else None,
+            spec=base._spec(job),
+            allocation=base._allocation(job) if running else None,
         )
+        if base is type(job):
+            return saved
+        plain = base._restore(saved.spec, None)
+        return saved.model_copy(update={"own": pickle_attributes(job, exclude=vars(plain))})
 
     def _detach(self) -> None:
         running = self._running
@@ -360,17 +400,49 @@ def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
 
 
 def job_loads(data: bytes) -> JobTrait:
-    """The job that ``dumps`` saved. Raises JobFileError on anything else, and runs nothing that ``data`` names."""
+    """The job that ``dumps`` saved. Raises JobFileError on anything else.
+
+    Runs nothing that ``data`` names, unless it is a job of a type that the program itself defines and has imported:
+    its attributes are unpickled.
+    """
     return _from_bytes(data, "this data")
-
-
-def _from_bytes(data: bytes, source: str) -> JobTrait:
-    saved = SavedJob.from_bytes(data, source)
-    job = saved.restore(JobTrait._kinds, source)
-    job._apply_id = saved.apply_id
-    job._status = "not_running" if saved.allocation is None else "running"
-    return job
 
 
 def kind_of(cls: type[JobTrait]) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
+
+
+class _PlainJob(JobTrait):
+    """What a job of a type that implements no ``_restore`` consists of besides its own attributes."""
+
+    _create = _state = _kill = can_run = None  # type: ignore[assignment]
+
+    def _spec(self) -> dict[str, Any]:
+        return {}
+
+    def _allocation(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self:
+        return cls()
+
+
+def _base(kind: type[JobTrait]) -> type[JobTrait]:
+    """The type whose ``_spec``, ``_allocation`` and ``_restore`` save a job of type ``kind``.
+
+    It is ``kind`` itself, or, for a type of a program that implements no ``_restore``, the one that it extends. The
+    attributes that ``kind`` adds are then pickled.
+    """
+    if kind.__module__.startswith("meshgate."):
+        return kind
+    base: type[JobTrait] = next(cls for cls in kind.__mro__ if "_restore" in vars(cls))
+    return _PlainJob if base is JobTrait else base
+
+
+def _from_bytes(data: bytes, source: str) -> JobTrait:
+    saved = SavedJob.from_bytes(data, source)
+    job = saved.restore(JobTrait._kinds, _base, source)
+    job._apply_id = saved.apply_id
+    job._status = "not_running" if saved.allocation is None else "running"
+    return job

@@ -39,12 +39,13 @@ class EndpointProxy(Generic[P, R]):
     ``TypeError`` if they do not fit the endpoint, and ``UnpicklableArgument`` if they cannot be pickled.
     """
 
-    __slots__ = ("_Class", "_headers", "_label", "_mesh", "_shape", "_spec", "_target")
+    __slots__ = ("_Class", "_headers", "_is_users", "_label", "_mesh", "_shape", "_spec", "_target")
 
     def __init__(self, mesh: MeshProxy, spec: EndpointSpec, Class: type) -> None:
         self._mesh = mesh
         self._spec = spec
         self._Class = Class
+        self._is_users = not Class.__module__.startswith("meshgate.")  # others are called by this package itself
         self._target = mesh._object
         self._shape = mesh._shape
         self._headers: dict[Adverb, Call] = {}  # for arguments without proxies: only the number changes
@@ -97,6 +98,8 @@ class EndpointProxy(Generic[P, R]):
     def _request(self, adverb: Adverb, call: PendingCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         pickled = self._pickle(args, kwargs)
         mesh = self._mesh
+        if self._is_users:
+            call.unread = mesh._client.unread
         span = start_span(mesh._name, self._spec.name, adverb, len(self._shape))
         if span is not None:
             call.follow(span)

@@ -73,12 +73,15 @@ class PortReceiver(Generic[R]):
         self._inbox = inbox
 
     def recv(self) -> FutureProxy[R]:
-        """The next message. As in Monarch, it is taken at the first use of the future, not before.
+        """The next message. It is taken when the future is used, not before.
+
+        A ``get`` that times out or is interrupted, an ``await`` that is cancelled and a future that is dropped take
+        none: the next receive gets it. A later use of the same future waits behind the others.
 
         The future raises an exception that an actor sent with ``port.exception``; if its class cannot be imported
         here, an ``ActorError`` with a stand-in.
         """
-        return FutureProxy(start=lambda future: self._inbox.take(future, self._read))
+        return self._inbox.recv(self._read)
 
     def ranked(self) -> RankedPortReceiver[R]:
         """The same receiver, with the rank of each message's sender."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import queue
 import sys
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CommandResult", "Executed", "execute"]
 
+MAX_LINE = 1 << 20  # bytes; a longer line of one of several hosts is printed as several
 LOST = 255  # the exit code of a command whose host was lost, as ssh's
 
 
@@ -108,7 +110,12 @@ class _Running:
     returncode: int = 0
     error: str = ""
     captured: dict[int, bytearray] = field(default_factory=lambda: {STDOUT: bytearray(), STDERR: bytearray()})
-    unfinished: dict[int, bytes] = field(default_factory=lambda: {STDOUT: b"", STDERR: b""})
+    unfinished: dict[int, bytearray] = field(default_factory=lambda: {STDOUT: bytearray(), STDERR: bytearray()})
+    decoders: dict[int, codecs.IncrementalDecoder] = field(
+        default_factory=lambda: {
+            stream: codecs.getincrementaldecoder("utf-8")("replace") for stream in (STDOUT, STDERR)
+        }
+    )
     name: FutureProxy[Any] | None = None
 
     def start(self, command: Sequence[str], env: Mapping[str, str], workdir: str | None, *, stdin: bool) -> None:
@@ -133,10 +140,13 @@ class _Running:
         except MeshgateError as error:
             self.finished, self.returncode, self.error = True, LOST, str(error)
             return
+        for stream in (STDOUT, STDERR):
+            if data := b"".join([event.data for event in events if (event.kind, event.stream) == ("data", stream)]):
+                self._output(stream, data)
         for event in events:
             if event.kind == "data":
-                self._output(event.stream, event.data)
-            elif event.kind in ("exit", "failed"):
+                continue
+            if event.kind in ("exit", "failed"):
                 self.finished, self.returncode, self.error = True, event.number, event.data.decode()
 
     def _output(self, stream: int, data: bytes) -> None:
@@ -144,38 +154,45 @@ class _Running:
         if self.capture:
             self.captured[stream] += data
         elif self.labelled:
-            whole, newline, rest = (self.unfinished[stream] + data).rpartition(b"\n")
-            self.unfinished[stream] = rest
-            self._print(stream, whole + newline)
+            rest, end = self.unfinished[stream], data.rfind(b"\n") + 1  # only in what is new: all is read once
+            if end:
+                self._print(stream, bytes(rest) + data[:end])
+                rest.clear()
+            rest += data[end:]
+            while len(rest) > MAX_LINE:
+                cut = MAX_LINE
+                while rest[cut] & 0xC0 == 0x80 and cut > MAX_LINE - 4:  # in the middle of a character of UTF-8
+                    cut -= 1
+                self._print(stream, bytes(rest[:cut]) + b"\n")
+                del rest[:cut]
         else:
-            _write(stream, data)
+            self._write(stream, data)
 
     def _print(self, stream: int, data: bytes) -> None:
         label = f"[{self.host} rank {self.streams.rank}] ".encode()
-        _write(stream, b"".join(label + line for line in data.splitlines(keepends=True)))
+        self._write(stream, b"".join(label + line for line in data.splitlines(keepends=True)))
+
+    def _write(self, stream: int, data: bytes, *, final: bool = False) -> None:
+        """Writes to the current ``sys.stdout`` or ``sys.stderr``, which a notebook or a test may have replaced."""
+        target = sys.stdout if stream == STDOUT else sys.stderr
+        binary = getattr(target, "buffer", None)
+        if binary is not None and data:
+            target.flush()
+            binary.write(data)
+            binary.flush()
+        elif binary is None and target is not None:  # text, of which a character may arrive in two parts
+            target.write(self.decoders[stream].decode(data, final))
+            target.flush()
 
     def flush(self) -> None:
         """Prints the last line if it has no end, and why the command could not run."""
         for stream, data in self.unfinished.items():
             if data:
-                self._print(stream, data + b"\n")
+                self._print(stream, bytes(data) + b"\n")
+            self._write(stream, b"", final=True)
         if self.error and not self.capture:
-            _write(STDERR, f"meshgate: rank {self.streams.rank}: {self.error}\n".encode())
+            self._write(STDERR, f"meshgate: rank {self.streams.rank}: {self.error}\n".encode())
 
     def result(self) -> CommandResult:
         out, err = (self.captured[stream].decode(errors="replace") for stream in (STDOUT, STDERR))
         return CommandResult(self.streams.rank, self.host, self.returncode, out, err, self.error)
-
-
-def _write(stream: int, data: bytes) -> None:
-    """Writes to the current ``sys.stdout`` or ``sys.stderr``, which a notebook or a test may have replaced."""
-    target = sys.stdout if stream == STDOUT else sys.stderr
-    if data:
-        binary = getattr(target, "buffer", None)
-        if binary is not None:
-            target.flush()
-            binary.write(data)
-            binary.flush()
-        else:
-            target.write(data.decode(errors="replace"))
-            target.flush()

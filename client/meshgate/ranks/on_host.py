@@ -22,13 +22,14 @@ from typing import Any
 
 from meshgate.ranks.guard import start_guard  # sent along
 from meshgate.ranks.marks import find_marks, siblings  # sent along
-from meshgate.ranks.streams import Event, Hub  # sent along
+from meshgate.ranks.streams import WINDOW, Event, Hub  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 
 __all__ = ["STDERR", "STDIN", "STDOUT", "StreamReader", "StreamWriter"]
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 BREAKPOINT_MARK = "meshgate-debug"  # of gateway/meshgate_gateway/engine/on_worker/breakpoints.py
+PIPE_SIZE = getattr(fcntl, "F_SETPIPE_SZ", -1)  # Linux only
 PROCESS = -1  # the stream of a process's exit
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes, as a shell's
 # Makes standard input the terminal that controls the session, then becomes the command: Ctrl-C works.
@@ -75,7 +76,10 @@ class StreamWriter(Actor, metaclass=SentAsSource):
         self._process = process
         for stream, pipe in ((STDOUT, process.stdout), (STDERR, process.stderr)):
             assert pipe is not None
-            _hub.add(stream, reading=_taken(pipe))
+            reading = _taken(pipe)
+            with contextlib.suppress(OSError):  # the user's pipes take too much memory already
+                fcntl.fcntl(reading, PIPE_SIZE, WINDOW)  # the command fills it while earlier output travels
+            _hub.add(stream, reading=reading)
         if process.stdin is not None:
             _hub.add(STDIN, writing=_taken(process.stdin))
         _watch(process, (STDOUT, STDERR))

@@ -62,7 +62,8 @@ def _is_around(frame: Frame) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStacks:
-    """One process: ``mesh`` is the name of its proc mesh. ``problem``: why its stacks are not known."""
+    """One process: ``mesh`` is the name of its proc mesh, ``session`` the id of the session that spawned it.
+    ``problem``: why its stacks are not known."""
 
     host: str
     mesh: str
@@ -71,6 +72,7 @@ class ProcessStacks:
     threads: tuple[Thread, ...] = ()
     problem: str = ""
     note: str = ""
+    session: str = ""
 
     @property
     def busy(self) -> tuple[Thread, ...]:
@@ -158,6 +160,7 @@ def _process(answer: dict[str, Any]) -> ProcessStacks:
         threads=tuple(threads),
         problem=answer.get("problem", ""),
         note=answer.get("note", ""),
+        session=answer["session"],
     )
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+import signal
 import time
 from typing import Any
 
@@ -39,8 +40,9 @@ class StackReader(Actor, metaclass=SentAsSource):
 
     @endpoint
     def read(self, timeout: float) -> list[dict[str, Any]]:
-        """What each process of this host runs: ``mesh``, ``rank``, ``host``, ``pid``, ``threads`` and ``tasks``, or a
-        ``problem``. ``timeout`` is how long, in seconds, a process has to answer the first way, and then the second."""
+        """What each process of this host runs: ``session``, ``mesh``, ``rank``, ``host``, ``pid``, ``threads`` and
+        ``tasks``, or a ``problem``. ``timeout`` is how long, in seconds, a process has to answer the first way, and
+        then the second."""
         asked = [process for process in map(_Process.find, siblings()) if process is not None]
         try:
             for process in asked:
@@ -91,7 +93,7 @@ class _Process:
         return {"problem": "the process does not answer; it has ended, is stopped, or runs C code"}
 
     def answer(self, deadline: float, timeout: float) -> dict[str, Any]:
-        found = {name: self.about[name] for name in ("mesh", "rank", "host", "pid")}
+        found = {name: self.about[name] for name in ("session", "mesh", "rank", "host", "pid")}
         while True:
             line = self._line()
             if line is not None:
@@ -129,13 +131,32 @@ class _Process:
             if repeated is not None:
                 return "\n".join(lines[:repeated])
             if signals == 0 or (signals == 1 and headings):
-                try:
-                    os.kill(self.pid, self.about["signal"])
-                except ProcessLookupError:
+                if not self._signal():
                     return None
                 signals += 1
             time.sleep(POLL_INTERVAL)
         return None
+
+    def _signal(self) -> bool:
+        """False if the process has ended. Another one may have its pid since then, which the signal would end."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return False
+        try:
+            # Checked once the descriptor is open: from then on it refers to the same process.
+            same = _Process.find(self.pid)
+            if same is None:
+                return False
+            same.close()
+            if same.about != self.about:
+                return False
+            signal.pidfd_send_signal(descriptor, self.about["signal"])
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
 
 
 def parse_dump(text: str) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Byte streams between file descriptors here and a peer far away, with credit, so that neither side fills memory.
 
-Runs on the laptop and, sent as source, on hosts: the standard library only. Each side has a ``Hub``; what one side
-reads is an event, and the other side writes it. A stream has a window in each direction: at most ``WINDOW`` bytes are
-under way until the other side has written them.
+Runs on the laptop and, sent as source, on hosts: the standard library, and what is sent along. Each side has a
+``Hub``; what one side reads is an event, and the other side writes it. A stream has a window in each direction: at most
+``WINDOW`` bytes are under way until the other side has written them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import socket
 import threading
 from collections import deque
 from typing import NamedTuple
+
+from meshgate.ranks.local_peer import may_connect  # sent along
 
 WINDOW = 1 << 20
 CHUNK = 128 * 1024
@@ -75,7 +77,7 @@ class Hub:
         self._wake()
 
     def listen(self, stream: int, port: int) -> int:
-        """Listens on loopback and returns the port; 0 chooses a free one. Raises OSError."""
+        """Listens on loopback, for this user, and returns the port; 0 chooses a free one. Raises OSError."""
         listener = socket.create_server(("127.0.0.1", port))
         listener.setblocking(False)
         with self._lock:
@@ -220,8 +222,13 @@ class Hub:
             events = []
             if flags & WRITABLE and (stream.queue or stream.ending) and stream.writing >= 0:
                 events += self._write_queue(number, stream)
-            if flags & READABLE and stream.credit > 0 and stream.reading >= 0:
-                events += self._read(number, stream, min(CHUNK, stream.credit))
+            for _ in range(MAX_BATCH // CHUNK):
+                if not (flags & READABLE and stream.credit > 0 and stream.reading >= 0):
+                    break
+                found = self._read(number, stream, min(CHUNK, stream.credit))
+                events += found
+                if not found or len(found[0].data) < CHUNK:
+                    break  # there is no more yet
             self._forget_if_over(number, stream)
         return events
 
@@ -230,6 +237,9 @@ class Hub:
         try:
             accepted, _ = listener.sock.accept()
         except OSError:  # the caller has hung up
+            return []
+        if not may_connect(accepted):
+            accepted.close()
             return []
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,13 +1,16 @@
 """Monarch's telemetry on this machine: SQL queries, and its dashboard.
 
 The session's engine collects and answers; this module sends it the requests, through the session, and serves them on
-loopback of this machine for a browser and for Monarch's own tools.
+loopback of this machine for a browser and for Monarch's own tools. The address has a secret in its path, because
+loopback is open to other users of this machine and to every page in a browser.
 """
 
 from __future__ import annotations
 
+import hmac
 import http.server
 import json
+import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from meshgate.errors import JobError, JobUnsupported, MeshgateError
+from meshgate.ranks.local_peer import may_connect
 from meshgate.session.pending_calls import PendingAck, PendingValue
 from meshgate.session.session import CONTROL_STREAM
 from meshgate_wire.messages import CollectTelemetry
@@ -27,19 +31,23 @@ if TYPE_CHECKING:
 __all__ = ["QueryEngineClient", "Telemetry", "TelemetryConfig"]
 
 OK = 200
-LOOPBACK = ("127.0.0.1", "localhost")
+MAX_BODY = 1 << 20  # bytes of a request
+IDLE_TIMEOUT = 60.0  # seconds that a connection may take for its request
 
 
 @dataclass(frozen=True, slots=True)
 class TelemetryConfig:
     """``retention_secs``: how long messages and traces are kept; 0: as long as the session. ``include_dashboard``:
     ``state().dashboard_url`` is Monarch's dashboard, on ``dashboard_port`` of this machine. Snapshots
-    (``snapshot_interval_secs``) are not taken, so their tables stay empty."""
+    (``snapshot_interval_secs``) are not taken, so their tables stay empty. From Monarch 0.8 on, the tables
+    ``host_metrics`` and ``gpu_metrics`` have a sample of each host and GPU per interval; 0: none."""
 
     retention_secs: int = 3600
     include_dashboard: bool = False
     dashboard_port: int = 8265
     snapshot_interval_secs: float = 30.0
+    host_metrics_interval_secs: float = 1.0
+    gpu_metrics_interval_secs: float = 1.0
 
 
 class QueryEngineClient:
@@ -93,12 +101,18 @@ class Telemetry:
             return
         self.close()
         call = PendingAck(0, "enable_telemetry")
-        header = CollectTelemetry
-        retention = self.config.retention_secs
-        client.request(call, lambda number: header(call=number, retention=retention), stream=CONTROL_STREAM)
+        client.request(call, self._request, stream=CONTROL_STREAM)
         call.future.get(client.settings.connect_timeout)
         self._server = DashboardServer(client, self.config.dashboard_port if self.config.include_dashboard else 0)
         self._client = client
+
+    def _request(self, number: int) -> CollectTelemetry:
+        return CollectTelemetry(
+            call=number,
+            retention=self.config.retention_secs,
+            host_metrics_interval=self.config.host_metrics_interval_secs,
+            gpu_metrics_interval=self.config.gpu_metrics_interval_secs,
+        )
 
     @property
     def started(self) -> bool:
@@ -111,7 +125,7 @@ class Telemetry:
     @property
     def url(self) -> str:
         assert self._server is not None
-        return f"http://127.0.0.1:{self._server.server_port}"
+        return self._server.access.url
 
     def profile(self, on_trace_ready: Callable[[Any], object] | None) -> Any:
         try:
@@ -125,6 +139,38 @@ class Telemetry:
         if self._server is not None:
             self._server.close()
         self._server = self._client = None
+
+
+class Access:
+    """Decides which requests are passed on. ``url`` has the secret that lets its holder read the telemetry.
+
+    The page's links and requests have absolute paths, without the secret; a browser names the page in ``Referer``, with
+    the secret, to this server alone.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
+        self._origins = tuple(f"http://{host}" for host in self._hosts)
+        self._secret = secrets.token_urlsafe(32)
+        self.url = f"http://127.0.0.1:{port}/{self._secret}"
+
+    def admitted(self, path: str, *, hosts: list[str], origins: list[str], referers: list[str]) -> str | None:
+        """The path to request from the engine, or None if the request is refused. The others are its headers, of
+        which a browser sends one at most."""
+        here = len(hosts) == 1 and hosts[0] in self._hosts
+        if not here or len(origins) > 1 or not set(origins) <= set(self._origins):
+            return None  # by DNS rebinding, or from a page elsewhere
+        if (found := self._without_secret(path)) is not None:
+            return found
+        referer = referers[0] if len(referers) == 1 else ""
+        pages = [referer.removeprefix(origin) for origin in self._origins if referer.startswith(f"{origin}/")]
+        return path if any(self._without_secret(page) is not None for page in pages) else None
+
+    def _without_secret(self, path: str) -> str | None:
+        secret, rest = path[1 : 1 + len(self._secret)], path[1 + len(self._secret) :]
+        if not hmac.compare_digest(secret.encode(errors="replace"), self._secret.encode()) or rest[:1] not in "/?":
+            return None
+        return rest if rest.startswith("/") else f"/{rest}"
 
 
 class DashboardServer(http.server.ThreadingHTTPServer):
@@ -141,8 +187,13 @@ class DashboardServer(http.server.ThreadingHTTPServer):
                 "Choose another one: enable_telemetry(dashboard_port=…)"
             ) from error
         self.client = client
+        self.access = Access(self.server_port)
         self._thread = threading.Thread(target=self.serve_forever, name="meshgate-telemetry", daemon=True)
         self._thread.start()
+
+    @override
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return may_connect(request)
 
     def close(self) -> None:
         self.shutdown()
@@ -152,24 +203,33 @@ class DashboardServer(http.server.ThreadingHTTPServer):
 
 class DashboardHandler(http.server.BaseHTTPRequestHandler):
     server: DashboardServer
+    timeout = IDLE_TIMEOUT
 
     def do_GET(self) -> None:
-        self._pass_on(None)
+        self._answer(None)
 
     def do_POST(self) -> None:
-        self._pass_on(self.rfile.read(int(self.headers.get("Content-Length", "0"))))
+        size = self.headers.get("Content-Length", "")
+        if not (size.isascii() and size.isdecimal() and len(size) < 10 and int(size) <= MAX_BODY):
+            self.send_error(413, f"expected a Content-Length of at most {MAX_BODY} bytes")
+            return
+        self._answer(self.rfile.read(int(size)))
 
-    def _pass_on(self, body: bytes | None) -> None:
-        if self.headers.get("Host", "").partition(":")[0] not in LOOPBACK:  # a web page elsewhere, by DNS rebinding
-            self.send_error(403)
+    def _answer(self, body: bytes | None) -> None:
+        hosts, origins, referers = (self.headers.get_all(name, []) for name in ("Host", "Origin", "Referer"))
+        path = self.server.access.admitted(self.path, hosts=hosts, origins=origins, referers=referers)
+        if path is None:
+            self.send_error(403, "open the address that state().telemetry_url has, with the secret in its path")
             return
         try:
-            status, content_type, answer = ask(self.server.client, self.path, body)
+            status, content_type, answer = ask(self.server.client, path, body)
         except MeshgateError as error:
             status, content_type, answer = 502, "text/plain", f"the session does not answer: {error}".encode()
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(answer)))
+        self.send_header("Referrer-Policy", "same-origin")
+        self.send_header("Cache-Control", "no-store")
         self.end_headers()
         self.wfile.write(answer)
 

@@ -182,7 +182,8 @@ def pickled_by_value(obj: Any) -> bool:
     that exist in memory only or were registered with ``cloudpickle.register_pickle_by_value``.
     """
     module = sys.modules.get(obj.__module__ or "")
-    if module is None or module.__name__ == "__main__" or "<locals>" in obj.__qualname__:
+    # A child that multiprocessing has spawned has the script under the second name.
+    if module is None or module.__name__ in ("__main__", "__mp_main__") or "<locals>" in obj.__qualname__:
         return True
     if getattr(module, "__file__", None) is None and getattr(module, "__spec__", None) is None:
         return True
@@ -217,16 +218,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         rule = _RULES.get(kind)
         if rule is not None:
             return rule(obj)
-        if isinstance(obj, (type, types.FunctionType)):
+        # By the type alone: a user's class may answer for any attribute, ``__class__`` included, or raise.
+        if issubclass(kind, (type, types.FunctionType)):
             return self._reduce_importable(obj)
         if (independent := self._reduce_version_bound(obj, kind)) is not None:
             return independent
-        if isinstance(obj, types.ModuleType):
+        if issubclass(kind, types.ModuleType):
             return module_on_worker(obj) or NotImplemented
         if self._resolve is not None and self._resolve(obj) is not None:
             raise _NeedsReferences
-        if (reason := getattr(kind, "_not_for_workers", None)) is not None:
-            raise InvalidRequestError(reason)
+        for base in kind.__mro__:
+            if (reason := vars(base).get("_not_for_workers")) is not None:
+                raise InvalidRequestError(reason)
         if kind.__name__ in _OF_LOCAL_MONARCH and kind.__module__.startswith("monarch."):
             raise InvalidRequestError(_LOCAL_OBJECT.format(name=kind.__name__))
         if kind.__name__ == "Tensor" and kind.__module__ == "torch":

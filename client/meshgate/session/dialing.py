@@ -52,6 +52,11 @@ class Route:
     headers: Mapping[str, str] = field(default_factory=dict)
     through_proxy: bool = True
 
+    @property
+    def token(self) -> str | None:
+        """The token that requests along this route present."""
+        return self.headers.get("Authorization", "").partition(" ")[2] or None
+
 
 async def call_in_thread(function: Callable[..., T], *arguments: Any) -> T:
     """Like ``asyncio.to_thread``, for dialers. Raises ConnectionFailedError while the interpreter exits, when there are
@@ -154,22 +159,26 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def describe_response(status: int, body: bytes) -> str:
-    """The HTTP response that a gateway, or an ingress in front of it, sent instead of accepting a connection."""
+def describe_response(status: int, body: bytes, *, proven: bool = True) -> str:
+    """The HTTP response that a gateway, or an ingress in front of it (not ``proven``), sent instead of accepting a
+    connection."""
     text = str(_json_object(body).get("error") or "").strip()
-    return f"HTTP {status}: {text}" if text else f"HTTP {status}"
+    by = "" if proven else " from another server in its place"
+    return f"HTTP {status}{by}: {text}" if text else f"HTTP {status}{by}"
 
 
-def error_of_response(status: int, body: bytes, gateway: str, *, resuming: bool = False) -> MeshgateError | None:
-    """The error behind an HTTP response to the handshake; None if another attempt may succeed.
+def error_of_response(
+    status: int, body: bytes, gateway: str, *, proven: bool, resuming: bool = False
+) -> MeshgateError | None:
+    """The error behind an HTTP response; None if another attempt may succeed.
 
-    Only a gateway's own response, a JSON object with an ``error``, can end a session (``resuming``): while the gateway
-    restarts, an ingress responds with 404 or 403 by itself.
+    Only a response that is ``proven`` to be the gateway's can end a session (``resuming``): while the gateway restarts,
+    an ingress responds in its place, with any status and any text.
     """
     response = _json_object(body)
     text = str(response.get("error") or "").strip()
-    if not text:
-        return None if resuming or status in RETRIED_STATUS else _not_a_gateway(status, gateway)
+    if not proven:
+        return None if resuming or status in RETRIED_STATUS else _not_a_gateway(status, text, gateway, response)
     if status in (401, 403):
         hint = "" if "MESHGATE_TOKEN" in text else ". Set MESHGATE_TOKEN to the job's token"
         return AuthenticationError(f"{gateway} rejected this client: {text}{hint}")
@@ -183,10 +192,14 @@ def error_of_response(status: int, body: bytes, gateway: str, *, resuming: bool 
     return ConnectionFailedError(f"{gateway} refused the connection with HTTP {status}: {text}")
 
 
-def _not_a_gateway(status: int, gateway: str) -> MeshgateError:
+def _not_a_gateway(status: int, text: str, gateway: str, response: Mapping[str, Any]) -> MeshgateError:
+    if status == 426 and "protocol" in response:  # a gateway of before proofs
+        return VersionMismatchError(f"{gateway}: {text}")
+    said = f" ({text[:200]})" if text else ""
     return ConnectionFailedError(
-        f"{gateway}: the server there responded with HTTP {status} and is not a meshgate gateway. Check the URL, and "
-        "that any ingress or proxy in between forwards to the gateway and admits its clients"
+        f"{gateway}: the server there responded with HTTP {status}{said} and is not a meshgate gateway, is older than "
+        "this client, or did not receive this client's token. Check the URL and the gateway's version, and that any "
+        "ingress or proxy in between forwards to the gateway, admits its clients and leaves their headers as they are"
     )
 
 
@@ -207,6 +220,6 @@ def _session_over(gateway: str, kind: str, reason: str, output: str) -> Meshgate
 def _json_object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body[: 1 << 20])
-    except ValueError:
+    except (ValueError, RecursionError):  # any server may answer, with anything
         return {}
     return value if isinstance(value, dict) else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from meshgate.session.errors.faults import handle_fault
 from meshgate.session.inbox import Inbox
 from meshgate.session.objects import ObjectTable
 from meshgate.session.output.aggregation import Aggregator
-from meshgate.session.output.printer import OutputPrinter
+from meshgate.session.output.printer import OutputPrinter, kind_of
 from meshgate.session.pending_calls import PendingAck, PendingCalls, Reader
 from meshgate.session.serial_thread import SerialThread
 from meshgate_wire import Fragments, Header, MessageReceived, MessageTooLarge
@@ -33,6 +34,7 @@ from meshgate_wire.messages import (
     ObjectFailed,
     OpenChannel,
     Output,
+    OutputLine,
     PortMessage,
     Progress,
     SpawnActors,
@@ -71,6 +73,7 @@ class Dispatcher:
         self.handled_faults: set[int] = set()  # meshes whose faults another part of this package reports
         self._printer = OutputPrinter()
         self.aggregator = Aggregator(lambda lines: self._printer.put(lines, lambda: None))
+        self._notice_shown = False  # whether the last notice of the connection may still change
         self._fault_thread = SerialThread("meshgate-faults")
         self._objects = objects
         self._calls = calls
@@ -126,6 +129,13 @@ class Dispatcher:
             self._creation_failed(number, failure)
         self._fail_call(getattr(header, "call", None), lambda: InvalidRequestError(failure.message))
 
+    def connection_notice(self, text: str, final: bool) -> None:
+        in_place = not final and kind_of(sys.stderr) != "file"
+        if final or in_place or not self._notice_shown:  # a file keeps every line
+            line = OutputLine(stream="stderr", mesh="meshgate", text=text, end="\r" if in_place else "\n")
+            self._printer.put([line], lambda: None)
+        self._notice_shown = not final
+
     def session_ended(self, error: MeshgateError) -> None:
         for call in self._calls.pop_where(lambda _: True):
             call.fail(lambda: error)
@@ -148,13 +158,16 @@ class Dispatcher:
     def _values(self, header: Values, message: MessageReceived) -> None:
         call = self._calls.get(header.call)
         if call is not None:
+            call.unprinted = self._printer.unprinted()
             call.values_received(self._reader, header, message.buffers)
             self._calls.pop(header.call)
 
     def _item(self, header: Item, message: MessageReceived) -> None:
         call = self._calls.get(header.call)
-        if call is not None and call.item_received(self._reader, header, message.buffers):
-            self._calls.pop(header.call)
+        if call is not None:
+            call.unprinted = self._printer.unprinted()
+            if call.item_received(self._reader, header, message.buffers):
+                self._calls.pop(header.call)
 
     def _done(self, header: Done, message: MessageReceived) -> None:
         call = self._calls.pop(header.call)
@@ -170,8 +183,10 @@ class Dispatcher:
 
     def _failed(self, header: Failed, message: MessageReceived) -> None:
         call = self._calls.get(header.call)
-        if call is not None and call.failure_received(self._reader, header, message.buffers):
-            self._calls.pop(header.call)
+        if call is not None:
+            call.unprinted = self._printer.unprinted()
+            if call.failure_received(self._reader, header, message.buffers):
+                self._calls.pop(header.call)
 
     def _fail_call(self, number: int | None, make_error: Callable[[], Exception]) -> None:
         call = self._calls.pop(number) if number is not None else None

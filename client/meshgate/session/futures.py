@@ -16,9 +16,10 @@ import inspect
 import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from types import FrameType, TracebackType
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from meshgate.caller import is_ours, warn_caller
 from meshgate.errors import MeshgateError
@@ -47,6 +48,13 @@ class Awaited(Protocol):
     def waits_for(self) -> str:
         """What it waits for, for people."""
 
+    def about_to_wait(self) -> None:
+        """A thread begins to wait for it."""
+
+
+_Result: TypeAlias = "tuple[R | None, Exception | None, TracebackType | None]"
+"""The value, or the error and its traceback: each raise would add to the one of before."""
+
 
 class Future(SeenAsMonarchs, Generic[R]):
     """The outcome of a remote operation, now or later. Only meshgate's operations create one."""
@@ -54,35 +62,29 @@ class Future(SeenAsMonarchs, Generic[R]):
     __slots__ = (
         "__weakref__",
         "_call",
-        "_error",
         "_lock",
         "_observed",
-        "_read",
-        "_settled",
+        "_reads",
+        "_results",
         "_start",
-        "_traceback",
-        "_value",
         "_wakers",
     )
 
     _monarch_name = "Future"
 
-    # Until the future is settled, only the thread that settles it holds _lock, and no thread waits for it: a signal
-    # handler may interrupt any observer and wait for another future. Afterwards _lock guards _read. _settled
-    # changes from False to True once.
+    # A signal handler may interrupt any step and use the same future. So what happens once is one step of the
+    # interpreter: of all that is appended to _reads and _results, the first item counts. _lock keeps two threads from
+    # reading a result twice; a signal handler that interrupts the reading reads it for itself.
     _start: Callable[[Any], None] | None
     _call: Awaited | None  # until it is settled, the call that settles it
-    _settled: bool
+    _reads: list[Callable[[], R] | None]  # what reads the outcome: empty until it is settled, None once it was read
+    _results: list[_Result[R]]  # empty until it was read
     _wakers: list[Callable[[], object]]
-    _read: Callable[[], R] | None
-    _lock: threading.Lock
-    _value: R | None
-    _error: Exception | None
-    _traceback: TracebackType | None  # of _error; each raise would add to the one of before
+    _lock: threading.RLock
     _observed: Callable[[], object] | None  # called once, when the outcome has been read
 
     def __init__(self) -> None:
-        raise TypeError("a Future cannot be constructed: the operations of meshes return them")
+        raise TypeError("a Future cannot be constructed: Future objects are returned by Monarch operations on meshes")
 
     def when_settled(self, wake: Callable[[], object]) -> None:
         """Calls ``wake`` once the future is settled: at once, or later on the connection thread. It must not block."""
@@ -93,7 +95,7 @@ class Future(SeenAsMonarchs, Generic[R]):
     def done(self) -> bool:
         """Whether the outcome is available, so that ``get()`` does not wait."""
         self._ensure_started()
-        return self._settled
+        return self._claim()
 
     def get(self, timeout: float | None = None) -> R:
         """Waits for the value and returns it, or raises the operation's error.
@@ -105,7 +107,7 @@ class Future(SeenAsMonarchs, Generic[R]):
         if timeout is not None:
             _check_timeout(timeout)
         self._ensure_started()
-        if not self._settled:
+        if not self._claim():
             if asyncio._get_running_loop() is not None and not (_called_by_meshgate() or _called_by_plain_cell()):
                 warn_caller(_GET_ON_LOOP_WARNING)
             self._wait(timeout)
@@ -128,12 +130,14 @@ class Future(SeenAsMonarchs, Generic[R]):
         if loop is None:
             raise ValueError("a meshgate future can only be awaited on an asyncio event loop; use get() elsewhere")
         self._ensure_started()
-        if not self._settled:
+        settled = self._claim()
+        while not settled:
             arrival: asyncio.Future[None] = loop.create_future()
             wake = LoopWaker(loop, arrival)
             try:
-                self.when_settled(wake)
-                yield from arrival
+                if self._add_waker(wake):
+                    yield from arrival
+                settled = self._claim()
             finally:
                 self._remove_waker(wake)
         return self._result()
@@ -145,14 +149,7 @@ class Future(SeenAsMonarchs, Generic[R]):
             raise RuntimeError("as_asyncio() requires a running asyncio event loop.")
         self._ensure_started()
         observed: asyncio.Future[R] = loop.create_future()
-        if self._settled:
-            self._copy_result_to(observed)
-        else:
-            arrival: asyncio.Future[None] = loop.create_future()
-            arrival.add_done_callback(lambda _: self._copy_result_to(observed))
-            wake = LoopWaker(loop, arrival)
-            observed.add_done_callback(lambda _: self._remove_waker(wake))
-            self.when_settled(wake)
+        self._copy_when_settled(loop, observed)
         return observed
 
     def __repr__(self) -> str:
@@ -166,48 +163,83 @@ class Future(SeenAsMonarchs, Generic[R]):
         call = self._call
         if call is not None:
             return card(f"Future {call.endpoint}", {"state": "pending", "waits for": call.waits_for()})
-        if not self._settled or self._read is not None:
+        if not self._results:
             return card("Future", {"state": "done; get() returns the result" if self._settled else "pending"})
-        if self._error is not None:
-            error = f"{type(self._error).__name__}: {self._error}"
-            return card("Future", {"state": "failed", "error": error[:MOST_ERROR]})
-        if isinstance(self._value, ValueMesh):
-            return card("Future", {"state": "done"}, [self._value._repr_html_()])
-        return card("Future", {"state": "done", "value": repr_of(self._value)})
+        value, error, _ = self._results[0]
+        if error is not None:
+            text = f"{type(error).__name__}: {error}"
+            return card("Future", {"state": "failed", "error": text[:MOST_ERROR]})
+        if isinstance(value, ValueMesh):
+            return card("Future", {"state": "done"}, [value._repr_html_()])
+        return card("Future", {"state": "done", "value": repr_of(value)})
 
     def validate_state(self) -> None:
         """Asserts what holds between any two calls. For tests."""
         assert not self._settled or not self._wakers, "a settled future still has waiters"
-        assert self._settled or (self._read is None and self._value is None and self._error is None)
-        assert self._read is None or (self._value is None and self._error is None), "read, but kept its reader"
-        assert not self._lock.locked() or self._settled, "the lock is held while nothing is read"
+        assert self._settled or not self._results, "read, but not settled"
+        assert not self._results or self._reads[0] is None, "read, but kept its reader"
+
+    @property
+    def _settled(self) -> bool:
+        return bool(self._reads)
+
+    @property
+    def _was_read(self) -> bool:
+        return bool(self._results)
+
+    def _claim(self) -> bool:
+        """Whether it is settled. An observer asks before it stops to wait."""
+        return bool(self._reads)
 
     def _ensure_started(self) -> None:
         start, self._start = self._start, None
         if start is not None:
             start(self)
 
-    def _copy_result_to(self, observed: asyncio.Future[R]) -> None:
-        if observed.done():
+    def _copy_when_settled(self, loop: asyncio.AbstractEventLoop, observed: asyncio.Future[R]) -> None:
+        arrival: asyncio.Future[None] = loop.create_future()
+        wake = LoopWaker(loop, arrival)
+
+        def arrived(_: object) -> None:
+            if not observed.done() and self._claim():
+                self._copy_result_to(observed)
+            self._remove_waker(wake)
+            if not observed.done():
+                self._copy_when_settled(loop, observed)
+
+        if self._claim():
+            self._copy_result_to(observed)
             return
+        arrival.add_done_callback(arrived)
+        observed.add_done_callback(lambda _: self._remove_waker(wake))
+        if not self._add_waker(wake):
+            wake()
+
+    def _copy_result_to(self, observed: asyncio.Future[R]) -> None:
         try:
             observed.set_result(self._result())
         except StopIteration as error:
             failure = RuntimeError("the remote call raised StopIteration")
             failure.__cause__ = error
             observed.set_exception(failure)
+        except asyncio.CancelledError:  # the body of a ``returns_future`` function was cancelled
+            observed.cancel()
         except Exception as error:  # noqa: BLE001 - passed on to the observer
             observed.set_exception(error)
 
     def _wait(self, timeout: float | None) -> None:
         """Blocks until settled. Each waiter has a lock of its own, so interrupting one leaves the others alone."""
-        arrived = threading.Lock()
-        arrived.acquire()
-        wake = arrived.release
+        deadline = None if timeout is None else time.monotonic() + timeout
+        wake = _ThreadWaker()
         try:
             if not self._add_waker(wake):
                 return
-            if not arrived.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
+            if (call := self._call) is not None:
+                call.about_to_wait()
+            while wake.wait(deadline):
+                if self._claim():
+                    return
+            if not self._claim():
                 call = self._call
                 known = f"{call.waits_for()}; " if call is not None else ""
                 raise TimeoutError(f"no result within {timeout} s; {known}the operation continues, call get() again")
@@ -234,21 +266,49 @@ class Future(SeenAsMonarchs, Generic[R]):
     def _result(self) -> R:
         """Returns the value or raises the error. The first call reads it; if interrupted, the next call reads again."""
         __tracebackhide__ = True
-        if self._read is not None:
+        if not self._results:
             with self._lock:
-                if self._read is not None:
-                    try:
-                        self._value = self._read()
-                    except Exception as error:  # noqa: BLE001 - kept: every observer gets the same one
-                        self._error = error
-                        self._traceback = _foreign_part(error)
-                    self._read = None
+                read = self._reads[0]
+                if read is not None:
+                    self._results.append(_outcome_of(read))
+                    del self._results[1:]  # a signal handler was faster
+                    self._reads[0] = None
             observed, self._observed = self._observed, None
             if observed is not None:
                 observed()
-        if self._error is not None:
-            raise self._error.with_traceback(self._traceback)
-        return cast("R", self._value)
+        value, error, traceback = self._results[0]
+        if error is not None:
+            raise error.with_traceback(traceback)
+        return cast("R", value)
+
+
+def _outcome_of(read: Callable[[], R]) -> _Result[R]:
+    __tracebackhide__ = True
+    try:
+        return read(), None, None
+    except Exception as error:  # noqa: BLE001 - kept: every observer gets the same one
+        return None, error, _foreign_part(error)
+
+
+class _ThreadWaker:
+    """Wakes one thread, any number of times."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def __call__(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is awake
+            self._lock.release()
+
+    def wait(self, deadline: float | None) -> bool:
+        """Waits to be woken. Returns whether that was before ``deadline``, a time of ``time.monotonic``."""
+        if deadline is None:
+            return self._lock.acquire()
+        left = max(0.0, deadline - time.monotonic())
+        return self._lock.acquire(timeout=min(left, threading.TIMEOUT_MAX))
 
 
 class FutureProxy(Future[R]):
@@ -261,13 +321,10 @@ class FutureProxy(Future[R]):
         ``call`` says, until then, what it waits for."""
         self._start = start
         self._call = call
-        self._settled = False
+        self._reads = []
+        self._results = []
         self._wakers = []
-        self._read = None
-        self._lock = threading.Lock()
-        self._value = None
-        self._error = None
-        self._traceback = None
+        self._lock = threading.RLock()
         self._observed = None
 
     @classmethod
@@ -289,27 +346,16 @@ class FutureProxy(Future[R]):
 
         Does nothing if the future is already settled.
         """
-        if self._settled:
+        if self._reads:
             return
-        for wake in self._set(read):
-            wake()
-
-    def _set(self, read: Callable[[], R]) -> list[Callable[[], object]]:
-        if not self._lock.acquire(blocking=False):
-            return []  # another thread settles it now, or a reader reads it
-        try:
-            if self._settled:
-                return []
-            self._read = read
-            self._settled = True
-            self._call = None  # which refers to this future
-        finally:
-            self._lock.release()
-        wakers = []
+        self._reads.append(read)
+        if self._reads[0] is not read:
+            self._reads.remove(read)  # another thread was faster
+            return
+        self._call = None  # which refers to this future
         with contextlib.suppress(IndexError):
             while True:  # an observer may remove its own meanwhile
-                wakers.append(self._wakers.pop(0))
-        return wakers
+                self._wakers.pop(0)()
 
     def start_with(self, start: Callable[[FutureProxy[R]], None]) -> None:
         """``start(future)`` is called at the first use of the future and must cause it to be settled."""
@@ -332,7 +378,7 @@ class FutureProxy(Future[R]):
     def fail_after_fork(self, error: Exception) -> None:
         """Settles with ``error`` in the child of a fork, where another thread may have held the lock."""
         if not self._settled:
-            self._lock = threading.Lock()
+            self._lock = threading.RLock()
             self._wakers = []
             self.fail(error)
 

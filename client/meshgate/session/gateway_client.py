@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import random
 import ssl
@@ -19,6 +20,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from meshgate.errors import ConnectionFailedError, JobError
 from meshgate.session.dialing import UrlDialer, describe_response, error_of_response
+from meshgate_wire.proof import NONCE_HEADER, PROOF_HEADER, Prover, new_nonce
 
 __all__ = ["GatewayClient"]
 
@@ -27,6 +29,23 @@ RECONNECT_TIMEOUT = 60.0
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
 
 ReplyT = TypeVar("ReplyT")
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A gateway sends no redirect. urllib would send the token to wherever an ingress redirects."""
+
+    def redirect_request(self, *arguments: Any) -> None:
+        return None
+
+
+class _Connection(ClientConnection):
+    def handshake(self, *arguments: Any, **options: Any) -> None:
+        """As the base class, but a redirect is a refusal: the request is for the gateway alone."""
+        try:
+            super().handshake(*arguments, **options)
+        except InvalidStatus as error:
+            error.response.headers.pop("Location", None)  # some releases of websockets would go there
+            raise
 
 
 class GatewayClient(Generic[ReplyT]):
@@ -42,20 +61,27 @@ class GatewayClient(Generic[ReplyT]):
         self._ssl = ssl.create_default_context(cafile=None) if self._url.startswith("wss:") else None
         if self._ssl is not None and ca is not None:
             self._ssl.load_verify_locations(ca)
+        https = () if self._ssl is None else (urllib.request.HTTPSHandler(context=self._ssl),)
+        self._opener = urllib.request.build_opener(_NoRedirects, *https)
 
     def _get(self, path: str, token: str | None = None) -> dict[str, Any]:
         """``token``: instead of this client's."""
         address = self._url.replace("ws", "http", 1) + path
-        request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token or self._token}"})
+        headers, prover = _request_headers(token or self._token)
+        request = urllib.request.Request(address, headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=REPLY_TIMEOUT, context=self._ssl) as response:
-                found: dict[str, Any] = json.load(response)
-                return found
-        except urllib.error.HTTPError as error:
-            with error:
-                raise self._rejection(error.code, error.read()) from None
-        except (OSError, ValueError) as error:
+            try:
+                response = self._opener.open(request, timeout=REPLY_TIMEOUT)
+            except urllib.error.HTTPError as error:
+                response = error
+            with response:
+                status, body, proof = int(response.status), response.read(), response.headers.get(PROOF_HEADER)
+        except (OSError, http.client.HTTPException) as error:
             raise ConnectionFailedError(f"cannot reach {self._dialer}: {error}") from error
+        if status != HTTPStatus.OK or prover.prover_of(proof, status, body) is None:
+            raise self._rejection(status, body, proof, prover)
+        found: dict[str, Any] = json.loads(body)
+        return found
 
     def _ask(self, request: BaseModel, timeout: float) -> Iterator[ReplyT]:
         """The gateway's replies until it closes the connection; each comes within ``timeout`` seconds."""
@@ -99,21 +125,37 @@ class GatewayClient(Generic[ReplyT]):
 
     @contextmanager
     def _connected(self) -> Iterator[ClientConnection]:
-        headers = {"Authorization": f"Bearer {self._token}"}
+        headers, prover = _request_headers(self._token)
         try:
             connection = connect(
-                f"{self._url}/v1/jobs", ssl=self._ssl, additional_headers=headers, compression=None, close_timeout=2
+                f"{self._url}/v1/jobs",
+                ssl=self._ssl,
+                additional_headers=headers,
+                compression=None,
+                close_timeout=2,
+                create_connection=_Connection,
             )
         except InvalidStatus as error:
             status, body = error.response.status_code, bytes(error.response.body or b"")
-            if status == HTTPStatus.NOT_FOUND and ":" in describe_response(status, body):  # the gateway's own response
+            proof = error.response.headers.get(PROOF_HEADER)
+            if status == HTTPStatus.NOT_FOUND and prover.prover_of(proof, status, body) is not None:
                 raise JobError(f"{self._dialer} serves one job and creates none. {self._creates_none}") from None
-            raise self._rejection(status, body) from None
+            raise self._rejection(status, body, proof, prover) from None
         except (OSError, WebSocketException) as error:
             raise ConnectionFailedError(f"cannot reach {self._dialer}: {error}") from error
         with connection:
             yield connection
 
-    def _rejection(self, status: int, body: bytes) -> Exception:
-        error = error_of_response(status, body, str(self._dialer))
-        return error or ConnectionFailedError(f"cannot reach {self._dialer}: {describe_response(status, body)}")
+    def _rejection(self, status: int, body: bytes, proof: str | None, prover: Prover) -> Exception:
+        proven = prover.prover_of(proof, status, body) is not None
+        error = error_of_response(status, body, str(self._dialer), proven=proven)
+        described = describe_response(status, body, proven=proven)
+        return error or ConnectionFailedError(f"cannot reach {self._dialer}: {described}")
+
+
+def _request_headers(token: str) -> tuple[dict[str, str], Prover]:
+    """The headers of a request, and what checks that the response is a gateway's."""
+    nonce = new_nonce()
+    prover = Prover.of_request(nonce, token)
+    assert prover is not None
+    return {"Authorization": f"Bearer {token}", NONCE_HEADER: nonce}, prover

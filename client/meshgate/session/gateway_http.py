@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from meshgate.errors import ConnectionFailedError
 from meshgate.session.dialing import Dialer, Route, describe_response, error_of_response
+from meshgate_wire.proof import NONCE_HEADER, PROOF_HEADER, Prover, new_nonce
 
 __all__ = ["get_json"]
 
@@ -28,24 +29,29 @@ def get_json(dialer: Dialer, path: str) -> Any:
     try:
         with ThreadPoolExecutor(1) as thread:  # the caller may be inside an event loop, as in a notebook
             route = thread.submit(asyncio.run, dialer.dial()).result()
-        status, body = _get(route, path)
+        status, body, proven = get(route, path)
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionFailedError(f"cannot reach {dialer}: {error or type(error).__name__}") from error
-    if status != 200:
-        rejected = error_of_response(status, body, str(dialer))
-        raise rejected or ConnectionFailedError(f"{dialer} did not answer {path}: {describe_response(status, body)}")
+    if status != 200 or not proven:
+        rejected = error_of_response(status, body, str(dialer), proven=proven)
+        described = describe_response(status, body, proven=proven)
+        raise rejected or ConnectionFailedError(f"{dialer} did not answer {path}: {described}")
     try:
         return json.loads(body)
     except ValueError as error:
         raise ConnectionFailedError(f"{dialer} answered {path} with something other than JSON") from error
 
 
-def _get(route: Route, path: str) -> tuple[int, bytes]:
-    url = urlsplit(route.url)
+def get(route: Route, path: str) -> tuple[int, bytes, bool]:
+    """The status and the body of the response to ``GET path``, and whether a gateway has made it."""
+    url, nonce = urlsplit(route.url), new_nonce()
+    prover = Prover.of_request(nonce, route.token)
     with contextlib.closing(_connect(route)) as connection:
-        connection.request("GET", url.path.rstrip("/") + path, headers=dict(route.headers))
+        connection.request("GET", url.path.rstrip("/") + path, headers={**route.headers, NONCE_HEADER: nonce})
         response = connection.getresponse()
-        return response.status, response.read(MAX_RESPONSE)
+        body = response.read(MAX_RESPONSE)
+        proof = response.getheader(PROOF_HEADER)
+    return response.status, body, prover is not None and prover.prover_of(proof, response.status, body) is not None
 
 
 def _connect(route: Route) -> http.client.HTTPConnection:
@@ -60,7 +66,11 @@ def _connect(route: Route) -> http.client.HTTPConnection:
     elif route.unix_socket is not None:
         connected = socket.socket(socket.AF_UNIX)
         connected.settimeout(TIMEOUT)
-        connected.connect(route.unix_socket)
+        try:
+            connected.connect(route.unix_socket)
+        except BaseException:
+            connected.close()
+            raise
     else:
         connected = socket.create_connection((host, port), TIMEOUT)
     if secure:

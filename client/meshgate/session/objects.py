@@ -33,7 +33,7 @@ class RemoteObject:
     expected_hosts: int = 0  # of a job's host mesh: its size according to the job
     hosts: tuple[Host, ...] = ()
     lost: dict[int, str] = field(default_factory=dict)  # why, by rank of the mesh
-    ancestors: tuple[RemoteObject, ...] = field(default=(), repr=False, compare=False)  # parents and theirs
+    ancestors: tuple[RemoteObject, ...] = field(default=(), repr=False, compare=False)  # parents and theirs, each once
 
 
 @dataclass(slots=True)
@@ -64,7 +64,8 @@ class ObjectTable:
 
     def _add(self, new: RemoteObject) -> RemoteObject:
         parents = [self._objects[parent] for parent in new.parents if parent in self._objects]
-        new.ancestors = tuple(parents) + tuple(ancestor for parent in parents for ancestor in parent.ancestors)
+        # Each once: with repetitions they would double with each object that is made from all earlier ones.
+        new.ancestors = tuple(dict.fromkeys([*parents, *(each for parent in parents for each in parent.ancestors)]))
         self._objects[new.number] = new
         return new
 
@@ -159,7 +160,9 @@ class ObjectTable:
         if number == base:
             return True
         remote = self._objects.get(number)
-        return remote is not None and any(self.derives_from(parent, base) for parent in remote.parents)
+        if remote is None:
+            return False
+        return base in remote.parents or any(ancestor.number == base for ancestor in remote.ancestors)
 
 
 # With Monarch's words, for programs that match them.

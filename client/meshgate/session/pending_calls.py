@@ -37,6 +37,21 @@ class Reader(Protocol):
         """The error to raise for ``failure``."""
 
 
+class FailedCall(Protocol):
+    """A failed call, which is reported if the program reads none of its failed futures."""
+
+    def watch(self, futures: Sequence[FutureProxy[Any]], make_error: Callable[[], Exception]) -> None:
+        """``futures`` are about to be settled with the error that ``make_error`` returns."""
+
+
+class UnreadFailures(Protocol):
+    """Reports failures that the program has not read."""
+
+    watching: bool
+
+    def failed_call(self, endpoint: str) -> FailedCall: ...
+
+
 class Follower(Protocol):
     """Observes a call, from its request to its end."""
 
@@ -54,7 +69,14 @@ class PendingCall(ABC):
         self.endpoint = endpoint
         self.sent = time.monotonic()
         self.progress: tuple[CallProgress, float] | None = None  # what the gateway reported last, and when
+        self.outage: Callable[[], str] = str  # describes how long there has been no connection, and why
+        self.about_to_wait: Callable[[], None] = lambda: None
+        """Called when the program begins to wait for the call."""
+        self.unread: UnreadFailures | None = None  # None: an unread failure is not reported
+        self._failed_call: FailedCall | None = None
         self._follower: Follower | None = None
+        self.unprinted: Callable[[], object] | None = None
+        """What waits until the output that arrived before the reply at hand is printed; None: it is."""
 
     def follow(self, follower: Follower) -> None:
         """Notifies ``follower`` of the call's end: when all its futures are settled."""
@@ -67,6 +89,8 @@ class PendingCall(ABC):
     def waits_for(self) -> str:
         """What the call waits for, for people."""
         now = time.monotonic()
+        if outage := self.outage():
+            return f"{outage}; {self.endpoint} was called {_seconds(now - self.sent)} ago and waits"
         if self.progress is None:
             return f"{self.endpoint} was called {_seconds(now - self.sent)} ago, and the gateway has not reported on it"
         progress, received = self.progress
@@ -91,14 +115,38 @@ class PendingCall(ABC):
     def failure_received(self, reader: Reader, header: Failed, buffers: Sequence[Fragments]) -> bool:
         """Takes a failure. Returns whether the call is complete."""
         self._has_failed(header.failure.message)
-        self.settle(_raising(lambda: reader.error(header.failure, buffers, self.endpoint)))
+        endpoint = self.endpoint  # not this call, which keeps its futures alive
+        self._settle_failed(lambda: reader.error(header.failure, buffers, endpoint))
         return True
 
     def fail(self, make_error: Callable[[], Exception]) -> None:
         """Fails every open future. Each observer's error comes from ``make_error``."""
         if self._follower is not None:
             self._has_failed(str(make_error()))
+        self._settle_failed(make_error)
+
+    def _settle_failed(self, make_error: Callable[[], Exception]) -> None:
+        self._watch(self.futures(), make_error)
         self.settle(_raising(make_error))
+
+    def _watch(self, futures: Sequence[FutureProxy[Any]], make_error: Callable[[], Exception]) -> None:
+        """Has the failure reported if the program does not read it. ``make_error`` must not refer to this call."""
+        if self.unread is not None and self.unread.watching:
+            if self._failed_call is None:
+                self._failed_call = self.unread.failed_call(self.endpoint)
+            self._failed_call.watch(futures, make_error)
+
+    def _after_output(self, read: Callable[[], Any]) -> Callable[[], Any]:
+        """``read``, once the output that arrived before the reply is printed."""
+        unprinted = self.unprinted
+        if unprinted is None:
+            return read
+
+        def read_after_output() -> Any:
+            unprinted()
+            return read()
+
+        return read_after_output
 
     def _has_failed(self, reason: str) -> None:
         if self._follower is not None:
@@ -140,7 +188,7 @@ class PendingValue(PendingCall):
         return (self.future,)
 
     def settle(self, read: Callable[[], Any]) -> None:
-        self.future.settle(read)
+        self.future.settle(self._after_output(read))
 
     def values_received(self, reader: Reader, header: Values, buffers: Sequence[Fragments]) -> None:
         buffer, objects = buffers[0], header.objects.get(0, _NOTHING)
@@ -159,7 +207,7 @@ class PendingValueMesh(PendingCall):
         return (self.future,)
 
     def settle(self, read: Callable[[], Any]) -> None:
-        self.future.settle(read)
+        self.future.settle(self._after_output(read))
 
     def values_received(self, reader: Reader, header: Values, buffers: Sequence[Fragments]) -> None:
         objects = header.objects
@@ -183,7 +231,7 @@ class PendingStream(PendingCall):
 
     def settle(self, read: Callable[[], Any]) -> None:
         for future in self._futures[self._settled :]:
-            future.settle(read)
+            future.settle(self._after_output(read))
         self._settled = len(self._futures)
 
     def item_received(self, reader: Reader, header: Item, buffers: Sequence[Fragments]) -> bool:
@@ -194,10 +242,20 @@ class PendingStream(PendingCall):
         if header.rank is None:
             return super().failure_received(reader, header, buffers)
         self._has_failed(header.failure.message)
-        return self._settle_next(_raising(lambda: reader.error(header.failure, buffers, self.endpoint)))
+        endpoint = self.endpoint  # not this call, which keeps its futures alive
+
+        def make_error() -> Exception:
+            return reader.error(header.failure, buffers, endpoint)
+
+        self._watch(self._futures[self._settled : self._settled + 1], make_error)
+        return self._settle_next(_raising(make_error))
+
+    def _settle_failed(self, make_error: Callable[[], Exception]) -> None:
+        self._watch(self._futures[self._settled :], make_error)
+        self.settle(_raising(make_error))
 
     def _settle_next(self, read: Callable[[], Any]) -> bool:
-        self._futures[self._settled].settle(read)
+        self._futures[self._settled].settle(self._after_output(read))
         self._settled += 1
         return self._settled == len(self._futures)
 
@@ -223,8 +281,10 @@ class PendingAck(PendingCall):
 class PendingCalls:
     """The table of pending calls, by number. Numbers are never reused."""
 
-    def __init__(self) -> None:
+    def __init__(self, outage: Callable[[], str] = str, about_to_wait: Callable[[], None] = lambda: None) -> None:
+        """``outage`` and ``about_to_wait`` are those of each call."""
         self._calls: dict[int, PendingCall] = {}
+        self._outage, self._about_to_wait = outage, about_to_wait
         self._numbers: Iterator[int] = itertools.count(1)
 
     def __len__(self) -> int:
@@ -243,11 +303,12 @@ class PendingCalls:
     def add(self, call: PendingCall) -> int:
         """Adds ``call`` and returns its number."""
         number = next(self._numbers)
-        self._calls[number] = call
+        self.restore(number, call)
         return number
 
     def restore(self, number: int, call: PendingCall) -> None:
         """Adds a call that an earlier holder of the session made."""
+        call.outage, call.about_to_wait = self._outage, self._about_to_wait
         self._calls[number] = call
 
     def continue_at(self, number: int) -> None:

@@ -46,13 +46,14 @@ def returns_future(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P,
 class _BodyFuture(FutureProxy[R]):
     """A future whose first observer runs ``body``, in a copy of the creator's context."""
 
-    __slots__ = ("_body", "_close_unstarted", "_context")
+    __slots__ = ("_body", "_close_unstarted", "_context", "_thread")
 
     def __init__(self, body: Coroutine[Any, Any, R]) -> None:
         super().__init__(start=cast("Any", _BodyFuture._begin))  # not bound: a future must not refer to itself
         self._body = body
         self._context = contextvars.copy_context()
         self._close_unstarted = weakref.finalize(self, body.close)
+        self._thread = 0  # the thread that runs the body
 
     def done(self) -> bool:
         """Whether the outcome is available. Does not start the body."""
@@ -60,6 +61,11 @@ class _BodyFuture(FutureProxy[R]):
 
     def get(self, timeout: float | None = None) -> R:
         if self._start is None:
+            if self._thread == threading.get_ident() and not self._settled and timeout is None:
+                raise RuntimeError(
+                    "get() would never return: this thread runs the body of the future, which cannot go on meanwhile. "
+                    "Do not call it in a signal handler that interrupts the body, or in the body"
+                )
             return super().get(timeout)
         self._start = None
         self._close_unstarted.detach()
@@ -78,6 +84,7 @@ class _BodyFuture(FutureProxy[R]):
         if loop is None:
             threading.Thread(target=self._run, args=(None,), name="meshgate-returns-future", daemon=True).start()
             return
+        self._thread = threading.get_ident()
         task = self._context.run(loop.create_task, self._body)
         _running.add(task)
         task.add_done_callback(_running.discard)
@@ -88,6 +95,7 @@ class _BodyFuture(FutureProxy[R]):
 
     def _run(self, timeout: float | None) -> None:
         """Runs the body until it is done, as ``asyncio.run`` does, and settles this future."""
+        self._thread = threading.get_ident()
         try:
             value = self._context.run(asyncio.run, self._observe(timeout))
         except (KeyboardInterrupt, SystemExit):

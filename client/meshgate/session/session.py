@@ -25,6 +25,7 @@ from meshgate.session.dialing import Dialer
 from meshgate.session.dispatch import Dispatcher
 from meshgate.session.errors.failures import dependency_failure
 from meshgate.session.errors.faults import uninterrupted
+from meshgate.session.errors.unread import UnreadFailures
 from meshgate.session.futures import FutureProxy
 from meshgate.session.inbox import Inbox
 from meshgate.session.objects import ObjectTable
@@ -86,7 +87,9 @@ class ClientSession:
         """The name under which another process can take over the session; empty if none can."""
         self.takeover = Takeover(self.objects, mesh_sizes or {}) if session_id is not None else None
         """What this client has found, if it has taken over the session."""
-        self.calls = PendingCalls()
+        self.calls = PendingCalls(self._describe_outage, self._follow_caller)
+        self.unread = UnreadFailures()
+        """Reports failed calls of the program that it does not read."""
         data_only = settings.results == "data"
         self.reader = ResultReader(make_proxy, lambda: ReadingRules(self.same_python, data_only))
         self.code_version: str | None = None
@@ -101,6 +104,7 @@ class ClientSession:
         self._in_notebook = "ipykernel" in sys.modules
         self._marks: ReadMarks | None = None  # of a detached session
         self._kept_inboxes: dict[str, Inbox] = {}  # of named channels
+        self._waited_for: set[Inbox] = set()
         takes_over = self.takeover is not None
         self._connection = ConnectionThread(dialer, settings, self._dispatcher, self.session_id, takes_over=takes_over)
         if self.takeover is not None:
@@ -119,8 +123,7 @@ class ClientSession:
 
     def post(self, header: Header, buffers: Sequence[Sendable] = (), *, stream: int) -> None:
         """Sends a request that has no reply. Raises the error that ended the session."""
-        if self._in_notebook:
-            self._dispatcher.follow_caller()
+        self._follow_caller()
         self._connection.post(header, buffers, stream=stream)
 
     def request(
@@ -141,8 +144,7 @@ class ClientSession:
         if not even_if_failed and self.objects.failure_of(call.target) is not None:
             call.fail(dependency_failure(self.objects, call.target, call.endpoint))
             return
-        if self._in_notebook:
-            self._dispatcher.follow_caller()
+        self._follow_caller()
         number = self.calls.add(call)
         if self._marks is not None and not isinstance(call, PendingAck):
             self._marks.watch_call(number, call.futures())
@@ -151,6 +153,14 @@ class ClientSession:
         except BaseException:
             self.calls.pop(number)
             raise
+
+    def _describe_outage(self) -> str:
+        return self._connection.describe_outage()
+
+    def _follow_caller(self) -> None:
+        """In a notebook, output and lines about the connection appear under the cell that calls or waits."""
+        if self._in_notebook:
+            self._dispatcher.follow_caller()
 
     def require_usable(self, number: int, endpoint: str) -> None:
         """Raises the reason why object ``number`` cannot be called, if there is one."""
@@ -175,7 +185,12 @@ class ClientSession:
         """The inbox for the messages of channel ``number``. One with a name lives as long as the session."""
         if name in self._kept_inboxes:
             raise ValueError(f"this session has a channel {name!r}; choose another name")
-        inbox = Inbox(self._connection.consume, self._message_delivered)
+        inbox = Inbox(
+            self._connection.consume,
+            self._message_delivered,
+            call_soon=self._connection.call_soon,
+            waited_for=self._waited_for,
+        )
         self._dispatcher.inboxes[number] = inbox
         if name:
             self._kept_inboxes[name] = inbox
@@ -234,6 +249,7 @@ class ClientSession:
         return ack.future
 
     def _mark_what_is_read(self) -> ReadMarks:
+        self.unread.ignore()  # the next holder may read them
         marks = ReadMarks(lambda: self._connection.post_later(MARK_DELAY, marks.take, stream=CONTROL_STREAM))
         self._marks = self._dispatcher.marks = marks
         return marks
@@ -275,7 +291,6 @@ class ClientSession:
                 self._hand_over(deadline)
         finally:
             self.abandon()
-            self._dispatcher.close(timeout=1.0)
 
     def _hand_over(self, deadline: float) -> None:
         try:
@@ -349,7 +364,6 @@ class ClientSession:
                 self._end_session(timeout if self._connection.connected else min(timeout, 1.0))
         finally:
             self.abandon()
-            self._dispatcher.close(timeout=1.0)
 
     def _end_session(self, timeout: float) -> None:
         ack = PendingAck(0, "end of the session")
@@ -365,7 +379,10 @@ class ClientSession:
     def abandon(self) -> None:
         """Drops the connection without ending the session, which the gateway does after its lease."""
         self._closed = True
+        self.unread.watching = False
         self._connection.close(timeout=3.0)
+        self.unread.close(timeout=1.0)
+        self._dispatcher.close(timeout=1.0)  # also where nothing but a line about the connection was printed
 
     def validate_state(self) -> None:
         """Asserts the invariants of the connection and of the open futures. For tests, while no call is under way."""

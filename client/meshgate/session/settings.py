@@ -33,7 +33,9 @@ class ClientSettings(BaseModel):
     connect_timeout: Seconds = 30.0
     """How long the first connection may take, over all attempts."""
     attempt_timeout: Seconds = 10.0
-    """How long one attempt to connect may take."""
+    """How long the first attempt to connect may take. The next one may take twice as long after each that timed out."""
+    attempt_timeout_most: Seconds = 80.0
+    """Upper bound of how long any attempt to connect may take."""
     lease: Seconds = 14_400.0
     """How long to try to reconnect after a cut. The gateway keeps the session for the length of its own lease."""
     lost_after: Seconds = 2.0

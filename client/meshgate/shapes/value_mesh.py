@@ -31,13 +31,13 @@ class _Cell(Generic[R]):
     def __init__(self, value: R | None = None, read: Callable[[], R] | None = None) -> None:
         self._value = value
         self._read = read
-        self._lock = threading.Lock() if read is not None else None
+        self._lock = threading.RLock() if read is not None else None  # a signal handler may read it, too
 
     def get(self) -> R:
         if self._lock is not None:
             with self._lock:
-                if self._read is not None:
-                    self._value = self._read()
+                if (read := self._read) is not None:
+                    self._value = read()
                     self._read = None
         return cast(R, self._value)
 

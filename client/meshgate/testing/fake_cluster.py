@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import pickle
+import random
+import textwrap
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import cloudpickle
 
@@ -111,8 +114,9 @@ class FakeGateway(WireServer):
         super().__exit__(*exc)
         for process in self._processes:
             process.stop()
+        end = time.monotonic() + JOIN_TIMEOUT
         for process in self._processes:
-            process.join(JOIN_TIMEOUT)
+            process.join(max(0.0, end - time.monotonic()))
 
     def kill_rank(self, procs: int, rank: int, reason: str) -> None:
         """Makes base rank ``rank`` of the processes with object number ``procs`` die, now or once it is spawned."""
@@ -161,11 +165,11 @@ class FakeGateway(WireServer):
         region = Extent((*extent.labels, *header.per_host), (*extent.sizes, *header.per_host.values())).region
         processes = [FakeProcess(f"{header.name}-{rank}", host) for rank, host in enumerate(hosts)]
         self._processes += processes
-        mesh = FakeMesh(header.object, "procs", header.name, region, hosts, processes)
+        mesh = FakeMesh(header.object, "procs", header.name, region, hosts, processes, parent=parent)
         session.meshes[header.object] = mesh
         if buffers:
             for process in processes:
-                process.bootstrap(buffers[0].join(), self._failing(session, mesh, "actor"))
+                process.bootstrap(buffers[0].join(), self._failing(session, mesh))
         self._kill_ranks(session)
 
     def _spawn_actors(self, session: _Session, header: SpawnActors, buffers: Sequence[Fragments]) -> None:
@@ -173,23 +177,63 @@ class FakeGateway(WireServer):
         if procs is None:
             return
         region, ranks = _part(procs, header.procs)
-        mesh = FakeMesh(header.object, "actors", header.name, region, procs.hosts, procs.processes, procs.dead)
+        mesh = FakeMesh(
+            header.object, "actors", header.name, region, procs.hosts, procs.processes, procs.dead, parent=procs
+        )
         session.meshes[header.object] = mesh
-        if procs.failure is not None:
-            self._fail_mesh(session, mesh, procs.failure)
+        failure = procs.failure or self._refusal(procs, ranks)
+        if failure is not None:
+            self._fail_mesh(session, mesh, failure)
             return
         data = [buffer.join() for buffer in buffers]
         for position, rank in enumerate(ranks):
             objects = [self._argument(session, argument, position) for argument in header.arguments]
             point = Point(position, region.as_shape().extent)
-            procs.processes[rank].spawn(header.object, data, objects, point, self._failing(session, mesh))
+            if rank not in procs.dead:
+                failed = self._aborting(session, mesh, rank, point)
+                procs.processes[rank].spawn(header.object, data, objects, point, failed)
 
-    def _failing(
-        self, session: _Session, mesh: FakeMesh, kind: Literal["actor", "supervision"] = "supervision"
-    ) -> Callable[[str], None]:
-        """Fails ``mesh`` with a traceback, from any thread."""
+    def _refusal(self, procs: FakeMesh, ranks: Sequence[int]) -> Failure | None:
+        """As Monarch, which spawns no actors in processes in which one has failed."""
+        failed = [rank for rank in ranks if rank in procs.aborted]
+        if not failed:
+            return None
+        message = (
+            f"error spawning actor mesh: statuses: Failed(Cannot spawn new actors on mesh with supervision events): "
+            f"ranks {failed}\nAn actor failed in these processes, so Monarch spawns no others in them: "
+            "spawn new processes"
+        )
+        return Failure(kind="supervision", message=message, mesh=procs.name)
+
+    def _aborting(self, session: _Session, mesh: FakeMesh, rank: int, point: Point) -> Callable[[str], None]:
+        """Makes the actor of ``mesh`` at base rank ``rank`` a dead one, with a traceback, from any thread."""
+        place = ", ".join(f"{label!r}: {point[label]}/{size}" for label, size in point.extent.items())
+
+        def abort(report: str) -> None:
+            text = (
+                f"The actor <root>.<{mesh.name}{{{place}}}> and all its descendants have failed:\n"
+                f"  actor explicitly aborted due to: {textwrap.indent(report, '  ').strip()}\n"
+            )
+            self._abort(session, mesh, rank, text)
+
+        return lambda report: self.do_soon(abort, report)
+
+    def _abort(self, session: _Session, mesh: FakeMesh, rank: int, report: str) -> None:
+        if rank in mesh.aborted or rank in mesh.dead or mesh.failure is not None:
+            return
+        mesh.aborted[rank] = report
+        if mesh.parent is not None:
+            mesh.parent.aborted[rank] = report
+        mesh.processes[rank].stop_actor(mesh.number)
+        hosts = {rank: mesh.hosts[rank]}
+        session.send(Fault(object=mesh.number, mesh=mesh.name, ranks=(rank,), hosts=hosts, report=report))
+        for pending in session.pending:
+            pending.fail_if_dead()
+
+    def _failing(self, session: _Session, mesh: FakeMesh) -> Callable[[str], None]:
+        """Fails ``mesh`` with the traceback of its bootstrap, from any thread."""
         return lambda report: self.do_soon(
-            self._fail_mesh, session, mesh, Failure(kind=kind, message=report, mesh=mesh.name)
+            self._fail_mesh, session, mesh, Failure(kind="actor", message=report, mesh=mesh.name)
         )
 
     def _fail_mesh(self, session: _Session, mesh: FakeMesh, failure: Failure) -> None:
@@ -204,34 +248,48 @@ class FakeGateway(WireServer):
         session.send(Values(call=header.call), pickle.dumps(header.settings))
 
     def _initialized(self, session: _Session, header: Initialized, _: Sequence[Fragments]) -> None:
-        self._when_idle(session, header.call, header.target)
-
-    def _stop_mesh(self, session: _Session, header: Stop, _: Sequence[Fragments]) -> None:
-        self._when_idle(session, header.call, header.target)
+        """Answers when the processes, or the actors, of the target have been started."""
         mesh = session.meshes.get(header.target.object)
-        if mesh is not None and mesh.kind == "procs":
-            for process in mesh.processes:
-                process.stop()
-
-    def _when_idle(self, session: _Session, call: int, target: MeshRef) -> None:
-        """Answers ``call`` when the processes of ``target`` have done what was submitted before."""
-        mesh = session.meshes.get(target.object)
-        waiting = [process for rank, process in enumerate(mesh.processes) if rank not in mesh.dead] if mesh else []
-        stream = stream_of(target.object)
+        stream = stream_of(header.target.object)
+        actor = mesh.number if mesh is not None and mesh.kind == "actors" else None
+        waiting = [] if mesh is None else [rank for rank in _part(mesh, header.target)[1] if rank not in mesh.dead]
 
         def answer() -> None:
             failure = mesh.failure if mesh is not None else None
+            call = header.call
             session.send(Done(call=call) if failure is None else Failed(call=call, failure=failure), stream=stream)
 
-        def idle(process: FakeProcess) -> None:
-            waiting.remove(process)
+        def created(rank: int) -> None:
+            waiting.remove(rank)
             if not waiting:
                 answer()
 
-        if not waiting:
+        if mesh is None or mesh.kind == "hosts" or not waiting:
             answer()
-        for process in list(waiting):
-            process.when_idle(lambda process=process: self.do_soon(idle, process))  # type: ignore[misc]
+            return
+        for rank in list(waiting):
+            mesh.processes[rank].when_created(actor, lambda rank=rank: self.do_soon(created, rank))  # type: ignore[misc]
+
+    def _stop_mesh(self, session: _Session, header: Stop, _: Sequence[Fragments]) -> None:
+        """Ends calls that run: as the real engine, it does not wait for them."""
+        mesh = session.meshes.get(header.target.object)
+        if mesh is not None:
+            self._stop_ranks(session, mesh, _part(mesh, header.target)[1], header.reason)
+            for pending in session.pending:
+                pending.fail_if_dead()
+        session.send(Done(call=header.call), stream=stream_of(header.target.object))
+
+    def _stop_ranks(self, session: _Session, mesh: FakeMesh, ranks: Sequence[int], reason: str) -> None:
+        if mesh.kind != "hosts":
+            lost = mesh.aborted if mesh.kind == "actors" else mesh.dead
+            lost.update({rank: f"mesh {mesh.name!r} was stopped: {reason}" for rank in ranks if rank not in lost})
+        for child in [each for each in session.meshes.values() if each.parent is mesh]:
+            self._stop_ranks(session, child, range(len(child.hosts)) if mesh.kind == "hosts" else ranks, reason)
+        for rank in ranks:
+            if mesh.kind == "actors":
+                mesh.processes[rank].stop_actor(mesh.number)
+            elif mesh.kind == "procs":
+                mesh.processes[rank].stop()
 
     # --- calls and channels
 
@@ -244,7 +302,7 @@ class FakeGateway(WireServer):
             return
         region, ranks = _part(mesh, header.target)
         if header.adverb == "choose":
-            ranks = [rank for rank in ranks if rank not in mesh.dead][:1] or ranks[:1]
+            ranks = _choose(ranks, mesh)
         session.pending = [pending for pending in session.pending if not pending.done]
 
         def send(answer: Any, *data: bytes) -> None:
@@ -256,20 +314,25 @@ class FakeGateway(WireServer):
             pending.fail(mesh.failure)
         pending.fail_if_dead()
         if not pending.done:
-            self._cast(session, mesh, region, ranks, header, buffers, self._replying(session, pending))
+            self._cast(
+                session,
+                mesh,
+                region,
+                ranks,
+                header,
+                buffers,
+                self._replying(session, pending, region.as_shape().extent),
+            )
 
-    def _replying(self, session: _Session, pending: PendingCall) -> Callable[[int, bytes, bool], None]:
-        """Passes a reply to ``pending``, from any thread. A broadcast's exception is a fault."""
+    def _replying(self, session: _Session, pending: PendingCall, extent: Extent) -> Callable[[int, bytes, bool], None]:
+        """Passes a reply to ``pending``, from any thread. An exception of a broadcast ends its actor."""
 
         def report(position: int, data: bytes, is_error: bool) -> None:
             pending.reply(position, data, is_error)
             if is_error and pending.header.adverb == "broadcast":
-                rank = pending.ranks[position]
-                text = f"{pending.mesh.name}.{pending.header.endpoint} raised: {unpickle([data], ())}"
-                hosts = {rank: pending.mesh.hosts[rank]}
-                session.send(
-                    Fault(object=pending.mesh.number, mesh=pending.mesh.name, ranks=(rank,), hosts=hosts, report=text)
-                )
+                error = unpickle([data], ())
+                text = getattr(error, "exception_formatted", str(error))
+                self._aborting(session, pending.mesh, pending.ranks[position], Point(position, extent))(text)
 
         return lambda position, data, is_error: self.do_soon(report, position, data, is_error)
 
@@ -279,7 +342,7 @@ class FakeGateway(WireServer):
             return
         region, ranks = _part(mesh, header.target)
         if header.selection == "choose":
-            ranks = ranks[:1]
+            ranks = _choose(ranks, mesh)
         ports = [_Port(session, header.port, position) for position in range(len(ranks))]
 
         def reply(position: int, data: bytes, is_error: bool) -> None:
@@ -300,9 +363,11 @@ class FakeGateway(WireServer):
         """Submits a call to the processes of ``ranks``."""
         data = [buffer.join() for buffer in buffers]
         extent = region.as_shape().extent
+        target = list(region.slice())
         for position, rank in enumerate(ranks):
-            objects = [self._argument(session, argument, position) for argument in header.arguments]
-            message = Message(header.endpoint, data, objects, Point(position, extent))
+            point = Point(target.index(rank), extent)  # of a chosen rank, too
+            objects = [self._argument(session, argument, point.rank) for argument in header.arguments]
+            message = Message(header.endpoint, data, objects, point)
             mesh.processes[rank].call(
                 mesh.number,
                 message,
@@ -328,6 +393,11 @@ class FakeGateway(WireServer):
     def _refuse_adopt(self, session: _Session, header: Adopt, _: Sequence[Fragments]) -> None:
         failure = Failure(kind="invalid", message=UNSUPPORTED.format("returning a mesh from an endpoint"))
         session.send(ObjectFailed(object=header.object, failure=failure))
+
+
+def _choose(ranks: list[int], mesh: FakeMesh) -> list[int]:
+    """A random rank, one that is not dead if there is any."""
+    return [random.choice([rank for rank in ranks if rank not in mesh.dead and rank not in mesh.aborted] or ranks)]
 
 
 def _part(mesh: FakeMesh, ref: MeshRef) -> tuple[Region, list[int]]:

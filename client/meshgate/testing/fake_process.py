@@ -1,13 +1,15 @@
-"""A worker process that is a thread: it runs actors one task at a time, as a Monarch process does."""
+"""A worker process whose actors are threads: each runs one endpoint at a time, as an actor of Monarch does."""
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import inspect
 import io
 import pickle
 import threading
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -42,37 +44,39 @@ class Message:
 
 
 class FakeProcess:
-    """Runs actors in a thread with an event loop. ``host`` is the name of its host."""
+    """Runs each actor in a thread with an event loop, as a Monarch process does. ``host`` is the name of its host."""
 
     def __init__(self, name: str, host: str) -> None:
         self.host = host
-        self._actors: dict[int, Any] = {}
-        self._tasks: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()
-        self._background: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=f"meshgate-fake-process-{name}", daemon=True)
-        self._thread.start()
+        self._name = name
+        self._bootstrap: FakeActor | None = None
+        self._actors: dict[int, FakeActor] = {}
 
     def stop(self) -> None:
-        """Ends the thread after the tasks that were submitted before. Does not wait for it."""
-        self._put(None)
+        """Ends all threads. What runs gets cancelled, or is not answered; what was submitted does not run."""
+        for actor in self._threads():
+            actor.stop()
+
+    def stop_actor(self, actor: int) -> None:
+        if actor in self._actors:
+            self._actors[actor].stop()
 
     def join(self, timeout: float) -> None:
-        """Waits for the thread to end, at most ``timeout`` seconds."""
-        self._thread.join(timeout)
+        """Waits for the threads to end, at most ``timeout`` seconds."""
+        end = time.monotonic() + timeout
+        for actor in self._threads():
+            actor.join(max(0.0, end - time.monotonic()))
 
     def bootstrap(self, pickled: bytes, failed: Callable[[str], None]) -> None:
-        """Runs the pickled callable of ``spawn_procs(bootstrap=...)``."""
+        """Runs the pickled callable of ``spawn_procs(bootstrap=...)``, before any actor."""
 
-        async def run() -> None:
-            try:
-                result = unpickle([pickled], ())()
-                if inspect.isawaitable(result):
-                    await result
-            except Exception:  # noqa: BLE001 - whatever the user's code raises
-                failed(traceback.format_exc())
+        async def run() -> Any:
+            result = unpickle([pickled], ())()
+            if inspect.isawaitable(result):
+                await result
 
-        self._put(run)
+        self._bootstrap = FakeActor(self._name, run, failed)
+        self._bootstrap.end()
 
     def spawn(
         self,
@@ -82,62 +86,119 @@ class FakeProcess:
         rank: Point,
         failed: Callable[[str], None],
     ) -> None:
-        """Creates actor number ``actor`` from its pickled class and arguments."""
+        """Creates actor number ``actor`` from its pickled class and arguments. ``failed`` gets the traceback if its
+        constructor raises, or an endpoint raises what is no Exception, such as SystemExit: the actor is then dead."""
+        bootstrap = self._bootstrap
 
-        async def run() -> None:
-            try:
-                Class = unpickle(buffers[:1], ())
-                args, kwargs = unpickle(buffers[1:], objects)
-                with acting_as(_context(rank, rank, f"{Class.__qualname__}[{rank.rank}]")):
-                    self._actors[actor] = Class(*args, **kwargs)
-            except Exception:  # noqa: BLE001 - whatever the user's code raises
-                failed(traceback.format_exc())
-            else:
-                if not hasattr(Class, "rank"):
-                    self._actors[actor].rank = rank.rank
-                self._actors[actor]._fake_point = rank
+        async def create() -> Any:
+            if bootstrap is not None:
+                bootstrap.created.result()
+            Class = unpickle(buffers[:1], ())
+            args, kwargs = unpickle(buffers[1:], objects)
+            with acting_as(_context(rank, rank, f"{Class.__qualname__}[{rank.rank}]")):
+                instance = Class(*args, **kwargs)
+            if not hasattr(Class, "rank"):
+                instance.rank = rank.rank
+            instance._fake_point = rank
+            return instance
 
-        self._put(run)
+        self._actors[actor] = FakeActor(f"{self._name}-{actor}", create, failed)
 
     def call(self, actor: int, message: Message, reply: Reply) -> None:
         """Runs an endpoint; passes its value, or the exception it raises, to ``reply``."""
+        if actor in self._actors:  # else it could not be spawned, which has been reported
+            self._actors[actor].call(message, reply)
 
-        async def run() -> None:
-            instance = self._actors.get(actor)
-            if instance is not None:  # else its constructor raised, which has been reported
-                endpoint = _endpoint(type(instance), message.endpoint)
-                work = _run_endpoint(instance, endpoint, message, reply)
-                if endpoint.is_concurrent:
-                    task = self._loop.create_task(work)
-                    self._background.add(task)
-                    task.add_done_callback(self._background.discard)
-                else:
-                    await work
-
-        self._put(run)
-
-    def when_idle(self, callback: Callable[[], None]) -> None:
-        """Calls ``callback`` after the tasks that were submitted before."""
-
-        async def run() -> None:
+    def when_created(self, actor: int | None, callback: Callable[[], None]) -> None:
+        """Calls ``callback`` once ``actor``, or without one the process itself, has started, failed or been stopped."""
+        waited = self._bootstrap if actor is None else self._actors.get(actor)
+        if waited is None:
             callback()
+        else:
+            waited.created.add_done_callback(lambda _: callback())
 
-        self._put(run)
+    def _threads(self) -> list[FakeActor]:
+        return [*([self._bootstrap] if self._bootstrap is not None else []), *self._actors.values()]
 
-    def _put(self, task: Callable[[], Awaitable[None]] | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the process has been stopped
-            self._loop.call_soon_threadsafe(self._tasks.put_nowait, task)
+
+class FakeActor:
+    """A thread that awaits ``create()``, and then runs endpoints of its result one at a time."""
+
+    def __init__(self, name: str, create: Callable[[], Awaitable[Any]], failed: Callable[[str], None]) -> None:
+        self.created: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._create, self._failed = create, failed
+        self._instance: Any = None
+        self._tasks: asyncio.Queue[tuple[Message, Reply] | None] = asyncio.Queue()
+        self._background: set[asyncio.Task[None]] = set()
+        self._stopped = False
+        self._loop = asyncio.new_event_loop()
+        self._main: asyncio.Task[None] = self._loop.create_task(self._serve())
+        self._thread = threading.Thread(target=self._run, name=f"meshgate-fake-process-{name}", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Ends the thread after what was submitted before."""
+        self._soon(self._tasks.put_nowait, None)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._soon(self._main.cancel)
+
+    def join(self, timeout: float) -> None:
+        self._thread.join(timeout)
+
+    def call(self, message: Message, reply: Reply) -> None:
+        self._soon(self._tasks.put_nowait, (message, reply))
+
+    def _soon(self, function: Callable[..., object], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the actor has ended
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     def _run(self) -> None:
-        self._loop.run_until_complete(self._serve())
+        with contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._main)
+        if not self.created.done():
+            self.created.set_result(None)
         self._loop.close()
 
     async def _serve(self) -> None:
-        while (task := await self._tasks.get()) is not None:
-            await task()
-        for background in self._background:
-            background.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        try:
+            self._instance = await self._create()
+        except BaseException as error:  # noqa: BLE001 - whatever the user's code raises
+            self._die(error)
+        self.created.set_result(None)
+        try:
+            while (task := await self._tasks.get()) is not None and not self._stopped:
+                message, reply = task
+                endpoint = _endpoint(type(self._instance), message.endpoint)
+                work = self._answer(endpoint, message, reply)
+                if endpoint.is_concurrent:
+                    running = self._loop.create_task(work)
+                    self._background.add(running)
+                    running.add_done_callback(self._background.discard)
+                else:
+                    await work
+        finally:
+            for background in self._background:
+                background.cancel()
+            await asyncio.gather(*self._background, return_exceptions=True)
+
+    async def _answer(self, endpoint: _Endpoint, message: Message, reply: Reply) -> None:
+        def answer(data: bytes, is_error: bool) -> None:
+            if not self._stopped:
+                reply(data, is_error)
+
+        try:
+            await _run_endpoint(self._instance, endpoint, message, answer)
+        except BaseException as error:  # noqa: BLE001 - such as SystemExit, which ends an actor
+            self._die(error)
+
+    def _die(self, error: BaseException) -> None:
+        """Ends the actor. Passes on why, unless it was stopped."""
+        if not self._stopped:
+            self._stopped = True
+            self._tasks.put_nowait(None)
+            self._failed(_traceback_of(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +252,14 @@ def pickled_error(error: Exception) -> bytes:
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next  # without this module's own frame
     return _pickled(ActorError(error))
+
+
+def _traceback_of(error: BaseException) -> str:
+    """With the frames of the user's code only."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
 
 
 def _pickled(error: Exception) -> bytes:

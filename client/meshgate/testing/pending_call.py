@@ -26,6 +26,8 @@ class FakeMesh:
     hosts: list[str]
     processes: list[FakeProcess] = field(default_factory=list)
     dead: dict[int, str] = field(default_factory=dict)  # base rank to reason; shared by procs and their actors
+    aborted: dict[int, str] = field(default_factory=dict)  # the same of actors alone; for procs: of any of their actors
+    parent: FakeMesh | None = None  # what it was spawned on
     failure: Failure | None = None
 
 
@@ -93,12 +95,13 @@ class PendingCall:
 
     def fail_if_dead(self) -> None:
         """Fails the call if a rank that has not replied is dead."""
-        lost = [i for i, rank in enumerate(self.ranks) if rank in self.mesh.dead and i not in self.replies]
+        reasons = {**self.mesh.dead, **self.mesh.aborted}
+        lost = [i for i, rank in enumerate(self.ranks) if rank in reasons and i not in self.replies]
         if lost:
             self.fail(
                 Failure(
                     kind="supervision",
-                    message=self.mesh.dead[self.ranks[lost[0]]],
+                    message=reasons[self.ranks[lost[0]]],
                     mesh=self.mesh.name,
                     ranks=tuple(lost[:RANKS_NAMED]),
                     hosts={i: self.mesh.hosts[self.ranks[i]] for i in lost[:RANKS_NAMED]},

@@ -21,6 +21,7 @@ from websockets.http11 import Request, Response
 from websockets.protocol import OPEN
 
 from meshgate_wire import Established, Fragments, Header, MessageReceived, Pump, Role, Session
+from meshgate_wire.proof import NONCE_HEADER, PROOF_HEADER, Prover
 
 __all__ = ["Handler", "ServerSession", "WireServer"]
 
@@ -114,10 +115,12 @@ class WireServer:
     """Accepts sessions on ``url`` inside a ``with`` block and passes each request to its handler in ``on``.
 
     ``received`` lists the headers of all requests, ``requests`` the HTTP headers of all connections. ``refuse`` can
-    return a status and a JSON body with which to refuse a connection.
+    return a status and a JSON body with which to refuse a connection. ``proves``: whether a response is the gateway's
+    own, and not that of an ingress in its place.
     """
 
     token = "the-token"
+    name = "abc"
 
     def __init__(self) -> None:
         self.on: dict[type, Handler] = {}
@@ -125,6 +128,7 @@ class WireServer:
         self.requests: list[Headers] = []
         self.websocket_messages = 0
         self.refuse: Callable[[Request], tuple[int, dict[str, Any]] | None] = lambda request: None
+        self.proves: Callable[[Response], bool] = lambda response: True
         self.sessions: dict[str, ServerSession] = {}
         self._links: set[_Link] = set()
         self._loop = asyncio.new_event_loop()
@@ -190,6 +194,7 @@ class WireServer:
             "127.0.0.1",
             0,
             process_request=self._check_request,
+            process_response=self._prove,
             create_connection=_Link,
             compression=None,
             max_size=None,
@@ -215,6 +220,14 @@ class WireServer:
         data = json.dumps(body).encode()
         headers = Headers({"Content-Length": str(len(data)), "Connection": "close"})
         return Response(status, http.HTTPStatus(status).phrase, headers, data)
+
+    def _prove(self, link: ServerConnection, request: Request, response: Response) -> None:
+        """Adds the proof that this response is the gateway's."""
+        presented = request.headers.get("Authorization", "").partition(" ")[2]
+        prover = Prover.of_request(request.headers.get(NONCE_HEADER), presented)
+        if prover is not None and self.proves(response):
+            proof = prover.prove(self.name, response.status_code, bytes(response.body or b""))
+            response.headers[PROOF_HEADER] = proof
 
     async def _serve_connection(self, link: ServerConnection) -> None:
         assert isinstance(link, _Link)

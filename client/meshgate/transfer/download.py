@@ -27,8 +27,8 @@ IN_FLIGHT = 16  # reads
 @dataclass(slots=True)
 class Download:
     """One host's files on their way to the directory or file ``local``. ``advance`` and ``expect`` are called with
-    numbers of bytes; ``stopped`` makes ``run`` raise. With ``skip_changed``, files that change while they are read are
-    left for the next download."""
+    numbers of bytes; ``stopped`` makes ``run`` raise. Files that are removed meanwhile are left out. With
+    ``skip_changed``, files that change while they are read are left for the next download."""
 
     source: Source
     remote: str
@@ -60,6 +60,9 @@ class Download:
             for entry in entries:
                 if entry.kind == "link" and not destination.make_link(entry.name, entry.target):
                     left_out.append(entry.name)
+        skipped = {part.entry.name for part in self._skipped}
+        left_out += sorted(skipped)
+        files = [entry for entry in files if entry.name not in skipped]
         return Pulled(len(files), sum(entry.size for entry in files), self.travelled, tuple(left_out))
 
     def _file(self, entry: Entry) -> Pulled:
@@ -102,9 +105,10 @@ class Download:
         if part in self._skipped:
             return
         if isinstance(data, tuple):
-            if data[0] == "changed" or self.skip_changed:
+            removed = data[0] == "absent" and bool(part.entry.name)  # from the directory that is pulled
+            if removed or data[0] == "changed" or self.skip_changed:
                 part.discard()
-            if self.skip_changed and data[0] in CHANGED_SINCE:
+            if removed or (self.skip_changed and data[0] in CHANGED_SINCE):
                 self._skipped.add(part)
                 return
             raise read_error(data, self.source.host, f"{self.remote}/{part.entry.name}".rstrip("/"))

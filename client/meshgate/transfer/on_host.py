@@ -5,6 +5,7 @@ Endpoints return errors as (kind, text); the laptop turns them into messages.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -13,6 +14,8 @@ from typing import Any
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 
 __all__ = ["FileReader"]
+
+REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL)  # of what was removed or replaced since its name was read
 
 
 class FileReader(Actor, metaclass=SentAsSource):
@@ -34,8 +37,13 @@ class FileReader(Actor, metaclass=SentAsSource):
             pending = [""]
             while pending:
                 directory = pending.pop()
-                for name in sorted(os.listdir(os.path.join(top, directory))):
-                    row = _row(os.path.join(top, directory, name), os.path.join(directory, name))
+                for name in sorted(_names(os.path.join(top, directory), absent_ok=bool(directory))):
+                    try:
+                        row = _row(os.path.join(top, directory, name), os.path.join(directory, name))
+                    except OSError as error:
+                        if error.errno not in REPLACED:
+                            raise
+                        continue
                     rows.append(row)
                     if row[1] == "directory":
                         pending.append(row[0])
@@ -67,6 +75,16 @@ class FileReader(Actor, metaclass=SentAsSource):
         return data
 
 
+def _names(directory: str, *, absent_ok: bool) -> list[str]:
+    """The names in a directory; none if it was removed or replaced after it was listed."""
+    try:
+        return os.listdir(directory)
+    except OSError as error:
+        if not absent_ok or error.errno not in REPLACED:
+            raise
+        return []
+
+
 def _row(path: str, name: str) -> tuple[str, str, int, int, int, str]:
     found = os.lstat(path)
     mode = stat.S_IMODE(found.st_mode)
@@ -78,5 +96,5 @@ def _row(path: str, name: str) -> tuple[str, str, int, int, int, str]:
 
 
 def _failure(error: OSError) -> tuple[str, str]:
-    kinds = {FileNotFoundError: "absent", PermissionError: "forbidden"}
+    kinds = {FileNotFoundError: "absent", NotADirectoryError: "absent", PermissionError: "forbidden"}
     return kinds.get(type(error), "failed"), f"{error.strerror or error}: {error.filename or ''}"

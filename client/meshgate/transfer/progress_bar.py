@@ -74,7 +74,8 @@ def _left_out_text(names: Sequence[str]) -> str:
     if not names:
         return ""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"; left out, as special files and links out of the directory are: {', '.join(names[:5])}{more}"
+    kinds = "special files, links out of the directory and files removed meanwhile"
+    return f"; left out, as {kinds} are: {', '.join(names[:5])}{more}"
 
 
 def _size_text(count: float) -> str:

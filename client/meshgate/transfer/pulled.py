@@ -10,7 +10,7 @@ __all__ = ["Pulled"]
 @dataclass(frozen=True, slots=True)
 class Pulled:
     """The number and total ``size`` of the pulled files, the bytes that were transferred, and the names that were left
-    out: special files, and links that lead out of the directory."""
+    out: special files, links that lead out of the directory, and files that were removed meanwhile."""
 
     files: int = 0
     size: int = 0

@@ -1,7 +1,10 @@
-"""Decides which requests may see the page: those of the browser in which the one-time link was opened.
+"""Decides which requests may see the job: those of the page in which the one-time link was opened.
 
-Pure: request in, decision out. The link carries a token that works once and is exchanged for a cookie. Requests under
-another host name, which a hostile page could have bound to loopback, and websockets of other origins are refused.
+Pure: request in, decision out. The page itself has no secrets. The link carries one behind ``#``, which browsers do not
+send; the page sends it when it opens its websocket, where it works once and is exchanged for another. There are no
+cookies, because a browser sends those to every port of this machine, behind which may be a server of another user.
+Requests under another host name, which a hostile page could have bound to loopback, and websockets of other origins are
+refused.
 """
 
 from __future__ import annotations
@@ -10,13 +13,13 @@ import hmac
 import secrets
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 from typing import Literal, TypeAlias
-from urllib.parse import parse_qs, urlsplit
 
-__all__ = ["Access", "Decision", "Refused", "SignedIn"]
+__all__ = ["SUBPROTOCOL", "Access", "Decision", "Refused"]
 
 LIVE_PATH = "/live"
+SUBPROTOCOL = "meshgate-ui"
+"""Pages offer it and, as a second one, their secret: scripts can set no other header of a websocket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,50 +28,35 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SignedIn:
-    """The link was used: the browser gets ``cookie`` and goes to the page."""
-
-    cookie: str
-
-
-Decision: TypeAlias = Refused | SignedIn | Literal["page", "live"]
+Decision: TypeAlias = Refused | Literal["page", "live"]
 
 
 class Access:
-    """``port`` is that of the server."""
+    """``port`` is that of the server. ``secret`` is what a page that was let in sends from then on."""
 
     def __init__(self, port: int) -> None:
         self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
-        self._cookie = f"meshgate-ui-{port}"  # cookies do not tell ports apart
-        self._secret = secrets.token_urlsafe(32)
-        self._token: str | None = secrets.token_urlsafe(32)
-        self.url = f"http://127.0.0.1:{port}/?token={self._token}"
+        self._origins = {f"http://{host}" for host in self._hosts}
+        self.secret = secrets.token_urlsafe(32)
+        self._once: str | None = secrets.token_urlsafe(32)
+        self.url = f"http://127.0.0.1:{port}/#{self._once}"
 
-    def decide(self, path: str, *, host: str | None, origin: str | None, cookie: str | None) -> Decision:
-        """What to answer a GET of ``path`` with; the others are its headers."""
+    def decide(self, path: str, *, host: str | None, origin: str | None, offered: str | None) -> Decision:
+        """What to answer a GET of ``path`` with; the others are its headers, ``offered`` the subprotocols."""
         if host not in self._hosts:
             return Refused(HTTPStatus.FORBIDDEN, f"unknown host {host!r}: open the link that meshgate ui prints")
-        parts = urlsplit(path)
-        presented = parse_qs(parts.query).get("token", [""])[0]
-        if parts.path == "/" and presented and self._token is not None and _equal(presented, self._token):
-            self._token = None
-            return SignedIn(f"{self._cookie}={self._secret}; HttpOnly; SameSite=Lax; Path=/")
-        if not _equal(self._presented_secret(cookie), self._secret):
-            reason = "this link has been used, or is not complete: run meshgate ui again"
-            return Refused(HTTPStatus.FORBIDDEN, reason)
-        if parts.path == LIVE_PATH:
-            if origin is not None and urlsplit(origin).netloc in self._hosts:
-                return "live"
+        found = path.partition("?")[0]
+        if found != LIVE_PATH:
+            return "page" if found == "/" else Refused(HTTPStatus.NOT_FOUND, "there is only one page, at /")
+        if origin not in self._origins:
             return Refused(HTTPStatus.FORBIDDEN, "websockets of other pages are not accepted")
-        return "page" if parts.path == "/" else Refused(HTTPStatus.NOT_FOUND, "there is only one page, at /")
-
-    def _presented_secret(self, cookie: str | None) -> str:
-        try:
-            found = SimpleCookie(cookie or "").get(self._cookie)
-        except CookieError:
-            return ""
-        return found.value if found is not None else ""
+        presented = (offered or "").rpartition(",")[2].strip()
+        if self._once is not None and _equal(presented, self._once):
+            self._once = None
+            return "live"
+        if _equal(presented, self.secret):
+            return "live"
+        return Refused(HTTPStatus.FORBIDDEN, "this link has been used, or is not complete: run meshgate ui again")
 
 
 def _equal(presented: str, expected: str) -> bool:

@@ -311,12 +311,23 @@ for (const id of ["search", "rank", "mesh", "errors"]) byId(id).addEventListener
 
 // --- the websocket
 
+let signedIn = false;
+
+// The link's secret is behind # and works once. What replaces it stays in this tab: a reload needs it.
+if (location.hash) {
+  sessionStorage.setItem("secret", location.hash.slice(1));
+  history.replaceState(null, "", "/");
+}
+
 function connect() {
-  const socket = new WebSocket(`ws://${location.host}/live`);
+  const secret = sessionStorage.getItem("secret");
+  if (!secret) { byId("connection").textContent = "not signed in: open the link that meshgate ui prints"; return; }
+  const socket = new WebSocket(`ws://${location.host}/live`, ["meshgate-ui", secret]);
   let fresh = true;
-  socket.onopen = () => { byId("connection").textContent = "live"; };
+  socket.onopen = () => { signedIn = true; byId("connection").textContent = "live"; };
   socket.onmessage = (event) => {
     const message = JSON.parse(event.data);
+    if (message.secret) { sessionStorage.setItem("secret", message.secret); return; }
     if (fresh) { lines = []; fresh = false; }  // the server sends what it has kept to each new connection
     document.title = byId("title").textContent = message.title;
     byId("problem").textContent = message.problem;
@@ -328,7 +339,10 @@ function connect() {
     if (message.lines.length || !byId("shown").textContent) showLines();
   };
   socket.onclose = () => {
-    byId("connection").textContent = "disconnected: meshgate ui has ended, or does not answer; trying again";
+    byId("connection").textContent = signedIn
+      ? "disconnected: meshgate ui has ended, or does not answer; trying again"
+      : "not accepted: the link works once, in one tab; run meshgate ui again";
+    if (!signedIn) return;
     setTimeout(connect, 2000);
   };
 }

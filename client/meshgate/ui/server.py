@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import Callable
 from http import HTTPStatus
@@ -12,8 +13,10 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
+from websockets.typing import Subprotocol
 
-from meshgate.ui.access import Access, Refused, SignedIn
+from meshgate.ranks.local_peer import may_connect
+from meshgate.ui.access import SUBPROTOCOL, Access, Refused
 from meshgate.ui.feed import Feed
 
 __all__ = ["PageServer", "run_page"]
@@ -33,7 +36,11 @@ async def run_page(feed: Feed, port: int, started: Callable[[str], object]) -> N
     Raises OSError if the port is in use.
     """
     server = PageServer(feed)
-    async with serve(server.live, "127.0.0.1", port, process_request=server.answer, compression=None) as listening:
+    protocols = [Subprotocol(SUBPROTOCOL)]
+    listen = serve(
+        server.live, "127.0.0.1", port, process_request=server.answer, compression=None, subprotocols=protocols
+    )
+    async with listen as listening:
         server.access = Access(next(iter(listening.sockets)).getsockname()[1])
         started(server.access.url)
         await server.poll()
@@ -53,15 +60,15 @@ class PageServer:
 
     def answer(self, connection: ServerConnection, request: Request) -> Response | None:
         """The HTTP response; None for the websocket."""
-        names = ("Host", "Origin", "Cookie")
+        if not may_connect(connection.transport.get_extra_info("socket")):
+            return _text(HTTPStatus.FORBIDDEN, "another user of this machine serves this page")
+        names = ("Host", "Origin", "Sec-WebSocket-Protocol")
         if any(len(request.headers.get_all(name)) > 1 for name in names):
             return _text(HTTPStatus.BAD_REQUEST, "a header is repeated")
-        host, origin, cookie = (request.headers.get(name) for name in names)
-        decision = self.access.decide(request.path, host=host, origin=origin, cookie=cookie)
+        host, origin, offered = (request.headers.get(name) for name in names)
+        decision = self.access.decide(request.path, host=host, origin=origin, offered=offered)
         if isinstance(decision, Refused):
             return _text(decision.status, decision.reason)
-        if isinstance(decision, SignedIn):
-            return _response(HTTPStatus.SEE_OTHER, b"", {"Location": "/", "Set-Cookie": decision.cookie})
         if decision == "live":
             return None
         nonce = secrets.token_urlsafe(16)
@@ -74,12 +81,13 @@ class PageServer:
         return _response(HTTPStatus.OK, body, headers)
 
     async def live(self, connection: ServerConnection) -> None:
-        """Sends a page what is new after each poll, at the page's speed."""
+        """Sends a page its secret and then, after each poll, what is new, at the page's speed."""
         seen = 0
         self._pages += 1
         self._watched.set()
         closed = asyncio.create_task(connection.wait_closed())
         try:
+            await connection.send(json.dumps({"secret": self.access.secret}))
             while not closed.done():
                 await asyncio.wait({closed, self._polled}, return_when=asyncio.FIRST_COMPLETED)
                 message, seen = self._feed.message(seen)

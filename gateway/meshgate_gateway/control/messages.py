@@ -64,11 +64,14 @@ class AssignSession(_Model):
 class NewConnection(_Model):
     """Passes the descriptor of an authenticated connection, which replaces any earlier one of the session.
 
-    ``head`` is the HTTP request head, decoded as Latin-1, without the credentials.
+    ``head`` is the HTTP request head, decoded as Latin-1, without the credentials. ``proof_key``, unless it is empty,
+    proves to the client that the response is that of ``gateway``.
     """
 
     type: Literal["connection"] = "connection"
     head: str
+    proof_key: str = ""
+    gateway: str = ""
 
 
 class HostsReply(_Model):

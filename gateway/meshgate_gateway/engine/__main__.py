@@ -92,6 +92,7 @@ class EngineProcess:
     def _assigned(self, session: str) -> None:
         if self._session is None:
             self._session, self._disconnected_since = session, self._loop.time()
+            self._engine.session = session
             if self._output_log is not None:
                 self._output_log.session = session
             log.debug("session %s", session)
@@ -150,7 +151,8 @@ class EngineProcess:
         if isinstance(message, NewConnection):
             accepted = socket.socket(fileno=descriptors[0])
             accepted.setblocking(False)
-            await serve_connection(self._engine.admission, self._engine.link, accepted, message.head.encode("latin-1"))
+            head, proof = message.head.encode("latin-1"), {"gateway": message.gateway, "proof_key": message.proof_key}
+            await serve_connection(self._engine.admission, self._engine.link, accepted, head, **proof)
         elif isinstance(message, HostsReply):
             self._host_requests.add_reply(message)
         elif isinstance(message, HostLost):

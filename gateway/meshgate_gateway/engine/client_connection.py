@@ -21,6 +21,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from meshgate_gateway.engine.detached.holders import Applicant, Refusal
+from meshgate_wire.proof import PROOF_HEADER, Prover
 from meshgate_wire.websocket import FrameReader, binary_header
 
 log = logging.getLogger(__name__)
@@ -70,11 +71,16 @@ class ClientConnection(asyncio.Protocol):
     """One connection, also the transport of the wire's ``Pump``.
 
     One that takes over a session is opened when its first message arrives: a process that was killed while it attached
-    must not take the session from the process after it, whose connection may have been faster.
+    must not take the session from the process after it, whose connection may have been faster. ``proof_key``, unless it
+    is empty, proves the response to the handshake to be that of ``gateway``.
     """
 
-    def __init__(self, admission: Admitter, receiver: Receiver, head: bytes, loop: asyncio.AbstractEventLoop) -> None:
-        self._admission, self._receiver, self._head, self._loop = admission, receiver, head, loop
+    def __init__(
+        self, admission: Admitter, receiver: Receiver, head: bytes, gateway: str = "", proof_key: str = ""
+    ) -> None:
+        self._admission, self._receiver, self._head = admission, receiver, head
+        self._gateway, self._proof_key = gateway, proof_key
+        self._loop = loop = asyncio.get_running_loop()
         self._traffic = receiver.traffic
         self._protocol = ServerProtocol(max_size=MAX_MESSAGE)
         self._reader = FrameReader(MAX_MESSAGE, apply_mask)
@@ -142,7 +148,7 @@ class ClientConnection(asyncio.Protocol):
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
             if isinstance(event, Request):
-                self._protocol.send_response(self._respond(event))
+                self._protocol.send_response(self._proven(self._respond(event)))
                 self._flush()
                 if self._applicant is None:
                     self._admission.connection_refused()
@@ -164,6 +170,12 @@ class ClientConnection(asyncio.Protocol):
             return response
         body = {"error": refusal.reason, "kind": refusal.kind, "reason": refusal.reason, "output": ""}
         return self._protocol.reject(HTTPStatus.GONE, json.dumps(body))
+
+    def _proven(self, response: Response) -> Response:
+        if self._proof_key:
+            proof = Prover(self._proof_key).prove(self._gateway, response.status_code, bytes(response.body or b""))
+            response.headers[PROOF_HEADER] = proof
+        return response
 
     def _opened(self) -> bool:
         """Opens the connection, unless another process has taken over the session since the handshake."""
@@ -217,11 +229,11 @@ class ClientConnection(asyncio.Protocol):
 
 
 async def serve_connection(
-    admission: Admitter, receiver: Receiver, accepted: socket.socket, head: bytes
+    admission: Admitter, receiver: Receiver, accepted: socket.socket, head: bytes, **proof: str
 ) -> ClientConnection:
-    """Serves the websocket on the socket ``accepted``, whose first bytes, the HTTP request, are ``head``."""
-    loop = asyncio.get_running_loop()
-    _, connection = await loop.connect_accepted_socket(
-        lambda: ClientConnection(admission, receiver, head, loop), accepted
+    """Serves the websocket on the socket ``accepted``, whose first bytes, the HTTP request, are ``head``; with
+    ``proof``, ClientConnection's ``gateway`` and ``proof_key``, so that the client knows whose response it gets."""
+    _, connection = await asyncio.get_running_loop().connect_accepted_socket(
+        lambda: ClientConnection(admission, receiver, head, **proof), accepted
     )
     return connection

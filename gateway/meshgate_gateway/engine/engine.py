@@ -83,6 +83,7 @@ class Engine:
     ) -> None:
         self.ended = asyncio.Event()
         self.end_reason = "the client ended the session"
+        self.session = ""  # its id, once a client has connected
         self._monarch = monarch
         self._log_output = log_output
         self._loop = asyncio.get_running_loop()
@@ -127,6 +128,7 @@ class Engine:
             watched=self._process_watched,
             controllers=answer(self._dump_controllers),
             reported=self._backlog.reported,
+            late=self.notice,
         )
         self._connect_calls(monarch)
         self._connect_code(monarch, host)
@@ -134,7 +136,15 @@ class Engine:
 
     def _connect_calls(self, monarch: Monarch) -> None:
         objects, lookup = self._objects, self._lookup
-        self._calling = Calling(objects, lookup, monarch, self.send, idle=self.link.flush, metrics=self._metrics)
+        self._calling = Calling(
+            objects,
+            lookup,
+            monarch,
+            self.send,
+            idle=self.link.flush,
+            metrics=self._metrics,
+            unread_output=self.streams.unread,
+        )
         self._ledger = Ledger(
             self.link.send,
             self.link.queued,
@@ -294,8 +304,12 @@ class Engine:
     def _set_up_process(
         self, mesh: int, code: Any = None, bootstrap: Any = None, name: str = "", per_host: int = 0
     ) -> Any:
-        address, secret, context = self.streams.address, self.streams.secret, self._monarch.sync_context
-        return functools.partial(set_up_process, address, secret, mesh, code, bootstrap, context, name, per_host)
+        monarch, streams = self._monarch, self.streams
+        return functools.partial(
+            set_up_process,
+            *(streams.address, streams.secret, mesh, code, bootstrap, monarch.sync_context, monarch.log_prefix),
+            *(name, per_host, self.session),
+        )
 
     def _send_output(self, lines: list[PrintedLine]) -> None:
         self._metrics.printed(len(lines))

@@ -27,7 +27,7 @@ class Collector(Protocol):
 
 
 class Collecting(Protocol):
-    def collector(self, retention: int) -> Collector:
+    def collector(self, retention: int, host_metrics: float, gpu_metrics: float) -> Collector:
         """As ``Monarch.collector``."""
 
 
@@ -55,7 +55,9 @@ class Telemetry:
 
     async def _collect(self, header: CollectTelemetry, buffers: Sequence[Fragments]) -> None:
         if self._collector is None:
-            collector = self._monarch.collector(header.retention)
+            collector = self._monarch.collector(
+                header.retention, header.host_metrics_interval, header.gpu_metrics_interval
+            )
             await collector.start()
             self._collector = collector
             for hosts in self._hosts:

@@ -15,8 +15,9 @@ from typing import Protocol
 from pydantic import SecretStr
 
 from meshgate_gateway.http.messages import Request, Response
+from meshgate_wire.proof import NONCE_HEADER, Prover
 
-__all__ = ["Authenticator", "Identity", "Denied", "TokenAuthenticator", "bearer_token"]
+__all__ = ["Authenticator", "Denied", "Identity", "TokenAuthenticator", "bearer_token", "prover_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,12 @@ def bearer_token(request: Request) -> str | None:
     """The token of ``Authorization: Bearer``; None if absent."""
     scheme, _, token = (request.header("Authorization") or "").partition(" ")
     return token.strip() or None if scheme.lower() == "bearer" else None
+
+
+def prover_of(request: Request) -> Prover | None:
+    """What proves the response to ``request`` to its sender; None if the sender does not ask for a proof. Raises
+    MalformedRequest."""
+    return Prover.of_request(request.header(NONCE_HEADER), bearer_token(request))
 
 
 def _digest(token: str) -> bytes:

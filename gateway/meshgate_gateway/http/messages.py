@@ -18,6 +18,8 @@ from websockets.exceptions import InvalidHandshake, InvalidHeader, InvalidUpgrad
 from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
+from meshgate_wire.proof import ANY_GATEWAY, PROOF_HEADER, Prover
+
 __all__ = ["HeadParser", "MalformedRequest", "Request", "Response"]
 
 MAX_HEAD = 16 * 1024
@@ -121,12 +123,13 @@ def _parse(head: bytes) -> Request:
 @dataclass(frozen=True, slots=True)
 class Response:
     """A response with a JSON object as its body, or with ``text`` instead, whose Content-Type is among ``headers``. The
-    connection is closed after it."""
+    connection is closed after it. ``for_job``: a provisioning gateway answers in place of a job's gateway."""
 
     status: HTTPStatus
     body: Mapping[str, object]
     headers: Mapping[str, str] = field(default_factory=dict)
     text: str | None = None
+    for_job: bool = False
 
     @classmethod
     def error(
@@ -135,8 +138,9 @@ class Response:
         """An error response: ``{"error": message, ...}``."""
         return cls(status, {"error": error, **more}, headers or {})
 
-    def encode(self, *, with_body: bool = True) -> bytes:
-        """The bytes to send. Without the body (for HEAD), Content-Length still states its length."""
+    def encode(self, *, with_body: bool = True, prover: Prover | None = None, gateway: str = "") -> bytes:
+        """The bytes to send, with the proof that they are those of ``gateway`` if there is a ``prover``. Without the
+        body (for HEAD), Content-Length still states its length."""
         body = json.dumps(self.body).encode() + b"\n" if self.text is None else self.text.encode()
         headers = {
             "Content-Type": "application/json",
@@ -145,5 +149,8 @@ class Response:
             "Connection": "close",
             **self.headers,
         }
+        if prover is not None:
+            sent = body if with_body else b""
+            headers[PROOF_HEADER] = prover.prove(ANY_GATEWAY if self.for_job else gateway, self.status, sent)
         lines = [f"HTTP/1.1 {self.status.value} {self.status.phrase}", *(f"{k}: {v}" for k, v in headers.items())]
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + (body if with_body else b"")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from meshgate_gateway.hosts.provider import HostProvider
 from meshgate_gateway.http.audit import Action, Origin, audit, origin_of
-from meshgate_gateway.http.auth import Authenticator, Identity
+from meshgate_gateway.http.auth import Authenticator, Identity, prover_of
 from meshgate_gateway.http.messages import MalformedRequest, Request, Response
 from meshgate_gateway.sessions.session_manager import ConnectRequest, SessionManager
 from meshgate_gateway.sessions.session_table import Gone, Reject
@@ -39,7 +39,8 @@ class JobService(Protocol):
 @dataclass(slots=True)
 class Routes:
     """Responds to requests. ``metrics`` is called at each request for them. ``job_facts``: what else ``/v1/job``
-    reports. ``draining``: why the gateway accepts no more sessions; None while it does."""
+    reports. ``restart_reason``: why an earlier gateway of the job was replaced by this one, or "". ``draining``: why
+    the gateway accepts no more sessions; None while it does. ``name`` is the gateway's in proofs."""
 
     authenticator: Authenticator
     sessions: SessionManager
@@ -47,7 +48,9 @@ class Routes:
     metrics: Callable[[], Metrics]
     jobs: JobService | None = None
     job_facts: Callable[[], dict[str, Any]] = dict
+    restart_reason: Callable[[], Awaitable[str]] | None = None
     draining: str | None = None
+    name: str = ""
 
     async def respond(self, request: Request, connection: socket.socket) -> Response | None:
         """The response, or None if the connection was handed over. Raises MalformedRequest."""
@@ -103,7 +106,8 @@ class Routes:
         if path == "/metrics":
             return self.metrics().response()
         if path == "/v1/sessions":
-            return Response(HTTPStatus.OK, {"sessions": await self.sessions.describe(caller.name)})
+            reason = await self.restart_reason() if self.restart_reason is not None else ""
+            return Response(HTTPStatus.OK, {"sessions": await self.sessions.describe(caller.name), "restarted": reason})
         if path == "/v1/status":
             return Response(HTTPStatus.OK, (await inspection.status()).model_dump(mode="json"))
         return Response(HTTPStatus.OK, (await inspection.output(_lines_seen(request))).model_dump(mode="json"))
@@ -122,7 +126,10 @@ class Routes:
         if self.draining is not None:
             return _unavailable(self.draining)
         resume = request.header("Meshgate-Resume") == "1"
-        failure = await self.sessions.connect(ConnectRequest(session, identity.name, resume, request.head), connection)
+        prover = prover_of(request)
+        proof = {"gateway": self.name, "proof_key": prover.key} if prover is not None else {}
+        connect = ConnectRequest(session, identity.name, resume, request.head, **proof)
+        failure = await self.sessions.connect(connect, connection)
         refused = None if failure is None else failure.reason
         audit("session", origin, caller=identity.name, refused=refused, session=session, resume=resume)
         return _failure(failure) if failure else None

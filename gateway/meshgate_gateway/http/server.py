@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 import structlog
 
+from meshgate_gateway.http.auth import prover_of
 from meshgate_gateway.http.messages import HeadParser, MalformedRequest, Request, Response
 
 __all__ = ["LocalSocket", "Server", "listen"]
@@ -74,7 +75,8 @@ class LocalSocket:
 
 
 class Server:
-    """Serves connections until closed. ``handler`` returns None if it has handed the connection over."""
+    """Serves connections until closed. ``handler`` returns None if it has handed the connection over. ``name`` is that
+    of the gateway in the proofs of its responses."""
 
     def __init__(
         self,
@@ -83,8 +85,9 @@ class Server:
         *,
         head_timeout: float = HEAD_TIMEOUT,
         max_pending: int = MAX_PENDING,
+        name: str = "",
     ) -> None:
-        self._listeners, self._handler = listeners, handler
+        self._listeners, self._handler, self._name = listeners, handler, name
         self._head_timeout, self._max_pending = head_timeout, max_pending
         self._loop = asyncio.get_running_loop()
         self._pending: dict[asyncio.Task[None], None] = {}  # oldest first
@@ -152,33 +155,37 @@ class Server:
                 connection.setblocking(False)
                 if connection.family != socket.AF_UNIX:
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                method, response = await self._respond(connection, peer)
+                response = await self._respond(connection, peer)
                 if response is not None:
-                    await self._send(connection, response.encode(with_body=method != "HEAD"))
+                    await self._send(connection, response)
             except (OSError, EOFError, asyncio.TimeoutError):  # the peer has disconnected, or does not read
                 return
 
-    async def _respond(self, connection: socket.socket, peer: str) -> tuple[str, Response | None]:
+    async def _respond(self, connection: socket.socket, peer: str) -> bytes | None:
+        """The response to send; None if the connection was handed over."""
         try:
             request = await asyncio.wait_for(self._read_head(connection), self._head_timeout)
+            prover = prover_of(request)
         except asyncio.TimeoutError:
             seconds = f"{self._head_timeout:g}"
-            return "", Response.error(HTTPStatus.REQUEST_TIMEOUT, f"no complete request within {seconds} s")
+            return Response.error(HTTPStatus.REQUEST_TIMEOUT, f"no complete request within {seconds} s").encode()
         except MalformedRequest as error:
-            return "", self._reject(error, peer)
+            return self._reject(error, peer).encode()
+        response = await self._handle(request, connection, peer)
+        if response is None:
+            return None
+        return response.encode(with_body=request.method != "HEAD", prover=prover, gateway=self._name)
+
+    async def _handle(self, request: Request, connection: socket.socket, peer: str) -> Response | None:
         try:
-            return request.method, await asyncio.wait_for(self._handler(request, connection), HANDLER_TIMEOUT)
+            return await asyncio.wait_for(self._handler(request, connection), HANDLER_TIMEOUT)
         except asyncio.TimeoutError:
-            return request.method, Response.error(
-                HTTPStatus.SERVICE_UNAVAILABLE, "the gateway is overloaded: retry later"
-            )
+            return Response.error(HTTPStatus.SERVICE_UNAVAILABLE, "the gateway is overloaded: retry later")
         except MalformedRequest as error:
-            return request.method, self._reject(error, peer)
+            return self._reject(error, peer)
         except Exception:
             log.exception("request failed", path=request.path, peer=peer)
-            return request.method, Response.error(
-                HTTPStatus.INTERNAL_SERVER_ERROR, "internal error: see the gateway's log"
-            )
+            return Response.error(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error: see the gateway's log")
 
     def _reject(self, error: MalformedRequest, peer: str) -> Response:
         log.info("malformed request", peer=peer, reason=str(error))

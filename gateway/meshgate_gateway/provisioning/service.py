@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TypeAlias
@@ -76,7 +76,8 @@ class Provisioner:
     async def respond(self, path: str, request: Request, connection: socket.socket) -> Response | None:
         """The response, or None if the connection was taken over. Raises MalformedRequest."""
         if job := JOB_PATH.fullmatch(path):
-            return await self._proxy.respond(job[1], job[2], job[3], request, connection)
+            response = await self._proxy.respond(job[1], job[2], job[3], request, connection)
+            return None if response is None else replace(response, for_job=True)
         return await self._conversations.open(path, request, connection)
 
     async def close(self) -> None:

@@ -15,7 +15,7 @@ import re
 import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,8 @@ class SlurmProvisioner:
     async def respond(self, path: str, request: Request, connection: socket.socket) -> Response | None:
         """The response, or None if the connection was taken over. Raises MalformedRequest."""
         if job := JOB_PATH.fullmatch(path):
-            return await self._forward(job[1], job[2], request, connection)
+            response = await self._forward(job[1], job[2], request, connection)
+            return None if response is None else replace(response, for_job=True)
         return await self._conversations.open(path, request, connection)
 
     async def close(self) -> None:

@@ -59,12 +59,15 @@ DESCRIBE_TIMEOUT = 3.0
 
 @dataclass(frozen=True, slots=True)
 class ConnectRequest:
-    """An authenticated client's request to connect to a session."""
+    """An authenticated client's request to connect to a session. ``proof_key``, unless it is empty, proves the engine's
+    response to be that of ``gateway``."""
 
     session: str
     owner: str
     resume: bool
     head: bytes
+    gateway: str = ""
+    proof_key: str = ""
 
 
 class SessionManager:
@@ -89,8 +92,8 @@ class SessionManager:
         self.totals = Totals()
         self._handovers: dict[str, list[asyncio.Future[bool]]] = {}
         self._described: dict[str, asyncio.Future[dict[str, Any]]] = {}
-        self._serving: dict[str, asyncio.Task[None]] = {}
-        self._reaping: dict[str, asyncio.Task[None]] = {}
+        self._serving: set[asyncio.Task[None]] = set()
+        self._reaping: dict[asyncio.Task[None], frozenset[str]] = {}  # the meshes of each reaper
         self._sending_hosts: set[asyncio.Task[None]] = set()
         self._expiry: asyncio.TimerHandle | None = None
         self._notice: str | None = None
@@ -130,7 +133,10 @@ class SessionManager:
                 self._on_exit(request.session, f"could not be started: {error}", "")
         engine = self._engines.get(request.session)
         if engine is not None:
-            engine.send(NewConnection(head=request.head.decode("latin-1")), [connection.fileno()])
+            new = NewConnection(
+                head=request.head.decode("latin-1"), gateway=request.gateway, proof_key=request.proof_key
+            )
+            engine.send(new, [connection.fileno()])
             try:
                 if await self._handed_over(request.session):
                     self.totals.reconnections += request.resume
@@ -162,13 +168,13 @@ class SessionManager:
         """Rejects new connections and ends every session: in order if it stops in time, otherwise by force."""
         for session in self._sessions.stop_admitting(reason):
             self._end(session, reason)
-        await self._wait(self._serving.values(), STOP_TIMEOUT + EXIT_TIMEOUT)
+        await self._wait(self._serving, STOP_TIMEOUT + EXIT_TIMEOUT)
         for engine in self._engines.values():
             engine.kill()
-        await self._wait(self._serving.values(), EXIT_TIMEOUT)
+        await self._wait(self._serving, EXIT_TIMEOUT)
         await self._pool.close()
-        await self._wait(self._reaping.values(), EXIT_TIMEOUT)
-        for task in [*self._serving.values(), *self._reaping.values(), *self._sending_hosts]:
+        await self._wait(self._reaping, EXIT_TIMEOUT)
+        for task in [*self._serving, *self._reaping, *self._sending_hosts]:
             task.cancel()
         if self._expiry is not None:
             self._expiry.cancel()
@@ -218,8 +224,9 @@ class SessionManager:
         engine.assign(session, owner, self._lease)
         if self._notice is not None:
             engine.send(Notice(text=self._notice))
-        task = self._serving[session] = asyncio.create_task(self._serve(session, engine))
-        task.add_done_callback(lambda _: self._serving.pop(session, None))
+        task = asyncio.create_task(self._serve(session, engine))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
         self._on_change()
 
     async def _serve(self, session: str, engine: EngineProcess) -> None:
@@ -292,8 +299,10 @@ class SessionManager:
         self._on_change()
 
     async def _send_hosts(self, engine: EngineProcess, mesh: str) -> None:
-        if reaping := self._reaping.get(mesh):  # the reaper would also kill processes that start now
-            await asyncio.wait([reaping])
+        # A reaper would also kill processes that start now. Several run if sessions began and ended meanwhile; no other
+        # begins before this session ends.
+        if reaping := [task for task, meshes in self._reaping.items() if mesh in meshes]:
+            await asyncio.wait(reaping)
         try:
             hosts = await self._hosts.hosts(mesh)
             for start in range(0, max(len(hosts), 1), MAX_HOSTS_PER_MESSAGE):
@@ -332,9 +341,8 @@ class SessionManager:
         if not hosts:
             return
         task = asyncio.create_task(self._run_reaper(sorted(meshes), hosts))
-        for mesh in meshes:
-            self._reaping[mesh] = task
-        task.add_done_callback(lambda _: [self._reaping.pop(mesh, None) for mesh in meshes])
+        self._reaping[task] = meshes
+        task.add_done_callback(self._reaping.pop)
 
     async def _run_reaper(self, meshes: Sequence[str], hosts: Sequence[Host]) -> None:
         started = self._loop.time()

@@ -24,6 +24,7 @@ from meshgate_kubernetes.manifests.spec import (
 )
 
 __all__ = [
+    "GATEWAY_CONTAINER",
     "GATEWAY_PORT",
     "METRICS_PORT",
     "VERSIONS_PORT_OFFSET",
@@ -35,6 +36,7 @@ __all__ = [
     "worker_template",
 ]
 
+GATEWAY_CONTAINER = "gateway"
 GATEWAY_PORT = 8650
 METRICS_PORT = 8651
 # Cluster autoscalers must not move pods that hold sessions: what runs in them would be lost.
@@ -242,7 +244,7 @@ def _gateway_priority(spec: JobSpec) -> str | None:
 def _gateway_container(spec: JobSpec) -> Object:
     probe = {"port": "gateway", "scheme": "HTTP"}
     container: Object = {
-        "name": "gateway",
+        "name": GATEWAY_CONTAINER,
         "image": spec.gateway_image,
         "args": [
             *("--host", "0.0.0.0", "--port", str(GATEWAY_PORT)),

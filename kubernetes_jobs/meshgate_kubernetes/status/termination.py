@@ -1,10 +1,14 @@
-"""Why a container of a pod no longer runs. Pure."""
+"""Why a container of a pod no longer runs, and why one is not the first of its job. Pure."""
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from meshgate_kubernetes.manifests.spec import Object
 
-__all__ = ["termination_reason"]
+__all__ = ["restart_reason", "termination_reason"]
+
+CREATED_TOGETHER = timedelta(seconds=60)  # at most between a job and its first gateway, unless a quota delays it
 
 
 def termination_reason(pod: Object, uid: str, container: str) -> str | None:
@@ -21,6 +25,27 @@ def termination_reason(pod: Object, uid: str, container: str) -> str | None:
         return None
     node = pod["spec"].get("nodeName")
     return f"ended: {_describe_end(status, container)}" + (f" (node {node})" if node else "")
+
+
+def restart_reason(pod: Object, container: str, job_created: str) -> str:
+    """Why the gateway in container ``container`` of the pod is not the first of its job, as far as the pod shows it; ""
+    if it is. ``job_created``: when the job was, as Kubernetes writes it."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    ours = [each for each in statuses if each.get("name") == container]
+    if ended := next((end for each in ours if (end := (each.get("lastState") or {}).get("terminated"))), None):
+        why = _describe_end({"containerStatuses": ours}, ended.get("containerID", ""))
+        return f"the gateway's container ended at {ended.get('finishedAt')} ({why}) and was started again"
+    created = pod["metadata"]["creationTimestamp"]
+    if _time(created) - _time(job_created) > CREATED_TOGETHER:
+        return (
+            f"the gateway's pod was created at {created}, long after the job ({job_created}), so an earlier one was "
+            "deleted, evicted, or lost with its node"
+        )
+    return ""
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
 def _is_running(status: Object, container: str) -> bool:

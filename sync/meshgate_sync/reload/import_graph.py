@@ -10,12 +10,14 @@ Imports nothing but the standard library.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import symtable
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType
+from typing import Any
 
-__all__ = ["affected", "assigned", "imports_in"]
+__all__ = ["affected", "assigned", "imports_in", "read_attribute"]
 
 
 def affected(modules: Mapping[str, ModuleType], changed: Iterable[str]) -> list[str]:
@@ -25,16 +27,15 @@ def affected(modules: Mapping[str, ModuleType], changed: Iterable[str]) -> list[
     That order is kept, except that of modules which import each other the one that was complete last comes first: it
     imported the others.
     """
-    by_object = {id(module): name for name, module in modules.items()}
-    sources = {name: _source(module) for name, module in modules.items()}
-    uses = {name: _users(module, sources[name], modules, by_object) for name, module in modules.items()}
+    graph = _Graph(modules)
     wanted = set(changed)
     if wanted:
-        wanted |= {name for name, source in sources.items() if _COMPUTED.search(source)}
-    while more := {name for name, used in uses.items() if used & wanted} - wanted:
+        wanted |= graph.computed
+    while more := graph.users(wanted) - wanted:
         wanted |= more
     order = [name for name in modules if name in wanted]
-    circular = _circular(wanted, uses)
+    uses = {name: graph.used_by(name) for name in order}
+    circular = _circular(set(order), uses)
     reached = {name: _reached(name, uses, circular) for name in circular}
     entries = []
     for name in order:
@@ -43,6 +44,39 @@ def affected(modules: Mapping[str, ModuleType], changed: Iterable[str]) -> list[
         )
         entries.append(ring[-1] if ring else name)
     return list(dict.fromkeys([each for pair in zip(entries, order, strict=True) for each in pair]))
+
+
+class _Graph:
+    """Which modules each module uses. Parsing a file takes twenty times as long as reading its words, so only files
+    are parsed that have a word of the name of a module in question."""
+
+    def __init__(self, modules: Mapping[str, ModuleType]) -> None:
+        by_object = {id(module): name for name, module in modules.items()}
+        self._modules = modules
+        self._sources = {name: _source(module) for name, module in modules.items()}
+        self._words = {name: set(_WORD.findall(source)) for name, source in self._sources.items()}
+        self._refers = {name: _referred(module, modules, by_object) for name, module in modules.items()}
+        self._parsed: dict[str, set[str]] = {}
+        self.computed = {name for name, words in self._words.items() if words & _COMPUTED}
+
+    def users(self, used: set[str]) -> set[str]:
+        """The modules that use any of the modules ``used``."""
+        words = {name.rpartition(".")[2] for name in used}
+        found = set()
+        for name in self._modules:
+            # ``from . import x`` has no word of the package that it imports.
+            named = words & self._words[name] or not used.isdisjoint(_packages_of(name))
+            if self._refers[name] & used or (named and self._imported(name) & used):
+                found.add(name)
+        return found
+
+    def used_by(self, name: str) -> set[str]:
+        return (self._imported(name) | self._refers[name]) - {name}
+
+    def _imported(self, name: str) -> set[str]:
+        if name not in self._parsed:
+            self._parsed[name] = _imported(self._modules[name], self._sources[name], self._modules)
+        return self._parsed[name]
 
 
 def _circular(names: set[str], uses: Mapping[str, set[str]]) -> set[str]:
@@ -63,26 +97,37 @@ def _reached(start: str, uses: Mapping[str, set[str]], within: set[str]) -> set[
     return found
 
 
-def _users(
-    module: ModuleType, source: str, modules: Mapping[str, ModuleType], by_object: Mapping[int, str]
-) -> set[str]:
-    """Which of ``modules`` the module uses: those its source imports, and those it refers to."""
-    found = _imported(module, source, modules)
+def _packages_of(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _referred(module: ModuleType, modules: Mapping[str, ModuleType], by_object: Mapping[int, str]) -> set[str]:
+    """Which of ``modules`` the module refers to, or has an object of."""
+    found = set()
     for attribute, value in list(vars(module).items()):
-        if not isinstance(value, ModuleType):
-            name = getattr(value, "__module__", None)
+        if not issubclass(type(value), ModuleType):
+            name = read_attribute(value, "__module__")
         else:
             name = by_object.get(id(value))
             if name == f"{module.__name__}.{attribute}":
                 continue  # a package refers to its submodules in any case
-        if isinstance(name, str) and name in modules:
+        if issubclass(type(name), str) and name in modules:
             found.add(name)
     return found - {module.__name__}
 
 
+def read_attribute(thing: object, name: str) -> Any:
+    """The attribute of a user's object; None if it has none, or raises instead, as those of lazy proxies do."""
+    try:
+        return getattr(thing, name, None)
+    except Exception:  # noqa: BLE001 - user code: whatever it raises, it refers to nothing
+        return None
+
+
 def _source(module: ModuleType) -> str:
     try:
-        with open(str(module.__file__), encoding="utf-8", errors="replace") as file:
+        with open(str(module.__file__), encoding="utf-8-sig", errors="replace") as file:  # a BOM is no syntax error
             return file.read()
     except OSError:
         return ""  # the file is gone; what the module refers to remains
@@ -105,27 +150,31 @@ def _imported(module: ModuleType, source: str, modules: Mapping[str, ModuleType]
     return names & modules.keys()
 
 
-# An import by a name that is computed when it runs: which module it imports cannot be read from the source.
-_COMPUTED = re.compile(r"\b(?:import_module|__import__|spec_from_file_location|iter_modules|entry_points|runpy)\b")
+_WORD = re.compile(r"\w+")
 
-# An import statement, wherever one may begin, with its continuation lines. Parsing whole files takes a hundred times as
-# long, and every reload looks at all of a project.
-_GOES_ON = r"\\\r?\n"
-_IN_PARENTHESES = r"\((?:#[^\n]*|[^)#])*\)"
-_IMPORT = re.compile(
-    rf"(?:^|[;:])[ \t]*(?P<statement>(?:import\b|from\b(?:[^\n;#\"'\\]|{_GOES_ON})*?\bimport\b)"
-    rf"(?:[^\n\\(;#]|{_GOES_ON}|{_IN_PARENTHESES})*)",
-    re.MULTILINE,
+# An import by a name that is computed when it runs: which module it imports cannot be read from the source.
+_COMPUTED = frozenset(
+    {"import_module", "__import__", "spec_from_file_location", "iter_modules", "entry_points", "runpy"}
 )
 
 
-def imports_in(text: str) -> Iterator[ast.stmt]:
-    """The import statements in ``text``, and what looks like one in a string: an extra one does no harm."""
-    for found in _IMPORT.finditer(text):
-        try:
-            yield from ast.parse(found["statement"]).body
-        except (SyntaxError, ValueError):
-            continue
+@functools.lru_cache(maxsize=4096)  # most files are the same in the next reload
+def imports_in(text: str) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """The import statements in ``text``; none if Python cannot parse it, or it is nested too deeply for that."""
+    try:
+        pending: list[ast.AST] = [ast.parse(text)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    found = []
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found.append(node)
+        else:  # only these have statements in them; expressions, which are most of a tree, have none
+            for block in ("finalbody", "orelse", "handlers", "cases", "body"):
+                inner = getattr(node, block, None)
+                pending += reversed(inner) if isinstance(inner, list) else ()
+    return tuple(found)
 
 
 def assigned(path: str) -> set[str]:
@@ -134,6 +183,6 @@ def assigned(path: str) -> set[str]:
         text = file.read()
     try:
         table = symtable.symtable(text.decode(), path, "exec")
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set()  # in another encoding, or invalid by now: no name is known to be gone
     return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}

@@ -28,7 +28,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from ..errors import CannotReload
-from .import_graph import affected, assigned
+from .import_graph import affected, assigned, read_attribute
 
 __all__ = ["Plan", "Reloaded", "modules_from", "RELOAD_LOCK", "plan_reload", "old_classes"]
 
@@ -121,7 +121,7 @@ def modules_from(modules: Mapping[str, ModuleType], before: Iterable[str]) -> di
     directories = [os.path.realpath(directory) for directory in before]
     found = {}
     for name, module in list(modules.items()):
-        file = getattr(module, "__file__", None)
+        file = read_attribute(module, "__file__")  # ``sys.modules`` may have any object
         if not isinstance(file, str) or not file.endswith((".py", *EXTENSIONS)) or name == "__main__":
             continue
         real = os.path.realpath(file)
@@ -142,20 +142,26 @@ def old_classes(kinds: Iterable[type], reloaded: Iterable[str]) -> tuple[str, ..
 
 def _replaced(thing: Any, names: set[str]) -> bool:
     """Whether a class or function of one of these modules is no longer the one of that name."""
-    if not isinstance(thing, (type, FunctionType)) or thing.__module__ not in names:
+    if not issubclass(type(thing), (type, FunctionType)):
         return False
-    current: object = sys.modules.get(thing.__module__)
+    module = read_attribute(thing, "__module__")
+    if not isinstance(module, str) or module not in names:
+        return False
+    current: object = sys.modules.get(module)
     for part in thing.__qualname__.split("."):
-        current = getattr(current, part, None)
+        current = read_attribute(current, part)
     return current is not thing
 
 
 def _globals_of(kind: type) -> list[object]:
     """The globals of a class that was pickled by value, which no reload of a module replaces."""
-    if kind.__module__ in sys.modules and kind.__module__ != "__main__":
+    module = read_attribute(kind, "__module__")
+    if isinstance(module, str) and module in sys.modules and module != "__main__":
         return []
-    methods = [getattr(value, "_method", value) for value in vars(kind).values()]
-    return [held for method in methods if isinstance(method, FunctionType) for held in method.__globals__.values()]
+    values = vars(kind).values()
+    methods = [method for value in values for method in (value, read_attribute(value, "_method"))]
+    functions = [method for method in methods if issubclass(type(method), FunctionType)]
+    return [held for function in functions for held in function.__globals__.values()]
 
 
 class _ReloadFinder(importlib.abc.MetaPathFinder):

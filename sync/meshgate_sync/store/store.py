@@ -16,7 +16,7 @@ import fcntl
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ..errors import BaseUnknown, ObjectsDamaged, StoreError, StoreFull
@@ -94,7 +94,9 @@ class Store:
             needed = _files_put_by(delta, tree)
         try:
             with store_errors(self.home):
-                fetch = self._fetches[delta.root] = Fetch(self.objects, tree, needed)
+                fetch = Fetch(self.objects, tree, needed)
+                _require_space(self.home, fetch)
+                self._fetches[delta.root] = fetch
         finally:
             self._close_assemblies()
         return fetch
@@ -108,15 +110,22 @@ class Store:
         """Whether a version is being fetched."""
         return root in self._fetches
 
+    def is_fetched(self, root: bytes) -> bool:
+        """Whether a version that is being fetched lacks no piece, so that ``finish`` can be called."""
+        return root in self._fetches and self._fetches[root].complete
+
     def trees(self) -> list[Directory]:
         """All versions whose objects are kept."""
         return [*self.records.trees.values(), *(fetch.tree for fetch in self._fetches.values())]
 
     def add(self, digest: bytes, data: bytes) -> None:
         """Stores a piece, whose digest the caller has verified, for every version that lacks it."""
-        with store_errors(self.home):
+        with store_errors(self.home, self._missing_bytes):
             for fetch in self._fetches.values():
                 fetch.add(digest, data)
+
+    def _missing_bytes(self) -> int:
+        return sum(sum(fetch.missing.values()) for fetch in self._fetches.values())
 
     def read(self, digest: bytes) -> bytes | None:
         """A piece, verified; None if it is not here or is corrupt. In that case ``prepare`` looks at all files of a
@@ -298,12 +307,30 @@ def _lock(directory: str) -> int:
     return handle
 
 
+def _require_space(home: str, fetch: Fetch) -> None:
+    """Raises StoreFull before a disk is filled to the last byte, at the cost of all other programs that write there."""
+    need, disk = sum(fetch.missing.values()), _disk(home)
+    free = disk.f_bavail * disk.f_frsize
+    if disk.f_blocks and need > free:  # some file systems, such as ramfs, do not know their size
+        raise StoreFull(home, free, need)
+
+
 @contextlib.contextmanager
-def store_errors(home: str) -> Iterator[None]:
-    """Raises OSErrors below ``home`` as StoreError."""
+def store_errors(home: str, need: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    """Raises OSErrors below ``home`` as StoreError. ``need()``: the bytes that were still to be written."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFull(home) from error
-        raise StoreError(f"the store {home} cannot be written: {error}") from error
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreError(f"the store {home} cannot be written: {error}") from error
+        disk = _disk(home)
+        inodes = "inodes" if disk.f_files and not disk.f_favail else "space"
+        what = "quota" if error.errno == errno.EDQUOT else inodes
+        raise StoreFull(home, disk.f_bavail * disk.f_frsize, need(), what) from error
+
+
+def _disk(home: str) -> os.statvfs_result:
+    """The file system that ``home`` is on, or will be."""
+    while not os.path.isdir(home):
+        home = os.path.dirname(home)
+    return os.statvfs(home)

@@ -43,10 +43,12 @@ class PrepareResult:
 
 @dataclass(frozen=True, slots=True)
 class FinishResult:
-    """The version is ready; or why it failed; or its files were damaged and it must be prepared again."""
+    """The version is ready; or why it failed; or its files were damaged and it must be prepared again; or its last
+    pieces could not be stored, which ``Disk.add`` has returned."""
 
     failure: str | None = None
     damaged: bool = False
+    incomplete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,12 @@ class Disk:
         self._owner = owner
         self._job: Iterator[None] | None = None
         self._failed: bytes | None = None
+        self._pieces_failed = False  # since a version was prepared
         self._stale: list[bytes] = []
         self._collect_at = time.monotonic() + _COLLECT_SECONDS
 
     def prepare(self, offer: Offer) -> PrepareResult:
+        self._pieces_failed = False
         try:
             delta = decode(offer.delta)
             fetch = self._with_space(lambda: self._prepare(delta, offer.inline))
@@ -92,10 +96,14 @@ class Disk:
             for digest, data in pieces:
                 self._with_space(lambda digest=digest, data=data: self.store.add(digest, data))  # type: ignore[misc]
         except SyncError as error:
+            self._pieces_failed = True
             return str(error)
         return None
 
     def finish(self, command: Finish) -> FinishResult:
+        # The last pieces and this step are queued together, so this one does not know yet that those failed.
+        if self._pieces_failed and not self.store.is_fetched(command.root):
+            return FinishResult(incomplete=True)
         replaces = command.replaces if any(command.replaces) else None
         if replaces is None and not self.store.snapshots.spares():
             self._complete_job()

@@ -267,6 +267,8 @@ class Runner:
 
     def _finished(self, command: Finish, result: FinishResult) -> None:
         versions = self._running.versions
+        if result.incomplete:
+            return  # ``pieces_failed`` has failed the version
         if result.damaged:
             versions.damaged(command.root, command.attempt, self._now())
         elif result.failure is not None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from dataclasses import dataclass
 
-from ..errors import TreeTooLarge
+from ..errors import TreeTooLarge, readable
 
 __all__ = ["Limits", "Sizes"]
 
@@ -71,4 +70,4 @@ class Sizes:
                 above = above.rpartition(b"/")[0]
         candidates = [path for path in totals if largest_below[path] < _DOMINANT_SHARE * totals[path][unit]]
         chosen = sorted(candidates, key=lambda path: (-totals[path][unit], path))[:_LARGEST]
-        return [(os.fsdecode(path), totals[path][0], totals[path][1]) for path in chosen]
+        return [(readable(path), totals[path][0], totals[path][1]) for path in chosen]

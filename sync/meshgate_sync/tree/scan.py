@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from io import FileIO
 
-from ..errors import LinkLeavesTree, TreeError, UnstableFile
+from ..errors import LinkLeavesTree, TreeError, UnstableFile, readable
 from . import chunks
 from .ignore import EVERYTHING, IGNORE_FILES, VENV_MARK, Rules
 from .oversize import Limits, Sizes
@@ -78,11 +78,11 @@ class Scanner:
         TreeError if the directory or a file cannot be read.
         """
         started = time.perf_counter()
-        walk = _Walk(self.root, self.cache, Sizes(os.fsdecode(self.root), self._limits), self._changes(changed))
+        walk = _Walk(self.root, self.cache, Sizes(readable(self.root), self._limits), self._changes(changed))
         draft = walk.walk(b"", EVERYTHING if self._everything else Rules.base(self._info_exclude()))
         walk.sizes.check()
         if walk.leaving_links and not self._everything:
-            raise LinkLeavesTree([(os.fsdecode(path), os.fsdecode(target)) for path, target in walk.leaving_links])
+            raise LinkLeavesTree([(readable(path), readable(target)) for path, target in walk.leaving_links])
         for directory, name, path in walk.unread:
             record = self._read(path)
             if record is not None:
@@ -135,7 +135,7 @@ class Scanner:
                 if error.errno == errno.ELOOP:  # a symbolic link now
                     return None
                 hint = "Make it readable, or list it in .meshgateignore"
-                raise TreeError(f"cannot read {os.fsdecode(path)}: {error.strerror}. {hint}") from error
+                raise TreeError(f"cannot read {readable(path)}: {error.strerror}. {hint}") from error
             if not modes.S_ISREG(os.fstat(handle).st_mode):
                 os.close(handle)
                 return None
@@ -148,7 +148,7 @@ class Scanner:
                 stable = before == after or (last and after[0] > size and _cut_start(file, size)[0] == pieces)
             if stable and count == size:
                 return FileRecord(before, read_at, File(pieces, bool(before[4] & 0o100)))
-        raise UnstableFile(os.fsdecode(path), _ATTEMPTS)
+        raise UnstableFile(readable(path), _ATTEMPTS)
 
     def _info_exclude(self) -> bytes:
         git = os.path.join(self.root, b".git")
@@ -206,7 +206,7 @@ class _Walk:
         except OSError as error:
             if path and isinstance(error, (FileNotFoundError, NotADirectoryError)):
                 return draft  # removed or replaced after it was listed; the next scan sees that its parent changed
-            raise TreeError(f"cannot read directory {os.fsdecode(full)}: {error.strerror}") from error
+            raise TreeError(f"cannot read directory {readable(full)}: {error.strerror}") from error
         texts = {name: _text(os.path.join(full, name)) for name in IGNORE_FILES if name in found}
         rules = self.rules[path] = rules if rules is EVERYTHING else rules.below(prefix, texts)
         ignored = self._ignored(draft, prefix, found, rules)

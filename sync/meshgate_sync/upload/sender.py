@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from ..errors import readable
 from ..tree.delta import INLINE_LIMIT, Delta, diff, encode, full_delta, transfer_size, transferred_pieces
 from ..tree.digest import piece_digest
 from ..tree.tree import EMPTY, Directory
@@ -138,7 +139,7 @@ class Sender:
             place = places.get(digest)
             data = self._read(digest, place)
             if data is None:
-                return SyncGone(root=root, path=os.fsdecode(place[0]) if place else ""), ()
+                return SyncGone(root=root, path=readable(place[0]) if place else ""), ()
             pieces.append((digest, data))
         packed = pack(pieces)
         assert len(packed) <= MAX_PACK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -36,6 +37,26 @@ def test_ls_drops_jobs_that_have_ended(run: CliRunner, jobs: list[LocalEntry]) -
     assert jobs[0].apply_id not in run.invoke(app, ["ls"]).output
     assert not log.exists()
     assert [entry.apply_id for entry in registry.entries()] == [jobs[1].apply_id]
+
+
+def test_jobs_of_other_machines_are_listed_and_left_alone(run: CliRunner, jobs: list[LocalEntry]) -> None:
+    foreign = jobs[0].model_copy(update={"apply_id": "5ea", "started": "login2:0/boot/1/5"})
+    registry.register(foreign)
+    log = registry.log_file(foreign.apply_id)
+    assert f"{foreign.pid} on login2" in run.invoke(app, ["ls"]).output
+    machines = [job["machine"] for job in json.loads(run.invoke(app, ["ls", "--json"]).output)["jobs"]]
+    assert sorted(machines) == ["", "", "login2"]
+    for command in ("kill", "status"):
+        result = run.invoke(app, [command, "5ea"])
+        assert result.exit_code != 0
+        problem = f"{result.output}{result.exception}".replace("\n", " ")
+        assert "was started on login2" in problem
+        assert f"remove {log.with_suffix('.json')}" in problem
+    assert run.invoke(app, ["kill", "--all"]).exit_code == 0
+    assert [entry.apply_id for entry in registry.entries()] == ["5ea"]
+    assert log.exists()
+    assert run.invoke(app, ["status"]).exit_code == 3  # of this machine's jobs, none is left
+    registry.unregister("5ea")
 
 
 def test_ls_without_jobs(run: CliRunner) -> None:

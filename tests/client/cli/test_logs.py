@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
+import sys
 
 import pytest
 
 from meshgate.cli import logs
-from meshgate.cli.logs import follow_lines, printed_lines, show
+from meshgate.cli.logs import LogLine, follow_lines, printed_lines, show
 from meshgate_wire.status import OutputPage, PrintedLine, SessionOutput
 
 
@@ -61,3 +63,11 @@ def test_lines_are_labelled_or_json_and_filtered_by_rank(capsys: pytest.CaptureF
     show(printed_lines(Gateway(a=1).read, None), None, as_json=True)
     (line,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (line["session"], line["number"], line["text"]) == ("a", 1, "t1")
+
+
+def test_a_bar_that_the_encoding_of_stdout_cannot_show_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    bar = printed(1).model_copy(update={"text": "50%|█", "end": "\r"})
+    show(iter([LogLine(session="a", **bar.model_dump())]), None, as_json=False)
+    assert written.getvalue() == b"[h m rank 1] 50%|\\u2588\n"

@@ -18,8 +18,8 @@ from meshgate_wire.status import CallStatus, JobStatus, SessionStatus
 STEP = Frame("/work/train.py", 12, "Trainer.step", "loss.backward()")
 
 
-def process(rank: int, mesh: str = "procs") -> ProcessStacks:
-    return ProcessStacks("workers-0", mesh, rank, 100 + rank, (Thread("actor", (STEP,)),))
+def process(rank: int, mesh: str = "procs", session: str = "s") -> ProcessStacks:
+    return ProcessStacks("workers-0", mesh, rank, 100 + rank, (Thread("actor", (STEP,)),), session=session)
 
 
 def call(age: float, processes: dict[int, int]) -> CallStatus:
@@ -76,6 +76,20 @@ def test_the_oldest_call_is_first_and_has_the_stacks_of_the_ranks_it_waits_for()
         (1, [("procs", 3)]),
     ]
     assert "loss.backward()" in report.calls[0].processes[0].stack
+
+
+def test_why_keeps_the_sessions_apart(run: CliRunner, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have a mesh of the same name on the same host."""
+    first = status(call(31, {0: 2}))
+    other = first.sessions[0].model_copy(update={"session": "other session"})
+    job.found = first.model_copy(update={"sessions": (*first.sessions, other)})
+    stacks = Stacks((process(2), process(2, session="other session"), process(2, session="a third")))
+    monkeypatch.setattr(job, "stacks", lambda: stacks)
+    reports = why(job.found, stacks).calls
+    assert [(each.session, len(each.processes)) for each in reports] == [("s", 1), ("other session", 1)]
+    text = run.invoke(app, ["why"]).output
+    assert "session s: trainers.step" in text
+    assert "session other se: trainers.step" in text
 
 
 @pytest.mark.usefixtures("job")

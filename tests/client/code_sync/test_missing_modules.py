@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshgate.code_sync.missing_modules import directories_outside, ignored_modules, including_rules
+from meshgate.code_sync.missing_modules import directories_outside, ignored_modules, including_rules, modules_beside
 from meshgate.code_sync.project import Tree
 from meshgate.code_sync.push import CodeSync
 from meshgate.proxies.client import Client
@@ -29,6 +29,35 @@ def test_directories_outside_of_the_tree_are_found_if_modules_were_loaded_from_t
     assert [path for path in found if Path(path).is_relative_to(tmp_path)] == [str(tmp_path / "elsewhere")]
     for name in ("project", "elsewhere"):
         del sys.modules[f"outside_of_{name}"]
+
+
+def test_a_directory_above_the_tree_is_not_outside_because_of_what_is_in_the_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/inside_a_project.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path / "project"))
+    importlib.import_module("inside_a_project")
+    found = directories_outside(Tree((tmp_path / "project").resolve()))
+    del sys.modules["inside_a_project"]
+    assert str(tmp_path) not in found
+
+
+def test_modules_beside_a_program_are_those_of_its_directory_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("beside_a_program", "package_beside", "below/not_beside"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path / "below"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ("beside_a_program", "package_beside", "not_beside")
+    for name in names:
+        importlib.import_module(name)
+    assert modules_beside(str(tmp_path)) == ["beside_a_program", "package_beside"]
+    for name in names:
+        del sys.modules[name]
 
 
 def test_ignored_modules_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: Client) -> None:

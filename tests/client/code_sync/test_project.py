@@ -32,6 +32,29 @@ def test_a_script_that_runs_in_another_directory_syncs_its_own_project(
     assert (tree.top, tree.paths) == ((tmp_path / "project").resolve(), ("src",))
 
 
+def test_without_git_the_project_is_the_directory_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project/package").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    script, program = tmp_path / "project/train.py", tmp_path / "project/package/train.py"
+    assert find_tree(None, [str(script.parent), str(tmp_path)], str(script)).top == script.parent.resolve()
+    monkeypatch.chdir(tmp_path / "project")  # python -m package.train
+    assert find_tree(None, [str(script.parent)], str(program)).top == script.parent.resolve()
+
+
+def test_a_repository_of_the_home_directory_does_not_make_it_a_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path / "data")
+    assert find_tree(None, [str(tmp_path / "data")], str(tmp_path / "data/train.py")).top == tmp_path / "data"
+    with pytest.raises(ValueError, match=r"it is the home directory.*sync_dirs"):
+        find_tree(None, [str(tmp_path), str(tmp_path / "data")], str(tmp_path / "train.py"))
+
+
 def test_a_directory_that_a_program_puts_first_is_its_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tools/.git").mkdir(parents=True)
     (tmp_path / "made").mkdir()
@@ -65,3 +88,12 @@ def test_the_home_directory_and_a_missing_directory_are_rejected(tmp_path: Path)
         find_tree([tmp_path / "missing"], [])
     with pytest.raises(ValueError, match="empty"):
         find_tree([], [])
+
+
+def test_the_directory_for_temporary_files_is_no_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are those of many programs and users."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="it is the temporary directory, not a project directory"):
+        find_tree(None, [str(tmp_path)], str(tmp_path / "train.py"))
+    assert find_tree([str(tmp_path)], [str(tmp_path)], None).top == tmp_path.resolve()

@@ -215,3 +215,15 @@ def test_a_sync_succeeds_if_the_cache_of_the_scan_cannot_be_saved(
     (repository / "src/model.py").write_text("STEP = 2\n")
     assert code.push().ready == 2  # warns once
     code.close()
+
+
+def test_a_file_that_is_nested_too_deeply_is_named_and_pushed(
+    repository: Path, client: Client, hosts: FakeHosts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (repository / "src/deep.py").write_text("x = " + "-" * 100_000 + "1\n")
+    code = CodeSync(client, Tree(repository))
+    try:
+        assert code.push().ready == 2
+    finally:
+        code.close()
+    assert f"{repository}/src/deep.py: nested too deeply" in capsys.readouterr().err

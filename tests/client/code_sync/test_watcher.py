@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -91,3 +92,10 @@ def test_a_removed_directory_ends_the_watch(saves: Saves, tmp_path: Path) -> Non
 def test_a_watch_that_cannot_start_raises(tmp_path: Path) -> None:
     with pytest.raises(TreeError, match=r"cannot watch .*missing"):
         next(watch([Scanner(tmp_path / "missing")], threading.Event()))
+
+
+def test_a_name_that_is_not_utf_8_ends_the_watch_with_the_remedy(saves: Saves, tmp_path: Path) -> None:
+    with open(os.fsencode(tmp_path) + b"/tree/a\xff.py", "wb"):
+        pass
+    with pytest.raises(TreeError, match=r"a\\xFF\.py.*rename that file.*job\.sync\(watch=True\) to resume"):
+        deque(saves, maxlen=0)

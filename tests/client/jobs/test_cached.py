@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from meshgate.errors import JobCacheWarning, JobFileError
+from meshgate.errors import ConnectionFailedError, JobCacheWarning, JobError, JobFileError
 from meshgate.jobs.cached import find_cached_job, remove_job_file
+from meshgate.jobs.find import find_job
+from meshgate.jobs.process import ProcessJob
+from meshgate.jobs.saved import SavedJob, write_job_file
+from meshgate.jobs.this_machine.local_gateway import GatewayRecord
 from meshgate.jobs.trait import job_load
 from tests.client.jobs.fake_job import RUNNING, FakeJob
 
@@ -69,6 +73,49 @@ def test_a_foreign_file_is_kept_as_a_backup_and_replaced_with_a_warning(path: st
         job.state(path)
     assert Path(f"{path}.replaced").read_bytes() == foreign
     assert job_load(path).apply_id == job.apply_id
+
+
+def test_a_file_that_never_was_a_job_is_neither_moved_nor_replaced(tmp_path: Path) -> None:
+    notes, directory, private = tmp_path / "notes", tmp_path / "directory", tmp_path / "private"
+    notes.write_text("of the user")
+    directory.mkdir()
+    private.write_text("of the user")
+    private.chmod(0o600)
+    for path in (notes, directory, private):
+        with pytest.raises(JobFileError, match="Pass another cached_path"):
+            FakeJob(1).state(str(path))
+    assert sorted(os.listdir(tmp_path)) == ["directory", "notes", "private"]
+    assert set() == RUNNING
+
+
+def test_the_job_of_another_machine_is_neither_ended_nor_replaced(path: str, tmp_path: Path) -> None:
+    """The directory may be shared, and seems to be that of a gateway that has ended."""
+    (temporary := tmp_path / "temporary").mkdir()
+    record = GatewayRecord(
+        apply_id="1234", url="ws://127.0.0.1:1", token="", pid=1, started="login2:0/boot/1/5", directory=str(temporary)
+    )
+    kind = "meshgate.jobs.process:ProcessJob"
+    saved = SavedJob(kind=kind, apply_id="1234", spec={"meshes": {"workers": 1}}, allocation=record.model_dump())
+    write_job_file(path, saved.to_bytes())
+    for use in (lambda: ProcessJob({"workers": 1}).state(path), lambda: job_load(path), lambda: find_job(path)):
+        with pytest.raises(JobError, match="job 1234 was started on login2, which is another machine or container"):
+            use()
+    assert Path(path).read_bytes() == saved.to_bytes()
+    assert temporary.exists()
+
+
+def test_a_job_that_does_not_answer_is_not_replaced_and_the_error_says_how_to_go_on(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeJob(1).state(path)
+
+    def fail(self: FakeJob) -> bool:
+        raise ConnectionFailedError("the login node is down")
+
+    monkeypatch.setattr(FakeJob, "_is_running", fail)
+    with pytest.raises(ConnectionFailedError, match=r"FakeJob in .* is still running: the login node.*remove the file"):
+        FakeJob(1).state(path)
+    assert job_load(path).apply_id in RUNNING
 
 
 def test_a_warning_points_at_the_program(path: str) -> None:

@@ -57,10 +57,18 @@ def test_a_file_is_written_for_its_owner_only(tmp_path: Path) -> None:
 
 def test_a_file_that_other_users_may_read_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "job.pkl"
-    write_job_file(str(path), b"x")
+    write_job_file(str(path), SAVED.to_bytes())
     path.chmod(0o640)
     with pytest.raises(JobFileError, match="chmod 600"):
         read_job_file(str(path))
+
+
+def test_no_advice_is_given_on_a_file_that_is_not_a_job(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("of the user")
+    path.chmod(0o644)
+    with pytest.raises(JobFileError, match=r"notes is not a saved meshgate job$"):
+        SavedJob.from_bytes(read_job_file(str(path)), str(path))
 
 
 def test_a_file_of_another_user_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,25 +16,30 @@ def info(name: str, start: str, *, detached: bool = True) -> SessionInfo:
 
 def test_a_session_is_chosen_by_name_or_by_the_start_of_its_id() -> None:
     sessions = [info("train", "aaaa1"), info("eval", "bbbb1"), info("", "cccc1", detached=False)]
-    assert choose_session(sessions, "eval").name == "eval"
-    assert choose_session(sessions, "cccc1").id.startswith("cccc1")
-    assert choose_session([sessions[0], sessions[2]], None).name == "train"
+    assert choose_session(sessions, "", "eval").name == "eval"
+    assert choose_session(sessions, "", "cccc1").id.startswith("cccc1")
+    assert choose_session([sessions[0], sessions[2]], "", None).name == "train"
 
 
 @pytest.mark.parametrize(("name", "text"), [("missing", "does not have session 'missing'"), ("aaa", "'aaa'")])
 def test_a_name_that_matches_nothing_lists_the_sessions(name: str, text: str) -> None:
     with pytest.raises(JobError, match=rf"{text}.*train \(id aaaa1000, detached, 0 s old\)"):
-        choose_session([info("train", "aaaa1")], name)
+        choose_session([info("train", "aaaa1")], "", name)
     with pytest.raises(JobError, match=r"does not have a detached session\. Its sessions are: none"):
-        choose_session([], None)
+        choose_session([], "", None)
+
+
+def test_a_session_that_ended_with_its_gateway_is_missed_with_the_reason() -> None:
+    with pytest.raises(JobError, match=r"does not have session 'train'.*Sessions end with their gateway: it was OOM"):
+        choose_session([], "it was OOMKilled", "train")
 
 
 def test_a_name_that_matches_several_sessions_is_ambiguous() -> None:
     sessions = [info("train", "aaaa1"), info("train", "aaaa2")]
     for name in ("train", "aaaa", None):
         with pytest.raises(JobError, match="2 sessions match"):
-            choose_session(sessions, name)
-    assert choose_session(sessions, "aaaa2").id.startswith("aaaa2")
+            choose_session(sessions, "", name)
+    assert choose_session(sessions, "", "aaaa2").id.startswith("aaaa2")
 
 
 def test_a_job_that_does_not_run_has_no_sessions_and_starts_none(tmp_path: Path) -> None:

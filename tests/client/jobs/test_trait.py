@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshgate import Image, ProcessJob, TelemetryConfig
-from meshgate.errors import InvalidRequestError, JobCacheWarning, JobFileError, JobNotRunning
-from meshgate.jobs.trait import JobTrait, job_load, job_loads
+from meshgate.errors import InvalidRequestError, JobCacheWarning, JobFileError, JobNotRunning, JobStartFailed
+from meshgate.jobs import trait
+from meshgate.jobs.state import JobState
+from meshgate.jobs.trait import JobTrait, job_load, job_loads, kind_of
 from meshgate.serialization.pickling import dump_class, dumps
 from tests.client.jobs.fake_job import RUNNING, FakeJob
 
@@ -92,6 +95,38 @@ def test_kill_is_idempotent() -> None:
     job.kill()
     job.kill()
     assert (job.active, RUNNING) == (False, set())
+
+
+class NamedJob(FakeJob):
+    """A job that can be found by its name, which is its size."""
+
+    def _find_existing(self) -> bool:
+        self.allocation = f"named {self.size}"
+        if self.allocation not in RUNNING:
+            raise JobNotRunning(f"there is no job {self.size}")
+        return True
+
+
+def test_a_new_object_kills_the_running_job_of_its_name() -> None:
+    RUNNING.update({"named 1", "named 2"})
+    NamedJob(1).kill()
+    assert {"named 2"} == RUNNING
+    NamedJob(1).kill()  # there is none any more
+    NamedJob(2).kill()
+    assert set() == RUNNING
+
+
+def test_a_job_of_the_same_name_outlives_an_apply_that_failed_and_a_block_that_did_not_use_it() -> None:
+    RUNNING.add("named 1")
+    job = NamedJob(1, fail=JobStartFailed("a different job has this name"))
+    with pytest.raises(JobStartFailed):
+        job.apply()
+    job.kill()
+    with NamedJob(1):
+        pass
+    with pytest.raises(JobStartFailed), NamedJob(1, fail=JobStartFailed("the same")) as job:
+        job.apply()
+    assert {"named 1"} == RUNNING
 
 
 def test_kill_leaves_the_file_of_a_later_job(path: str) -> None:
@@ -271,21 +306,140 @@ def test_an_admin_server_is_started_by_state_and_left_by_kill() -> None:
     assert calls == ["url", "close"]
 
 
-class UnsavedJob(FakeJob):
-    """As a program writes one: without what saving needs."""
+class OwnJob(JobTrait):
+    """As a program writes one: Monarch asks for these four methods and pickles the rest."""
 
-    _spec = JobTrait._spec
+    def __init__(self, *names: str, reusable: bool = True) -> None:
+        self.names = names  # before JobTrait's own attributes exist
+        super().__init__()
+        self.reusable = reusable
+        self.created = 0
+        self.latest: JobTrait = self
+
+    def _create(self, client_script: str | None) -> None:
+        self.created += 1
+
+    def _state(self) -> JobState:
+        return JobState(dict.fromkeys(self.names, self._apply_id))  # type: ignore[arg-type]
+
+    def _kill(self) -> None:
+        self.created = 0
+
+    def can_run(self, spec: JobTrait) -> bool:
+        return self.reusable and isinstance(spec, OwnJob)
 
 
-def test_a_job_type_that_cannot_be_saved_starts_with_a_warning(tmp_path: Path) -> None:
-    job = UnsavedJob(2)
-    with pytest.warns(JobCacheWarning, match="UnsavedJob cannot be saved.*pass cached_path=None"):
-        state = job.state(str(tmp_path / "job"))
+class OwnExtendedJob(ProcessJob):
+    def __init__(self, hosts: int) -> None:
+        super().__init__({"workers": hosts}, idle_timeout=7.0)
+        self.hosts = hosts
+
+
+class OwnStateJob(OwnJob):
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "names": ("from_getstate",)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, reusable=False)
+
+
+def test_a_job_type_of_the_program_is_saved_with_its_attributes(path: str) -> None:
+    job = OwnJob("trainers", "readers")
+    state = job.state(path)
+    found = OwnJob()
+    assert found.state(path).readers == state.readers == job.apply_id
+    assert found.created == 0
+    for copy in (job_load(path), job_loads(job.dumps()), pickle.loads(pickle.dumps(job))):
+        assert isinstance(copy, OwnJob)
+        assert (copy.active, copy.apply_id, copy.names, copy.created) == (True, job.apply_id, job.names, 1)
+        assert copy.latest is copy
+        copy.kill()
+        assert not copy.active
+    assert not OwnJob("x")._saved().restore(JobTrait._kinds, trait._base, "").active
+
+
+def test_a_job_type_of_the_program_that_extends_ours_keeps_both_parts() -> None:
+    copy = job_loads(OwnExtendedJob(3).dumps())
+    assert isinstance(copy, OwnExtendedJob)
+    assert copy.hosts == 3
+    assert copy._request == OwnExtendedJob(3)._request
+    assert not copy.active
+
+
+def test_getstate_and_setstate_of_a_job_type_are_used() -> None:
+    job = OwnStateJob("a")
+    job.apply()
+    copy = job_loads(job.dumps())
+    assert isinstance(copy, OwnStateJob)
+    assert (copy.names, copy.reusable, copy.apply_id) == (("from_getstate",), False, job.apply_id)
+
+
+def test_jobs_that_a_saved_job_keeps_are_saved_and_outlive_the_driver(path: str) -> None:
+    job = OwnJob("a")
+    job.latest = inner = FakeJob(2)
+    inner.apply()
+    job.state(path)
+    assert inner.outlives_driver
+    copy = job_load(path)
+    assert isinstance(copy, OwnJob)
+    assert copy.latest.apply_id == inner.apply_id
+
+
+def test_apply_does_not_replace_a_job_because_it_must_not_be_reused() -> None:
+    job = OwnJob("a", reusable=False)
+    job.apply()
+    first = job.apply_id
+    job.apply()
+    assert (job.apply_id, job.created) == (first, 1)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "reason"),
+    [(threading.Lock(), "cannot be pickled .TypeError: .*lock"), (bytes(1 << 20), "have 1398.* bytes")],
+    ids=["lock", "large"],
+)
+def test_a_job_type_whose_attributes_cannot_be_saved_starts_with_a_warning(
+    path: str, attribute: object, reason: str
+) -> None:
+    job = OwnJob("a")
+    job.opened = attribute  # type: ignore[attr-defined]
+    message = f"OwnJob cannot be saved: its attributes {reason}.*__getstate__.*pass cached_path=None"
+    with pytest.warns(JobCacheWarning, match=message):
+        state = job.state(path)
     assert job.active
-    assert not (tmp_path / "job").exists()
+    assert not os.path.exists(path)
     assert (state.query_engine, state.admin_url) == (None, None)
     job.kill()
     assert not job.active
+
+
+def test_pickled_attributes_are_read_for_types_of_the_program_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = OwnJob("a")
+    job.bomb = Bomb()  # type: ignore[attr-defined]
+    data = job.dumps()
+    own = kind_of(OwnJob).encode()
+    for ours in (b"meshgate.jobs.process:ProcessJob", b"meshgate.jobs.trait:_PlainJob"):
+        with pytest.raises(JobFileError):
+            job_loads(data.replace(own, ours))
+    monkeypatch.delitem(JobTrait._kinds, kind_of(OwnJob))
+    with pytest.raises(JobFileError, match=f"import {OwnJob.__module__} first"):
+        job_loads(data)
+    with pytest.raises(JobFileError, match="only the program that defines it can load it"):
+        job_loads(data.replace(own, b"__main__:OwnJob"))
+    assert not os.path.exists("unpickled")
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("unpickled",)
+
+
+def test_attributes_that_cannot_be_unpickled_are_named_with_the_file() -> None:
+    job = OwnJob("a")
+    job.bomb = Bomb()  # type: ignore[attr-defined]
+    os.mkdir("unpickled")
+    with pytest.raises(JobFileError, match=r"this data: its attributes cannot be unpickled \(FileExistsError"):
+        job_loads(job.dumps())
 
 
 def test_a_job_is_not_sent_to_workers_even_as_a_global_of_code_that_is() -> None:

@@ -98,15 +98,15 @@ def test_messages_go_to_the_future_that_is_used_first(loop_back: ScriptedGateway
     assert created_first.get(timeout=20) == 2
 
 
-def test_a_timeout_keeps_the_futures_place_in_the_queue(loop_back: ScriptedGateway, client: Client) -> None:
+def test_a_timeout_gives_up_the_futures_place_in_the_queue(loop_back: ScriptedGateway, client: Client) -> None:
     port, receiver = Channel.open()
     waiting = receiver.recv()
     with pytest.raises(TimeoutError):
         waiting.get(timeout=0.01)
     port.send(1)
     port.send(2)
-    assert receiver.recv().get(timeout=20) == 2
-    assert waiting.get(timeout=20) == 1
+    assert receiver.recv().get(timeout=20) == 1
+    assert waiting.get(timeout=20) == 2
 
 
 def test_messages_can_be_awaited(loop_back: ScriptedGateway, client: Client) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from meshgate.errors import GatewayLostError
-from meshgate.ranks.exec import LOST, CommandResult, Executed, _Running, execute
+from meshgate.ranks.exec import LOST, MAX_LINE, CommandResult, Executed, _Running, execute
 from meshgate.ranks.host_streams import HostStreams
 from meshgate.ranks.on_host import PROCESS, STDERR, STDOUT
 from meshgate.session.futures import FutureProxy
@@ -92,6 +92,31 @@ def test_output_goes_to_a_stream_without_a_buffer(monkeypatch: pytest.MonkeyPatc
     assert notebook.getvalue() == "a\nb"
 
 
+def test_a_character_that_arrives_in_two_parts_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", notebook)
+    first, second = "ü".encode()[:1], "ü".encode()[1:]
+    running([(STDOUT, "data", b"a" + first, 0)], [(STDOUT, "data", second + b"b" + first, 0)], EXIT)
+    assert notebook.getvalue() == "aüb\ufffd"
+
+
+def test_a_line_without_end_is_printed_in_parts_of_whole_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "x" + "€" * (MAX_LINE // 3 + 10)
+    data = text.encode()
+    pieces = [[(STDOUT, "data", data[at : at + 65536], 0)] for at in range(0, len(data), 65536)]
+    each = running(*pieces, EXIT, labelled=True)
+    first, second = (line.removeprefix("[workers-1 rank 1] ") for line in capsys.readouterr().out.splitlines())
+    assert first + second == text
+    assert MAX_LINE - 3 < len(first.encode()) <= MAX_LINE
+    assert sum(count for _, count in each.streams.writer.ack.sent) == len(data)
+
+
+def test_the_output_of_one_read_returns_its_credit_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    each = running([*OUT, (STDERR, "data", b"e", 0), *OUT], EXIT)
+    assert each.streams.writer.ack.sent == [(STDOUT, 6), (STDERR, 1)]
+    assert capsys.readouterr() == ("a\nba\nb", "e")
+
+
 def test_the_highest_exit_code_is_that_of_all() -> None:
     executed = Executed({rank: CommandResult(rank, "h", code) for rank, code in enumerate((0, 7, 3))})
     assert executed.returncode == 7
@@ -104,3 +129,9 @@ def test_the_highest_exit_code_is_that_of_all() -> None:
 def test_a_command_is_a_list_of_strings(command: Any) -> None:
     with pytest.raises(TypeError, match="list of strings"):
         execute([], command)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_a_program_without_stdout_may_run_commands(monkeypatch: pytest.MonkeyPatch, capture: bool) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert running([(STDOUT, "data", b"a", 0)], EXIT, capture=capture).result().returncode == 3

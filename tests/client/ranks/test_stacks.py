@@ -85,7 +85,8 @@ class Hosts:
 
 def answer(rank: int, mesh: str = "procs") -> dict[str, Any]:
     frames = [tuple(STEP)]
-    return {"host": "h", "mesh": mesh, "rank": rank, "pid": rank, "threads": [{"name": "t", "frames": frames}]}
+    found = {"host": "h", "session": "s", "mesh": mesh, "rank": rank, "pid": rank}
+    return {**found, "threads": [{"name": "t", "frames": frames}]}
 
 
 def test_meshes_are_asked_and_those_that_fail_are_named() -> None:

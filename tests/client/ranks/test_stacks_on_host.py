@@ -17,7 +17,9 @@ import pytest
 from meshgate.ranks.stacks_on_host import StackReader, _Process, parse_dump
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="stacks are read through /proc")
-SERVE = "from meshgate_gateway.engine.on_worker.stacks import serve_stacks; serve_stacks('procs', 3, 'workers-1')\n"
+SERVE = (
+    "from meshgate_gateway.engine.on_worker.stacks import serve_stacks\nserve_stacks('procs', 3, 'workers-1', 'mine')\n"
+)
 ENOUGH = 30.0  # seconds
 NEVER = 0.05  # seconds in which a process that cannot answer does not
 
@@ -55,7 +57,8 @@ def test_a_busy_process_answers_again_and_again(body: str) -> None:
     with running(body) as child:
         for _ in range(3):
             found = ask(child.pid)
-            assert (found["mesh"], found["rank"], found["host"], found["pid"]) == ("procs", 3, "workers-1", child.pid)
+            whose = [found[name] for name in ("session", "mesh", "rank", "host", "pid")]
+            assert whose == ["mine", "procs", 3, "workers-1", child.pid]
             assert "work" in functions(found)
             assert "note" not in found
 
@@ -111,3 +114,14 @@ def test_a_dump_is_parsed_with_the_outermost_frame_first() -> None:
         "frames": [("/a b/x.py", 3, "outer", ""), ("/a b/x.py", 12, "inner", "")],
     }
     assert second["frames"] == []
+
+
+def test_a_process_that_reuses_the_pid_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal would end it."""
+    with running("sys.stdin.read()") as child, running("sys.stdin.read()", serve="") as other:
+        process = _Process.find(child.pid)
+        assert process is not None
+        process.pid = other.pid
+        assert "has ended" in process.answer(time.monotonic(), 5.0)["problem"]
+        process.close()
+        assert other.poll() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import threading
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshgate.ranks.streams import CHUNK, WINDOW, Event, Hub
+from meshgate.ranks.streams import CHUNK, MAX_BATCH, WINDOW, Event, Hub
 from tests.ports import closed_port
 
 
@@ -49,6 +50,17 @@ def test_what_arrives_is_an_event_and_what_is_queued_is_written(hub: Hub, peer: 
     hub.write(5, b"answer")
     assert hub.poll() == [Event(5, "wrote", number=6)]
     assert peer.recv(100) == b"answer"
+
+
+def test_all_that_has_arrived_is_read_at_once(hub: Hub) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, WINDOW)
+    count = os.write(writing, bytes(WINDOW))
+    hub.add(5, reading=reading)
+    assert sum(len(event.data) for event in hub.poll()) == min(count, MAX_BATCH)
+    os.close(writing)
 
 
 def test_each_direction_ends_by_itself(hub: Hub, peer: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import pickle
 import socket
@@ -14,7 +15,7 @@ import pytest
 
 from meshgate.errors import JobError
 from meshgate.proxies.client import Client
-from meshgate.ranks.telemetry import Telemetry, TelemetryConfig
+from meshgate.ranks.telemetry import Access, Telemetry, TelemetryConfig
 from meshgate_wire.messages import CollectTelemetry, Done, Failed, Failure, TelemetryRequest, Values
 from tests.client.scripted_gateway import ScriptedGateway
 
@@ -37,7 +38,7 @@ def answers(gateway: ScriptedGateway) -> dict[str, Any]:
 
 @pytest.fixture
 def telemetry(answers: dict[str, Any], client: Client) -> Iterator[Telemetry]:
-    found = Telemetry(TelemetryConfig(retention_secs=60))
+    found = Telemetry(TelemetryConfig(retention_secs=60, host_metrics_interval_secs=0.5, gpu_metrics_interval_secs=0))
     found.start(client)
     yield found
     found.close()
@@ -45,7 +46,10 @@ def telemetry(answers: dict[str, Any], client: Client) -> Iterator[Telemetry]:
 
 def test_a_session_is_made_to_collect_once(gateway: ScriptedGateway, telemetry: Telemetry, client: Client) -> None:
     telemetry.start(client)
-    assert [header.retention for header in gateway.got(CollectTelemetry)] == [60]
+    assert [
+        (each.retention, each.host_metrics_interval, each.gpu_metrics_interval)
+        for each in gateway.got(CollectTelemetry)
+    ] == [(60, 0.5, 0.0)]
 
 
 def test_a_query_returns_rows_or_raises_the_reason(telemetry: Telemetry, answers: dict[str, Any]) -> None:
@@ -57,18 +61,34 @@ def test_a_query_returns_rows_or_raises_the_reason(telemetry: Telemetry, answers
             telemetry.query_client().query("SELECT bogus")
 
 
-def test_the_dashboard_is_served_to_this_machine_alone(telemetry: Telemetry, answers: dict[str, Any]) -> None:
+def test_the_dashboard_is_served_to_those_who_have_its_address(telemetry: Telemetry, answers: dict[str, Any]) -> None:
     answers["/api/summary?x=1"] = (418, "text/x", b"tea")
     with pytest.raises(urllib.error.HTTPError) as answered:
         urllib.request.urlopen(f"{telemetry.url}/api/summary?x=1", timeout=60)
     with answered.value as found:
         assert (found.code, found.headers["Content-Type"], found.read()) == (418, "text/x", b"tea")
+    without_secret = f"{telemetry.url.rpartition('/')[0]}/api/summary?x=1"
     elsewhere = urllib.request.Request(f"{telemetry.url}/api/summary?x=1", headers={"Host": "example.org"})
-    for request, code in ((elsewhere, 403), (f"{telemetry.url}/unknown", 502)):
+    large = urllib.request.Request(f"{telemetry.url}/api/query", b"x", headers={"Content-Length": "99999999"})
+    for request, code in (
+        (without_secret, 403),
+        (elsewhere, 403),
+        (large, 413),
+        (f"{telemetry.url}/unknown", 502),
+    ):
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=60)
         with refused.value:
             assert refused.value.code == code
+
+
+def test_the_dashboard_closes_connections_of_other_users(
+    telemetry: Telemetry, answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers["/"] = (200, "text/html", b"page")
+    monkeypatch.setattr("meshgate.ranks.telemetry.may_connect", lambda connection: False)
+    with pytest.raises((urllib.error.URLError, http.client.RemoteDisconnected, ConnectionError)):
+        urllib.request.urlopen(telemetry.url, timeout=60)
 
 
 def test_a_dashboard_port_in_use_is_named(answers: dict[str, Any], client: Client) -> None:
@@ -78,3 +98,50 @@ def test_a_dashboard_port_in_use_is_named(answers: dict[str, Any], client: Clien
         with pytest.raises(JobError, match=rf"port {port} of this machine.*enable_telemetry\(dashboard_port="):
             wanted.start(client)
         assert not wanted.started
+
+
+HOST = "127.0.0.1:8265"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "admitted"),
+    [
+        ("/SECRET", {}, "/"),
+        ("/SECRET/", {}, "/"),
+        ("/SECRET/api/query", {}, "/api/query"),
+        ("/SECRET?x=1", {"hosts": ["localhost:8265"]}, "/?x=1"),
+        ("/SECRET/api/query", {"origins": ["http://127.0.0.1:8265"]}, "/api/query"),
+        ("/static/js/main.js", {"referers": ["http://127.0.0.1:8265/SECRET"]}, "/static/js/main.js"),
+        (
+            "/api/query",
+            {"referers": ["http://127.0.0.1:8265/SECRET/?x"], "origins": ["http://127.0.0.1:8265"]},
+            "/api/query",
+        ),
+        ("/api/query", {}, None),
+        ("/SECRETx/api/query", {}, None),
+        ("/SECRE/api/query", {}, None),
+        ("/x/SECRET/api/query", {}, None),
+        ("/api/query?token=SECRET", {}, None),
+        ("/é", {}, None),
+        ("/SECRET/api/query", {"hosts": ["example.org"]}, None),
+        ("/SECRET/api/query", {"hosts": ["127.0.0.1:9"]}, None),
+        ("/SECRET/api/query", {"hosts": [HOST, HOST]}, None),
+        ("/SECRET/api/query", {"hosts": []}, None),
+        ("/SECRET/api/query", {"origins": ["http://127.0.0.1:9"]}, None),
+        ("/SECRET/api/query", {"origins": ["null"]}, None),
+        ("/SECRET/api/query", {"origins": ["http://["]}, None),
+        ("/api/query", {"referers": ["http://["]}, None),
+        ("/api/query", {"referers": ["http://127.0.0.1:82650/SECRET"]}, None),
+        ("/SECRET/api/query", {"origins": ["http://127.0.0.1:8265", "http://example.org"]}, None),
+        ("/api/query", {"referers": ["http://example.org/SECRET"]}, None),
+        ("/api/query", {"referers": ["http://127.0.0.1:8265/"]}, None),
+        ("/api/query", {"referers": ["http://127.0.0.1:8265/SECRET"] * 2}, None),
+    ],
+)
+def test_a_request_needs_the_secret_and_comes_from_here(
+    path: str, headers: dict[str, list[str]], admitted: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secrets.token_urlsafe", lambda size: "SECRET")
+    access = Access(8265)
+    assert access.url == f"http://{HOST}/SECRET"
+    assert access.admitted(path, **{"hosts": [HOST], "origins": [], "referers": [], **headers}) == admitted

@@ -503,3 +503,27 @@ def test_a_large_array_is_copied_in_pieces() -> None:
     array[:] = 0
     assert isinstance(buffer, list)
     assert (np.frombuffer(b"".join(buffer), array.dtype) == np.arange(400_000)).all()
+
+
+class AnswersAll(type):
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return f"{cls.__name__} has no {name}"
+
+
+class OfAnsweringClass(metaclass=AnswersAll):
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+def test_an_object_whose_metaclass_answers_for_any_attribute_is_pickled() -> None:
+    assert pickle.loads(dumps(OfAnsweringClass(7)).data).value == 7
+
+
+def test_a_class_of_the_script_is_pickled_by_value_in_a_spawned_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = types.ModuleType("__mp_main__")
+    main.__file__ = __file__
+    monkeypatch.setitem(sys.modules, "__mp_main__", main)
+    monkeypatch.setattr(OfAnsweringClass, "__module__", "__mp_main__")
+    assert pickling.pickled_by_value(OfAnsweringClass)

@@ -238,9 +238,9 @@ class Proxies:
 def pickled_by_monarch() -> dict[str, bytes]:
     """Meshes and ports, pickled by Monarch as on a worker."""
     code = """
-        import pickle, sys
+        import os, pickle, sys
         from monarch._rust_bindings.monarch_hyperactor.pickle import pickle as monarchs_pickle
-        from monarch.actor import Actor, Channel, endpoint, shutdown_context, this_host
+        from monarch.actor import Actor, Channel, endpoint, this_host
 
         class T(Actor):
             @endpoint
@@ -259,8 +259,9 @@ def pickled_by_monarch() -> dict[str, bytes]:
         pickles |= {"hosts": data(hosts), "procs": data(procs), "part": data({"mesh": actors.slice(gpus=1)})}
         pickles |= {"port": data(Channel.open()[0]), "once": data([Channel.open(once=True)[0]])}
         procs.stop().get()
-        shutdown_context().get()
         sys.stdout.buffer.write(b"PICKLES" + pickle.dumps(pickles))
+        sys.stdout.flush()
+        os._exit(0)  # not by the interpreter's shutdown, in which Monarch's threads may abort the process
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, timeout=60, check=True)
     pickles: dict[str, bytes] = pickle.loads(done.stdout.partition(b"PICKLES")[2])

@@ -18,7 +18,7 @@ from meshgate.errors import (
     SessionExpiredError,
     VersionMismatchError,
 )
-from meshgate.session.dialing import UrlDialer, call_in_thread, error_of_response
+from meshgate.session.dialing import UrlDialer, call_in_thread, describe_response, error_of_response
 
 
 @pytest.mark.parametrize(
@@ -89,26 +89,37 @@ def test_only_a_dialer_that_knows_the_process_reports_the_gateway_as_gone() -> N
     ],
 )
 def test_a_final_response_is_an_error(status: int, body: dict[str, Any], expected: type[Exception]) -> None:
-    assert type(error_of_response(status, json.dumps(body).encode(), "the gateway")) is expected
+    error = error_of_response(status, json.dumps(body).encode(), "the gateway", proven=True, resuming=True)
+    assert type(error) is expected
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 def test_a_temporary_response_is_not_an_error(status: int) -> None:
-    assert error_of_response(status, b"<html>nginx</html>", "the gateway") is None
-    assert error_of_response(status, b'{"error": "busy"}', "the gateway") is None
+    assert error_of_response(status, b"<html>nginx</html>", "the gateway", proven=False) is None
+    assert error_of_response(status, b'{"error": "busy"}', "the gateway", proven=True) is None
 
 
 OTHER_SERVERS = [b"", b"[]", b"\xff", b"null", b"{}", b'{"message": "Forbidden"}', b"default backend - 404"]
+OTHER_SERVERS += [b'{"error": "no healthy upstream"}', b'{"error": "over", "kind": "expired", "reason": "over"}']
+OTHER_SERVERS += [b"[" * 100_000]
 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 403, 404, 410, 426])
-@pytest.mark.parametrize("body", OTHER_SERVERS)
+@pytest.mark.parametrize("body", OTHER_SERVERS, ids=range(len(OTHER_SERVERS)))
 def test_a_response_of_another_server_is_described_and_never_ends_a_session(status: int, body: bytes) -> None:
-    error = error_of_response(status, body, "the gateway at ws://g")
+    error = error_of_response(status, body, "the gateway at ws://g", proven=False)
     assert type(error) is ConnectionFailedError
-    expected = f"the gateway at ws://g: the server there responded with HTTP {status} and is not a meshgate gateway"
-    assert expected in str(error)
-    assert error_of_response(status, body, "the gateway at ws://g", resuming=True) is None
+    assert f"the gateway at ws://g: the server there responded with HTTP {status}" in str(error)
+    assert "is not a meshgate gateway, is older than this client" in str(error)
+    assert describe_response(status, body, proven=False).startswith(f"HTTP {status} from another server")
+    assert error_of_response(status, body, "the gateway at ws://g", proven=False, resuming=True) is None
+
+
+def test_a_gateway_of_before_proofs_still_says_which_side_to_upgrade() -> None:
+    body = b'{"error": "upgrade the gateway", "protocol": 2}'
+    error = error_of_response(426, body, "the gateway", proven=False)
+    assert type(error) is VersionMismatchError
+    assert error_of_response(426, body, "the gateway", proven=False, resuming=True) is None
 
 
 def test_the_unix_socket_is_used_while_it_exists(tmp_path: Path) -> None:

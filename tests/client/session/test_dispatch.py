@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import io
 import pickle
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +20,9 @@ from meshgate.errors import (
 from meshgate.proxies import HostMeshProxy
 from meshgate.proxies.client import Client
 from meshgate.session.dialing import UrlDialer
+from meshgate.session.dispatch import Dispatcher
+from meshgate.session.objects import ObjectTable
+from meshgate.session.pending_calls import PendingCalls
 from meshgate.session.settings import ClientSettings
 from meshgate_wire import Fragments, Header, Session
 from meshgate_wire.messages import (
@@ -194,3 +199,35 @@ def test_a_session_that_ends_before_its_state_has_arrived_fails_the_takeover(gat
     with pytest.raises(EngineDiedError, match="was killed by SIGKILL"):
         client.takeover.complete.get(timeout=60)
     client.close()
+
+
+@pytest.fixture
+def dispatcher() -> Iterator[Dispatcher]:
+    dispatcher = Dispatcher(
+        ObjectTable(),
+        PendingCalls(),
+        reader=None,  # type: ignore[arg-type]  # no call is answered
+        consume=lambda message: None,
+        release=lambda number: None,
+    )
+    yield dispatcher
+    dispatcher.close(10)
+
+
+class Untold(io.StringIO):
+    """Does not say whether it is a terminal."""
+
+    def isatty(self) -> bool:
+        raise RuntimeError("not known")
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Untold])
+def test_a_file_gets_the_first_and_the_last_notice_of_an_outage(
+    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch, stream: type[io.StringIO]
+) -> None:
+    printed = stream()
+    monkeypatch.setattr(sys, "stderr", printed)
+    for text, final in [("first", False), ("second", False), ("third", False), ("end", True), ("next", False)]:
+        dispatcher.connection_notice(text, final)
+    dispatcher.close(10)
+    assert printed.getvalue() == "[meshgate] first\n[meshgate] end\n[meshgate] next\n"

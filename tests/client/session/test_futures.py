@@ -12,6 +12,8 @@ import pytest
 
 from meshgate.errors import GatewayLostError
 from meshgate.session.futures import Future, FutureProxy
+from meshgate.shapes.shape import Shape
+from meshgate.shapes.value_mesh import ValueMesh
 from tests.waiting import wait_for
 
 
@@ -166,9 +168,15 @@ def test_a_timeout_and_the_repr_say_what_the_call_waits_for() -> None:
         def waits_for(self) -> str:
             return "3 of 4 ranks answered"
 
+        def about_to_wait(self) -> None:
+            waiting.append(True)
+
+    waiting: list[bool] = []
+
     future: FutureProxy[int] = FutureProxy(call=Call())
     with pytest.raises(TimeoutError, match="no result within 0 s; 3 of 4 ranks answered; the operation continues"):
         future.get(timeout=0)
+    assert waiting == [True]
     assert repr(future) == "<FutureProxy trainers.step: 3 of 4 ranks answered>"
     future.settle(lambda: 7)
     assert repr(future) == "<FutureProxy done>"
@@ -378,7 +386,7 @@ def test_a_future_can_fail_after_a_fork_at_which_another_thread_held_the_lock() 
 
 def test_validation_finds_a_waiter_that_will_not_be_woken() -> None:
     future: FutureProxy[int] = FutureProxy()
-    future._settled = True
+    future.settle(lambda: 1)
     future._wakers.append(lambda: None)
     with pytest.raises(AssertionError, match="still has waiters"):
         future.validate_state()
@@ -386,7 +394,7 @@ def test_validation_finds_a_waiter_that_will_not_be_woken() -> None:
 
 
 def test_programs_cannot_construct_a_future() -> None:
-    with pytest.raises(TypeError, match="a Future cannot be constructed"):
+    with pytest.raises(TypeError, match="cannot be constructed: Future objects are returned by Monarch operations"):
         Future()
     assert isinstance(FutureProxy.resolved(1), Future)
 
@@ -437,3 +445,33 @@ def test_a_callback_of_a_loop_is_no_cell() -> None:
 
     asyncio.run(run())
     assert warned == [True]
+
+
+def test_a_signal_handler_may_read_the_future_that_its_thread_is_reading() -> None:
+    interrupted: list[int] = []
+
+    def read() -> list[int]:
+        if not interrupted:
+            interrupted.append(1)
+            interrupted.extend(future.get(timeout=5))
+        return [len(interrupted)]
+
+    future: FutureProxy[list[int]] = FutureProxy()
+    future.settle(read)
+    value = future.get(timeout=5)
+    assert (interrupted, value) == ([1, 1], [1])
+    assert future.get() is value
+    future.validate_state()
+
+
+def test_a_signal_handler_may_read_the_value_of_a_rank_that_its_thread_is_reading() -> None:
+    interrupted: list[int] = []
+
+    def read() -> int:
+        if not interrupted:
+            interrupted.append(1)
+            interrupted.append(values.item())
+        return 7
+
+    values = ValueMesh.lazy(Shape.unity(), [read])
+    assert (values.item(), interrupted) == (7, [1, 7])

@@ -16,11 +16,12 @@ import pytest
 from meshgate.errors import AuthenticationError, ConnectionFailedError
 from meshgate.session.dialing import Route, UrlDialer
 from meshgate.session.gateway_http import get_json
+from tests.client.proofs import proof_for
 
 
 @contextlib.contextmanager
-def answering(listener: socket.socket, response: bytes) -> Iterator[list[bytes]]:
-    """A server that answers one request."""
+def answering(listener: socket.socket, response: bytes, *, proven: bool = True) -> Iterator[list[bytes]]:
+    """A server that answers one request, as a gateway (``proven``) or in its place."""
     received: list[bytes] = []
 
     def serve() -> None:
@@ -30,7 +31,7 @@ def answering(listener: socket.socket, response: bytes) -> Iterator[list[bytes]]
             while b"\r\n\r\n" not in data:
                 data += connection.recv(4096)
             received.append(data)
-            connection.sendall(response)
+            connection.sendall(with_proof(response, data) if proven and response else response)
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -39,6 +40,14 @@ def answering(listener: socket.socket, response: bytes) -> Iterator[list[bytes]]
     finally:
         thread.join()
         listener.close()
+
+
+def with_proof(response: bytes, request: bytes) -> bytes:
+    status_line, _, rest = response.partition(b"\r\n")
+    headers = dict(line.split(": ", 1) for line in request.decode().split("\r\n")[1:] if line)
+    proof = proof_for(headers, int(status_line.split()[1]), response.partition(b"\r\n\r\n")[2])
+    lines = [f"{name}: {value}\r\n".encode() for name, value in proof.items()]
+    return b"".join([status_line, b"\r\n", *lines, rest])
 
 
 def http_response(status: str, body: bytes) -> bytes:
@@ -99,6 +108,17 @@ def test_a_unix_socket_is_preferred() -> None:
 def test_a_rejection_is_an_error_with_its_reason(response: bytes, error: type[Exception], text: str) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     with answering(listener, response), pytest.raises(error, match=text):
+        get_json(UrlDialer(url_of(listener), "secret"), "/v1/status")
+
+
+@pytest.mark.parametrize("status", ["200 OK", "401 Unauthorized", "404 Not Found"])
+def test_an_answer_of_another_server_is_no_answer(status: str) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    response = http_response(status, b'{"error": "Set MESHGATE_TOKEN"}')
+    with (
+        answering(listener, response, proven=False),
+        pytest.raises(ConnectionFailedError, match="is not a meshgate gateway"),
+    ):
         get_json(UrlDialer(url_of(listener), "secret"), "/v1/status")
 
 

@@ -87,6 +87,21 @@ def test_an_object_derives_from_itself_and_its_ancestors() -> None:
     assert objects.derives_from(procs, procs)
 
 
+def test_objects_made_from_all_earlier_ones_have_each_ancestor_once() -> None:
+    objects = ObjectTable()
+    made = [objects.create("procs", "trainers", "spawn_procs")]
+    for _ in range(100):  # with repetitions the last would have 2**100 ancestors
+        made.append(objects.create("actors", "counters", "spawn", [each.number for each in made]))
+    assert set(made[-1].ancestors) == set(made[:-1])
+    assert len(made[-1].ancestors) == 100
+    assert objects.derives_from(made[-1].number, made[0].number)
+    assert not objects.derives_from(made[-1].number, 4711)
+    objects.fail(made[0].number, FAILURE)
+    found = objects.failure_of(made[-1].number)
+    assert found is not None
+    assert found[0] is made[0]
+
+
 def test_the_gateways_objects_have_negative_numbers() -> None:
     objects = ObjectTable()
     adopted = objects.adopt(-1, "actors", "returned")

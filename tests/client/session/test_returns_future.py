@@ -143,3 +143,31 @@ def test_only_async_functions_are_accepted_and_their_arguments_are_checked_at_th
 
 def test_the_program_is_not_inside_an_actor() -> None:
     assert not api.inside_actor()
+
+
+def test_as_asyncio_is_cancelled_if_the_body_is() -> None:
+    @returns_future
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    async def observe() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(cancelled().as_asyncio(), 10)
+        future = cancelled()
+        with pytest.raises(asyncio.CancelledError):
+            await future
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(future.as_asyncio(), 10)
+
+    asyncio.run(observe())
+
+
+def test_a_body_that_waits_for_itself_raises() -> None:
+    @returns_future
+    async def itself() -> str:
+        with pytest.raises(RuntimeError, match=r"get\(\) would never return: this thread runs the body"):
+            futures[0].get()
+        return "raised"
+
+    futures = [itself()]
+    assert futures[0].get(timeout=10) == "raised"

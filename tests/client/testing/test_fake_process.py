@@ -38,10 +38,20 @@ def test_calls_run_in_order_and_reply_with_pickles(process: FakeProcess) -> None
 
 
 def test_a_stopped_process_ignores_work(process: FakeProcess) -> None:
+    process.spawn(3, [dump_class(Counter, False), dumps_call((5,), {}).data], (), POINT, pytest.fail)
     process.stop()
     process.join(10)
-    process.when_idle(pytest.fail)  # does not raise
+    process.call(3, Message("add", [dumps_call((1,), {}).data], (), POINT), pytest.fail)  # does not raise
+    created = threading.Event()
+    process.when_created(3, created.set)
+    assert created.is_set()
     process.stop()
+
+
+def test_what_has_not_been_spawned_counts_as_created(process: FakeProcess) -> None:
+    created = threading.Event()
+    process.when_created(None, created.set)
+    assert created.is_set()
 
 
 def test_references_become_objects_and_unsupported_ones_raise() -> None:

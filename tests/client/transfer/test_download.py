@@ -185,3 +185,11 @@ def test_a_changing_file_can_be_left_for_the_next_download(tmp_path: Path, kind:
     host.reply = None
     Download(host, "/remote", str(tmp_path), skip_changed=True).run()
     assert contents(tmp_path) == host.files
+
+
+def test_a_file_that_is_removed_meanwhile_is_left_out(tmp_path: Path) -> None:
+    host = FakeHost({"a": b"1", "big": BIG, "z": b"2"})
+    host.reply = lambda name, offset: ("absent", name) if offset == 2 * CHUNK else None
+    pulled = download(host, tmp_path)
+    assert (pulled.files, pulled.size, pulled.left_out) == (2, 2, ("big",))
+    assert contents(tmp_path) == {"a": b"1", "z": b"2"}

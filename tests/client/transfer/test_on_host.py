@@ -73,3 +73,31 @@ def test_a_file_that_was_replaced_is_opened_again(reader: Any, tmp_path: Path) -
     (tmp_path / "new").write_bytes(b"new")
     (tmp_path / "new").rename(file)
     assert read(reader, tmp_path, "file", 0, 3, -1, 0) == b"new"
+
+
+def test_what_is_removed_while_a_directory_is_listed_is_left_out(
+    reader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "d/b", "d/c"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"1")
+    list_names = os.listdir
+
+    def list_then_remove(path: str) -> list[str]:
+        names = list_names(path)
+        if path == f"{tmp_path}/":
+            (tmp_path / "a").unlink()
+        elif "b" in names:
+            (tmp_path / "d/b").unlink()
+        return names
+
+    monkeypatch.setattr(os, "listdir", list_then_remove)
+    assert [row[0] for row in listing(reader, tmp_path)[1]] == ["d", "d/c"]
+
+    def list_of_a_removed_directory(path: str) -> list[str]:
+        if path.endswith("/d"):
+            raise FileNotFoundError(2, "No such file or directory")
+        return list_names(path)
+
+    monkeypatch.setattr(os, "listdir", list_of_a_removed_directory)
+    assert [row[0] for row in listing(reader, tmp_path)[1]] == ["d"]

@@ -22,8 +22,8 @@ def test_one_line_is_printed_without_a_terminal(
         progress.advance(10)
         progress.done(Pulled(2, 5_000_000, 999, tuple("abcdefg")))
     assert capsys.readouterr().err == (
-        "pulled /data: 2 files, 5.0 MB, 999 B transferred, in 2.5 s; left out, as special files and links out of the "
-        "directory are: a, b, c, d, e and 2 more\n"
+        "pulled /data: 2 files, 5.0 MB, 999 B transferred, in 2.5 s; left out, as special files, links out of the "
+        "directory and files removed meanwhile are: a, b, c, d, e and 2 more\n"
     )
 
 

@@ -149,6 +149,18 @@ def test_what_needs_attention_comes_first_and_leads_to_the_rank(open_page: Calla
     assert page.locator("#detail").inner_text().startswith("procs, rank 3: lost")
 
 
+def test_the_tab_keeps_its_secret_out_of_its_address_and_others_have_none(open_page: Callable[..., Any]) -> None:
+    page = open_page(FakeSource())
+    assert page.evaluate("location.href").endswith(":" + page.evaluate("location.port") + "/")
+    assert page.evaluate("document.cookie") == ""
+    assert page.context.cookies() == []
+    page.reload()
+    page.wait_for_selector("#meshes .rank")
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.wait_for_selector("#connection:has-text('open the link that meshgate ui prints')")
+
+
 def test_nothing_needs_attention_in_a_sound_job(open_page: Callable[..., Any]) -> None:
     source = FakeSource()
     source.make_sound()

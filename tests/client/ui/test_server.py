@@ -9,8 +9,10 @@ from urllib.parse import urlsplit
 
 import pytest
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Origin, Subprotocol
 
+from meshgate.ui.access import SUBPROTOCOL
 from meshgate.ui.feed import Feed
 from tests.client.ui.conftest import serving
 from tests.client.ui.sources import FakeSource
@@ -36,40 +38,40 @@ def get(link: str, path: str, **headers: str) -> tuple[http.client.HTTPResponse,
     return response, text
 
 
-def cookie_of(link: str) -> str:
-    parts = urlsplit(link)
-    response, _ = get(link, f"/?{parts.query}")
-    assert (response.status, response.headers["Location"]) == (303, "/")
-    return str(response.headers["Set-Cookie"]).partition(";")[0]
+def open_live(link: str, secret: str) -> ClientConnection:
+    """The websocket of a page that has ``secret``."""
+    netloc = urlsplit(link).netloc
+    protocols = [Subprotocol(SUBPROTOCOL), Subprotocol(secret)]
+    return connect(f"ws://{netloc}/live", origin=Origin(f"http://{netloc}"), subprotocols=protocols)
 
 
-def test_the_link_leads_to_the_page(link: str) -> None:
-    refused, reason = get(link, "/")
-    assert (refused.status, "run meshgate ui again" in reason) == (403, True)
-    page, text = get(link, "/", Cookie=cookie_of(link))
+def test_the_page_is_the_same_for_everyone_and_sets_no_cookie(link: str) -> None:
+    page, text = get(link, "/")
     assert page.status == 200
+    assert page.headers["Set-Cookie"] is None
     nonce = text.partition('<script nonce="')[2].partition('"')[0]
     assert len(nonce) > 16
     assert f"script-src 'nonce-{nonce}'" in page.headers["Content-Security-Policy"]
     assert "{{" not in text.partition("<script")[0]
     assert "http" not in text.replace("http-equiv", "")  # loads nothing from elsewhere
+    assert urlsplit(link).fragment not in text
 
 
 def test_repeated_headers_are_refused(link: str) -> None:
     connection = http.client.HTTPConnection(urlsplit(link).netloc, timeout=60)
     connection.putrequest("GET", "/")
-    connection.putheader("Cookie", "a=1")
-    connection.putheader("Cookie", "b=1")
+    connection.putheader("Origin", "a")
+    connection.putheader("Origin", "b")
     connection.endheaders()
     assert connection.getresponse().status == 400
     connection.close()
 
 
-def test_the_websocket_sends_what_is_new(source: FakeSource, link: str) -> None:
-    headers = {"Cookie": cookie_of(link)}
-    netloc = urlsplit(link).netloc
+def test_the_websocket_sends_a_new_secret_and_then_what_is_new(source: FakeSource, link: str) -> None:
     source.print("first")
-    with connect(f"ws://{netloc}/live", origin=f"http://{netloc}", additional_headers=headers) as socket:  # type: ignore[arg-type]
+    with open_live(link, urlsplit(link).fragment) as socket:
+        assert socket.subprotocol == SUBPROTOCOL
+        secret = json.loads(socket.recv(timeout=60))["secret"]
         message = json.loads(socket.recv(timeout=60))
         assert message["status"]["python"] == "3.11"
         assert [line["text"] for line in message["lines"]] == ["first"]
@@ -78,9 +80,20 @@ def test_the_websocket_sends_what_is_new(source: FakeSource, link: str) -> None:
         while not lines:
             lines = [line["text"] for line in json.loads(socket.recv(timeout=60))["lines"]]
         assert lines == ["second"]
+    with open_live(link, secret) as again:
+        assert json.loads(again.recv(timeout=60)) == {"secret": secret}
+    with pytest.raises(InvalidStatus, match="403"):
+        open_live(link, urlsplit(link).fragment)
 
 
-def test_a_websocket_without_the_cookie_is_refused(link: str) -> None:
+def test_a_websocket_without_a_secret_is_refused(link: str) -> None:
     netloc = urlsplit(link).netloc
     with pytest.raises(InvalidStatus, match="403"):
-        connect(f"ws://{netloc}/live", origin=f"http://{netloc}")  # type: ignore[arg-type]
+        connect(f"ws://{netloc}/live", origin=Origin(f"http://{netloc}"))
+
+
+def test_requests_of_other_users_are_refused(link: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshgate.ui.server.may_connect", lambda connection: False)
+    assert get(link, "/")[0].status == 403
+    with pytest.raises(InvalidStatus, match="403"):
+        open_live(link, urlsplit(link).fragment)

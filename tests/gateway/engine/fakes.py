@@ -103,6 +103,7 @@ class FakeMonarch:
     processes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by the name of a mesh
 
     sync_context = "contextlib:nullcontext"
+    log_prefix = "logging:raiseExceptions"
     controllers_class = b"the keeper"
 
     def _mesh(self, name: str, bootstrap: Any = None) -> FakeMesh:

@@ -17,6 +17,7 @@ from websockets.frames import CloseCode
 from meshgate_gateway.engine import client_connection
 from meshgate_gateway.engine.client_connection import ClientConnection, serve_connection
 from meshgate_gateway.engine.detached.holders import Applicant, Refusal
+from meshgate_wire.proof import Prover
 from tests.gateway.engine.fakes import async_test, until
 
 
@@ -81,7 +82,7 @@ async def handshake(
     head = b""
     while b"\r\n\r\n" not in head:
         head += await asyncio.get_running_loop().sock_recv(far, 65_536)
-    return await serve_connection(receiver, receiver, far, head), opening, near
+    return await serve_connection(receiver, receiver, far, head, gateway="abc", proof_key="k"), opening, near
 
 
 @asynccontextmanager
@@ -106,6 +107,13 @@ async def test_binary_messages_go_both_ways_in_order() -> None:
         await until(lambda: len(receiver.data) == 2)
         assert [len(data) for data in receiver.data] == [1, 100_000]
         assert [len(await websocket.recv()) for _ in range(2)] == [5, 100_004]
+
+
+@async_test
+async def test_an_accepted_connection_is_proven() -> None:
+    async with connected() as (_, _, websocket):
+        assert websocket.response is not None
+        assert Prover("k").prover_of(websocket.response.headers["Meshgate-Proof"], 101) == "abc"
 
 
 @async_test
@@ -169,6 +177,8 @@ async def test_a_client_that_may_not_connect_gets_the_reason_instead_of_a_websoc
         await opening
     assert refused.value.response.status_code == 410
     body = json.loads(refused.value.response.body or b"")
+    proof = refused.value.response.headers["Meshgate-Proof"]
+    assert Prover("k").prover_of(proof, 410, bytes(refused.value.response.body or b"")) == "abc"
     assert (body["kind"], body["reason"]) == ("taken_over", "another process has it")
     assert receiver.applicants == [Applicant("me", "", takes_over=False)]
     assert (receiver.connection, receiver.admitted, receiver.refused) == (None, [], 1)

@@ -13,7 +13,7 @@ from meshgate_gateway.engine.telemetry import Telemetry
 from meshgate_wire import Fragments
 from meshgate_wire.messages import CollectTelemetry, Done, Failed, Host, TelemetryRequest, Values
 
-COLLECT = CollectTelemetry(call=1, retention=60)
+COLLECT = CollectTelemetry(call=1, retention=60, host_metrics_interval=0.5, gpu_metrics_interval=2.0)
 REQUEST = TelemetryRequest(call=2, path="/api/query")
 
 
@@ -21,8 +21,8 @@ class Collector:
     def __init__(self) -> None:
         self.did: list[Any] = []
 
-    def collector(self, retention: int) -> Collector:
-        self.did.append(retention)
+    def collector(self, retention: int, host_metrics: float, gpu_metrics: float) -> Collector:
+        self.did.append((retention, host_metrics, gpu_metrics))
         return self
 
     async def start(self) -> None:
@@ -88,7 +88,7 @@ def test_hosts_on_other_machines_get_collectors_whenever_they_are_attached() -> 
         await parts.handle(COLLECT)
         parts.telemetry.hosts_attached(hosts("second"))
         await asyncio.gather(*parts.tasks)
-        assert parts.collector.did == [60, "start", "mesh of first", "mesh of second"]
+        assert parts.collector.did == [(60, 0.5, 2.0), "start", "mesh of first", "mesh of second"]
         assert parts.sent == [(Done(call=1), [])] * 2
 
     run(scenario)
@@ -109,7 +109,7 @@ def test_hosts_of_this_machine_share_the_collector_of_the_engine() -> None:
         parts = Parts(elsewhere=False)
         await parts.handle(COLLECT)
         parts.telemetry.hosts_attached(hosts("first"))
-        assert parts.collector.did == [60, "start"]
+        assert parts.collector.did == [(60, 0.5, 2.0), "start"]
         await parts.telemetry.close()
         assert parts.collector.did[-1] == "close"
 

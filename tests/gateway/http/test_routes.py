@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from meshgate_wire import PROTOCOL_VERSION
+from meshgate_wire.proof import Prover, gateway_name, new_nonce
 from tests.gateway.server_process import TOKEN, ServerProcess, handshake, request
 
 
@@ -52,6 +54,49 @@ def test_other_methods_are_not_allowed(server: ServerProcess) -> None:
     assert answer.headers["Allow"] == "GET, HEAD"
 
 
+# --- proofs -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "token", "status"),
+    [("/v1/job", TOKEN, 200), ("/v1/job", "wrong", 401), ("/v1/job", None, 401), ("/admin", TOKEN, 404)],
+)
+def test_a_response_proves_that_it_is_the_gateways(
+    server: ServerProcess, path: str, token: str | None, status: int
+) -> None:
+    nonce = new_nonce()
+    with server.connect() as connection:
+        connection.send(request(path, token=token, Meshgate_Nonce=nonce))
+        received, headers = connection.head()
+        body = connection.rest()
+    prover = Prover.of_request(nonce, token)
+    assert prover is not None
+    assert received == status
+    assert prover.prover_of(headers["Meshgate-Proof"], status, body) == gateway_name(TOKEN)
+    assert "Meshgate-Proof" not in server.ask(path, token=token).headers  # without a nonce
+
+
+def test_the_end_of_a_session_is_proven(server: ServerProcess) -> None:
+    nonce = new_nonce()
+    with server.dial(resume=True, Meshgate_Nonce=nonce) as connection:
+        status, headers = connection.head()
+        body = connection.rest()
+    prover = Prover.of_request(nonce, TOKEN)
+    assert prover is not None
+    assert status == 410
+    assert prover.prover_of(headers["Meshgate-Proof"], 410, body) == gateway_name(TOKEN)
+
+
+def test_the_engine_can_prove_its_response(server: ServerProcess) -> None:
+    nonce = new_nonce()
+    with server.dial(Meshgate_Nonce=nonce) as connection:
+        assert connection.head()[0] == 101
+        described = connection.command("describe")
+    prover = Prover.of_request(nonce, TOKEN)
+    assert prover is not None
+    assert (described["gateway"], described["proof_key"]) == (gateway_name(TOKEN), prover.key)
+
+
 # --- authentication ---------------------------------------------------------------------------------------
 
 
@@ -93,7 +138,7 @@ def test_the_engine_receives_neither_token_nor_credentials(server: ServerProcess
 def test_the_error_for_a_newer_client_asks_to_upgrade_the_gateway(server: ServerProcess) -> None:
     answer = server.failed(Meshgate_Protocol="7", Meshgate_Version="9.9")
     assert answer.status == 426
-    assert "protocol 2" in answer.error
+    assert f"protocol {PROTOCOL_VERSION}" in answer.error
     assert "protocol 7 (meshgate 9.9)" in answer.error
     assert answer.error.endswith("upgrade the gateway")
 

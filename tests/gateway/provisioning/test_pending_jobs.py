@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from typing import NoReturn
 
 import pytest
 from websockets.asyncio.client import ClientConnection
 
 from meshgate_gateway.provisioning import pending_jobs
+from meshgate_gateway.provisioning.pending_jobs import PendingJobs
+from meshgate_kubernetes.errors import KubernetesError
 from meshgate_kubernetes.jobs.provisioning_messages import (
     JobUp,
     ProvisioningReply,
@@ -104,3 +108,42 @@ def test_closing_the_gateway_deletes_pending_jobs(api: FakeApi) -> None:
 
     with_gateway(api, test)
     assert api.left() == []
+
+
+def test_a_caller_that_is_back_has_no_time_limit() -> None:
+    class Connection:
+        """A connection that ends when ``cut`` is set."""
+
+        closed_by_peer = False
+
+        def __init__(self) -> None:
+            self.cut = asyncio.Event()
+
+        async def wait_closed(self) -> None:
+            await self.cut.wait()
+
+        async def send(self, text: str) -> bool:
+            return not self.cut.is_set()
+
+    async def test() -> None:
+        released = threading.Event()
+
+        def start(progress: object) -> NoReturn:
+            released.wait()
+            raise KubernetesError("released")
+
+        jobs = PendingJobs(lambda job: None)
+        job = jobs.get_or_start(("alice", "trainer"), start)
+        first, second = Connection(), Connection()
+        first.cut.set()
+        await job.follow(first)  # type: ignore[arg-type]
+        limit = job._abandon_timer
+        following = asyncio.create_task(job.follow(second))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        cancelled = limit is not None and limit.cancelled()
+        released.set()
+        await following
+        await jobs.close()
+        assert cancelled
+
+    asyncio.run(test())

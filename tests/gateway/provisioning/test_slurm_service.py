@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
@@ -39,6 +40,7 @@ from meshgate_slurm.messages import (
     parse_reply,
 )
 from meshgate_slurm.spec import SlurmSpec
+from meshgate_wire.proof import ANY_GATEWAY, Prover, new_nonce
 from tests.gateway.provisioning.provisioning_gateway import dial, run_at, served
 
 T = TypeVar("T")
@@ -221,10 +223,17 @@ def test_other_tokens_ask_for_nothing(token: str) -> None:
 async def get(url: str, path: str, token: str) -> tuple[int, dict[str, Any]]:
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+    nonce = new_nonce()
+    headers = f"Host: gateway\r\nAuthorization: Bearer {token}\r\nMeshgate-Nonce: {nonce}"
+    writer.write(f"GET {path} HTTP/1.1\r\n{headers}\r\n\r\n".encode())
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
-    return int(head.split()[1]), json.loads(body)
+    status, prover = int(head.split()[1]), Prover.of_request(nonce, token)
+    assert prover is not None
+    if status != HTTPStatus.OK:  # the gateway answers in place of the job's
+        proof = next(line for line in head.decode().splitlines() if line.startswith("Meshgate-Proof: "))
+        assert prover.prover_of(proof.partition(": ")[2], status, body) == ANY_GATEWAY
+    return status, json.loads(body)
 
 
 async def serve_job(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

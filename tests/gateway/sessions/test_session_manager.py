@@ -293,7 +293,7 @@ def test_an_adopted_engine_that_has_ended_in_order_did_not_die() -> None:
         with_fake.engine.adopted, with_fake.engine.owner, with_fake.engine.meshes = True, "owner", frozenset()
         with_fake.manager.adopt(with_fake.engine, "0" * 32)  # type: ignore[arg-type]
         with_fake.engine.kill()
-        await with_fake.manager._serving["0" * 32]
+        await asyncio.wait(with_fake.manager._serving)
         assert with_fake.table.gone["0" * 32].kind == "ended"
 
     managed(test)
@@ -414,6 +414,30 @@ def test_hosts_are_reaped_once_no_other_session_uses_them(tmp_path: Path) -> Non
         server.wait_logged(REAPED)
         assert reaped(target) == [ADDRESSES]
         other.close()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_session_gets_its_hosts_once_every_reaper_of_the_mesh_is_done(
+    monkeypatch: pytest.MonkeyPatch, order: tuple[int, int]
+) -> None:
+    async def test(with_fake: Managed) -> None:
+        reapers = [asyncio.get_running_loop().create_future() for _ in order]
+        started = iter(reapers)
+        monkeypatch.setattr(with_fake.manager, "_run_reaper", lambda meshes, hosts: asyncio.wait([next(started)]))
+        for _ in reapers:
+            with_fake.manager._reap(frozenset({"workers"}))
+        with_fake.engine.messages.put_nowait(ClientConnected())
+        await with_fake.manager.connect(with_fake.request, with_fake.connection)
+        with_fake.engine.messages.put_nowait(HostsRequest(mesh="workers"))
+        for number in order:
+            assert not [each for each in with_fake.engine.sent if isinstance(each, HostsReply)]
+            reapers[number].set_result(None)
+            for _ in range(20):  # whatever is due happens now
+                await asyncio.sleep(0)
+        assert [each for each in with_fake.engine.sent if isinstance(each, HostsReply)]
+        assert not with_fake.manager._reaping
+
+    managed(test, StaticHosts({"workers": ("ipc:///nowhere/a",)}))
 
 
 def test_a_session_that_ended_in_order_or_used_no_hosts_needs_no_reaping(tmp_path: Path) -> None:

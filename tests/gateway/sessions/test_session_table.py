@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from meshgate_gateway.sessions.session_table import Gone, HandOver, Reject, Sessions, Start, Statistics
+from meshgate_gateway.sessions.session_table import MAX_GONE, Gone, HandOver, Reject, Sessions, Start, Statistics
 
 LEASE = 10.0
 
@@ -26,6 +26,18 @@ def test_a_new_session_starts_and_later_connections_are_handed_over() -> None:
     sessions = started("a")
     assert sessions.admit("a", "me", resume=False, now=1) == HandOver()
     assert sessions.admit("a", "me", resume=True, now=1) == HandOver()
+
+
+def test_the_reasons_of_the_sessions_that_ended_last_are_kept() -> None:
+    sessions = table()
+    for number in range(MAX_GONE + 1):
+        sessions.admit(f"s{number}", "me", resume=False, now=0)
+        sessions.exited(f"s{number}", "exited", "", now=0)
+    newest = sessions.admit(f"s{MAX_GONE}", "me", resume=True, now=0)
+    oldest = sessions.admit("s0", "me", resume=True, now=0)
+    assert isinstance(newest, Gone)
+    assert isinstance(oldest, Gone)
+    assert (newest.kind, oldest.kind) == ("died", "unknown")
 
 
 def test_a_session_belongs_to_its_owner() -> None:

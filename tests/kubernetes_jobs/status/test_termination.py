@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from meshgate_kubernetes.status.discovery import container_id, present_hosts
-from meshgate_kubernetes.status.termination import termination_reason
+from meshgate_kubernetes.status.termination import restart_reason, termination_reason
 from tests.kubernetes_jobs.objects import Object, mesh, pod
 
 OURS = "containerd://ours"
@@ -77,3 +77,28 @@ def test_a_replaced_or_terminating_pod_is_reported() -> None:
     assert termination_reason(there, "another", "") == "was replaced"
     there["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert termination_reason(there, there["metadata"]["uid"], "") == "is being deleted"
+
+
+def gateway(created: str, *statuses: Object) -> Object:
+    return {"metadata": {"creationTimestamp": created}, "status": {"containerStatuses": list(statuses)}}
+
+
+def test_a_first_gateway_has_replaced_none() -> None:
+    assert restart_reason(gateway("2026-01-31T12:00:09Z", {"name": "gateway"}), "gateway", "2026-01-31T12:00:00Z") == ""
+    assert restart_reason({**gateway("2026-01-31T12:00:09Z"), "status": {}}, "gateway", "2026-01-31T12:00:00Z") == ""
+
+
+def test_a_gateway_knows_how_its_container_ended_before() -> None:
+    killed = {"reason": "OOMKilled", "exitCode": 137, "finishedAt": "2026-01-31T13:00:00Z", "containerID": "1"}
+    sidecar = {"name": "istio", "lastState": {"terminated": {"exitCode": 1, "finishedAt": "…"}}}
+    started = "2026-01-31T12:00:09Z"
+    restarted = gateway(started, sidecar, {"name": "gateway", "lastState": {"terminated": killed}})
+    assert restart_reason(restarted, "gateway", "2026-01-31T12:00:00Z") == (
+        "the gateway's container ended at 2026-01-31T13:00:00Z (OOMKilled, exit code 137) and was started again"
+    )
+    assert restart_reason(gateway(started, sidecar), "gateway", "2026-01-31T12:00:00Z") == ""
+
+
+def test_a_gateway_that_is_much_younger_than_its_job_follows_another() -> None:
+    reason = restart_reason(gateway("2026-01-31T12:05:00Z"), "gateway", "2026-01-31T12:00:00Z")
+    assert reason.startswith("the gateway's pod was created at 2026-01-31T12:05:00Z, long after the job")

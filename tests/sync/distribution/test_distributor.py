@@ -221,12 +221,14 @@ def test_a_full_disk_fails_only_its_own_host(tmp_path: Path) -> None:
     run(tmp_path, content, 3, scenario)
 
 
-def test_a_full_disk_of_the_gateway_is_not_blamed_on_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_of_the_gateway_is_not_blamed_on_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     content = Content()
     tree = content.tree(MODEL)
 
     def full(*_: object) -> None:
-        raise StoreFull("the gateway's home")
+        raise StoreFull("the gateway's home", 0)
 
     async def scenario(job: Job) -> None:
         with monkeypatch.context() as patch:
@@ -242,6 +244,7 @@ def test_a_full_disk_of_the_gateway_is_not_blamed_on_hosts(tmp_path: Path, monke
         assert (job.last.failed, job.last.ready) == ({}, {"h0", "h1"})
 
     run(tmp_path, content, 2, scenario)
+    assert "unexpected error" not in caplog.text
 
 
 def test_two_drivers_distribute_versions_to_the_same_hosts(tmp_path: Path) -> None:

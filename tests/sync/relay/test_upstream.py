@@ -213,6 +213,19 @@ def test_a_backup_takes_acknowledgements_while_the_control_parent_is_silent_afte
     assert setup.upstream.backup is None
 
 
+def test_an_alert_lasts_longer_by_the_time_in_which_nothing_was_read(setup: Setup) -> None:
+    setup.connect("a")
+    setup.upstream.alert_until = 5.0
+    setup.upstream.tick(0.0)
+    setup.upstream.pause(1.0)
+    setup.upstream.resume(31.0)
+    late = 31.0
+    while Connect("b") not in setup.commands and late < 35.0:
+        late += TIMEOUTS.busy_heartbeat_interval
+        setup.upstream.tick(late)
+    assert late <= 31.0 + TIMEOUTS.alert_silence_timeout
+
+
 def test_an_idle_lane_returns_to_a_restarted_parent(setup: Setup) -> None:
     setup.connect("a")
     setup.upstream.lost("a", 1.0)

@@ -12,7 +12,7 @@ import pytest
 
 from meshgate_sync.errors import CannotReload
 from meshgate_sync.reload.import_graph import affected
-from meshgate_sync.reload.reload import Reloaded, plan_reload
+from meshgate_sync.reload.reload import Reloaded, old_classes, plan_reload
 
 _names = itertools.count()
 
@@ -321,3 +321,30 @@ def test_a_class_that_cannot_be_hashed_does_not_stop_a_reload(project: Project) 
     trainer = project.load("a").Trainer()
     assert project.execute().old_classes == (f"{project.prefix}a.Trainer",)
     assert not hasattr(trainer, "new")
+
+
+HOSTILE = """
+def refuse(cls):
+    raise RuntimeError("no module")
+
+class Raising(type):
+    __module__ = property(refuse)
+
+class Lazy:
+    def __getattribute__(self, name):
+        raise RuntimeError(f"{name} is not known yet")
+
+class Odd(metaclass=Raising):
+    method = Lazy()
+
+lazy, odd = Lazy(), Odd()
+"""
+
+
+def test_objects_whose_attributes_raise_do_not_stop_a_reload(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.write(project.before, model="STEP = 1", user=f"from @model import STEP\n{HOSTILE}")
+    project.write(project.after, model="STEP = 2", user=f"from @model import STEP\n{HOSTILE}")
+    user = project.load("user")
+    monkeypatch.setitem(sys.modules, "lazy_module", user.lazy)
+    assert project.reload() == ["model", "user"]
+    assert old_classes([user.Lazy, user.Odd], [user.__name__]) == ()

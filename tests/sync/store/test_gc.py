@@ -51,6 +51,17 @@ def test_old_versions_are_collected_with_their_objects(host: Host, content: Cont
     assert on_disk(host.sync(trees[0])) == {b"a": b"0", b"same": b"same"}
 
 
+def test_an_old_version_that_is_being_fetched_is_kept(host: Host, content: Content) -> None:
+    trees = versions_in_order(host, content, 3, 10)
+    for path in objects(host):
+        path.unlink()
+    host.reopen()
+    assert host.store.prepare(full_delta(trees[0])).missing
+    collected = collect(host.store, Policy(keep_newest=1, max_age=0.0, grace_period=0.0))
+    assert collected.versions == 1
+    assert set(host.store.records.trees) == {trees[0].digest, trees[2].digest}
+
+
 def test_a_store_over_its_size_limit_removes_the_oldest_versions_first(host: Host, content: Content) -> None:
     trees = [content.tree({b"a": bytes([number]) * 10}) for number in range(5)]
     for number, tree in enumerate(trees):

@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -155,6 +156,34 @@ def test_spares_are_removed_when_the_disk_is_full(
     monkeypatch.setattr(os, "rename", rename_once_full)
     assert disk.add(pieces) is None
     assert disk.store.snapshots.spares() == []
+
+
+def test_a_version_whose_last_pieces_could_not_be_stored_is_not_finished(
+    disk: Disk, content: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = content.tree(FIRST)
+    offer = Offer(tree.digest, NOTHING, NOTHING, False, encode(diff(EMPTY, tree)), ())
+    missing = disk.prepare(offer).missing
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", raising(errno.ENOSPC))
+        reason = disk.add([(digest, content.pieces[digest]) for digest in missing])
+    # Queued together with the pieces, before anyone knew that they failed.
+    assert disk.finish(Finish(tree.digest, 1, offer.base, NOTHING)).incomplete
+    assert "no space left" in (reason or "")
+    assert on_disk(sync(disk, content, tree)) == FIRST
+
+
+def test_a_version_that_does_not_fit_is_refused_before_the_disk_is_full(
+    disk: Disk, content: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = content.tree(FIRST)  # three files of a byte each
+    offer = Offer(tree.digest, NOTHING, NOTHING, False, encode(diff(EMPTY, tree)), ())
+    blocks = SimpleNamespace(f_bavail=1, f_frsize=2, f_blocks=9)
+    monkeypatch.setattr(os, "statvfs", lambda path: blocks)
+    assert "no space left" in (disk.prepare(offer).failure or "")
+    assert os.listdir(Path(disk.store.home, "objects")) == []
+    blocks.f_bavail = blocks.f_blocks = 0  # the file system does not know its size
+    assert disk.prepare(offer).failure is None
 
 
 def test_old_snapshots_are_removed_but_their_versions_stay(

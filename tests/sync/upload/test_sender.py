@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import random
 import threading
 from pathlib import Path
@@ -202,3 +203,13 @@ def test_a_file_that_changed_after_the_scan_is_reported_as_gone(tmp_path: Path, 
     assert len(lacking) == 1
     ((header, _),) = sender.answer_wants(SyncWants(root=tree.digest.hex()), join_digests(lacking))
     assert header == SyncGone(root=tree.digest.hex(), path="a")
+
+
+def test_a_file_whose_name_is_not_utf_8_is_reported_as_gone(tmp_path: Path) -> None:
+    tree = scanned(tmp_path / "t", {b"a\xff": b"1"})
+    sender = Sender(tmp_path / "t")
+    sender.offer(tree)
+    os.unlink(os.fsencode(tmp_path) + b"/t/a\xff")
+    wanted = join_digests(tuple(piece.digest for file in files(tree) for piece in file.pieces))
+    ((header, _),) = sender.answer_wants(SyncWants(root=tree.digest.hex()), wanted)
+    assert r'"path":"a\\xff"' in header.model_dump_json()

@@ -136,7 +136,7 @@ class _Work:
 
     def _choose(self, sessions: list[SessionInfo], wanted: str | None) -> SessionInfo:
         with_actors = [each for each in sessions if self.target.name in each.actors]
-        return choose_session(with_actors if wanted is None and with_actors else sessions, wanted)
+        return choose_session(with_actors if wanted is None and with_actors else sessions, "", wanted)
 
     def _sync(self) -> tuple[int, str]:
         """The directories that processes of the session import from stay those that they are."""
@@ -172,7 +172,7 @@ def call_endpoint(
     ] = None,
     edits: Edits = None,
     sync: Annotated[bool, typer.Option("--sync", help="Sync this directory's code and reload it first.")] = False,
-    directories: Annotated[list[str] | None, typer.Option("--dir", help="Sync it instead of the git root.")] = None,
+    directories: Annotated[list[str] | None, typer.Option("--dir", help="Sync it instead of the project.")] = None,
     init: Annotated[list[str] | None, typer.Option("--init", help="JSON or NAME=JSON for the constructor.")] = None,
     procs: Annotated[
         str | None, typer.Option("--procs", help="The proc mesh to spawn on; default: the only one.")

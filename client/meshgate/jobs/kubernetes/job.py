@@ -7,7 +7,7 @@ creates, the permissions this needs and the ways to reach its gateway.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ValidationError
@@ -21,6 +21,7 @@ from meshgate.jobs.kubernetes.gateway_request import gateway_from_compute
 from meshgate.jobs.kubernetes.requests import (
     ImageSpec,
     JobRequest,
+    KubeConfig,
     MeshRequest,
     mesh_from_compute,
     mesh_from_monarch_arguments,
@@ -36,7 +37,7 @@ from meshgate_kubernetes.manifests.spec import DEFAULT_LEASE, DEFAULT_PORT
 if TYPE_CHECKING:
     from meshgate_kubernetes.jobs.lifecycle import RunningJob
 
-__all__ = ["ImageSpec", "KubernetesJob"]
+__all__ = ["ImageSpec", "KubeConfig", "KubernetesJob"]
 
 DEFAULT_TIMEOUT = 900.0
 DEFAULT_MESH = "workers"
@@ -78,8 +79,9 @@ class KubernetesJob(ClusterJob["RunningJob"]):
     taken from the first mesh's workers. With ``service_account_name``, the job creates no account and no role.
     ``gateway_url`` (default: ``$MESHGATE_URL`` or ``$KT_API_URL``) reaches the gateway through an ingress instead of a
     port-forward; ``$MESHGATE_CA`` is a file of certificates to trust there in addition to the system's.
-    Each ``state`` pushes ``sync_dirs`` (default: the git root around the working directory or the script, if any) to
-    the pods, and with ``watch`` every save does too; ``job.sync()`` pushes at any time.
+    Each ``state`` pushes ``sync_dirs`` (default: the git root around the working directory or the script; without git,
+    the directory of the program) to the pods, and with ``watch`` every save does too; ``job.sync()`` pushes at any
+    time.
     With ``detached``, which may be a name for the session, a session keeps running for its lease when its driver
     leaves, also at the end of a ``with`` block, and ``attach`` takes it over, here or on another machine.
     With ``log_output``, the log of the gateway's pod also has what actors print, as JSON lines.
@@ -201,6 +203,9 @@ class KubernetesJob(ClusterJob["RunningJob"]):
 
     # --- implementation of JobTrait
 
+    def _mesh_names(self) -> Collection[str] | None:
+        return [mesh.name for mesh in self._request.meshes] or None  # without any, those of the running job
+
     def _create(self, client_script: str | None) -> None:
         if client_script is not None:
             raise JobError(f"KubernetesJob cannot run batch-mode scripts: run {client_script} yourself")
@@ -309,11 +314,11 @@ def _check_directories(sync_dirs: Any) -> list[str] | None:
 
 
 def _kubeconfig_path(kubeconfig: Any) -> str | None:
-    """From a path or Monarch's ``KubeConfig``."""
-    if kubeconfig is None:
-        return None
+    """From a path or a ``KubeConfig``, ours or Monarch's; None without either."""
     path = getattr(kubeconfig, "local", kubeconfig)
     if path is None:
+        if getattr(kubeconfig, "remote", None) is None:
+            return None
         raise ValueError("KubernetesJob(kubeconfig=…): pass the path of a kubeconfig file")
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"KubernetesJob(kubeconfig={path!r}): pass the path of a kubeconfig file")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from meshgate.errors import JobUnsupported
 from meshgate.jobs.kubernetes.argument_checks import (
     as_dict,
     as_json,
@@ -34,6 +37,7 @@ from meshgate_kubernetes.manifests.spec import (
 
 __all__ = [
     "ImageSpec",
+    "KubeConfig",
     "JobRequest",
     "MeshRequest",
     "mesh_from_compute",
@@ -41,6 +45,29 @@ __all__ = [
     "mesh_from_selector",
     "require_count",
 ]
+
+
+@dataclass(frozen=True)
+class KubeConfig:
+    """Monarch's ``KubeConfig``: a kubeconfig file. Without one, the driver runs inside the cluster."""
+
+    local: Path | None = None
+    remote: None = None
+
+    @classmethod
+    def from_path(cls, path: str) -> KubeConfig:
+        """The kubeconfig file at ``path``, in which ``~`` is the home directory."""
+        return cls(local=Path(path).expanduser())
+
+    @classmethod
+    def from_config(cls, config: Any) -> KubeConfig:
+        """Raises JobUnsupported: other processes, such as the one that ends a job, need a file."""
+        raise JobUnsupported("KubeConfig.from_config() is not supported: write a kubeconfig file and pass from_path()")
+
+    @property
+    def out_of_cluster(self) -> bool:
+        """Whether the driver runs outside the cluster."""
+        return self.local is not None
 
 
 class ImageSpec(BaseModel):

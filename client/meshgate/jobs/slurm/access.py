@@ -86,12 +86,16 @@ class LoginAccess:
         try:
             return not self.report(job).ended
         except ConnectionFailedError:
-            if self._why_gone(job) is None:
+            # Without their gateway the workers end. Slurm knows that wherever the login node's name leads to now.
+            if self._why_gone(job) is None and not self._ask_slurm(job).ended:
                 raise
-            return False  # without their gateway the workers have ended
+            return False
 
     def dialer(self, job: RunningSlurmJob) -> Dialer:
         return SlurmDialer(job, job.host, lambda: self._login.forward(job.socket), lambda: self._why_gone(job))
+
+    def _ask_slurm(self, job: RunningSlurmJob) -> JobReport:
+        return login_program.report(self._login, job, self._python)
 
     def _why_gone(self, job: RunningSlurmJob) -> str | None:
         state = login_program.gateway_state(self._login, job, self._python)
@@ -130,7 +134,7 @@ class NodeAccess(LoginAccess):
                 return report
         try:
             return ask_gateway(self._find(job), job)
-        except OSError:
+        except ConnectionFailedError:
             report = self._ask_slurm(job)
             if not report.ended:
                 raise
@@ -156,7 +160,7 @@ class NodeAccess(LoginAccess):
         return report.failed if report.ended else None
 
     def _ask_slurm(self, job: RunningSlurmJob) -> JobReport:
-        report = login_program.report(self._login, job, self._python)
+        report = super()._ask_slurm(job)
         if report.gateway:
             self._addresses[job.job_id] = report.gateway
         return report

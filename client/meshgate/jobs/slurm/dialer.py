@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +11,10 @@ from pydantic import ValidationError
 
 from meshgate.errors import ConnectionFailedError, JobError
 from meshgate.session.dialing import Route, call_in_thread, describe_response
+from meshgate.session.gateway_http import get
 from meshgate_slurm.messages import JobReport, RunningSlurmJob
 
 __all__ = ["SlurmDialer", "ask_gateway", "read_report"]
-
-REQUEST_TIMEOUT = 20.0
 
 
 class SlurmDialer:
@@ -36,10 +34,7 @@ class SlurmDialer:
             found = await call_in_thread(self._find)
         except JobError as error:
             raise ConnectionFailedError(str(error)) from error
-        headers = {"Authorization": f"Bearer {self._job.token}"}
-        if _is_path(found):
-            return Route("ws://gateway.meshgate", unix_socket=found, headers=headers, through_proxy=False)
-        return Route(f"ws://{found}", headers=headers, through_proxy=False)
+        return _route(found, self._job)
 
     async def gone(self) -> str | None:
         try:
@@ -52,22 +47,17 @@ class SlurmDialer:
 
 
 def ask_gateway(place: str, job: RunningSlurmJob) -> JobReport:
-    """What the gateway at ``place``, a unix socket or ``host:port``, reports about its job. Raises OSError if it does
-    not answer."""
-    connection = (
-        _UnixConnection(place) if _is_path(place) else http.client.HTTPConnection(place, timeout=REQUEST_TIMEOUT)
-    )
+    """What the gateway at ``place``, a unix socket or ``host:port``, reports about its job. Raises
+    ConnectionFailedError if it does not answer."""
+    gateway = f"the gateway of Slurm job {job.job_id}"
     try:
-        connection.request("GET", "/v1/job", headers={"Authorization": f"Bearer {job.token}"})
-        response = connection.getresponse()
-        body = response.read()
-        if response.status != http.client.OK:
-            raise ConnectionFailedError(f"the gateway answered {describe_response(response.status, body)}")
-        return read_report(json.loads(body))
-    except (http.client.HTTPException, ValueError) as error:
-        raise ConnectionFailedError(f"the gateway does not answer: {error!r}") from error
-    finally:
-        connection.close()
+        status, body, proven = get(_route(place, job), "/v1/job")
+        facts = json.loads(body) if status == http.client.OK and proven else None
+    except (http.client.HTTPException, OSError, ValueError) as error:
+        raise ConnectionFailedError(f"{gateway} does not answer: {error!r}") from error
+    if facts is None:
+        raise ConnectionFailedError(f"{gateway} answered {describe_response(status, body, proven=proven)}")
+    return read_report(facts)
 
 
 def read_report(facts: dict[str, Any]) -> JobReport:
@@ -78,16 +68,8 @@ def read_report(facts: dict[str, Any]) -> JobReport:
         raise ConnectionFailedError(f"the gateway does not report on a Slurm job: {error!r}") from error
 
 
-def _is_path(place: str) -> bool:
-    return place.startswith("/")
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("gateway.meshgate", timeout=REQUEST_TIMEOUT)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+def _route(place: str, job: RunningSlurmJob) -> Route:
+    headers = {"Authorization": f"Bearer {job.token}"}
+    if place.startswith("/"):
+        return Route("ws://gateway.meshgate", unix_socket=place, headers=headers, through_proxy=False)
+    return Route(f"ws://{place}", headers=headers, through_proxy=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from typing_extensions import Self
@@ -174,6 +174,9 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         self._arguments = changed
 
     # --- implementation of JobTrait
+
+    def _mesh_names(self) -> Collection[str]:
+        return tuple(self._arguments["meshes"])
 
     def _create(self, client_script: str | None) -> None:
         spec = build_spec(self._arguments)

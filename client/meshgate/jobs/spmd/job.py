@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,9 @@ from meshgate.proxies import HostMeshProxy
 __all__ = ["SPMDJob", "serve"]
 
 
+DEFAULT_SCHEDULER = "mast_conda"  # Monarch's
+
+
 class SPMDJob(JobTrait):
     """A job whose hosts run a script, as torchrun does. ``serve`` makes it.
 
@@ -42,15 +45,17 @@ class SPMDJob(JobTrait):
         *,
         wrapper: Sequence[str] = (),
         workspace: str | None = None,
+        name: str | None = None,
     ) -> None:
         """``wrapper`` starts each rank: it gets the rank's command as its arguments. ``workspace`` is the directory
-        that the command runs in and that is synced (default: the working directory, and its project)."""
+        that the command runs in and that is synced (default: the working directory, and its project). ``name`` is that
+        of the ranks' process mesh."""
         super().__init__()
         self._job = job
         self._arguments = list(command)
         self._command = parse_command(command)
         self._mesh = mesh
-        self._wrapper, self._workspace = tuple(wrapper), workspace
+        self._wrapper, self._workspace, self._name = tuple(wrapper), workspace, name
 
     def __repr__(self) -> str:
         return f"SPMDJob({self._arguments}, job={self._job!r})"
@@ -72,15 +77,19 @@ class SPMDJob(JobTrait):
             job.sync(quiet=True, sync_dirs=[self._workspace] if self._workspace is not None else None)
         top = sync_for(client, None).tree.top if client.code_version is not None else None
         program = find_program(self._command, directory, top)
-        run_command(hosts, self._command, replace(program, wrapper=self._wrapper))
+        run_command(hosts, self._command, replace(program, wrapper=self._wrapper), self._name)
 
     def _hosts(self, state: JobState) -> HostMeshProxy:
-        names = sorted(state._hosts)
-        if self._mesh is not None:
-            return getattr(state, self._mesh)  # type: ignore[no-any-return]  # raises with the names
-        if len(names) > 1:
-            raise ValueError(f"the job has several meshes; choose one with mesh=…: {', '.join(names)}")
-        return state._hosts[names[0]]
+        return state._hosts[self._choose_mesh(state._hosts)]
+
+    def _choose_mesh(self, names: Iterable[str]) -> str:
+        """The mesh of the ranks, one of ``names``. Raises ValueError."""
+        known = sorted(names)
+        if self._mesh is None and len(known) > 1:
+            raise ValueError(f"the job has several meshes; choose one with mesh=…: {', '.join(known)}")
+        if self._mesh is not None and self._mesh not in known:
+            raise ValueError(f"mesh={self._mesh!r}: the job has no such mesh; its meshes are: {', '.join(known)}")
+        return self._mesh or known[0]
 
     def _needs_sync(self, directory: str) -> bool:
         """Whether the script is on this machine, and the hosts are on others."""
@@ -110,8 +119,13 @@ class SPMDJob(JobTrait):
         return self._arguments, self._mesh, self._wrapper, self._workspace
 
     def _create(self, client_script: str | None) -> None:
+        if (names := self._job._mesh_names()) is not None:
+            self._choose_mesh(names)
         self._job.apply(client_script)
         self._apply_id = self._job.apply_id  # by which other processes find the allocation
+
+    def _mesh_names(self) -> Collection[str] | None:
+        return self._job._mesh_names()
 
     def _state(self) -> JobState:
         state = self._job.state(cached_path=None)
@@ -135,10 +149,12 @@ class SPMDJob(JobTrait):
         return {
             "kind": saved.kind,
             "spec": saved.spec,
+            "own": saved.own,
             "command": self._arguments,
             "mesh": self._mesh,
             "wrapper": list(self._wrapper),
             "workspace": self._workspace,
+            "name": self._name,
         }
 
     def _allocation(self) -> dict[str, Any]:
@@ -149,16 +165,18 @@ class SPMDJob(JobTrait):
 
     @classmethod
     def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self:
-        saved = SavedJob(kind=spec["kind"], spec=spec["spec"], **(allocation or {}))
+        saved = SavedJob(kind=spec["kind"], spec=spec["spec"], own=spec.get("own"), **(allocation or {}))
         job = job_loads(saved.to_bytes())
-        return cls(job, spec["command"], spec["mesh"], wrapper=spec["wrapper"], workspace=spec["workspace"])
+        options = {option: spec.get(option) for option in ("workspace", "name")}
+        return cls(job, spec["command"], spec["mesh"], wrapper=spec["wrapper"], **options)
 
 
 def serve(
     appdef: Any,
-    scheduler: str = "mast_conda",
+    scheduler: str = DEFAULT_SCHEDULER,
     scheduler_cfg: Mapping[str, Any] | None = None,
     *,
+    name: str | None = None,
     job: JobTrait | None = None,
     mesh: str | None = None,
 ) -> SPMDJob:
@@ -166,11 +184,14 @@ def serve(
 
     ``appdef`` is a command such as ``["torchrun", "--nproc-per-node=4", "train.py"]``, or a torchx ``AppDef`` with one
     role that runs such a command. The hosts are those of ``job``, of any type, and of its mesh ``mesh`` if it has
-    several; or of a new job on the torchx scheduler ``scheduler``, one for each replica of the role. Raises ValueError,
+    several; or of a new job on the torchx scheduler ``scheduler``, one for each replica of the role. ``name`` names
+    the ranks' process mesh and, with Slurm and Kubernetes, the new job; an ``AppDef`` has its own. Raises ValueError,
     TypeError or FileNotFoundError, before anything starts, if the command or the scheduler is invalid or the script is
     missing, and JobStartFailed if the hosts do not start.
     """
     is_list = isinstance(appdef, (list, tuple, str))
+    if not is_list and name is not None:
+        raise ValueError("name is only supported for command lists; set AppDef.name instead")
     role = None if is_list else read_appdef(appdef)
     arguments = list(role.command) if role is not None else appdef
     command = parse_command(arguments)
@@ -179,11 +200,21 @@ def serve(
     elif command.nodes is not None:
         command.nodes_of(role.replicas)  # raises if --nnodes wants more
     if job is None:
-        job = job_of(scheduler, scheduler_cfg or {}, command, appdef, role)
-    elif scheduler_cfg:
-        raise ValueError("serve(job=…) takes no scheduler_cfg: configure the job")
+        job = job_of(scheduler, scheduler_cfg or {}, command, appdef, role, name)
+    else:
+        _refuse_scheduler(scheduler, scheduler_cfg)
     # What torchx starts is started by the entrypoint; elsewhere the entrypoint starts each rank.
     wrapper = role.wrapper if role is not None and not isinstance(job, TorchXJob) else ()
-    spmd = SPMDJob(job, arguments, mesh, wrapper=wrapper, workspace=role.workspace if role is not None else None)
+    workspace = role.workspace if role is not None else None
+    spmd = SPMDJob(job, arguments, mesh, wrapper=wrapper, workspace=workspace, name=name)
     spmd.apply()
     return spmd
+
+
+def _refuse_scheduler(scheduler: str, scheduler_cfg: Mapping[str, Any] | None) -> None:
+    if scheduler != DEFAULT_SCHEDULER:
+        raise ValueError(
+            f"serve(job=…, scheduler={scheduler!r}): the hosts are either those of the job or of a new one"
+        )
+    if scheduler_cfg:
+        raise ValueError("serve(job=…) takes no scheduler_cfg: configure the job")

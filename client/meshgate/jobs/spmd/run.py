@@ -30,8 +30,8 @@ class Program:
     wrapper: tuple[str, ...] = ()
 
 
-def run_command(hosts: HostMeshProxy, command: TorchrunCommand, program: Program) -> None:
-    """Runs ``program`` on ``hosts`` and returns when every rank has ended with exit code 0.
+def run_command(hosts: HostMeshProxy, command: TorchrunCommand, program: Program, name: str | None = None) -> None:
+    """Runs ``program`` on ``hosts``, in a process mesh ``name``; returns when every rank has ended with exit code 0.
 
     Raises SPMDFailed when a rank fails and no restart is left, and ValueError, before any rank starts, if the hosts
     cannot run the command.
@@ -42,7 +42,7 @@ def run_command(hosts: HostMeshProxy, command: TorchrunCommand, program: Program
     processes = _count_processes(hosts, command.processes)
     token = secrets.token_hex(4)
     for restart in range(command.max_restarts + 1):
-        failure = _attempt(hosts, processes, command, program, restart, token)
+        failure = _attempt(hosts, processes, command, program, restart, token, name or _mesh_name(command))
         if failure is None:
             return
         if restart == command.max_restarts:
@@ -56,10 +56,16 @@ def run_command(hosts: HostMeshProxy, command: TorchrunCommand, program: Program
 
 
 def _attempt(
-    hosts: HostMeshProxy, processes: int, command: TorchrunCommand, program: Program, restart: int, token: str
+    hosts: HostMeshProxy,
+    processes: int,
+    command: TorchrunCommand,
+    program: Program,
+    restart: int,
+    token: str,
+    name: str,
 ) -> SPMDFailed | None:
     """Starts all ranks in new processes and ends them. Returns why the run failed, or None."""
-    procs = hosts.spawn_procs(per_host={"gpus": processes}, name=_mesh_name(command))
+    procs = hosts.spawn_procs(per_host={"gpus": processes}, name=name)
     try:
         runners: Any = procs.spawn("runners", RankRunner)
         stoppers: Any = procs.spawn("stoppers", RankStopper)

@@ -21,7 +21,12 @@ MESH = "workers"
 
 
 def job_of(
-    scheduler: str, config: Mapping[str, Any], command: TorchrunCommand, appdef: Any, role: AppRole | None
+    scheduler: str,
+    config: Mapping[str, Any],
+    command: TorchrunCommand,
+    appdef: Any,
+    role: AppRole | None,
+    name: str | None,
 ) -> JobTrait:
     """The job, not started, whose hosts run ``command``; ``appdef`` and ``role`` are None for a command alone.
 
@@ -31,11 +36,16 @@ def job_of(
     if make is None:
         known = ", ".join(sorted(SCHEDULERS))
         raise ValueError(f"unknown scheduler {scheduler!r}: the schedulers are {known}; or pass job=…")
-    return make(scheduler, config, command, appdef, role)
+    return make(scheduler, config, command, appdef, role, name)
 
 
 def _local_cwd(
-    scheduler: str, config: Mapping[str, Any], command: TorchrunCommand, appdef: Any, role: AppRole | None
+    scheduler: str,
+    config: Mapping[str, Any],
+    command: TorchrunCommand,
+    appdef: Any,
+    role: AppRole | None,
+    name: str | None,
 ) -> JobTrait:
     if role is not None:
         return TorchXJob(appdef, scheduler, config)
@@ -49,7 +59,12 @@ def _local_cwd(
 
 
 def _local_docker(
-    scheduler: str, config: Mapping[str, Any], command: TorchrunCommand, appdef: Any, role: AppRole | None
+    scheduler: str,
+    config: Mapping[str, Any],
+    command: TorchrunCommand,
+    appdef: Any,
+    role: AppRole | None,
+    name: str | None,
 ) -> JobTrait:
     if role is None:
         raise ValueError("the scheduler local_docker needs an AppDef, whose role names the image")
@@ -57,7 +72,12 @@ def _local_docker(
 
 
 def _kubernetes(
-    scheduler: str, config: Mapping[str, Any], command: TorchrunCommand, appdef: Any, role: AppRole | None
+    scheduler: str,
+    config: Mapping[str, Any],
+    command: TorchrunCommand,
+    appdef: Any,
+    role: AppRole | None,
+    name: str | None,
 ) -> JobTrait:
     names = {
         "namespace": "namespace",
@@ -70,12 +90,17 @@ def _kubernetes(
         refuse_unmapped(appdef, scheduler)
         options.update(image=role.image or None, env_vars=dict(role.environment) or None)
         options.update(cpus=role.cpus, gpus=role.gpus, memory=f"{role.memory_mb}Mi" if role.memory_mb else None)
-    given = {name: value for name, value in options.items() if value is not None}
-    return KubernetesJob(compute=Compute(replicas=_hosts(command, role), **given))
+    given = {key: value for key, value in options.items() if value is not None}
+    return KubernetesJob(name=name, compute=Compute(replicas=_hosts(command, role), **given))
 
 
 def _slurm(
-    scheduler: str, config: Mapping[str, Any], command: TorchrunCommand, appdef: Any, role: AppRole | None
+    scheduler: str,
+    config: Mapping[str, Any],
+    command: TorchrunCommand,
+    appdef: Any,
+    role: AppRole | None,
+    name: str | None,
 ) -> JobTrait:
     names = {
         "account": "account",
@@ -92,9 +117,11 @@ def _slurm(
         "job_name": "job_name",
     }
     taken = _take(scheduler, config, names)
-    options = {name: value for name, value in taken.items() if value is not None}
-    flags = [name for name in options if name.startswith("--")]
-    options["slurm_args"] = [f"{name}={options.pop(name)}" for name in flags]
+    options = {key: value for key, value in taken.items() if value is not None}
+    if name is not None:
+        options.setdefault("job_name", name)
+    flags = [key for key in options if key.startswith("--")]
+    options["slurm_args"] = [f"{key}={options.pop(key)}" for key in flags]
     if role is not None:
         refuse_unmapped(appdef, scheduler)
         if role.image:
@@ -124,7 +151,7 @@ def _take(scheduler: str, config: Mapping[str, Any], names: Mapping[str, str]) -
     return {names[key]: value for key, value in config.items() if key in names}
 
 
-Make = Callable[[str, Mapping[str, Any], TorchrunCommand, Any, "AppRole | None"], JobTrait]
+Make = Callable[[str, Mapping[str, Any], TorchrunCommand, Any, "AppRole | None", "str | None"], JobTrait]
 SCHEDULERS: Mapping[str, Make] = {
     "k8s": _kubernetes,
     "kubernetes": _kubernetes,

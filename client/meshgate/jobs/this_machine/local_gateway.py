@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from meshgate.code_sync.import_paths import driver_import_paths
 from meshgate.errors import JobStartFailed
+from meshgate.jobs.registry import refuse_foreign
 from meshgate.jobs.this_machine.job_directory import create_job_directory, prune_job_directories, remove_job_directory
 from meshgate.jobs.this_machine.shared_machine import warn_of_other_users
 from meshgate_processes.identity import ProcessIdentity, identify_process
@@ -111,12 +112,16 @@ class LaunchOptions:
 
 
 class LocalGateway:
-    """A gateway process on this machine, started by this process or another."""
+    """A gateway process on this machine, started by this process or another.
+
+    Raises JobError if it was started on another machine or in another container.
+    """
 
     def __init__(self, record: GatewayRecord, lifetime: int | None = None) -> None:
         self.record = record
         self._lifetime = lifetime
         self._process = ProcessIdentity(record.pid, record.started)
+        refuse_foreign(self._process, record.apply_id)
 
     @classmethod
     def start(cls, options: LaunchOptions) -> LocalGateway:

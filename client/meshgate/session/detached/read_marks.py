@@ -56,10 +56,8 @@ class ReadMarks:
         self._unread.setdefault(port, number)
 
     def watch_message(self, port: int, number: int, future: FutureProxy[Any]) -> None:
-        """Marks a message once ``future`` has been read, or the program has dropped it. It is not settled yet."""
-        finalizer = weakref.finalize(future, self._message_read, port, number)
-        finalizer.atexit = False
-        future.when_read(finalizer)
+        """Marks a message once ``future`` has been read. It is not settled yet."""
+        future.when_read(lambda: self._message_read(port, number))
 
     def _message_read(self, port: int, number: int) -> None:
         self._messages.append((port, number))

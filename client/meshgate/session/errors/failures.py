@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from meshgate.errors import (
     ActorError,
+    BootstrapFailed,
     ErrorKind,
     GatewayFault,
     InvalidRequestError,
@@ -54,6 +55,8 @@ def from_failure(
     ``cause``: the error of the earlier step that failed, if the client knows it.
     """
     error = _sent_exception(failure, raised) or _build(failure, raised, endpoint)
+    if isinstance(error, StepFailedError) and isinstance(cause, ActorError):
+        error = BootstrapFailed(str(error), error.step, cause)
     if cause is not None:
         error.__cause__ = cause
     return error

@@ -115,7 +115,7 @@ class _Program:
     """Interrupts the main thread, at most once."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may end the job, too
         self._endings = 0
         self._is_ending = threading.Event()
         self._interrupted = False

@@ -1,76 +1,132 @@
 """Prints what actors print on the driver's terminal, in its notebook or to its files.
 
 ``OutputPrinter`` prints on its own thread, so a terminal that is slow or stopped holds up no call. In a notebook the
-output appears under the cell that made the last call. The layout is that of ``screen.py``.
+output appears under the cell that made the last call: reading a result waits, for a moment, until what arrived
+before it is printed. The layout is that of ``screen.py``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
+import logging
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TextIO
 
 from meshgate.session.output.screen import Kind, Screen, fold
 from meshgate.session.serial_thread import SerialThread
 from meshgate_wire.messages import OutputLine
 
-__all__ = ["OutputPrinter", "kind_of"]
+__all__ = ["OutputPrinter", "kind_of", "write_text"]
+
+log = logging.getLogger("meshgate.session.output")
+
+PRINT_TIMEOUT = 0.5  # seconds that reading a result waits for what the ranks printed before it
+
+
+@dataclass(slots=True)
+class _Shown:
+    """A stream, its layout, and which of the actors' streams it shows."""
+
+    stream: TextIO
+    screen: Screen
+    shows: frozenset[str]
 
 
 class _Streams:
-    """The current ``sys.stdout`` and ``sys.stderr``. If both are terminals, they are taken for the same one."""
+    """The current ``sys.stdout`` and ``sys.stderr``. If both are terminals, they are taken for the same one.
+
+    A stream that cannot be written loses those lines only: the next lines are tried again, because the disk may have
+    space by then, or the program may have another ``sys.stdout``. Once that works, a line says what is missing.
+    """
 
     def __init__(self) -> None:
         self._current: tuple[TextIO | None, TextIO | None] = (None, None)
-        self._screens: list[tuple[TextIO, Screen, frozenset[str]]] = []  # each with the streams it shows
+        self._shown: list[_Shown] = []
+        self._lost: dict[frozenset[str], tuple[int, str]] = {}  # the lines that were not written, and why
 
     def write(self, lines: Sequence[OutputLine]) -> None:
-        """Writes the lines. Raises OSError or ValueError if a stream is closed."""
         self._update()
-        for stream, screen, shown in self._screens:
+        for shown in self._shown:
+            screen = shown.screen
             if screen.kind == "terminal":
                 screen.columns, screen.rows = shutil.get_terminal_size()
-            stream.write(screen.show([line for line in lines if line.stream in shown]))
-            stream.flush()
+            if wanted := [line for line in lines if line.stream in shown.shows]:
+                lost, reason = self._lost.get(shown.shows, (0, ""))
+                notice = [_lost_notice(lost, reason)] if lost else []
+                self._write(shown, screen.show([*notice, *wanted]), len(wanted))
 
     def finish(self) -> None:
-        for stream, screen, _ in self._screens:
-            stream.write(screen.finish())
-            stream.flush()
+        for shown in self._shown:
+            if text := shown.screen.finish():
+                self._write(shown, text, 0)
+
+    def _write(self, shown: _Shown, text: str, lines: int) -> None:
+        try:
+            write_text(shown.stream, text)
+        except (OSError, ValueError) as error:  # ValueError: the stream is closed
+            lost, _ = self._lost.get(shown.shows, (0, ""))
+            self._lost[shown.shows] = (lost + lines, str(error))
+        else:
+            self._lost.pop(shown.shows, None)
 
     def _update(self) -> None:
         if self._current == (sys.stdout, sys.stderr):
             return
         out, err = self._current = (sys.stdout, sys.stderr)
-        self._screens = []
+        self._shown = []
         both = out is not None and err is not None and kind_of(out) == kind_of(err) == "terminal"
         if out is not None:
-            self._screens.append((out, Screen(kind_of(out)), frozenset({"stdout", "stderr"} if both else {"stdout"})))
+            shows = frozenset({"stdout", "stderr"} if both else {"stdout"})
+            self._shown.append(_Shown(out, Screen(kind_of(out)), shows))
         if err is not None and not both:
-            self._screens.append((err, Screen(kind_of(err)), frozenset({"stderr"})))
+            self._shown.append(_Shown(err, Screen(kind_of(err)), frozenset({"stderr"})))
+
+
+def _lost_notice(lost: int, reason: str) -> OutputLine:
+    lines = "1 line is" if lost == 1 else f"{lost} lines are"
+    text = f"{lines} missing here, because writing failed: {reason}"
+    return OutputLine(stream="stderr", mesh="meshgate", text=text)
+
+
+def write_text(stream: TextIO, text: str) -> None:
+    """Writes ``text``, with the characters that the stream cannot encode as escapes, and flushes the stream."""
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:
+        encoding = getattr(stream, "encoding", None) or "ascii"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()
 
 
 def kind_of(stream: TextIO) -> Kind:
-    """How text is shown there. A terminal that cannot move its cursor is like a file."""
+    """How text is shown there. A terminal that cannot move its cursor is like a file, and so is a closed stream."""
     if type(stream).__module__.startswith("ipykernel."):
         return "notebook"
-    terminal = hasattr(stream, "isatty") and stream.isatty() and os.environ.get("TERM") != "dumb"
-    return "terminal" if terminal else "file"
+    try:
+        if getattr(stream, "closed", False) or os.environ.get("TERM") == "dumb":
+            return "file"
+        return "terminal" if hasattr(stream, "isatty") and stream.isatty() else "file"
+    except Exception:  # the program's own stream, which must not end the connection
+        log.debug("a %s does not say whether it is a terminal", type(stream).__name__, exc_info=True)
+        return "file"
 
 
 class OutputPrinter:
-    """Prints on its own thread. If the terminal goes away, printing ends and the program continues."""
+    """Prints on its own thread. If nothing can be written, the program continues."""
 
     def __init__(self) -> None:
         self._streams = _Streams()
         self._context = contextvars.Context()
         self._thread = SerialThread("meshgate-output")
-        self._terminal_gone = False
         self._used = False
+        self._put = self._printed = 0  # batches; the first is changed by the caller alone, the other by the thread
+        self._progressed = threading.Condition()
+        self._stalled = False  # a wait timed out, and none begins until all is printed
 
     def follow_caller(self) -> None:
         """From now on prints in the context of the caller, by which a notebook finds the cell."""
@@ -79,7 +135,25 @@ class OutputPrinter:
     def put(self, lines: Sequence[OutputLine], printed: Callable[[], object]) -> None:
         """Prints ``lines`` and then calls ``printed``, both on the printing thread. Never blocks."""
         self._used = True
+        self._put += 1
         self._thread.call(lambda: self._print(lines, printed))
+
+    def unprinted(self) -> Callable[[], object] | None:
+        """What waits until everything so far is printed, for ``PRINT_TIMEOUT`` seconds at most; None: it is.
+
+        After a wait that timed out, as on a terminal that was stopped, nothing waits until the printing has caught up.
+        """
+        last = self._put
+        if self._printed >= last or self._stalled:
+            return None
+        return lambda: self._wait_printed(last)
+
+    def _wait_printed(self, last: int) -> None:
+        if self._stalled or self._thread.is_current():  # a stream of the program's own may call actors
+            return
+        with self._progressed:
+            if not self._progressed.wait_for(lambda: self._printed >= last, PRINT_TIMEOUT):
+                self._stalled = True
 
     def close(self, timeout: float) -> None:
         """Waits up to ``timeout`` seconds until everything is printed."""
@@ -89,14 +163,13 @@ class OutputPrinter:
 
     def _print(self, lines: Sequence[OutputLine], printed: Callable[[], object]) -> None:
         try:
-            if not self._terminal_gone:
-                self._context.run(self._streams.write, fold(lines))
-        except (OSError, ValueError):
-            self._terminal_gone = True
+            self._context.run(self._streams.write, fold(lines))
         finally:
+            with self._progressed:
+                self._printed += 1
+                self._stalled = self._stalled and self._printed < self._put
+                self._progressed.notify_all()
             printed()
 
     def _finish(self) -> None:
-        if not self._terminal_gone:
-            with contextlib.suppress(OSError, ValueError):
-                self._context.run(self._streams.finish)
+        self._context.run(self._streams.finish)

@@ -1,13 +1,15 @@
 """The layout of printed lines: lines in, the text to write to a terminal, a notebook or a file out.
 
 Pure. On a terminal each rank whose latest line ended in ``\\r``, such as a progress bar, has a row below the ordinary
-lines, which is rewritten in place; ranks with equal rows share one. A notebook rewrites one line, and a file keeps all.
+lines, which is rewritten in place; ranks with equal rows share one, and so do many ranks whose bars differ in numbers
+alone. A notebook rewrites one line, and a file gets the last state of each bar.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
 from meshgate_wire.messages import OutputLine
@@ -18,6 +20,11 @@ Kind: TypeAlias = Literal["terminal", "notebook", "file"]
 
 MAX_RANKS_KEPT = 64
 MAX_ROWS = 16
+MAX_NOTEBOOK_BARS = 3
+MAX_SINGLE_BARS = 4  # ranks; the bars of more are folded if they differ in numbers alone
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
+_NUMBER = re.compile(r"\d+(?:[.:,]\d+)*|\?")  # a rate or a time that is not known yet is a question mark
+_BLOCKS = re.compile(r"[\u2580-\u259f#=>.\- 0]+")  # what bars are drawn with; tqdm also uses digits
 _CLEAR_BELOW = "\x1b[J"
 
 
@@ -73,66 +80,116 @@ class Screen:
     def __init__(self, kind: Kind, *, columns: int = 80, rows: int = 24) -> None:
         self.kind = kind
         self.columns, self.rows = columns, rows
-        self._progress: dict[tuple[str, int], OutputLine] = {}  # the latest refresh of each rank
+        self._progress: dict[tuple[str, str, int], OutputLine] = {}  # the latest state of each rank's bars
         self._drawn = 0  # rows of progress on the terminal, below the line of the cursor
-        self._written = 0  # length of the progress line that a notebook or file ends in
-        self._source = ""  # of that line
+        self._written = 0  # length of the progress line that a notebook ends in
 
     def show(self, lines: Iterable[OutputLine]) -> str:
         """The text to write for ``lines``."""
-        if self.kind != "terminal":
-            return "".join(map(self._appended, lines))
         ordinary = [text for line in lines if (text := self._update(line)) is not None]
-        return f"{self._erase()}{''.join(ordinary)}{self._draw()}"
+        if self.kind == "terminal":
+            return f"{self._erase()}{''.join(ordinary)}{self._draw()}"
+        return self._rewritten(ordinary) if self.kind == "notebook" else "".join(ordinary)
 
     def finish(self) -> str:
-        """The text to write last, which leaves the cursor at the start of a line."""
+        """The text to write last, which leaves the cursor at the start of a line. A file gets the last states."""
         drawn, written = self._drawn, self._written
+        last = "".join(f"{row}\n" for row in self._bars()) if self.kind == "file" else ""
         self._progress.clear()
         self._drawn = self._written = 0
-        self._source = ""
-        return f"\x1b[{drawn}B\n" if drawn else "\n" if written else ""
+        return f"\x1b[{drawn}B\n" if drawn else "\n" if written else last
 
-    def _appended(self, line: OutputLine) -> str:
-        source = label(line)
-        text = f"{source} {line.text}"
-        if line.end == "\r" and not line.text:  # a bar begins its first line with \r
-            return ""
-        same = self.kind == "notebook" and source == self._source
-        if line.end == "\r" or same:
-            padding = " " * (self._written - len(text)) if self.kind == "notebook" else ""
-            ended = line.end != "\r"
-            self._written, self._source = (0, "") if ended else (len(text), source)
-            return f"\r{text}{padding}" + ("\n" if ended else "")
-        started = "\n" if self._written else ""
-        self._written, self._source = 0, ""
-        return f"{started}{text}\n"
+    def _rewritten(self, ordinary: list[str]) -> str:
+        """A notebook's last line is rewritten: first to the ordinary lines, then to the bars below them."""
+        texts = [text.removesuffix("\n") for text in ordinary]
+        bars = self._bars()
+        if len(bars) > MAX_NOTEBOOK_BARS:
+            bars = [*bars[: MAX_NOTEBOOK_BARS - 1], f"… and {len(bars) - MAX_NOTEBOOK_BARS + 1} more"]
+        bar = " · ".join(bars)
+        if not texts:
+            written, self._written = self._written, len(bar)
+            return f"\r{bar}{' ' * (written - len(bar))}" if bar or written else ""
+        if self._written:
+            texts[0] = f"\r{texts[0]}{' ' * (self._written - len(texts[0]))}"
+        self._written = len(bar)
+        return "".join(f"{text}\n" for text in texts) + bar
 
     def _update(self, line: OutputLine) -> str | None:
-        """Takes ``line`` into the rows; returns its text if it is an ordinary line, which ends its ranks' rows."""
-        keys = [(line.mesh, rank) for rank in line.ranks] if line.count == len(line.ranks) else [(label(line), -1)]
+        """Takes ``line`` into the bars; returns its text if it is an ordinary line, which ends its ranks' bars."""
+        whole = line.count == len(line.ranks)
+        keys = [(line.mesh, line.stream, rank) for rank in line.ranks] if whole else [(label(line), line.stream, -1)]
         if line.end != "\r":
             for key in keys:
                 self._progress.pop(key, None)
             return f"{label(line)} {line.text}\n"
-        if line.text:
-            for key in keys:
-                single = {"ranks": (key[1],), "count": 1} if key[1] >= 0 else {}
+        for key in keys:
+            if not line.text.strip():
+                if line.text:  # erased
+                    self._progress.pop(key, None)
+            else:
+                single = {"ranks": (key[2],), "count": 1} if key[2] >= 0 else {}
                 self._progress[key] = line.model_copy(update=single)
         return None
+
+    def _bars(self) -> list[str]:
+        return [
+            f"{label(line)} {bar}" for line in fold_bars(fold(self._progress.values())) for bar in line.text.split("\n")
+        ]
 
     def _erase(self) -> str:
         return f"\r{_CLEAR_BELOW}" if self._drawn else ""
 
     def _draw(self) -> str:
         """The rows, below the cursor: what the program itself prints meanwhile is above them and never erased."""
-        rows = [f"{label(line)} {line.text}" for line in fold(self._progress.values())]
+        rows = self._bars()
         most = max(min(self.rows - 2, MAX_ROWS), 1)
         if len(rows) > most:
             rows = [*rows[: most - 1], f"… and {len(rows) - most + 1} more"]
         self._drawn = len(rows)
         text = "".join(f"\n{_fit(row, max(self.columns - 1, 1))}" for row in rows)
         return f"{text}\r\x1b[{len(rows)}A" if rows else ""
+
+
+def fold_bars(lines: Sequence[OutputLine]) -> list[OutputLine]:
+    """Merges the bars of more than ``MAX_SINGLE_BARS`` ranks that differ in numbers alone.
+
+    What is shown is the bar that is furthest behind, with the range of percentages: ``[trainers 8 ranks] 45–52%|…``.
+    """  # noqa: RUF002 - a range has an en dash
+    alike: dict[tuple[str, ...], list[OutputLine]] = {}
+    for line in lines:
+        kind = (line.text,) if _PERCENT.search(line.text) is None else (_BLOCKS.sub("", _NUMBER.sub("0", line.text)),)
+        alike.setdefault((line.stream, line.mesh, *kind), []).append(line)
+    folded: list[OutputLine] = []
+    for group in alike.values():
+        if len(group) == 1 or sum(line.count for line in group) <= MAX_SINGLE_BARS:
+            folded += group
+        else:
+            folded.append(_range(group))
+    return folded
+
+
+def _range(group: list[OutputLine]) -> OutputLine:
+    behind, ahead = min(group, key=_percent), max(group, key=_percent)
+    least, most = _percent_text(behind), _percent_text(ahead)
+    numbers = least if least == most else f"{least}–{most}"  # noqa: RUF001 - a range has an en dash
+    return behind.model_copy(
+        update={
+            "text": _PERCENT.sub(lambda _: f"{numbers}%", behind.text, count=1),
+            "ranks": tuple(sorted({rank for line in group for rank in line.ranks}))[:MAX_RANKS_KEPT],
+            "count": sum(line.count for line in group),
+            "host": behind.host if len({line.host for line in group}) == 1 else "",
+        }
+    )
+
+
+def _percent_text(line: OutputLine) -> str:
+    found = _PERCENT.search(line.text)
+    assert found is not None
+    return found[1]
+
+
+def _percent(line: OutputLine) -> float:
+    return float(_percent_text(line))
 
 
 def _fit(text: str, columns: int) -> str:

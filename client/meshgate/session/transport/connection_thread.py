@@ -27,6 +27,7 @@ from meshgate.session.futures import FutureProxy
 from meshgate.session.settings import ClientSettings
 from meshgate.session.transport.event_loop import cancel_all_tasks, new_event_loop
 from meshgate.session.transport.gateway_connection import GatewayConnection
+from meshgate.session.transport.outage import Outage
 from meshgate.session.transport.reconnect import Reconnector
 from meshgate.session.transport.send_queue import SendQueue
 from meshgate_wire import (
@@ -62,6 +63,9 @@ class Listener(Protocol):
 
     def message_not_sent(self, header: Header, error: Exception) -> None:
         """A posted message was not sent: it is too large, or cannot be encoded. The session continues."""
+
+    def connection_notice(self, text: str, final: bool) -> None:
+        """A line for the user about the connection. Another takes its place unless it is ``final``."""
 
     def session_ended(self, error: MeshgateError) -> None:
         """The session has ended. No event follows."""
@@ -101,6 +105,7 @@ class ConnectionThread:
         self._woken = False  # whether a wake-up of the loop is under way
         # Used by the loop alone:
         self._reconnector = Reconnector(dialer, settings, session_id, self, self._session.limits, takes_over=takes_over)
+        self._outage = Outage(dialer, settings.quiet, self._reconnector.why, listener.connection_notice)
         self._connection: GatewayConnection | None = None
         self._pump: Pump | None = None
         self._task: asyncio.Task[None] | None = None
@@ -143,6 +148,11 @@ class ConnectionThread:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._loop.call_later, delay, self._send_made, make, stream)
 
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Calls ``function`` on the loop, unless the session has ended. For finalizers: takes no lock."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(function)
+
     def _send_made(self, make: Callable[[], Header | None], stream: int) -> None:
         if (header := make()) is not None and self._session.state is not State.FAILED:
             self._session.send(header, stream=stream)
@@ -167,6 +177,10 @@ class ConnectionThread:
     def connected(self) -> bool:
         """Whether a connection is established now. If not, nothing is lost, but requests take longer."""
         return self._session.state is State.ESTABLISHED
+
+    def describe_outage(self) -> str:
+        """For people, how long there has been no connection, and why; empty while there is one."""
+        return self._outage.describe()
 
     @property
     def peer(self) -> Hello | None:
@@ -261,7 +275,8 @@ class ConnectionThread:
         self._connection = connection
         self._pump = Pump(self._session, connection, flushed=self._queue.update)
         self._reconnector.last_failure = ""
-        self._loop.call_later(self._settings.attempt_timeout, self._check_established, connection)
+        timeout = self._reconnector.attempt_timeout
+        self._loop.call_later(timeout, self._check_established, connection, timeout)
         self._session.connection_made()
         self._flush()
 
@@ -280,6 +295,7 @@ class ConnectionThread:
             elif isinstance(event, Established):
                 self._loop.call_later(_STABLE_AFTER, self._check_stable, connection)
                 self._reconnector.resuming = True
+                self._outage.end()
                 self.established.settle(lambda: None)
         self._flush()
 
@@ -291,10 +307,9 @@ class ConnectionThread:
         if connection is self._connection:
             self._reconnector.reset_back_off()
 
-    def _check_established(self, connection: GatewayConnection) -> None:
+    def _check_established(self, connection: GatewayConnection, timeout: float) -> None:
         if connection is self._connection and self._session.state is State.OPENING:
-            timeout = self._settings.attempt_timeout
-            self._reconnector.last_failure = f"connected, but the session did not answer within {timeout:g} s"
+            self._reconnector.timed_out(f"connected, but the session did not answer within {timeout:g} s")
             connection.abort()
 
     def _refuse(self, connection: GatewayConnection, error: WireError) -> None:
@@ -338,6 +353,7 @@ class ConnectionThread:
 
     def _end(self, error: MeshgateError) -> None:
         self._detach()
+        self._outage.close()
         self._queue.close(error)
         self.established.fail(error)
         self._listener.session_ended(error)
@@ -345,6 +361,7 @@ class ConnectionThread:
 
     async def _stay_connected(self) -> None:
         while True:
+            self._outage.begin()
             connection = await self._reconnector.connect()
             try:
                 await connection.wait_lost()

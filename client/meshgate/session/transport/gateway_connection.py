@@ -16,7 +16,9 @@ from typing import Any, Protocol
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidStatus
 from websockets.frames import CloseCode, Frame, Opcode, apply_mask  # type: ignore[attr-defined]  # the C version, if any
+from websockets.http11 import Response
 from websockets.protocol import OPEN, Event
 
 from meshgate.session.dialing import Route
@@ -57,8 +59,17 @@ class Receiver(Protocol):
 class GatewayConnection(ClientConnection):
     """A websocket connection that calls its receiver. Created by ``open_connection``."""
 
-    def __init__(self, protocol: ClientProtocol, *, receiver: Receiver, max_message: int, **options: Any) -> None:
+    def __init__(
+        self,
+        protocol: ClientProtocol,
+        *,
+        receiver: Receiver,
+        is_gateways: Callable[[Response], bool],
+        max_message: int,
+        **options: Any,
+    ) -> None:
         super().__init__(protocol, **options)
+        self._is_gateways = is_gateways
         self._receiver = receiver
         self._max_message = max_message
         self._fragments: list[bytes] = []
@@ -104,14 +115,21 @@ class GatewayConnection(ClientConnection):
         if self.response is None:
             super().process_event(event)
             if self.protocol.state is OPEN:
-                self._check_stalled()
-                self._receiver.connection_opened(self)
+                self._handshake_done()
         elif type(event) is Frame and (event.opcode is Opcode.BINARY or event.opcode is Opcode.CONT):
             self._data(event)
         elif type(event) is Frame and event.opcode is Opcode.TEXT:
             self.refuse(CloseCode.UNSUPPORTED_DATA, "text messages are not supported")
         else:
             super().process_event(event)
+
+    def _handshake_done(self) -> None:
+        assert self.response is not None
+        if not self._is_gateways(self.response):
+            self.abort()  # open_connection raises
+            return
+        self._check_stalled()
+        self._receiver.connection_opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._stall_timer is not None:
@@ -206,16 +224,29 @@ def _masked(pieces: Sequence[bytes | bytearray | memoryview], mask: bytes) -> It
         offset += len(piece)
 
 
-async def open_connection(
-    route: Route, path: str, headers: dict[str, str], receiver: Receiver, *, max_size: int
-) -> GatewayConnection:
-    """Connects to ``path`` along ``route``.
+class _connect(connect):
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        """Follows none: a gateway sends no redirect, and the ingress that does answers in its place."""
+        return exc
 
-    Raises OSError, TimeoutError or ``websockets.exceptions.InvalidHandshake``.
+
+async def open_connection(
+    route: Route,
+    path: str,
+    headers: dict[str, str],
+    receiver: Receiver,
+    *,
+    max_size: int,
+    is_gateways: Callable[[Response], bool],
+) -> GatewayConnection:
+    """Connects to ``path`` along ``route``. ``is_gateways`` decides whether a websocket was opened by the gateway.
+
+    Raises OSError, TimeoutError or ``websockets.exceptions.InvalidHandshake``: InvalidStatus also if another server has
+    opened the websocket.
     """
 
     def create(protocol: ClientProtocol, **options: Any) -> GatewayConnection:
-        return GatewayConnection(protocol, receiver=receiver, max_message=max_size, **options)
+        return GatewayConnection(protocol, receiver=receiver, is_gateways=is_gateways, max_message=max_size, **options)
 
     options: dict[str, Any] = {}
     if route.ssl is not None:
@@ -226,7 +257,7 @@ async def open_connection(
         options |= {"unix": True, "path": route.unix_socket}
     if not route.through_proxy:
         options["proxy"] = None
-    connection = await connect(
+    connection = await _connect(
         route.url + path,
         additional_headers={**route.headers, **headers},
         compression=None,
@@ -241,4 +272,7 @@ async def open_connection(
         **options,
     )
     assert isinstance(connection, GatewayConnection)
+    assert connection.response is not None
+    if not is_gateways(connection.response):
+        raise InvalidStatus(connection.response)
     return connection

@@ -10,24 +10,36 @@ import random
 import secrets
 import socket
 import ssl
+import time
+from http import HTTPStatus
 from urllib.parse import quote
 
 from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
+from websockets.http11 import Response
 
 from meshgate.errors import ConnectionFailedError, GatewayLostError, SessionExpiredError
 from meshgate.session.dialing import Dialer, describe_response, error_of_response
 from meshgate.session.settings import ClientSettings
 from meshgate.session.transport.gateway_connection import GatewayConnection, Receiver, open_connection
 from meshgate_wire import PROTOCOL_VERSION, SOFTWARE_VERSION, Limits
+from meshgate_wire.proof import ANY_GATEWAY, NONCE_HEADER, PROOF_HEADER, Prover, new_nonce
 
 __all__ = ["Reconnector"]
 
 log = logging.getLogger("meshgate.session.connection")
 
 
+class _Gone(Exception):
+    """The dialer reports the gateway as gone."""
+
+
 class Reconnector:
     """Connects a session as often as needed, with exponential back-off and full jitter.
 
+    An attempt may take ``attempt_timeout``: twice as long after each that timed out, up to ``attempt_timeout_most``,
+    and three times as long as the last one that succeeded, so that a slow path is not too slow for ever. Every second
+    one of a session that resumes may take as long as the very first: an attempt that began on a dead path does not end
+    before its limit, although there may be a better path by then.
     ``last_failure`` says why there is no connection, or why the last one ended. Set ``resuming`` once the session is
     established: before that ``connect_timeout`` is the deadline of ``connect``, afterwards the lease. With
     ``takes_over`` the first connection replaces the holder of a session that exists.
@@ -44,6 +56,7 @@ class Reconnector:
         takes_over: bool = False,
     ) -> None:
         self.last_failure = ""
+        self.attempt_timeout = settings.attempt_timeout
         self.resuming = False
         self._dialer = dialer
         self._settings = settings
@@ -52,12 +65,24 @@ class Reconnector:
         self._limits = limits
         self._takes_over = takes_over
         self._holder = secrets.token_hex(16)
+        self._gateway: str | None = None  # the name, in its proofs, of the gateway that holds the session
+        self._prover: Prover | None = None  # of the attempt under way
         self._attempts = 0  # since the last reset of the back-off
         self._stopped = False
+        self._accepted = False  # whether the last attempt led to a connection
+        self._dialing_since: float | None = None  # of the attempt under way, on the monotonic clock
 
     def stop(self) -> None:
         """Ends ``connect``. Its task must be cancelled as well."""
         self._stopped = True
+
+    def why(self) -> str:
+        """Why the session is not connected, for people. From any thread."""
+        since = self._dialing_since
+        lasts = 0.0 if since is None else time.monotonic() - since
+        waiting = f"no answer to this attempt for {lasts:.0f} s" if lasts >= 1 else ""
+        accepted = "the gateway accepted, but the session has not answered yet" if self._accepted else ""
+        return "; ".join(filter(None, (self.last_failure, waiting))) or accepted or "connecting"
 
     def reset_back_off(self) -> None:
         """Dials without delay after the next cut. To be called once a connection has proved to work."""
@@ -67,11 +92,16 @@ class Reconnector:
         """Dials until a connection is up. Raises the GatewayError that ends the session."""
         down_since = asyncio.get_running_loop().time()
         gone_since: float | None = None
-        logged = False
+        logged = self._accepted = False
         while True:
             await self._back_off()
-            connection = await self._attempt(gone=gone_since is not None)
-            if self._stopped:  # before Python 3.12 wait_for may swallow a cancellation
+            self._dialing_since = time.monotonic()
+            try:
+                connection = await self._attempt(gone=gone_since is not None)
+            finally:
+                self._dialing_since = None
+            self._accepted = connection is not None
+            if self._stopped:  # a dialer may swallow a cancellation, as wait_for does before Python 3.12
                 if connection is not None:
                     connection.abort()
                 raise asyncio.CancelledError
@@ -124,25 +154,70 @@ class Reconnector:
         ``gone``: the dialer reports the gateway as gone, so the attempt ends after ``lost_after`` at the latest.
         """
         settings = self._settings
-        timeout = min(settings.attempt_timeout, settings.lost_after) if gone else settings.attempt_timeout
+        short = self.resuming and self._attempts % 2 == 0
+        timeout = settings.attempt_timeout if short else self.attempt_timeout
+        timeout = min(timeout, settings.lost_after) if gone else timeout
+        started = asyncio.get_running_loop().time()
         try:
-            return await asyncio.wait_for(self._dial(), timeout)
+            connection = await self._dial_within(timeout)
+            self._allow(3 * (asyncio.get_running_loop().time() - started))
+            return connection
+        except _Gone as error:
+            self.last_failure = str(error)
         except InvalidStatus as error:
-            status, body = error.response.status_code, error.response.body or b""
-            final = error_of_response(status, bytes(body), str(self._dialer), resuming=self.resuming)
+            status, body = error.response.status_code, bytes(error.response.body or b"")
+            proven = self._is_gateways(error.response)
+            final = error_of_response(status, body, str(self._dialer), proven=proven, resuming=self.resuming)
             if final is not None:
                 raise final from None
-            self.last_failure = describe_response(status, bytes(body))
+            self.last_failure = describe_response(status, body, proven=proven)
         except (InvalidURI, ssl.SSLCertVerificationError, socket.gaierror) as error:
-            self.last_failure = str(error)
+            self.last_failure = _describe(error)
             if not self.resuming:
                 raise ConnectionFailedError(f"cannot connect to {self._dialer}: {error}") from error
         except (asyncio.TimeoutError, TimeoutError):
             self.last_failure = f"no answer within {timeout:g} s"
+            if not short:
+                self.timed_out(self.last_failure)
         except (OSError, WebSocketException, EOFError) as error:
-            self.last_failure = str(error) or type(error).__name__
+            self.last_failure = _describe(error)
         log.debug("no connection to %s: %s", self._dialer, self.last_failure)
         return None
+
+    def timed_out(self, failure: str) -> None:
+        """The attempt has taken as long as it may. The next may take twice as long: the path may be that slow."""
+        self.last_failure = failure
+        self._allow(2 * self.attempt_timeout)
+
+    def _allow(self, timeout: float) -> None:
+        settings = self._settings
+        self.attempt_timeout = max(settings.attempt_timeout, min(timeout, settings.attempt_timeout_most))
+
+    async def _dial_within(self, timeout: float) -> GatewayConnection:
+        dialing = asyncio.get_running_loop().create_task(self._dial())
+        try:
+            await self._wait_for(dialing, timeout)
+            return dialing.result()
+        except BaseException:
+            dialing.cancel()
+            await asyncio.wait({dialing})
+            if not dialing.cancelled() and dialing.exception() is None:
+                dialing.result().abort()  # it connected in the same moment
+            raise
+
+    async def _wait_for(self, dialing: asyncio.Task[GatewayConnection], timeout: float) -> None:
+        """Raises TimeoutError, and _Gone if the dialer reports the gateway as gone meanwhile: a long attempt must not
+        delay that."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while True:
+            await asyncio.wait({dialing}, timeout=min(deadline - loop.time(), self._settings.attempt_timeout))
+            if dialing.done():
+                return
+            if loop.time() >= deadline:
+                raise asyncio.TimeoutError
+            if (reason := await self._dialer.gone()) is not None and not dialing.done():
+                raise _Gone(f"no answer: {reason}")
 
     async def _dial(self) -> GatewayConnection:
         route = await self._dialer.dial()
@@ -152,8 +227,34 @@ class Reconnector:
             headers["Meshgate-Resume"] = "1"
         if self._takes_over and not self.resuming:
             headers["Meshgate-Attach"] = "1"
+        headers[NONCE_HEADER] = nonce = new_nonce()
+        self._prover = Prover.of_request(nonce, route.token)
         max_size = self._limits.max_websocket_message
-        return await open_connection(route, self._path, headers, self._receiver, max_size=max_size)
+        return await open_connection(
+            route, self._path, headers, self._receiver, max_size=max_size, is_gateways=self._is_gateways
+        )
+
+    def _is_gateways(self, response: Response) -> bool:
+        """Whether the gateway that holds the session has made this response to the attempt under way."""
+        if self._prover is None:
+            return False
+        body = bytes(response.body or b"")
+        gateway = self._prover.prover_of(response.headers.get(PROOF_HEADER), response.status_code, body)
+        if gateway is None or (self._gateway is not None and gateway not in (self._gateway, ANY_GATEWAY)):
+            return False
+        if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
+            self._gateway = gateway
+        return True
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"its name cannot be resolved (DNS): {error.strerror or error}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {error}"
+    if isinstance(error, ConnectionRefusedError):
+        return f"connection refused ({error})"
+    return str(error) or type(error).__name__
 
 
 def _this_process() -> str:

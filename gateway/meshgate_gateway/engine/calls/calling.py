@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from meshgate_gateway.engine.calls.pending_calls import GATHER_FAILURES, PendingCall, Response
 from meshgate_gateway.engine.failures import failure_of
 from meshgate_gateway.engine.interfaces import Send
+from meshgate_gateway.engine.monarch.error_texts import reports_a_stop
 from meshgate_gateway.engine.monarch.interface import Reply
 from meshgate_gateway.engine.monarch.settings import FrameTooLarge
 from meshgate_gateway.engine.objects.lookup import Lookup, choose
@@ -29,6 +30,7 @@ _NO_MESHES = Adopted()
 REPORT_INTERVAL = 0.25  # seconds; a call that takes longer is reported when its progress has changed
 MAX_REPORTED = 256  # the oldest calls
 CALLS_PER_REPORT = 32
+MAX_SUPERVISED = 1024  # parts of meshes whose next fault Monarch is to report; above it, idle ones are dropped
 
 
 class Messaging(Protocol):
@@ -58,7 +60,11 @@ class CallMetrics(Protocol):
 
 
 class Calling:
-    """The calls of a session. ``idle`` is called when the last pending call has been answered."""
+    """The calls of a session. ``idle`` is called when the last pending call has been answered.
+
+    ``unread_output(procs, ranks)`` is what to wait for so that what these processes have printed is sent to the client
+    before their replies; None: it has been sent.
+    """
 
     def __init__(
         self,
@@ -69,12 +75,13 @@ class Calling:
         *,
         idle: Callable[[], None],
         metrics: CallMetrics,
+        unread_output: Callable[[int, Sequence[int]], asyncio.Future[None] | None] = lambda procs, ranks: None,
     ) -> None:
         self._objects, self._lookup, self._monarch, self._send, self._idle = objects, lookup, monarch, send, idle
-        self._metrics = metrics
+        self._metrics, self._unread_output = metrics, unread_output
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, tuple[PendingCall, ActorMesh, int]] = {}
-        self._supervised: dict[Any, asyncio.Future[Any]] = {}  # the next fault of a part of a returned mesh
+        self._supervised: dict[Any, asyncio.Future[Any]] = {}  # the next fault of a part of a mesh
         self._report_timer: asyncio.TimerHandle | None = None
         self._waiting: dict[int, Call] = {}  # for their target or arguments
 
@@ -145,22 +152,38 @@ class Calling:
     ) -> None:
         """Sends a call to ``actors``, a part of ``mesh``. Responses go to the client on ``stream``."""
         port, receiver = self._monarch.open_port()
-        if mesh.returned and actors not in self._supervised:
-            fault = self._monarch.cast_supervised(actors, pending.endpoint, explicit_port, payload, port)
-            fault.add_done_callback(functools.partial(self._part_failed, actors))
-            self._supervised[actors] = fault
-        else:
+        if actors in self._supervised:
             self._monarch.cast(actors, pending.endpoint, explicit_port, payload, port)
-        pending.part = actors if mesh.returned else None
+        else:
+            fault = self._monarch.cast_supervised(actors, pending.endpoint, explicit_port, payload, port)
+            fault.add_done_callback(functools.partial(self._part_failed, mesh, actors))
+            self._supervised[actors] = fault
+            self._drop_idle_parts()
+        pending.part = actors
         self._pending[pending.call] = (pending, mesh, stream)
         if self._report_timer is None:
             self._report_timer = self._loop.call_later(REPORT_INTERVAL, self._report)
         self._listen(pending, receiver, stream)
 
-    def _part_failed(self, actors: Any, fault: asyncio.Future[Any]) -> None:
-        """Ends the calls on a part of a returned mesh. The next one asks Monarch again, and gets the same fault."""
-        self._supervised.pop(actors, None)
+    def _drop_idle_parts(self) -> None:
+        if len(self._supervised) <= MAX_SUPERVISED:
+            return
+        busy = {pending.part for pending, *_ in self._pending.values()}
+        newest = next(reversed(self._supervised))  # its call is about to be added
+        for actors in [each for each in self._supervised if each not in busy and each is not newest]:
+            self._supervised.pop(actors).cancel()
+
+    def _part_failed(self, mesh: ActorMesh, actors: Any, fault: asyncio.Future[Any]) -> None:
+        """Ends the calls on a part of a mesh. The next one asks Monarch again, and gets the same fault.
+
+        Of the session's own meshes, this is how an actor is noticed that stopped itself. ``Supervision`` reports their
+        failures, with the ranks, and ``Lifetimes`` what the session itself stops.
+        """
+        if self._supervised.get(actors) is fault:
+            del self._supervised[actors]
         if fault.cancelled() or (error := fault.exception()) is None:
+            return
+        if not mesh.returned and (mesh.stopping or not reports_a_stop(str(error))):
             return
         for pending, _, stream in list(self._pending.values()):
             if pending.part is actors:
@@ -176,6 +199,16 @@ class Calling:
                 self._finish(pending, pending.fail(failure_of(error)), stream)
                 return
             reply = self._monarch.reply_of(future.result())
+            unread = self._output_before(pending, reply)
+            if unread is None:
+                take(reply)
+            else:
+                pending.answered = pending.adverb != "stream"
+                unread.add_done_callback(lambda _: take(reply))
+
+        def take(reply: Reply) -> None:
+            if pending.done:
+                return
             references = _NO_MESHES
             if reply.references:
                 references = Adopted(objects=tuple(self._objects.add_reference(mesh) for mesh in reply.references))
@@ -188,8 +221,23 @@ class Calling:
 
         self._monarch.receive(receiver).add_done_callback(arrived)
 
+    def _output_before(self, pending: PendingCall, reply: Reply) -> asyncio.Future[None] | None:
+        """What the ranks have printed comes before the result: what to wait for, if ``reply`` is sent at once.
+
+        An item of a stream waits for its own rank.
+        """
+        if pending.header is None or (pending.adverb != "stream" and not pending.is_last(reply)):
+            return None
+        procs = self._pending[pending.call][1].procs
+        if procs is None or not procs.number:
+            return None
+        ranks = pending.ranks
+        if pending.adverb in ("stream", "choose"):
+            ranks = ranks[(position := pending.position(reply)) : position + 1]
+        return self._unread_output(procs.number, ranks)
+
     def _finish_early(self, pending: PendingCall, stream: int) -> None:
-        if not pending.done:
+        if not pending.done and not pending.answered:
             self._finish(pending, pending.finish(), stream)
 
     def _finish(self, pending: PendingCall, response: Response | None, stream: int) -> bool:

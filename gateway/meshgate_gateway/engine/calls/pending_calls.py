@@ -50,10 +50,11 @@ class PendingCall:
     host_of: Callable[[int], str]
     chosen: int | None = None
     header: Call | None = None  # as the client sent it; None for calls that are not of a program
-    part: Any = None  # of a returned mesh: Monarch's reference to the actors that it went to
+    part: Any = None  # Monarch's reference to the actors that it went to
     replies: dict[int, Reply] = field(default_factory=dict)  # by position in ``ranks``
     objects: dict[int, Adopted] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
+    answered: bool = False  # its last reply has arrived, and waits for output: failures come too late
     done: bool = False
     on_success: Callable[[], None] | None = None  # called when every rank has replied without an exception
     started: float = field(default_factory=time.monotonic)
@@ -67,9 +68,16 @@ class PendingCall:
     def complete(self) -> bool:
         return len(self.replies) >= self.expected
 
+    def position(self, reply: Reply) -> int:
+        return self.chosen if self.chosen is not None else reply.rank or 0
+
+    def is_last(self, reply: Reply) -> bool:
+        """Whether no other reply is missing once this one is added."""
+        return self.position(reply) not in self.replies and len(self.replies) + 1 >= self.expected
+
     def add_reply(self, reply: Reply, references: Adopted) -> Response | None:
         """Adds a reply, and returns the response to send now, if any."""
-        position = self.chosen if self.chosen is not None else reply.rank or 0
+        position = self.position(reply)
         if self.done or position in self.replies:
             return None  # an endpoint with an explicit port may send more than one
         self.replies[position] = reply
@@ -125,7 +133,7 @@ class PendingCall:
 
     def ranks_died(self, dead: Mapping[int, str]) -> Response | None:
         """Ends the call if a rank it waits for is among ``dead``, which maps base ranks to reports."""
-        if self.done or not dead:
+        if self.done or self.answered or not dead:
             return None
         called = range(len(self.ranks)) if self.chosen is None else (self.chosen,)
         lost = [at for at in called if self.ranks[at] in dead and at not in self.replies]
@@ -145,8 +153,8 @@ class PendingCall:
         return Response(Failed(call=self.call, failure=failure))
 
     def fail(self, failure: Failure) -> Response | None:
-        """Ends the call with ``failure``, unless it has ended."""
-        if self.done:
+        """Ends the call with ``failure``, unless it has ended or its last reply has arrived."""
+        if self.done or self.answered:
             return None
         self.done = True
         return Response(Failed(call=self.call, failure=failure))

@@ -277,6 +277,8 @@ class HostAgents:
         listening = await monarch.call_engine_actors(
             actors, count, "start", names, self._secret, self._owner, bind, advertised
         )
+        if refused := [reason for reason in listening if isinstance(reason, str)]:
+            raise _StartFailed("; ".join(refused))
         moved = [name for name in names if name in self._addresses]
         for name, address in zip(names, listening, strict=True):
             self._addresses[name] = (address[0], address[1])

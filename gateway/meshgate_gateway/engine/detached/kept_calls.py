@@ -57,7 +57,7 @@ class KeptCalls:
         spool: Spool | None = None,
     ) -> None:
         self._send, self._queued, self._running = send, queued, running
-        self._spool = spool or Spool(MEMORY, DISK)
+        self._spool = spool or Spool(MEMORY, DISK, MEMORY)
         self._calls: dict[int, _Call] = {}
         self._evictable: deque[_Call] = deque()  # oldest first
         self._evictable_bytes = 0

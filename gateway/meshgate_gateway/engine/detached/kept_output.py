@@ -38,7 +38,7 @@ class KeptOutput:
         self, send: Callable[[Output], None], queued: Callable[[], int], *, spool: Spool | None = None
     ) -> None:
         self._send, self._queued = send, queued
-        self._spool = spool or Spool(MEMORY, DISK)
+        self._spool = spool or Spool(MEMORY, DISK, MEMORY)
         self._read: deque[_Batch] = deque()  # kept for a replay
         self._unread: deque[_Batch] = deque()
         self._unsent: deque[_Batch] = deque()  # to this holder

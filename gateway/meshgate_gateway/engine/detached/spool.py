@@ -17,7 +17,7 @@ __all__ = ["Blob", "Spool"]
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 16 * 2**20
-OVERHEAD = 256  # bytes of memory that a blob takes besides its pieces, roughly
+OVERHEAD = 320  # bytes of memory that a blob takes besides its pieces, roughly
 
 Piece: TypeAlias = "bytes | memoryview"
 
@@ -43,11 +43,12 @@ class Blob:
 
 
 class Spool:
-    """Keeps up to ``memory`` bytes in memory and then up to ``disk`` bytes in files."""
+    """Keeps up to ``memory`` bytes in memory and then up to ``disk`` bytes in files, for which it needs up to ``index``
+    further bytes of memory: what is on disk has its overhead there."""
 
-    def __init__(self, memory: int, disk: int) -> None:
-        self._memory, self._disk = memory, disk
-        self._in_memory = self._on_disk = 0
+    def __init__(self, memory: int, disk: int, index: int = 16 * 2**20) -> None:
+        self._memory, self._disk, self._index = memory, disk, index
+        self._in_memory = self._on_disk = self._indexed = 0
         self._segments: list[_Segment] = []
         self._failed = False
         weakref.finalize(self, _close, self._segments)
@@ -63,7 +64,7 @@ class Spool:
         if self._in_memory + nbytes + OVERHEAD <= self._memory:
             self._in_memory += nbytes + OVERHEAD
             return Blob(nbytes, tuple(pieces))
-        if self._on_disk + nbytes > self._disk:
+        if self._on_disk + nbytes > self._disk or self._indexed + OVERHEAD > self._index:
             return None
         try:
             return self._write(pieces, nbytes)
@@ -87,6 +88,7 @@ class Spool:
         segment.size += nbytes
         segment.blobs += 1
         self._on_disk += nbytes
+        self._indexed += OVERHEAD
         return blob
 
     def get(self, blob: Blob) -> tuple[Piece, ...]:
@@ -104,6 +106,7 @@ class Spool:
             self._in_memory -= blob.nbytes + OVERHEAD
             blob.pieces = None
         elif segment is not None:
+            self._indexed -= OVERHEAD
             segment.blobs -= 1
             if not segment.blobs:  # its space on disk is used until then
                 self._on_disk -= segment.size
@@ -113,7 +116,7 @@ class Spool:
     def close(self) -> None:
         """Frees everything."""
         _close(self._segments)
-        self._in_memory = self._on_disk = 0
+        self._in_memory = self._on_disk = self._indexed = 0
 
 
 def _close(segments: list[_Segment]) -> None:

@@ -99,29 +99,42 @@ class Spawning:
 
     async def spawn_procs(self, header: SpawnProcs, buffers: Sequence[Fragments]) -> None:
         self.latest_code = (header.version, header.paths)
-        hosts, mesh = await self._lookup.hosts(header.hosts)
-        region = header.hosts.region or hosts.region
-        names = tuple(hosts.names[rank] for rank in ranks_of(region))
-        procs_shape = procs_region(region, header.per_host)
-        if missing := hosts.missing_among(names):
-            raise RequestFailed(_spawn_failure(header, missing))
+        hosts, mesh, names, version = await self._hosts_with_code(header)
+        procs_shape = procs_region(header.hosts.region or hosts.region, header.per_host)
+        bootstrap = self._lookup.payload(buffers[:1], ()) if buffers else None
+        code = self._code.process_code(version, header.paths)
+        per_host = math.prod(header.per_host.values())
+        setup = self._set_up_process(header.object, code, bootstrap, header.name, per_host)
+        spawned = self._monarch.spawn_procs(mesh, header.per_host, header.name, setup, header.launch)
+        procs = ProcMesh(spawned, header.name, procs_shape, names, hosts, version, number=header.object)
+        self._objects.add(header.object, procs)
+        procs.initialized = initialized = asyncio.ensure_future(self._monarch.wait_initialized(spawned))
+        procs.up = self._start_task(self._watch_procs(header, hosts, procs, initialized))
+
+    async def _hosts_with_code(self, header: SpawnProcs) -> tuple[HostMesh, Any, tuple[str, ...], str | None]:
+        """The hosts, Monarch's mesh of them, their names, and the version that all of them have.
+
+        Nothing may be awaited between this and the spawn, which would not be given up if a host were lost meanwhile.
+        Raises RequestFailed if a host is lost.
+        """
         version = header.version
-        if version is not None:
+        while True:
+            hosts, mesh = await self._lookup.hosts(header.hosts)
+            names = tuple(hosts.names[rank] for rank in ranks_of(header.hosts.region or hosts.region))
+            if missing := hosts.missing_among(names):
+                raise RequestFailed(_spawn_failure(header, missing))
+            if version is None:
+                return hosts, mesh, names, None
+            attached = hosts.hosts
             try:
                 version = await self._code.wait_for_version(version, names)
             except RequestFailed:
                 if missing := hosts.missing_among(names):  # a host was lost meanwhile, which explains the failure
                     raise RequestFailed(_spawn_failure(header, missing)) from None
                 raise
-        bootstrap = self._lookup.payload(buffers[:1], ()) if buffers else None
-        code = self._code.process_code(version, header.paths)
-        per_host = math.prod(header.per_host.values())
-        setup = self._set_up_process(header.object, code, bootstrap, header.name, per_host)
-        spawned = self._monarch.spawn_procs(mesh, header.per_host, header.name, setup, header.launch)
-        procs = ProcMesh(spawned, header.name, procs_shape, names, hosts, version)
-        self._objects.add(header.object, procs)
-        procs.initialized = initialized = asyncio.ensure_future(self._monarch.wait_initialized(spawned))
-        procs.up = self._start_task(self._watch_procs(header, hosts, procs, initialized))
+            # If a host was replaced meanwhile, the mesh leads to the old one, and Monarch would wait for its answer.
+            if hosts.hosts is attached and not hosts.missing_among(names):
+                return hosts, mesh, names, version
 
     async def _watch_procs(
         self, header: SpawnProcs, hosts: HostMesh, procs: ProcMesh, initialized: asyncio.Future[None]

@@ -11,6 +11,7 @@ from meshgate_gateway.engine.monarch.same_versions import version_problem
 _REFUSED = re.compile(
     r"undeliverable message to host_agent\.\S*?@(\S+):\n.*::SetClientConfig\n.*delivery failure: ttl expired", re.DOTALL
 )
+_STOPPED = re.compile(r"has status:\s+stopped\b")
 _KILLED = "Killed(sig=9)"
 _KILLED_HINT = " (if nothing sent the signal, the kernel did: the machine or the pod ran out of memory)"
 
@@ -33,6 +34,11 @@ def refusing_address(report: str) -> str:
     release of Monarch, or another identity. Empty if ``report`` is about something else."""
     found = _REFUSED.search(report)
     return found[1] if found else ""
+
+
+def reports_a_stop(report: str) -> bool:
+    """Whether ``report`` is about an actor that ended without a failure: Monarch reports that to calls alone."""
+    return _STOPPED.search(report) is not None
 
 
 def explain_fault(report: str) -> str:

@@ -53,6 +53,9 @@ class Monarch(Protocol):
     sync_context: ClassVar[str]
     """``module:name``, on workers, of the context manager in which Monarch runs a bootstrap that is not a coroutine."""
 
+    log_prefix: ClassVar[str]
+    """``module:name``, on workers, of whether Monarch puts the actor before each message of ``logging``."""
+
     same_versions: SameVersions
     """Refuses to create actors in processes with other versions."""
 
@@ -75,8 +78,9 @@ class Monarch(Protocol):
     async def settings_applied(self) -> None:
         """Waits while settings are withheld because hosts are being attached to."""
 
-    def collector(self, retention: int) -> Collector:
-        """Collects telemetry of this process and those that it spawns. Create it before hosts are attached to."""
+    def collector(self, retention: int, host_metrics: float, gpu_metrics: float) -> Collector:
+        """Collects telemetry of this process and those that it spawns. Create it before hosts are attached to.
+        Hosts and GPUs are sampled at these intervals, in seconds, or never (0); releases before 0.8 cannot."""
 
     # --- meshes
 
@@ -159,10 +163,10 @@ class Monarch(Protocol):
     def cast_supervised(
         self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any
     ) -> asyncio.Future[Any]:
-        """As ``cast``, to actors whose faults Monarch reports to another owner.
+        """As ``cast``, and asks for the next fault of the actors, which Monarch may report to another owner or to none.
 
-        The returned future raises an exception with the report when one of the actors fails, when they are stopped, or
-        when their owner has not answered for Monarch's ``supervision_watchdog_timeout``. It has no result.
+        The returned future raises an exception with the report when one of the actors fails or stops, when they are
+        stopped, or when their owner has not answered for Monarch's ``supervision_watchdog_timeout``. It has no result.
         """
 
     async def call_engine_actors(self, actors: Any, count: int, endpoint: str, *args: Any) -> list[Any]:

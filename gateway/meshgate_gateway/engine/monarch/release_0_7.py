@@ -133,6 +133,7 @@ class Client:
 
     controllers_class: ClassVar[bytes] = b"cmonarch._src.actor.proc_mesh\n_ControllerController\n."
     sync_context: ClassVar[str] = "monarch._src.actor.sync_state:fake_sync_state"
+    log_prefix: ClassVar[str] = "monarch._src.actor.config:prefix_python_logs_with_actor"
 
     def __init__(self, transport: str | None, on_fault: OnFault) -> None:
         for name, value in ENVIRONMENT.items():
@@ -177,7 +178,7 @@ class Client:
     async def settings_applied(self) -> None:
         await self._settings.wait_applied()
 
-    def collector(self, retention: int) -> Collector:
+    def collector(self, retention: int, host_metrics: float, gpu_metrics: float) -> Collector:
         return Collector(self._instance, retention)
 
     # --- meshes -----------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 - Hosts are attached to by identity: ``<identity>@<address>``.
 - A port's receiver decodes messages itself, on threads of Monarch's own, and keeps the rank of an exception to itself.
   A port with an accumulator (``Mailbox.open_accum_port``) passes each message to it undecoded, rank included.
+- Telemetry samples hosts and GPUs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from meshgate_gateway.engine.monarch import release_0_7
 from meshgate_gateway.engine.monarch.interface import Monarch, OnFault
+from meshgate_gateway.engine.monarch.telemetry import Collector
 from meshgate_wire.messages import Host
 
 __all__ = ["Client"]
@@ -45,6 +47,9 @@ class Client(release_0_7.Client):
                 "address as IDENTITY@ADDRESS"
             )
         return f"{identity}@{host.address}"
+
+    def collector(self, retention: int, host_metrics: float, gpu_metrics: float) -> Collector:
+        return Collector(self._instance, retention, host_metrics, gpu_metrics)
 
     def open_port(self) -> tuple[Any, Any]:
         messages = Messages(self._loop, self._no_state)

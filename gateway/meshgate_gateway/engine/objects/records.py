@@ -93,6 +93,7 @@ class ProcMesh:
     up: asyncio.Future[None] | None = None  # is done once the outcome of ``initialized`` is reported
     dead: dict[int, str] = field(default_factory=dict)  # base rank to the reason
     slices: dict[Region, Any] = field(default_factory=dict)
+    number: int = 0  # by which its processes name the mesh in their connections; 0: they have none
 
     def runs(self, version: str, ranks: Iterable[int]) -> bool:
         """Whether all these ranks are known to run ``version`` of the code."""

@@ -29,15 +29,23 @@ class HostAgentActor(Actor):
         self._agent: Any = None
 
     @endpoint
-    def start(self, names: Sequence[str], secret: bytes, owner: str, bind: str, advertised: Sequence[str]) -> Address:
-        """Opens the host's store and listens. ``names`` and ``advertised``, the IP addresses, are by rank."""
+    def start(
+        self, names: Sequence[str], secret: bytes, owner: str, bind: str, advertised: Sequence[str]
+    ) -> Address | str:
+        """Opens the host's store and listens. ``names`` and ``advertised``, the IP addresses, are by rank. Returns why
+        that is not possible: the engine does not have the classes of the errors."""
         from monarch.actor import current_rank  # noqa: PLC0415 - resolved on the worker
 
         rank = current_rank().rank
-        agent: Any = importlib.import_module(f"{import_sources(self._sources)}.distribution.agent")
-        self._agent = agent.HostAgent(
-            names[rank], secret=secret, owner=owner, bind=bind, advertise=advertised[rank] or None
-        )
+        package = import_sources(self._sources)
+        agent: Any = importlib.import_module(f"{package}.distribution.agent")
+        errors: Any = importlib.import_module(f"{package}.errors")
+        try:
+            self._agent = agent.HostAgent(
+                names[rank], secret=secret, owner=owner, bind=bind, advertise=advertised[rank] or None
+            )
+        except (errors.SyncError, OSError) as error:
+            return str(error)
         address: Address = self._agent.address
         return address
 

@@ -34,10 +34,19 @@ def report_what_is_sent(connect: Callable[[], socket.socket], hello: Mapping[str
 
     def send(self: Any, obj: Any) -> None:
         send_now(self, obj)
-        reports.sent(self._port_ref.port_id, MESSAGE + size_of(obj, DEPTH))
+        reports.sent(self._port_ref.port_id, MESSAGE + size_in_message(obj))
 
     send.__doc__ = send_now.__doc__
     Port.send = send
+
+
+def size_in_message(value: Any) -> int:
+    """``size_of``, or 0 if an attribute of a user's object raises or another thread changes a container: the message
+    has been sent, and the engine corrects what is counted too low."""
+    try:
+        return size_of(value, DEPTH)
+    except Exception:  # noqa: BLE001 - user code
+        return 0
 
 
 def size_of(value: Any, depth: int) -> int:

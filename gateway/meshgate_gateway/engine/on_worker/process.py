@@ -90,14 +90,17 @@ async def set_up_process(
     code: Code | None,
     bootstrap: Callable[[], Awaitable[None] | None] | None,
     sync_context: str,
+    log_prefix: str,
     name: str = "",
     per_host: int = 0,
+    session: str = "",
 ) -> None:
     """The first thing that a worker process runs.
 
     1. Connects standard output and error to the engine, so that each byte leaves as it is written, even the last ones
        before a crash. The engine never writes to these connections: when one closes, the session has ended, and this
-       process ends itself and its children.
+       process ends itself and its children. Leaves out Monarch's prefix of log messages, for which ``log_prefix``
+       (``module:name``) is.
     2. Applies what image steps left on the host, and takes its part of the host's GPUs.
     3. Starts to run from ``code``, if given.
     4. Lets other processes read its stacks and debug it, if its mesh has a ``name``.
@@ -110,6 +113,7 @@ async def set_up_process(
     rank = current_rank().rank
     hello = {"secret": secret, "mesh": mesh, "rank": rank, "pid": os.getpid()}
     connect_output(address, hello)
+    log_without_prefix(log_prefix)
     add_rank_attribute()
     apply_image()
     if per_host > 1 and os.environ.get("MESHGATE_SPLIT_GPUS") == "1":
@@ -118,7 +122,7 @@ async def set_up_process(
         activate(*code)
     if name:
         host = os.environ.get("MESHGATE_HOST_NAME") or socket.gethostname()
-        serve_stacks(name, hello["rank"], host)
+        serve_stacks(name, hello["rank"], host, session)
         install_breakpoints(name, hello["rank"], host)
     report_what_is_sent(functools.partial(connect, address), hello)
     send_every_exception()
@@ -142,6 +146,16 @@ def connect_output(address: str, hello: Mapping[str, Any]) -> None:
     for file in (sys.stdout, sys.stderr):
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(line_buffering=True, write_through=True)
+
+
+def log_without_prefix(setting: str) -> None:
+    """Makes ``logging`` write messages as the program gives them.
+
+    Lines have a label already, with the mesh, the rank and the host. Monarch's prefix says the same, and keeps equal
+    messages of many ranks from being folded.
+    """
+    module, _, name = setting.partition(":")
+    setattr(importlib.import_module(module), name, False)
 
 
 def take_gpus(environment: MutableMapping[str, str], local_rank: int, per_host: int) -> None:

@@ -30,8 +30,8 @@ MAX_FRAMES = 100
 MAX_TASKS = 1000
 
 
-def serve_stacks(mesh: str, rank: int, host: str) -> None:
-    """Sets up both ways for this process."""
+def serve_stacks(mesh: str, rank: int, host: str, session: str) -> None:
+    """Sets up both ways for this process. Sessions may have meshes of the same name."""
     if not hasattr(os, "memfd_create"):
         return
     import faulthandler  # noqa: PLC0415 - resolved on the worker
@@ -41,6 +41,7 @@ def serve_stacks(mesh: str, rank: int, host: str) -> None:
     requests, ask = os.pipe()
     number = int(signal.SIGRTMAX) - 3  # programs use the first real-time signals, and Python none
     about = {"pid": os.getpid(), "mesh": mesh, "rank": rank, "host": host, "ask": ask, "signal": number}
+    about["session"] = session
     about["gpus"] = os.environ.get("CUDA_VISIBLE_DEVICES")  # as set up, for ``meshgate top``
     header = json.dumps(about).encode() + b"\n"
     os.write(answers, header)

@@ -1,11 +1,12 @@
 """Turns what worker processes print into labelled, folded lines. Pure: bytes in, ``OutputLine`` out.
 
-A line ends at ``\\n`` or at ``\\r`` (a progress bar), whichever comes first. A line that many ranks print at about
+A line ends at ``\\n``; the states of a progress bar have the end ``\\r``. A line that many ranks print at about
 the same time becomes one line with a count.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,10 @@ from meshgate_wire.messages import OutputLine
 MAX_LINE = 65_536  # bytes
 MAX_MESSAGE = 512 * 1024  # bytes, estimated
 MAX_RANKS_NAMED = 64
+MAX_BARS = 16  # rows of progress bars below one another
+CURSOR_UP = b"\x1b[A"
+_CONTROL = re.compile(rb"\r\n|\n|\r|\x1b\[A")
+_STARTS = (b"\x1b[", b"\x1b", b"\r")  # which more may follow
 LineEnd = Literal["\n", "\r", ""]
 
 
@@ -34,49 +39,144 @@ class PrintedLine:
 
 @dataclass(slots=True)
 class LineSplitter:
-    """Splits a byte stream into lines; ``\\r\\n`` is one line end. Bytes of an unfinished line wait for the next."""
+    """Splits a byte stream into lines; ``\\r\\n`` is one line end. Bytes of an unfinished line wait for the next.
 
-    _rest: bytearray = field(default_factory=bytearray)
+    What follows a ``\\r`` is a progress bar: its states are returned with the end ``\\r``, until its line ends. Bars
+    below one another, which a program reaches with ``\\n`` and leaves with the escape sequence of cursor-up, as tqdm
+    does, are one state of several rows. So the line of a bar that ends is kept until what follows shows that the cursor
+    stays below.
+    """
+
+    _rows: list[bytearray] = field(default_factory=lambda: [bytearray()])
+    _at: int = 0  # the row of the cursor
+    _bars: set[int] = field(default_factory=set)  # the rows that a \r has begun again
+    _over: set[int] = field(default_factory=set)  # of them, those that the next text overwrites
+    _shown: str = ""  # the state of the bars that was returned last
+    _held: bytes = b""  # the beginning of a control sequence
 
     def feed(self, data: bytes) -> list[tuple[str, LineEnd]]:
-        self._rest += data
+        data = self._held + data
+        held = next((len(start) for start in _STARTS if data.endswith(start)), 0)
+        end = len(data) - held
+        self._held = data[end:]
         lines: list[tuple[str, LineEnd]] = []
         start = 0
-        rest = self._rest
-        newline = carriage = 0  # each is searched for again only once passed, so that the whole is linear
-        while True:
-            if 0 <= newline <= start:
-                newline = rest.find(b"\n", start)
-            if 0 <= carriage <= start:
-                carriage = rest.find(b"\r", start)
-            if carriage >= 0 and (newline < 0 or carriage < newline):
-                if carriage + 1 == len(rest):
-                    break  # the next byte decides whether this is \r\n
-                cut, skip = carriage, 2 if rest[carriage + 1] == 0x0A else 1
-                end: LineEnd = "\n" if skip == 2 else "\r"
-            elif newline >= 0:
-                cut, skip, end = newline, 1, "\n"
+        for control in _CONTROL.finditer(data, 0, end):
+            self._write(data[start : control.start()], lines)
+            start = control.end()
+            if control.group() == b"\r":
+                self._restart(lines)
+            elif control.group() == CURSOR_UP:
+                self._at = max(self._at - 1, 0)
             else:
-                break
-            lines.append((rest[start:cut].decode(errors="replace"), end))
-            start = cut + skip
-        del rest[:start]
-        while len(rest) > MAX_LINE:
-            lines.append((rest[:MAX_LINE].decode(errors="replace"), ""))
-            del rest[:MAX_LINE]
+                self._end_line(lines, certain=control.group() == b"\r\n")
+        self._write(data[start:end], lines)
         return lines
 
     def flush(self) -> list[tuple[str, LineEnd]]:
-        """The unfinished line, at the end of the stream or when it has waited long enough."""
-        if not self._rest:
-            return []
-        text, end = bytes(self._rest), "\r" if self._rest.endswith(b"\r") else ""
-        self._rest.clear()
-        return [(text.removesuffix(b"\r").decode(errors="replace"), "\r" if end else "")]
+        """The unfinished line, when it has waited long enough, or the state of the bars. Lines of bars have ended."""
+        lines: list[tuple[str, LineEnd]] = []
+        held, self._held = self._held, b""
+        if held == b"\r":
+            self._restart(lines)
+        else:
+            self._write(held, lines)
+        if self._left_bars:
+            self._end_rows(lines, self._at)
+        if self._bars:
+            self._add_state(lines)
+        elif whole := _whole(self._rows[0], len(self._rows[0])):
+            lines.append((_text(self._rows[0][:whole]), ""))
+            del self._rows[0][:whole]
+        return lines
+
+    def end(self) -> list[tuple[str, LineEnd]]:
+        """What is left at the end of the stream."""
+        lines = self.flush()
+        left = [text for row in self._rows if (text := _text(row)).strip()]
+        self._rows, self._at, self._bars, self._over, self._shown = [bytearray()], 0, set(), set(), ""
+        return [*lines, *((text, "") for text in left)]
 
     @property
     def pending(self) -> bool:
-        return bool(self._rest)
+        """Whether ``flush`` would return something."""
+        if self._held or self._left_bars:
+            return True
+        if not self._bars:
+            return bool(_whole(self._rows[0], len(self._rows[0])))
+        state = self._state()
+        return bool(state) and state != self._shown
+
+    @property
+    def has_bars(self) -> bool:
+        return bool(self._bars)
+
+    @property
+    def _left_bars(self) -> bool:
+        return 0 < self._at == len(self._rows) - 1
+
+    def _write(self, data: bytes, lines: list[tuple[str, LineEnd]]) -> None:
+        row = self._rows[self._at]
+        if data and self._at in self._over:
+            self._over.remove(self._at)
+            row.clear()
+        row += data
+        while len(row) > MAX_LINE:
+            whole = _whole(row, MAX_LINE)
+            lines.append((_text(row[:whole]), ""))
+            del row[:whole]
+
+    def _restart(self, lines: list[tuple[str, LineEnd]]) -> None:
+        if self._at in self._over:
+            return
+        self._add_state(lines)
+        self._bars.add(self._at)
+        self._over.add(self._at)
+
+    def _end_line(self, lines: list[tuple[str, LineEnd]], *, certain: bool) -> None:
+        if self._at + 1 < len(self._rows):
+            self._at += 1
+        elif self._at in self._bars and not certain and len(self._rows) < MAX_BARS:
+            self._rows.append(bytearray())
+            self._at += 1
+        else:
+            self._end_rows(lines, len(self._rows))
+
+    def _end_rows(self, lines: list[tuple[str, LineEnd]], count: int) -> None:
+        """The first ``count`` rows are lines that have ended. A bar that was erased leaves none."""
+        for index, row in enumerate(self._rows[:count]):
+            text = _text(row)
+            if text.strip() or index not in self._bars:
+                lines.append((text, "\n"))
+            elif self._shown.strip():
+                lines.append((" ", "\r"))
+        self._rows = self._rows[count:] or [bytearray()]
+        self._bars = {bar - count for bar in self._bars if bar >= count}
+        self._over = {row - count for row in self._over if row >= count}
+        self._at, self._shown = max(self._at - count, 0), ""
+
+    def _state(self) -> str:
+        texts = [_text(row) for row in self._rows]
+        return "\n".join(text for text in texts if text.strip()) or (" " if self._shown.strip() and any(texts) else "")
+
+    def _add_state(self, lines: list[tuple[str, LineEnd]]) -> None:
+        state = self._state()
+        if state and state != self._shown:
+            self._shown = state
+            lines.append((state, "\r"))
+
+
+def _whole(row: bytearray, limit: int) -> int:
+    """The most of the first ``limit`` bytes that do not end within a character of UTF-8."""
+    for at in range(limit - 1, max(limit - 4, -1), -1):
+        if row[at] & 0xC0 != 0x80:  # the first byte of a character, which says how many it has
+            length = 4 if row[at] >= 0xF0 else 3 if row[at] >= 0xE0 else 2 if row[at] >= 0xC0 else 1
+            return at if at + length > limit else limit
+    return limit
+
+
+def _text(row: bytearray) -> str:
+    return row.decode(errors="replace")
 
 
 def fold(printed: Iterable[PrintedLine]) -> tuple[OutputLine, ...]:

@@ -8,6 +8,7 @@ and a process whose engine is gone ends itself. Monarch's supervision reports th
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import os
@@ -15,13 +16,14 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Literal
 
 from pydantic import BaseModel
 
 from meshgate_gateway.engine.interfaces import Answer
-from meshgate_gateway.engine.output.lines import LineEnd, LineSplitter, PrintedLine
+from meshgate_gateway.engine.output.connections import CountingReader, MeshOutput, OutputConnection, WorkerHello
+from meshgate_gateway.engine.output.lines import LineEnd, PrintedLine
 from meshgate_sync.transport.tcp import stop_listening
 
 log = logging.getLogger(__name__)
@@ -34,17 +36,16 @@ PIECE = 4096  # bytes of output that are handled in one turn of the event loop
 MAX_BATCH = 1024  # lines that are folded at once
 TURN = 0.001  # seconds of the event loop that output takes before it pauses, so that calls proceed
 PAUSE = 3  # times as long as that; also leaves the client, which prints more slowly, time for replies
+OUTPUT_TIMEOUT = 0.5  # seconds that a result waits for output of its ranks that is not read yet
+TIMEOUT_PARTS = 5  # of that; between them what has arrived is read, even if this process was not run for a while
+LATE_INTERVAL = 60.0  # seconds between two reports of results that came before output
 UNFINISHED_LINE_TIMEOUT = 0.1  # seconds after which a line without an end is sent as it is
 
 
-class WorkerHello(BaseModel):
-    """The first line that a worker process sends on each connection."""
-
-    secret: str
-    mesh: int
-    rank: int
-    pid: int
-    stream: Literal["stdout", "stderr", "watch", "controllers", "ports"]
+_LATE = (
+    "a result was sent before all that its ranks had printed: reading that took more than "
+    f"{OUTPUT_TIMEOUT} s. The lines follow"
+)
 
 
 class PortReport(BaseModel):
@@ -62,7 +63,8 @@ class WorkerStreams:
     ``printed(lines)`` receives output, one batch per folding window. ``ended(mesh, rank, pid)`` is called when the
     connection of a process closes, ``watched(mesh, rank)`` when a watcher connects. ``controllers()`` returns
     the answer to a worker that asks for the session's controllers; ``reported(port, messages, nbytes, answer)`` gets
-    what a worker has sent to a port. All are called on the event loop.
+    what a worker has sent to a port; ``late(text)`` gets a line for the user when a result could not wait for output.
+    All are called on the event loop.
     """
 
     def __init__(
@@ -74,9 +76,12 @@ class WorkerStreams:
         watched: Callable[[int, int], None],
         controllers: Callable[[], Awaitable[bytes]],
         reported: Callable[[str, int, int, Answer], None],
+        late: Callable[[str], None],
     ) -> None:
         self._label, self._printed, self._ended, self._watched = label, printed, ended, watched
-        self._controllers, self._reported = controllers, reported
+        self._controllers, self._reported, self._late = controllers, reported, late
+        self._outputs: dict[int, MeshOutput] = {}  # by mesh
+        self._reported_late = float("-inf")
         self.secret = secrets.token_hex(16)
         self.address = ""
         self._server: asyncio.Server | None = None
@@ -98,10 +103,10 @@ class WorkerStreams:
         if host is None:
             self._folder = tempfile.mkdtemp(prefix="meshgate-")
             path = os.path.join(self._folder, "workers")
-            self._server = await asyncio.start_unix_server(self._accept, path, limit=HELLO_LIMIT)
+            self._server = await asyncio.get_running_loop().create_unix_server(self._protocol, path)
             self.address = f"unix:{path}"
         else:
-            self._server = await asyncio.start_server(self._accept, host, 0, limit=HELLO_LIMIT)
+            self._server = await asyncio.get_running_loop().create_server(self._protocol, host, 0)
             self.address = f"tcp:{host}:{self._server.sockets[0].getsockname()[1]}"
 
     def set_reading(self, reading: bool) -> None:
@@ -132,6 +137,68 @@ class WorkerStreams:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    def unread(self, mesh: int, ranks: Collection[int]) -> asyncio.Future[None] | None:
+        """What to wait for until all that these processes have written is passed to ``printed``; None: it is.
+
+        What a process writes to a unix socket is readable here at once, and through a network before a reply that it
+        sends afterwards, as a rule. The future is done after ``OUTPUT_TIMEOUT`` in any case, and there is none while
+        reading is paused, because the client does not take what it gets.
+        """
+        outputs = self._outputs.get(mesh)
+        if outputs is None:
+            return None
+        behind = outputs.behind()
+        chosen = set(ranks) if behind else ()
+        behind = [output for output in behind if output.hello.rank in chosen]
+        waiting = [(output, written) for output in behind if (written := output.written()) > output.handled]
+        if not waiting or not self._reading.is_set():
+            self._show_unfinished(outputs, behind)
+            return None
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        left, parts = len(waiting), TIMEOUT_PARTS
+        timeout: asyncio.TimerHandle
+
+        def finish(late: bool = True) -> None:
+            if done.done():
+                return
+            timeout.cancel()
+            self._show_unfinished(outputs, behind)
+            done.set_result(None)
+            if late and loop.time() - self._reported_late > LATE_INTERVAL:
+                self._reported_late = loop.time()
+                self._late(_LATE)
+
+        def handled() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                finish(late=False)
+
+        def expire() -> None:
+            nonlocal timeout, parts
+            parts -= 1
+            if parts:
+                timeout = loop.call_later(OUTPUT_TIMEOUT / TIMEOUT_PARTS, expire)
+            else:
+                finish()
+
+        timeout = loop.call_later(OUTPUT_TIMEOUT / TIMEOUT_PARTS, expire)
+        for output, written in waiting:
+            output.waiting.append((written, handled))
+        return done
+
+    def _show_unfinished(self, outputs: MeshOutput, behind: Sequence[OutputConnection]) -> None:
+        """Passes on all lines so far, with those that have no end yet."""
+        for output in behind:
+            if output.unfinished is not None:
+                output.unfinished.cancel()
+                self._add_unfinished(outputs, output)
+        self._flush()
+
+    def _protocol(self) -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(CountingReader(HELLO_LIMIT), self._accept)
+
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._unidentified) >= MAX_UNIDENTIFIED:
             log.warning(
@@ -151,18 +218,18 @@ class WorkerStreams:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            hello = await self._read_hello(reader)
+            hello, size = await self._read_hello(reader)
             if (task := asyncio.current_task()) is not None:
                 self._unidentified.pop(task, None)
             if hello is not None:
-                await self._serve_worker(hello, reader, writer)
+                await self._serve_worker(hello, size, reader, writer)
         except (ConnectionError, asyncio.TimeoutError) as error:
             log.debug("lost the connection of a worker: %s", error)
         finally:
             writer.close()
 
     async def _serve_worker(
-        self, hello: WorkerHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, hello: WorkerHello, size: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         dropped = hello.mesh in self._dropped
         if dropped and hello.stream not in ("stdout", "stderr"):
@@ -182,7 +249,8 @@ class WorkerStreams:
         if dropped:
             writer.write_eof()
         try:
-            await self._read_output(hello, reader)
+            descriptor = writer.get_extra_info("socket").fileno()
+            await self._read_output(hello, reader, descriptor, size)
         finally:
             connected.pop(writer, None)
             if not connected:
@@ -208,56 +276,74 @@ class WorkerStreams:
 
             self._reported(report.port, report.messages, report.nbytes, answer)
 
-    async def _read_hello(self, reader: asyncio.StreamReader) -> WorkerHello | None:
+    async def _read_hello(self, reader: asyncio.StreamReader) -> tuple[WorkerHello | None, int]:
+        """The first line, and its size in bytes."""
         try:
             line = await asyncio.wait_for(reader.readline(), HELLO_TIMEOUT)  # ValueError past the limit
             hello = WorkerHello.model_validate_json(line)
         except ValueError:
             log.warning("closed a connection to the worker socket that did not identify itself as a worker")
-            return None
+            return None, 0
         if not secrets.compare_digest(hello.secret.encode(), self.secret.encode()):
             log.warning("closed a connection to the worker socket that has the secret of another session")
-            return None
-        return hello
+            return None, 0
+        return hello, len(line)
 
-    async def _read_output(self, hello: WorkerHello, reader: asyncio.StreamReader) -> None:
-        stream: Literal["stdout", "stderr"] = "stderr" if hello.stream == "stderr" else "stdout"
-        splitter = LineSplitter()
-        loop = asyncio.get_running_loop()
-        unfinished: asyncio.TimerHandle | None = None
-        mesh = host = ""
+    async def _read_output(self, hello: WorkerHello, reader: asyncio.StreamReader, descriptor: int, start: int) -> None:
+        assert isinstance(reader, CountingReader)
+        output = OutputConnection(hello, reader, descriptor, start)
+        if (outputs := self._outputs.get(hello.mesh)) is None:
+            outputs = self._outputs[hello.mesh] = MeshOutput()
         data = b""
-
-        def add(lines: list[tuple[str, LineEnd]]) -> None:
-            nonlocal mesh, host
-            label = self._label(hello.mesh, hello.rank)
-            if label[0]:  # the last lines may arrive when the mesh is gone
-                mesh, host = label
-            for text, end in lines:
-                if text or end == "\n":
-                    self._add(PrintedLine(stream, mesh, hello.rank, host, text, end, hello.mesh))
-
         try:
+            outputs.add(output)
             while data := await reader.read(65_536):
-                if unfinished is not None:
-                    unfinished.cancel()
-                    unfinished = None
+                if output.unfinished is not None and not output.splitter.has_bars:  # bars may never rest
+                    output.unfinished.cancel()
+                    output.unfinished = None
                 while data:
                     await self._reading.wait()
                     await self._paused()
                     started = time.monotonic()  # the loop's clock stands still during a turn
                     piece, data = data[:PIECE], data[PIECE:]
-                    add(splitter.feed(piece))
+                    self._add_lines(output, output.splitter.feed(piece))
                     self._loop_time += time.monotonic() - started
-                if splitter.pending:
-                    unfinished = loop.call_later(UNFINISHED_LINE_TIMEOUT, lambda: add(splitter.flush()))
+                    self._handled(outputs, output, len(piece), more=bool(data))
         finally:
-            if unfinished is not None:
-                unfinished.cancel()
-            add(splitter.feed(data))  # not empty if this was cancelled in between
-            add(splitter.flush())
+            if outputs.remove(output):
+                del self._outputs[hello.mesh]
+            if output.unfinished is not None:
+                output.unfinished.cancel()
+            self._add_lines(output, output.splitter.feed(data))  # not empty if this was cancelled in between
+            self._add_lines(output, output.splitter.end())
+            output.ended()
             if hello.stream == "stdout":
                 self._ended(hello.mesh, hello.rank, hello.pid)
+
+    def _handled(self, outputs: MeshOutput, output: OutputConnection, count: int, *, more: bool) -> None:
+        """``count`` more bytes have been split into lines. ``more``: others that were read with them follow."""
+        if not more and output.splitter.pending and output.unfinished is None:
+            flush = functools.partial(self._add_unfinished, outputs, output)
+            output.unfinished = asyncio.get_running_loop().call_later(UNFINISHED_LINE_TIMEOUT, flush)
+        output.handle(count)
+        if output.handled == output.reader.received and not output.splitter.pending:
+            outputs.busy.pop(output, None)
+
+    def _add_unfinished(self, outputs: MeshOutput, output: OutputConnection) -> None:
+        output.unfinished = None
+        self._add_lines(output, output.splitter.flush())
+        if output.handled == output.reader.received:
+            outputs.busy.pop(output, None)
+
+    def _add_lines(self, output: OutputConnection, lines: list[tuple[str, LineEnd]]) -> None:
+        hello, label = output.hello, self._label(output.hello.mesh, output.hello.rank)
+        if label[0]:  # the last lines may arrive when the mesh is gone
+            output.label = label
+        mesh, host = output.label
+        stream: Literal["stdout", "stderr"] = "stderr" if hello.stream == "stderr" else "stdout"
+        for text, end in lines:
+            if text or end == "\n":
+                self._add(PrintedLine(stream, mesh, hello.rank, host, text, end, hello.mesh))
 
     async def _paused(self) -> None:
         """Yields to calls. If output has taken its turn of the event loop, waits."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshgate import Compute, ImageSpec, JobNotRunning, KubernetesJob, job_loads
+from meshgate import Compute, ImageSpec, JobNotRunning, JobUnsupported, KubeConfig, KubernetesJob, job_loads
 from meshgate.errors import JobError, JobStartFailed
 from meshgate_kubernetes.jobs.lifecycle import RunningJob
 
@@ -256,3 +257,13 @@ def test_sessions_of_a_job_with_a_name_are_found_without_a_file(monkeypatch: pyt
     with pytest.raises(JobNotRunning, match="no job 'missing'"):
         missing.attach(cached_path=None)
     assert not missing.active
+
+
+def test_a_kubeconfig_of_monarchs_kind_is_a_path_or_none() -> None:
+    given = KubeConfig.from_path("~/other")
+    assert given.out_of_cluster
+    assert not KubeConfig().out_of_cluster
+    assert KubernetesJob(kubeconfig=given)._request.kubeconfig == os.path.expanduser("~/other")
+    assert KubernetesJob(kubeconfig=KubeConfig())._request.kubeconfig is None
+    with pytest.raises(JobUnsupported, match=r"pass from_path\(\)"):
+        KubeConfig.from_config(object())

@@ -32,6 +32,7 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
     StartJob,
     parse_request,
 )
+from tests.client.proofs import proof_for
 
 JOB = RunningJob(name="trainer", namespace="team", uid="1", token="secret", meshes={"workers": 1})
 REQUEST = JobRequest(name="trainer", namespace="team", meshes=(mesh_from_compute("workers", Compute()),))
@@ -44,15 +45,25 @@ class FakeGateway:
         self.scripts = list(scripts)
         self.about = {"meshes": about or {}}
         self.status = status
+        self.proves = True
+        self.redirects_to: RemoteGateway | None = None
+        self.asked: list[str] = []
         self.requests: list[ProvisioningRequest] = []
 
     def respond(self, connection: ServerConnection, request: Request) -> Response | None:
+        self.asked.append(request.path)
+        if self.redirects_to is not None:
+            url = self.redirects_to._url
+            url = url if "Upgrade" in request.headers else url.replace("ws", "http")
+            return Response(307, "Temporary Redirect", Headers({"Location": url + request.path}))
         if self.status:
             body = json.dumps({"error": "token rejected"}).encode()
-            return Response(self.status, http.HTTPStatus(self.status).phrase, Headers(), body)
+            headers = Headers(proof_for(request.headers, self.status, body) if self.proves else {})
+            return Response(self.status, http.HTTPStatus(self.status).phrase, headers, body)
         if request.path == "/v1/job":
             body = json.dumps(self.about).encode()
-            return Response(200, "OK", Headers({"Content-Length": str(len(body))}), body)
+            proof = proof_for(request.headers, 200, body) if self.proves else {}
+            return Response(200, "OK", Headers({"Content-Length": str(len(body)), **proof}), body)
         return None
 
     def serve(self, connection: ServerConnection) -> None:
@@ -197,3 +208,23 @@ def test_the_token_comes_from_the_environment_or_the_pod(monkeypatch: pytest.Mon
         find_token()
     (tmp_path / "token").write_text("of the pod\n")
     assert find_token() == "of the pod"
+
+
+@pytest.mark.parametrize("status", [200, 401, 404, 410])
+def test_an_answer_of_an_ingress_says_nothing_about_the_job(status: int) -> None:
+    ingress = FakeGateway(about={"other": 3}, status=0 if status == 200 else status)
+    ingress.proves = False
+    with running(ingress) as remote, pytest.raises(ConnectionFailedError, match="is not a meshgate gateway"):
+        remote.runs(RunningJob(name="", namespace="team", uid="", token="token", meshes={"workers": 1}))
+
+
+def test_a_redirect_is_not_followed() -> None:
+    """It would lead the token, and the job to start, to another server."""
+    ingress, other = FakeGateway(), FakeGateway((JobUp(job=JOB),))
+    with running(other) as ingress.redirects_to, running(ingress) as remote:
+        with pytest.raises(ConnectionFailedError, match="responded with HTTP 307 and is not a meshgate gateway"):
+            remote.runs(RunningJob(name="", namespace="team", uid="", token="token", meshes={"workers": 1}))
+        with pytest.raises(ConnectionFailedError, match="responded with HTTP 307 and is not a meshgate gateway"):
+            remote.start(REQUEST)
+    assert ingress.asked == ["/v1/job", "/v1/jobs"]
+    assert other.asked == []

@@ -18,13 +18,14 @@ from websockets.sync.server import ServerConnection, serve
 
 from meshgate import SlurmJob
 from meshgate.errors import ConnectionFailedError, JobError, JobStartFailed
-from meshgate.jobs.slurm.access import NodeAccess, UrlAccess
+from meshgate.jobs.slurm.access import LoginAccess, NodeAccess, UrlAccess
 from meshgate.jobs.slurm.login_node import Output
 from meshgate.session import gateway_client
 from meshgate_slurm.messages import (
     MARK,
     BatchRequest,
     EndJob,
+    GatewayState,
     JobEnded,
     JobReport,
     JobUp,
@@ -36,6 +37,7 @@ from meshgate_slurm.messages import (
     parse_request,
 )
 from meshgate_slurm.spec import SlurmSpec
+from tests.client.proofs import proof_for
 
 JOB = RunningSlurmJob(
     apply_id="0123abcd", job_id=7, host="login", directory="/d", socket="/s", pid=1, started="1", token="job's",
@@ -50,6 +52,7 @@ class FakeGateway:
     def __init__(self, *scripts: tuple[BaseModel, ...], status: int = 200, about: dict[str, Any] | None = None) -> None:
         self.scripts = list(scripts)
         self.status, self.about = status, about or {}
+        self.proves = True
         self.requests: list[ProvisioningRequest] = []
         self.paths: list[tuple[str, str]] = []
 
@@ -58,7 +61,8 @@ class FakeGateway:
             return None
         self.paths.append((request.path, request.headers["Authorization"]))
         body = json.dumps(self.about).encode()
-        headers = Headers({"Content-Length": str(len(body))})
+        proof = proof_for(request.headers, self.status, body) if self.proves else {}
+        headers = Headers({"Content-Length": str(len(body)), **proof})
         return Response(self.status, http.HTTPStatus(self.status).phrase, headers, body)
 
     def serve(self, connection: ServerConnection) -> None:
@@ -235,3 +239,35 @@ def test_a_client_that_dials_before_there_is_a_gateway_gets_the_state() -> None:
     with pytest.raises(ConnectionFailedError, match="job 7 is PENDING, and has no gateway yet"):
         asyncio.run(dialer.dial())
     assert asyncio.run(dialer.gone()) is None
+
+
+class LoginNodeWith(LoginNodeOf):
+    """A login node on which nothing listens at a gateway's socket, and whose program gives ``state`` and a report."""
+
+    def __init__(self, state: GatewayState, report: JobReport) -> None:
+        super().__init__(report)
+        self.state = state
+
+    def run(self, command: str, stdin: str) -> Output:
+        reply = self.state if command.endswith("state") else self.reports[0]
+        return Output(0, f"{MARK}{reply.model_dump_json()}\n", "")
+
+    def forward(self, remote: str) -> str:
+        return f"/nonexistent{remote}"
+
+
+RUNNING_REPORT = JobReport(job_id=7, state="RUNNING")
+KILLED = GatewayState(host="login", alive=False)
+ELSEWHERE = GatewayState(host="login2", alive=False)
+
+
+@pytest.mark.parametrize(("state", "report"), [(KILLED, RUNNING_REPORT), (ELSEWHERE, ENDED)])
+def test_a_job_whose_gateway_was_killed_has_ended(state: GatewayState, report: JobReport) -> None:
+    """Also if the login node's name leads to another machine now, which knows nothing but what Slurm says."""
+    assert not LoginAccess(LoginNodeWith(state, report), "python").is_running(JOB)
+
+
+def test_a_gateway_that_does_not_answer_is_named() -> None:
+    access = LoginAccess(LoginNodeWith(ELSEWHERE, RUNNING_REPORT), "python")
+    with pytest.raises(ConnectionFailedError, match="the gateway of Slurm job 7 does not answer: FileNotFoundError"):
+        access.is_running(JOB)

@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 
-from meshgate import JobState, ProcessJob
+from meshgate import JobState, KubernetesJob, ProcessJob, SlurmJob
 from meshgate.jobs.spmd.job import SPMDJob
+from meshgate.jobs.spmd.schedulers import job_of
+from meshgate.jobs.spmd.torchrun import parse_command
 from meshgate.jobs.trait import job_loads
 from meshgate.spmd import serve
 from tests.client.jobs.fake_job import RUNNING, FakeJob
 
 COMMAND = ["torchrun", "--nproc-per-node=2", "train.py"]
+
+
+MESHES = ProcessJob({"a": 1, "b": 1})
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +36,11 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["torchrun", "--nnodes=2", "train.py"], {"scheduler": "local_cwd"}, r"has one host, and --nnodes is 2:2"),
         (COMMAND, {"scheduler": "local_cwd", "scheduler_cfg": {"log_dir": "x"}}, "scheduler_cfg of local_cwd: log_dir"),
         (COMMAND, {"job": FakeJob(1), "scheduler_cfg": {"a": 1}}, "takes no scheduler_cfg"),
+        (COMMAND, {"job": FakeJob(1), "scheduler": "local_cwd"}, "either those of the job or of a new one"),
+        (COMMAND, {"job": MESHES, "mesh": "zz"}, "mesh='zz': the job has no such mesh; its meshes are: a, b"),
+        (COMMAND, {"job": MESHES}, "the job has several meshes; choose one with mesh=…: a, b"),
+        (COMMAND, {"job": SlurmJob({"a": 1}), "mesh": "zz"}, "mesh='zz': .*its meshes are: a"),
+        (COMMAND, {"job": KubernetesJob(selector="app=x"), "mesh": "zz"}, "mesh='zz': .*its meshes are: workers"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_starts(
@@ -39,6 +49,23 @@ def test_bad_arguments_are_refused_before_anything_starts(
     with pytest.raises(ValueError, match=message):
         serve(command, **options)
     assert not RUNNING
+    assert not MESHES.active
+
+
+def test_a_name_is_saved_and_refused_for_an_appdef() -> None:
+    with pytest.raises(ValueError, match=r"name is only supported for command lists; set AppDef\.name"):
+        serve(object(), name="night", job=FakeJob(1))
+    with serve(COMMAND, name="night", job=FakeJob(1)) as job:
+        loaded = job_loads(job.dumps())
+        assert isinstance(loaded, SPMDJob)
+        assert loaded._name == "night"
+
+
+@pytest.mark.parametrize(("scheduler", "config", "name"), [("slurm", {}, "night"), ("slurm", {"job_name": "x"}, "x")])
+def test_a_new_job_has_the_name(scheduler: str, config: dict[str, str], name: str) -> None:
+    job = job_of(scheduler, config, parse_command(COMMAND), COMMAND, None, "night")
+    assert isinstance(job, SlurmJob)
+    assert job._arguments["job_name"] == name
 
 
 def test_a_missing_script_is_refused_before_anything_starts() -> None:
@@ -73,6 +100,21 @@ def test_a_saved_job_has_its_command_and_finds_the_running_job() -> None:
     assert not RUNNING
 
 
+class OwnJob(ProcessJob):
+    """As a program writes one: without what saving needs."""
+
+    def __init__(self, hosts: int) -> None:
+        super().__init__({"workers": hosts})
+        self.hosts = hosts
+
+
+def test_a_saved_job_keeps_the_attributes_of_a_job_type_of_the_program() -> None:
+    loaded = job_loads(SPMDJob(OwnJob(3), COMMAND).dumps())
+    assert isinstance(loaded, SPMDJob)
+    assert isinstance(loaded._job, OwnJob)
+    assert loaded._job.hosts == 3
+
+
 def test_a_job_that_is_saved_outlives_the_driver() -> None:
     inner = FakeJob(1)
     job = serve(COMMAND, job=inner)
@@ -91,7 +133,7 @@ def test_a_job_with_several_meshes_needs_the_name_of_one() -> None:
     with pytest.raises(ValueError, match="several meshes; choose one with mesh=…: a, b"):
         SPMDJob(FakeJob(1), COMMAND)._hosts(state)
     assert SPMDJob(FakeJob(1), COMMAND, mesh="b")._hosts(state) == 2
-    with pytest.raises(AttributeError, match="'c' is not a valid host mesh name"):
+    with pytest.raises(ValueError, match="mesh='c': the job has no such mesh; its meshes are: a, b"):
         SPMDJob(FakeJob(1), COMMAND, mesh="c")._hosts(state)
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,24 @@ def test_a_script_ends_with_the_process_that_started_it_however_that_ends(tmp_pa
     parent.kill()
     parent.wait()
     wait_for(lambda: not Path(f"/proc/{child}").exists(), f"process {child} to end", timeout=60)
+
+
+def test_a_group_whose_script_ended_just_in_time_is_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By then another process may have its number."""
+
+    class EndedOnTimeout(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout is None:
+                return super().wait()
+            assert waiting.result() == -signal.SIGTERM  # the script has ended
+            return False
+
+    process = start("import time; print('up'); time.sleep(60)", tmp_path)
+    written(tmp_path / "stdout.log")
+    monkeypatch.setattr(process, "_ended", EndedOnTimeout())
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda group, number: killed.append(number))
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(process.wait)
+        pool.submit(process.stop, 1.0).result()
+    assert killed == [signal.SIGKILL]  # by wait(), before the number could be used again

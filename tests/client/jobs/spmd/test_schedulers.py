@@ -19,13 +19,13 @@ COMMAND = ["torchrun", "--nproc-per-node=2", "train.py"]
 
 
 def job(scheduler: str, config: Mapping[str, Any] | None = None, command: list[str] = COMMAND) -> JobTrait:
-    return job_of(scheduler, config or {}, parse_command(command), None, None)
+    return job_of(scheduler, config or {}, parse_command(command), None, None, None)
 
 
 def job_of_app(scheduler: str, config: Mapping[str, Any] | None = None, **fields: Any) -> JobTrait:
     role = specs.Role(**{"name": "trainer", "image": "img:1", "entrypoint": "env", "args": COMMAND, **fields})
     appdef = specs.AppDef(name="app", roles=[role])
-    return job_of(scheduler, config or {}, parse_command(COMMAND), appdef, read_appdef(appdef))
+    return job_of(scheduler, config or {}, parse_command(COMMAND), appdef, read_appdef(appdef), None)
 
 
 def test_an_unknown_scheduler_is_refused_with_the_list() -> None:

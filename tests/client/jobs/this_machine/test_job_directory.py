@@ -11,6 +11,7 @@ import pytest
 
 from meshgate.jobs.this_machine import job_directory
 from meshgate.jobs.this_machine.job_directory import create_job_directory, prune_job_directories, remove_job_directory
+from meshgate_slurm.gateway_process import TEMPORARY_PREFIX
 
 
 @pytest.fixture
@@ -62,6 +63,13 @@ def test_a_directory_into_which_a_process_still_writes_is_left_to_the_next_job(
     assert os.listdir(path) == ["late"]
     prune_job_directories(parent)
     assert os.listdir(parent) == []
+
+
+def test_the_directories_of_slurm_gateways_are_not_pruned(parent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_directory, "MIN_AGE", -1)
+    directory = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=parent))
+    prune_job_directories(parent)
+    assert directory.exists()
 
 
 def test_a_directory_that_may_not_be_locked_yet_is_not_pruned(parent: str, monkeypatch: pytest.MonkeyPatch) -> None:

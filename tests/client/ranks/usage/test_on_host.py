@@ -21,7 +21,7 @@ BURN = "\nwhile True: pass"
 SERVE = (
     "import os, subprocess, sys\n"
     "from meshgate_gateway.engine.on_worker.stacks import serve_stacks\n"
-    "serve_stacks('procs', 3, 'workers-1')\n"
+    "serve_stacks('procs', 3, 'workers-1', 'mine')\n"
     "child = subprocess.Popen([sys.executable, '-c', sys.argv[1]])\n"
     "sys.stdin.read()\n"
     "child.kill()\nchild.wait()\n"

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshgate.actors.api import MonarchActorError
 from meshgate.errors import (
     ActorError,
+    BootstrapFailed,
     GatewayFault,
     InvalidRequestError,
     MeshFailure,
@@ -301,9 +303,13 @@ def test_processes_whose_bootstrap_raised_fail_with_an_actor_error_and_what_is_s
     assert str(error) == f"trainers.initialized failed: ValueError: no device\n{TRACEBACK.rstrip()}"
     assert (error.message, error.exception_formatted) == ("ValueError: no device", TRACEBACK)
     dependent = dependency_failure(objects, actors.number, "counters.add")()
-    assert isinstance(dependent, StepFailedError)
+    assert isinstance(dependent, BootstrapFailed)
     assert dependent.step == "spawn_procs({'gpus': 2})"
     assert isinstance(dependent.__cause__, ActorError)
+    assert (dependent.message, dependent.exception_formatted) == ("ValueError: no device", TRACEBACK)
+    with pytest.raises(MonarchActorError):
+        raise dependent
+    assert str(dependent).startswith("counters.add could not run because an earlier step failed: spawn_procs(")
     assert "ValueError: no device" in str(dependent)
 
 

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import contextvars
+import errno
 import io
+import os
 import sys
 import threading
 from typing import Any
 
 import pytest
 
+from meshgate.session.output import printer as printer_module
 from meshgate.session.output.printer import OutputPrinter, kind_of
 from meshgate_wire.messages import OutputLine
 
@@ -42,16 +45,83 @@ def test_the_current_streams_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [cell.getvalue() for cell in cells] == ["[trainers rank 0] a\n"] * 2
 
 
-def test_a_closed_terminal_ends_only_the_printing(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = io.StringIO()
+def encoded(encoding: str) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="")
+
+
+def written(stream: io.TextIOWrapper) -> bytes:
+    return stream.buffer.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def show(printer: OutputPrinter, *lines: OutputLine) -> None:
+    """Returns once the lines are printed."""
+    printed = threading.Event()
+    printer.put(lines, printed.set)
+    assert printed.wait(10)
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", b"caf\\xe9 \\u2713"), ("latin-1", b"caf\xe9 \\u2713")])
+def test_a_character_that_the_stream_cannot_encode_is_escaped(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, shown: bytes
+) -> None:
+    out = encoded(encoding)
+    monkeypatch.setattr(sys, "stdout", out)
+    printer = OutputPrinter()
+    show(printer, line("café \N{CHECK MARK}", 0))
+    show(printer, line("next", 0))
+    printer.close(timeout=10)
+    assert written(out) == b"[trainers rank 0] " + shown + b"\n[trainers rank 0] next\n"
+
+
+def test_lines_for_a_closed_stream_are_missed_only_until_it_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    restored, closed, err = io.StringIO(), io.StringIO(), io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stdout", closed)
+    monkeypatch.setattr(sys, "stderr", err)
     printer = OutputPrinter()
-    credited = [threading.Event(), threading.Event()]
-    for event in credited:
-        printer.put([line("a", 0)], event.set)
+    show(printer, line("lost", 0), line("for stderr", 0, stream="stderr"))
+    show(printer, line("lost too", 0))
+    monkeypatch.setattr(sys, "stdout", restored)
+    show(printer, line("a", 0))
+    show(printer, line("b", 0))
     printer.close(timeout=10)
-    assert all(event.is_set() for event in credited)
+    notice, *lines = restored.getvalue().splitlines()
+    assert notice.startswith("[meshgate] 2 lines are missing here, because writing failed: I/O operation on closed")
+    assert lines == ["[trainers rank 0] a", "[trainers rank 0] b"]
+    assert err.getvalue() == "[trainers rank 0] for stderr\n"
+
+
+def test_a_full_disk_loses_lines_only_while_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Disk(io.StringIO):
+        full = True
+
+        def flush(self) -> None:
+            if self.full:
+                self.truncate(0)
+                self.seek(0)
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    out = Disk()
+    monkeypatch.setattr(sys, "stdout", out)
+    printer = OutputPrinter()
+    show(printer, line("lost", 0))
+    out.full = False
+    show(printer, line("a", 0))
+    printer.close(timeout=10)
+    missing = "[meshgate] 1 line is missing here, because writing failed: [Errno 28] No space left on device\n"
+    assert out.getvalue() == f"{missing}[trainers rank 0] a\n"
+
+
+def test_a_stream_that_is_gone_when_the_program_ends_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    printer = OutputPrinter()
+    show(printer, line("10%", 0, end="\r"))
+    out.close()
+    printer.close(timeout=10)
+    assert not caplog.records
 
 
 class Terminal(io.StringIO):
@@ -101,3 +171,88 @@ def test_output_is_printed_in_the_context_of_the_last_caller(monkeypatch: pytest
     printer.close(timeout=10)
     assert seen[0] == "first"
     assert seen[1] == "second"
+
+
+def test_a_bar_on_a_terminal_rewrites_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    controller, terminal = os.openpty()
+    with os.fdopen(controller, "rb", 0) as shown, os.fdopen(terminal, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "stderr", stream)
+        printer = OutputPrinter()
+        for percent in range(10, 40, 10):
+            show(printer, line(f"{percent}%", 0, end="\r", stream="stderr"))
+        printer.close(timeout=10)
+        text = b""
+        while b"30%" not in text or not text.endswith(b"\n"):
+            text += shown.read(4096)
+    rows = [b"\r\n[trainers rank 0] %d%%\r\x1b[1A" % percent for percent in (10, 20, 30)]
+    assert text == b"\r\x1b[J".join(rows) + b"\x1b[1B\r\n"
+
+
+class Slow(io.StringIO):
+    """Writes when ``open`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = threading.Event()
+
+    def write(self, text: str) -> int:
+        assert self.open.wait(30)
+        return super().write(text)
+
+
+def test_a_reader_waits_until_what_arrived_before_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(printer_module, "PRINT_TIMEOUT", 30)
+    out = Slow()
+    monkeypatch.setattr(sys, "stdout", out)
+    printer = OutputPrinter()
+    assert printer.unprinted() is None
+    printer.put([line("a", 0)], lambda: None)
+    wait = printer.unprinted()
+    assert wait is not None
+    out.open.set()
+    wait()
+    assert out.getvalue() == "[trainers rank 0] a\n"
+    assert printer.unprinted() is None
+    printer.close(timeout=10)
+
+
+def test_no_reader_waits_for_a_stopped_terminal_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(printer_module, "PRINT_TIMEOUT", 0.001)
+    out = Slow()
+    monkeypatch.setattr(sys, "stdout", out)
+    printer = OutputPrinter()
+    printer.put([line("a", 0)], lambda: None)
+    first, second = printer.unprinted(), printer.unprinted()
+    assert first is not None
+    assert second is not None
+    first()
+    monkeypatch.setattr(printer_module, "PRINT_TIMEOUT", 10_000)
+    second()
+    assert printer.unprinted() is None
+    out.open.set()
+    show(printer, line("b", 0))  # it has caught up
+    out.open.clear()
+    printer.put([line("c", 0)], lambda: None)
+    assert printer.unprinted() is not None
+    out.open.set()
+    printer.close(timeout=10)
+
+
+def test_a_stream_that_calls_actors_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(printer_module, "PRINT_TIMEOUT", 10_000)
+    printer = OutputPrinter()
+
+    class Calling(io.StringIO):
+        def write(self, text: str) -> int:
+            wait = printer.unprinted()
+            assert wait is not None
+            wait()
+            return super().write(text)
+
+    out = Calling()
+    monkeypatch.setattr(sys, "stdout", out)
+    show(printer, line("a", 0))
+    printer.close(timeout=10)
+    assert out.getvalue() == "[trainers rank 0] a\n"

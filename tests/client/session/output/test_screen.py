@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshgate.session.output.screen import Screen, fold, label
+from meshgate.session.output.screen import MAX_RANKS_KEPT, Screen, fold, fold_bars, label
 from meshgate_wire.messages import OutputLine
 
 
@@ -149,8 +149,11 @@ def test_rows_never_wrap() -> None:
 
 
 def test_rows_leave_room_on_the_terminal() -> None:
-    rows = displayed([bar(f"{rank}%", rank) for rank in range(64)], rows=6)
-    assert rows[1:] == ["[trainers rank 0] 0%", "[trainers rank 1] 1%", "[trainers rank 2] 2%", "… and 61 more"]
+    rows = displayed([bar(f"step of {'x' * rank}", rank) for rank in range(64)], rows=6)
+    assert [row[:25].rstrip("x ") for row in rows[1:]] == [
+        *(f"[trainers rank {rank}] step of" for rank in range(3)),
+        "… and 61 more",
+    ]
 
 
 def test_a_line_of_more_ranks_than_it_names_has_a_row() -> None:
@@ -161,15 +164,82 @@ def test_a_notebook_rewrites_one_line() -> None:
     screen = Screen("notebook")
     assert screen.show([bar("", 0), bar("10% slow", 0)]) == "\r[trainers rank 0] 10% slow"
     assert screen.show([bar("20%", 0)]) == "\r[trainers rank 0] 20%     "
-    assert screen.show([line("a", 1)]) == "\n[trainers rank 1] a\n"
-    assert screen.show([bar("99%", 0), line("100%", 0)]) == "\r[trainers rank 0] 99%\r[trainers rank 0] 100%\n"
+    assert screen.show([line("a", 1)]) == "\r[trainers rank 1] a  \n[trainers rank 0] 20%"
+    assert screen.show([bar("99%", 0), line("100%", 0)]) == "\r[trainers rank 0] 100%\n"
     assert screen.show([line("next", 0)]) == "[trainers rank 0] next\n"
 
 
-def test_a_file_keeps_every_progress_line() -> None:
+def test_a_notebook_shows_a_few_bars_in_its_line() -> None:
+    screen = Screen("notebook")
+    assert screen.show([bar("10%", 0), bar("30%", 1)]) == "\r[trainers rank 0] 10% · [trainers rank 1] 30%"
+    assert screen.show([bar("a", 2), bar("b", 3)]).endswith("[trainers rank 1] 30% · … and 2 more")
+    assert screen.show([bar(" ", rank) for rank in range(4)]).strip() == ""
+
+
+def test_a_file_gets_the_last_state_of_each_bar() -> None:
     screen = Screen("file")
-    written = screen.show([bar("10%", 0), bar("2%", 0), line("end", 0)])
-    assert written == "\r[trainers rank 0] 10%\r[trainers rank 0] 2%\n[trainers rank 0] end\n"
+    written = screen.show([bar("10%", 0), bar("2%", 0), bar("5%", 1), line("end", 0)])
+    assert written == "[trainers rank 0] end\n"
+    assert screen.show([bar("6%", 1)]) == ""
+    assert screen.finish() == "[trainers rank 1] 6%\n"
+    assert screen.finish() == ""
+
+
+TQDM = "{}: {:3}%|{:<10}| {}/100 [00:0{}<00:09, {}it/s]"
+
+
+def tqdm(rank: int, percent: int, name: str = "step") -> OutputLine:
+    return bar(TQDM.format(name, percent, "█" * (percent // 10) + "▌", percent, rank, rank or "?"), rank)
+
+
+def test_bars_of_many_ranks_that_differ_in_numbers_share_a_row_with_their_range() -> None:
+    rows = displayed([tqdm(rank, 45 + rank) for rank in range(8)])
+    assert rows == ["", "[trainers 8 ranks] step:  45–52%|████▌     | 45/100 [00:00<00:09, ?it/s]"]  # noqa: RUF001
+    assert displayed([tqdm(rank, 45) for rank in range(8)])[1].startswith("[trainers 8 ranks] step:  45%|")
+
+
+def test_bars_that_share_a_row_are_counted_once_each_and_name_no_host_but_a_common_one() -> None:
+    one, other = tqdm(0, 45), tqdm(1, 46)
+    hosts = [line.model_copy(update={"host": f"w-{at % 2}"}) for at, line in enumerate([one, other] * 3)]
+    (folded,) = fold_bars(hosts)
+    assert (folded.ranks, folded.count, folded.host) == ((0, 1), 6, "")
+    (folded,) = fold_bars([line.model_copy(update={"host": "w-0"}) for line in hosts])
+    assert folded.host == "w-0"
+
+
+def test_bars_of_many_ranks_are_merged_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[object] = []
+    copy = OutputLine.model_copy
+    bars = [tqdm(rank, rank % 100) for rank in range(1024)]
+    monkeypatch.setattr(OutputLine, "model_copy", lambda line, **fields: copies.append(line) or copy(line, **fields))
+    (folded,) = fold_bars(bars)
+    assert (folded.ranks, folded.count) == (tuple(range(MAX_RANKS_KEPT)), 1024)
+    assert len(copies) == 1
+
+
+def test_bars_of_few_ranks_and_different_bars_have_rows_of_their_own() -> None:
+    assert len(displayed([tqdm(rank, 45 + rank) for rank in range(4)])) == 5
+    rows = displayed([tqdm(rank, 45 + rank, "train" if rank < 5 else "test") for rank in range(10)])
+    assert [row.partition("%")[0] for row in rows[1:]] == [
+        "[trainers 5 ranks] train:  45–49",  # noqa: RUF001
+        "[trainers 5 ranks] test:  50–54",  # noqa: RUF001
+    ]
+
+
+def test_the_bars_of_a_rank_below_one_another_have_a_row_each() -> None:
+    assert displayed([bar("10% outer\n50% inner", 0)]) == [
+        "",
+        "[trainers rank 0] 10% outer",
+        "[trainers rank 0] 50% inner",
+    ]
+
+
+def test_a_bar_that_was_erased_has_no_row() -> None:
+    assert displayed([bar("10%", 0)], [bar(" ", 0)]) == [""]
+
+
+def test_a_line_on_stdout_leaves_a_bar_on_stderr() -> None:
+    assert displayed([line("10%", 0, end="\r", stream="stderr")], [line("a", 0)])[-1] == "[trainers rank 0] 10%"
 
 
 @pytest.mark.parametrize("kind", ["terminal", "notebook", "file"])

@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import os
 import random
+import re
 import signal
 import socket
 import struct
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from websockets.http11 import Response
 
 from meshgate.errors import (
     AuthenticationError,
@@ -30,11 +32,13 @@ from meshgate.proxies.client import Client
 from meshgate.session.dialing import UrlDialer
 from meshgate.session.settings import ClientSettings
 from meshgate.testing import NetworkProxy
+from meshgate.testing.wire_server import WireServer
 from meshgate_wire import PROTOCOL_VERSION, Header
 from meshgate_wire.messages import Call, Initialized, Release, Stop
 from tests.client.counting import one_counter
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway
 from tests.ports import closed_port
+from tests.waiting import wait_for
 
 QUICK = ClientSettings(connect_timeout=0.3, attempt_timeout=10, lost_after=0, retry_most=0.05, close_timeout=5)
 
@@ -60,8 +64,10 @@ def test_a_wrong_token_names_the_variable_to_set(gateway: ScriptedGateway) -> No
         (426, {"error": "protocol 1 here, 2 there: upgrade the client"}, VersionMismatchError, "upgrade the client"),
         (404, {"error": "no such path"}, ConnectionFailedError, "HTTP 404: no such path"),
         (400, {"error": "no Upgrade header"}, ConnectionFailedError, "HTTP 400: no Upgrade header"),
+        (101, {}, ConnectionFailedError, "responded with HTTP 101 and is not a meshgate gateway"),
         (404, {}, ConnectionFailedError, "responded with HTTP 404 and is not a meshgate gateway"),
         (403, {"message": "Forbidden"}, ConnectionFailedError, "responded with HTTP 403 and is not a meshgate gateway"),
+        (403, {"message": "no", "error": "RBAC"}, ConnectionFailedError, r"HTTP 403 \(RBAC\) and is not a meshgate g"),
         (503, {"error": "draining"}, ConnectionFailedError, "within 0.3 s: HTTP 503"),
         (410, {"error": "gone", "reason": "killed by signal 9", "output": "Bus error"}, EngineDiedError, "Bus error"),
     ],
@@ -69,7 +75,8 @@ def test_a_wrong_token_names_the_variable_to_set(gateway: ScriptedGateway) -> No
 def test_each_refusal_raises_its_error(
     gateway: ScriptedGateway, status: int, body: dict[str, Any], expected: type[Exception], message: str
 ) -> None:
-    gateway.refuse = lambda request: (status, body)
+    gateway.refuse = lambda request: None if status == 101 else (status, body)
+    gateway.proves = lambda response: "error" in body and "message" not in body
     with pytest.raises(expected, match=message):
         Client.connect(UrlDialer(gateway.url, TOKEN), settings=QUICK)
 
@@ -84,7 +91,7 @@ def test_a_gateway_that_never_answers_raises_after_the_timeout() -> None:
     settings = QUICK.model_copy(update={"attempt_timeout": 0.2})
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
-        pytest.raises(ConnectionFailedError, match=r"no answer within 0\.2 s"),
+        pytest.raises(ConnectionFailedError, match=r"no answer within 0\.[24] s"),
     ):
         Client.connect(UrlDialer(f"ws://127.0.0.1:{listener.getsockname()[1]}", TOKEN), settings=settings)
 
@@ -132,6 +139,24 @@ def test_calls_made_during_an_outage_complete_after_it(gateway: ScriptedGateway,
             futures[0].get(timeout=0.05)
         proxy.accept()
         assert [future.get(timeout=30) for future in futures] == list(range(100))
+
+
+def test_a_path_slower_than_an_attempt_may_take_reconnects(gateway: ScriptedGateway, settings: ClientSettings) -> None:
+    gateway.functions["add"] = lambda rank, amount: amount
+    with (
+        NetworkProxy("127.0.0.1", gateway.port) as proxy,
+        Client.connect(
+            UrlDialer(f"ws://127.0.0.1:{proxy.port}", TOKEN), settings=settings.model_copy(update={"lease": 60.0})
+        ) as client,
+    ):
+        one = one_counter(client)
+        one.add.call_one(0).get(timeout=20)
+        reconnector = client._connection._reconnector
+        impatient = settings.model_copy(update={"attempt_timeout": 0.05, "lease": 60.0})
+        reconnector._settings, reconnector.attempt_timeout = impatient, 0.05
+        proxy.delay = 0.1
+        proxy.cut()
+        assert one.add.call_one(1).get(timeout=30) == 1
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -201,17 +226,73 @@ def test_a_long_outage_logs_one_line_and_one_more_when_it_ends(
     assert "nothing was lost" in lines[1]
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 410])
-def test_an_ingress_response_ends_no_session(gateway: ScriptedGateway, settings: ClientSettings, status: int) -> None:
+def test_an_outage_is_shown_and_so_is_its_end(
+    gateway: ScriptedGateway, settings: ClientSettings, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gateway.functions["add"] = lambda rank, amount: amount
+    patient = settings.model_copy(update={"quiet": 60.0, "retry_most": 0.01})
+    refusing = threading.Event()
+    shown: list[str] = []
+
+    def is_shown(text: str) -> bool:
+        shown.append(capfd.readouterr().err)
+        return text in "".join(shown)
+
+    with Client.connect(UrlDialer(gateway.url, TOKEN), settings=patient) as client:
+        one = one_counter(client)
+        one.add.call_one(0).get(timeout=20)
+        assert client._connection.describe_outage() == ""
+        client._connection._outage._quiet = 0.01  # from now on: the first connection may take long
+        gateway.refuse = lambda request: refusing.set() or (403, {"message": "default backend"})  # type: ignore[func-returns-value]
+        gateway.proves = lambda response: response.status_code == 101
+        gateway.cut()
+        refusing.wait(20)
+        future = one.add.call_one(1)
+        wait_for(lambda: "HTTP 403" in client._connection.describe_outage(), "the reason")
+        said = r"no connection to the gateway at ws://.* for \d+ s, since \d\d:\d\d:\d\d: HTTP 403 from another server"
+        waits = "counters.add was called .* and waits"
+        with pytest.raises(TimeoutError, match=rf"no result within 0.01 s; {said}.*; {waits}; the operation continues"):
+            future.get(timeout=0.01)
+        wait_for(lambda: is_shown("calls wait, and nothing is lost\n"), "the line")
+        gateway.refuse = lambda request: None
+        assert future.get(timeout=30) == 1
+        wait_for(lambda: is_shown("nothing was lost\n"), "the line of the end")
+    lines = "".join(shown).splitlines()
+    assert len(lines) == 2  # a file keeps every line, so the first is not updated
+    assert re.fullmatch(r"\[meshgate\] no connection to the gateway at .*; calls wait, and nothing is lost", lines[0])
+    assert re.fullmatch(r"\[meshgate\] connected to the gateway at .* again after \d+ s; nothing was lost", lines[1])
+
+
+@pytest.mark.parametrize("status", [101, 302, 400, 401, 403, 404, 410, 426])
+@pytest.mark.parametrize("body", [{"message": "default backend"}, {"error": "gone", "kind": "expired", "reason": "?"}])
+def test_an_ingress_response_ends_no_session(
+    gateway: ScriptedGateway, settings: ClientSettings, status: int, body: dict[str, str]
+) -> None:
     gateway.functions["add"] = lambda rank, amount: amount
     patient = settings.model_copy(update={"retry_most": 0.01})
     with Client.connect(UrlDialer(gateway.url, TOKEN), settings=patient) as client:
         one = one_counter(client)
         one.add.call_one(0).get(timeout=20)
-        responses = iter([(status, {"message": "default backend"})] * 5)
+        responses = iter([None if status == 101 else (status, body)] * 5)
         gateway.refuse = lambda request: next(responses, None)
+        genuine = iter([False] * 5)
+        gateway.proves = lambda response: next(genuine, True)
         gateway.cut()
         assert one.add.call_one(1).get(timeout=30) == 1
+        assert client.statistics().connections == 2
+
+
+def test_a_redirect_is_not_followed(gateway: ScriptedGateway) -> None:
+    def redirect(response: Response) -> bool:
+        response.headers["Location"] = f"{other.url}/v1/sessions/{'0' * 32}"
+        return False
+
+    gateway.refuse = lambda request: (302, {})
+    gateway.proves = redirect
+    with WireServer() as other:
+        with pytest.raises(ConnectionFailedError, match="responded with HTTP 302 and is not a meshgate gateway"):
+            Client.connect(UrlDialer(gateway.url, TOKEN), settings=QUICK)
+        assert other.requests == []
 
 
 def pending_call(gateway: ScriptedGateway, client: Client) -> Any:

@@ -94,7 +94,12 @@ def test_a_gateway_that_vanishes_during_an_upload_is_noticed() -> None:
         loop = asyncio.get_running_loop()
         accepting = asyncio.ensure_future(accept(far))
         connection = await open_connection(
-            Route("ws://gateway", sock=near, through_proxy=False), "/", {}, Receiver(), max_size=1 << 20
+            Route("ws://gateway", sock=near, through_proxy=False),
+            "/",
+            {},
+            Receiver(),
+            max_size=1 << 20,
+            is_gateways=lambda response: True,
         )
         await accepting
         connection.write([bytes(8 << 20)])  # the kernel takes a part of it, and there is no space for a ping

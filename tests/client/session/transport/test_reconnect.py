@@ -5,6 +5,8 @@ import contextlib
 import itertools
 import json
 import random
+import socket
+import ssl
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,13 +26,30 @@ from meshgate.session.settings import ClientSettings
 from meshgate.session.transport import reconnect
 from meshgate.session.transport.reconnect import Reconnector
 from meshgate_wire import Limits
+from meshgate_wire.proof import ANY_GATEWAY, NONCE_HEADER, PROOF_HEADER, Prover
 
 SETTINGS = ClientSettings(retry_first=1.0, retry_most=8.0, connect_timeout=30.0, lease=100.0, lost_after=5.0)
 REFUSED = ConnectionRefusedError("connection refused")
 
 
+class Answer(Exception):
+    """An HTTP response to the handshake, with the proof of the gateway of this name unless that is empty."""
+
+    def __init__(self, status: int, gateway: str = "abc", **body: str) -> None:
+        self.status, self.gateway, self.body = status, gateway, json.dumps(body).encode()
+
+    def response(self, headers: dict[str, str]) -> Response:
+        """The response to a request with these headers."""
+        proof = Headers()
+        if self.gateway:
+            prover = Prover.of_request(headers[NONCE_HEADER], "the-token")
+            assert prover is not None
+            proof[PROOF_HEADER] = prover.prove(self.gateway, self.status, self.body)
+        return Response(self.status, "", proof, self.body)
+
+
 class FakeDialer:
-    """Dials once for each of ``outcomes``: an exception to raise, or None to connect."""
+    """Dials once for each of ``outcomes``: an exception to raise, an answer to the handshake, or None to connect."""
 
     def __init__(self, outcomes: Iterator[Exception | None]) -> None:
         self.outcomes = outcomes
@@ -38,15 +57,19 @@ class FakeDialer:
 
     async def dial(self) -> Route:
         outcome = next(self.outcomes)
-        if outcome is not None:
+        if outcome is not None and not isinstance(outcome, Answer):
             raise outcome
-        return Route("ws://gateway")
+        ANSWERS.append(outcome or Answer(101))
+        return Route("ws://gateway", headers={"Authorization": "Bearer the-token"})
 
     async def gone(self) -> str | None:
         return self.reason_gone
 
     def __str__(self) -> str:
         return "the gateway"
+
+
+ANSWERS: list[Answer] = []
 
 
 class FakeConnection:
@@ -87,15 +110,24 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return bounds
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def headers(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     """The headers of each attempt that connects."""
     sent: list[dict[str, str]] = []
 
     async def open_connection(
-        route: Route, path: str, headers: dict[str, str], receiver: object, *, max_size: int
+        route: Route,
+        path: str,
+        headers: dict[str, str],
+        receiver: object,
+        *,
+        max_size: int,
+        is_gateways: Callable[[Response], bool],
     ) -> Any:
         assert (route.url, path) == ("ws://gateway", "/v1/sessions/abc")
+        response = ANSWERS.pop().response(headers)
+        if response.status_code != 101 or not is_gateways(response):
+            raise InvalidStatus(response)
         sent.append(headers)
         return FakeConnection()
 
@@ -199,19 +231,81 @@ def test_a_silent_machine_is_not_waited_for_once_the_gateway_is_known_to_be_gone
         assert 60 + settings.lost_after <= loop.time() <= 60 + settings.lost_after + sum(delays)
 
 
-def invalid_status(status: int, **body: str) -> InvalidStatus:
-    return InvalidStatus(Response(status, "", Headers(), json.dumps(body).encode()))
+def test_a_gateway_that_goes_while_a_long_attempt_runs_ends_the_session_soon(delays: list[float]) -> None:
+    silent = SilentDialer(iter(()))
+    tried = Reconnector(silent, SETTINGS, "abc", receiver=None, limits=Limits())  # type: ignore[arg-type]
+    tried.resuming, tried.attempt_timeout = True, 80.0
+    silent.reason_gone = "its pod was deleted"
+    with contextlib.closing(VirtualTimeLoop()) as loop:
+        with pytest.raises(GatewayLostError, match="its pod was deleted"):
+            loop.run_until_complete(tried.connect())
+        assert loop.time() == SETTINGS.attempt_timeout + sum(delays) + SETTINGS.lost_after
+    assert tried.attempt_timeout == 80.0  # not doubled: nothing timed out
+
+
+def test_an_attempt_that_is_cancelled_as_it_connects_leaves_no_connection(
+    delays: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = FakeConnection()
+
+    async def open_although_cancelled(*arguments: object, **options: object) -> Any:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(5)
+        return opened
+
+    monkeypatch.setattr(reconnect, "open_connection", open_although_cancelled)
+
+    async def cancel() -> None:
+        connecting = asyncio.ensure_future(reconnector(None).connect())
+        await asyncio.sleep(1)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+
+    with contextlib.closing(VirtualTimeLoop()) as loop:
+        loop.run_until_complete(cancel())
+    assert opened.aborted
 
 
 def test_a_final_response_ends_the_attempts(delays: list[float]) -> None:
     with pytest.raises(AuthenticationError, match="no token"):
-        connect(reconnector(REFUSED, invalid_status(401, error="no token")))
+        connect(reconnector(REFUSED, Answer(401, error="no token")))
+
+
+STRAY_ANSWERS = [Answer(status, gateway="", error="not here") for status in (101, 302, 400, 401, 403, 404, 410, 426)]
+
+
+@pytest.mark.parametrize("stray", [*STRAY_ANSWERS, Answer(410, gateway="def", error="over", kind="unknown")], ids=str)
+def test_an_answer_of_another_server_never_ends_a_session(delays: list[float], stray: Answer) -> None:
+    tried = reconnector(None, stray, None)
+    connect(tried)
+    tried.resuming = True
+    connect(tried)
+    assert tried.last_failure.startswith(f"HTTP {stray.status} from another server in its place")
+
+
+@pytest.mark.parametrize("gateway", ["abc", ANY_GATEWAY])
+def test_the_gateway_of_a_session_and_a_provisioning_gateway_in_its_place_end_it(
+    delays: list[float], gateway: str
+) -> None:
+    tried = reconnector(None, Answer(410, gateway=gateway, error="over", kind="expired"))
+    connect(tried)
+    tried.resuming = True
+    with pytest.raises(SessionExpiredError):
+        connect(tried)
+
+
+def test_the_first_connection_to_another_server_fails(delays: list[float]) -> None:
+    with pytest.raises(ConnectionFailedError, match=r"HTTP 403 \(who are you\?\) and is not a meshgate gateway"):
+        connect(reconnector(Answer(403, gateway="", error="who are you?")))
+    with pytest.raises(ConnectionFailedError, match="HTTP 101 and is not a meshgate gateway"):
+        connect(reconnector(Answer(101, gateway="")))
 
 
 @pytest.mark.parametrize(
     ("failure", "described"),
     [
-        (invalid_status(503, error="draining"), "HTTP 503: draining"),
+        (Answer(503, error="draining"), "HTTP 503: draining"),
         (asyncio.TimeoutError(), "no answer within 10 s"),
         (EOFError(), "EOFError"),
         (OSError("no route to host"), "no route to host"),
@@ -236,6 +330,115 @@ def test_an_invalid_address_is_final_only_for_the_first_connection(
     tried.resuming = True
     connect(tried)
     assert len(headers) == 1
+
+
+class SlowDialer(FakeDialer):
+    """Leads to a gateway that answers after ``seconds``."""
+
+    seconds = 0.0
+
+    async def dial(self) -> Route:
+        await asyncio.sleep(self.seconds)
+        return await super().dial()
+
+
+def slow_reconnector(seconds: float) -> tuple[Reconnector, SlowDialer]:
+    dialer = SlowDialer(itertools.repeat(None))
+    dialer.seconds = seconds
+    tried = Reconnector(dialer, SETTINGS.model_copy(update={"lease": 1e6}), "abc", None, Limits())  # type: ignore[arg-type]
+    tried.resuming = True
+    return tried, dialer
+
+
+@pytest.mark.parametrize("seconds", [9.0, 11.0, 39.0, 79.0])
+def test_a_slow_path_is_given_more_time_after_each_attempt_that_timed_out(delays: list[float], seconds: float) -> None:
+    tried, _ = slow_reconnector(seconds)
+    limits = [10 + limit for limit in (10, 20, 40) if limit < seconds]  # each is followed by a short attempt
+    assert connect(tried) == pytest.approx(sum(limits) + sum(delays) + seconds)
+    tried.reset_back_off()
+    assert connect(tried) == pytest.approx(seconds)  # now it is known
+
+
+def test_an_attempt_without_an_answer_is_a_reason(delays: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, dialer = slow_reconnector(1.0)
+    assert tried.why() == "connecting"
+    tried.last_failure = "the connection was cut"
+    monkeypatch.setattr(reconnect.time, "monotonic", lambda: clock)
+    clock = 100.0
+    reasons: list[str] = []
+
+    async def dial() -> Route:
+        nonlocal clock
+        clock += 7.0
+        reasons.append(tried.why())
+        raise ssl.SSLError(1, "wrong version number") if len(reasons) == 1 else StopAsyncIteration
+
+    monkeypatch.setattr(dialer, "dial", dial)
+    with pytest.raises(StopAsyncIteration):
+        connect(tried)
+    assert reasons[0] == "the connection was cut; no answer to this attempt for 7 s"
+    assert reasons[1].startswith("TLS failed: ")
+    assert tried.why() == tried.last_failure  # the attempt is over
+
+
+def test_a_gateway_that_has_accepted_is_waited_for(delays: list[float], headers: list[dict[str, str]]) -> None:
+    tried = reconnector(None, REFUSED, None)
+    connect(tried)
+    assert tried.why() == "the gateway accepted, but the session has not answered yet"
+    with pytest.raises(asyncio.CancelledError):
+        connect(tried, during=tried.stop)
+    assert tried.why().startswith("connection refused")
+
+
+@pytest.mark.parametrize(
+    ("error", "described"),
+    [
+        (
+            socket.gaierror(-2, "Name or service not known"),
+            "its name cannot be resolved (DNS): Name or service not known",
+        ),
+        (ConnectionRefusedError(111, "Connect call failed"), "connection refused ([Errno 111] Connect call failed)"),
+    ],
+)
+def test_the_kind_of_a_failure_is_named(
+    delays: list[float], headers: list[dict[str, str]], error: OSError, described: str
+) -> None:
+    tried = reconnector(error, None)
+    tried.resuming = True
+    connect(tried)
+    assert tried.why() == described
+
+
+def test_a_path_that_is_fast_again_is_given_as_little_time_as_before(delays: list[float]) -> None:
+    tried, dialer = slow_reconnector(39.0)
+    connect(tried)
+    dialer.seconds = 0.1
+    connect(tried)
+    assert tried.attempt_timeout == SETTINGS.attempt_timeout
+
+
+def test_every_second_attempt_is_short_as_the_path_may_be_a_better_one_by_then(delays: list[float]) -> None:
+    tried, dialer = slow_reconnector(1e6)
+    tried.attempt_timeout = 80.0
+
+    def recover() -> None:
+        asyncio.get_running_loop().call_later(82, setattr, dialer, "seconds", 0.5)  # in the second attempt
+
+    assert connect(tried, during=recover) == 80 + 10 + sum(delays) + 0.5
+    assert tried.attempt_timeout == SETTINGS.attempt_timeout
+
+
+def test_every_attempt_of_a_first_connection_that_timed_out_allows_the_next_more(delays: list[float]) -> None:
+    tried, _ = slow_reconnector(15.0)
+    tried.resuming = False
+    assert connect(tried) == 10 + sum(delays) + 15
+
+
+def test_no_attempt_takes_longer_than_the_bound(delays: list[float]) -> None:
+    tried, _ = slow_reconnector(81.0)
+    tried._settings = tried._settings.model_copy(update={"lease": 1000.0})
+    with pytest.raises(SessionExpiredError, match="no answer within 80 s"):
+        connect(tried)
 
 
 def test_stopping_ends_the_attempts(delays: list[float], headers: list[dict[str, str]]) -> None:

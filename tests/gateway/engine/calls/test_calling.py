@@ -41,9 +41,23 @@ class Called:
         self.ended: list[bool] = []  # whether each ended call failed
         self.casts = 0
         lookup = Lookup(self.objects, self.monarch)
-        self.calling = Calling(self.objects, lookup, self.monarch, self.sent, idle=self._idle, metrics=self)
+        self.unread: asyncio.Future[None] | None = None  # what the next response waits for
+        self.asked: list[tuple[int, list[int]]] = []
+        self.calling = Calling(
+            self.objects,
+            lookup,
+            self.monarch,
+            self.sent,
+            idle=self._idle,
+            metrics=self,
+            unread_output=self._unread_output,
+        )
         self.actors = actor_mesh()
         self.objects.add(ACTORS, self.actors)
+
+    def _unread_output(self, procs: int, ranks: Sequence[int]) -> asyncio.Future[None] | None:
+        self.asked.append((procs, list(ranks)))
+        return self.unread
 
     def _idle(self) -> None:
         self.idle += 1
@@ -217,7 +231,7 @@ async def test_calls_on_a_returned_mesh_fail_with_the_next_fault_that_its_owner_
     called.call(2)
     called.objects.add(9, actor_mesh(name="own"))
     called.call(3, target=9)
-    (fault,) = called.monarch.faults
+    fault, _ = called.monarch.faults
     fault.set_exception(RuntimeError("the actors were stopped"))
     await turns()
     assert [(failed.call, failed.failure.kind) for failed in called.sent.of(Failed)] == [
@@ -226,8 +240,61 @@ async def test_calls_on_a_returned_mesh_fail_with_the_next_fault_that_its_owner_
     ]
     assert {failed.failure.message for failed in called.sent.of(Failed)} == {"the actors were stopped"}
     called.call(4)
-    assert len(called.monarch.faults) == 2
+    assert len(called.monarch.faults) == 3
     assert called.calling.is_running(4)
+    await cancel_receives()
+
+
+STOPPED = RuntimeError("Supervision event: actor <root>.<A a{'gpus': 1/2}> has status:\n  stopped: enough")
+
+
+@async_test
+async def test_calls_to_an_actor_that_stopped_itself_fail_and_those_to_others_go_on() -> None:
+    called = Called()
+    first, second = (Region(labels=(), offset=rank, sizes=(), strides=()) for rank in (0, 1))
+    for number, region in enumerate((first, first, second)):
+        target = MeshRef(object=ACTORS, region=region)
+        called.calling.call(Call(call=number, target=target, endpoint="step", adverb="call"), ARGUMENTS)
+    called.monarch.faults[0].set_exception(STOPPED)
+    await turns()
+    failed = called.sent.of(Failed)
+    assert [(each.call, each.failure.kind) for each in failed] == [(0, "supervision"), (1, "supervision")]
+    assert "stopped: enough" in failed[0].failure.message
+    assert called.calling.is_running(2)
+    await cancel_receives()
+
+
+@async_test
+async def test_failures_and_stops_by_the_session_are_left_to_those_that_know_more() -> None:
+    called = Called()
+    called.call(1)
+    called.monarch.faults[-1].set_exception(RuntimeError("The actor and all its descendants have failed"))
+    await turns()
+    called.call(2)
+    called.actors.stopping = True
+    called.monarch.faults[-1].set_exception(STOPPED)
+    await turns()
+    assert called.sent.messages == []
+    assert called.calling.is_running(1)
+    assert called.calling.is_running(2)
+    await cancel_receives()
+
+
+@async_test
+async def test_only_parts_with_calls_are_supervised_if_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calling, "MAX_SUPERVISED", 2)
+    called = Called()
+    for number in range(4):
+        called.objects.add(10 + number, actor_mesh(name=f"mesh {number}"))
+        called.call(number, target=10 + number)
+        if number == 0:
+            called.reply(0)
+            called.reply(1)
+            await until(lambda: called.sent.of(Values))
+    assert [fault.cancelled() for fault in called.monarch.faults] == [True, False, False, False]
+    called.monarch.faults[1].set_exception(STOPPED)
+    await turns()
+    assert [failed.call for failed in called.sent.of(Failed)] == [1]
     await cancel_receives()
 
 
@@ -348,4 +415,122 @@ async def test_a_call_with_a_trace_is_sent_with_it() -> None:
     assert first == ("trace", trace, b"arguments")
     assert second[:2] == ("trace", trace)
     assert second[2][0] == "at"
+    await cancel_receives()
+
+
+PROCS = 2
+
+
+def printing_actors() -> Called:
+    called = Called()
+    procs = called.actors.procs
+    assert procs is not None
+    procs.number = PROCS
+    called.unread = asyncio.get_running_loop().create_future()
+    return called
+
+
+@async_test
+async def test_a_result_waits_for_what_its_ranks_have_printed() -> None:
+    called = printing_actors()
+    called.call()
+    called.reply(1, b"second")
+    await turns()
+    assert called.asked == []  # the call waits anyhow
+    called.reply(0, b"first")
+    await until(lambda: called.asked)
+    await turns()
+    assert called.asked == [(PROCS, [0, 1])]
+    assert called.sent.messages == []
+    assert called.calling.is_running(1)
+    assert called.unread is not None
+    called.unread.set_result(None)
+    await until(lambda: called.sent.messages)
+    assert isinstance(called.sent.messages[0][0], Values)
+    assert called.idle == 1
+
+
+@async_test
+async def test_each_item_of_a_stream_waits_for_what_its_rank_has_printed() -> None:
+    called = printing_actors()
+    called.call(adverb="stream")
+    called.reply(1, b"second")
+    await until(lambda: called.asked)
+    assert called.asked == [(PROCS, [1])]
+    assert called.sent.messages == []
+    assert called.unread is not None
+    called.unread.set_result(None)
+    await until(lambda: called.sent.messages)
+    called.reply(0, b"first")
+    await until(lambda: len(called.sent.messages) == 2)
+
+
+@async_test
+async def test_a_chosen_actors_result_waits_for_what_its_rank_has_printed() -> None:
+    called = printing_actors()
+    called.call(adverb="choose")
+    called.reply(0)
+    await until(lambda: called.asked)
+    ((_, ranks),) = called.asked
+    assert len(ranks) == 1
+    assert called.unread is not None
+    called.unread.set_result(None)
+    await until(lambda: called.sent.messages)
+
+
+@pytest.mark.parametrize("ends", ["mesh", "rank", "part"])
+@async_test
+async def test_a_result_that_waits_for_output_is_sent_although_its_mesh_ends(ends: str) -> None:
+    called = printing_actors()
+    called.call()
+    called.reply(0)
+    called.reply(1)
+    await until(lambda: called.asked)
+    if ends == "mesh":
+        called.actors.failed = Failure(kind="internal", message="gone")
+        called.calling.fail(called.actors)
+    elif ends == "rank":
+        called.actors.dead[1] = "killed"
+        called.calling.fail(called.actors)
+    else:
+        called.monarch.faults[0].set_exception(STOPPED)
+    await turns()
+    assert called.unread is not None
+    called.unread.set_result(None)
+    await until(lambda: called.sent.messages)
+    await turns()
+    ((header, _, _),) = called.sent.messages
+    assert isinstance(header, Values)
+    assert called.ended == [False]
+
+
+@async_test
+async def test_failures_of_a_call_wait_for_its_last_reply_if_that_has_arrived() -> None:
+    called = printing_actors()
+    called.call()
+    called.reply(0, exception=True)
+    called.reply(1, exception=True)
+    await until(lambda: called.asked)
+    pending, _, stream = called.calling._pending[1]
+    called.calling._finish_early(pending, stream)  # the first failure has waited long enough
+    assert called.sent.messages == []
+    assert called.unread is not None
+    called.unread.set_result(None)
+    await until(lambda: called.sent.messages)
+    ((header, _, _),) = called.sent.messages
+    assert isinstance(header, Failed)
+    assert header.failure.unanswered == 0
+
+
+@async_test
+async def test_a_second_reply_of_a_rank_is_no_result_and_its_mesh_may_fail() -> None:
+    called = printing_actors()
+    called.call()
+    called.reply(0)
+    called.reply(0)
+    await turns()
+    assert called.asked == []
+    called.actors.failed = Failure(kind="internal", message="gone")
+    called.calling.fail(called.actors)
+    assert isinstance(called.sent.messages[0][0], Failed)
     await cancel_receives()

@@ -51,6 +51,7 @@ class Provided:
         self.monarch.on_engine_call = self._start
         self.ended: list[int] = []
         self.fails: Callable[[Sequence[str]], bool] = lambda names: False
+        self.refused: dict[str, str] = {}
         self.agents = HostAgents(
             self.monarch,
             self.tree,
@@ -67,7 +68,7 @@ class Provided:
         if endpoint == "start":
             if self.fails(args[0]):
                 raise RuntimeError(f"no process on {', '.join(args[0])}\n\nStack backtrace:\n rust")
-            return [(f"10.0.0.{name[-1]}", 5) for name in args[0]]
+            return [self.refused.get(name) or (f"10.0.0.{name[-1]}", 5) for name in args[0]]
         return None
 
     async def provide(self, hosts: HostMesh) -> None:
@@ -130,6 +131,15 @@ async def test_if_starting_together_fails_each_host_is_tried_alone() -> None:
     await provided.ready("workers-0")
     assert provided.tree.removed == [("workers-1", "no process on workers-1")]
     assert provided.ended == [FIRST_GROUP, FIRST_GROUP + 2]
+
+
+@async_test
+async def test_a_host_whose_disk_is_full_fails_for_that_reason_and_the_others_do_not() -> None:
+    provided = Provided()
+    provided.refused = {"workers-1": "no space left on the disk"}
+    await provided.provide(host_mesh())
+    await provided.ready("workers-0")
+    assert provided.tree.removed == [("workers-1", "no space left on the disk")]
 
 
 @async_test

@@ -256,3 +256,40 @@ def test_a_result_that_is_read_twice_counts_once(monkeypatch: pytest.MonkeyPatch
         holder.answer(number)
     holder.calls.mark_read([1, 1, 1, 2])
     assert holder.states == {1: "read", 2: "read"}
+
+
+def test_the_bytes_of_results_that_were_replaced_or_pushed_out_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_READ_BYTES", 25)
+    holder = Holder()
+    holder.call(1)
+    holder.answer(1, bytes(10))
+    holder.calls.mark_read([1])
+    holder.calls.keep(Failed(call=1, failure=TOO_LARGE), (), congested=False)  # replaces the value
+    for number in (2, 3, 4):
+        holder.call(number)
+        holder.answer(number, bytes(10))
+        holder.calls.mark_read([number])
+    assert holder.states == {3: "read", 4: "read"}
+
+
+def test_results_of_an_earlier_holder_that_made_room_count_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_READ_BYTES", 15)
+    holder = Holder(Spool(memory=0, disk=30))
+    holder.call(1)
+    holder.answer(1, bytes(10))
+    holder.calls.mark_read([1])
+    holder.calls.holder_changed()
+    holder.call(2)
+    holder.answer(2, bytes(25))  # makes room by pushing out the first
+    holder.calls.mark_read([2])
+    assert holder.states == {}
+
+
+def test_a_call_that_an_earlier_holder_dropped_is_kept_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_READ_CALLS", 0)
+    holder = Holder()
+    holder.call(1)
+    holder.calls.mark_released([1])
+    holder.calls.holder_changed()
+    holder.answer(1)
+    assert holder.states == {1: "finished"}

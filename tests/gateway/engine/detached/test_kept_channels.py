@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
 from meshgate_gateway.engine.detached import kept_channels as module
 from meshgate_gateway.engine.detached.kept_channels import KeptChannels
-from meshgate_gateway.engine.detached.spool import Spool
+from meshgate_gateway.engine.detached.spool import OVERHEAD, Spool
 from meshgate_wire.messages import PortMessage
 
 
@@ -84,3 +85,16 @@ def test_what_is_taken_makes_space() -> None:
         holder.put(b"ab")
         assert not holder.channels.full
         holder.channels.mark_taken({4: number})
+
+
+def test_a_small_message_takes_no_more_memory_than_is_counted_in_memory_or_on_disk() -> None:
+    count = 5_000
+    for memory in (count * (OVERHEAD + 10), 0):
+        channels = KeptChannels(lambda *sent: None, lambda stream: module.MAX_QUEUED, spool=Spool(memory, 10 * count))
+        tracemalloc.start()
+        for number in range(1_000, 1_000 + count):
+            channels.keep(PortMessage(port=4, rank=1), (str(number).encode(),))
+        assert tracemalloc.get_traced_memory()[0] < count * OVERHEAD
+        tracemalloc.stop()
+        assert not channels.full
+        channels.close()

@@ -47,3 +47,13 @@ def test_a_full_disk_is_the_same_as_no_space(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("tempfile.TemporaryFile", full)
     assert Spool(memory=0, disk=100).put((b"x",)) is None
+
+
+def test_small_data_on_disk_is_bounded_by_its_memory() -> None:
+    spool = Spool(memory=0, disk=1000, index=2 * OVERHEAD)
+    kept = [spool.put((b"x",)) for _ in range(3)]
+    assert [blob is not None for blob in kept] == [True, True, False]
+    assert kept[0] is not None
+    spool.drop(kept[0])
+    spool.drop(kept[0])
+    assert [spool.put((b"x",)) is not None for _ in range(2)] == [True, False]

@@ -18,6 +18,7 @@ from meshgate_wire import Fragments
 from meshgate_wire.messages import (
     BootstrapCommand,
     Failure,
+    Host,
     Launch,
     MeshRef,
     ObjectFailed,
@@ -145,6 +146,42 @@ async def test_a_host_that_is_lost_while_the_spawn_waits_for_its_code_is_the_rea
     with pytest.raises(RequestFailed, match="workers-1: evicted") as caught:
         await spawned.spawn_procs(version="v1")
     assert caught.value.failure.kind == "supervision"
+
+
+@async_test
+async def test_a_host_that_is_lost_as_its_code_arrives_is_not_spawned_on() -> None:
+    """Its loss came before there were processes to give up, so only Monarch would notice, after its own timeout."""
+    spawned = Spawned()
+
+    async def lose_host(version: str, hosts: Sequence[str]) -> str:
+        spawned.hosts.host_lost("workers-1", "evicted", returns=True)
+        return version
+
+    spawned.wait_for_version = lose_host  # type: ignore[method-assign]
+    with pytest.raises(RequestFailed, match="workers-1: evicted"):
+        await spawned.spawn_procs(version="v1")
+
+
+@async_test
+async def test_a_host_that_is_replaced_while_the_spawn_waits_is_attached_to_and_gets_the_code() -> None:
+    spawned = Spawned()
+    before, waits = spawned.hosts.mesh, []
+
+    async def replace_host(version: str, hosts: Sequence[str]) -> str:
+        waits.append(tuple(hosts))
+        if len(waits) == 1:
+            spawned.hosts.host_lost("workers-1", "evicted", returns=True)
+            replacement = Host(name="workers-9", address="tcp://10.0.0.9:26600")
+            assert spawned.hosts.host_restarted(1, replacement, same_address=False)
+        return version
+
+    spawned.wait_for_version = replace_host  # type: ignore[method-assign]
+    procs = await spawned.spawn_procs(version="v1")
+    assert waits == [("workers-0", "workers-1"), ("workers-0", "workers-9")]
+    assert procs.host_names == ("workers-0", "workers-9")
+    assert spawned.hosts.mesh is not before
+    assert not spawned.hosts.must_attach
+    procs.mesh.ready.set_result(None)
 
 
 @async_test

@@ -4,6 +4,7 @@ from meshgate_gateway.engine.monarch.error_texts import (
     error_text,
     explain_fault,
     refusing_address,
+    reports_a_stop,
     unreachable_addresses,
 )
 
@@ -52,3 +53,11 @@ def test_a_worker_that_forwards_the_first_message_to_itself_refuses() -> None:
     assert refusing_address(with_identity) == "tcp://10.0.0.1:26600"
     assert refusing_address(RETURNED.replace("SetClientConfig", "GetHostProcStates")) == ""
     assert refusing_address(RETURNED.replace("ttl expired", "broken link")) == ""
+
+
+def test_a_stop_is_not_a_failure() -> None:
+    assert reports_a_stop(
+        "Endpoint call a.step() failed, Supervision event: actor <root>.<__main__.A a{'gpus': 1/2}> has status:\n"
+        "  stopped: enough"
+    )
+    assert not reports_a_stop("The actor a and all its descendants have failed:\n  this actor has stopped: not really")

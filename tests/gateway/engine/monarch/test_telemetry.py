@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 PROGRAM = """
 import asyncio, json, os, sys
@@ -20,6 +23,10 @@ async def main():
     print(status, kind, json.loads(body))
     print((await collector.request("/api/query", b"{}"))[0])
     print((await collector.request("/", None))[:2])
+    print((await collector.request("/api/pyspy_dump", b"{}"))[0])
+    for sql in json.loads(sys.argv[1]):
+        status, kind, body = await collector.request("/api/query", json.dumps({"sql": sql}).encode())
+        print(status, "rows" if status == 200 else json.loads(body)["error"].partition(":")[0])
     await collector.close()
     print(os.path.exists(collector._directory))
     sys.stdout.flush()
@@ -29,13 +36,53 @@ asyncio.run(main())
 """
 
 
-def test_a_collector_answers_queries_and_leaves_no_socket() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, check=False)
-    assert done.stdout.splitlines() == [
+READS = [
+    "SHOW TABLES",
+    "describe actors",
+    "VALUES (1)",
+    " (SELECT 'a\nCopyTo: b' FROM actors)\nUNION SELECT 'c' ORDER BY 1 LIMIT 2",
+    "WITH RECURSIVE n AS (SELECT 1 AS a UNION ALL SELECT a + 1 FROM n WHERE a < 3) SELECT DISTINCT a FROM n",
+    "SELECT a.id FROM actors a LEFT JOIN meshes m ON a.mesh_id = m.id WHERE a.id IN (SELECT max(id) FROM actors)",
+]
+OTHERS = [
+    "CREATE EXTERNAL TABLE t STORED AS CSV LOCATION '{file}'",
+    "COPY (SELECT 1) TO '{folder}/written.csv'",
+    "-- a comment\nCOPY (SELECT 1) TO '{folder}/written.csv'",
+    "ANALYZE COPY (SELECT 1) TO '{folder}/written.csv'",
+    "EXPLAIN ANALYZE COPY (SELECT 1) TO '{folder}/written.csv'",
+    "DROP TABLE actors",
+    "SELECT 1 AS one INTO made",
+    "INSERT INTO actors SELECT * FROM actors",
+    "SET datafusion.execution.batch_size = 1",
+    "",
+]
+INVALID = [
+    "SELECT 1; COPY (SELECT 1) TO '{folder}/written.csv'",
+    "SELECT * FROM '{file}'",
+    "SELECT * FROM (SELECT 1 AS one INTO made) AS x",
+    "SELECT * FROM made",
+    "WITH x AS (SELECT 1) INSERT INTO actors SELECT * FROM x",
+]
+
+
+def test_a_collector_answers_queries_that_only_read_and_leaves_no_socket(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.csv"
+    secret.write_text("secret\n1\n")
+    asked = json.dumps([sql.format(folder=tmp_path, file=secret) for sql in (*READS, *OTHERS, *INVALID)])
+    program = [sys.executable, "-c", PROGRAM, asked]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
+    answers = done.stdout.splitlines()[6:-1]
+    assert answers[: len(READS)] == ["200 rows"] * len(READS)
+    refused = answers[len(READS) :]
+    assert refused[: len(OTHERS)] == ["400 telemetry can only be read"] * len(OTHERS)
+    assert [answer[:4] for answer in refused[len(OTHERS) :]] == ["400 "] * len(INVALID)
+    assert os.listdir(tmp_path) == [secret.name]
+    assert [*done.stdout.splitlines()[:6], done.stdout.splitlines()[-1]] == [
         "True",
         "0o700",
         "200 application/json {'rows': [{'one': 1}]}",
         "400",
         "(200, 'text/html; charset=utf-8')",
+        "403",
         "False",
     ], done.stderr

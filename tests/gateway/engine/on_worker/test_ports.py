@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from meshgate_gateway.engine.on_worker import ports
-from meshgate_gateway.engine.on_worker.ports import CHUNK, UNANSWERED, PortReports, size_of
+from meshgate_gateway.engine.on_worker.ports import CHUNK, UNANSWERED, PortReports, size_in_message, size_of
 
 
 @dataclass(frozen=True)
@@ -148,3 +148,15 @@ def test_ports_of_single_calls_are_forgotten(reporting: Reporting) -> None:
 )
 def test_sizes(value: object, expected: int) -> None:
     assert size_of(value, ports.DEPTH) == expected
+
+
+class Raising:
+    @property
+    def nbytes(self) -> int:
+        raise RuntimeError("not known yet")
+
+
+@pytest.mark.parametrize("value", [Raising(), [Raising()], {"key": Raising()}])
+def test_an_object_whose_size_raises_does_not_fail_the_message_that_was_sent(value: object) -> None:
+    assert size_in_message(value) == 0
+    assert size_in_message(b"abc") == 3

@@ -60,7 +60,7 @@ def test_a_process_marks_itself_and_its_children_do_not_inherit_that() -> None:
     program = (
         "import os, subprocess, sys\n"
         "from meshgate_gateway.engine.on_worker.stacks import serve_stacks\n"
-        "serve_stacks('procs', 3, 'workers-1')\n"
+        "serve_stacks('procs', 3, 'workers-1', 'mine')\n"
         "subprocess.run(['sh', '-c', f'ls -l /proc/{os.getpid()}/fd | grep -c meshgate-stacks'])\n"
         "subprocess.run(['sh', '-c', 'ls -l /proc/self/fd | grep -c meshgate-stacks'], close_fds=False)\n"
     )
@@ -71,5 +71,5 @@ def test_a_process_marks_itself_and_its_children_do_not_inherit_that() -> None:
 def test_a_system_without_anonymous_files_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
     before = threading.active_count()
-    serve_stacks("procs", 0, "workers-0")
+    serve_stacks("procs", 0, "workers-0", "mine")
     assert threading.active_count() == before

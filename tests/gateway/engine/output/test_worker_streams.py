@@ -12,9 +12,15 @@ import pytest
 
 from meshgate_gateway.engine.interfaces import Answer
 from meshgate_gateway.engine.output import worker_streams
+from meshgate_gateway.engine.output.connections import MeshOutput, OutputConnection
 from meshgate_gateway.engine.output.lines import PrintedLine
 from meshgate_gateway.engine.output.worker_streams import HELLO_LIMIT, WorkerStreams
 from tests.gateway.engine.fakes import async_test, until
+
+
+@pytest.fixture(autouse=True)
+def _results_wait_for_output_however_busy_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_streams, "OUTPUT_TIMEOUT", 1000)
 
 
 class Listener:
@@ -22,6 +28,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.late: list[str] = []
         self.reports: list[tuple[str, int, int]] = []
         self.labels: list[tuple[str, int, str]] = []
         self.label = ("workers", "workers-0")
@@ -36,6 +43,7 @@ class Listener:
             watched=self._watched,
             controllers=self._controllers,
             reported=self._reported,
+            late=self.late.append,
         )
 
     def _reported(self, port: str, messages: int, nbytes: int, answer: Answer) -> None:
@@ -301,4 +309,178 @@ async def test_a_process_reports_what_it_sends_to_ports_and_is_answered() -> Non
         writer.write(listener.hello(stream="ports") + b'{"port": "a port", "messages": 2, "nbytes": 9}\n')
         assert json.loads(await reader.readline()) == {"port": "a port", "closed": False, "factor": 1.5}
         assert listener.reports == [("a port", 2, 9)]
+        writer.close()
+
+
+async def printing(listener: Listener, **hello: object) -> asyncio.StreamWriter:
+    """The connection of a process whose first line has been printed."""
+    _, writer = await listener.connect()
+    writer.write(listener.hello(**hello) + b"started\n")
+    await until(lambda: "started" in listener.lines)
+    listener.lines.clear()
+    return writer
+
+
+@async_test
+async def test_there_is_nothing_to_wait_for_if_nothing_was_printed() -> None:
+    async with listening() as listener:
+        assert listener.streams.unread(1, [0]) is None
+        writer = await printing(listener)
+        assert listener.streams.unread(1, [0]) is None
+        writer.close()
+
+
+@async_test
+async def test_what_was_written_before_is_printed_when_the_wait_is_over() -> None:
+    async with listening() as listener:
+        out, err = await printing(listener), await printing(listener, stream="stderr")
+        lines = [f"{number} of many" for number in range(1000)]  # takes several turns of the event loop
+        out.write("".join(f"{line}\n" for line in lines).encode())
+        err.write(b"an error\n")
+        unread = listener.streams.unread(1, [0])
+        assert unread is not None
+        await unread
+        assert sorted(listener.lines) == sorted([*lines, "an error"])
+        assert listener.late == []
+        out.close()
+        err.close()
+
+
+@async_test
+async def test_a_line_in_the_folding_window_is_printed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with listening() as listener:
+        writer = await printing(listener)
+        monkeypatch.setattr(worker_streams, "FOLDING_WINDOW", 1000)
+        writer.write(b"a line\n")
+        unread = listener.streams.unread(1, [0])
+        assert unread is not None
+        await unread
+        assert listener.lines == ["a line"]
+        writer.write(b"another\n")
+        await until(lambda: listener.streams._batch)
+        assert listener.streams.unread(1, [0]) is None
+        assert listener.lines == ["a line", "another"]
+        writer.close()
+
+
+@async_test
+async def test_a_line_without_an_end_is_printed_before_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_streams, "UNFINISHED_LINE_TIMEOUT", 1000)
+    async with listening() as listener:
+        writer = await printing(listener)
+        writer.write(b"no end")
+        unread = listener.streams.unread(1, [0])
+        assert unread is not None
+        await unread
+        assert listener.lines == ["no end"]
+        assert listener.streams.unread(1, [0]) is None
+        writer.close()
+
+
+@async_test
+async def test_output_of_other_ranks_and_meshes_is_not_waited_for() -> None:
+    async with listening() as listener:
+        writer = await printing(listener, rank=3)
+        writer.write(b"a line\n")
+        assert listener.streams.unread(1, [0, 1, 2]) is None
+        assert listener.streams.unread(2, [3]) is None
+        assert listener.streams.unread(1, [3]) is not None
+        writer.close()
+
+
+@async_test
+async def test_the_end_of_a_process_ends_the_wait() -> None:
+    async with listening() as listener:
+        writer = await printing(listener)
+        writer.write(b"last words")
+        unread = listener.streams.unread(1, [0])
+        assert unread is not None
+        writer.close()
+        await unread
+        assert listener.lines == ["last words"]
+        await asyncio.wait_for(listener.closed.wait(), 10)
+        assert listener.streams.unread(1, [0]) is None
+
+
+@async_test
+async def test_nothing_waits_while_the_client_takes_no_output() -> None:
+    async with listening() as listener:
+        writer = await printing(listener)
+        listener.streams.set_reading(False)
+        writer.write(b"a line\n")
+        assert listener.streams.unread(1, [0]) is None
+        writer.close()
+
+
+@async_test
+async def test_a_wait_that_takes_too_long_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_streams, "OUTPUT_TIMEOUT", 0.001)
+    async with listening() as listener:
+        writer = await printing(listener)
+        for _ in range(2):
+            writer.write(b"a line\n")
+            unread = listener.streams.unread(1, [0])
+            assert unread is not None
+            listener.streams.set_reading(False)
+            await unread
+            listener.streams.set_reading(True)
+        (late,) = listener.late
+        assert late.startswith("a result was sent before all that its ranks had printed")
+        writer.close()
+
+
+@async_test
+async def test_a_process_that_was_not_run_for_a_while_still_reads_what_has_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    async with listening() as listener:
+        writer = await printing(listener)
+        writer.write(b"a line\n")
+        unread = listener.streams.unread(1, [0])
+        assert unread is not None
+        passed = worker_streams.OUTPUT_TIMEOUT
+        time = loop.time
+        monkeypatch.setattr(loop, "time", lambda: time() + passed)
+        await unread
+        assert (listener.lines, listener.late) == (["a line"], [])
+        writer.close()
+
+
+@async_test
+async def test_a_line_that_was_read_whole_is_not_cut_where_output_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with listening() as listener:
+        writer = await printing(listener)
+        monkeypatch.setattr(worker_streams, "UNFINISHED_LINE_TIMEOUT", 0)
+        monkeypatch.setattr(worker_streams, "TURN", 0)  # pauses after each piece
+        monkeypatch.setattr(worker_streams, "PAUSE", 1000)
+        writer.write(b"x" * (3 * worker_streams.PIECE) + b"\n")
+        await until(lambda: listener.lines)
+        assert [len(line) for line in listener.lines] == [3 * worker_streams.PIECE]
+        writer.close()
+
+
+@async_test
+async def test_processes_that_print_nothing_are_not_looked_at() -> None:
+    async with listening() as listener:
+        _, writer = await listener.connect()
+        writer.write(listener.hello())
+        await until(lambda: listener.streams._outputs)
+        assert listener.streams._outputs[1].behind() == []
+        writer.close()
+
+
+@async_test
+async def test_a_connection_that_cannot_be_watched_ends_its_process_and_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(outputs: MeshOutput, output: OutputConnection) -> None:
+        raise ConnectionError("no more connections can be watched")
+
+    monkeypatch.setattr(MeshOutput, "add", refuse)
+    async with listening() as listener:
+        _, writer = await listener.connect()
+        writer.write(listener.hello())
+        await asyncio.wait_for(listener.closed.wait(), 10)
+        assert (listener.ended, listener.streams._outputs) == ([(1, 0, 7)], {})
         writer.close()

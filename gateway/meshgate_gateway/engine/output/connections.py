@@ -1,0 +1,123 @@
+"""The output connections of worker processes: how much of what they wrote has been read, and split into lines.
+
+A result waits until what its ranks have printed before it is read. So the engine asks the kernel what has arrived, and
+counts what it has handled. That needs nothing of the workers, and one system call for a mesh that prints nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import selectors
+import struct
+import termios
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from meshgate_gateway.engine.output.lines import LineSplitter
+
+__all__ = ["CountingReader", "MeshOutput", "OutputConnection", "WorkerHello"]
+
+
+class WorkerHello(BaseModel):
+    """The first line that a worker process sends on each connection."""
+
+    secret: str
+    mesh: int
+    rank: int
+    pid: int
+    stream: Literal["stdout", "stderr", "watch", "controllers", "ports"]
+
+
+class CountingReader(asyncio.StreamReader):
+    """Counts what has been read from the socket. ``fed`` is called after each read."""
+
+    received = 0
+    fed: Callable[[], None] | None = None
+
+    def feed_data(self, data: Any) -> None:
+        self.received += len(data)
+        if self.fed is not None:
+            self.fed()
+        super().feed_data(data)
+
+
+@dataclass(eq=False, slots=True)
+class OutputConnection:
+    """The connection of one output stream of a process. Counts are of bytes since it was opened."""
+
+    hello: WorkerHello
+    reader: CountingReader
+    descriptor: int
+    handled: int  # of what was received, the part that has been split into lines
+    waiting: list[tuple[int, Callable[[], None]]] = field(default_factory=list)  # for so much to be handled
+    splitter: LineSplitter = field(default_factory=LineSplitter)
+    unfinished: asyncio.TimerHandle | None = None  # while the splitter has a line without an end
+    label: tuple[str, str] = ("", "")  # names of the mesh and the host
+
+    def written(self) -> int:
+        """How much the process has written, as far as that has arrived at this machine and can be read."""
+        if self.reader.exception() is not None:
+            return self.handled  # the connection is lost, and its descriptor may be that of another one
+        try:
+            (unread,) = struct.unpack("i", fcntl.ioctl(self.descriptor, termios.FIONREAD, bytes(4)))
+        except (OSError, ValueError):  # the descriptor is closed; ValueError: it was already when this began
+            return self.handled
+        return self.reader.received + int(unread)
+
+    def handle(self, count: int) -> None:
+        self.handled += count
+        if self.waiting:
+            self._wake(self.handled)
+
+    def ended(self) -> None:
+        self._wake(None)
+
+    def _wake(self, handled: int | None) -> None:
+        waiting, self.waiting = self.waiting, []
+        for written, wake in waiting:
+            if handled is None or written <= handled:
+                wake()
+            else:
+                self.waiting.append((written, wake))
+
+
+class MeshOutput:
+    """The output connections of one proc mesh. A single system call finds those with output that is not read yet."""
+
+    def __init__(self) -> None:
+        self.busy: dict[
+            OutputConnection, None
+        ] = {}  # output that was read, and is not split into lines or has no end yet
+        self._connected: set[OutputConnection] = set()
+        self._selector = selectors.DefaultSelector()
+
+    def add(self, output: OutputConnection) -> None:
+        if output.descriptor >= 0:  # otherwise the connection has been lost since it began
+            if output.descriptor in self._selector.get_map():  # of a connection that was lost, and is not removed yet
+                self._selector.unregister(output.descriptor)
+            self._selector.register(output.descriptor, selectors.EVENT_READ, output)
+        self._connected.add(output)
+        output.reader.fed = lambda: self.busy.setdefault(output)
+        if output.reader.received > output.handled:
+            output.reader.fed()
+
+    def remove(self, output: OutputConnection) -> bool:
+        """Removes ``output``, even if adding it failed. Returns whether no other is left."""
+        output.reader.fed = None
+        self.busy.pop(output, None)
+        self._connected.discard(output)
+        registered = self._selector.get_map().get(output.descriptor) if output.descriptor >= 0 else None
+        if registered is not None and registered.data is output:
+            self._selector.unregister(output.descriptor)
+        if not self._connected:
+            self._selector.close()
+        return not self._connected
+
+    def behind(self) -> list[OutputConnection]:
+        """The connections with output that is not in the lines so far."""
+        readable = {key.data: None for key, _ in self._selector.select(0)}
+        return list({**readable, **self.busy})

@@ -1,0 +1,285 @@
+"""FakeJob does what a real job does: each test here runs on both, with the same assertions."""
+
+from __future__ import annotations
+
+import operator
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import meshgate as kt
+from meshgate import Actor, MeshgateError, ProcessJob, SupervisionError, current_rank, endpoint
+from meshgate.testing import FakeJob
+from tests.end_to_end.conftest import FaultsOf
+from tests.waiting import wait_for
+
+RELEASED = threading.Event()  # of this process, where the threads of a FakeJob cannot be killed
+
+
+class Probe(Actor):
+    def __init__(self, start: int = 0, failing_rank: int | None = None) -> None:
+        if failing_rank in (-1, current_rank().rank):
+            raise ValueError("start is negative")
+        self.count = start
+
+    @endpoint
+    def add(self, amount: int) -> int:
+        self.count += amount
+        return self.count
+
+    @endpoint
+    def where(self) -> tuple[int, dict[str, int]]:
+        return current_rank().rank, kt.current_size()
+
+    @endpoint
+    def rank_number(self) -> int:
+        return int(current_rank().rank)
+
+    @endpoint
+    def fail_on(self, *ranks: int) -> str:
+        if current_rank().rank in ranks:
+            raise KeyError("no such key")
+        return "done"
+
+    @endpoint
+    def end_on(self, rank: int, error: type[BaseException]) -> str:
+        if current_rank().rank == rank:
+            if error is SystemExit:
+                sys.exit(3)
+            raise error("ended")
+        return "done"
+
+    @endpoint
+    def sleep(self, port: kt.Port[str]) -> None:
+        """Until another actor of the process is asked to release it; for a minute at most."""
+        RELEASED.clear()
+        port.send("asleep")
+        RELEASED.wait(60.0)
+
+    @endpoint
+    def release(self) -> None:
+        RELEASED.set()
+
+    @endpoint
+    def send(self, port: kt.Port[int], count: int) -> None:
+        for number in range(count):
+            port.send(number)
+
+    @endpoint
+    def refuse(self, port: kt.Port[int]) -> None:
+        port.exception(LookupError("no"))
+
+
+class AsyncProbe(Actor):
+    @endpoint
+    async def end(self) -> None:
+        sys.exit(3)
+
+
+def start_fake() -> FakeJob:
+    return FakeJob({"workers": 2})
+
+
+def start_real() -> ProcessJob:
+    return ProcessJob({"workers": 2})
+
+
+@pytest.fixture(scope="module", params=[start_fake, start_real], ids=["fake", "real"])
+def hosts(request: pytest.FixtureRequest) -> Iterator[Any]:
+    start: Callable[[], FakeJob | ProcessJob] = request.param
+    with start() as job:
+        yield job.state(cached_path=None).workers
+
+
+@pytest.fixture(scope="module")
+def procs(hosts: Any) -> Any:
+    return hosts.spawn_procs(per_host={"gpus": 2})
+
+
+@pytest.fixture(autouse=True)
+def _held() -> Iterator[None]:
+    RELEASED.clear()
+    yield
+    RELEASED.set()
+
+
+@pytest.fixture
+def own_procs(hosts: Any) -> Iterator[Any]:
+    """For a test that ends actors: Monarch spawns no others beside them."""
+    procs = hosts.spawn_procs(per_host={"gpus": 2})
+    yield procs
+    procs.stop().get()
+
+
+def spawn(procs: Any, name: str, *arguments: Any) -> Any:
+    return procs.spawn(name, Probe, *arguments)
+
+
+def test_slices_keep_state_and_number_their_ranks(procs: Any) -> None:
+    probes = spawn(procs, "sliced", 10)
+    assert probes.slice(hosts=1).add.call(1).get().values() == [11, 11]
+    assert probes.add.call(0).get().values() == [10, 10, 11, 11]
+    assert probes.slice(gpus=1).where.call().get().values() == [(0, {"hosts": 2}), (1, {"hosts": 2})]
+    assert probes.slice(hosts=0, gpus=1).add.call_one(0).get() == 10
+
+
+def test_an_exception_has_its_type_rank_host_and_traceback_and_the_actor_goes_on(procs: Any) -> None:
+    probes = spawn(procs, "raising")
+    with pytest.raises(kt.ActorError) as caught:
+        probes.fail_on.call(3).get()
+    assert isinstance(caught.value.exception, KeyError)
+    assert (caught.value.rank, caught.value.host, caught.value.total) == (3, "workers-1", 4)
+    assert "in fail_on" in str(caught.value)
+    with pytest.raises(kt.ActorError, match=r"2 of 4 ranks failed, 1 error:\n\nranks 1, 3 \(workers-0, workers-1\)"):
+        probes.fail_on.call(1, 3).get()
+    outcomes = [future.exception() for future in probes.fail_on.stream(2)]
+    assert sorted(type(each).__name__ for each in outcomes) == ["ActorError", "NoneType", "NoneType", "NoneType"]
+    assert probes.add.call(1).get().values() == [1, 1, 1, 1]
+
+
+def test_choose_takes_every_rank(procs: Any) -> None:
+    probes = spawn(procs, "chosen")
+    assert {probes.rank_number.choose().get() for _ in range(100)} == {0, 1, 2, 3}  # misses one of them in 1e-12
+    port, receiver = kt.Channel.open()
+    for _ in range(100):
+        kt.send(probes.rank_number, (), {}, port, "choose")
+    assert {receiver.recv().get(60) for _ in range(100)} == {0, 1, 2, 3}
+
+
+def test_actors_of_one_process_run_at_once_and_each_one_call_at_a_time(procs: Any) -> None:
+    first, second = spawn(procs, "first"), spawn(procs, "second")
+    port, receiver = kt.Channel.open()
+    sleeping = first.sleep.call(port)
+    queued = first.add.call(1)
+    assert [receiver.recv().get(60) for _ in range(4)] == ["asleep"] * 4
+    assert second.add.call(1).get().values() == [1, 1, 1, 1]
+    assert not queued.done()
+    assert not sleeping.done()
+    second.release.call().get()
+    sleeping.get()
+    queued.get()
+
+
+def test_channels_keep_order_and_carry_exceptions(procs: Any) -> None:
+    one = spawn(procs, "sending").slice(hosts=0, gpus=0)
+    port, receiver = kt.Channel.open()
+    one.send.call_one(port, 20).get()
+    assert [receiver.recv().get(60) for _ in range(20)] == list(range(20))
+    one.refuse.broadcast(port)
+    with pytest.raises(LookupError, match=r"^no$"):
+        receiver.recv().get(60)
+    assert kt.Accumulator(spawn(procs, "folded", 5).add, 0, operator.add).accumulate(1).get() == 24
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_what_is_no_exception_ends_the_actor_of_its_rank(
+    own_procs: Any, faults_of: FaultsOf, error: type[BaseException]
+) -> None:
+    faults = faults_of("ended")
+    probes = spawn(own_procs, "ended")
+    for _ in range(2):
+        with pytest.raises(SupervisionError, match=rf"(?s)aborted due to: .*{error.__name__}.*rank 3 .*on workers-1"):
+            probes.end_on.call(3, error).get()
+    assert probes.slice(hosts=0).add.call(1).get().values() == [1, 1]
+    wait_for(lambda: [each.ranks for each in faults] == [(3,)], "the fault to be reported")
+    with pytest.raises(MeshgateError, match="spawn new processes"):
+        spawn(own_procs, "beside").add.call(1).get()
+    assert spawn(own_procs.slice(hosts=0), "apart").add.call(1).get().values() == [1, 1]
+
+
+def test_sys_exit_in_an_async_endpoint_ends_the_actor(own_procs: Any, faults_of: FaultsOf) -> None:
+    faults_of("exiting")
+    exiting: Any = own_procs.slice(hosts=0, gpus=0).spawn("exiting", AsyncProbe)
+    with pytest.raises(SupervisionError, match="SystemExit: 3"):
+        exiting.end.call().get()
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_constructor_that_raises_ends_its_actor(own_procs: Any, faults_of: FaultsOf, rank: int) -> None:
+    faults = faults_of("broken")
+    broken = spawn(own_procs, "broken", 0, rank)
+    with pytest.raises(SupervisionError, match=r"(?s)aborted due to: .*ValueError: start is negative"):
+        broken.add.call(1).get()
+    with pytest.raises(SupervisionError, match="start is negative"):
+        broken.slice(hosts=1).add.call(1).get()
+    wait_for(
+        lambda: {each.ranks for each in faults} == ({(2,)} if rank == 2 else {(0,), (1,), (2,), (3,)}), "all faults"
+    )
+    if rank == 2:
+        assert broken.slice(hosts=0).add.call(0).get().values() == [1, 1]
+
+
+def refuse_to_start() -> None:
+    raise ValueError("no device")
+
+
+def test_calls_after_a_bootstrap_that_raises_raise_an_actor_error(hosts: Any) -> None:
+    procs = hosts.spawn_procs(bootstrap=refuse_to_start)
+    probes = spawn(procs, "started")
+    with pytest.raises(kt.ActorError, match="ValueError: no device"):
+        probes.add.call(1).get()
+    with pytest.raises(kt.ActorError, match="ValueError: no device"):
+        procs.initialized.get()
+    with pytest.raises(kt.BootstrapFailed, match=r"(?s)earlier step failed: spawn_procs\(.*ValueError: no device"):
+        spawn(procs, "later").add.call(1).get()
+
+
+def test_a_broadcast_that_raises_is_a_fault_and_ends_its_actor(own_procs: Any, faults_of: FaultsOf) -> None:
+    faults = faults_of("broadcasting")
+    probes = spawn(own_procs, "broadcasting")
+    probes.fail_on.broadcast(2)
+    wait_for(lambda: faults, "the fault to be reported")
+    assert (faults[0].mesh_name, faults[0].ranks) == ("broadcasting", (2,))
+    assert "KeyError: 'no such key'" in faults[0].report()
+    with pytest.raises(SupervisionError, match="no such key"):
+        probes.add.call(1).get()
+    assert probes.slice(hosts=0).add.call(1).get().values() == [1, 1]
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["procs", "actors"])
+def test_stop_does_not_wait_for_calls_and_fails_them(hosts: Any, whole: bool) -> None:
+    procs = hosts.spawn_procs(per_host={"gpus": 2})
+    probes = spawn(procs, "stopping")
+    port, receiver = kt.Channel.open()
+    pending = probes.sleep.call(port)
+    queued = probes.add.call(1)
+    for _ in range(4):
+        receiver.recv().get(60)
+    stopping = time.monotonic()
+    (procs if whole else probes).stop("enough").get()
+    assert time.monotonic() - stopping < 50  # the call takes 60 s
+    for call in (pending, queued, probes.add.call(1)):
+        with pytest.raises(MeshgateError, match="stopped"):
+            call.get()
+    with pytest.raises(
+        SupervisionError, match=r"(?s)mesh 'stopping' was stopped: enough.*ranks 0-3 of mesh 'stopping'"
+    ):
+        pending.get()
+    (procs if whole else probes).stop().get()
+    procs.stop().get()
+
+
+def test_initialized_does_not_wait_for_calls(procs: Any) -> None:
+    probes, others = spawn(procs, "busy"), spawn(procs, "others")
+    port, receiver = kt.Channel.open()
+    sleeping = probes.sleep.call(port)
+    assert [receiver.recv().get(60) for _ in range(4)] == ["asleep"] * 4
+    probes.initialized.get()
+    assert not sleeping.done()
+    others.release.call().get()
+    sleeping.get()
+
+
+def test_a_call_can_be_waited_for_in_threads(procs: Any) -> None:
+    probes = spawn(procs, "shared")
+    results: list[int] = []
+    threads = [threading.Thread(target=lambda: results.extend(probes.add.call(1).get().values()[:1])) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == list(range(1, 9))
