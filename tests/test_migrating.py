@@ -88,7 +88,7 @@ def test_programs_for_ray_client_print_the_same(ray: tuple[str, str], tmp_path: 
 
     def run(program: str) -> str:
         (tmp_path / "program.py").write_text(program.replace("cluster:10001", address))
-        for _ in range(3):  # a busy Ray may refuse a client (psutil.ZombieProcess in its proxy), before its program runs
+        for _ in range(3):  # a busy Ray may refuse a client before it runs: psutil.ZombieProcess in its proxy
             done = subprocess.run([python, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
             if "Initialization failure from server" not in done.stderr:
                 break
