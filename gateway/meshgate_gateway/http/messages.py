@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from urllib.parse import urlsplit
 
 from websockets import http11
 from websockets.datastructures import Headers
@@ -116,6 +117,10 @@ def _parse(head: bytes) -> Request:
         raise MalformedRequest(HTTPStatus.BAD_REQUEST, "the lines of the request do not end in CRLF")
     if not parsed.path.isascii():
         raise MalformedRequest(HTTPStatus.BAD_REQUEST, "the path of the request is not ASCII")
+    try:
+        urlsplit(parsed.path)  # as the routes do, and it refuses paths such as //[
+    except ValueError as error:
+        raise MalformedRequest(HTTPStatus.BAD_REQUEST, "the path of the request is not valid") from error
     lines = (line for line in head.split(b"\r\n") if not line.lower().startswith(CREDENTIALS))
     return Request(method.decode(), parsed.path, b"\r\n".join(lines), parsed.headers)
 

@@ -114,6 +114,13 @@ def test_an_unfinished_head_is_rejected_at_the_limit() -> None:
     assert error.value.status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 
 
+@pytest.mark.parametrize("path", [b"//[", b"//[x]/v1/job", b"http://[/healthz"])
+def test_a_path_that_no_url_may_have_is_malformed(path: bytes) -> None:
+    with pytest.raises(MalformedRequest, match="the path of the request is not valid") as error:
+        parse(b"GET " + path + b" HTTP/1.1\r\n\r\n")
+    assert error.value.status == HTTPStatus.BAD_REQUEST
+
+
 def test_an_error_does_not_repeat_the_input() -> None:
     with pytest.raises(MalformedRequest) as error:
         parse(b"GET / HTTP/1.1\r\nAuthorization Bearer secret\r\n\r\n")
