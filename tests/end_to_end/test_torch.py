@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +87,27 @@ def test_process_groups_of_actors_need_no_further_step(hosts: Any) -> None:
     one_each.setup_torch()
     assert list(one_each.spawn("slice", Reducer).reduce.call().get().values()) == [[False, 3.0]] * 2
     procs.stop().get()
+
+
+def test_functions_of_distributed_tensors_are_refused_with_what_to_do_instead() -> None:
+    program = """
+        import torch
+        from monarch import fetch_shard, inspect, remote
+        from meshgate.actors.local_monarch import refuse_local_monarch
+        from meshgate.errors import InvalidRequestError
+
+        @remote
+        def identity(x):
+            return x
+
+        refuse_local_monarch(lambda: True)
+        for call in (identity, identity.call, fetch_shard, inspect):
+            try:
+                call(torch.ones(1))
+            except InvalidRequestError as error:
+                print(error)
+    """
+    code = textwrap.dedent(program)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.count("run torch in an actor") == 3
+    assert done.stdout.count("run torch in actors") == 1

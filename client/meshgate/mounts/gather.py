@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshgate.errors import MeshgateError, PullFailed
-from meshgate.mounts.targets import host_key, meshes_of
+from meshgate.mounts.targets import meshes_of, single_hosts
 from meshgate.transfer.download import Download
 from meshgate.transfer.host_files import HostFiles
 from meshgate.transfer.on_host import FileReader
@@ -72,7 +72,7 @@ class GatherMounts:
         with self._one_round:
             if meshes != self._meshes:
                 self._meshes = dict(meshes)
-                self._hosts = [_Host(hosts, mesh, rank) for mesh, hosts in meshes.items() for rank in range(len(hosts))]
+                self._hosts = [_Host(mesh, *host) for mesh, hosts in meshes.items() for host in single_hosts(hosts)]
         self.pull()
         if self._thread is None:
             self._stop.clear()
@@ -123,9 +123,9 @@ class GatherMounts:
 class _Host:
     """One host, and the actor there that reads its files."""
 
-    def __init__(self, hosts: HostMeshProxy, mesh: str, rank: int) -> None:
-        self.mesh, self.key = mesh, host_key(rank)
-        self._host = hosts.slice(hosts=slice(rank, rank + 1))
+    def __init__(self, mesh: str, host: HostMeshProxy, key: str) -> None:
+        self.mesh, self.key = mesh, key
+        self._host = host
         self._procs: Any = None
         self._reader: Any = None
 

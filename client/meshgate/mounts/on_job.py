@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from meshgate.errors import MeshgateError
+from meshgate.mounts.monarch_functions import serve_monarchs_mount_functions
 from meshgate.proxies.client import Client
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Mounting(ABC):
     def _mount(self, running: Mounting, hosts: Hosts) -> Hosts:
         """Applies the mounts to the hosts of ``running``, which is this job or the one loaded from its file. Returns
         them, with the interpreters that their processes are to run."""
+        serve_monarchs_mount_functions()
         if self._gather_mounts is not None:
             self._gather_mounts.start(hosts)
         mounts = self._remote_mounts
@@ -88,6 +90,10 @@ class Mounting(ABC):
 
     def _unmount(self, hosts: Hosts) -> None:
         """Before the job ends: a last copy of what is gathered, and no links to removed files. Warns of problems."""
+        if (module := sys.modules.get("meshgate.mounts.handles")) is not None:  # the program uses Monarch's functions
+            for handle in module.handles_of(hosts.values()):
+                with _warning_of_errors():
+                    handle.close()
         with _warning_of_errors():
             if self._gather_mounts is not None:
                 self._gather_mounts.close()

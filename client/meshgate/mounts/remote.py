@@ -16,7 +16,7 @@ from meshgate.code_sync.project import Tree
 from meshgate.code_sync.push import CodeSync
 from meshgate.errors import JobError
 from meshgate.mounts.on_host import Mounter, identity
-from meshgate.mounts.targets import host_key, meshes_of
+from meshgate.mounts.targets import meshes_of, single_hosts
 from meshgate_sync.errors import TreeTooLarge
 from meshgate_sync.tree.scan import Scanner
 from meshgate_sync.tree.stat_cache import StatCache
@@ -96,17 +96,19 @@ class RemoteMounts:
                     due[mesh] = wanted
             if due:
                 with connect() as client:
-                    self._mount(mount, client, {mesh: len(hosts[mesh]) for mesh in due})
+                    self._mount(mount, client, [hosts[mesh] for mesh in due])
                 self._mounted.update({(mount.path, mesh): wanted for mesh, wanted in due.items()})
 
     def remove(self, hosts: Mapping[str, HostMeshProxy]) -> list[str]:
         """Removes the mounts from the hosts. Returns what went wrong."""
         problems = []
         for mesh in dict.fromkeys(mesh for _, mesh in self._mounted if mesh in hosts):
-            mounters = _spawn_mounters(hosts[mesh])
+            procs = hosts[mesh].spawn_procs(name="mount")
+            mounters = procs.spawn("mount", Mounter)
             paths = [path for path, mounted_on in self._mounted if mounted_on == mesh]
             calls = [part.unmount.call(own) for path in paths for part, own in _parts(mounters, path)]
             problems += _problems(calls)
+            procs.stop()
         self._mounted.clear()
         return problems
 
@@ -123,29 +125,30 @@ class RemoteMounts:
         hosts._initialized(wait_for_all=False).get()  # then the restart count is up to date
         return client, digest, client.objects.host_restarts.get(mesh, 0)
 
-    def _mount(self, mount: RemoteMount, client: Client, sizes: Mapping[str, int]) -> None:
-        meshes = [client.attach_hosts(mesh, count) for mesh, count in sizes.items()]
+    def _mount(self, mount: RemoteMount, client: Client, due: Sequence[HostMeshProxy]) -> None:
+        meshes = [_same_hosts(client, hosts) for hosts in due]
         tree = Tree(Path(mount.source), paths=(), everything=True)
         version = CodeSync(client, tree, cache=self._caches[mount.source]).push().version
         source = identity(mount.source)
         calls = [
             part.mount.call(version, path, source)
             for hosts in meshes
-            for part, path in _parts(_spawn_mounters(hosts), mount.path)
+            for part, path in _parts(hosts.spawn("mount", Mounter), mount.path)
         ]
         if problems := _problems(calls):
             raise JobError(f"remote_mount({mount.source!r}) failed on {'; '.join(problems)}")
 
 
-def _spawn_mounters(hosts: HostMeshProxy) -> Any:
-    return hosts.spawn_procs(name="mount").spawn("mount", Mounter)
+def _same_hosts(client: Client, hosts: HostMeshProxy) -> HostMeshProxy:
+    """The mesh, or slice of a mesh, ``hosts`` of another session."""
+    return client.attach_hosts(hosts._name, hosts._owned.remote.expected_hosts)._new_with_shape(hosts._shape)
 
 
 def _parts(mounters: Any, path: str) -> list[tuple[Any, str]]:
     """The parts of ``mounters`` for which ``path`` is the same, each with its path."""
     if "$SUBDIR" not in path:
         return [(mounters, path)]
-    return [(mounters.slice(hosts=rank), path.replace("$SUBDIR", host_key(rank))) for rank in range(len(mounters))]
+    return [(mounter, path.replace("$SUBDIR", key)) for mounter, key in single_hosts(mounters)]
 
 
 def _problems(calls: list[Any]) -> list[str]:

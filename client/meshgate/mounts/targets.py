@@ -1,15 +1,19 @@
-"""Which meshes a mount is for."""
+"""Which meshes a mount is for, and what its hosts are called in paths."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
-__all__ = ["host_key", "meshes_of"]
+__all__ = ["meshes_of", "single_hosts"]
 
 
-def host_key(rank: int) -> str:
-    """What ``$SUBDIR`` stands for on the host ``rank``, as in Monarch."""
-    return f"hosts_{rank}"
+def single_hosts(mesh: Any) -> list[tuple[Any, str]]:
+    """Each host of ``mesh``, or what runs there, with what ``$SUBDIR`` stands for on it, as in Monarch: nothing if
+    ``mesh`` is one host without a dimension."""
+    if not mesh.sizes:
+        return [(mesh, "")]
+    return [(mesh.slice(hosts=slice(rank, rank + 1)), f"hosts_{rank}") for rank in range(len(mesh))]
 
 
 def meshes_of(method: str, wanted: Sequence[str] | None, meshes: Collection[str]) -> list[str]:

@@ -86,6 +86,10 @@ class Client(ClientSession):
             raise
         return client
 
+    def connect_beside(self) -> Client:
+        """Another session with the same gateway. Raises as ``connect`` does."""
+        return Client.connect(self._connection.dialer)
+
     def attach_hosts(self, mesh: str, count: int) -> HostMeshProxy:
         """The job's mesh ``mesh`` of ``count`` hosts."""
         remote = self.objects.create("hosts", mesh, f"attaching the hosts of {mesh!r}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import monarch.actor
 import pytest
+from monarch.rdma import RDMAAction, RDMABuffer
 
 from meshgate.errors import InvalidRequestError
 from meshgate.proxies.channels import Channel
@@ -33,6 +35,14 @@ def test_what_would_start_a_monarch_on_the_laptop_is_refused_while_a_session_is_
 ) -> None:
     with pytest.raises(InvalidRequestError, match="Import Channel and get_or_spawn_controller from meshgate"):
         call()
+
+
+def test_rdma_buffers_of_the_program_are_refused_with_what_to_do_instead(client: Client) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for call in (lambda: RDMABuffer(memoryview(bytearray(8))), lambda: RDMAAction().submit()):
+            with pytest.raises(InvalidRequestError, match="Create it in an endpoint, from memory of the actor"):
+                call()
 
 
 def test_as_endpoint_and_send_of_monarch_work_with_meshes_and_ports_of_a_session(

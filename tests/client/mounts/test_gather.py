@@ -28,6 +28,10 @@ class FakeHosts:
     def __len__(self) -> int:
         return self.count
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"hosts": self.count}
+
     def slice(self, hosts: slice) -> FakeHosts:
         return self.slices.setdefault(hosts.start, FakeHosts(1, hosts.start))
 
