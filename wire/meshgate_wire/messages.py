@@ -54,6 +54,7 @@ from .models.from_gateway import (
 __all__ = [
     "MAX_COUNT",
     "MAX_DIMENSIONS",
+    "MAX_PER_HOST",
     "SYNC_STREAM",
     "Adopted",
     "Attached",
@@ -89,6 +90,8 @@ __all__ = [
     "Values",
     "stream_of",
 ]
+
+MAX_PER_HOST = 65_536  # processes in one dimension
 
 
 class Argument(Model):
@@ -143,7 +146,7 @@ class SpawnProcs(Model):
     type: Literal["spawn_procs"] = "spawn_procs"
     object: ObjectId
     hosts: MeshRef
-    per_host: dict[Label, Annotated[int, Field(ge=1, le=65_536)]] = Field(max_length=MAX_DIMENSIONS)
+    per_host: dict[Label, Annotated[int, Field(ge=1, le=MAX_PER_HOST)]] = Field(max_length=MAX_DIMENSIONS)
     name: Label
     launch: Launch | None = None  # None: as the hosts start processes by default
     version: Label | None = None  # digest of the code snapshot that the processes must run; None: any

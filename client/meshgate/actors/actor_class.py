@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from meshgate.actors import api, standins
+from meshgate.suggestions import wrong_arguments
 
 __all__ = ["ActorClass", "EndpointSpec", "MESH_ATTRIBUTES", "endpoints_of"]
 
@@ -80,14 +81,28 @@ class ActorClass:
 
     def check_init(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raises ``TypeError`` if the arguments do not match the constructor's signature."""
-        inspect.signature(getattr(self.Class, "__init__")).bind(None, *args, **kwargs)  # noqa: B009
+        Class: Any = self.Class
+        if Class.__init__ is object.__init__ and Class.__new__ is object.__new__:
+            # Their signatures take anything, and the workers would fail.
+            if args or kwargs:
+                wanted = ", ".join(("self", *(["..."] if args else []), *kwargs))
+                raise TypeError(
+                    f"{Class.__name__}() takes no arguments, because the class has no __init__: define one that takes "
+                    f"them, def __init__({wanted})"
+                )
+            return
+        signature = inspect.signature(Class.__init__)
+        try:
+            signature.bind(None, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{Class.__name__}(): {wrong_arguments(error, signature, kwargs)}") from None
 
 
 def endpoints_of(Class: type) -> ActorClass:
     """Reads an actor class. Raises the ``ValueError`` of Monarch's ``spawn`` if it cannot be spawned."""
     if not isinstance(Class, type) or not issubclass(Class, (api.Actor, standins.Actor)):
         raise ValueError(  # noqa: TRY004 (Monarch's type)
-            f"{Class} must subclass monarch.service.Actor to spawn it."
+            f"{Class} must subclass monarch.service.Actor to spawn it.{_how_to_spawn(Class)}"
         )
     endpoints = {}
     for name in dir(Class):
@@ -101,6 +116,15 @@ def endpoints_of(Class: type) -> ActorClass:
             endpoints[name] = _endpoint_spec(name, found)
     kind = _kind(Class, endpoints)
     return ActorClass(Class, f"{Class.__module__}.{Class.__qualname__}", kind, endpoints)
+
+
+def _how_to_spawn(found: object) -> str:
+    if isinstance(found, type):
+        return f" Define it as class {found.__name__}(Actor), with the Actor of meshgate or monarch.actor"
+    if isinstance(found, (api.Actor, standins.Actor)):
+        name = type(found).__name__
+        return f" Pass the class and the arguments of its constructor: spawn(name, {name}, ...), not {name}(...)"
+    return f" It is of type {type(found).__name__}: spawn(name, Class, ...) needs the class of the actors"
 
 
 def _endpoint_spec(name: str, found: Any) -> EndpointSpec:

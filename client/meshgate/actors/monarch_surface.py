@@ -6,6 +6,10 @@ new release fails that test until it is available here or listed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from meshgate.suggestions import did_you_mean
+
 __all__ = ["OWNERS", "UNAVAILABLE", "missing_attribute"]
 
 _THE_JOB = "the job starts the workers and attaches to them"
@@ -61,12 +65,15 @@ OWNERS = {
 }
 
 
-def missing_attribute(owner: str, name: str) -> str:
-    """The message of the AttributeError for ``name`` of ``owner``, one of our classes, or "" for the module."""
+def missing_attribute(owner: str, name: str, known: Iterable[str] = (), *, otherwise: str = "") -> str:
+    """The message of the AttributeError for ``name`` of ``owner``, one of our classes, or "" for the module.
+
+    It says why we lack what Monarch has, or which name of ``known`` is similar, or ends with ``otherwise``.
+    """
     monarchs = f"{OWNERS.get(owner, owner)}.{name}" if owner else name
     if owner in ("", "config"):
         missing = f"module {'.'.join(filter(None, ('meshgate', owner)))!r} has no attribute {name!r}"
     else:
         missing = f"{owner!r} object has no attribute {name!r}"
     reason = UNAVAILABLE.get(monarchs)
-    return f"{missing}, unlike Monarch: {reason}" if reason else missing
+    return f"{missing}, unlike Monarch: {reason}" if reason else missing + (did_you_mean(name, known) or otherwise)

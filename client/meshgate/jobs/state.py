@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from meshgate.html import card
+from meshgate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
@@ -39,8 +40,16 @@ class JobState:
         try:
             return hosts[attr]
         except KeyError:
+            if attr.startswith("_"):  # libraries ask for such names, and expect a quick answer
+                raise AttributeError(attr) from None
             available = ", ".join(sorted(hosts))
-            raise AttributeError(f"'{attr}' is not a valid host mesh name. Available names: {available}") from None
+            message = f"'{attr}' is not a valid host mesh name. Available names: {available}{did_you_mean(attr, hosts)}"
+            raise AttributeError(message, name=attr) from None
+
+    if not TYPE_CHECKING:  # which reports this mistake itself
+
+        def __getitem__(self, name):
+            raise TypeError(f"a JobState is not subscriptable: write state.{name}, or getattr(state, name)")
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._hosts]

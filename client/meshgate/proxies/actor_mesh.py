@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from types import GenericAlias
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from meshgate.actors.actor_class import ActorClass, EndpointSpec
 from meshgate.monarch_classes import SeenAsMonarchs
@@ -14,6 +14,7 @@ from meshgate.serialization.stale_source import current_class, restart_hint, sou
 from meshgate.session.futures import FutureProxy
 from meshgate.session.pending_calls import PendingAck
 from meshgate.shapes.shape import Shape
+from meshgate.suggestions import did_you_mean, names_text
 from meshgate_wire.messages import Initialized
 
 __all__ = ["ActorMeshProxy"]
@@ -46,12 +47,25 @@ class ActorMeshProxy(MeshProxy):
             endpoint: EndpointProxy[..., Any] = EndpointProxy(self, spec, actor.Class)
             self.__dict__[attr] = endpoint
             return endpoint
-        if attr in dir(actor.Class):
+        if any(attr in vars(base) for base in actor.Class.__mro__):
             return _NotAnEndpoint(self, attr)
-        hint = restart_hint(actor.Class) if source_defines(actor.Class, attr) else ""
-        if hasattr(current_class(actor.Class), attr):
-            hint = ". The class was defined again since this mesh was spawned: spawn a mesh of the new one"
-        raise AttributeError(f"{actor.name} has no endpoint {attr!r}{hint}", name=attr, obj=self)
+        if attr.startswith("_"):  # libraries ask for such names, and expect a quick answer
+            raise AttributeError(attr)
+        # With obj=self, Python would append its own suggestion.
+        raise AttributeError(f"{actor.name} has no endpoint {attr!r}{self._hint(attr)}", name=attr)
+
+    def _hint(self, attr: str) -> str:
+        """Why the class has no endpoint ``attr``, or what to write instead."""
+        Class, endpoints = self._actor.Class, self._actor.endpoints
+        if hasattr(current_class(Class), attr):
+            return ". The class was defined again since this mesh was spawned: spawn a mesh of the new one"
+        if (hint := restart_hint(Class)) and source_defines(Class, attr):
+            return hint
+        meant = did_you_mean(attr, (*endpoints, *dir(type(self))))
+        if not endpoints:
+            return meant or ", because no method of the class has the decorator @endpoint"
+        listed = f"{meant or '.'} Its endpoints: {names_text(endpoints)}"
+        return listed if meant else f"{listed}. What else an actor has stays in its process: let an endpoint return it"
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._actor.endpoints]
@@ -97,6 +111,31 @@ class _NotAnEndpoint(SeenAsMonarchs):
     def __init__(self, mesh: ActorMeshProxy, name: str) -> None:
         self._mesh = mesh
         self._name = name
+
+    if not TYPE_CHECKING:  # which would accept any attribute
+
+        def __getattr__(self, attr):
+            if attr.startswith("_"):
+                raise AttributeError(attr)
+            raise AttributeError(f"{self._description}: {self._remedy}", name=attr)
+
+    @property
+    def _is_method(self) -> bool:
+        return inspect.isroutine(inspect.getattr_static(self._mesh._class, self._name))
+
+    @property
+    def _description(self) -> str:
+        what = "a method" if self._is_method else "an attribute"
+        return f"{self._name} is {what} of the class {self._mesh.__name__}, not an endpoint"
+
+    @property
+    def _remedy(self) -> str:
+        if self._is_method:
+            return f"add the decorator @endpoint to it, or call it with as_endpoint(actors.{self._name}).call(...)"
+        return f"read it as {self._mesh.__name__}.{self._name}. To get that of an actor, let an endpoint return it"
+
+    def __repr__(self) -> str:
+        return f"<{self._description}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(

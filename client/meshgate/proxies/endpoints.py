@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import reprlib
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast
 
 from meshgate.actors import api
 from meshgate.actors.actor_class import EndpointSpec
@@ -19,6 +20,7 @@ from meshgate.session.detached.tags import current_tag
 from meshgate.session.futures import FutureProxy
 from meshgate.session.pending_calls import PendingCall, PendingStream, PendingValue, PendingValueMesh
 from meshgate.shapes.value_mesh import ValueMesh
+from meshgate.suggestions import wrong_arguments
 from meshgate_wire.framing.header_codec import with_call_number
 from meshgate_wire.messages import Call, SendTo
 
@@ -28,6 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")
 Selection = Literal["all", "choose"]
+MOST_ARGUMENTS = 80  # characters of the arguments in an error
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 Adverb = Literal["call", "call_one", "choose", "stream", "broadcast"]
 
@@ -60,7 +63,10 @@ class EndpointProxy(Generic[P, R]):
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> FutureProxy[R]:
         """Calls the only actor of the mesh. Raises ``ValueError`` if there are more."""
         if len(self._shape) != 1:
-            raise ValueError(f"call_one requires exactly 1 actor, but mesh has {len(self._shape)}")
+            raise ValueError(
+                f"call_one requires exactly 1 actor, but mesh has {len(self._shape)}: select one with "
+                f"{self._mesh._example('slice')}, or use call() for all or choose() for any of them"
+            )
         call = PendingValue(self._target, self._label)
         self._request("call_one", call, args, kwargs)
         return call.future
@@ -115,7 +121,9 @@ class EndpointProxy(Generic[P, R]):
         try:
             self._spec.check(args, kwargs)
         except TypeError as error:
-            raise TypeError(f"{self._label}(): {error}{restart_hint(self._Class)}") from None
+            spec = self._spec
+            text = wrong_arguments(error, spec.signature, kwargs, spec.placeholders)
+            raise TypeError(f"{self._label}(): {text}{restart_hint(self._Class)}") from None
         if not kwargs and all(type(value) in _PLAIN for value in args):
             return Pickled(pickle.dumps((args, kwargs), 5))  # contains no proxies and no code
         client = self._mesh._client
@@ -175,6 +183,26 @@ class EndpointProxy(Generic[P, R]):
             arguments=pickled.arguments,
         )
         client.post(header, (pickled.data, *pickled.buffers), stream=mesh._stream)
+
+    if not TYPE_CHECKING:  # which reports these mistakes itself
+
+        def __call__(self, *args, **kwargs):
+            given = [*map(reprlib.repr, args), *(f"{name}={reprlib.repr(value)}" for name, value in kwargs.items())]
+            text = ", ".join(given) if sum(map(len, given)) < MOST_ARGUMENTS else "..."
+            raise TypeError(
+                f"{self._label} runs in the actors' processes: use .call({text}) (every rank), .call_one({text}) (a "
+                f"mesh of one), .choose({text}) (any rank), .stream({text}) (every rank, each with a future of its "
+                f"own) or .broadcast({text}) (every rank, without results)"
+            )
+
+        def __getattr__(self, attr):
+            if attr.startswith("_"):
+                raise AttributeError(attr)
+            raise AttributeError(
+                f"{self._label} has no attribute {attr!r}: an endpoint is called with .call(), .call_one(), .choose(), "
+                ".stream() or .broadcast()",
+                name=attr,
+            )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise UnpicklableArgument(

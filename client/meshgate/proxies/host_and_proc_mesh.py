@@ -24,7 +24,7 @@ from meshgate.session.session import ClientSession
 from meshgate.shapes.shape import Extent, Point, Region, Shape
 from meshgate.shapes.value_mesh import ValueMesh
 from meshgate_wire.framing.fragments import flatten
-from meshgate_wire.messages import Initialized, MeshRef, Reload, SpawnActors, SpawnProcs, stream_of
+from meshgate_wire.messages import MAX_PER_HOST, Initialized, MeshRef, Reload, SpawnActors, SpawnProcs, stream_of
 
 __all__ = ["HostMesh", "HostMeshProxy", "ProcMesh", "ProcMeshProxy", "shape_of_procs"]
 
@@ -234,15 +234,12 @@ class HostMeshProxy(SeenAsMonarchs, MeshProxy):
         Raises ``ValueError`` if ``per_host`` uses a label of the hosts, or ``proc_bind`` has another length.
         """
         self._require_up()
-        per_host = dict(per_host or {})
+        per_host = _per_host(per_host)
         name = name or "anon"
         require_name(name)
         labels = tuple(self._shape.labels)
         if set(per_host) & set(labels):
             raise ValueError(f"per_host labels {list(per_host)} overlap with host labels {labels}")
-        for label, count in per_host.items():
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                raise ValueError(f"per_host[{label!r}] is {count!r}: expected a number of processes, at least 1")
         extent = Extent((*labels, *per_host), (*self._ndslice.sizes, *per_host.values()))
         launch = launch_of(extent, per_host, proc_bind, bootstrap_command)
         client = self._client
@@ -340,6 +337,26 @@ class HostMeshProxy(SeenAsMonarchs, MeshProxy):
 
     def __repr__(self) -> str:
         return f"HostMesh({self._name!r}, {self._shape})"
+
+
+def _per_host(given: Any) -> dict[str, int]:
+    """The argument of ``spawn_procs``. Raises ``TypeError`` or ``ValueError``."""
+    example = 'expected a number of processes for each dimension, such as {"gpus": 2}'
+    try:
+        per_host = dict(given or {})
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"per_host is {given!r}: {example}") from None
+    for label, count in per_host.items():
+        if not isinstance(label, str):
+            raise TypeError(f"per_host has the key {label!r}: {example}")
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ValueError(f"per_host[{label!r}] is {count!r}: expected a number of processes, at least 1")
+        if count > MAX_PER_HOST:
+            raise ValueError(
+                f"per_host[{label!r}] is {count}: gateways accept at most {MAX_PER_HOST} processes in a dimension, so "
+                "that a wrong number cannot exhaust the memory of hosts. A process takes about 60 MB"
+            )
+    return per_host
 
 
 def shape_of_procs(hosts: Shape, per_host: Mapping[str, int]) -> Shape:

@@ -36,6 +36,8 @@ def require_string(text: object, description: str) -> str:
 
 def require_name(name: object) -> None:
     """Raises ``TypeError`` or ``ValueError`` if ``name`` cannot be the name of a mesh."""
+    if isinstance(name, type):
+        raise TypeError(f"the name of a mesh must be a string, not {name!r}: the order is spawn(name, Class, ...)")
     text = require_string(name, "the name of a mesh")
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError(f"the name of a mesh must be valid text, but {name!r} contains surrogate characters")
@@ -167,7 +169,19 @@ class MeshProxy(MeshTrait, RemoteReference):
         return Rank(rank, about, "up" if host and not problem else "unknown")
 
     def __getattr__(self, attr: str) -> Any:
-        raise AttributeError(missing_attribute(type(self).__name__, attr))
+        if attr.startswith("_"):  # libraries ask for such names, and expect a quick answer
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {attr!r}")
+        hint = ". Endpoints are called on the actors that spawn() returns"
+        text = missing_attribute(type(self).__name__, attr, dir(type(self)), otherwise=hint)
+        raise AttributeError(text, name=attr)  # with obj=self, Python would append a suggestion of its own
+
+    if not TYPE_CHECKING:  # which reports this mistake itself
+
+        def __getitem__(self, key):
+            raise TypeError(
+                f"{self!r} is neither subscriptable nor iterable: select a part with {self._example('slice')}, and "
+                "call all actors of a mesh at once with call()"
+            )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MeshProxy):

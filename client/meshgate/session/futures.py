@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from types import FrameType, TracebackType
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from meshgate.caller import is_ours, warn_caller
 from meshgate.errors import MeshgateError
@@ -27,6 +27,7 @@ from meshgate.html import card, repr_of
 from meshgate.monarch_classes import SeenAsMonarchs
 from meshgate.session.loop_wakers import LoopWaker
 from meshgate.shapes.value_mesh import ValueMesh
+from meshgate.suggestions import did_you_mean
 
 __all__ = ["Future", "FutureProxy"]
 
@@ -151,6 +152,22 @@ class Future(SeenAsMonarchs, Generic[R]):
         observed: asyncio.Future[R] = loop.create_future()
         self._copy_when_settled(loop, observed)
         return observed
+
+    if not TYPE_CHECKING:  # which reports these mistakes itself
+
+        def __getattr__(self, attr):
+            if attr.startswith("_"):
+                raise AttributeError(attr)
+            meant = did_you_mean(attr, dir(Future))
+            if hasattr(ValueMesh, attr):
+                meant = f": read the value of the call first, .get().{attr}"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {attr!r}{meant}", name=attr)
+
+        def __getitem__(self, key):
+            raise TypeError(
+                f"{type(self).__name__!r} object is neither subscriptable nor iterable: read the value of the call "
+                "first, with .get() or await"
+            )
 
     def __repr__(self) -> str:
         call = self._call
@@ -384,7 +401,11 @@ class FutureProxy(Future[R]):
 
 
 def _check_timeout(timeout: float) -> None:
-    if not math.isfinite(timeout) or timeout < 0:
+    try:
+        valid = math.isfinite(timeout) and timeout >= 0
+    except TypeError:
+        raise TypeError(f"invalid timeout {timeout!r}: expected a number of seconds") from None
+    if not valid:
         raise ValueError(f"invalid timeout {timeout}: expected a non-negative, finite number of seconds")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshgate.shapes.ndslice import Slice
 from meshgate.shapes.shape import Extent, Shape
+from meshgate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,12 +48,13 @@ class MeshTrait(ABC):
         shape = Shape(list(self._labels), self._ndslice)
         for label, selection in kwargs.items():
             if label not in shape.labels:
-                raise TypeError(f"Shape does not have dimension labeled {label!r}")
+                meant = did_you_mean(label, shape.labels) or "."
+                raise TypeError(f"Shape does not have dimension labeled {label!r}{meant} {self._known_dimensions}")
             if isinstance(selection, _builtin_slice):
                 shape = shape.select(label, selection)
                 continue
             if selection < 0 or selection >= shape.extent[label]:
-                raise IndexError("index out of range")
+                raise IndexError(f"index out of range: {label}={selection}. {self._known_dimensions}")
             shape = shape.at(label, selection)
         return self._new_with_shape(shape)
 
@@ -113,6 +115,16 @@ class MeshTrait(ABC):
     def extent(self) -> Extent:
         return Extent(tuple(self._labels), self._ndslice.sizes)
 
+    @property
+    def _known_dimensions(self) -> str:
+        """The last sentence of an error about dimensions."""
+        sizes = ", ".join(f"{label}={size}" for label, size in self.sizes.items())
+        return f"The sizes of the dimensions: {sizes}" if sizes else "The mesh has no dimensions"
+
+    def _example(self, method: str) -> str:
+        """How to call ``method`` with a coordinate for each dimension."""
+        return f"{method}({', '.join(f'{label}=0' for label in self._labels)})"
+
     def __len__(self) -> int:
         return len(self._ndslice)
 
@@ -129,7 +141,10 @@ def _split_request(labels: tuple[str, ...], request: dict[str, Any]) -> tuple[di
         elif isinstance(value, int):
             new_sizes[key] = value
         else:
-            raise ValueError(f"'{key}' is not an existing dim. Expected an integer size constraint on a new dim.")
+            raise ValueError(
+                f"'{key}' is not an existing dim. Expected an integer size constraint on a new dim. The dimensions: "
+                f"{', '.join(labels) or 'none'}"
+            )
     return groups, new_sizes
 
 

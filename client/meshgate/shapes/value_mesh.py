@@ -7,10 +7,10 @@ leaves the others readable, and of a large result only the values in use take ti
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pprint import pformat
 from textwrap import indent
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from meshgate.html import card, value_table
 from meshgate.monarch_classes import SeenAsMonarchs
@@ -21,6 +21,10 @@ from meshgate.shapes.shape import Point, Shape
 __all__ = ["ValueMesh"]
 
 R = TypeVar("R")
+
+
+class WrongDimensions(KeyError):
+    __str__ = Exception.__str__  # KeyError would quote the message
 
 
 class _Cell(Generic[R]):
@@ -98,15 +102,30 @@ class ValueMesh(SeenAsMonarchs, MeshTrait, Generic[R]):
 
         Raises ``KeyError`` for a missing or unknown dimension, ``IndexError`` for coordinates out of range.
         """
-        coordinates = [kwargs.pop(label) for label in self._labels]
-        if kwargs:
-            raise KeyError(f"item has extra dimensions: {list(kwargs)}")
-        rank = self._ndslice.nditem(coordinates)
+        labels = list(self._labels)
+        if kwargs.keys() != set(labels):
+            raise WrongDimensions(self._wrong_dimensions(kwargs))
+        rank = self._ndslice.nditem([kwargs[label] for label in labels])
         try:
             position = self._ndslice.index(rank)
         except ValueError:
-            raise IndexError(f"rank {rank} not in current shape") from None
+            raise IndexError(f"rank {rank} not in current shape. {self._known_dimensions}") from None
         return self.get(position)
+
+    def _wrong_dimensions(self, given: Mapping[str, int]) -> str:
+        missing = [label for label in self._labels if label not in given]
+        extra = [label for label in given if label not in self.sizes]
+        wrong = [f"item needs dimensions: {missing}"] if missing else []
+        wrong += [f"item has extra dimensions: {extra}"] if extra else []
+        return f"{'; '.join(wrong)}. {self._known_dimensions}. Write {self._example('item')}"
+
+    if not TYPE_CHECKING:  # which reports this mistake itself
+
+        def __getitem__(self, key):
+            raise TypeError(
+                f"a ValueMesh is not subscriptable. {self._known_dimensions}. Write {self._example('item')} for one "
+                "value, get(0) for one by its position, or values() for all"
+            )
 
     def items(self) -> Iterator[tuple[Point, R]]:
         """Each value with its point."""

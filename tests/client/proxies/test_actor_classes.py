@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 
@@ -54,9 +55,51 @@ def test_a_class_that_cannot_be_spawned_raises_monarchs_error(procs: ProcMeshPro
         procs.spawn("name", Class)
 
 
-def test_invalid_constructor_arguments_raise_at_once(procs: ProcMeshProxy) -> None:
-    with pytest.raises(TypeError, match="too many positional arguments"):
-        procs.spawn("counters", Counter, 1, 2)
+class WithoutInit(Actor):
+    @endpoint
+    def step(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("Class", "args", "kwargs", "text"),
+    [
+        (Counter, (1, 2), {}, "Counter(): too many positional arguments"),
+        (Counter, (), {"strat": 1}, "Counter(): got an unexpected keyword argument 'strat'. Did you mean 'start'?"),
+        (
+            WithoutInit,
+            (1,),
+            {"rate": 2},
+            "WithoutInit() takes no arguments, because the class has no __init__: define one that takes them, "
+            "def __init__(self, ..., rate)",
+        ),
+    ],
+)
+def test_wrong_constructor_arguments_raise_before_anything_is_sent(
+    gateway: ScriptedGateway, procs: ProcMeshProxy, Class: Any, args: Any, kwargs: Any, text: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        procs.spawn("counters", Class, *args, **kwargs)
+    assert str(caught.value) == text
+    procs.initialized.get(timeout=20)
+    assert gateway.got(SpawnActors) == []
+
+
+@pytest.mark.parametrize(
+    ("Class", "text"),
+    [
+        (Counter(), r"spawn it\. Pass the class .*: spawn\(name, Counter, \.\.\.\), not Counter\(\.\.\.\)$"),
+        (int, r"spawn it\. Define it as class int\(Actor\), with the Actor of meshgate or monarch\.actor$"),
+        ("Counter", r"spawn it\. It is of type str: spawn\(name, Class, \.\.\.\) needs the class of the actors$"),
+    ],
+)
+def test_what_is_not_an_actor_class_is_answered_with_what_to_pass(procs: ProcMeshProxy, Class: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        procs.spawn("name", Class)
+
+
+def test_swapping_name_and_class_raises_what_the_order_is(procs: Any) -> None:
+    with pytest.raises(TypeError, match=r"must be a string, not <class .*Counter'>: the order is spawn\(name, Class"):
+        procs.spawn(Counter, "counters")
 
 
 def test_a_modules_class_is_sent_by_name_and_a_local_one_as_code(

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from meshgate.actors.api import as_endpoint
-from meshgate.proxies import ActorMeshProxy
+from meshgate import suggestions
+from meshgate.actors.api import Actor, as_endpoint
+from meshgate.jobs.state import JobState
+from meshgate.proxies import ActorMeshProxy, ProcMeshProxy
 from tests.client.scripted_gateway import ScriptedGateway
 
 
@@ -29,8 +31,62 @@ def test_an_endpoint_of_a_class_that_was_defined_again_needs_a_new_mesh(
         AttributeError, match=r"no endpoint 'newer'\. The class was defined again .*: spawn a mesh of the"
     ):
         _ = mesh.newer
-    with pytest.raises(AttributeError, match=r"no endpoint 'newest'$"):
+    with pytest.raises(AttributeError, match=r"no endpoint 'newest'\. Its endpoints: add, echo, ported\. "):
         _ = mesh.newest
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ad", r"Counter has no endpoint 'ad'. Did you mean 'add'? Its endpoints: add, echo, ported"),
+        ("silce", r"Counter has no endpoint 'silce'. Did you mean 'slice'? Its endpoints: add, echo, ported"),
+        (
+            "losses",
+            "Counter has no endpoint 'losses'. Its endpoints: add, echo, ported. What else an actor has stays in its "
+            "process: let an endpoint return it",
+        ),
+    ],
+)
+def test_a_wrong_endpoint_is_answered_with_those_that_exist(mesh: Any, name: str, text: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(mesh, name)
+    assert str(caught.value) == f"tests.client.counting.{text}"
+    assert caught.value.obj is None  # Python would repeat the suggestion
+
+
+class Undecorated(Actor):
+    rate = 3
+
+    def step(self) -> None: ...
+
+
+def test_a_class_without_endpoints_is_answered_with_the_decorator(procs: ProcMeshProxy) -> None:
+    mesh: Any = procs.spawn("undecorated", Undecorated)
+    with pytest.raises(AttributeError, match=r"has no endpoint 'losses', because no method .* decorator @endpoint$"):
+        _ = mesh.losses
+    with pytest.raises(AttributeError) as caught:
+        mesh.step.call()
+    assert str(caught.value) == (
+        "step is a method of the class Undecorated, not an endpoint: add the decorator @endpoint to it, or call it "
+        "with as_endpoint(actors.step).call(...)"
+    )
+    with pytest.raises(AttributeError) as caught:
+        mesh.rate.call()
+    assert str(caught.value) == (
+        "rate is an attribute of the class Undecorated, not an endpoint: read it as Undecorated.rate. To get that of "
+        "an actor, let an endpoint return it"
+    )
+    assert repr(mesh.step) == "<step is a method of the class Undecorated, not an endpoint>"
+
+
+@pytest.mark.parametrize("name", ["__len_hint__", "_repr_svg_", "_ipython_canary_method_should_not_exist_"])
+def test_names_that_libraries_ask_for_are_answered_without_suggestions(
+    mesh: Any, procs: ProcMeshProxy, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(suggestions, "closest", None)  # which would be called
+    future = mesh.initialized
+    for each in (mesh, mesh.add, mesh.plain, procs, future, JobState({})):
+        assert not hasattr(each, name)
 
 
 def test_calling_a_plain_method_explains_as_endpoint(mesh: Any) -> None:

@@ -108,8 +108,36 @@ def test_invalid_arguments_raise_at_the_call(mesh: Any, adverb: str) -> None:
         getattr(mesh.add, adverb)(1, thrice=True)
 
 
+def test_a_wrong_keyword_is_named_with_the_closest(mesh: Any) -> None:
+    with pytest.raises(TypeError, match=r"'amuont' is not a parameter\. Did you mean 'amount'\?$"):
+        mesh.add.call(amuont=1)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'thrice'\. Did you mean 'twice'\?$"):
+        mesh.add.call(1, thrice=True)
+    with pytest.raises(TypeError, match=r"values for argument 'port'\. The parameters: value$"):
+        mesh.ported.call(1, port=1)
+
+
+def test_an_endpoint_that_is_called_like_a_function_says_how_to_call_it(gateway: ScriptedGateway, mesh: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        mesh.add(3, twice=True)
+    assert str(caught.value).startswith(
+        "counters.add runs in the actors' processes: use .call(3, twice=True) (every rank), .call_one(3, twice=True) (a"
+    )
+    with pytest.raises(TypeError, match=r"use \.call\(\.\.\.\) \(every rank\)"):
+        mesh.echo(*["x" * 30] * 4)
+    with pytest.raises(AttributeError) as missing:
+        mesh.add.remote(3)
+    assert str(missing.value) == (
+        "counters.add has no attribute 'remote': an endpoint is called with .call(), .call_one(), .choose(), .stream() "
+        "or .broadcast()"
+    )
+    assert gateway.got(Call) == []
+
+
 def test_call_one_needs_exactly_one_actor(mesh: Any) -> None:
-    with pytest.raises(ValueError, match="call_one requires exactly 1 actor, but mesh has 4"):
+    with pytest.raises(
+        ValueError, match=r"requires exactly 1 actor, but mesh has 4: select one with slice\(hosts=0, g"
+    ):
         mesh.add.call_one(1)
 
 

@@ -38,6 +38,31 @@ def test_a_process_count_must_be_a_positive_integer(hosts: HostMeshProxy, count:
         hosts.spawn_procs(per_host={"gpus": count})
 
 
+@pytest.mark.parametrize(
+    ("per_host", "error", "text"),
+    [
+        (2, TypeError, 'per_host is 2: expected a number of processes for each dimension, such as {"gpus": 2}'),
+        (["gpus"], ValueError, "per_host is ['gpus']: expected a number of processes for each dimension, such as "),
+        ({2: 2}, TypeError, "per_host has the key 2: expected a number of processes for each dimension, such as "),
+        (
+            {"gpus": 100_000},
+            ValueError,
+            "per_host['gpus'] is 100000: gateways accept at most 65536 processes in a dimension, so that a wrong "
+            "number cannot exhaust the memory of hosts. A process takes about 60 MB",
+        ),
+    ],
+)
+def test_a_wrong_per_host_is_explained_and_nothing_is_sent(
+    gateway: ScriptedGateway, hosts: HostMeshProxy, per_host: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error) as caught:
+        hosts.spawn_procs(per_host)
+    assert type(caught.value) is error
+    assert str(caught.value).startswith(text)
+    hosts.initialized.get(timeout=20)
+    assert gateway.got(SpawnProcs) == []
+
+
 def test_a_bootstrap_function_is_sent(gateway: ScriptedGateway, hosts: HostMeshProxy) -> None:
     received: list[Any] = []
     gateway.on[SpawnProcs] = lambda session, header, buffers: received.append(pickle.loads(buffers[0].join()))

@@ -82,6 +82,46 @@ def _error_or_value(operation: Any) -> Any:
         return error
 
 
+@pytest.mark.parametrize(
+    ("access", "error", "text"),
+    [
+        (
+            lambda mesh: mesh.item(hosts=0),
+            KeyError,
+            "item needs dimensions: ['gpus']. The sizes of the dimensions: hosts=2, gpus=4. Write item(hosts=0, "
+            "gpus=0)",
+        ),
+        (
+            lambda mesh: mesh.item(hosts=0, gpus=0, rows=1),
+            KeyError,
+            "item has extra dimensions: ['rows']. The sizes of the dimensions: hosts=2, gpus=4. Write item(hosts=0, "
+            "gpus=0)",
+        ),
+        (
+            lambda mesh: mesh.slice(gpus=0, hosts=0).item(gpus=0),
+            KeyError,
+            "item has extra dimensions: ['gpus']. The mesh has no dimensions. Write item()",
+        ),
+        (
+            lambda mesh: mesh.item(hosts=1, gpus=4),
+            IndexError,
+            "rank 8 not in current shape. The sizes of the dimensions: hosts=2, gpus=4",
+        ),
+        (
+            lambda mesh: mesh[0],
+            TypeError,
+            "a ValueMesh is not subscriptable. The sizes of the dimensions: hosts=2, gpus=4. Write item(hosts=0, "
+            "gpus=0) for one value, get(0) for one by its position, or values() for all",
+        ),
+    ],
+)
+def test_a_wrong_access_is_answered_with_what_to_write(access: Any, error: type[Exception], text: str) -> None:
+    mesh = ValueMesh(Extent(["hosts", "gpus"], [2, 4]).region.as_shape(), list(range(8)))
+    with pytest.raises(error) as caught:
+        access(mesh)
+    assert str(caught.value) == text
+
+
 def test_a_large_mesh_prints_like_monarchs() -> None:
     shape = Extent(["hosts", "gpus"], [3, 8]).region.as_shape()
     values = [{"loss": 1.5, "name": "x" * 50}] * 24
