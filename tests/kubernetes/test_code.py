@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from meshgate import Compute, Image, KubernetesJob, StepFailedError
+from meshgate import Compute, Image, KubernetesJob, StepFailedError, SupervisionError
 from tests.kubernetes.actors import Trainer
 from tests.kubernetes.cluster import Kubectl, bare_worker_pods
 from tests.projects import project_in
@@ -81,6 +81,8 @@ def test_a_restarted_container_is_a_new_host_and_serves_a_new_session(
         state = "{.status.containerStatuses[0].restartCount} {.status.containerStatuses[0].ready}"
         kubectl.watch_pod("crash-workers-1", state, lambda state: state == "1 true")
         again = r"crash-workers-1: the host has restarted at its old address"
+        with pytest.raises(SupervisionError, match=again):  # until then, it is to return
+            hosts.initialized.get(timeout=90)
         with pytest.raises(StepFailedError, match=again):
             steps(job.state().workers.spawn_procs().spawn("again", model()))
         with pytest.raises(StepFailedError, match=again):
