@@ -53,6 +53,7 @@ log = logging.getLogger("meshgate.session")
 
 CONTROL_STREAM = 0
 MARK_DELAY = 0.02  # seconds from when something was read to when the gateway learns of it
+DRAIN_TIMEOUT = 0.5  # seconds that close() gives to what was posted before: a flood of calls would take minutes
 _THIS_PYTHON = "{}.{}.".format(*platform.python_version_tuple()[:2])
 
 
@@ -346,7 +347,8 @@ class ClientSession:
     def close(self, timeout: float | None = None) -> None:
         """Ends the session: the gateway stops its processes. Waits for that for up to ``settings.close_timeout``.
 
-        Open futures fail, and so do calls that other threads make meanwhile. Closing twice does nothing.
+        Open futures fail, and so do calls that other threads make meanwhile. What was posted before has
+        ``DRAIN_TIMEOUT`` to leave. Closing twice does nothing.
         """
         if self._closed:
             return
@@ -369,7 +371,9 @@ class ClientSession:
         ack = PendingAck(0, "end of the session")
         deadline = time.monotonic() + timeout
         with contextlib.suppress(GatewayError, TimeoutError):
-            self._connection.drained().get(timeout)  # EndSession would overtake messages of other streams
+            # EndSession overtakes messages of other streams, and the engine drops what arrives after it.
+            self._connection.drained().get(min(timeout, DRAIN_TIMEOUT))
+        with contextlib.suppress(GatewayError, TimeoutError):
             self.request(ack, lambda call: EndSession(call=call), stream=CONTROL_STREAM, even_if_failed=True, last=True)
             error = ack.future.exception(max(0.0, deadline - time.monotonic()))
             self.closed_cleanly = error is None

@@ -1,11 +1,13 @@
 """Gives each message to the part that handles it, in order within a stream.
 
 A message that must wait (for an object that is not created yet) holds up its own stream only. The messages behind it
-keep their flow-control credit until it is their turn.
+keep their flow-control credit until it is their turn. So do the messages of a client that sends faster than they can be
+handled: the end of the session does not wait behind them.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
@@ -15,6 +17,8 @@ from meshgate_wire import Fragments, MessageReceived, Session
 from meshgate_wire.messages import Call, Header
 
 __all__ = ["Dispatch"]
+
+TURN = 256  # messages that are handled in one turn of the event loop before what else has arrived is read
 
 
 class Dispatch:
@@ -33,36 +37,61 @@ class Dispatch:
         self._session, self._failures, self._start_task = session, failures, start_task
         self._about_to_handle, self._flush_soon = about_to_handle, flush_soon
         self._handlers: dict[type, Handler] = {}
+        self._loop = asyncio.get_running_loop()
         self._lanes: dict[int, deque[MessageReceived]] = {}  # what queues in the streams that wait
+        self._handled = 0  # messages in this turn of the event loop
+        self._closed = False
 
     def add(self, *tables: Mapping[type, Handler]) -> None:
         for table in tables:
             self._handlers.update(table)
 
+    def close(self) -> None:
+        """The session ends: drops what queues, and what arrives from now on."""
+        self._closed = True
+
     def received(self, message: MessageReceived) -> None:
+        if self._closed:
+            return
         lane = self._lanes.get(message.stream)
         if lane is not None:
             lane.append(message)
-            return
-        waiting = self._handle(message)
-        if waiting is not None:
-            self._lanes[message.stream] = deque()
-            self._session().manual(message.stream)
-            self._start_task(self._drain(message, waiting))
+        elif self._turn_is_over():
+            self._open_lane(message.stream, asyncio.sleep(0), message)
+        elif (waiting := self._handle(message)) is not None:
+            self._open_lane(message.stream, self._failures.guard(message.header, waiting))
 
-    async def _drain(self, message: MessageReceived, waiting: Awaitable[None]) -> None:
-        """Handles the messages that queue up in a stream behind one that waits."""
-        lane = self._lanes[message.stream]
-        await self._failures.guard(message.header, waiting)
-        while lane:
+    def _turn_is_over(self) -> bool:
+        if not self._handled:
+            self._loop.call_soon(self._begin_turn)
+        self._handled += 1
+        return self._handled > TURN
+
+    def _begin_turn(self) -> None:
+        self._handled = 0
+
+    def _open_lane(self, stream: int, waiting: Awaitable[None], *messages: MessageReceived) -> None:
+        self._lanes[stream] = deque(messages)
+        self._session().manual(stream)
+        self._start_task(self._drain(stream, waiting))
+
+    async def _drain(self, stream: int, waiting: Awaitable[None]) -> None:
+        """Handles the messages that queue up in a stream behind what waits."""
+        lane = self._lanes[stream]
+        await waiting
+        handled = 0
+        while lane and not self._closed:
             following = lane.popleft()
             again = self._handle(following)
             if again is not None:
                 await self._failures.guard(following.header, again)
             self._session().consume(following)
             self._flush_soon()
-        self._session().automatic(message.stream)
-        del self._lanes[message.stream]
+            handled += 1
+            if not handled % TURN:
+                await asyncio.sleep(0)
+        self._session().automatic(stream)
+        del self._lanes[stream]
 
     def _handle(self, message: MessageReceived) -> Awaitable[None] | None:
         header = message.header

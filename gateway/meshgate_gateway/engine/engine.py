@@ -378,7 +378,11 @@ class Engine:
         self.ended.set()
 
     async def close(self, reason: str) -> None:
-        """Stops every mesh of the session, and ends the processes that are left."""
+        """Stops every mesh of the session, and ends the processes that are left.
+
+        Handles no message from now on: a client may have posted calls that would keep this process busy for minutes.
+        """
+        self._dispatch.close()
         await self._telemetry.close()
         await asyncio.gather(self._lifetimes.stop_all(reason), self.code.close())
         self._channels.close()

@@ -227,6 +227,27 @@ def test_closing_ends_the_session_at_the_gateway(gateway: ScriptedGateway, setti
         hosts.spawn_procs()
 
 
+def test_closing_does_not_wait_for_calls_that_the_gateway_has_no_room_for(
+    gateway: ScriptedGateway, settings: ClientSettings
+) -> None:
+    client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings)
+    spawn = gateway.on[SpawnActors]
+
+    def spawn_busy(session: ScriptedSession, header: SpawnActors, buffers: Sequence[Fragments]) -> None:
+        session.wire.manual(header.object)  # the calls keep their credit: it does not suffice for all of them
+        spawn(session, header, buffers)
+
+    gateway.on[SpawnActors], gateway.on[Call] = spawn_busy, lambda *_: None
+    busy = client.attach_hosts("workers", 2).spawn("counters", Counter)
+    calls = [busy.echo.call(b"x" * 100_000) for _ in range(100)]
+    client.close()
+    assert client.closed_cleanly
+    assert len(gateway.got(Call)) < len(calls)
+    for waiting in calls:
+        with pytest.raises(GatewayError, match="this program has closed its session"):
+            waiting.get(timeout=0)
+
+
 def test_closing_gives_up_if_the_gateway_does_not_reply(gateway: ScriptedGateway) -> None:
     gateway.on[EndSession] = lambda *_: None
     settings = ClientSettings(close_timeout=0.05)

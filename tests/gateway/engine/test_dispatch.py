@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from meshgate_wire import Limits
-from meshgate_wire.messages import Done, Failed, MeshRef, PortSend, Release, SendTo, Values
-from tests.gateway.engine.fakes import async_test
+from meshgate_wire.messages import Done, EndSession, Failed, MeshRef, PortSend, Release, SendTo, Values
+from tests.gateway.engine.fakes import FakeMesh, async_test
 from tests.gateway.engine.in_memory import MANY, PIECE, EngineClient, call
 
 
@@ -47,6 +49,57 @@ async def test_a_request_that_fails_does_not_hold_up_the_requests_behind_it() ->
     client.send(SendTo(target=MeshRef(object=actors), endpoint="step", port=channel), b"arguments", stream=actors)
     client.send(call(2, actors, adverb="broadcast"), b"arguments", stream=actors)
     await client.until(lambda: client.monarch.casts)
+    await client.end()
+
+
+@async_test
+async def test_more_messages_than_one_turn_handles_stay_in_order() -> None:
+    client = EngineClient()
+    actors = client.spawn_all()
+    await client.turns()
+    for number in range(MANY):
+        client.send(call(number, actors, adverb="broadcast"), str(number).encode(), stream=actors)
+    assert len(client.monarch.casts) < MANY
+    await client.until(lambda: len(client.monarch.casts) == MANY)
+    assert [payload for _, payload, _ in client.monarch.casts] == [str(number).encode() for number in range(MANY)]
+    await client.end()
+
+
+@async_test
+async def test_the_end_of_the_session_does_not_wait_for_the_calls_sent_before_it() -> None:
+    client = EngineClient()
+    actors = client.spawn_all()
+    await client.turns()
+    for number in range(1, MANY):
+        client.send(call(number, actors, adverb="broadcast"), b"arguments", stream=actors)
+    client.send(EndSession(call=MANY), stream=0)
+    await client.until(lambda: client.of(Done))
+    sent = len(client.monarch.casts)
+    assert sent < MANY - 1
+    await client.turns()
+    assert len(client.monarch.casts) == sent  # nothing calls actors that have stopped
+    assert client.engine.ended.is_set()
+    await client.end()
+
+
+@async_test
+async def test_calls_that_arrive_while_the_session_ends_are_dropped() -> None:
+    client = EngineClient()
+    actors = client.spawn_all()
+    await client.turns()
+    stopped = asyncio.get_running_loop().create_future()
+
+    async def stopping(mesh: FakeMesh) -> None:
+        await stopped
+
+    client.monarch.stopping = stopping
+    client.send(EndSession(call=1), stream=0)
+    await client.turns()
+    client.send(call(2, actors), b"arguments", stream=actors)
+    await client.turns()
+    assert not client.monarch.casts
+    stopped.set_result(None)
+    await client.until(lambda: client.of(Done))
     await client.end()
 
 

@@ -60,14 +60,15 @@ class SendQueue:
     def put(self, header: Header, buffers: Sequence[Sendable], stream: int, *, last: bool = False) -> None:
         """Adds a message. Blocks while the gate of its size is closed. Raises the error that closed the queue.
 
-        After ``refuse``, only the ``last`` message is accepted.
+        After ``refuse``, only the ``last`` message is accepted. It never blocks.
         """
         nbytes = _OVERHEAD + sum(map(_nbytes, buffers))
         small = nbytes <= self._small_message
         gate = self._small_gate if small else self._gate
         thread = threading.get_ident()
         interrupts_put = thread in self._putting
-        if not gate.is_set() and not interrupts_put and threading.current_thread() is not self._consumer:
+        waits = not (last or interrupts_put or threading.current_thread() is self._consumer)
+        if waits and not gate.is_set():
             gate.wait()
         if self.error is not None:
             raise self.copy_error()

@@ -40,16 +40,17 @@ def queue(session: FakeSession) -> Iterator[SendQueue]:
 class Caller:
     """A thread that puts one message and records the error, if any."""
 
-    def __init__(self, queue: SendQueue, buffers: list[bytes]) -> None:
+    def __init__(self, queue: SendQueue, buffers: list[bytes], *, last: bool = False) -> None:
         self.error: GatewayError | None = None
         self._queue = queue
         self._buffers = buffers
+        self._last = last
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._queue.put(HEADER, self._buffers, 1)
+            self._queue.put(HEADER, self._buffers, 1, last=self._last)
         except GatewayError as error:
             self.error = error
 
@@ -195,6 +196,19 @@ def test_after_a_refusal_only_the_last_message_is_accepted(queue: SendQueue) -> 
         queue.put(HEADER, [], 2)
     queue.put(HEADER, [], 3, last=True)
     assert take_all(queue) == [1, 3]
+
+
+def test_the_last_message_never_blocks(queue: SendQueue, session: FakeSession) -> None:
+    session.queued_bytes = session.queued_small_bytes = LIMIT + 1
+    queue.update()
+    caller = Caller(queue, [b"x"])
+    assert caller.is_blocked()
+    last = Caller(queue, [], last=True)
+    assert last.returns()
+    session.queued_bytes = session.queued_small_bytes = 0
+    queue.update()
+    assert caller.returns()
+    take_all(queue)
 
 
 class InterruptedSession(FakeSession):
