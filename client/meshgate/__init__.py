@@ -13,6 +13,7 @@ Importing this package is cheap: each name is loaded on first use. It never need
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -273,8 +274,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("meshgate.config")
     home = _HOME_OF.get(name)
     if home is None:
-        surface = importlib.import_module("meshgate.actors.monarch_surface")
-        raise AttributeError(surface.missing_attribute("", name))
+        raise _missing(name)
     found = getattr(importlib.import_module(home), name)
     if name in ("ActorError", "SupervisionError"):
         api = importlib.import_module("meshgate.actors.api")
@@ -282,6 +282,22 @@ def __getattr__(name: str) -> Any:
             found = getattr(api, f"Monarch{name}")
     globals()[name] = found
     return found
+
+
+def _missing(name: str) -> Exception:
+    """The error for a name that this module does not have."""
+    if name.startswith("_"):  # libraries ask for such names, and expect a quick answer
+        return AttributeError(f"module 'meshgate' has no attribute {name!r}")
+    surface: Any = importlib.import_module("meshgate.actors.monarch_surface")
+    reason = surface.FORMER.get(name) or importlib.import_module("meshgate.jobs.monarch_names").place_of(name)
+    text = surface.missing_attribute("", name, () if reason else __all__, otherwise=f": {reason}" if reason else "")
+    # `from meshgate import name` would replace the text of an AttributeError by its own, which gives no reason.
+    if sys._getframe(2).f_code.co_name == "_handle_fromlist":
+        util = importlib.import_module("importlib.util")
+        if util.find_spec(f"meshgate.{name}") is None:  # not a module of the package, which is imported next
+            text = text.replace(f"module 'meshgate' has no attribute {name!r}", f"cannot import {name!r} from meshgate")
+            return ImportError(text, name="meshgate", path=__file__)
+    return AttributeError(text, name=name)
 
 
 def __dir__() -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 __all__ = ["closest", "did_you_mean", "names_text", "wrong_arguments"]
 
+SIMILAR = 0.65  # below it, names of this size share no more than some letters
 MOST_NAMES = 20
 MOST_CHARACTERS = 100  # of a name: comparing long ones takes long
 
@@ -21,7 +22,7 @@ def closest(name: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches  # noqa: PLC0415 - keeps the import of meshgate cheap
 
     folded = {each.lower(): each for each in sorted(known) if not each.startswith("_")}
-    found = get_close_matches(name.lower(), folded, 1) if len(name) <= MOST_CHARACTERS else []
+    found = get_close_matches(name.lower(), folded, 1, SIMILAR) if len(name) <= MOST_CHARACTERS else []
     return folded[found[0]] if found else ""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from meshgate.suggestions import did_you_mean
 
-__all__ = ["OWNERS", "UNAVAILABLE", "missing_attribute"]
+__all__ = ["FORMER", "OWNERS", "UNAVAILABLE", "missing_attribute"]
 
 _THE_JOB = "the job starts the workers and attaches to them"
 _IN_ENGINE = "the root client runs in the gateway's engine, which the job configures"
@@ -43,6 +43,31 @@ UNAVAILABLE = {
     "ProcMesh.rank_tensors": _TENSORS,
     "ProcMesh.sync_workspace": _CODE,
     "ProcMesh.to_table": "it prints the layout of distributed tensors; use extent and slice()",
+}
+
+_HOSTS = "the hosts of a job spawn processes, as in ProcessJob({'workers': 1}).state().workers.spawn_procs()"
+_CLUSTER = "use SlurmJob(login=...), which works over ssh, KubernetesJob, or on this machine ProcessJob"
+
+# Names of older releases of Monarch and of its package ``monarch``, which old programs import.
+FORMER = {
+    "ActorMeshRef": "ActorMeshProxy takes its place",
+    "LoginJob": _CLUSTER,
+    "MASTJob": _CLUSTER,
+    "MonarchContext": "Context takes its place",
+    "NDSlice": "Slice takes its place",
+    "RemoteProcessGroup": _TENSORS,
+    "SSHJob": _CLUSTER,
+    "Stream": _TENSORS,
+    "Tensor": _TENSORS,
+    "debug_client": "use job.debug(), or `meshgate debug`",
+    "fetch_shard": _TENSORS,
+    "local_proc_mesh": _HOSTS,
+    "per_actor_logging_prefix": "each line that is shown begins with its mesh, rank and host",
+    "port": "Channel.open() returns a port",
+    "proc_mesh": _HOSTS,
+    "remote": _TENSORS,
+    "sim_proc_mesh": "meshgate.testing.FakeJob runs actors without processes",
+    "world_mesh": _TENSORS,
 }
 
 # Monarch's classes by the name of the class here that takes their place.

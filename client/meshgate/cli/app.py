@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 
 from meshgate import __version__
 from meshgate.cli.console import Commands
+from meshgate.suggestions import did_you_mean
 
 __all__ = ["COMMANDS", "app"]
 
@@ -77,6 +78,12 @@ class _Subcommand(TyperCommand):
 class _Subcommands(Commands):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        # Typer suggests those of self.commands, which has none.
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:  # as in completion
+            ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], COMMANDS) or '.'}")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
         if cmd_name not in COMMANDS:

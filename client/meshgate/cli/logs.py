@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import time
@@ -10,13 +11,15 @@ from typing import Annotated
 
 import typer
 
+from meshgate.cli.console import fail
 from meshgate.cli.options import AsJson, Job, Namespace
+from meshgate.errors import ranks_text
 from meshgate.jobs.find import find_job
 from meshgate.jobs.trait import JobTrait
 from meshgate.session.output.printer import kind_of, write_text
 from meshgate.session.output.screen import Screen
 from meshgate_wire.messages import OutputLine
-from meshgate_wire.status import OutputPage, PrintedLine
+from meshgate_wire.status import JobStatus, OutputPage, PrintedLine
 
 __all__ = ["LogLine", "follow_lines", "printed_lines", "show", "show_logs"]
 
@@ -44,8 +47,23 @@ def show_logs(
     The gateway keeps the last 4 MB of each session.
     """
     found = find_job(job, namespace)
+    if follow and rank is not None and (unknown := unknown_rank(found.status(), rank)):
+        typer.echo(f"meshgate: {unknown} so far", err=True)
     lines = follow_lines(found, tail) if follow else printed_lines(found._output, tail)
-    show(lines, rank, as_json=as_json)
+    shown = show(lines, rank, as_json=as_json)
+    if not shown and rank is not None and (unknown := unknown_rank(found.status(), rank)):
+        fail(unknown)
+
+
+def unknown_rank(status: JobStatus, rank: int) -> str:
+    """That no process has ``rank``, and which ranks there are; "" if one has it, or if an engine did not answer."""
+    if any(session.problem for session in status.sessions):
+        return ""
+    counts = {mesh.name: math.prod(mesh.sizes.values()) for session in status.sessions for mesh in session.meshes}
+    if any(count > rank for count in counts.values()):
+        return ""
+    known = ", ".join(f"{name} has {ranks_text(range(count))}" for name, count in counts.items())
+    return f"no process of this job has rank {rank}: {known or 'it has none'}"
 
 
 def printed_lines(read: Callable[[dict[str, int]], OutputPage], tail: int | None) -> Iterator[LogLine]:
@@ -78,14 +96,16 @@ def follow_lines(job: JobTrait, tail: int | None) -> Iterator[LogLine]:
         time.sleep(POLL_INTERVAL)
 
 
-def show(lines: Iterator[LogLine], rank: int | None, *, as_json: bool) -> None:
-    """Prints the lines of ``rank`` (None: of all), as they come."""
+def show(lines: Iterator[LogLine], rank: int | None, *, as_json: bool) -> bool:
+    """Prints the lines of ``rank`` (None: of all), as they come. Returns whether there were any."""
+    shown = False
     screen = Screen(kind_of(sys.stdout))
     if screen.kind == "terminal":
         screen.columns, screen.rows = shutil.get_terminal_size()
     for line in lines:
         if rank is not None and rank not in line.ranks:
             continue
+        shown = True
         if as_json:
             text = line.model_dump_json() + "\n"
         else:
@@ -93,3 +113,4 @@ def show(lines: Iterator[LogLine], rank: int | None, *, as_json: bool) -> None:
         write_text(sys.stdout, text)
     if not as_json:
         write_text(sys.stdout, screen.finish())
+    return shown

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -65,6 +65,8 @@ class Image:
 
     def pip_install(self, packages: Sequence[str] | str) -> Image:
         """Installs packages, each in pip's syntax. An entry that begins with ``-`` is a pip option."""
+        if not isinstance(packages, Iterable):
+            raise TypeError(f"pip_install({packages!r}): expected one or more packages, such as ['numpy']")
         entries = (packages,) if isinstance(packages, str) else tuple(packages)
         if not entries or not all(isinstance(each, str) and each.strip() for each in entries):
             raise ValueError(f"pip_install({packages!r}): expected one or more packages")
@@ -76,6 +78,8 @@ class Image:
 
     def set_env_vars(self, variables: Mapping[str, str]) -> Image:
         """Sets environment variables for later steps and new worker processes."""
+        if not isinstance(variables, Mapping):
+            raise TypeError(f"set_env_vars({variables!r}): expected values by name, such as {{'DEBUG': '1'}}")
         for name in variables:
             if not _VARIABLE.fullmatch(name):
                 raise ValueError(f"set_env_vars: {name!r} is not a valid variable name")
@@ -83,6 +87,8 @@ class Image:
 
     def run_bash(self, command: str) -> Image:
         """Runs a shell command, in bash if the host has it, else in sh."""
+        if not isinstance(command, str):
+            raise TypeError(f"run_bash({command!r}): expected one command as a string")
         if not command.strip():
             raise ValueError("run_bash: the command is empty")
         return self._then(RunBash(command))

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,6 +40,8 @@ class LocalJob(LocalGatewayJob):
         if isinstance(hosts, str):
             raise TypeError(f"LocalJob: hosts must be a sequence of names, not {hosts!r}: write LocalJob([{hosts!r}])")
         names = meshes if meshes is not None else hosts
+        if not isinstance(names, Iterable):
+            raise TypeError(f"LocalJob: {names!r}: expected the names of hosts, or numbers of hosts by name")
         counts = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names, 1)
         super().__init__(LocalRequest.from_arguments("LocalJob", meshes=counts), image)
         self._script: subprocess.Popen[bytes] | None = None

@@ -7,7 +7,7 @@ of a new release fails that test until it is available here or listed. The names
 
 from __future__ import annotations
 
-__all__ = ["AVAILABLE", "MODULES", "UNAVAILABLE"]
+__all__ = ["AVAILABLE", "MODULES", "UNAVAILABLE", "place_of"]
 
 MODULES = ("monarch.job", "monarch.job.kubernetes", "monarch.job.spmd", "monarch.spmd")
 
@@ -60,3 +60,14 @@ UNAVAILABLE = {
     "monarch.spmd.setup_torch_elastic_env": "procs.setup_torch()",
     "monarch.spmd.setup_torch_elastic_env_async": "procs.setup_torch(), in asyncio.to_thread()",
 }
+
+
+def place_of(name: str) -> str:
+    """Where a name of Monarch's job modules is here, or why it is missing; "" if they have no such name."""
+    for module in MODULES:
+        full = f"{module}.{name}"
+        if full in AVAILABLE:
+            return f"it is {AVAILABLE[full]}"
+        if full in UNAVAILABLE:
+            return UNAVAILABLE[full]
+    return ""

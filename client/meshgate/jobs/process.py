@@ -34,6 +34,14 @@ __all__ = ["LocalGatewayJob", "LocalRequest", "ProcessJob"]
 MeshName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,62}$")]
 
 
+_WANTED = {
+    "dict_type": "expected the number of hosts of each mesh, such as {'workers': 2}",
+    "too_short": "expected the number of hosts of each mesh, such as {'workers': 2}",
+    "string_pattern_mismatch": "the name of a mesh begins with a letter or '_'; letters, digits, '_' and '-' follow",
+}
+"""What a wrong argument ``meshes`` should be, by pydantic's type of the error."""
+
+
 class LocalRequest(BaseModel):
     """The validated arguments of a job on this machine, from a program or a file. Times are in seconds."""
 
@@ -52,7 +60,8 @@ class LocalRequest(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             where = str(first["loc"][0]) + "".join(f"[{part!r}]" for part in first["loc"][1:] if part != "[key]")
-            raise ValueError(f"{job}: {where}={first['input']!r}: {first['msg']}") from None
+            wanted = _WANTED.get(first["type"], first["msg"]) if where.startswith("meshes") else first["msg"]
+            raise ValueError(f"{job}: {where}={first['input']!r}: {wanted}") from None
 
 
 class LocalGatewayJob(JobTrait):
@@ -62,6 +71,8 @@ class LocalGatewayJob(JobTrait):
         super().__init__()
         self._request = request
         if image is not None:
+            if not isinstance(image, Image):
+                raise TypeError(f"{type(self).__name__}: image={image!r}: expected an Image(…), whose steps run here")
             self._images = dict.fromkeys(request.meshes, image)
         self._gateway: LocalGateway | None = None
 

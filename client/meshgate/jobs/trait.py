@@ -12,6 +12,7 @@ of a program need not: their attributes are pickled, as Monarch pickles its jobs
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import threading
 import uuid
@@ -43,6 +44,7 @@ from meshgate.jobs.signals import catch_end_signals, restore_signals
 from meshgate.jobs.state import JobState
 from meshgate.mounts.on_job import Mounting
 from meshgate.session.errors.faults import uninterrupted
+from meshgate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from meshgate.code_sync.report import SyncReport
@@ -285,6 +287,17 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
         finally:
             if self._catches_signals:
                 restore_signals()
+
+    if not TYPE_CHECKING:  # which reports this mistake itself
+
+        def __getattr__(self, attr):
+            if attr.startswith("_"):  # libraries ask for such names, and expect a quick answer
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {attr!r}")
+            if inspect.getattr_static(type(self), attr, None) is not None:  # a property that raised AttributeError
+                return object.__getattribute__(self, attr)
+            is_mesh = attr in (self._mesh_names() or ())
+            hint = f": write job.state().{attr}" if is_mesh else did_you_mean(attr, dir(type(self)))
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {attr!r}{hint}", name=attr)
 
     _not_for_workers = (
         "a job cannot be sent to workers, because it contains the token of its gateway. Nothing was sent. Check if an "

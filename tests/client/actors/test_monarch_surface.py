@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import monarch.actor
@@ -12,7 +14,7 @@ from monarch._src.actor.actor_mesh import ActorMesh
 import meshgate
 from benchmarks.sections import section
 from conformance.page import PAGE, names_table, settings_table, signatures_table
-from meshgate.actors.monarch_surface import OWNERS, UNAVAILABLE, missing_attribute
+from meshgate.actors.monarch_surface import FORMER, OWNERS, UNAVAILABLE, missing_attribute
 
 
 def monarchs(name: str) -> Any:
@@ -58,6 +60,43 @@ def test_the_error_of_a_missing_name_gives_the_reason() -> None:
     with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
         meshgate.nothing  # noqa: B018
     assert "job.sync() brings the code" in missing_attribute("HostMeshProxy", "sync_workspace")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("LoginJob", ": use SlurmJob(login=...), which works over ssh, KubernetesJob, or on this machine ProcessJob"),
+        ("PortForwarder", ": job.forward(), or `meshgate forward`"),
+        (
+            "proc_mesh",
+            ": the hosts of a job spawn processes, as in ProcessJob({'workers': 1}).state().workers",
+        ),
+        ("serve", ": it is meshgate.spmd.serve"),
+        ("attach", ", unlike Monarch: the job starts the workers and attaches to them"),
+        ("ProcesJob", ". Did you mean 'ProcessJob'?"),
+    ],
+)
+def test_old_and_misspelt_names_say_what_replaces_them_also_to_an_import(name: str, reason: str) -> None:
+    with pytest.raises(AttributeError) as missing:
+        getattr(meshgate, name)
+    assert str(missing.value).startswith(f"module 'meshgate' has no attribute {name!r}{reason}")
+    assert missing.value.obj is None  # Python would repeat the suggestion
+    with pytest.raises(ImportError) as failed:
+        exec(f"from meshgate import {name}")
+    assert str(failed.value).startswith(f"cannot import {name!r} from meshgate{reason}")
+
+
+def test_former_names_are_neither_here_nor_in_this_monarch() -> None:
+    assert not [name for name in FORMER if hasattr(meshgate, name) or hasattr(monarch.actor, name)]
+
+
+def test_modules_of_the_package_can_be_imported_and_private_names_are_answered_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = "from meshgate import testing; print(testing.__name__)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "meshgate.testing\n"
+    monkeypatch.setattr(meshgate, "importlib", None)  # which would be used
+    assert not hasattr(meshgate, "__wrapped__")
 
 
 def test_the_documentation_lists_what_is_not_available() -> None:

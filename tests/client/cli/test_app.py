@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import meshgate
@@ -41,6 +44,36 @@ def test_the_summary_of_a_command_begins_its_help_and_fits_a_terminal(run: CliRu
     assert (COMMANDS[name].load(name).help or "").splitlines()[0] == summary
     listed = run.invoke(app, ["--help"], env={"COLUMNS": "80"}).output
     assert f"  {name:<8}  {summary}\n" in listed
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("stauts", "No such command 'stauts'. Did you mean 'status'?"),
+        ("xyzzy", "No such command 'xyzzy'."),
+        ("--stauts", "No such option: --stauts"),
+    ],
+)
+def test_a_misspelt_command_is_answered_with_the_closest(run: CliRunner, command: str, text: str) -> None:
+    result = run.invoke(app, [command])
+    assert result.exit_code == 2
+    assert text in result.output.splitlines()[-1]
+
+
+def test_completion_after_a_misspelt_command_has_nothing_to_offer() -> None:
+    group: Any = typer.main.get_command(app)
+    with group.make_context("meshgate", ["stauts", ""], resilient_parsing=True) as context:
+        assert group.resolve_command(context, ["stauts", ""])[1] is None
+
+
+def test_the_package_runs_as_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["__main__.py", "stauts"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("meshgate", run_name="__main__")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("Usage: meshgate [OPTIONS] COMMAND")
 
 
 SLOW_MODULES = [

@@ -6,12 +6,17 @@ import io
 import itertools
 import json
 import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from meshgate.cli import logs
+from meshgate.cli.app import app
 from meshgate.cli.logs import LogLine, follow_lines, printed_lines, show
-from meshgate_wire.status import OutputPage, PrintedLine, SessionOutput
+from meshgate_wire.status import JobStatus, MeshStatus, OutputPage, PrintedLine, SessionOutput, SessionStatus
 
 
 class Gateway:
@@ -63,6 +68,50 @@ def test_lines_are_labelled_or_json_and_filtered_by_rank(capsys: pytest.CaptureF
     show(printed_lines(Gateway(a=1).read, None), None, as_json=True)
     (line,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (line["session"], line["number"], line["text"]) == ("a", 1, "t1")
+
+
+def job_with(gateway: Gateway, *meshes: MeshStatus, problem: str = "") -> Any:
+    session = SessionStatus(session="a", owner="o", connected=True, pid=1, meshes=meshes, problem=problem)
+    status = JobStatus(gateway_version="1", python="3.11", meshes={"workers": 1}, sessions=(session,))
+    return SimpleNamespace(status=lambda: status, _output=gateway.read)
+
+
+TRAINERS = MeshStatus(kind="actors", name="trainers", sizes={"hosts": 2, "gpus": 2})
+LOADER = MeshStatus(kind="actors", name="loader", sizes={})
+
+
+@pytest.mark.parametrize(
+    ("rank", "meshes", "problem", "text"),
+    [
+        (99, (TRAINERS, LOADER), "", "no process of this job has rank 99: trainers has ranks 0-3, loader has rank 0"),
+        (4, (TRAINERS,), "", "no process of this job has rank 4: trainers has ranks 0-3"),
+        (3, (TRAINERS,), "", ""),  # it has not printed yet
+        (99, (), "", "no process of this job has rank 99: it has none"),
+        (99, (), "the engine did not answer", ""),
+        (1, (), "", ""),  # printed by processes that are gone
+    ],
+)
+def test_a_rank_that_does_not_exist_is_an_error_that_names_the_ranks(
+    monkeypatch: pytest.MonkeyPatch, run: CliRunner, rank: int, meshes: Any, problem: str, text: str
+) -> None:
+    monkeypatch.setattr(logs, "find_job", lambda *_: job_with(Gateway(a=3), *meshes, problem=problem))
+    result = run.invoke(app, ["logs", "--rank", str(rank)])
+    assert result.exit_code == (1 if text else 0)
+    assert result.stderr == (f"meshgate: {text}\n" if text else "")
+
+
+def test_following_a_rank_that_does_not_exist_says_so_and_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, run: CliRunner
+) -> None:
+    def follow(*_: object) -> Iterator[LogLine]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(logs, "find_job", lambda *_: job_with(Gateway(a=0), TRAINERS))
+    monkeypatch.setattr(logs, "follow_lines", follow)
+    result = run.invoke(app, ["logs", "-f", "--rank", "4"])
+    assert result.exit_code == 130
+    assert result.stderr == "meshgate: no process of this job has rank 4: trainers has ranks 0-3 so far\n"
 
 
 def test_a_bar_that_the_encoding_of_stdout_cannot_show_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,20 @@ def test_a_step_returns_a_new_image() -> None:
 def test_packages_that_every_worker_has_are_not_installed() -> None:
     assert Image().pip_install(["torchmonarch"]).live_steps == ()
     assert Image().pip_install(["torchmonarch", "numpy"]).live_steps == (PipInstall(("torchmonarch", "numpy")),)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda image: image.pip_install(3), "pip_install(3): expected one or more packages, such as ['numpy']"),
+        (lambda image: image.run_bash(["ls"]), "run_bash(['ls']): expected one command as a string"),
+        (lambda image: image.set_env_vars(["A=1"]), "set_env_vars(['A=1']): expected values by name, such as {"),
+    ],
+)
+def test_arguments_of_wrong_types_are_rejected(build: Callable[[Any], Image], message: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        build(Image())
+    assert str(caught.value).startswith(message)
 
 
 def test_local_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

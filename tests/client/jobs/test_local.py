@@ -49,6 +49,8 @@ def test_no_other_process_finds_the_job() -> None:
 def test_a_string_instead_of_names_is_rejected() -> None:
     with pytest.raises(TypeError, match=r"write LocalJob\(\['workers'\]\)"):
         LocalJob("workers")
+    with pytest.raises(TypeError, match=r"^LocalJob: 2: expected the names of hosts, or numbers of hosts by name$"):
+        LocalJob(2)  # type: ignore[arg-type]
 
 
 def test_a_batch_script_runs_with_its_output_in_a_file() -> None:

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,8 +147,9 @@ def test_batch_scripts_are_rejected() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"meshes": {}}, "meshes"),
-        ({"meshes": {"two words": 1}}, "two words"),
+        ({"meshes": {}}, r"meshes=\{\}: expected the number of hosts of each mesh, such as \{'workers': 2\}$"),
+        ({"meshes": 2}, r"meshes=2: expected the number of hosts of each mesh, such as \{'workers': 2\}$"),
+        ({"meshes": {"two words": 1}}, r"'two words': the name of a mesh begins with a letter or '_'; letters, digits"),
         ({"meshes": {"workers": 0}}, "greater than or equal to 1"),
         ({"meshes": {"workers": 1}, "env": {"A": 1}}, "env"),
         ({"meshes": {"workers": 1}, "lease": 0}, "lease"),
@@ -157,6 +159,17 @@ def test_batch_scripts_are_rejected() -> None:
 def test_invalid_arguments_are_named_at_once(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ProcessJob(**arguments)  # type: ignore[arg-type]
+
+
+def test_an_image_that_is_a_string_is_rejected() -> None:
+    with pytest.raises(TypeError, match=r"^ProcessJob: image='pytorch/pytorch': expected an Image\(…\)"):
+        ProcessJob({"workers": 1}, image="pytorch/pytorch")  # type: ignore[arg-type]
+
+
+def test_a_mesh_asked_of_the_job_is_in_its_state() -> None:
+    job: Any = ProcessJob({"workers": 1})
+    with pytest.raises(AttributeError, match=r"^'ProcessJob' object has no attribute 'workers': write job\.state\(\)"):
+        job.workers  # noqa: B018
 
 
 def test_another_process_finds_the_running_job_and_ends_it(drive: Driver, path: str) -> None:

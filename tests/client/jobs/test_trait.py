@@ -343,6 +343,27 @@ class OwnStateJob(OwnJob):
         vars(self).update(state, reusable=False)
 
 
+class WithProperty(FakeJob):
+    @property
+    def owner(self) -> str:
+        return self.no_such_thing  # type: ignore[attr-defined,no-any-return]
+
+
+def test_a_wrong_attribute_is_answered_with_the_closest_and_private_ones_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job: Any = WithProperty(1)
+    with pytest.raises(
+        AttributeError, match=r"'WithProperty' object has no attribute 'sate'\. Did you mean 'state'\?$"
+    ):
+        job.sate()
+    with pytest.raises(AttributeError, match=r"has no attribute 'no_such_thing'$"):
+        job.owner  # noqa: B018
+    monkeypatch.setattr(trait, "did_you_mean", None)  # which would be called
+    assert not hasattr(job, "_repr_svg_")
+    assert not hasattr(WithProperty.__new__(WithProperty), "_request")  # half-made
+
+
 def test_a_job_type_of_the_program_is_saved_with_its_attributes(path: str) -> None:
     job = OwnJob("trainers", "readers")
     state = job.state(path)

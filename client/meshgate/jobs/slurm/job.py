@@ -95,6 +95,10 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         warn_before: float | None = None,
         detached: bool | str = False,
     ) -> None:
+        if not isinstance(meshes, Mapping):
+            raise TypeError(
+                f"SlurmJob: meshes={meshes!r}: expected the number of nodes of each, such as {{'workers': 2}}"
+            )
         super().__init__(check_sync_dirs(sync_dirs), watch=watch)
         self._detached = check_detached(detached)
         refuse_direct_access(out_of_cluster=out_of_cluster, attach_to=attach_to, bind_to=bind_to)

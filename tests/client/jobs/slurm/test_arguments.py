@@ -37,6 +37,13 @@ def test_one_text_is_not_a_list(argument: str) -> None:
         SlurmJob({"workers": 1}, **{argument: "--x"})  # type: ignore[arg-type]
 
 
+def test_meshes_that_are_not_numbers_by_name_are_rejected() -> None:
+    with pytest.raises(
+        TypeError, match=r"^SlurmJob: meshes=2: expected the number of nodes of each, such as \{'workers'"
+    ):
+        SlurmJob(2)  # type: ignore[arg-type]
+
+
 def test_an_argument_of_none_has_its_default() -> None:
     assert build_spec({"meshes": {"workers": 1}, "mem": None, "lease": None}).idle_timeout == 1800
 
