@@ -22,9 +22,7 @@ DIFFERENCES = {
     "Extent.from_bytes(bytes)": "the parameter is `data`; only pickles call it",
     "Point.from_bytes(bytes)": "the parameter is `data`; only pickles call it",
     "monarch.job.SlurmJob(monarch_port)": "None: the job chooses free ports, so that jobs can share a node",
-    "monarch.job.kubernetes.KubernetesJob(attach_to)": jobs.UNAVAILABLE[
-        "monarch.job.kubernetes.KubernetesJob(attach_to)"
-    ],
+    "monarch.job.kubernetes.KubernetesJob(attach_to)": _KUBETORCH,
     "monarch.job.kubernetes.KubernetesJob(kubeconfig)": _KUBETORCH,
     "monarch.job.kubernetes.KubernetesJob(namespace)": _KUBETORCH,
     "monarch.job.kubernetes.KubernetesJob(timeout)": _KUBETORCH,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -198,7 +199,7 @@ class RankAccess(ABC):
         ``admin_url``. Returns the job. ``kwargs`` are those of ``MeshAdminConfig``, if there is no ``config``."""
         from meshgate.ranks.admin import MeshAdmin, MeshAdminConfig  # noqa: PLC0415  (few programs ask)
 
-        self._admin = MeshAdmin(config if config is not None else MeshAdminConfig(**kwargs))
+        self._admin = MeshAdmin(_config(MeshAdminConfig, config, kwargs))
         return self
 
     def enable_telemetry(
@@ -217,7 +218,7 @@ class RankAccess(ABC):
         from meshgate.ranks.telemetry import Telemetry, TelemetryConfig  # noqa: PLC0415  (few programs ask)
 
         self._close_telemetry()
-        self._telemetry = Telemetry(config if config is not None else TelemetryConfig(**kwargs))
+        self._telemetry = Telemetry(_config(TelemetryConfig, config, kwargs))
         if mesh_admin_config is not None or self._admin is None:
             self.enable_admin(mesh_admin_config)
         return self
@@ -272,3 +273,14 @@ class RankAccess(ABC):
         if mesh is not None and mesh not in meshes:
             raise ValueError(f"{operation}(mesh={mesh!r}): unknown mesh; the job's meshes are {names}")
         return meshes[mesh or next(iter(meshes))]
+
+
+def _config(kind: Any, config: Any, fields: Mapping[str, Any]) -> Any:
+    """``config`` as one of our dataclass ``kind``: it may be Monarch's, of a release that has fewer fields. Without a
+    ``config``, one with these ``fields``."""
+    if config is None:
+        return kind(**fields)
+    if type(config).__name__ != kind.__name__:
+        raise TypeError(f"expected a {kind.__name__}, not {config!r}")
+    names = [each.name for each in dataclasses.fields(kind) if hasattr(config, each.name)]
+    return kind(**{name: getattr(config, name) for name in names})

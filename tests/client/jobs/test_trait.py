@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import monarch.job
 import pytest
 
 from meshgate import Image, ProcessJob, TelemetryConfig
@@ -304,6 +305,18 @@ def test_an_admin_server_is_started_by_state_and_left_by_kill() -> None:
     assert job.state(cached_path=None).admin_url == "http://127.0.0.1:1"
     job.kill()
     assert calls == ["url", "close"]
+
+
+def test_configurations_of_monarchs_are_taken_and_checked_as_ours() -> None:
+    admin: Any = monarch.job.MeshAdminConfig("0.0.0.0:1729")
+    telemetry: Any = monarch.job.TelemetryConfig(retention_secs=5)
+    job = FakeJob(1).enable_telemetry(telemetry)
+    assert job._telemetry is not None
+    assert job._telemetry.config == TelemetryConfig(retention_secs=5)
+    with pytest.raises(ValueError, match=r"admin_addr='0\.0\.0\.0:1729': expected 127\.0\.0\.1:PORT"):
+        job.enable_telemetry(telemetry, mesh_admin_config=admin)
+    with pytest.raises(TypeError, match="expected a TelemetryConfig, not 'yes'"):
+        job.enable_telemetry("yes")  # type: ignore[arg-type]
 
 
 class OwnJob(JobTrait):

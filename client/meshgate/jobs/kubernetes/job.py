@@ -85,8 +85,8 @@ class KubernetesJob(ClusterJob["RunningJob"]):
     With ``detached``, which may be a name for the session, a session keeps running for its lease when its driver
     leaves, also at the end of a ``with`` block, and ``attach`` takes it over, here or on another machine.
     With ``log_output``, the log of the gateway's pod also has what actors print, as JSON lines.
-    ``use_websocket=False`` is rejected, as there is no other transport. Raises ValueError or TypeError on invalid
-    arguments; does not contact the cluster before ``apply`` or ``state``.
+    ``use_websocket=False`` is rejected, as there is no other transport, and so is an address in ``attach_to``. Raises
+    ValueError or TypeError on invalid arguments; does not contact the cluster before ``apply`` or ``state``.
     """
 
     def __init__(
@@ -107,11 +107,17 @@ class KubernetesJob(ClusterJob["RunningJob"]):
         detached: bool | str = False,
         gateway: Compute | None = None,
         log_output: bool = True,
+        attach_to: str | None = None,
     ) -> None:
         super().__init__(_check_directories(sync_dirs), watch=watch)
         self._detached = check_detached(detached)
         if not use_websocket:
             raise ValueError("KubernetesJob(use_websocket=False): the gateway supports websockets only")
+        if attach_to is not None:
+            raise ValueError(
+                f"KubernetesJob(attach_to={attach_to!r}): the driver reaches workers through the gateway only, and "
+                "needs no port-forward of its own; leave attach_to out"
+            )
         if compute is not None and selector is not None:
             raise ValueError("KubernetesJob(compute=…, selector=…): pods are either created or found; pass only one")
         meshes: tuple[MeshRequest, ...] = ()

@@ -24,6 +24,7 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     [
         ({"compute": Compute(), "selector": {"a": "b"}}, "either created or found"),
         ({"use_websocket": False}, "supports websockets only"),
+        ({"attach_to": "tcp://127.0.0.1:26600"}, "through the gateway only.*leave attach_to out"),
         ({"name": "Trainer"}, "invalid job name 'Trainer'"),
         ({"lease": 0}, r"KubernetesJob\(lease"),
         ({"lease": float("inf")}, r"KubernetesJob\(lease"),
@@ -264,6 +265,6 @@ def test_a_kubeconfig_of_monarchs_kind_is_a_path_or_none() -> None:
     assert given.out_of_cluster
     assert not KubeConfig().out_of_cluster
     assert KubernetesJob(kubeconfig=given)._request.kubeconfig == os.path.expanduser("~/other")
-    assert KubernetesJob(kubeconfig=KubeConfig())._request.kubeconfig is None
+    assert KubernetesJob(kubeconfig=KubeConfig(), attach_to=None)._request.kubeconfig is None
     with pytest.raises(JobUnsupported, match=r"pass from_path\(\)"):
         KubeConfig.from_config(object())
