@@ -6,7 +6,7 @@
 #   make test     sets up, then runs the tests (some of them: make test ARGS="tests/wire -x";
 #                 with the newest pre-release of Monarch, in a venv of its own: make test MONARCH=nightly)
 #   make torch    adds torch, which tests/end_to_end/test_torch.py needs; they are skipped without it
-#   make lint     ruff, the layers (import-linter) and plain English (lint/plain_english.py)
+#   make lint     ruff, the layers (import-linter) and plain English (tests/lint/plain_english.py)
 #   make types    mypy, strict
 #   make bench    measures against direct Monarch, Ray Client and rsync (ARGS=--docs: docs/benchmarks.md; ARGS="--only sync")
 #   make conformance  compares behavior with direct Monarch, case by case (some: make conformance ARGS="errors ports";
@@ -41,7 +41,7 @@ test: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python lint/plain_english.py
+	$(BIN)/python tests/lint/plain_english.py
 
 types: setup
 	$(BIN)/mypy
@@ -59,10 +59,10 @@ bench-in-venv: $(SET_UP)-bench
 	$(BIN)/python -m benchmarks $(ARGS)
 
 conformance: setup
-	$(BIN)/python -m conformance $(ARGS)
+	$(BIN)/python -m tests.conformance $(ARGS)
 
 chaos: setup
-	$(BIN)/python -m chaos $(ARGS)
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 mutate: setup
 	$(BIN)/python -m tests.mutation $(ARGS)

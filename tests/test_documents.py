@@ -20,7 +20,7 @@ from tests.documents import DOCUMENTS, Block, code_blocks, python_blocks
 from tests.programs import ROOT
 
 ROOTS = ("client", "gateway", "kubernetes_jobs", "processes", "slurm_jobs", "sync", "wire", "worker_image")
-FOLDERS = "|".join([*ROOTS, "tests", "benchmarks", "conformance", "chaos", "examples", "docs", "lint", ".ci"])
+FOLDERS = "|".join([*ROOTS, "tests", "benchmarks", "examples", "docs", ".ci"])
 IN_THE_TREE = re.compile(rf"`((?:{FOLDERS})/[\w./-]*)`")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 BLOCKS = [block for document in DOCUMENTS for block in python_blocks(document)]

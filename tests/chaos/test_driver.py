@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.driver import compare
+from tests.chaos.driver import compare
 
 NONE = {"lost": 0, "doubled": 0, "disordered": 0}
 

@@ -7,8 +7,8 @@ import random
 import pytest
 
 import meshgate
-from chaos.faults import FATAL, SURVIVABLE
-from chaos.world import world
+from tests.chaos.faults import FATAL, SURVIVABLE
+from tests.chaos.world import world
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conformance.signatures import DIFFERENCES, class_differences, differences
+from tests.conformance.signatures import DIFFERENCES, class_differences, differences
 
 
 def test_every_difference_to_monarch_is_listed_and_every_listed_one_exists() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lint import plain_english
-from lint.plain_english import findings
+from tests.lint import plain_english
+from tests.lint.plain_english import findings
 
 PLANTED = '''
 """Sends messages.

@@ -13,8 +13,8 @@ from monarch._src.actor.actor_mesh import ActorMesh
 
 import meshgate
 from benchmarks.sections import section
-from conformance.page import PAGE, names_table, settings_table, signatures_table
 from meshgate.actors.monarch_surface import FORMER, OWNERS, UNAVAILABLE, missing_attribute
+from tests.conformance.page import PAGE, names_table, settings_table, signatures_table
 
 
 def monarchs(name: str) -> Any:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from benchmarks.sections import section
-from conformance.page import PAGE, job_names_table
 from meshgate.errors import JobUnsupported
 from meshgate.jobs.monarch_names import AVAILABLE, MODULES, UNAVAILABLE
 from tests.client.jobs.fake_job import FakeJob
+from tests.conformance.page import PAGE, job_names_table
 
 
 def resolve(name: str) -> Any:

@@ -4,9 +4,9 @@ import ast
 
 import pytest
 
-from conformance.upstream.applicability import RULES, Names, judge
-from conformance.upstream.command import judge_files, known_names
-from conformance.upstream.tree import Tree
+from tests.conformance.upstream.applicability import RULES, Names, judge
+from tests.conformance.upstream.command import judge_files, known_names
+from tests.conformance.upstream.tree import Tree
 
 HEAD = """
 import os

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.upstream.command import main
+from tests.conformance.upstream.command import main
 
 SOURCE = """
 import os

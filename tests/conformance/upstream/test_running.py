@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.upstream import running
-from conformance.upstream.running import Outcome, Results, prepare, read_report, run_file, stamp
-from conformance.upstream.tree import Tree, copy_tests, find_tests
+from tests.conformance.upstream import running
+from tests.conformance.upstream.running import Outcome, Results, prepare, read_report, run_file, stamp
+from tests.conformance.upstream.tree import Tree, copy_tests, find_tests
 
 ENDED = "the process ended with status 3"
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from conformance.upstream import table
-from conformance.upstream.applicability import Verdict
-from conformance.upstream.running import Outcome, Results, stamp
-from conformance.upstream.table import File, Row, full_table, rows_of, share, summary
-from conformance.upstream.tree import find_tests
+from tests.conformance.upstream import table
+from tests.conformance.upstream.applicability import Verdict
+from tests.conformance.upstream.running import Outcome, Results, stamp
+from tests.conformance.upstream.table import File, Row, full_table, rows_of, share, summary
+from tests.conformance.upstream.tree import find_tests
 
 SOURCE = "".join(f"def test_{name}(): ...\n" for name in ("both", "here", "direct", "rust", "later"))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.upstream.tree import copy_tests, find_tests, import_from_meshgate, open_tree
+from tests.conformance.upstream.tree import copy_tests, find_tests, import_from_meshgate, open_tree
 
 SOURCE = """
 import unittest

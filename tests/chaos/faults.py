@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from chaos.actors import Ledger
-from chaos.world import World, processes
 from meshgate import MeshgateError, ProcessJob
 from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
 from meshgate_processes.marks import find_processes
+from tests.chaos.actors import Ledger
+from tests.chaos.world import World, processes
 
 __all__ = ["FATAL", "SURVIVABLE", "Fatal", "FatalOutcome"]
 

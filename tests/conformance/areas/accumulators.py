@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from conformance.actors import Owner
-from conformance.cases import Kit, raises
+from tests.conformance.actors import Owner
+from tests.conformance.cases import Kit, raises
 
 
 def an_accumulator_folds_the_answers(kit: Kit) -> None:

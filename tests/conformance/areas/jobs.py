@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from conformance.actors import Worker
-from conformance.cases import Kit, raises
+from tests.conformance.actors import Worker
+from tests.conformance.cases import Kit, raises
 
 
 def _echoes(hosts: Any) -> Any:

@@ -1,8 +1,8 @@
 """Finds phrases that a native reader has to decode, in comments, docstrings, string literals, test names and Markdown.
 
-    python lint/plain_english.py                    # the whole repository; exits with 1 if there are findings
-    python lint/plain_english.py client/meshgate/cli docs/jobs.md
-    python lint/plain_english.py --count            # the number of findings in each folder; always exits with 0
+    python tests/lint/plain_english.py                    # the whole repository; exits with 1 if there are findings
+    python tests/lint/plain_english.py client/meshgate/cli docs/jobs.md
+    python tests/lint/plain_english.py --count            # the number of findings in each folder; always exits with 0
 
 Each phrase in ``PHRASES`` comes with what to write instead. Add a phrase only if no good sentence contains it.
 """
@@ -21,9 +21,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CHECKED = ("*.py", "*.md", "*.toml", "*.yaml", "*.yml", "Makefile", "Dockerfile", ".ci/run", "tests/kubernetes/images")
-NOT_CHECKED = {"lint/plain_english.py", "tests/lint/test_plain_english.py"}  # they quote the phrases
+NOT_CHECKED = {"tests/lint/plain_english.py", "tests/lint/test_plain_english.py"}  # they quote the phrases
 
 _SENTENCE = r"(?:\A\s*|[.!:;] |\n\s*\n\s*)"
 _NO_QUESTION = r"(?![^.?!]*\?)"
@@ -190,7 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
     for line in shown:
         print(line)
     if found:
-        print(f"plain English: {len(found)} phrases to rewrite (python lint/plain_english.py PATH lists them)")
+        print(f"plain English: {len(found)} phrases to rewrite (python tests/lint/plain_english.py PATH lists them)")
     return 0 if options.count or not found else 1
 
 

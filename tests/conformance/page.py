@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from conformance.signatures import DIFFERENCES
 from meshgate.actors.monarch_settings import REFUSED
 from meshgate.actors.monarch_surface import UNAVAILABLE
 from meshgate.jobs import monarch_names as jobs
+from tests.conformance.signatures import DIFFERENCES
 
-PAGE = Path(__file__).parents[1] / "docs" / "compatibility.md"
+PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 
 
 def names_table() -> str:

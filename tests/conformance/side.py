@@ -12,7 +12,7 @@ import traceback
 from types import FrameType, ModuleType
 from typing import Any
 
-from conformance.cases import Case, Kit
+from tests.conformance.cases import Case, Kit
 
 CASE_SECONDS = 90
 SIDES = ("direct", "gateway")
@@ -28,7 +28,7 @@ def cases_of(area: ModuleType) -> dict[str, Case]:
 
 
 def main(side: str, area_name: str, *names: str) -> None:
-    area = importlib.import_module(f"conformance.areas.{area_name}")
+    area = importlib.import_module(f"tests.conformance.areas.{area_name}")
     api, jobs, job = _open(side)
     signal.signal(signal.SIGALRM, _out_of_time)
     try:

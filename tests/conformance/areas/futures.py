@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from conformance.actors import Concurrent
-from conformance.cases import Kit, raises
+from tests.conformance.actors import Concurrent
+from tests.conformance.cases import Kit, raises
 
 
 def get_may_be_called_twice(kit: Kit) -> None:

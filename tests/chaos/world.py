@@ -24,7 +24,7 @@ from meshgate.testing import NetworkProxy
 from meshgate_processes.identity import ProcessIdentity, identify_process
 from meshgate_processes.marks import find_processes
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PARTS = {  # how each part of a job is recognized by its command line
     "engine": re.compile(r"meshgate_gateway\.engine( |$)"),
     "gateway": re.compile(r"-m meshgate_gateway( |$)"),  # the supervisor, and its child, the server
@@ -133,7 +133,7 @@ def world() -> Iterator[World]:
 @contextlib.contextmanager
 def start_driver(url: str, token: str, output: Path) -> Iterator[Driver]:
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", "chaos.driver", url, token, str(writing)]
+    command = [sys.executable, "-m", "tests.chaos.driver", url, token, str(writing)]
     with output.open("w") as printed:
         process = subprocess.Popen(
             command, cwd=ROOT, pass_fds=[writing], stdin=subprocess.PIPE, stdout=printed, text=True

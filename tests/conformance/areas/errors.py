@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from conformance.actors import Asynchronous, BadConstructor, CustomError, Worker
-from conformance.cases import Kit, raises
+from tests.conformance.actors import Asynchronous, BadConstructor, CustomError, Worker
+from tests.conformance.cases import Kit, raises
 
 
 def _dies(kit: Kit, call: Any) -> Any:

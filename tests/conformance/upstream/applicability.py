@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from conformance.upstream.tree import Test, find_tests, lineage
+from tests.conformance.upstream.tree import Test, find_tests, lineage
 
 RULES = {
     "module": "needs a module that is not installed",

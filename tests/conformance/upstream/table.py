@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from conformance.upstream.applicability import RULES, Verdict
-from conformance.upstream.running import Results
-from conformance.upstream.tree import Test
+from tests.conformance.upstream.applicability import RULES, Verdict
+from tests.conformance.upstream.running import Results
+from tests.conformance.upstream.tree import Test
 
 PASSED = "passed on both"
 FAILED = "failed here"

@@ -1,9 +1,9 @@
-"""``python -m conformance [--docs] [AREA ...]``: every case on direct Monarch and through a gateway, in one run.
+"""``python -m tests.conformance [--docs] [AREA ...]``: every case on direct Monarch and through a gateway, in one run.
 
 Prints the cases by area and keeps the results of each release in build/conformance-RELEASE.json. With ``--docs`` it
 writes them to the tables of docs/compatibility.md, with those of areas that earlier runs kept. Exits with 1 if a case
 passes on direct Monarch and fails through the gateway. ``--upstream DIR`` runs Monarch's own tests instead
-(conformance/upstream/command.py).
+(tests/conformance/upstream/command.py).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import conformance.areas
 from benchmarks.sections import write_section
-from conformance.page import PAGE, job_names_table, names_table, results_table, settings_table
-from conformance.side import SIDES, cases_of
+from tests.conformance import areas
+from tests.conformance.page import PAGE, job_names_table, names_table, results_table, settings_table
+from tests.conformance.side import SIDES, cases_of
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 AREA_SECONDS = 900
 
 
 def main(arguments: Sequence[str]) -> int:
     wanted = [each for each in arguments if each != "--docs"]
-    known = [module.name for module in pkgutil.iter_modules(conformance.areas.__path__)]
+    known = [module.name for module in pkgutil.iter_modules(areas.__path__)]
     if "--help" in arguments or "-h" in arguments:
         print(__doc__, f"Areas: {', '.join(known)}.", sep="\n")
         return 0
     if "--upstream" in arguments:
-        from conformance.upstream.command import main as run_upstream
+        from tests.conformance.upstream.command import main as run_upstream
 
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends what runs, as Ctrl-C does
         return run_upstream([each for each in arguments if each != "--upstream"])
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     results = {area: {side: _run(side, area) for side in SIDES} for area in wanted or known}
     differing = 0
     for area, sides in results.items():
-        names = cases_of(importlib.import_module(f"conformance.areas.{area}"))
+        names = cases_of(importlib.import_module(f"tests.conformance.areas.{area}"))
         print(f"\n{area}")
         for name in names:
             direct, gateway = (sides[side].get(name, _lost()) for side in SIDES)
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(side: str, area: str) -> dict[str, dict[str, Any]]:
     """The results of an area's cases on one side, by name."""
-    command = [sys.executable, "-m", "conformance.side", side, area]
+    command = [sys.executable, "-m", "tests.conformance.side", side, area]
     environment = {**os.environ, "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING": "true"}  # Monarch sends no output otherwise
     try:
         done = subprocess.run(

@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from conformance.actors import Owner, Worker
-from conformance.cases import Kit, raises
+from tests.conformance.actors import Owner, Worker
+from tests.conformance.cases import Kit, raises
 
 
 def an_actor_mesh_as_an_argument(kit: Kit) -> None:

@@ -1,5 +1,5 @@
-"""``python -m conformance --upstream DIR [--docs] [--again] [PART ...]``: Monarch's own tests on direct Monarch and
-through a gateway.
+"""``python -m tests.conformance --upstream DIR [--docs] [--again] [PART ...]``: Monarch's own tests on direct Monarch
+and through a gateway.
 
 DIR is a Monarch source tree, a wheel, an unpacked wheel, or the site-packages of an installed torchmonarch, of the
 release that is installed here. Each test runs in processes of its own, first on direct Monarch and, if it passes there,
@@ -23,17 +23,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.sections import write_section
-from conformance.page import PAGE
-from conformance.upstream.applicability import Names, Verdict, judge
-from conformance.upstream.driver.gateway.through_gateway import counterpart
-from conformance.upstream.running import SIDES, Result, Results, prepare, run_file, stamp
-from conformance.upstream.table import File, full_table, rows_of, summary
-from conformance.upstream.tree import Test, Tree, copy_tests, open_tree
 from meshgate.actors.monarch_settings import REFUSED
 from meshgate.actors.monarch_surface import UNAVAILABLE
 from meshgate.jobs import monarch_names
+from tests.conformance.page import PAGE
+from tests.conformance.upstream.applicability import Names, Verdict, judge
+from tests.conformance.upstream.driver.gateway.through_gateway import counterpart
+from tests.conformance.upstream.running import SIDES, Result, Results, prepare, run_file, stamp
+from tests.conformance.upstream.table import File, full_table, rows_of, summary
+from tests.conformance.upstream.tree import Test, Tree, copy_tests, open_tree
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def main(arguments: Sequence[str], build: Path = ROOT / "build") -> int:

@@ -1,4 +1,4 @@
-"""``python -m chaos [--minutes N] [--seed N] [--docs]``: injects random faults for N minutes and prints what they cost.
+"""``python -m tests.chaos [--minutes N] [--seed N] [--docs]``: random faults for N minutes, and what they cost.
 
 Writes build/chaos.json; with ``--docs`` also the table of docs/reliability.md. Exits with 1 if a call, a line or a
 message was lost, doubled or out of order, if a call was never answered, or if a process was left behind.
@@ -24,11 +24,11 @@ from rich.table import Table
 
 import meshgate
 from benchmarks.sections import write_section
-from chaos.faults import FATAL, SURVIVABLE
-from chaos.world import World, world
+from tests.chaos.faults import FATAL, SURVIVABLE
+from tests.chaos.world import World, world
 from tests.simulation.__main__ import simulate
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 RECOVERY_LIMIT = 120.0
 LATE = 5.0  # seconds after the end of a fault within which every way of calling must be answered again
@@ -165,7 +165,7 @@ def _write_page(totals: Totals, minutes: float) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="how long (default: 60)")
     seed = random.SystemRandom().randrange(1 << 32)
     parser.add_argument("--seed", type=int, default=seed, help="the seed of the choices, to repeat them")

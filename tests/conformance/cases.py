@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from conformance.actors import Worker
+from tests.conformance.actors import Worker
 
 
 @dataclass

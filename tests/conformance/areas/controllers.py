@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.actors import Owner, Worker
-from conformance.cases import Kit
+from tests.conformance.actors import Owner, Worker
+from tests.conformance.cases import Kit
 
 
 def a_controller_is_one_for_all(kit: Kit) -> None:

@@ -1,4 +1,4 @@
-"""``python -m chaos.ray_client [--ray PYTHON]``: the first faults of ``make chaos`` for Ray Client, and what they cost.
+"""``python -m tests.chaos.ray_client [--ray PYTHON]``: the first faults of ``make chaos`` for Ray Client.
 
 A driver keeps calls of an actor in flight, numbers them, and prints the number of each that was answered. PYTHON is one
 that has Ray, as ``make bench`` sets it up.
@@ -17,8 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.peers.ray_client import cluster
-from chaos.driver import compare
 from meshgate.testing import NetworkProxy
+from tests.chaos.driver import compare
 
 IN_FLIGHT = 64
 CUTS = 10

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from conformance.upstream.tree import Test
 from meshgate_processes.marks import end_processes
+from tests.conformance.upstream.tree import Test
 
 SIDES = ("direct", "gateway")
 TEST_SECONDS = 120

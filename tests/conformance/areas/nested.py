@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.actors import Owner, Supervisor
-from conformance.cases import Kit
+from tests.conformance.actors import Owner, Supervisor
+from tests.conformance.cases import Kit
 
 
 def a_mesh_that_an_actor_spawned_is_returned(kit: Kit) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.actors import Asynchronous, Child, Concurrent, Ports, Worker
-from conformance.cases import Kit, raises
+from tests.conformance.actors import Asynchronous, Child, Concurrent, Ports, Worker
+from tests.conformance.cases import Kit, raises
 
 
 def call_returns_a_value_for_each_rank(kit: Kit) -> None:

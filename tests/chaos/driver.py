@@ -1,4 +1,4 @@
-"""``python -m chaos.driver URL TOKEN PROGRESS_FD``: calls actors in five ways until its standard input is closed.
+"""``python -m tests.chaos.driver URL TOKEN PROGRESS_FD``: calls actors in five ways until its standard input is closed.
 
 Each way has a thread and numbers its calls. Progress is written to PROGRESS_FD as JSON lines: the calls answered so far
 by each way, and at the end what was lost, doubled or out of order.
@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
-from chaos.actors import Ledger
 from meshgate import Channel, Client, UrlDialer
+from tests.chaos.actors import Ledger
 
 IN_FLIGHT = 64
 LARGE = 1 << 20

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from conformance.cases import Kit
+from tests.conformance.cases import Kit
 
 ARRIVAL_SECONDS = 60
 

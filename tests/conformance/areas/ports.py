@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.actors import Asking, CustomError, Ports
-from conformance.cases import Kit, raises
+from tests.conformance.actors import Asking, CustomError, Ports
+from tests.conformance.cases import Kit, raises
 
 
 def values_arrive_in_the_order_sent(kit: Kit) -> None:

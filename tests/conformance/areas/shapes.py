@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.cases import Kit, raises
+from tests.conformance.cases import Kit, raises
 
 
 def meshes_have_extents_and_sizes(kit: Kit) -> None:

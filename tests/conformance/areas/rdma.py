@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.actors import Memory, rdma_over_tcp
-from conformance.cases import Kit
+from tests.conformance.actors import Memory, rdma_over_tcp
+from tests.conformance.cases import Kit
 
 
 def _memories(kit: Kit) -> tuple[Any, Any]:
