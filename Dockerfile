@@ -17,8 +17,8 @@ RUN python3 -m venv --system-site-packages /opt/meshgate
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
 # hatchling needs these files; the real ones come with the sources.
-RUN for package in client/meshgate gateway/meshgate_gateway kubernetes_jobs/meshgate_kubernetes \
-      slurm_jobs/meshgate_slurm wire/meshgate_wire processes/meshgate_processes \
+RUN for package in client/meshgate gateway/meshgate_gateway clusters/meshgate_kubernetes \
+      clusters/meshgate_slurm wire/meshgate_wire processes/meshgate_processes \
       sync/meshgate_sync worker_image/meshgate_worker; do mkdir -p $package && touch $package/__init__.py; done \
     && touch README.md LICENSE
 
@@ -39,8 +39,7 @@ FROM build AS wheel
 COPY README.md LICENSE ./
 COPY client client
 COPY gateway gateway
-COPY kubernetes_jobs kubernetes_jobs
-COPY slurm_jobs slurm_jobs
+COPY clusters clusters
 COPY processes processes
 COPY sync sync
 COPY wire wire

@@ -18,13 +18,13 @@ from meshgate.cli.app import COMMANDS
 from meshgate_gateway.provisioning.policy import read_policy
 from tests.documents import DOCUMENTS, Block, code_blocks, python_blocks
 from tests.programs import ROOT
+from tests.test_structure import SOURCE_ROOTS
 
-ROOTS = ("client", "gateway", "kubernetes_jobs", "processes", "slurm_jobs", "sync", "wire", "worker_image")
-FOLDERS = "|".join([*ROOTS, "tests", "benchmarks", "examples", "docs", ".ci"])
+FOLDERS = "|".join([*SOURCE_ROOTS, "tests", "benchmarks", "examples", "docs", ".ci"])
 IN_THE_TREE = re.compile(rf"`((?:{FOLDERS})/[\w./-]*)`")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 BLOCKS = [block for document in DOCUMENTS for block in python_blocks(document)]
-SOURCES = [ROOT / name for name in ROOTS]
+SOURCES = [ROOT / name for name in SOURCE_ROOTS]
 
 
 def blocks(language: str) -> list[Block]:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-SOURCE_ROOTS = ("client", "gateway", "kubernetes_jobs", "processes", "slurm_jobs", "sync", "wire", "worker_image")
+from tests.programs import ROOT
+from tests.test_structure import SOURCE_ROOTS
+
 GATEWAY_DEPENDENCIES = {"torchmonarch", "structlog", "pydantic-settings"}
 
 IMPORT_ALL = """

@@ -10,16 +10,17 @@ import pytest
 
 from tests.programs import ROOT
 
-PACKAGES = {
+PACKAGES = {  # package: where its tests are, below tests/
     "client/meshgate": "client",
+    "clusters/meshgate_kubernetes": "clusters/kubernetes",
+    "clusters/meshgate_slurm": "clusters/slurm",
     "gateway/meshgate_gateway": "gateway",
-    "kubernetes_jobs/meshgate_kubernetes": "kubernetes_jobs",
     "processes/meshgate_processes": "processes",
-    "slurm_jobs/meshgate_slurm": "slurm_jobs",
     "sync/meshgate_sync": "sync",
     "wire/meshgate_wire": "wire",
     "worker_image/meshgate_worker": "worker_image",
 }
+SOURCE_ROOTS = sorted({package.partition("/")[0] for package in PACKAGES})
 FOLDERS = [path.parent for package in PACKAGES for path in sorted((ROOT / package).rglob("__init__.py"))]
 MOST_MODULES = 25
 ENTRY_POINTS = {"__init__.py", "__main__.py"}  # run by other tests
@@ -35,8 +36,8 @@ TESTED_ELSEWHERE = {
     "client/meshgate/jobs/spmd/torchx_app.py": "tests/end_to_end/test_torchx.py",
     "client/meshgate/jobs/spmd/torchx_job.py": "tests/end_to_end/test_torchx.py",
     "gateway/meshgate_gateway/on_slurm.py": "tests/slurm/test_ends.py",
-    "slurm_jobs/meshgate_slurm/batch.py": "tests/slurm/test_batch.py",
-    "slurm_jobs/meshgate_slurm/commands.py": "tests/slurm/test_queue.py",
+    "clusters/meshgate_slurm/batch.py": "tests/slurm/test_batch.py",
+    "clusters/meshgate_slurm/commands.py": "tests/slurm/test_queue.py",
     "worker_image/meshgate_worker/slurm.py": "tests/slurm/test_ends.py",
 }
 """Modules that only work with Monarch's processes or with Slurm, and the tests that run them there."""

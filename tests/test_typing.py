@@ -13,6 +13,7 @@ import pytest
 
 from tests.language_server import language_server
 from tests.programs import ROOT
+from tests.test_structure import SOURCE_ROOTS
 
 PROGRAM = """
 from meshgate import Actor, Channel, Port, ProcessJob, concurrent_endpoint, endpoint
@@ -70,9 +71,7 @@ SHOWN = {
     "Channel.open()[1].recv().get()": "Any",
     "hosts.spawn('others', Trainer, rate=0.2)": "program.Trainer",
 }
-SOURCES = [
-    str(ROOT / name) for name in ("client", "gateway", "kubernetes_jobs", "processes", "slurm_jobs", "sync", "wire")
-]
+SOURCES = [str(ROOT / name) for name in SOURCE_ROOTS]
 
 
 def check(line: str, directory: Path) -> str:

@@ -18,9 +18,9 @@ from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import NoCluster, NotFound
 from meshgate_kubernetes.jobs import objects
+from tests.clusters.kubernetes.fake_api import FakeApi, IgnoreProgress
+from tests.clusters.kubernetes.objects import job
 from tests.gateway.unsupervised import Unsupervised
-from tests.kubernetes_jobs.fake_api import FakeApi, IgnoreProgress
-from tests.kubernetes_jobs.objects import job
 
 TOKEN = "correct-horse-battery-staple"
 

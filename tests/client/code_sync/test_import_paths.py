@@ -10,8 +10,7 @@ from types import ModuleType
 import pytest
 
 from meshgate.code_sync.import_paths import driver_import_paths, driver_script
-
-SOURCE_ROOTS = ("client", "gateway", "kubernetes_jobs", "processes", "slurm_jobs", "sync", "wire", "worker_image")
+from tests.test_structure import SOURCE_ROOTS
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.jobs import objects
 from meshgate_kubernetes.manifests.spec import JobSpec
+from tests.clusters.kubernetes.fake_api import FakeApi, IgnoreProgress
+from tests.clusters.kubernetes.objects import job
 from tests.gateway.unsupervised import Unsupervised
-from tests.kubernetes_jobs.fake_api import FakeApi, IgnoreProgress
-from tests.kubernetes_jobs.objects import job
 
 DEADLINE = 60.0
 

@@ -15,7 +15,7 @@ from meshgate_gateway.http.kubernetes_auth import KubernetesAuthenticator, Kuber
 from meshgate_gateway.http.messages import HeadParser, Request
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Forbidden, Unreachable
-from tests.kubernetes_jobs.fake_api import FakeApi
+from tests.clusters.kubernetes.fake_api import FakeApi
 
 TOKEN = "correct-horse-battery-staple"
 EXEC = ("alice", "create", "pods/exec")

@@ -27,8 +27,8 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
     parse_reply,
 )
 from meshgate_kubernetes.manifests.spec import JobSpec
-from tests.kubernetes_jobs.fake_api import FakeApi
-from tests.kubernetes_jobs.objects import job, mesh
+from tests.clusters.kubernetes.fake_api import FakeApi
+from tests.clusters.kubernetes.objects import job, mesh
 
 T = TypeVar("T")
 TOKEN = "correct-horse-battery-staple"

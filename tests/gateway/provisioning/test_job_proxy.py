@@ -18,8 +18,8 @@ from meshgate_gateway.provisioning.job_proxy import JobProxy
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Forbidden, Unreachable
 from meshgate_kubernetes.manifests.job_objects import token_secret
-from tests.kubernetes_jobs.fake_api import FakeApi
-from tests.kubernetes_jobs.objects import job
+from tests.clusters.kubernetes.fake_api import FakeApi
+from tests.clusters.kubernetes.objects import job
 
 T = TypeVar("T")
 JOB_TOKEN = "the-token-of-this-job"

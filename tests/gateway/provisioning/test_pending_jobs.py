@@ -18,6 +18,7 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
     StartJob,
 )
 from meshgate_kubernetes.status import readiness
+from tests.clusters.kubernetes.fake_api import FakeApi
 from tests.gateway.provisioning.provisioning_gateway import (
     CREATED_KINDS,
     dial,
@@ -27,7 +28,6 @@ from tests.gateway.provisioning.provisioning_gateway import (
     start_job,
     with_gateway,
 )
-from tests.kubernetes_jobs.fake_api import FakeApi
 
 
 @pytest.fixture

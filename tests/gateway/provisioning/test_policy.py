@@ -10,7 +10,7 @@ import pytest
 from meshgate_gateway.provisioning.policy import Policy, apply_policy, read_policy, violations
 from meshgate_kubernetes.manifests.job_objects import statefulset_selector
 from meshgate_kubernetes.manifests.spec import GatewaySpec, JobSpec, VolumeMount, WorkerSpec
-from tests.kubernetes_jobs.objects import found_mesh, job, mesh
+from tests.clusters.kubernetes.objects import found_mesh, job, mesh
 
 POLICY = Policy(
     namespaces=("team*",),

@@ -8,7 +8,7 @@ from meshgate_gateway.provisioning.policy import Policy
 from meshgate_gateway.provisioning.quota import counted_namespaces, exceeded_quota
 from meshgate_kubernetes.jobs.lifecycle import ListedJob
 from meshgate_kubernetes.manifests.spec import JobSpec
-from tests.kubernetes_jobs.objects import found_mesh, job, mesh
+from tests.clusters.kubernetes.objects import found_mesh, job, mesh
 
 
 def policy(**limits: int) -> Policy:

@@ -24,6 +24,8 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
 )
 from meshgate_kubernetes.manifests.spec import JobSpec
 from meshgate_kubernetes.status import readiness
+from tests.clusters.kubernetes.fake_api import FakeApi
+from tests.clusters.kubernetes.objects import found_mesh, job, pod
 from tests.gateway.provisioning.provisioning_gateway import (
     CREATED_KINDS,
     POLICY,
@@ -35,8 +37,6 @@ from tests.gateway.provisioning.provisioning_gateway import (
     requested_job,
     with_gateway,
 )
-from tests.kubernetes_jobs.fake_api import FakeApi
-from tests.kubernetes_jobs.objects import found_mesh, job, pod
 
 
 @pytest.fixture

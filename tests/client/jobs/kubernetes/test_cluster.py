@@ -14,7 +14,7 @@ from meshgate.jobs.kubernetes.requests import JobRequest, mesh_from_compute
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Unauthenticated
 from meshgate_kubernetes.jobs.lifecycle import RunningJob
-from tests.kubernetes_jobs.fake_api import FakeApi
+from tests.clusters.kubernetes.fake_api import FakeApi
 
 REQUEST = JobRequest(name="trainer", namespace="team", meshes=(mesh_from_compute("workers", Compute()),))
 

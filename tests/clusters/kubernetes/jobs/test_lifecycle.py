@@ -16,8 +16,8 @@ from meshgate_kubernetes.manifests.job_objects import SPEC_KEY
 from meshgate_kubernetes.manifests.spec import JobSpec
 from meshgate_kubernetes.status import readiness
 from meshgate_kubernetes.status.readiness import JobNotReady
-from tests.kubernetes_jobs.fake_api import FakeApi, IgnoreProgress
-from tests.kubernetes_jobs.objects import Object, job, mesh
+from tests.clusters.kubernetes.fake_api import FakeApi, IgnoreProgress
+from tests.clusters.kubernetes.objects import Object, job, mesh
 
 
 class InterruptedAfter(IgnoreProgress):

@@ -15,8 +15,8 @@ from meshgate_kubernetes.status import readiness
 from meshgate_kubernetes.status.diagnosis import Stage, examine_pod
 from meshgate_kubernetes.status.observer import Observer
 from meshgate_kubernetes.status.readiness import JobNotReady, Progress, _Tracker, wait_ready
-from tests.kubernetes_jobs.fake_api import FakeApi
-from tests.kubernetes_jobs.objects import Object, event, found_mesh, job, mesh, pod, waiting
+from tests.clusters.kubernetes.fake_api import FakeApi
+from tests.clusters.kubernetes.objects import Object, event, found_mesh, job, mesh, pod, waiting
 
 GATEWAY = pod("trainer-gateway-0")
 

@@ -9,8 +9,8 @@ import pytest
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.jobs import objects
 from meshgate_kubernetes.jobs.gateway_pod import GatewayPod, find_gateway, gateway_gone_reason
-from tests.kubernetes_jobs.fake_api import FakeApi, IgnoreProgress
-from tests.kubernetes_jobs.objects import Object, job
+from tests.clusters.kubernetes.fake_api import FakeApi, IgnoreProgress
+from tests.clusters.kubernetes.objects import Object, job
 
 POD = "trainer-gateway-0"
 

@@ -27,7 +27,7 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
 )
 from meshgate_kubernetes.status.diagnosis import ContainerLog, Problem, Stage
 from meshgate_kubernetes.status.readiness import MeshProgress, Progress
-from tests.kubernetes_jobs.objects import job
+from tests.clusters.kubernetes.objects import job
 
 PROBLEM = Problem("pod a", "OOMKilled", "it ended", 20.0, ContainerLog("a", "worker", previous=True), log="text")
 RUNNING = RunningJob(name="trainer", namespace="team", uid="1", token="secret", meshes={"workers": 2})

@@ -15,7 +15,7 @@ from meshgate_kubernetes.manifests.job_objects import (
 )
 from meshgate_kubernetes.manifests.names import JOB_LABEL, Names
 from meshgate_kubernetes.manifests.spec import JobSpec
-from tests.kubernetes_jobs.objects import Object, found_mesh, job, mesh
+from tests.clusters.kubernetes.objects import Object, found_mesh, job, mesh
 
 
 def objects_of(spec: JobSpec) -> list[Object]:

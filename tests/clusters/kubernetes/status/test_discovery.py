@@ -10,7 +10,7 @@ from meshgate_kubernetes.status.discovery import (
     ready_hosts,
     replacement_hosts,
 )
-from tests.kubernetes_jobs.objects import found_mesh, mesh, pod
+from tests.clusters.kubernetes.objects import found_mesh, mesh, pod
 
 
 def names(found: object) -> list[str]:

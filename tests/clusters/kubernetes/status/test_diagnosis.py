@@ -13,7 +13,7 @@ from meshgate_kubernetes.status.diagnosis import (
     examine_pod,
     group_problems,
 )
-from tests.kubernetes_jobs.objects import Object, event, node, pod, unschedulable, waiting
+from tests.clusters.kubernetes.objects import Object, event, node, pod, unschedulable, waiting
 
 STATEFUL_SET: Object = {"kind": "StatefulSet", "metadata": {"name": "trainer-workers"}}
 

@@ -14,8 +14,8 @@ from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError, Not
 from meshgate_kubernetes.jobs import objects
 from meshgate_kubernetes.manifests.job_objects import SPEC_KEY
 from meshgate_kubernetes.status.observer import Observer
-from tests.kubernetes_jobs.fake_api import FakeApi
-from tests.kubernetes_jobs.objects import Object, job, pod
+from tests.clusters.kubernetes.fake_api import FakeApi
+from tests.clusters.kubernetes.objects import Object, job, pod
 
 
 class Created:

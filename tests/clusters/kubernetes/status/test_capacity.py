@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from meshgate_kubernetes.status.capacity import Cluster, requests, shortages
-from tests.kubernetes_jobs.objects import Object, node, pod, unschedulable
+from tests.clusters.kubernetes.objects import Object, node, pod, unschedulable
 
 MESSAGE = "0/2 nodes are available: 2 Insufficient memory, 1 Insufficient cpu."
 

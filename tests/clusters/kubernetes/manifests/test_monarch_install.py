@@ -12,7 +12,7 @@ import pytest
 from meshgate_kubernetes.manifests import monarch_install
 from meshgate_kubernetes.manifests.monarch_install import MONARCH_REQUIREMENT, PYTHONPATH
 from meshgate_kubernetes.manifests.pods import worker_template
-from tests.kubernetes_jobs.objects import Object, job, mesh
+from tests.clusters.kubernetes.objects import Object, job, mesh
 from tests.programs import ROOT
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from meshgate_kubernetes.errors import Conflict, KubernetesError, NotFound
-from tests.kubernetes_jobs.objects import Object, pod
+from tests.clusters.kubernetes.objects import Object, pod
 
 __all__ = ["FakeApi", "IgnoreProgress"]
 

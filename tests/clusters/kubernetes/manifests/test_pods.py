@@ -10,7 +10,7 @@ from meshgate_gateway.settings import load_settings
 from meshgate_kubernetes.manifests.names import JOB_LABEL
 from meshgate_kubernetes.manifests.pods import SCRAPE, gateway_template, worker_template
 from meshgate_kubernetes.manifests.spec import GatewaySpec, VolumeMount
-from tests.kubernetes_jobs.objects import Object, job, mesh
+from tests.clusters.kubernetes.objects import Object, job, mesh
 
 
 def worker_pod(**worker: object) -> Object:

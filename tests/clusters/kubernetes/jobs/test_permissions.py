@@ -10,7 +10,7 @@ import pytest
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Forbidden
 from meshgate_kubernetes.jobs.permissions import Permission, require_permissions, required_permissions
-from tests.kubernetes_jobs.objects import Object, found_mesh, job, mesh
+from tests.clusters.kubernetes.objects import Object, found_mesh, job, mesh
 
 
 class Server:

@@ -8,7 +8,7 @@ import pytest
 
 from meshgate_kubernetes.status.discovery import container_id, present_hosts
 from meshgate_kubernetes.status.termination import restart_reason, termination_reason
-from tests.kubernetes_jobs.objects import Object, mesh, pod
+from tests.clusters.kubernetes.objects import Object, mesh, pod
 
 OURS = "containerd://ours"
 

@@ -13,7 +13,7 @@ import pytest
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError, Unreachable
 from meshgate_kubernetes.status.observer import Observer, WatchTarget
-from tests.kubernetes_jobs.objects import Object, pod
+from tests.clusters.kubernetes.objects import Object, pod
 
 END = object()
 

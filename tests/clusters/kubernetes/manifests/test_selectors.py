@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshgate_kubernetes.manifests.selectors import parse_selector, selector_object
-from tests.kubernetes_jobs.objects import Object
+from tests.clusters.kubernetes.objects import Object
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 from meshgate_kubernetes.status.diagnosis import Stage, controller_problems, examine_pod
 from meshgate_kubernetes.status.events import EventIndex
-from tests.kubernetes_jobs.objects import pod
+from tests.clusters.kubernetes.objects import pod
 
 
 class Event(dict[str, Any]):

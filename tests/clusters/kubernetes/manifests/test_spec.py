@@ -6,7 +6,7 @@ import pytest
 
 from meshgate_gateway.settings import Settings
 from meshgate_kubernetes.manifests.spec import MeshSpec, WorkerSpec
-from tests.kubernetes_jobs.objects import found_mesh, job, mesh
+from tests.clusters.kubernetes.objects import found_mesh, job, mesh
 
 
 def test_duplicate_mesh_names_raise() -> None:
