@@ -18,7 +18,7 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt ./
 # hatchling needs these files; the real ones come with the sources.
 RUN for package in client/meshgate gateway/meshgate_gateway clusters/meshgate_kubernetes \
-      clusters/meshgate_slurm wire/meshgate_wire processes/meshgate_processes \
+      clusters/meshgate_slurm wire/meshgate_wire wire/meshgate_processes \
       sync/meshgate_sync worker_image/meshgate_worker; do mkdir -p $package && touch $package/__init__.py; done \
     && touch README.md LICENSE
 
@@ -40,7 +40,6 @@ COPY README.md LICENSE ./
 COPY client client
 COPY gateway gateway
 COPY clusters clusters
-COPY processes processes
 COPY sync sync
 COPY wire wire
 COPY worker_image worker_image

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,14 @@ PACKAGES = {  # package: where its tests are, below tests/
     "clusters/meshgate_kubernetes": "clusters/kubernetes",
     "clusters/meshgate_slurm": "clusters/slurm",
     "gateway/meshgate_gateway": "gateway",
-    "processes/meshgate_processes": "processes",
     "sync/meshgate_sync": "sync",
+    "wire/meshgate_processes": "processes",
     "wire/meshgate_wire": "wire",
     "worker_image/meshgate_worker": "worker_image",
 }
 SOURCE_ROOTS = sorted({package.partition("/")[0] for package in PACKAGES})
 FOLDERS = [path.parent for package in PACKAGES for path in sorted((ROOT / package).rglob("__init__.py"))]
+MOST_FOLDERS = 12  # at the top level, where a newcomer looks first
 MOST_MODULES = 25
 ENTRY_POINTS = {"__init__.py", "__main__.py"}  # run by other tests
 SAYS_WHAT_IT_NEVER_DOES = re.compile(r"\b(never|nothing|no|not|only|alone|without)\b", re.IGNORECASE)
@@ -79,6 +81,15 @@ def test_every_folder_says_what_it_is_and_what_it_never_does(folder: Path) -> No
     docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
     assert len(docstring.split()) >= 8
     assert SAYS_WHAT_IT_NEVER_DOES.search(docstring)
+
+
+def test_the_top_level_has_few_folders() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
+    folders = {name.partition("/")[0] for name in listed.stdout.split("\0") if "/" in name}
+    assert len(folders) <= MOST_FOLDERS, (
+        f"the top level has {len(folders)} folders: checks belong below tests/, a package below the nearest source "
+        f"root: {', '.join(sorted(folders))}"
+    )
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=name_of)

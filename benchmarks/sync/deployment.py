@@ -145,7 +145,7 @@ class _Talker:
     def __init__(self, module: str, environment: Mapping[str, str], *arguments: str) -> None:
         paths = [
             str(ROOT),
-            *(str(ROOT / part) for part in ("client", "gateway", "clusters", "processes", "sync", "wire")),
+            *(str(ROOT / part) for part in ("client", "gateway", "clusters", "sync", "wire")),
         ]
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
