@@ -12,6 +12,7 @@ import socket
 import ssl
 import time
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import quote
 
 from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
@@ -27,6 +28,8 @@ from meshgate_wire.proof import ANY_GATEWAY, NONCE_HEADER, PROOF_HEADER, Prover,
 __all__ = ["Reconnector"]
 
 log = logging.getLogger("meshgate.session.connection")
+
+GONE_INTERVAL = 2.0  # seconds between two questions to the dialer, during an attempt, whether the gateway is gone
 
 
 class _Gone(Exception):
@@ -94,10 +97,10 @@ class Reconnector:
         gone_since: float | None = None
         logged = self._accepted = False
         while True:
-            await self._back_off()
+            await self._back_off(self._patience(gone_since))
             self._dialing_since = time.monotonic()
             try:
-                connection = await self._attempt(gone=gone_since is not None)
+                connection = await self._attempt(self._patience(gone_since))
             finally:
                 self._dialing_since = None
             self._accepted = connection is not None
@@ -117,10 +120,17 @@ class Reconnector:
                 logged = True
                 log.info("no connection to %s for %.0f s, retrying: %s", self._dialer, down_for, self.last_failure)
 
-    async def _back_off(self) -> None:
+    def _patience(self, gone_since: float | None) -> float | None:
+        """For how many seconds the session waits for a gateway that the dialer reports as gone; None if it does not."""
+        if gone_since is None:
+            return None
+        return max(0.0, gone_since + self._settings.lost_after - asyncio.get_running_loop().time())
+
+    async def _back_off(self, patience: float | None) -> None:
         if self._attempts:
             upper_bound = self._settings.retry_first * 2 ** min(self._attempts - 1, 30)
-            await asyncio.sleep(random.uniform(0, min(self._settings.retry_most, upper_bound)))
+            delay = random.uniform(0, min(self._settings.retry_most, upper_bound))
+            await asyncio.sleep(delay if patience is None else min(delay, patience))
         self._attempts += 1
 
     async def _check_gone(self, gone_since: float | None, now: float) -> float | None:
@@ -148,18 +158,20 @@ class Reconnector:
                 f"{settings.lease:g} s: {self.last_failure}"
             )
 
-    async def _attempt(self, *, gone: bool) -> GatewayConnection | None:
+    async def _attempt(self, patience: float | None) -> GatewayConnection | None:
         """Makes one attempt. Returns None if another may succeed, and raises if none will.
 
-        ``gone``: the dialer reports the gateway as gone, so the attempt ends after ``lost_after`` at the latest.
+        With ``patience``, the dialer reports the gateway as gone. The attempt then ends with the patience, but has at
+        least half of ``lost_after``: a gateway that took the place of the other says why that one ended.
         """
         settings = self._settings
         short = self.resuming and self._attempts % 2 == 0
         timeout = settings.attempt_timeout if short else self.attempt_timeout
-        timeout = min(timeout, settings.lost_after) if gone else timeout
+        if patience is not None:
+            timeout = min(timeout, max(patience, settings.lost_after / 2))
         started = asyncio.get_running_loop().time()
         try:
-            connection = await self._dial_within(timeout)
+            connection = await self._dial_within(timeout, ask=patience is None)
             self._allow(3 * (asyncio.get_running_loop().time() - started))
             return connection
         except _Gone as error:
@@ -193,10 +205,10 @@ class Reconnector:
         settings = self._settings
         self.attempt_timeout = max(settings.attempt_timeout, min(timeout, settings.attempt_timeout_most))
 
-    async def _dial_within(self, timeout: float) -> GatewayConnection:
+    async def _dial_within(self, timeout: float, *, ask: bool) -> GatewayConnection:
         dialing = asyncio.get_running_loop().create_task(self._dial())
         try:
-            await self._wait_for(dialing, timeout)
+            await self._wait_for(dialing, timeout, ask=ask)
             return dialing.result()
         except BaseException:
             dialing.cancel()
@@ -205,19 +217,29 @@ class Reconnector:
                 dialing.result().abort()  # it connected in the same moment
             raise
 
-    async def _wait_for(self, dialing: asyncio.Task[GatewayConnection], timeout: float) -> None:
-        """Raises TimeoutError, and _Gone if the dialer reports the gateway as gone meanwhile: a long attempt must not
-        delay that."""
+    async def _wait_for(self, dialing: asyncio.Task[GatewayConnection], timeout: float, *, ask: bool) -> None:
+        """Raises TimeoutError, and _Gone if, with ``ask``, the dialer reports the gateway as gone meanwhile: a long
+        attempt must not delay that."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
+        going: asyncio.Future[str] = loop.create_task(self._wait_gone()) if ask else loop.create_future()
+        both: set[asyncio.Future[Any]] = {dialing, going}
+        try:
+            await asyncio.wait(both, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            going.cancel()
+            await asyncio.gather(going, return_exceptions=True)
+        if dialing.done():
+            return
+        if going.cancelled():
+            raise asyncio.TimeoutError
+        raise _Gone(f"no answer: {going.result()}")
+
+    async def _wait_gone(self) -> str:
+        """Waits until the dialer reports the gateway as gone, and returns why. The dialer may take long to answer."""
         while True:
-            await asyncio.wait({dialing}, timeout=min(deadline - loop.time(), self._settings.attempt_timeout))
-            if dialing.done():
-                return
-            if loop.time() >= deadline:
-                raise asyncio.TimeoutError
-            if (reason := await self._dialer.gone()) is not None and not dialing.done():
-                raise _Gone(f"no answer: {reason}")
+            await asyncio.sleep(GONE_INTERVAL)
+            if (reason := await self._dialer.gone()) is not None:
+                return reason
 
     async def _dial(self) -> GatewayConnection:
         route = await self._dialer.dial()

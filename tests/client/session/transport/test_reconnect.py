@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import random
 import socket
 import ssl
@@ -24,7 +25,7 @@ from meshgate.errors import (
 from meshgate.session.dialing import Route
 from meshgate.session.settings import ClientSettings
 from meshgate.session.transport import reconnect
-from meshgate.session.transport.reconnect import Reconnector
+from meshgate.session.transport.reconnect import GONE_INTERVAL, Reconnector
 from meshgate_wire import Limits
 from meshgate_wire.proof import ANY_GATEWAY, NONCE_HEADER, PROOF_HEADER, Prover
 
@@ -228,7 +229,7 @@ def test_a_silent_machine_is_not_waited_for_once_the_gateway_is_known_to_be_gone
     with contextlib.closing(VirtualTimeLoop()) as loop:
         with pytest.raises(GatewayLostError, match="its node failed"):
             loop.run_until_complete(tried.connect())
-        assert 60 + settings.lost_after <= loop.time() <= 60 + settings.lost_after + sum(delays)
+        assert loop.time() == GONE_INTERVAL + settings.lost_after
 
 
 def test_a_gateway_that_goes_while_a_long_attempt_runs_ends_the_session_soon(delays: list[float]) -> None:
@@ -239,8 +240,70 @@ def test_a_gateway_that_goes_while_a_long_attempt_runs_ends_the_session_soon(del
     with contextlib.closing(VirtualTimeLoop()) as loop:
         with pytest.raises(GatewayLostError, match="its pod was deleted"):
             loop.run_until_complete(tried.connect())
-        assert loop.time() == SETTINGS.attempt_timeout + sum(delays) + SETTINGS.lost_after
+        assert loop.time() == GONE_INTERVAL + SETTINGS.lost_after
     assert tried.attempt_timeout == 80.0  # not doubled: nothing timed out
+
+
+def test_a_gateway_that_is_silently_gone_ends_the_session_within_ten_seconds(delays: list[float]) -> None:
+    silent = SilentDialer(iter(()))
+    tried = Reconnector(silent, ClientSettings(), "abc", receiver=None, limits=Limits())  # type: ignore[arg-type]
+    tried.resuming, tried._attempts = True, 20  # the delays have grown to their limit
+    silent.reason_gone = "its pod was deleted"
+    with contextlib.closing(VirtualTimeLoop()) as loop:
+        with pytest.raises(GatewayLostError, match="its pod was deleted"):
+            loop.run_until_complete(tried.connect())
+        assert loop.time() <= 10.0
+
+
+class TimedDialer(FakeDialer):
+    """Refuses at once, or connects after a second from ``connects_at`` on. ``goes(now)``: whether the gateway is gone
+    at that time. It takes ``answer_delay`` to find out."""
+
+    def __init__(self, connects_at: float, goes: Callable[[float], bool], answer_delay: float = 0.0) -> None:
+        super().__init__(iter(()))
+        self.connects_at, self.goes, self.answer_delay = connects_at, goes, answer_delay
+        self.attempts = 0
+
+    async def dial(self) -> Route:
+        now = asyncio.get_running_loop().time()
+        self.attempts += 1
+        assert self.attempts < 100, "the session is never given up"
+        if now >= self.connects_at:
+            await asyncio.sleep(1.0)
+        self.outcomes = iter([None if now >= self.connects_at else REFUSED])
+        return await super().dial()
+
+    async def gone(self) -> str | None:
+        gone = self.goes(asyncio.get_running_loop().time())
+        await asyncio.sleep(self.answer_delay)
+        return "its pod was deleted" if gone else None
+
+
+def test_a_gateway_that_is_not_gone_after_all_gets_the_whole_time_again(delays: list[float]) -> None:
+    dialer = TimedDialer(math.inf, lambda now: not 2 < now < 20)
+    tried = Reconnector(dialer, SETTINGS, "abc", receiver=None, limits=Limits())  # type: ignore[arg-type]
+    tried.resuming = True
+    with contextlib.closing(VirtualTimeLoop()) as loop:
+        with pytest.raises(GatewayLostError):
+            loop.run_until_complete(tried.connect())
+        noticed = 1 + 2 + 4 + 8 + 8  # the delays until the first attempt after 20 s
+        assert loop.time() == noticed + SETTINGS.lost_after
+
+
+def test_the_last_attempt_has_time_to_learn_why_the_gateway_is_gone(delays: list[float]) -> None:
+    dialer = TimedDialer(SETTINGS.lost_after, lambda now: True)
+    tried = Reconnector(dialer, SETTINGS, "abc", receiver=None, limits=Limits())  # type: ignore[arg-type]
+    tried.resuming = True
+    assert connect(tried) == SETTINGS.lost_after + 1.0
+
+
+def test_a_dialer_that_is_slow_to_find_the_gateway_gone_does_not_delay_a_connection(
+    delays: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconnect, "GONE_INTERVAL", 0.5)
+    dialer = TimedDialer(0.0, lambda now: True, answer_delay=60.0)
+    tried = Reconnector(dialer, SETTINGS, "abc", receiver=None, limits=Limits())  # type: ignore[arg-type]
+    assert connect(tried) == 1.0
 
 
 def test_an_attempt_that_is_cancelled_as_it_connects_leaves_no_connection(
