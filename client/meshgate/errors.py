@@ -303,7 +303,7 @@ class GatewayFault(GatewayError):
     """The gateway failed because of a bug; please report it."""
 
 
-class JobError(MeshgateError):
+class JobError(MeshgateError, RuntimeError):
     """A job failed."""
 
 

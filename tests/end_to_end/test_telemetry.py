@@ -71,7 +71,7 @@ def test_a_block_can_be_profiled(observed: ProcessJob, tmp_path: Path) -> None:
 
 
 def test_a_query_client_needs_telemetry_and_a_running_job(job: ProcessJob) -> None:
-    with pytest.raises(JobError, match=r"call enable_telemetry\(\), and then state\(\)"):
+    with pytest.raises(RuntimeError, match=r"no distributed telemetry configured. Call enable_telemetry\(\), and then"):
         job.telemetry_query_client()
     with pytest.raises(JobNotRunning):
         ProcessJob({"workers": 1}).profile()

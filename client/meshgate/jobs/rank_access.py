@@ -53,6 +53,9 @@ class RankAccess(ABC):
     @abstractmethod
     def _dialer(self) -> Dialer: ...
 
+    @abstractmethod
+    def _is_running(self) -> bool: ...
+
     def status(self) -> JobStatus:
         """The job as its gateway sees it: hosts, sessions with their processes and actors, and calls in flight.
 
@@ -224,8 +227,8 @@ class RankAccess(ABC):
         return self
 
     def telemetry_query_client(self) -> QueryEngineClient:
-        """For SQL queries to the telemetry of the job's session. Raises JobNotRunning before ``state()``, and JobError
-        without ``enable_telemetry()``."""
+        """For SQL queries to the telemetry of the job's session. Raises JobNotRunning before ``state()`` and when the
+        job has ended, and JobError without ``enable_telemetry()``: both are RuntimeErrors, as in Monarch."""
         return self._require_telemetry("telemetry_query_client").query_client()
 
     def profile(self, *, on_trace_ready: Callable[[Any], object] | None = None) -> Any:
@@ -234,9 +237,19 @@ class RankAccess(ABC):
         return self._require_telemetry("profile").profile(on_trace_ready)
 
     def _require_telemetry(self, operation: str) -> Telemetry:
-        self._require_running(operation)
-        if self._telemetry is None or not self._telemetry.started:
-            raise JobError(f"{operation}(): call enable_telemetry(), and then state(), before {operation}()")
+        if not self._require_running(operation)._is_running():
+            raise JobNotRunning(
+                f"{operation}() of {self!r}: the job is no longer running or healthy. Call state() to start it again"
+            )
+        if self._telemetry is None:
+            raise JobError(
+                f"{operation}() of {self!r}: the job has no distributed telemetry configured. Call enable_telemetry(), "
+                f"and then state(), before {operation}()"
+            )
+        if not self._telemetry.started:
+            raise JobError(
+                f"{operation}() of {self!r}: distributed telemetry is not active. Call state() before {operation}()"
+            )
         return self._telemetry
 
     def _with_services(self, state: JobState) -> JobState:

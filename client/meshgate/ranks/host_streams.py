@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from meshgate.errors import JobError, MeshgateError
 from meshgate.ranks.on_host import StreamReader, StreamWriter
 from meshgate.ranks.streams import Event
 from meshgate.session.futures import FutureProxy
@@ -40,7 +41,12 @@ class HostStreams:
 
         Raises the session's or the host's error. With ``more``, reads on.
         """
-        number, events = future.get()
+        try:
+            number, events = future.get()
+        except MeshgateError:
+            raise
+        except RuntimeError as error:  # Monarch's type if processes were stopped
+            raise JobError(f"the process that serves rank {self.rank} was stopped: {error}") from error
         self._early[number] = [Event(*event) for event in events]
         if more:
             self._read()

@@ -295,6 +295,21 @@ def test_telemetry_is_started_before_hosts_are_attached_and_left_by_kill() -> No
     assert calls == ["close"]
 
 
+def test_telemetry_that_cannot_be_read_is_the_error_of_monarchs_type_and_says_what_to_call() -> None:
+    job = FakeJob(1)
+    with pytest.raises(RuntimeError, match=r"Call state\(\) before telemetry_query_client\(\)"):
+        job.telemetry_query_client()
+    job.apply()
+    with pytest.raises(RuntimeError, match=r"no distributed telemetry configured. Call enable_telemetry\(\), and then"):
+        job.telemetry_query_client()
+    job.enable_telemetry()
+    with pytest.raises(RuntimeError, match=r"telemetry is not active. Call state\(\) before profile\(\)"):
+        job.profile()
+    RUNNING.clear()
+    with pytest.raises(RuntimeError, match=r"no longer running or healthy. Call state\(\) to start it again"):
+        job.telemetry_query_client()
+
+
 def test_an_admin_server_is_started_by_state_and_left_by_kill() -> None:
     calls: list[str] = []
     server: Any = type("Server", (), {})()

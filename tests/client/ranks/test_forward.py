@@ -121,6 +121,12 @@ def test_a_connection_ends_if_nothing_answers_on_the_other_side() -> None:
         assert port.error is None
 
 
+def test_the_end_of_the_processes_while_it_closes_is_no_error() -> None:
+    with forwarding(1) as (port, host):
+        host.lost = RuntimeError("`ProcMesh` has already been stopped")  # which pytest reports if a thread raises it
+    assert port.error is None
+
+
 def test_a_lost_host_is_an_error_of_the_port() -> None:
     with forwarding(1) as (port, host):
         host.lost = GatewayLostError("the gateway is gone")

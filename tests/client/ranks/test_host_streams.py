@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshgate.errors import GatewayLostError
+from meshgate.errors import GatewayLostError, JobError
 from meshgate.ranks.host_streams import READS_IN_FLIGHT, HostStreams, check_ranks
 from meshgate.ranks.streams import Event
 from meshgate.session.futures import FutureProxy
@@ -51,6 +51,15 @@ def test_an_error_is_raised_and_the_last_read_is_followed_by_no_other() -> None:
     assert len(reader.calls) == READS_IN_FLIGHT
     reader.calls[1].fail(GatewayLostError("gone"))
     with pytest.raises(GatewayLostError):
+        streams.take(streams.arrivals.get(timeout=30)[1])
+
+
+def test_processes_that_were_stopped_are_an_error_of_meshgates() -> None:
+    reader = Reader()
+    streams = HostStreams(3, reader, None, queue.SimpleQueue())
+    streams.start()
+    reader.calls[0].fail(RuntimeError("`ProcMesh` has already been stopped"))
+    with pytest.raises(JobError, match="the process that serves rank 3 was stopped: `ProcMesh`"):
         streams.take(streams.arrivals.get(timeout=30)[1])
 
 
