@@ -1,4 +1,4 @@
-"""Warnings and tracebacks that show the lines of the program that called meshgate, not those of this package."""
+"""Warnings, tracebacks and reports of Ctrl-C that show what the program did, not the lines of this package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import sys
 import warnings
 from types import FrameType, TracebackType
 
-__all__ = ["hide_own_frames", "is_ours", "theirs", "warn_caller"]
+__all__ = ["hide_own_frames", "is_ours", "note_no_waits", "note_wait", "report_interrupt", "theirs", "warn_caller"]
+
+_notes_waits = True
 
 TRACEBACK = "MESHGATE_TRACEBACK"  # "full": tracebacks show the frames of this package
 
@@ -48,13 +50,43 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     return rest if is_ours(trace.tb_frame) else TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
 
 
+def note_no_waits() -> None:
+    """From now on, waits are not noted: a fault, which has been reported, interrupts the program, not Ctrl-C."""
+    global _notes_waits  # noqa: PLW0603 - as there is one main thread
+    _notes_waits = False
+
+
+def note_wait(interrupt: KeyboardInterrupt, waited_for: str) -> None:
+    """Ctrl-C ended a wait in this package: a line with ``waited_for``, such as "while waiting for …", will take the
+    place of a traceback."""
+    if _notes_waits:
+        vars(interrupt).setdefault("_meshgate_waited_for", waited_for)
+
+
+def report_interrupt(interrupt: BaseException, consequence: str) -> bool:
+    """Writes to stderr what a noted wait was for, and ``consequence``, once. Returns whether it was noted."""
+    noted = vars(interrupt)
+    if "_meshgate_waited_for" not in noted:
+        return False
+    if not noted.get("_meshgate_reported") and sys.stderr is not None:
+        sys.stderr.write(f"\nmeshgate: interrupted {noted['_meshgate_waited_for']}. {consequence}\n")
+        sys.stderr.flush()
+    noted["_meshgate_reported"] = True
+    return True
+
+
 def hide_own_frames(errors: type[BaseException]) -> None:
-    """From now on, one of ``errors`` that ends the program is printed without the frames of this package.
+    """From now on, one of ``errors`` that ends the program is printed without the frames of this package, and Ctrl-C in
+    a wait of this package as a line.
 
     A hook that the program or another library has set stays.
     """
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        full = os.environ.get(TRACEBACK) == "full"
+        ends = "The call goes on" if hasattr(sys, "ps1") else "The program ends, and its sessions unless detached"
+        if isinstance(error, KeyboardInterrupt) and not full and report_interrupt(error, ends):
+            return
         error.__traceback__ = theirs(error.with_traceback(trace), errors)  # which is what is printed
         sys.__excepthook__(kind, error, error.__traceback__)
 

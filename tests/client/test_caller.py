@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import warnings
@@ -52,17 +53,17 @@ main()
 """
 
 
-def printed(tmp_path: Path, program: str, **environment: str) -> str:
+def printed(tmp_path: Path, program: str, status: int = 1, **environment: str) -> str:
     path = tmp_path / "program.py"
     path.write_text(program)
     ran = subprocess.run(
         [sys.executable, str(path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "client"), **environment},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "client"), str(ROOT)]), **environment},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert ran.returncode == 1
+    assert ran.returncode == status
     return ran.stderr
 
 
@@ -73,6 +74,37 @@ def test_an_error_that_ends_a_program_shows_the_programs_frames_alone(tmp_path: 
     full = printed(tmp_path, FAILS.format(missing=False), MESHGATE_TRACEBACK="full")
     assert len(re.findall(r", in (\S+)$", full, re.MULTILINE)) > 2
     assert full.splitlines()[-1] == text.splitlines()[-1]
+
+
+INTERRUPTED = """
+import os, signal, threading
+from meshgate.session.futures import FutureProxy
+from tests.waiting import wait_for
+
+class Call:
+    endpoint = "trainers.step"
+    waits_for = staticmethod(lambda: "1 of 4 ranks answered")
+    about_to_wait = staticmethod(lambda: None)
+
+def interrupt():
+    wait_for(lambda: future._wakers, "the program to wait")
+    os.kill(os.getpid(), signal.SIGINT)
+
+future = FutureProxy(call=Call())
+threading.Thread(target=interrupt).start()
+future.get()
+"""
+
+
+def test_ctrl_c_while_waiting_prints_a_line_and_no_traceback(tmp_path: Path) -> None:
+    text = printed(tmp_path, INTERRUPTED, status=-signal.SIGINT)
+    assert text == (
+        "\nmeshgate: interrupted while waiting for trainers.step: 1 of 4 ranks answered. The program ends, and its "
+        "sessions unless detached\n"
+    )
+    full = printed(tmp_path, INTERRUPTED, status=-signal.SIGINT, MESHGATE_TRACEBACK="full")
+    assert full.splitlines()[0] == "Traceback (most recent call last):"
+    assert full.splitlines()[-1] == "KeyboardInterrupt"
 
 
 def test_errors_of_other_libraries_keep_their_frames(tmp_path: Path) -> None:

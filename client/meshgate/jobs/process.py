@@ -67,6 +67,8 @@ class LocalRequest(BaseModel):
 class LocalGatewayJob(JobTrait):
     """A job with its own gateway process on this machine."""
 
+    _unfinished_end = "What is left of it ends with the program"  # when the gateway finds that the program is gone
+
     def __init__(self, request: LocalRequest, image: Image | None = None) -> None:
         super().__init__()
         self._request = request

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from typing_extensions import Self
 
-from meshgate.caller import warn_caller
+from meshgate.caller import note_wait, report_interrupt, warn_caller
 from meshgate.errors import JobCacheWarning, JobError, JobNotRunning, JobUnsupported
 from meshgate.html import card
 from meshgate.images.image import Image
@@ -280,13 +280,30 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
         try:
             if self._owner == os.getpid():
                 if self._detached:
+                    if error is not None:
+                        report_interrupt(error, "The detached session goes on: attach() takes it over")
                     self._leave()
                 elif self._running is not None:
-                    with uninterrupted():
-                        self.kill()
+                    ends = f"Ending {self!r}; Ctrl-C again does not wait"
+                    noted = error is not None and report_interrupt(error, ends)
+                    self._kill_unless_interrupted(noted)
         finally:
             if self._catches_signals:
                 restore_signals()
+
+    def _kill_unless_interrupted(self, noted: bool) -> None:
+        """``noted``: a line has said that Ctrl-C ends the job, so that another Ctrl-C needs no traceback."""
+        try:
+            with uninterrupted():
+                self.kill()
+        except KeyboardInterrupt as again:
+            if noted:
+                vars(again).pop("_meshgate_waited_for", None)
+                note_wait(again, f"while {self!r} was being ended")
+                report_interrupt(again, self._unfinished_end)
+            raise
+
+    _unfinished_end: ClassVar[str] = "It may still run"
 
     if not TYPE_CHECKING:  # which reports this mistake itself
 

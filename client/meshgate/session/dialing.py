@@ -127,6 +127,11 @@ class UrlDialer:
         route = Route(self.url, ssl=self._ssl, headers=headers, through_proxy=self._through_proxy)
         return replace(route, unix_socket=self._unix_socket) if _exists(self._unix_socket) else route
 
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether it is the gateway of a job whose hosts are processes of this machine."""
+        return self._alive is not None
+
     async def gone(self) -> str | None:
         if self._alive is None or self._alive():
             return None

@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
-from meshgate.caller import is_ours, warn_caller
+from meshgate.caller import is_ours, note_wait, warn_caller
 from meshgate.errors import MeshgateError
 from meshgate.html import card, repr_of
 from meshgate.monarch_classes import SeenAsMonarchs
@@ -111,7 +111,12 @@ class Future(SeenAsMonarchs, Generic[R]):
         if not self._claim():
             if asyncio._get_running_loop() is not None and not (_called_by_meshgate() or _called_by_plain_cell()):
                 warn_caller(_GET_ON_LOOP_WARNING)
-            self._wait(timeout)
+            try:
+                self._wait(timeout)
+            except KeyboardInterrupt as interrupt:
+                if (call := self._call) is not None:
+                    note_wait(interrupt, f"while waiting for {call.endpoint}: {call.waits_for()}")
+                raise
         return self._result()
 
     def result(self, timeout: float | None = None) -> R:

@@ -17,12 +17,13 @@ __all__ = ["ResultReader"]
 class ResultReader:
     """The session's ``Reader``. Meshes and ports in a result become the proxies that ``make_proxy`` makes.
 
-    ``rules()`` says what a result may do here.
+    ``rules()`` says what a result may do here. ``shared_environment``: as for ``from_failure``.
     """
 
-    def __init__(self, make_proxy: MakeProxy, rules: Callable[[], ReadingRules]) -> None:
+    def __init__(self, make_proxy: MakeProxy, rules: Callable[[], ReadingRules], shared_environment: str = "") -> None:
         self._make_proxy = make_proxy
         self._rules = rules
+        self._shared_environment = shared_environment
 
     def value(self, buffer: Fragments, objects: Adopted, endpoint: str) -> Any:
         try:
@@ -36,4 +37,4 @@ class ResultReader:
 
     def error(self, failure: Failure, buffers: Sequence[Fragments], endpoint: str) -> Exception:
         raised = [self.raised(buffer, Adopted()) for buffer in buffers]
-        return from_failure(failure, raised, endpoint=endpoint)
+        return from_failure(failure, raised, endpoint=endpoint, shared_environment=self._shared_environment)

@@ -21,7 +21,7 @@ from meshgate.serialization.pickling import Pickled, dumps
 from meshgate.serialization.unpickling import MakeProxy, ReadingRules
 from meshgate.session.detached.read_marks import ReadMarks
 from meshgate.session.detached.takeover import Takeover
-from meshgate.session.dialing import Dialer
+from meshgate.session.dialing import Dialer, UrlDialer
 from meshgate.session.dispatch import Dispatcher
 from meshgate.session.errors.failures import dependency_failure
 from meshgate.session.errors.faults import uninterrupted
@@ -92,7 +92,9 @@ class ClientSession:
         self.unread = UnreadFailures()
         """Reports failed calls of the program that it does not read."""
         data_only = settings.results == "data"
-        self.reader = ResultReader(make_proxy, lambda: ReadingRules(self.same_python, data_only))
+        local = isinstance(dialer, UrlDialer) and dialer.on_this_machine
+        environment = sys.prefix if local else ""
+        self.reader = ResultReader(make_proxy, lambda: ReadingRules(self.same_python, data_only), environment)
         self.code_version: str | None = None
         """Digest of the code version that new processes run; set by the job's sync."""
         self.code_paths: tuple[str, ...] = ()

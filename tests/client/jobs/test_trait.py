@@ -12,6 +12,7 @@ import monarch.job
 import pytest
 
 from meshgate import Image, ProcessJob, TelemetryConfig
+from meshgate.caller import note_wait, report_interrupt
 from meshgate.errors import InvalidRequestError, JobCacheWarning, JobFileError, JobNotRunning, JobStartFailed
 from meshgate.jobs import trait
 from meshgate.jobs.state import JobState
@@ -165,6 +166,51 @@ def test_a_with_block_kills_after_an_error_and_propagates_it(error: BaseExceptio
     with pytest.raises(type(error)):
         program()
     assert set() == RUNNING
+
+
+def interrupted(job: JobTrait) -> KeyboardInterrupt:
+    """What Ctrl-C in ``get()`` raises out of the ``with`` block of ``job``."""
+    error = KeyboardInterrupt()
+    note_wait(error, "while waiting for trainers.step: 1 of 4 ranks answered")
+
+    def program() -> None:
+        with job:
+            job.state()
+            raise error
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        program()
+    return caught.value
+
+
+def test_ctrl_c_in_a_with_block_says_what_it_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    job = FakeJob(1)
+    error = interrupted(job)
+    line = "\nmeshgate: interrupted while waiting for trainers.step: 1 of 4 ranks answered. "
+    assert capsys.readouterr().err == f"{line}Ending {job!r}; Ctrl-C again does not wait\n"
+    assert report_interrupt(error, "The program ends")
+    assert capsys.readouterr().err == ""  # once
+    detached = FakeJob(1)
+    detached._detached = True
+    interrupted(detached)
+    assert capsys.readouterr().err == f"{line}The detached session goes on: attach() takes it over\n"
+    detached.kill()
+
+
+def test_another_ctrl_c_while_the_job_ends_needs_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    class Slow(FakeJob):
+        def _kill(self) -> None:
+            super()._kill()
+            again = KeyboardInterrupt()
+            note_wait(again, "while waiting for session.close: ...")
+            raise again
+
+    job = Slow(1)
+    again = interrupted(job)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"meshgate: interrupted while {job!r} was being ended. It may still run"
+    assert report_interrupt(again, "The program ends")
+    assert capsys.readouterr().err == ""
 
 
 def runs_after_with_block_in_child(job: FakeJob) -> bool:

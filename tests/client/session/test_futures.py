@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from meshgate import caller
+from meshgate.caller import report_interrupt
 from meshgate.errors import GatewayLostError
+from meshgate.session import futures
 from meshgate.session.futures import Future, FutureProxy
 from meshgate.shapes.shape import Shape
 from meshgate.shapes.value_mesh import ValueMesh
@@ -181,6 +184,30 @@ def test_a_timeout_and_the_repr_say_what_the_call_waits_for() -> None:
     future.settle(lambda: 7)
     assert repr(future) == "<FutureProxy done>"
     assert repr(FutureProxy()) == "<FutureProxy pending>"
+
+
+def test_ctrl_c_says_what_the_call_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = types.SimpleNamespace(
+        endpoint="trainers.step", waits_for=lambda: "1 of 4 ranks answered", about_to_wait=lambda: None
+    )
+    future: FutureProxy[int] = FutureProxy(call=call)
+
+    def interrupt(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(futures._ThreadWaker, "wait", interrupt)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        future.get()
+    assert report_interrupt(caught.value, "The program ends")
+    text = "\nmeshgate: interrupted while waiting for trainers.step: 1 of 4 ranks answered. The program ends\n"
+    assert capsys.readouterr().err == text
+    monkeypatch.setattr(caller, "_notes_waits", True)  # restored afterwards
+    caller.note_no_waits()  # a fault, which has been reported, interrupts
+    with pytest.raises(KeyboardInterrupt) as caught:
+        future.get()
+    assert not report_interrupt(caught.value, "The program ends")
 
 
 def test_a_timeout_leaves_the_future_usable() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from meshgate.errors import (
+    ActorError,
     GatewayError,
     StepFailedError,
     SupervisionError,
@@ -22,6 +23,7 @@ from meshgate_wire.messages import (
     Call,
     Configure,
     EndSession,
+    ErrorGroup,
     Failure,
     ObjectFailed,
     Release,
@@ -31,6 +33,17 @@ from meshgate_wire.messages import (
 )
 from tests.client.counting import Counter, counters
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway, ScriptedSession
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_errors_of_jobs_on_this_machine_name_this_programs_environment(gateway: ScriptedGateway, local: bool) -> None:
+    dialer = UrlDialer(gateway.url, TOKEN, alive=(lambda: True) if local else None)
+    with Client.connect(dialer) as client:
+        missing = ModuleNotFoundError("No module named 'torch'", name="torch")
+        buffer = Fragments((pickle.dumps(ActorError(missing)),))
+        failure = Failure(kind="actor", message="", errors=(ErrorGroup(ranks=(0,), count=1, buffer=0),))
+        text = str(client.reader.error(failure, [buffer], "trainers.step"))
+    assert ("pip install torch" in text, "Compute(image=…)" in text) == (local, not local)
 
 
 def test_a_chain_of_requests_is_sent_before_any_reply(gateway: ScriptedGateway, client: Client) -> None:

@@ -48,13 +48,15 @@ def from_failure(
     *,
     endpoint: str = "",
     cause: BaseException | None = None,
+    shared_environment: str = "",
 ) -> Exception:
     """The error to raise for ``failure``: a ``MeshgateError``, or the exception that the lowest rank to do so sent.
 
     ``raised``: the decoded buffers of the message. ``endpoint``: what was called, such as ``trainers.step``.
-    ``cause``: the error of the earlier step that failed, if the client knows it.
+    ``cause``: the error of the earlier step that failed, if the client knows it. ``shared_environment``: where this
+    program's packages are, if the workers use them as well.
     """
-    error = _sent_exception(failure, raised) or _build(failure, raised, endpoint)
+    error = _sent_exception(failure, raised) or _build(failure, raised, endpoint, shared_environment)
     if isinstance(error, StepFailedError) and isinstance(cause, ActorError):
         error = BootstrapFailed(str(error), error.step, cause)
     if cause is not None:
@@ -68,9 +70,11 @@ def _sent_exception(failure: messages.Failure, raised: Sequence[RemoteException]
     return next(filter(None, sent), None)
 
 
-def _build(failure: messages.Failure, raised: Sequence[RemoteException], endpoint: str) -> MeshgateError:
+def _build(
+    failure: messages.Failure, raised: Sequence[RemoteException], endpoint: str, shared_environment: str
+) -> MeshgateError:
     if failure.kind == "actor":
-        return _actor_error(failure, raised, endpoint)
+        return _actor_error(failure, raised, endpoint, shared_environment)
     if failure.kind == "supervision":
         died = MeshFailure(failure.mesh, readable_report(failure.message), failure.ranks, dict(failure.hosts))
         return SupervisionError(_supervision_text(died, endpoint), died, endpoint=endpoint)
@@ -120,7 +124,9 @@ def dependency_failure(
     return lambda: from_failure(step, endpoint=endpoint, cause=from_failure(failure))
 
 
-def _actor_error(failure: messages.Failure, raised: Sequence[RemoteException], endpoint: str) -> ActorError:
+def _actor_error(
+    failure: messages.Failure, raised: Sequence[RemoteException], endpoint: str, shared_environment: str
+) -> ActorError:
     kinds = _group(failure, raised)
     first = kinds[0]
     error = ActorError(first.exception, first.message)
@@ -134,7 +140,7 @@ def _actor_error(failure: messages.Failure, raised: Sequence[RemoteException], e
     error.host = failure.hosts.get(error.rank, "") if error.rank is not None else ""
     error.mesh = failure.mesh
     error.endpoint = endpoint
-    error.report = _report(error, failure.unanswered)
+    error.report = _report(error, failure.unanswered) + _remedy(kinds, shared_environment)
     return error
 
 
@@ -178,17 +184,15 @@ def _report(error: ActorError, unanswered: int) -> str:
         kind = error.kinds[0]
         names_rank = error.host or (error.ranks and error.total > 1)
         where = f" on {_where(kind.ranks, error.hosts)}" if names_rank else ""
-        text = f"{called} failed{where}{late}: {_headline(kind)}\n{_traceback(kind)}".rstrip()
-        return text + _remedy(error.kinds)
+        return f"{called} failed{where}{late}: {_headline(kind)}\n{_traceback(kind)}".rstrip()
     sent = sum(kind.sent for kind in error.kinds)
     distinct = "1 error" if sent <= 1 else f"{sent} distinct errors"
     distinct += "" if sent == len(error.kinds) else " or more"
     head = f"{called} failed: {error.count} of {error.total} ranks failed, {distinct}{late}:"
-    text = "\n".join([head, *(_kind_text(kind, error.hosts) for kind in error.kinds)])
-    return text + _remedy(error.kinds)
+    return "\n".join([head, *(_kind_text(kind, error.hosts) for kind in error.kinds)])
 
 
-def _remedy(kinds: Sequence[ErrorKind]) -> str:
+def _remedy(kinds: Sequence[ErrorKind], shared_environment: str) -> str:
     """What to do if the workers lack a module, or if a result cannot be pickled."""
     if any(result_unpicklable(_traceback(kind)) for kind in kinds):
         return "\nThe endpoint returned a value that cannot be pickled. Return what it is made from."
@@ -197,10 +201,15 @@ def _remedy(kinds: Sequence[ErrorKind]) -> str:
     if not missing or missing == {"None"}:
         return ""
     names = ", ".join(map(repr, sorted(missing)))
+    project = "If it is a module of your project, it must be synced (docs/code.md)."
+    if shared_environment:
+        return (
+            f"\nThe workers cannot import {names}. They run the Python of this program: if it is a package, install it "
+            f"in {shared_environment}, pip install {' '.join(sorted(missing))}. {project}"
+        )
     return (
         f"\nThe workers cannot import {names}. If it is a package, their image does not contain it: add an image step, "
-        f"Image().pip_install([{names}]), or choose another image, Compute(image=…). If it is a module of your "
-        "project, it must be synced (docs/code.md)."
+        f"Image().pip_install([{names}]), or choose another image, Compute(image=…). {project}"
     )
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from meshgate.caller import note_no_waits
 from meshgate.errors import MeshFailure, ranks_text
 from meshgate.monarch_classes import monarch_api
 
@@ -140,6 +141,7 @@ class _Program:
         number = signal.SIGINT if callable(signal.getsignal(signal.SIGINT)) else signal.SIGTERM
         main = threading.main_thread().ident
         if main is not None:
+            note_no_waits()
             signal.pthread_kill(main, number)
 
 

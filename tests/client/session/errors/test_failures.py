@@ -335,6 +335,16 @@ def test_a_missing_module_comes_with_how_to_add_it_to_the_image() -> None:
     assert "pip_install" not in str(build(failure, [raised(0)]))
 
 
+def test_a_module_missing_in_a_job_on_this_machine_comes_with_the_command_that_installs_it() -> None:
+    missing = ModuleNotFoundError("No module named 'torch'", name="torch")
+    remote = RemoteException(missing, "m", "Traceback\nModuleNotFoundError: No module named 'torch'")
+    error = from_failure(actor_failure(one_each([0]), total=1), [remote], shared_environment="/home/me/venv")
+    assert str(error).endswith(
+        "\nThe workers cannot import 'torch'. They run the Python of this program: if it is a package, install it in "
+        "/home/me/venv, pip install torch. If it is a module of your project, it must be synced (docs/code.md)."
+    )
+
+
 def test_a_result_that_cannot_be_pickled_is_named_as_the_result() -> None:
     frame = (
         '  File "/venv/site-packages/cloudpickle/cloudpickle.py", line 1313, in dump\n    return super().dump(obj)\n'

@@ -7,6 +7,7 @@ import monarch.actor
 import pytest
 
 import meshgate
+from meshgate import caller
 from meshgate.errors import MeshFailure
 from meshgate.session.errors import faults
 from meshgate.session.errors.faults import REPEAT_WINDOW, FaultReporter, fault_hook
@@ -72,6 +73,7 @@ class Interrupted:
         self.signals: list[int] = []
         monkeypatch.setattr(faults, "LEAVE_TIMEOUT", 0.01)
         monkeypatch.setattr(faults, "_program", faults._Program())
+        monkeypatch.setattr(caller, "_notes_waits", True)  # restored afterwards
         monkeypatch.setattr(signal, "pthread_kill", lambda thread, number: self.signals.append(number))
         monkeypatch.delattr(sys, "ps1", raising=False)
 
@@ -86,6 +88,7 @@ def test_the_default_hook_and_one_that_raises_interrupt_the_main_thread_once(
     monkeypatch.setattr(meshgate, "unhandled_fault_hook", lambda failure: 1 / 0)
     faults.handle_fault(died(4))
     assert interrupted.signals == [signal.SIGINT]
+    assert not caller._notes_waits  # a fault is not Ctrl-C
 
 
 def test_a_program_that_ends_or_is_interactive_or_has_a_hook_is_not_interrupted(
