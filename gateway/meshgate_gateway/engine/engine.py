@@ -24,6 +24,7 @@ from meshgate_gateway.engine.dispatch import Dispatch
 from meshgate_gateway.engine.failures import FailureReports
 from meshgate_gateway.engine.inspection import Inspection
 from meshgate_gateway.engine.interfaces import CONTROL_STREAM
+from meshgate_gateway.engine.memory import ValueMemory
 from meshgate_gateway.engine.meshes.attaching import Attaching, FindHosts
 from meshgate_gateway.engine.meshes.controllers import Controllers, answer
 from meshgate_gateway.engine.meshes.host_watch import HostWatch
@@ -121,6 +122,7 @@ class Engine:
         self._lookup = Lookup(self._objects, monarch)
         self._failures = FailureReports(self._objects.add, self.send)
         self._backlog = Backlog(self._loop.call_later, self.notice)
+        self._memory = ValueMemory()
         self.streams = WorkerStreams(
             label=self._lookup.label,
             printed=self._send_output,
@@ -129,6 +131,7 @@ class Engine:
             controllers=answer(self._dump_controllers),
             reported=self._backlog.reported,
             late=self.notice,
+            ask=self._memory.ask,
         )
         self._connect_calls(monarch)
         self._connect_code(monarch, host)
@@ -143,6 +146,7 @@ class Engine:
             self.send,
             idle=self.link.flush,
             metrics=self._metrics,
+            memory=self._memory,
             unread_output=self.streams.unread,
         )
         self._ledger = Ledger(
@@ -308,7 +312,7 @@ class Engine:
         return functools.partial(
             set_up_process,
             *(streams.address, streams.secret, mesh, code, bootstrap, monarch.sync_context, monarch.log_prefix),
-            *(name, per_host, self.session),
+            *(monarch.root, name, per_host, self.session),
         )
 
     def _send_output(self, lines: list[PrintedLine]) -> None:
@@ -324,6 +328,7 @@ class Engine:
                     self.send(Output(lines=part))
 
     def _process_ended(self, mesh: int, rank: int, pid: int) -> None:
+        self._memory.ended(mesh, (rank,))
         if not (self.code.process_ended(mesh, rank) or self._watching.process_ended(mesh, rank, pid)):
             self._supervision.process_ended(mesh, rank, pid)
 

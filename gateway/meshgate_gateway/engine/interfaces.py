@@ -26,6 +26,11 @@ class Answer(Protocol):
         ``factor``: how much larger its messages are than it reports."""
 
 
+class Ask(Protocol):
+    def __call__(self, mesh: int, rank: int, nbytes: int, *, reply: bool) -> str:
+        """Why the process may not send a message of ``nbytes`` to the engine, or empty if it may."""
+
+
 class StartTask(Protocol):
     def __call__(self, work: Coroutine[Any, Any, None], /) -> asyncio.Task[None]:
         """Runs ``work`` as a task of the engine, which keeps a reference until it ends."""

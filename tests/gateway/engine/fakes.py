@@ -104,6 +104,7 @@ class FakeMonarch:
 
     sync_context = "contextlib:nullcontext"
     log_prefix = "logging:raiseExceptions"
+    root = "the engine"
     controllers_class = b"the keeper"
 
     def _mesh(self, name: str, bootstrap: Any = None) -> FakeMesh:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from meshgate_gateway.engine.calls.pending_calls import GATHER_FAILURES, PendingCall, Response
 from meshgate_gateway.engine.failures import failure_of
 from meshgate_gateway.engine.interfaces import Send
+from meshgate_gateway.engine.memory import ValueMemory
 from meshgate_gateway.engine.monarch.error_texts import reports_a_stop
 from meshgate_gateway.engine.monarch.interface import Reply
 from meshgate_gateway.engine.monarch.settings import FrameTooLarge
@@ -75,10 +76,11 @@ class Calling:
         *,
         idle: Callable[[], None],
         metrics: CallMetrics,
+        memory: ValueMemory,
         unread_output: Callable[[int, Sequence[int]], asyncio.Future[None] | None] = lambda procs, ranks: None,
     ) -> None:
         self._objects, self._lookup, self._monarch, self._send, self._idle = objects, lookup, monarch, send, idle
-        self._metrics, self._unread_output = metrics, unread_output
+        self._metrics, self._unread_output, self._memory = metrics, unread_output, memory
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, tuple[PendingCall, ActorMesh, int]] = {}
         self._supervised: dict[Any, asyncio.Future[Any]] = {}  # the next fault of a part of a mesh
@@ -199,6 +201,8 @@ class Calling:
                 self._finish(pending, pending.fail(failure_of(error)), stream)
                 return
             reply = self._monarch.reply_of(future.result())
+            if self._memory.promised:
+                self._memory.arrived(len(reply.data))
             unread = self._output_before(pending, reply)
             if unread is None:
                 take(reply)
@@ -251,6 +255,8 @@ class Calling:
                 seconds = time.monotonic() - pending.started
                 self._metrics.call_ended(seconds, failed=failed)
                 ended[1].totals_of(pending.endpoint).call_ended(seconds, failed=failed)
+            if ended is not None and self._memory.promised and ended[1].procs is not None:
+                self._memory.ended(ended[1].procs.number, pending.ranks)  # replies that come late are dropped
             if not self._pending:
                 self._idle()  # no other response is due that could leave in the same websocket message
         return pending.done

@@ -56,6 +56,9 @@ class Monarch(Protocol):
     log_prefix: ClassVar[str]
     """``module:name``, on workers, of whether Monarch puts the actor before each message of ``logging``."""
 
+    root: str
+    """The actor id of this process, by which workers recognize its ports."""
+
     same_versions: SameVersions
     """Refuses to create actors in processes with other versions."""
 

@@ -34,7 +34,7 @@ from meshgate_gateway.engine.monarch.replies import replace_loads, undecoded
 from meshgate_gateway.engine.monarch.same_versions import SameVersions
 from meshgate_gateway.engine.monarch.settings import Settings
 from meshgate_gateway.engine.monarch.telemetry import Collector
-from meshgate_gateway.engine.on_worker import breakpoints, ports, stacks, tracing
+from meshgate_gateway.engine.on_worker import breakpoints, large_messages, ports, stacks, tracing
 from meshgate_gateway.engine.on_worker import process as on_worker
 from meshgate_sync.store import place
 from meshgate_wire.messages import Host, Launch, Region
@@ -147,7 +147,7 @@ class Client:
         from monarch._rust_bindings.monarch_hyperactor.proc_mesh import ProcMesh  # noqa: PLC0415
         from monarch._src.actor import actor_mesh  # noqa: PLC0415
 
-        for module in (on_worker, breakpoints, ports, stacks, tracing, place):
+        for module in (on_worker, breakpoints, large_messages, ports, stacks, tracing, place):
             cloudpickle.register_pickle_by_value(module)
         self._api, self._actor, self._buffers, self._mailbox = api, actor, buffers, mailbox
         self._pickle, self._actor_mesh, self._native_procs = monarch_pickle, actor_mesh, ProcMesh
@@ -162,6 +162,7 @@ class Client:
         self._controllers: Any = self._instance._controller_controller
         self._native = self._instance._as_rust()
         self._ports = self._instance._mailbox
+        self.root = str(self._instance.actor_id)
         self._kinds = {"sync": actor.ActorKind.SYNC, "async": actor.ActorKind.ASYNC}
         self._exception = actor.PythonMessageKind.Exception
         self._call_method = actor.PythonMessageKind.CallMethod

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
+from meshgate_gateway.engine.on_worker.large_messages import LARGE  # by value too
+
 CHUNK = 2**20  # bytes that a process sends to a port between two reports
 CHUNK_MESSAGES = 4096  # the same in messages
 UNANSWERED = 32  # reports of a port, above which ``send`` waits
@@ -26,15 +28,21 @@ STRINGS = frozenset({str, bytes, bytearray})
 CONTAINERS = frozenset({list, tuple, set, frozenset})
 
 
-def report_what_is_sent(connect: Callable[[], socket.socket], hello: Mapping[str, Any]) -> None:
-    """From now on this process reports what it sends to ports. ``connect()`` connects to the engine."""
+def report_what_is_sent(
+    connect: Callable[[], socket.socket], hello: Mapping[str, Any], before_large: Callable[[Any, Any], None]
+) -> None:
+    """From now on this process reports what it sends to ports. ``connect()`` connects to the engine;
+    ``before_large(port, value)`` is called before a message is sent that seems to be ``LARGE``."""
     from monarch.actor import Port  # noqa: PLC0415 - resolved on the worker
 
     send_now, reports = Port.send, PortReports(connect, hello)
 
     def send(self: Any, obj: Any) -> None:
+        nbytes = MESSAGE + size_in_message(obj)
+        if nbytes >= LARGE:
+            before_large(self, obj)
         send_now(self, obj)
-        reports.sent(self._port_ref.port_id, MESSAGE + size_in_message(obj))
+        reports.sent(self._port_ref.port_id, nbytes)
 
     send.__doc__ = send_now.__doc__
     Port.send = send

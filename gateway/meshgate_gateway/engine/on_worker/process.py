@@ -31,6 +31,7 @@ from typing import Any, TypeAlias
 
 # By value too: the adapter registers these modules.
 from meshgate_gateway.engine.on_worker.breakpoints import install_breakpoints
+from meshgate_gateway.engine.on_worker.large_messages import ask_before_large_messages
 from meshgate_gateway.engine.on_worker.ports import report_what_is_sent
 from meshgate_gateway.engine.on_worker.stacks import serve_stacks
 from meshgate_sync.store.place import default_home
@@ -91,6 +92,7 @@ async def set_up_process(
     bootstrap: Callable[[], Awaitable[None] | None] | None,
     sync_context: str,
     log_prefix: str,
+    root: str,
     name: str = "",
     per_host: int = 0,
     session: str = "",
@@ -104,8 +106,8 @@ async def set_up_process(
     2. Applies what image steps left on the host, and takes its part of the host's GPUs.
     3. Starts to run from ``code``, if given.
     4. Lets other processes read its stacks and debug it, if its mesh has a ``name``.
-    5. Makes ``Port.send`` wait while the engine has too many unread messages, and ``Port.exception`` send every
-       exception.
+    5. Asks before it sends the engine, whose actor id is ``root``, a large message. Makes ``Port.send`` wait while the
+       engine has too many unread messages, and ``Port.exception`` send every exception.
     6. Runs the user's ``bootstrap``, inside the context manager ``sync_context`` (``module:name``) if it is not async.
     """
     from monarch.actor import current_rank  # noqa: PLC0415 - resolved on the worker
@@ -124,7 +126,8 @@ async def set_up_process(
         host = os.environ.get("MESHGATE_HOST_NAME") or socket.gethostname()
         serve_stacks(name, hello["rank"], host, session)
         install_breakpoints(name, hello["rank"], host)
-    report_what_is_sent(functools.partial(connect, address), hello)
+    connect_again = functools.partial(connect, address)
+    report_what_is_sent(connect_again, hello, ask_before_large_messages(connect_again, hello, root))
     send_every_exception()
     if bootstrap is not None:
         await run_bootstrap(bootstrap, sync_context)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from meshgate_gateway.engine.output.lines import LineSplitter
 
@@ -29,7 +29,9 @@ class WorkerHello(BaseModel):
     mesh: int
     rank: int
     pid: int
-    stream: Literal["stdout", "stderr", "watch", "controllers", "ports"]
+    stream: Literal["stdout", "stderr", "watch", "controllers", "ports", "large"]
+    nbytes: int = Field(default=0, ge=0)  # of a large message
+    reply: bool = False  # whether that is the result of a call
 
 
 class CountingReader(asyncio.StreamReader):

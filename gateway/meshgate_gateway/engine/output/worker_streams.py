@@ -21,7 +21,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from meshgate_gateway.engine.interfaces import Answer
+from meshgate_gateway.engine.interfaces import Answer, Ask
 from meshgate_gateway.engine.output.connections import CountingReader, MeshOutput, OutputConnection, WorkerHello
 from meshgate_gateway.engine.output.lines import LineEnd, PrintedLine
 from meshgate_sync.transport.tcp import stop_listening
@@ -63,8 +63,8 @@ class WorkerStreams:
     ``printed(lines)`` receives output, one batch per folding window. ``ended(mesh, rank, pid)`` is called when the
     connection of a process closes, ``watched(mesh, rank)`` when a watcher connects. ``controllers()`` returns
     the answer to a worker that asks for the session's controllers; ``reported(port, messages, nbytes, answer)`` gets
-    what a worker has sent to a port; ``late(text)`` gets a line for the user when a result could not wait for output.
-    All are called on the event loop.
+    what a worker has sent to a port; ``ask`` decides on large messages; ``late(text)`` gets a line for the user when
+    a result could not wait for output. All are called on the event loop.
     """
 
     def __init__(
@@ -77,9 +77,10 @@ class WorkerStreams:
         controllers: Callable[[], Awaitable[bytes]],
         reported: Callable[[str, int, int, Answer], None],
         late: Callable[[str], None],
+        ask: Ask,
     ) -> None:
         self._label, self._printed, self._ended, self._watched = label, printed, ended, watched
-        self._controllers, self._reported, self._late = controllers, reported, late
+        self._controllers, self._reported, self._late, self._ask = controllers, reported, late, ask
         self._outputs: dict[int, MeshOutput] = {}  # by mesh
         self._reported_late = float("-inf")
         self.secret = secrets.token_hex(16)
@@ -236,6 +237,11 @@ class WorkerStreams:
             return
         if hello.stream == "controllers":
             writer.write(await self._controllers())
+            await writer.drain()
+            return
+        if hello.stream == "large":
+            refused = self._ask(hello.mesh, hello.rank, hello.nbytes, reply=hello.reply)
+            writer.write(f"-{refused}".encode() if refused else b"+")
             await writer.drain()
             return
         if hello.stream == "watch":

@@ -9,6 +9,7 @@ import pytest
 
 from meshgate_gateway.engine.calls import calling
 from meshgate_gateway.engine.calls.calling import Calling
+from meshgate_gateway.engine.memory import ValueMemory
 from meshgate_gateway.engine.objects.lookup import Lookup
 from meshgate_gateway.engine.objects.records import ActorMesh
 from meshgate_gateway.engine.objects.table import ObjectTable
@@ -40,6 +41,7 @@ class Called:
         self.idle = 0
         self.ended: list[bool] = []  # whether each ended call failed
         self.casts = 0
+        self.memory = ValueMemory(limit=100)
         lookup = Lookup(self.objects, self.monarch)
         self.unread: asyncio.Future[None] | None = None  # what the next response waits for
         self.asked: list[tuple[int, list[int]]] = []
@@ -50,6 +52,7 @@ class Called:
             self.sent,
             idle=self._idle,
             metrics=self,
+            memory=self.memory,
             unread_output=self._unread_output,
         )
         self.actors = actor_mesh()
@@ -373,6 +376,25 @@ async def test_the_progress_of_a_call_that_takes_long_is_reported_when_it_change
         called.monarch.ports[1].put(b"value", rank)
     await until(lambda: called.idle)
     await until(lambda: called.calling._report_timer is None)
+
+
+@async_test
+async def test_the_room_of_a_large_reply_is_free_once_it_has_arrived_or_its_call_has_ended() -> None:
+    called = Called()
+    procs = proc_mesh()
+    procs.number = 7
+    called.objects.add(5, actor_mesh(procs))
+    called.call(1, target=5)
+    await turns()
+    assert called.memory.ask(7, 0, 60, reply=True) == called.memory.ask(7, 1, 30, reply=True) == ""
+    assert called.memory.ask(7, 1, 11, reply=True)
+    called.reply(0, bytes(60))
+    await turns()
+    assert [promise.nbytes for promise in called.memory.promised] == [30]
+    called.memory.ask(8, 1, 10, reply=True)  # of another mesh
+    called.reply(1, b"something else")
+    await turns()
+    assert [promise.mesh for promise in called.memory.promised] == [8]
 
 
 @async_test

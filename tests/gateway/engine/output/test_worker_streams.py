@@ -31,6 +31,7 @@ class Listener:
         self.late: list[str] = []
         self.reports: list[tuple[str, int, int]] = []
         self.labels: list[tuple[str, int, str]] = []
+        self.asked: list[tuple[int, int, int, bool]] = []
         self.label = ("workers", "workers-0")
         self.ended: list[tuple[int, int, int]] = []
         self.printed = asyncio.Event()
@@ -44,7 +45,12 @@ class Listener:
             controllers=self._controllers,
             reported=self._reported,
             late=self.late.append,
+            ask=self._ask,
         )
+
+    def _ask(self, mesh: int, rank: int, nbytes: int, *, reply: bool) -> str:
+        self.asked.append((mesh, rank, nbytes, reply))
+        return "too large" if nbytes > 100 else ""
 
     def _reported(self, port: str, messages: int, nbytes: int, answer: Answer) -> None:
         self.reports.append((port, messages, nbytes))
@@ -300,6 +306,17 @@ async def test_a_worker_that_asks_for_the_controllers_gets_them() -> None:
         writer.write(listener.hello(stream="controllers"))
         assert await asyncio.wait_for(reader.read(), 10) == b"+a pickle"
         writer.close()
+
+
+@async_test
+async def test_a_worker_that_asks_for_room_gets_it_or_the_reason_why_not() -> None:
+    async with listening() as listener:
+        for nbytes, answer in ((100, b"+"), (101, b"-too large")):
+            reader, writer = await listener.connect()
+            writer.write(listener.hello(stream="large", nbytes=nbytes, reply=True))
+            assert await asyncio.wait_for(reader.read(), 10) == answer
+            writer.close()
+        assert [nbytes for *_, nbytes, reply in listener.asked if reply] == [100, 101]
 
 
 @async_test

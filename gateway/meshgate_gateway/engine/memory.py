@@ -1,0 +1,123 @@
+"""The memory that large values may take in this process, and what of it is promised to replies that are on their way.
+
+A worker asks before it sends a large message here (``on_worker/large_messages.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["ValueMemory", "memory_left"]
+
+LIMIT = int(os.environ.get("MESHGATE_VALUE_MEMORY") or 0)
+"""Bytes that values may take on their way through the engine; 0: three quarters of the memory that is left."""
+GROUPS = Path("/sys/fs/cgroup")
+# Of each version of control groups: the limit, the use, and the part of the use that the kernel can take back.
+GROUP_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
+
+
+class _Promise(NamedTuple):
+    mesh: int
+    rank: int
+    nbytes: int
+
+
+class ValueMemory:
+    """Decides which large values there is memory for.
+
+    A result takes its size once, measured with 200 MB on one rank and on two: Monarch's buffer, from which it is sent
+    to the client. So it is promised its size until it has arrived, and then is part of what the process uses.
+    """
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self.promised: list[_Promise] = []
+
+    def room(self) -> int | None:
+        """The bytes that another value may take; None: any number, because what is left is unknown."""
+        left = self._limit or memory_left()
+        if left is None:
+            return None
+        allowed = left if self._limit else left * 3 // 4
+        return max(0, allowed - sum(promise.nbytes for promise in self.promised))
+
+    def ask(self, mesh: int, rank: int, nbytes: int, *, reply: bool) -> str:
+        """Why a process may not send a message of ``nbytes``, or empty if it may. A ``reply`` is promised its room."""
+        room = self.room()
+        if room is not None and nbytes > room:
+            what = "the result" if reply else "the message"
+            return (
+                f"{what} has {nbytes / 1e6:,.1f} MB, but the session's engine, in the gateway, has room for "
+                f"{room / 1e6:,.1f} MB. {self._explain_limit()} Leave the value in the cluster and pass it between "
+                f"actors, save it to a file and fetch that with job.pull(), or send it in parts"
+            )
+        if reply:
+            self.promised.append(_Promise(mesh, rank, nbytes))
+        return ""
+
+    def _explain_limit(self) -> str:
+        if self._limit:
+            return f"MESHGATE_VALUE_MEMORY={self._limit} of the gateway sets this limit."
+        return (
+            "That is three quarters of the memory that the gateway has left: give it more, as with "
+            "KubernetesJob(gateway=Compute(memory=...)), or set MESHGATE_VALUE_MEMORY of the gateway, in bytes."
+        )
+
+    def arrived(self, nbytes: int) -> None:
+        """A reply of this size has arrived, from whichever process."""
+        for promise in self.promised:
+            if promise.nbytes == nbytes:
+                self.promised.remove(promise)
+                return
+
+    def ended(self, mesh: int, ranks: Collection[int]) -> None:
+        """No reply of these processes is awaited any more."""
+        self.promised = [each for each in self.promised if each.mesh != mesh or each.rank not in ranks]
+
+
+def memory_left(proc: Path = Path("/proc"), groups: Path = GROUPS) -> int | None:
+    """The bytes that this process may still take: the least that the machine, one of its control groups or ``ulimit
+    -v`` leaves it. None if this system does not show it, as macOS."""
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+        own_groups = (proc / "self" / "cgroup").read_text().splitlines()
+        used = int((proc / "self" / "statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        return None
+    left = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    for line in own_groups:
+        left += _left_in_groups(line, groups)
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        left.append(limit - used)
+    return max(0, min(left)) if left else None
+
+
+def _left_in_groups(line: str, groups: Path) -> Iterator[int]:
+    """What the control group that a line of ``/proc/self/cgroup`` names has left, and those that contain it.
+
+    In a container, the path may be the host's, while its own group is mounted as the root.
+    """
+    _, controllers, path = line.split(":", 2)
+    if controllers and "memory" not in controllers.split(","):
+        return
+    root = groups / "memory" if controllers else groups
+    limit_file, use_file, cache_name = GROUP_FILES[1 if controllers else 2]
+    folder = root / path.lstrip("/")
+    for group in (folder, *folder.parents):
+        try:
+            limit, used = (group / limit_file).read_text().strip(), int((group / use_file).read_text())
+            statistics = dict(each.split() for each in (group / "memory.stat").read_text().splitlines())
+        except FileNotFoundError:  # the root of all groups has no limit
+            limit = "max"
+        if limit != "max":
+            yield int(limit) - used + int(statistics.get(cache_name, 0))
+        if group == root:
+            return

@@ -1,0 +1,121 @@
+"""Results and messages that the memory of the session's engine cannot hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshgate import Actor, ActorError, Channel, ProcessJob, concurrent_endpoint, endpoint
+from tests.end_to_end.test_faults import engine_of
+
+MB = 2**20
+LIMIT, FITS, TOO_LARGE = 32 * MB, 20 * MB, 256 * MB
+TIMEOUT = 120.0
+REFUSED = r"MemoryError: the result has 268\.4 MB, .* room for 33\.6 MB\. MESHGATE_VALUE_MEMORY=33554432 .*job\.pull"
+
+
+class Giver(Actor):
+    """Returns ``size`` bytes on one rank, and its rank on the others."""
+
+    @endpoint
+    def give(self, size: int, at: int = 0) -> Any:
+        return bytes(size) if self.rank == at else self.rank
+
+    @endpoint
+    def size_from(self, givers: Any, size: int, at: int) -> int:
+        return max(len(value) for value in givers.give.call(size, at).get().values() if isinstance(value, bytes))
+
+    @endpoint
+    def send(self, port: Any, size: int) -> str:
+        try:
+            port.send(bytes(size))
+        except MemoryError as error:
+            return str(error)
+        return "sent"
+
+
+class AsyncGiver(Actor):
+    @endpoint
+    async def give(self, size: int, at: int = 0) -> Any:
+        return bytes(size) if self.rank == at else self.rank
+
+    @endpoint
+    async def size_from(self, givers: Any, size: int, at: int) -> int:
+        values = await givers.give.call(size, at)
+        return max(len(value) for value in values.values() if isinstance(value, bytes))
+
+
+class ConcurrentGiver(Actor):
+    @concurrent_endpoint
+    async def give(self, size: int, at: int = 0) -> Any:
+        return bytes(size) if self.rank == at else self.rank
+
+
+def peak(pid: int) -> int:
+    """The most memory that a process has had so far, in bytes."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[ProcessJob]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("MESHGATE_VALUE_MEMORY", str(LIMIT))
+        with ProcessJob({"workers": 2}) as job:
+            yield job
+
+
+@pytest.fixture(scope="module")
+def procs(job: ProcessJob) -> Any:
+    """Two on each host: the second host's processes reply through ports of one another's, not of the engine's."""
+    return job.state(cached_path=None).workers.spawn_procs(per_host={"gpus": 2})
+
+
+@pytest.mark.parametrize("kind", [Giver, AsyncGiver])
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_result_too_large_for_the_engine_fails_on_its_rank_alone(
+    job: ProcessJob, procs: Any, kind: type[Any], at: int
+) -> None:
+    givers = procs.spawn(f"refused{kind.__name__}{at}", kind)
+    values: list[Any] = []
+    for future in givers.give.stream(TOO_LARGE, at):
+        try:
+            values.append(future.get(TIMEOUT))
+        except ActorError as error:
+            values.append(str(error))
+    (refusal,) = (value for value in values if isinstance(value, str))
+    assert sorted(value for value in values if value is not refusal) == [rank for rank in range(4) if rank != at]
+    with pytest.raises(ActorError, match=REFUSED) as raised:
+        givers.give.call(TOO_LARGE, at).get(TIMEOUT)
+    assert isinstance(raised.value.exception, MemoryError)
+    assert peak(engine_of(job)) < TOO_LARGE
+    for _ in range(3):  # the room is free again once a result has arrived
+        (whole,) = (each for each in givers.give.call(FITS, at).get(TIMEOUT).values() if isinstance(each, bytes))
+        assert len(whole) == FITS
+
+
+@pytest.mark.parametrize("kind", [Giver, AsyncGiver])
+@pytest.mark.parametrize("at", [0, 3])
+def test_actors_give_each_other_what_the_engine_could_not_hold(
+    job: ProcessJob, procs: Any, kind: type[Any], at: int
+) -> None:
+    givers, takers = procs.spawn(f"givers{kind.__name__}{at}", kind), procs.spawn(f"takers{kind.__name__}{at}", kind)
+    taker = takers.slice(hosts=0, gpus=0)
+    assert taker.size_from.call_one(givers, TOO_LARGE, at).get(TIMEOUT) == TOO_LARGE
+    assert peak(engine_of(job)) < TOO_LARGE
+
+
+def test_a_message_to_a_channel_and_a_concurrent_result_are_refused_too(job: ProcessJob, procs: Any) -> None:
+    sender = procs.spawn("sender", Giver).slice(hosts=1, gpus=1)
+    port, receiver = Channel.open()
+    assert "the message has 268.4 MB" in sender.send.call_one(port, TOO_LARGE).get(TIMEOUT)
+    assert sender.send.call_one(port, FITS).get(TIMEOUT) == "sent"
+    assert len(receiver.recv().get(TIMEOUT)) == FITS
+    giver = procs.spawn("concurrent", ConcurrentGiver).slice(hosts=0, gpus=0)
+    with pytest.raises(ActorError, match=r"MemoryError: the message has 268\.4 MB"):
+        giver.give.call_one(TOO_LARGE).get(TIMEOUT)
+    assert len(giver.give.call_one(FITS).get(TIMEOUT)) == FITS
+    assert peak(engine_of(job)) < TOO_LARGE

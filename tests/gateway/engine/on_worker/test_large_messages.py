@@ -1,0 +1,65 @@
+"""What a process asks before it sends a large message, with the engine's end in the hands of the test."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from meshgate_gateway.engine.on_worker.large_messages import answers_the_engine, ask
+
+
+@contextmanager
+def engine(answer: bytes) -> Iterator[tuple[socket.socket, list[bytes]]]:
+    """A connection to an engine that gives this answer, and what it is asked."""
+    there, here = socket.socketpair()
+    asked: list[bytes] = []
+
+    def serve() -> None:
+        with there, there.makefile("rb") as file:
+            asked.append(file.readline())
+            there.sendall(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield here, asked
+    finally:
+        thread.join()
+
+
+def test_a_process_says_how_large_its_message_is() -> None:
+    with engine(b"+") as (connection, asked):
+        ask(lambda: connection, {"rank": 3}, 500, reply=True)
+    assert json.loads(asked[0]) == {"rank": 3, "stream": "large", "nbytes": 500, "reply": True}
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "text"),
+    [(b"-too large", MemoryError, "^too large$"), (b"", RuntimeError, "the session has ended")],
+)
+def test_a_message_that_is_refused_is_an_error(answer: bytes, error: type[Exception], text: str) -> None:
+    with engine(answer) as (connection, _), pytest.raises(error, match=text):
+        ask(lambda: connection, {}, 500, reply=False)
+
+
+def reply(levels: int) -> bool:
+    return reply(levels - 1) if levels else answers_the_engine(sys._getframe(1))
+
+
+def handle(correlation_id: int | None, levels: int) -> bool:
+    result = reply(levels)
+    return result and correlation_id is None
+
+
+def test_only_calls_without_a_correlation_id_are_the_engines() -> None:
+    assert handle(None, 0)
+    assert handle(None, 2)
+    assert not handle(7, 0)
+    assert not handle(None, 4)  # a method of a user's that has such a variable
+    assert not answers_the_engine(None)
