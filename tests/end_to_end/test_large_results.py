@@ -1,14 +1,16 @@
-"""Results and messages that the memory of the session's engine cannot hold."""
+"""Results, arguments and messages that the memory of the session's engine cannot hold."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshgate import Actor, ActorError, Channel, ProcessJob, concurrent_endpoint, endpoint
+from meshgate import Actor, ActorError, Channel, InvalidRequestError, ProcessJob, concurrent_endpoint, endpoint
 from tests.end_to_end.test_faults import engine_of
 
 MB = 2**20
@@ -27,6 +29,10 @@ class Giver(Actor):
     @endpoint
     def size_from(self, givers: Any, size: int, at: int) -> int:
         return max(len(value) for value in givers.give.call(size, at).get().values() if isinstance(value, bytes))
+
+    @endpoint
+    def size_of(self, value: bytes) -> int:
+        return len(value)
 
     @endpoint
     def send(self, port: Any, size: int) -> str:
@@ -60,6 +66,14 @@ def peak(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
+@contextmanager
+def little_arrives(job: ProcessJob) -> Iterator[None]:
+    """The engine, whose allocator keeps some memory of earlier values, never holds what is too large."""
+    before = peak(engine_of(job))
+    yield
+    assert peak(engine_of(job)) < before + TOO_LARGE / 2
+
+
 @pytest.fixture(scope="module")
 def job() -> Iterator[ProcessJob]:
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -81,17 +95,17 @@ def test_a_result_too_large_for_the_engine_fails_on_its_rank_alone(
 ) -> None:
     givers = procs.spawn(f"refused{kind.__name__}{at}", kind)
     values: list[Any] = []
-    for future in givers.give.stream(TOO_LARGE, at):
-        try:
-            values.append(future.get(TIMEOUT))
-        except ActorError as error:
-            values.append(str(error))
+    with little_arrives(job):
+        for future in givers.give.stream(TOO_LARGE, at):
+            try:
+                values.append(future.get(TIMEOUT))
+            except ActorError as error:
+                values.append(str(error))
     (refusal,) = (value for value in values if isinstance(value, str))
     assert sorted(value for value in values if value is not refusal) == [rank for rank in range(4) if rank != at]
-    with pytest.raises(ActorError, match=REFUSED) as raised:
+    with little_arrives(job), pytest.raises(ActorError, match=REFUSED) as raised:
         givers.give.call(TOO_LARGE, at).get(TIMEOUT)
     assert isinstance(raised.value.exception, MemoryError)
-    assert peak(engine_of(job)) < TOO_LARGE
     for _ in range(3):  # the room is free again once a result has arrived
         (whole,) = (each for each in givers.give.call(FITS, at).get(TIMEOUT).values() if isinstance(each, bytes))
         assert len(whole) == FITS
@@ -104,18 +118,41 @@ def test_actors_give_each_other_what_the_engine_could_not_hold(
 ) -> None:
     givers, takers = procs.spawn(f"givers{kind.__name__}{at}", kind), procs.spawn(f"takers{kind.__name__}{at}", kind)
     taker = takers.slice(hosts=0, gpus=0)
-    assert taker.size_from.call_one(givers, TOO_LARGE, at).get(TIMEOUT) == TOO_LARGE
-    assert peak(engine_of(job)) < TOO_LARGE
+    with little_arrives(job):
+        assert taker.size_from.call_one(givers, TOO_LARGE, at).get(TIMEOUT) == TOO_LARGE
 
 
 def test_a_message_to_a_channel_and_a_concurrent_result_are_refused_too(job: ProcessJob, procs: Any) -> None:
     sender = procs.spawn("sender", Giver).slice(hosts=1, gpus=1)
     port, receiver = Channel.open()
-    assert "the message has 268.4 MB" in sender.send.call_one(port, TOO_LARGE).get(TIMEOUT)
+    with little_arrives(job):
+        assert "the message has 268.4 MB" in sender.send.call_one(port, TOO_LARGE).get(TIMEOUT)
     assert sender.send.call_one(port, FITS).get(TIMEOUT) == "sent"
     assert len(receiver.recv().get(TIMEOUT)) == FITS
     giver = procs.spawn("concurrent", ConcurrentGiver).slice(hosts=0, gpus=0)
-    with pytest.raises(ActorError, match=r"MemoryError: the message has 268\.4 MB"):
+    with little_arrives(job), pytest.raises(ActorError, match=r"MemoryError: the message has 268\.4 MB"):
         giver.give.call_one(TOO_LARGE).get(TIMEOUT)
     assert len(giver.give.call_one(FITS).get(TIMEOUT)) == FITS
-    assert peak(engine_of(job)) < TOO_LARGE
+
+
+def test_arguments_too_large_for_the_engine_fail_their_call_alone(
+    job: ProcessJob, procs: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    takers = procs.spawn("arguments", Giver)
+    port, receiver = Channel.open()
+    refusal = r"268\.4 MB, .* room for 16\.8 MB\. .*job\.remote_mount"
+    with little_arrives(job):
+        refused = takers.size_of.call(bytes(TOO_LARGE))
+        following = takers.size_of.call(bytes(FITS // 2))
+        with pytest.raises(InvalidRequestError, match=refusal):
+            refused.get(TIMEOUT)
+        assert set(following.get(TIMEOUT).values()) == {FITS // 2}
+        port.send(bytes(TOO_LARGE))
+        port.send("small")
+        assert receiver.recv().get(TIMEOUT) == "small"
+        takers.size_of.broadcast(bytes(TOO_LARGE))
+        takers.size_of.call(b"").get(TIMEOUT)
+    shown = ""
+    while not ("a message to a channel was dropped: " in shown and "a message to size_of was dropped: " in shown):
+        shown += capfd.readouterr().err
+        time.sleep(0.01)

@@ -29,6 +29,7 @@ class MessageReceived:
     stream: int
     nbytes: int  # on the wire: header, lengths and buffers
     held: int = 0
+    refused: str = ""  # why this side did not keep its buffers
 
 
 Event: TypeAlias = "Established | MessageReceived"

@@ -34,7 +34,7 @@ from .errors import (
     WireError,
 )
 from .events import Established, Event, MessageReceived
-from .framing.assembly import AssembledMessage, Assembly
+from .framing.assembly import AssembledMessage, Assembly, Refuse, accept_all
 from .framing.encoding import encode_message
 from .framing.fragments import Sendable
 from .framing.frames import (
@@ -75,7 +75,8 @@ class Session:
 
     ``software``: this side's version, for error messages of the peer. ``manual_streams(stream)``: whether messages of
     the stream hold their credit until ``consume``; ``manual`` adds single streams. Both are checked when a message is
-    complete. With ``views``, large buffers are received as views.
+    complete. With ``views``, large buffers are received as views. ``refuse`` says of a large message whether
+    its buffers are dropped as they arrive; ``MessageReceived.refused`` is then the reason.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Session:
         software: str = SOFTWARE_VERSION,
         manual_streams: Callable[[int], bool] | None = None,
         views: bool = False,
+        refuse: Refuse = accept_all,
     ) -> None:
         self.role = role
         self.limits = limits or Limits()
@@ -98,8 +100,8 @@ class Session:
         self._outbox = Outbox(self.limits)
         self._sent = Unacknowledged()
         self._windows = ReceiveWindows(self.limits.window, self.limits.max_tracked_streams)
-        self._views = views
-        self._assembly = Assembly(self.limits, views=views)
+        self._views, self._refuse = views, refuse
+        self._assembly = Assembly(self.limits, views=views, refuse=refuse)
         self._undelivered: list[Event] = []  # received before an error
         self._received = 0  # the number of the last received frame
         self._hello_due = False
@@ -237,7 +239,7 @@ class Session:
             self.failure = error
             self._outbox = Outbox(self.limits)  # frees the memory
             self._sent = Unacknowledged()
-            self._assembly = Assembly(self.limits, views=self._views)
+            self._assembly = Assembly(self.limits, views=self._views, refuse=self._refuse)
 
     def _receive(self, data: bytes | bytearray | memoryview, events: list[Event]) -> None:
         size = len(data)
@@ -327,7 +329,7 @@ class Session:
 
     def _message_received(self, stream: int, message: AssembledMessage) -> MessageReceived:
         self._messages_received += 1
-        event = MessageReceived(message.header, message.buffers, stream, message.nbytes)
+        event = MessageReceived(message.header, message.buffers, stream, message.nbytes, refused=message.refused)
         if stream in self._manual_set or (self._manual is not None and self._manual(stream)):
             self._windows.hold(stream, message.nbytes)
             event.held = message.nbytes

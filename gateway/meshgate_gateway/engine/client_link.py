@@ -27,6 +27,7 @@ class ClientLink:
 
     ``received`` is called with each message, ``connection_changed`` with whether a client is connected, ``flushed``
     when less may wait to be sent than before, and ``violated`` with the reason if no connection can resume the session.
+    ``refuse`` says whether the content of a large message is dropped (``wire.Session``).
     ``silence`` is for how many seconds the client had been silent when its last connection ended.
     """
 
@@ -38,8 +39,10 @@ class ClientLink:
         connection_changed: Callable[[bool], object],
         flushed: Callable[[], None],
         violated: Callable[[str], object],
+        refuse: Callable[[int, int], str],
     ) -> None:
-        self.session = Session(Role.GATEWAY)
+        self._refuse = refuse
+        self.session = Session(Role.GATEWAY, refuse=refuse)
         self.traffic = traffic
         self.silence = 0.0
         self._received, self._connection_changed = received, connection_changed
@@ -79,7 +82,7 @@ class ClientLink:
     def replace_session(self) -> None:
         """Ends the wire session with the previous holder, and begins one with the next."""
         self._close("another process has taken over this session")
-        self.session = Session(Role.GATEWAY)
+        self.session = Session(Role.GATEWAY, refuse=self._refuse)
 
     # --- what connections report
 

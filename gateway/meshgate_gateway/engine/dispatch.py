@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import NoReturn
 
 from meshgate_gateway.engine.failures import FailureReports, invalid
 from meshgate_gateway.engine.interfaces import Handler, StartTask
@@ -23,7 +24,7 @@ TURN = 256  # messages that are handled in one turn of the event loop before wha
 
 class Dispatch:
     """``session()`` is the present wire session. ``about_to_handle`` is called with each message whose turn it is, and
-    ``flush_soon`` after one that had to wait: its credit is returned."""
+    ``flush_soon`` after one that had to wait: its credit is returned. ``notice(text)`` shows the user a line."""
 
     def __init__(
         self,
@@ -33,9 +34,10 @@ class Dispatch:
         start_task: StartTask,
         about_to_handle: Callable[[Header], object],
         flush_soon: Callable[[], object],
+        notice: Callable[[str], object],
     ) -> None:
         self._session, self._failures, self._start_task = session, failures, start_task
-        self._about_to_handle, self._flush_soon = about_to_handle, flush_soon
+        self._about_to_handle, self._flush_soon, self._notice = about_to_handle, flush_soon, notice
         self._handlers: dict[type, Handler] = {}
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[int, deque[MessageReceived]] = {}  # what queues in the streams that wait
@@ -97,10 +99,19 @@ class Dispatch:
         header = message.header
         try:
             self._about_to_handle(header)
+            if message.refused:
+                self._refuse(header, message.refused)
             return self._handlers.get(type(header), _unexpected)(header, message.buffers)
         except BaseException as error:  # noqa: BLE001 - Monarch's panics derive from BaseException alone
             self._failures.report(header, error)
             return None
+
+    def _refuse(self, header: Header, reason: str) -> NoReturn:
+        """Raises RequestFailed. Notifies the user, too, if nothing waits for the request."""
+        awaited = getattr(header, "call", None) is not None and getattr(header, "adverb", "") != "broadcast"
+        if not awaited and getattr(header, "object", None) is None:
+            self._notice(f"a message to {getattr(header, 'endpoint', 'a channel')} was dropped: {reason}")
+        raise invalid(reason)
 
     def waiting_calls(self) -> Iterator[Call]:
         """The calls that queue behind a message that waits."""

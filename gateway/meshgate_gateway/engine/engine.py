@@ -90,13 +90,14 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stream_output = True
-        self._metrics = EngineMetrics(counted)
+        self._metrics, self._memory = EngineMetrics(counted), ValueMemory()
         self.link = ClientLink(
             self._metrics,
             received=self._received,
             connection_changed=connection_changed,
             flushed=self._apply_limits,
             violated=lambda reason: self._start_task(self._fail(reason)),
+            refuse=self._memory.refuse_arguments,
         )
         self._connect_parts(monarch, find_hosts, host)
         self.admission = Admission(
@@ -122,7 +123,6 @@ class Engine:
         self._lookup = Lookup(self._objects, monarch)
         self._failures = FailureReports(self._objects.add, self.send)
         self._backlog = Backlog(self._loop.call_later, self.notice)
-        self._memory = ValueMemory()
         self.streams = WorkerStreams(
             label=self._lookup.label,
             printed=self._send_output,
@@ -163,6 +163,7 @@ class Engine:
             start_task=self._start_task,
             about_to_handle=self._ledger.record,
             flush_soon=self.link.flush_soon,
+            notice=self.notice,
         )
         self._channels = Channels(
             objects,

@@ -1,6 +1,7 @@
 """The memory that large values may take in this process, and what of it is promised to replies that are on their way.
 
-A worker asks before it sends a large message here (``on_worker/large_messages.py``).
+A worker asks before it sends a large message here (``on_worker/large_messages.py``). The content of a large message of
+the client is dropped as it arrives (``Session.refuse``), and the request fails.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from meshgate_gateway.engine.on_worker.large_messages import LARGE
+
 __all__ = ["ValueMemory", "memory_left"]
 
 LIMIT = int(os.environ.get("MESHGATE_VALUE_MEMORY") or 0)
 """Bytes that values may take on their way through the engine; 0: three quarters of the memory that is left."""
+ARGUMENTS = 2  # measured with 200 MB: what has arrived, and Monarch's message to however many ranks
 GROUPS = Path("/sys/fs/cgroup")
 # Of each version of control groups: the limit, the use, and the part of the use that the kernel can take back.
 GROUP_FILES = {
@@ -33,7 +37,8 @@ class ValueMemory:
     """Decides which large values there is memory for.
 
     A result takes its size once, measured with 200 MB on one rank and on two: Monarch's buffer, from which it is sent
-    to the client. So it is promised its size until it has arrived, and then is part of what the process uses.
+    to the client. So it is promised its size until it has arrived, and then is part of what the process uses. Arguments
+    take theirs ``ARGUMENTS`` times.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -52,21 +57,37 @@ class ValueMemory:
         """Why a process may not send a message of ``nbytes``, or empty if it may. A ``reply`` is promised its room."""
         room = self.room()
         if room is not None and nbytes > room:
-            what = "the result" if reply else "the message"
+            fact = self._explain("the result" if reply else "the message", nbytes, room)
             return (
-                f"{what} has {nbytes / 1e6:,.1f} MB, but the session's engine, in the gateway, has room for "
-                f"{room / 1e6:,.1f} MB. {self._explain_limit()} Leave the value in the cluster and pass it between "
-                f"actors, save it to a file and fetch that with job.pull(), or send it in parts"
+                f"{fact} Leave the value in the cluster and pass it between actors, save it to a file and fetch that "
+                "with job.pull(), or send it in parts"
             )
         if reply:
             self.promised.append(_Promise(mesh, rank, nbytes))
         return ""
 
-    def _explain_limit(self) -> str:
-        if self._limit:
-            return f"MESHGATE_VALUE_MEMORY={self._limit} of the gateway sets this limit."
+    def refuse_arguments(self, nbytes: int, incomplete: int) -> str:
+        """Why the arguments in a message of the client are not kept, or empty if there is room. Those of ``incomplete``
+        bytes are arriving."""
+        if nbytes < LARGE or (room := self.room()) is None:
+            return ""
+        room = max(0, room // ARGUMENTS - incomplete)
+        if nbytes <= room:
+            return ""
         return (
-            "That is three quarters of the memory that the gateway has left: give it more, as with "
+            f"{self._explain('this message', nbytes, room)} Send the arguments in parts, or let the actors read them "
+            "themselves, from storage or from a directory that job.remote_mount() brings"
+        )
+
+    def _explain(self, what: str, nbytes: int, room: int) -> str:
+        fact = (
+            f"{what} has {nbytes / 1e6:,.1f} MB, but the session's engine, in the gateway, has room for "
+            f"{room / 1e6:,.1f} MB."
+        )
+        if self._limit:
+            return f"{fact} MESHGATE_VALUE_MEMORY={self._limit} of the gateway sets this limit."
+        return (
+            f"{fact} The memory that the gateway has left limits that: give it more, as with "
             "KubernetesJob(gateway=Compute(memory=...)), or set MESHGATE_VALUE_MEMORY of the gateway, in bytes."
         )
 

@@ -11,7 +11,9 @@ import pytest
 
 from meshgate_gateway.engine import memory
 from meshgate_gateway.engine.memory import ValueMemory, memory_left
+from meshgate_gateway.engine.on_worker.large_messages import LARGE
 
+MB = 2**20
 MACHINE = 8_000 * 1024  # what a machine in these tests has left
 System: TypeAlias = Callable[..., "int | None"]
 
@@ -99,6 +101,17 @@ def test_replies_on_their_way_share_the_room() -> None:
     assert values.room() == 40
     values.arrived(60)
     assert values.room() == 100
+
+
+def test_arguments_need_twice_their_size_and_share_the_room() -> None:
+    values = ValueMemory(limit=64 * MB)
+    assert not values.refuse_arguments(32 * MB, 0)
+    assert "this message has 33.6 MB, " in values.refuse_arguments(32 * MB + 1, 0)
+    assert "has room for 12.6 MB. MESHGATE_VALUE_MEMORY" in values.refuse_arguments(13 * MB, 20 * MB)
+    values.ask(1, 0, 20 * MB, reply=True)
+    assert not values.refuse_arguments(22 * MB, 0)
+    assert values.refuse_arguments(23 * MB, 0)
+    assert not values.refuse_arguments(LARGE - 1, 64 * MB)
 
 
 def test_what_processes_were_promised_is_free_once_they_have_ended() -> None:

@@ -70,6 +70,34 @@ def test_lengths_and_header_may_come_in_chunks_too(cut: int) -> None:
     assert [buffer.join() for buffer in whole.buffers] == [b"x"] * 1023
 
 
+def test_a_message_that_is_refused_keeps_its_header_and_no_memory() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def refuse(nbytes: int, incomplete: int) -> str:
+        asked.append((nbytes, incomplete))
+        return "too large" if nbytes > 500_000 else ""
+
+    assembly = Assembly(LIMITS, refuse=refuse)
+    large, other = encoded(1, 300_000, 0, 300_000), encoded(2, 5000)
+    assert assembly.receive(FIRST, 1, large, 0, 2000) is None
+    assert assembly.receive(FIRST, 2, other, 0, 2000) is None
+    tracemalloc.start()
+    for start in range(2000, 600_000, 2000):
+        assert assembly.receive(0, 1, large, start, start + 2000) is None
+    traced, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert traced < 50_000
+    whole = assembly.receive(LAST, 1, large, 600_000, len(large))
+    assert whole == AssembledMessage(Done(call=1), (), len(large), "too large")
+    kept = assembly.receive(LAST, 2, other, 2000, len(other))
+    assert kept is not None
+    assert (kept.refused, kept.buffers[0].join()) == ("", pattern(5000, 2))
+    assert asked == [(len(large), 0), (len(other), 0)]  # what is refused does not count
+    assert assembly.receive(FIRST, 1, other, 0, 2000) is assembly.receive(FIRST, 2, other, 0, 2000) is None
+    assert asked[2:] == [(len(other), 0), (len(other), len(other))]
+    assembly.validate_state()
+
+
 def test_streams_are_put_together_side_by_side() -> None:
     assembly = Assembly(LIMITS)
     first, second = encoded(1, 5000), encoded(2, 5000)

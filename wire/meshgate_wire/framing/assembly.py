@@ -6,7 +6,8 @@ session, since the same frames would be replayed on the next connection.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 from pydantic import ValidationError
 
@@ -18,7 +19,11 @@ from .fragments import Fragments
 from .frames import FIRST, LAST, describe
 from .header_codec import load_header
 
-__all__ = ["Assembly", "AssembledMessage"]
+__all__ = ["Assembly", "AssembledMessage", "Refuse", "accept_all"]
+
+Refuse: TypeAlias = "Callable[[int, int], str]"
+"""Called with the size of a message and the sizes of other incomplete ones. Returns why its buffers must be dropped,
+or an empty string."""
 
 _COUNTS = preamble_layout(0)
 
@@ -29,6 +34,11 @@ class AssembledMessage(NamedTuple):
     header: Header
     buffers: tuple[Fragments, ...]
     nbytes: int
+    refused: str = ""  # why it has no buffers
+
+
+def accept_all(nbytes: int, incomplete: int) -> str:
+    return ""
 
 
 def _parse_header(stream: int, data: bytes) -> Header:
@@ -76,7 +86,7 @@ class _Partial:
 
     __slots__ = (
         "_buffers", "_fragments", "_header", "_lengths", "_limits", "_missing", "_preamble", "_step", "_views",
-        "_wanted", "announced", "received", "stream",
+        "_wanted", "announced", "received", "refused", "stream",
     )  # fmt: skip
 
     def __init__(self, stream: int, limits: Limits, views: bool) -> None:
@@ -84,6 +94,7 @@ class _Partial:
         self._views = views
         self.received = 0
         self.announced = 0  # the size of the message, once known
+        self.refused = ""  # why its buffers are dropped
         self._limits = limits
         self._preamble = bytearray()  # counts, lengths and header, as far as received
         self._step = _Partial._read_counts  # a bound method would make a reference cycle
@@ -113,7 +124,8 @@ class _Partial:
                     f"but has at least {self.received}"
                 )
             fragment = source[start : min(end, start + self._missing)]
-            self._fragments.append(fragment)
+            if not self.refused:
+                self._fragments.append(fragment)
             start += len(fragment)
             self._missing -= len(fragment)
             if not self._missing:
@@ -124,7 +136,8 @@ class _Partial:
             raise ProtocolError(
                 f"a message on stream {self.stream} ended after {self.received} of {self.announced or 'unknown'} bytes"
             )
-        return AssembledMessage(self._header, tuple(self._buffers), self.received)
+        buffers = () if self.refused else tuple(self._buffers)
+        return AssembledMessage(self._header, buffers, self.received, self.refused)
 
     def _read_counts(self) -> None:
         header_bytes, count = _COUNTS.unpack(self._preamble)
@@ -164,14 +177,16 @@ class _Partial:
 class Assembly:
     """The messages being received, at most one per stream.
 
-    With ``views``, their large buffers are views of the received data instead of copies as ``bytes``.
+    With ``views``, their large buffers are views of the received data instead of copies as ``bytes``. ``refuse``
+    decides on each message of several frames once its size is known.
     """
 
-    __slots__ = ("_limits", "_partials", "_views", "announced")
+    __slots__ = ("_limits", "_partials", "_refuse", "_views", "announced")
 
-    def __init__(self, limits: Limits, *, views: bool = False) -> None:
+    def __init__(self, limits: Limits, *, views: bool = False, refuse: Refuse = accept_all) -> None:
         self._limits = limits
         self._views = views
+        self._refuse = refuse
         self._partials: dict[int, _Partial] = {}
         self.announced = 0  # the known sizes of all partial messages
 
@@ -218,6 +233,9 @@ class Assembly:
         self.announced += partial.announced - before
         if self.announced > self._limits.max_partial_bytes:
             raise LimitExceeded("bytes of incomplete messages", self.announced, self._limits.max_partial_bytes)
+        if partial.announced != before:
+            kept = sum(each.announced for each in self._partials.values() if not each.refused)
+            partial.refused = self._refuse(partial.announced, kept - partial.announced)
 
     def validate_state(self) -> None:
         assert self.announced == sum(partial.announced for partial in self._partials.values())
