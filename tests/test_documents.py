@@ -58,6 +58,28 @@ def test_every_shell_block_parses_and_its_commands_exist(block: Block) -> None:
         assert set(used) <= options | {"--help"}, block.code
 
 
+def described(page: str) -> dict[str, set[str]]:
+    """The options of each command that the table of options on docs/cli.md lists."""
+    found: dict[str, set[str]] = {}
+    for options, commands in re.findall(r"^\| (`-.*?) \| (`[a-z].*?) \| ", page, re.MULTILINE):
+        for command in re.findall(r"`([a-z]+)`", commands):
+            found.setdefault(command, set()).update(re.findall(r"`(--?[\w-]+)`", options))
+    return found
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_page_on_the_command_line_has_every_command_and_option(name: str) -> None:
+    page = (ROOT / "docs" / "cli.md").read_text()
+    assert f"`meshgate {name}" in page, f"docs/cli.md does not name `meshgate {name}`: add a row to its first table"
+    params = COMMANDS[name].load(name).params
+    options = {each for param in params for each in (*param.opts, *param.secondary_opts) if each.startswith("-")}
+    listed = described(page).get(name, set())
+    assert options <= listed, (
+        f"docs/cli.md does not have {sorted(options - listed)} of `meshgate {name}`: add rows to its table of options"
+    )
+    assert listed <= options, f"`meshgate {name}` has no {sorted(listed - options)}: remove them from docs/cli.md"
+
+
 @pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: block.name)
 def test_every_yaml_block_parses(block: Block) -> None:
     list(yaml.safe_load_all(block.code))
