@@ -15,8 +15,6 @@ from benchmarks.processes import ROOT
 from benchmarks.results import Case, Check, Value, at_least, at_most, median, percentile
 from benchmarks.run import Peers, Run
 
-__all__ = ["GROUPS"]
-
 Rows = Iterator[Case]
 MB = 1_000_000
 ROUND_TRIP = 0.05

@@ -14,8 +14,6 @@ import numpy as np
 
 from benchmarks.workload import Target
 
-__all__ = ["Driver"]
-
 
 class Driver:
     """``hosts``: a mesh of two hosts. ``open_meshes`` spawns the meshes that most rounds use."""

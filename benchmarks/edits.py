@@ -19,8 +19,6 @@ from benchmarks.peers.ray_client import cluster
 from benchmarks.results import Case, Value
 from benchmarks.run import Run
 
-__all__ = ["GROUPS"]
-
 TIMEOUT = 120.0
 POD = "meshgate-bench-exec"
 _SETTINGS = "LINE = {line}\n"

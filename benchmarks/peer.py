@@ -19,8 +19,6 @@ from typing import Any
 
 from benchmarks.processes import ROOT, end_tree
 
-__all__ = ["PeerFailed", "RunningPeer", "serve"]
-
 END_GRACE = 15.0
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from benchmarks.results import Case
 
-__all__ = ["draw"]
-
 _OURS, _OTHERS = "#2563eb", "#9ca3af"
 _MUTED = "#6b7280"
 _SIZES = {"h8": "8 hosts", "h16": "16 hosts", "h32": "32 hosts", "simulated": "1,024 simulated"}

@@ -17,18 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "ROOT",
-    "OtherProcesses",
-    "Usage",
-    "adopt_orphans",
-    "descendants",
-    "end_leftovers",
-    "end_tree",
-    "network_proxy",
-    "usage_of",
-]
-
 ROOT = Path(__file__).resolve().parent.parent
 _SET_CHILD_SUBREAPER = 36
 

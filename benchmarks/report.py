@@ -16,8 +16,6 @@ from rich.console import Console
 from benchmarks.results import Case, percentile
 from benchmarks.sections import write_section
 
-__all__ = ["TABLES", "Table", "as_markdown", "disturbance", "machine", "show", "write_into"]
-
 
 @dataclass(frozen=True, slots=True)
 class Table:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Case", "Check", "Value", "at_least", "at_most", "median", "percentile"]
-
 Unit = Literal["ms", "s", "/s", "MB/s", "MB", "bytes", "time", "times", "%", "", "round trips"]
 
 

@@ -15,8 +15,6 @@ from benchmarks.peer import PeerFailed, RunningPeer
 from benchmarks.peers.ray_client import cluster
 from benchmarks.processes import OtherProcesses
 
-__all__ = ["Peers", "Run"]
-
 T = TypeVar("T")
 MAX_ATTEMPTS = 8
 

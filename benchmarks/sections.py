@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["section", "write_section"]
-
 
 def section(document: Path, name: str) -> str:
     """The content of section ``name``. Raises ValueError if a marker is missing."""

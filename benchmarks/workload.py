@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from monarch.actor import Actor, endpoint
 
-__all__ = ["Target"]
-
 
 class Target(Actor):
     """Does next to nothing, so that the round trip is what is measured."""

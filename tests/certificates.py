@@ -6,8 +6,6 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["create_certificates"]
-
 
 def create_certificates(directory: Path, address: str) -> None:
     """``ca.crt``, and ``server.crt`` and ``server.key`` for ``address``. The CA has no key usage extension, like those

@@ -7,8 +7,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-__all__ = ["closed_port", "free_port"]
-
 BELOW_OUTGOING = range(10_000, 32_000)  # the system gives outgoing connections and listeners on port 0 higher ones
 
 

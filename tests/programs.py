@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["DDP", "ROOT", "check_equal_weights", "run_program"]
-
 ROOT = Path(__file__).parents[1]
 TIMEOUT = 100.0  # seconds
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["project_in"]
-
 
 @contextmanager
 def project_in(directory: Path, patch: pytest.MonkeyPatch, files: Mapping[str, str]) -> Iterator[Path]:

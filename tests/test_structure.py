@@ -28,6 +28,9 @@ MOST_MODULES = 25
 ENTRY_POINTS = {"__init__.py", "__main__.py"}  # run by other tests
 SAYS_WHAT_IT_NEVER_DOES = re.compile(r"\b(never|nothing|no|not|only|alone|without)\b", re.IGNORECASE)
 
+LIST_THEIR_NAMES = {"client/meshgate/config.py", "client/meshgate/errors.py", "sync/meshgate_sync/errors.py"}
+"""Modules whose names are documented, or compared with another list."""
+
 TESTED_ELSEWHERE = {
     "client/meshgate/doctor/gateway.py": "tests/end_to_end/test_doctor.py",
     "client/meshgate/session/gateway_client.py": "tests/client/jobs/kubernetes/test_remote_gateway.py",
@@ -67,6 +70,17 @@ def has_logic(module: Path) -> bool:
     )
 
 
+def lists_only_its_own(module: Path) -> bool:
+    """Whether the module has ``__all__``, and imports none of the names in it."""
+    tree = ast.parse(module.read_text())
+    lists = [
+        node.value for node in tree.body if isinstance(node, ast.Assign) and "__all__" in map(ast.unparse, node.targets)
+    ]
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {alias.asname or alias.name for node in imports for alias in node.names}
+    return bool(lists) and imported.isdisjoint(ast.literal_eval(lists[0]))
+
+
 MODULES = [
     path
     for folder in FOLDERS
@@ -98,6 +112,16 @@ def test_no_folder_has_too_many_modules(folder: Path) -> None:
     assert len(modules) <= MOST_MODULES, (
         f"{name_of(folder)} has {len(modules)} modules: move a subject of its own to a folder, or merge small ones"
     )
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_only_public_pages_and_modules_that_export_again_have_all(folder: Path) -> None:
+    needless = [
+        path.name
+        for path in folder.glob("*.py")
+        if path.name != "__init__.py" and name_of(path) not in LIST_THEIR_NAMES and lists_only_its_own(path)
+    ]
+    assert not needless, f"{name_of(folder)}: mypy needs no __all__ in {needless}: delete it"
 
 
 @pytest.mark.parametrize("module", MODULES, ids=name_of)

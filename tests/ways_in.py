@@ -20,15 +20,6 @@ import pytest
 from meshgate import Actor, JobTrait, endpoint
 from tests.waiting import wait_for
 
-__all__ = [
-    "check_admin",
-    "check_commands",
-    "check_mounts",
-    "check_ports_and_stacks",
-    "check_telemetry",
-    "check_terminal",
-]
-
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 

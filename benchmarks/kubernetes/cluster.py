@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 
-__all__ = ["kubectl", "server_cpu"]
-
 
 def kubectl(*arguments: str, namespace: str = "default", stdin: str | None = None) -> str:
     """The output of kubectl. Raises CalledProcessError, whose output is on stderr."""

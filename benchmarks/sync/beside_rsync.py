@@ -19,8 +19,6 @@ from benchmarks.sync.rsync import Rsync
 from meshgate_sync.relay.plan import CONTROL_FANOUT
 from meshgate_sync.tree.tree import MAX_PIECE
 
-__all__ = ["HOSTS", "changes_beside_rsync", "directory"]
-
 HOSTS = (1, 8, 32)
 _NEEDED = 14_000_000_000
 _ANNOUNCEMENT = 4_000

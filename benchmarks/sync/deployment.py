@@ -22,8 +22,6 @@ from meshgate_sync.relay.plan import GATEWAY
 from meshgate_sync.store.home import open_version
 from meshgate_sync.tree.scan import Scanner
 
-__all__ = ["Deployment", "HostProcesses"]
-
 _SECONDS_TO_END = 20.0
 _SECONDS_TO_REDIAL = 20.0
 

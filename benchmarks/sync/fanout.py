@@ -21,8 +21,6 @@ from benchmarks.sync.moved import Moved
 from benchmarks.sync.simulated import Outline, processes, simulate
 from meshgate_sync.relay.plan import CONTROL_FANOUT, STRIPES
 
-__all__ = ["by_fanout"]
-
 HOSTS = (8, 16, 32)
 _SHAPES = ((2, 1), (4, 2), (8, 4), (16, 6), (32, 8))
 _SIMULATED = 1024

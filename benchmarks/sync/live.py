@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from benchmarks.results import Case, Value, median, percentile
 from benchmarks.run import Run
 
-__all__ = ["from_save_to_call"]
-
 _HOW = {
     "reload": "reload(), then a call of running actors",
     "spawn": "new actors in running processes",

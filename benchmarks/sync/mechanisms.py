@@ -24,8 +24,6 @@ from meshgate_sync.tree.digest import NOTHING, piece_digest
 from meshgate_sync.tree.scan import Scanner
 from meshgate_sync.tree.tree import Directory
 
-__all__ = ["mechanisms"]
-
 _MODULES = (10, 100, 1000)
 _FUNCTION = (
     "def f{0}(x, y={0}):\n    if x > y:\n        return [x * {0} for _ in range(y)]\n    return {{'a': x, 'b': y}}\n"

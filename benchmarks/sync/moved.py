@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CpuClock", "Moved"]
-
 
 @dataclass(frozen=True, slots=True)
 class Moved:

@@ -18,8 +18,6 @@ from pathlib import Path
 from benchmarks.processes import network_proxy
 from benchmarks.sync.moved import CpuClock, Moved
 
-__all__ = ["Rsync"]
-
 _FLAGS = ("-a", "--delete", "--no-whole-file", "--modify-window=-1", "--stats")
 _START_TIMEOUT = 10.0
 

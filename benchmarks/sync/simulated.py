@@ -19,8 +19,6 @@ from benchmarks.run import Run
 from benchmarks.sync.simulated_cluster import Machine, Simulation
 from meshgate_sync.relay.plan import CONTROL_FANOUT, STRIPES
 
-__all__ = ["Outline", "Simulated", "processes", "simulate", "simulated"]
-
 HOSTS = 4096
 _GIGABIT = 125e6
 _LATENCY = 0.0002

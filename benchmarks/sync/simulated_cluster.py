@@ -36,8 +36,6 @@ from meshgate_sync.relay.relay import Relay
 from meshgate_sync.relay.timeouts import Timeouts
 from meshgate_sync.tree.digest import NOTHING, piece_digest
 
-__all__ = ["Machine", "Outcome", "Simulation"]
-
 _TICK = 0.05
 _SETTLED = 0.1  # seconds until all control connections are up and the version is offered
 _SMALL_MESSAGE = 100

@@ -8,18 +8,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = [
-    "Change",
-    "change_500",
-    "change_byte",
-    "change_line",
-    "change_nothing",
-    "make_cold",
-    "make_large",
-    "make_sources",
-    "replace_all",
-]
-
 LARGE = 100_000_000
 _NAMES = [f"name_{number}" for number in range(500)]
 _SYLLABLES = [bytes([97 + number % 26, 97 + number // 26, 32][: 2 + number % 2]) for number in range(256)]

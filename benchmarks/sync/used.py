@@ -19,8 +19,6 @@ from benchmarks.sync.deployment import Deployment, HostProcesses
 from benchmarks.sync.moved import Moved
 from benchmarks.sync.rsync import Rsync
 
-__all__ = ["with_processes"]
-
 _HOSTS = 8
 _LEAST_ROUNDS = 7
 _WARM = 2

@@ -7,8 +7,6 @@ import sys
 import warnings
 from types import FrameType, TracebackType
 
-__all__ = ["hide_own_frames", "is_ours", "note_no_waits", "note_wait", "report_interrupt", "theirs", "warn_caller"]
-
 _notes_waits = True
 
 TRACEBACK = "MESHGATE_TRACEBACK"  # "full": tracebacks show the frames of this package

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal, TypeAlias
 
-__all__ = ["MOST_RANKS", "Rank", "card", "rank_grid", "repr_of", "value_table"]
-
 MOST_RANKS = 256
 MOST_COLUMNS = 32
 MOST_VALUE = 200  # characters of a value

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, ClassVar
 
-__all__ = ["SeenAsMonarchs", "monarch_api"]
-
 
 def monarch_api(name: str = "monarch.actor") -> dict[str, object]:
     """The names of Monarch's module ``name``; none if nothing has imported it."""

@@ -10,8 +10,6 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["closest", "did_you_mean", "names_text", "wrong_arguments"]
-
 SIMILAR = 0.65  # below it, names of this size share no more than some letters
 MOST_NAMES = 20
 MOST_CHARACTERS = 100  # of a name: comparing long ones takes long

@@ -16,19 +16,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "Conflict",
-    "Forbidden",
-    "KubernetesError",
-    "NoCluster",
-    "NotFound",
-    "NotKubernetes",
-    "Rejected",
-    "Unauthenticated",
-    "Unreachable",
-    "UntrustedCertificate",
-]
-
 
 class KubernetesError(Exception):
     """Base class of all errors of this package. ``str()`` is a sentence or a few lines for people."""

@@ -10,8 +10,6 @@ from typing import Any
 from meshgate_slurm import commands
 from meshgate_slurm.errors import SlurmError
 
-__all__ = ["own_address"]
-
 
 def own_address(partition: str | None) -> str:
     """The address of this machine on the network of the nodes: that of its route to one of them. Raises SlurmError."""

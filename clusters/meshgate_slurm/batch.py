@@ -30,8 +30,6 @@ from meshgate_slurm.messages import ADDRESS_FILE, JOB_FILE, GatewayAddress, Reje
 from meshgate_slurm.script import ALLOCATION, DIRECTORY, SPEC
 from meshgate_slurm.spec import SlurmSpec
 
-__all__ = ["main"]
-
 COMMAND_NOT_FOUND = 127
 
 

@@ -18,8 +18,6 @@ from meshgate_slurm.script import NOT_FOR_STEPS
 from meshgate_slurm.spec import SlurmSpec
 from meshgate_slurm.status import JobStatus, parse_jobs, parse_node
 
-__all__ = ["cancel", "jobs", "node_address", "node_state", "start_step", "submit", "with_share"]
-
 TIMEOUT = 30.0
 KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS"})
 _FROM_A_JOB = re.compile(r"(SLURM|SBATCH|SRUN)_")

@@ -10,8 +10,6 @@
 
 from __future__ import annotations
 
-__all__ = ["NoSlurm", "Refused", "SlurmError", "Unreachable"]
-
 
 class SlurmError(Exception):
     """Base class of all errors of this package. ``str()`` is a sentence or a few lines for people."""

@@ -25,20 +25,6 @@ from meshgate_processes.identity import ProcessIdentity, identify_process
 from meshgate_slurm.messages import GatewayReport, Rejected, RunningSlurmJob
 from meshgate_slurm.spec import SlurmSpec
 
-__all__ = [
-    "end_gateway",
-    "gateway_of",
-    "host_name",
-    "last_output",
-    "remove_files",
-    "software_version",
-    "start_gateway",
-    "start_process",
-    "wait_until",
-    "write_private",
-    "write_token",
-]
-
 START_TIMEOUT = 120.0  # sbatch may take its time on a busy controller
 END_TIMEOUT = 30.0
 TAIL = 4096

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-__all__ = ["expand"]
-
 MAX_NODES = 65_536
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
 

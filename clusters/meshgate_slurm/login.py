@@ -48,8 +48,6 @@ from meshgate_slurm.script import batch_log, client_script, gateway_script, log_
 from meshgate_slurm.spec import SlurmSpec
 from meshgate_slurm.status import UNKNOWN, JobStatus
 
-__all__ = ["main"]
-
 JOB_END_TIMEOUT = 20.0
 GATEWAY_TIMEOUT = 300.0  # seconds from the start of the job until the gateway on its first node must be known
 NEEDED = ("monarch", "pydantic_settings", "structlog", "uvloop")

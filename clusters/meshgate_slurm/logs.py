@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["last_lines", "read_end"]
-
 TAIL_BYTES = 8192
 TAIL_LINES = 12
 MAX_TAIL = 2000

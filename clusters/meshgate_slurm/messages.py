@@ -15,32 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from meshgate_slurm.spec import SlurmSpec
 from meshgate_slurm.status import JobStatus
 
-__all__ = [
-    "ADDRESS_FILE",
-    "JOB_FILE",
-    "MARK",
-    "BatchRequest",
-    "EndJob",
-    "Ended",
-    "GatewayAddress",
-    "GatewayReport",
-    "GatewayState",
-    "JobEnded",
-    "JobReport",
-    "JobUp",
-    "ProvisioningReply",
-    "ProvisioningRequest",
-    "Rejected",
-    "RequestRejected",
-    "RunningSlurmJob",
-    "StartJob",
-    "StartRequest",
-    "parse_reply",
-    "parse_request",
-    "read_answer",
-    "surrounding_job",
-]
-
 ADDRESS_FILE = "address.json"  # in the directory of a job with its gateway on a node: a GatewayAddress
 JOB_FILE = "MESHGATE_SLURM_JOB"  # the variable with the path of the file that describes a batch job to its client
 MARK = "meshgate-slurm: "  # begins the line with the reply: shell start-up files may print other lines

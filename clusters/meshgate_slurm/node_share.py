@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from meshgate_slurm.errors import SlurmError
 
-__all__ = ["share_of_node"]
-
 _GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
 
 

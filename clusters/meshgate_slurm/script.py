@@ -16,21 +16,6 @@ from dataclasses import dataclass
 
 from meshgate_slurm.spec import SlurmSpec
 
-__all__ = [
-    "ALLOCATION",
-    "DIRECTORY",
-    "NOT_FOR_STEPS",
-    "SPEC",
-    "Connect",
-    "batch_log",
-    "batch_script",
-    "client_script",
-    "gateway_script",
-    "log_directory",
-    "log_pattern",
-    "step",
-]
-
 WORKER_MODULE = "meshgate_worker.slurm"
 CLIENT_MODULE = "meshgate_slurm.batch"
 LOG_DIRECTORY = "~/.meshgate/slurm/logs"

@@ -12,8 +12,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-__all__ = ["DEFAULT_IDLE_TIMEOUT", "DEFAULT_LEASE", "DEFAULT_WARN_BEFORE", "SlurmSpec", "time_limit_minutes"]
-
 DEFAULT_LEASE = 14400.0
 DEFAULT_IDLE_TIMEOUT = 1800.0
 DEFAULT_WARN_BEFORE = 600.0

@@ -14,8 +14,6 @@ from pydantic import BaseModel, ConfigDict
 
 from meshgate_slurm.hostlists import expand
 
-__all__ = ["UNKNOWN", "JobStatus", "parse_jobs", "parse_node"]
-
 UNKNOWN = "UNKNOWN"  # the state of a job that ended longer ago than Slurm remembers
 PENDING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 ALIVE = PENDING | {"RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT", "COMPLETING"}

@@ -20,8 +20,6 @@ from typing import Protocol
 
 from meshgate_processes.marks import end_processes
 
-__all__ = ["ChildProcess", "ExitStatus", "Process", "start_process"]
-
 TAIL = 64 * 1024
 MAX_LINE = 8 * 1024
 CHUNK = 64 * 1024

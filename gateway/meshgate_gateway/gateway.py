@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from meshgate_gateway.provisioning.service import Provisioner
     from meshgate_gateway.provisioning.slurm_service import SlurmProvisioner
 
-__all__ = ["Commands", "serve"]
-
 log = structlog.get_logger()
 
 SECRET_VARIABLES = ("MESHGATE_TOKEN", "MESHGATE_TOKEN_FILE")

@@ -23,8 +23,6 @@ from meshgate_kubernetes.manifests.pods import GATEWAY_CONTAINER
 from meshgate_kubernetes.manifests.spec import JobSpec
 from meshgate_kubernetes.status.termination import restart_reason
 
-__all__ = ["ClusterJob", "create_provisioner"]
-
 log = structlog.get_logger()
 
 KEPT = "kubernetes job"  # the key of what the supervisor keeps

@@ -18,8 +18,6 @@ from typing import Any, Literal, TypeAlias
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-__all__ = ["Redactor", "configure_logs"]
-
 _Value: TypeAlias = "str | dict[str, _Value] | list[_Value] | object"
 _BEARER = re.compile(r"(?i)\b(bearer)\s+[^\s\"']+")
 _SECRET_KEYS = frozenset({"authorization", "token", "cookie"})

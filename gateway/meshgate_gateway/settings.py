@@ -15,8 +15,6 @@ from typing import Annotated, Any, Literal, NoReturn
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliSuppress, NoDecode, SettingsConfigDict, SettingsError
 
-__all__ = ["LocalMesh", "Settings", "StaticMesh", "load_settings"]
-
 PROGRAM = "meshgate_gateway"
 MESH_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
 MAX_LOCAL_HOSTS = 1024

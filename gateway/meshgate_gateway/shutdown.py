@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Hosts", "SessionActivity", "Shutdown", "wait_for_shutdown", "wait_idle"]
-
 JOB_END_GRACE = 2.0
 HOSTS_TIMEOUT = 3600.0  # seconds for which missing hosts postpone an idle shutdown
 DETACH = b"\n"  # written to the lifetime descriptor: its end of file no longer ends the gateway

@@ -21,8 +21,6 @@ from meshgate_processes.marks import find_processes
 from tests.chaos.actors import Ledger
 from tests.chaos.world import World, processes
 
-__all__ = ["FATAL", "SURVIVABLE", "Fatal", "FatalOutcome"]
-
 ANSWER_LIMIT = 60.0
 
 

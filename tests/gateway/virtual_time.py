@@ -7,8 +7,6 @@ import selectors
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
-__all__ = ["run_in_virtual_time"]
-
 T = TypeVar("T")
 
 

@@ -16,8 +16,6 @@ from pathlib import Path
 
 from tests.kubernetes.cluster import Kubectl
 
-__all__ = ["restart_api_server"]
-
 VARIABLE = "MESHGATE_TEST_RESTART_API_SERVER"
 
 

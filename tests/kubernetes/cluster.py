@@ -10,8 +10,6 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["KINDS", "Kubectl", "bare_worker_pods", "kubeconfig_of", "own_namespace"]
-
 KINDS = "all,configmap,secret,serviceaccount,role,rolebinding,networkpolicy"
 
 

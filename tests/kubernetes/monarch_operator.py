@@ -16,8 +16,6 @@ from meshgate_kubernetes.errors import KubernetesError
 from meshgate_kubernetes.status.observer import Observer, WatchTarget
 from tests.kubernetes.cluster import Kubectl
 
-__all__ = ["monarch_operator"]
-
 _NAME = {"type": "string", "pattern": "^[a-z][a-z0-9]*$", "maxLength": 63}
 _ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 

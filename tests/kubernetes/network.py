@@ -22,8 +22,6 @@ from meshgate_kubernetes.status.discovery import is_ready
 from tests.kubernetes.cluster import Kubectl
 from tests.kubernetes.proxies import Proxy, proxy
 
-__all__ = ["Place", "ingress", "isolated_place", "local_port"]
-
 
 @contextmanager
 def local_port(kubectl: Kubectl, target: str) -> Iterator[int]:

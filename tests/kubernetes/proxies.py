@@ -20,8 +20,6 @@ from tests.certificates import create_certificates
 from tests.programs import ROOT
 from tests.waiting import wait_for
 
-__all__ = ["PROXIES", "Proxy", "block", "proxy"]
-
 INSTALLED = ROOT / "build" / "proxies" / "bin"  # by tests/kubernetes/images
 
 

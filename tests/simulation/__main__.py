@@ -9,8 +9,6 @@ from collections import Counter
 
 from tests.simulation.run import run_seed
 
-__all__ = ["simulate"]
-
 
 def simulate(seconds: float, first: int) -> bool:
     """Runs seeds from ``first`` on for ``seconds`` of real time, and prints what they did. False if any fails."""

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from meshgate import Client
     from tests.simulation.monarch import Workers
 
-__all__ = ["Agent", "Project", "agents_called", "call_in", "open_version", "until_engine_ends", "with_stores"]
-
 FILE = "number.txt"
 
 

@@ -36,8 +36,6 @@ from tests.simulation.code import Project
 from tests.simulation.monarch import MESH
 from tests.simulation.processes import Process, World, current_process
 
-__all__ = ["TOKEN", "WAYS", "Account", "Printer", "call_soon", "start_driver", "start_on_this_loop"]
-
 TOKEN = "the-token-of-the-simulation"
 HOSTS = 2
 LARGE = 200_000  # bytes; several frames

@@ -19,8 +19,6 @@ from tests.gateway.engine.fakes import FakeMesh, FakeMonarch, FakePort
 from tests.simulation.code import Agent, agents_called, call_in, open_version
 from tests.simulation.processes import Process, current_process
 
-__all__ = ["MESH", "SimulatedMonarch", "Worker", "Workers"]
-
 AGENTS = "meshgate_code"
 MESH = "procs"  # the processes of the drivers' actors
 

@@ -8,8 +8,6 @@ import socket
 
 from tests.simulation.processes import Process, World
 
-__all__ = ["Network"]
-
 PIECES = (1, 7, 100, 1400, 1 << 16)  # bytes that may travel together
 
 

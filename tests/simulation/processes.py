@@ -26,8 +26,6 @@ from unittest import mock
 
 from meshgate.session.loop_wakers import arrival_queues
 
-__all__ = ["Process", "World", "current_process"]
-
 CALLBACK_SECONDS = 20e-6  # of virtual time that a callback takes
 
 

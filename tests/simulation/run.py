@@ -30,8 +30,6 @@ from tests.simulation.network import Network
 from tests.simulation.processes import World, current_process
 from tests.simulation.supervisor import Supervisor
 
-__all__ = ["Outcome", "Simulation", "run_seed"]
-
 LEASE = 10_000.0
 REPORT_LIMIT = 200.0  # in which the death of a worker must be reported; calls to others go on meanwhile
 LIMIT = 600.0  # virtual seconds in which everything must have arrived once the faults have ended

@@ -20,8 +20,6 @@ from meshgate_gateway.supervisor.protocol import Note
 from meshgate_gateway.supervisor.supervisor import Kept
 from tests.simulation.processes import Process, World
 
-__all__ = ["Supervisor"]
-
 FIRST_PID = 1 << 30  # of no real process
 RESTART_SECONDS = 0.05
 

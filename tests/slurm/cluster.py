@@ -13,8 +13,6 @@ from meshgate import SlurmJob
 from tests.conftest import RUN_VARIABLE
 from tests.programs import ROOT
 
-__all__ = ["DEADLINE", "NOTICED", "kit", "laptop", "pids", "queue", "run", "small_job"]
-
 DEADLINE = 120.0
 NOTICED = 60.0  # seconds that a machine under load has for what takes 5 s
 KIT = Path(os.environ.get("MESHGATE_SLURM_UP") or ROOT.parent / "shared" / "slurm" / "up").parent

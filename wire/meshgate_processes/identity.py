@@ -20,8 +20,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ProcessIdentity", "identify_process", "wait_ended"]
-
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:

@@ -19,8 +19,6 @@ from pathlib import Path
 
 from meshgate_processes.identity import ProcessIdentity, identify_process, wait_ended
 
-__all__ = ["end_processes", "find_processes"]
-
 KILL_ROUNDS = 5  # a process may fork before it is killed; one that cannot be killed must not block the caller
 EXEC_TIMEOUT = 2.0  # seconds after the first look for processes to finish an execve; on a busy machine it may take long
 EXEC_POLL_INTERVAL = 0.001

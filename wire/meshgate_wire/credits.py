@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from .errors import LimitExceeded, ProtocolError
 
-__all__ = ["ReceiveWindows"]
-
 GRANTS_PER_FRAME = 1024
 
 

@@ -16,16 +16,6 @@ False: the session, since a replay would cause the same error.
 
 from __future__ import annotations
 
-__all__ = [
-    "LimitExceeded",
-    "MessageTooLarge",
-    "ProtocolError",
-    "SessionEnded",
-    "SessionLost",
-    "VersionMismatch",
-    "WireError",
-]
-
 
 class WireError(Exception):
     """Base of all errors of this package."""

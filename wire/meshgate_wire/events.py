@@ -9,8 +9,6 @@ from .framing.fragments import Fragments
 from .framing.frames import Hello
 from .messages import Header
 
-__all__ = ["Established", "Event", "MessageReceived"]
-
 
 @dataclass(frozen=True, slots=True)
 class Established:

@@ -14,8 +14,6 @@ from .limits import Limits
 from .retransmission import Unacknowledged
 from .version import PROTOCOL_VERSION, PYTHON_VERSION, monarch_version
 
-__all__ = ["Role", "make_hello", "accept_hello"]
-
 
 class Role(str, Enum):
     CLIENT = "client"

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["KIB", "MIN_LIMITS", "MIN_CHUNK", "MIN_WINDOW", "MIB", "Limits"]
-
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB

@@ -19,8 +19,6 @@ from .framing.frames import FIRST, FRAME_HEADER_BYTES, LAST, PeerLimits, encode_
 from .limits import KIB, MIN_WINDOW, Limits
 from .retransmission import Frame
 
-__all__ = ["LargeMessage", "Outbox", "coalesce"]
-
 SMALL_PIECE = 4 * KIB
 
 

@@ -14,8 +14,6 @@ import re
 import secrets
 from dataclasses import dataclass
 
-__all__ = ["ANY_GATEWAY", "NONCE_HEADER", "PROOF_HEADER", "Prover", "gateway_name", "new_nonce"]
-
 NONCE_HEADER = "Meshgate-Nonce"
 PROOF_HEADER = "Meshgate-Proof"
 ANY_GATEWAY = "*"

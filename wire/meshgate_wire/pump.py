@@ -13,8 +13,6 @@ from typing import Protocol
 from .limits import KIB
 from .session import Session
 
-__all__ = ["Pump", "Timer", "Transport"]
-
 ACK_DELAY = 0.05
 FLUSH_BYTES = 512 * KIB
 

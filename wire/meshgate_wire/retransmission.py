@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from .errors import ProtocolError
 
-__all__ = ["Frame", "Unacknowledged"]
-
 
 class Frame(NamedTuple):
     """A frame with its header."""

@@ -65,8 +65,6 @@ from .retransmission import Frame, Unacknowledged
 from .state import State, Statistics
 from .version import SOFTWARE_VERSION
 
-__all__ = ["DEFAULT_BUDGET", "Session"]
-
 DEFAULT_BUDGET = 256 * KIB + KIB  # one default chunk and its headers
 
 

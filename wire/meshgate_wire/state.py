@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = ["State", "Statistics"]
-
 
 class State(IntEnum):
     DETACHED = 0  # no connection

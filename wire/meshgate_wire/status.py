@@ -10,19 +10,6 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = [
-    "CallCounts",
-    "CallStatus",
-    "EngineStatus",
-    "HostStatus",
-    "JobStatus",
-    "MeshStatus",
-    "OutputPage",
-    "PrintedLine",
-    "SessionOutput",
-    "SessionStatus",
-]
-
 HostState: TypeAlias = Literal["ready", "missing"]
 
 

@@ -11,8 +11,6 @@ from typing import TypeVar
 
 from pydantic import ValidationInfo
 
-__all__ = ["MAX_SENT", "shorten", "shorten_sent_names", "shorten_sent_text"]
-
 MAX_SENT = 65_536  # characters; JSON takes up to six bytes for one, and a header of 1 MiB holds two such texts
 MAX_SENT_NAMES = 131_072  # bytes of JSON
 NOTICE = 40  # characters; at least the length of the notice in place of what was cut

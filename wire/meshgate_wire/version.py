@@ -6,8 +6,6 @@ import functools
 import importlib.metadata
 import platform
 
-__all__ = ["PROTOCOL_VERSION", "PYTHON_VERSION", "SOFTWARE_VERSION", "monarch_version"]
-
 PROTOCOL_VERSION = 3
 SOFTWARE_VERSION = "0.1.0"
 PYTHON_VERSION = platform.python_version()

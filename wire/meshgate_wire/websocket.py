@@ -11,8 +11,6 @@ from collections.abc import Callable
 from struct import Struct
 from typing import NamedTuple
 
-__all__ = ["ParsedFrame", "FrameReader", "binary_header"]
-
 _BINARY = 0x82  # the final and only frame of a binary message, without extensions
 _MASKED = 0x80
 _HEADER_16 = Struct("!BBH")

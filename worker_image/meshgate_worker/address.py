@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-__all__ = ["AddressError", "ListeningAt", "listening_at"]
-
 
 class AddressError(ValueError):
     """A host cannot serve this address."""

@@ -20,8 +20,6 @@ from meshgate_processes.marks import end_processes
 from meshgate_worker.address import AddressError, listening_at
 from meshgate_worker.identity import service_address
 
-__all__ = ["HostOptions", "serve"]
-
 COOKIE_VARIABLE = "MESHGATE_HOST_COOKIE"
 READY_TIMEOUT = 30.0
 _USAGE = 2  # the exit code if nothing was started

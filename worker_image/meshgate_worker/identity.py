@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["service_address"]
-
 
 def service_address(address: str, identity: str | None) -> str:
     """The address to serve: ``address`` with the identity derived from the UUID ``identity``.

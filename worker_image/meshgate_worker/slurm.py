@@ -22,8 +22,6 @@ from typing import Any
 
 from meshgate_worker.host import HostOptions, serve
 
-__all__ = ["main"]
-
 CONNECT_TIMEOUT = 60.0
 ATTEMPT_TIMEOUT = 10.0
 LONGEST_DELAY = 2.0

@@ -14,8 +14,6 @@ from typing import Any, Literal
 from meshgate.actors import api, standins
 from meshgate.suggestions import wrong_arguments
 
-__all__ = ["ActorClass", "EndpointSpec", "MESH_ATTRIBUTES", "endpoints_of"]
-
 # Attributes of Monarch's ActorMesh. An endpoint with one of these names would be unreachable.
 MESH_ATTRIBUTES = frozenset(
     {

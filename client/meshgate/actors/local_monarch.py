@@ -14,8 +14,6 @@ from typing import Any
 
 from meshgate.errors import InvalidRequestError
 
-__all__ = ["refuse_local_monarch"]
-
 _NO_MONARCH = "would start a Monarch on this machine, which cannot reach the job."
 _BOTH = "To run Monarch on this machine as well, call monarch.actor.context() before the first job.state()"
 _REFUSED = (

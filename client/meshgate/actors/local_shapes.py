@@ -7,8 +7,6 @@ from typing import Any
 from meshgate.monarch_classes import monarch_api
 from meshgate.shapes.shape import Extent, Point
 
-__all__ = ["equal_from_both_sides"]
-
 
 def equal_from_both_sides() -> None:
     """Extends the comparison of Monarch's ``Point`` and ``Extent``, which find every other object unequal.

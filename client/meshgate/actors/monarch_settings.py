@@ -14,8 +14,6 @@ from typing import Any, TypeAlias, cast
 from meshgate.actors.api import inside_actor, local_client
 from meshgate.errors import InvalidRequestError
 
-__all__ = ["REFUSED", "MonarchSettings", "Setting", "check_settings", "monarch_settings"]
-
 Setting: TypeAlias = "bool | int | float | str | None"
 
 _AT_START = "Monarch reads it when its process starts: set its environment variable for the gateway or in the image"

@@ -10,8 +10,6 @@ from collections.abc import Iterable
 
 from meshgate.suggestions import did_you_mean
 
-__all__ = ["FORMER", "OWNERS", "UNAVAILABLE", "missing_attribute"]
-
 _THE_JOB = "the job starts the workers and attaches to them"
 _IN_ENGINE = "the root client runs in the gateway's engine, which the job configures"
 _CODE = "job.sync() brings the code to the workers, and procs.reload() into running processes"

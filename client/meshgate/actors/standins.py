@@ -21,22 +21,6 @@ from meshgate.shapes.shape import Point, Shape
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "Actor",
-    "Context",
-    "Endpoint",
-    "EndpointProperty",
-    "concurrent_endpoint",
-    "context",
-    "current_actor_name",
-    "current_rank",
-    "current_size",
-    "endpoint",
-    "get_or_spawn_controller",
-    "this_host",
-    "this_proc",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

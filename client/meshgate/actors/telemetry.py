@@ -11,8 +11,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
-__all__ = ["Instrument", "Meter", "get_meter", "span", "traced"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

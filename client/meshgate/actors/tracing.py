@@ -10,8 +10,6 @@ import sys
 from types import TracebackType
 from typing import Any
 
-__all__ = ["NO_SPAN", "CallSpan", "start_span"]
-
 NO_SPAN = contextlib.nullcontext()
 
 

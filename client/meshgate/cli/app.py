@@ -18,8 +18,6 @@ from meshgate import __version__
 from meshgate.cli.console import Commands
 from meshgate.suggestions import did_you_mean
 
-__all__ = ["COMMANDS", "app"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Place:

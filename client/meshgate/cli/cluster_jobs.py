@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from meshgate_kubernetes.api.client import Api
     from meshgate_kubernetes.jobs.lifecycle import ListedJob
 
-__all__ = ["kill", "list_jobs", "objects_and_events", "table"]
-
 T = TypeVar("T")
 EVENTS_SHOWN = 50
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["Commands", "age_text", "console", "emit", "fail", "meshes_text", "new_table"]
-
 FAILED = 1
 NO_JOB = 3
 INTERRUPTED = 130

@@ -17,8 +17,6 @@ from meshgate.doctor.laptop import check_file_watches
 from meshgate.jobs.find import find_job
 from meshgate.session.dialing import Dialer, UrlDialer
 
-__all__ = ["Diagnosis", "diagnose"]
-
 
 class Diagnosis(Result):
     """``meshgate doctor``"""

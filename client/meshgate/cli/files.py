@@ -13,8 +13,6 @@ from meshgate.cli.models import Pull, Sync
 from meshgate.cli.options import AsJson, Job, Mesh, Namespace
 from meshgate.jobs.find import find_job
 
-__all__ = ["pull_files", "sync_code"]
-
 
 def sync_code(
     job: Job = None,

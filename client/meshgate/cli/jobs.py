@@ -10,8 +10,6 @@ from meshgate.cli import cluster_jobs, local_jobs
 from meshgate.cli.console import emit
 from meshgate.cli.options import AsJson, Namespace
 
-__all__ = ["kill_jobs", "list_jobs"]
-
 
 def list_jobs(
     namespace: Annotated[

@@ -15,8 +15,6 @@ from meshgate.cli.options import AsJson
 from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
 from meshgate_processes.marks import end_processes
 
-__all__ = ["collect_garbage", "end_leftovers", "find_leftovers"]
-
 GATEWAY_MODULE = b"meshgate_gateway"
 
 

@@ -13,8 +13,6 @@ from meshgate.cli.models import Ended, JobRow, Jobs
 from meshgate.errors import JobNotRunning
 from meshgate.jobs import registry
 
-__all__ = ["kill", "list_jobs", "row_of", "table"]
-
 
 def list_jobs() -> Jobs:
     return Jobs(jobs=[row_of(entry) for entry in registry.entries()])

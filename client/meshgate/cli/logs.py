@@ -21,8 +21,6 @@ from meshgate.session.output.screen import Screen
 from meshgate_wire.messages import OutputLine
 from meshgate_wire.status import JobStatus, OutputPage, PrintedLine
 
-__all__ = ["LogLine", "follow_lines", "printed_lines", "show", "show_logs"]
-
 POLL_INTERVAL = 0.5  # seconds between two requests while following
 
 

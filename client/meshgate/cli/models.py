@@ -8,22 +8,6 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = [
-    "Result",
-    "CommandOutcome",
-    "Ended",
-    "Event",
-    "Executed",
-    "JobRow",
-    "Jobs",
-    "Leftover",
-    "Leftovers",
-    "ProcessReport",
-    "Pull",
-    "StackGroups",
-    "Sync",
-]
-
 
 class Result(BaseModel):
     model_config = ConfigDict(frozen=True)

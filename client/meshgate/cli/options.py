@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AsJson", "Job", "Mesh", "Namespace", "Variables", "Workdir"]
-
 Job = Annotated[str | None, typer.Argument(metavar="JOB", help="An id, a job file, or with -n a name.")]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="The job is in this namespace of a Kubernetes cluster.")

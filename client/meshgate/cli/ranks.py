@@ -17,18 +17,6 @@ from meshgate.jobs.find import find_job
 from meshgate.ranks.stacks import ProcessStacks, Stacks
 from meshgate_wire.status import CallStatus, JobStatus
 
-__all__ = [
-    "CallReport",
-    "Why",
-    "debug_actors",
-    "explain",
-    "forward_port",
-    "open_shell",
-    "run_command",
-    "show_stacks",
-    "why",
-]
-
 RANKS_EXPLAINED = 4
 Rank = Annotated[int, typer.Option("--rank", help="The host, by its rank in the host mesh.")]
 

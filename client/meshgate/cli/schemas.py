@@ -19,8 +19,6 @@ from meshgate.cli.status import Description
 from meshgate.cli.top.models import Top
 from meshgate_wire.status import JobStatus
 
-__all__ = ["SCHEMAS", "show_schema"]
-
 SCHEMAS: dict[str, type[BaseModel]] = {
     "ls": Jobs,
     "kill": Ended,

@@ -10,8 +10,6 @@ from meshgate.cli.options import AsJson, Job, Namespace
 from meshgate.jobs.find import find_job
 from meshgate.jobs.sessions import SessionInfo
 
-__all__ = ["Sessions", "list_sessions", "show_sessions"]
-
 NAMES_SHOWN = 4
 VERSION_SHOWN = 12
 

@@ -16,16 +16,6 @@ from meshgate.jobs.find import find_job
 from meshgate.jobs.trait import JobTrait
 from meshgate_wire.status import CallStatus, HostStatus, JobStatus, MeshStatus, SessionStatus
 
-__all__ = [
-    "Description",
-    "describe",
-    "describe_job",
-    "report_status",
-    "show_description",
-    "show_status",
-    "waiting_text",
-]
-
 RANKS_NAMED = 4
 VERSION_SHOWN = 12
 

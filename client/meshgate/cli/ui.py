@@ -16,8 +16,6 @@ from meshgate.jobs.find import find_job
 from meshgate.ui.feed import Feed
 from meshgate.ui.server import run_page
 
-__all__ = ["open_page"]
-
 
 def open_page(
     job: Job = None,

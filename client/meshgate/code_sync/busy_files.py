@@ -6,8 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-__all__ = ["BusyFiles"]
-
 SAVES = 20
 WINDOW = 10.0  # seconds
 

@@ -15,8 +15,6 @@ import sysconfig
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-__all__ = ["driver_import_paths", "driver_script", "is_installed", "loaded_files"]
-
 
 def driver_import_paths(search_path: Sequence[str] | None = None, cwd: str | None = None) -> list[str]:
     """The driver's own entries of ``search_path``, absolute and without duplicates, then the working directory.

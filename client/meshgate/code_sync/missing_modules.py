@@ -10,8 +10,6 @@ from pathlib import Path
 from meshgate.code_sync.import_paths import driver_import_paths, is_installed, loaded_files
 from meshgate.code_sync.project import Tree
 
-__all__ = ["directories_outside", "ignored_modules", "including_rules", "modules_beside"]
-
 _OWN_PACKAGES = frozenset({"__main__", "meshgate"}) | {
     f"meshgate_{part}" for part in ("kubernetes", "processes", "slurm", "sync", "wire")
 }

@@ -11,8 +11,6 @@ from pathlib import Path
 from meshgate.code_sync.import_paths import driver_import_paths, driver_script
 from meshgate_sync.tree.scan import git_root
 
-__all__ = ["Tree", "driver_tree", "find_tree", "paths_below"]
-
 
 @dataclass(frozen=True, slots=True)
 class Tree:

@@ -38,8 +38,6 @@ from meshgate_wire.messages import SYNC_STREAM, Sync
 if TYPE_CHECKING:
     from meshgate.session.session import ClientSession
 
-__all__ = ["CodeSync"]
-
 log = logging.getLogger("meshgate.code_sync.push")
 
 MAX_CONSECUTIVE_CHANGES = 5  # how often in a row a file may change before it could be sent

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from meshgate.errors import MeshFailure, StaleCodeError, StepFailedError, SupervisionError
 from meshgate_sync.upload.protocol import SyncStatus
 
-__all__ = ["PushedVersions", "SessionChecks", "raise_if_failed"]
-
 SYNC_TIMEOUT = 600.0  # seconds
 _REMEMBERED = 64  # versions
 _LISTED_HOSTS = 8  # in an error message

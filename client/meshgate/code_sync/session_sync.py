@@ -22,8 +22,6 @@ from meshgate_sync.tree.scan import git_root
 if TYPE_CHECKING:
     from meshgate.session.session import ClientSession
 
-__all__ = ["SessionSync", "push_automatically", "sync_for"]
-
 _OUTSIDE = (
     "meshgate: modules in {directory} are not synced because it is outside {top}; workers use their installed copies, "
     "if any. Add it to sync_dirs to sync it"

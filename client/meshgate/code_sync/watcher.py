@@ -11,8 +11,6 @@ from fnmatch import fnmatchcase
 from meshgate_sync.errors import TreeError
 from meshgate_sync.tree.scan import Scanner
 
-__all__ = ["watch"]
-
 DEBOUNCE = 50  # ms; saves closer together than this are one burst
 POLL_INTERVAL = 200  # ms between checks of ``stop``
 OUTPUTS = ("events.out.tfevents.*", "*.ckpt", "*.distcp", "*.pt", "*.pth", "*.safetensors")

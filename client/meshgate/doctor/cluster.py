@@ -22,8 +22,6 @@ from meshgate_kubernetes.errors import (
 )
 from meshgate_kubernetes.jobs.permissions import require_permissions
 
-__all__ = ["check_cluster"]
-
 _REMEDIES: dict[type[KubernetesError], str] = {
     Unauthenticated: "log in to the cluster again, as you do for kubectl; then `kubectl get pods` works too",
     Unreachable: "start the VPN or proxy that the cluster needs, and check the server's address in the kubeconfig",

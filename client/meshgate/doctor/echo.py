@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 
-__all__ = ["Echo"]
-
 
 class Echo(Actor, metaclass=SentAsSource):
     """It needs nothing but torchmonarch."""

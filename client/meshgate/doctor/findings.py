@@ -6,8 +6,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Finding", "problem"]
-
 
 class Finding(BaseModel):
     """The outcome of one check."""

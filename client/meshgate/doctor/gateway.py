@@ -20,8 +20,6 @@ from meshgate.session.gateway_http import get_json
 from meshgate.session.settings import ClientSettings
 from meshgate_wire.status import JobStatus
 
-__all__ = ["check_gateway"]
-
 SLOW_ROUND_TRIP = 0.25  # seconds
 SLOW_THROUGHPUT = 2.0  # MB/s
 ROUND_TRIPS = 10

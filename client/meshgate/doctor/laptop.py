@@ -7,8 +7,6 @@ from pathlib import Path
 
 from meshgate.doctor.findings import Finding, problem
 
-__all__ = ["check_file_watches"]
-
 LIMITS = Path("/proc/sys/fs/inotify")
 FEWEST_WATCHES = 65_536
 FEWEST_INSTANCES = 64

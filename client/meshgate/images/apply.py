@@ -20,8 +20,6 @@ from meshgate.proxies import HostMeshProxy
 from meshgate.session.futures import FutureProxy
 from meshgate.session.session import ClientSession
 
-__all__ = ["apply_image"]
-
 CHUNK = 2 << 20
 IN_FLIGHT = 4  # chunks per host
 

@@ -11,8 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-__all__ = ["StepFailed", "execute", "print_line"]
-
 TAIL_LINES = 20
 _TAIL_BYTES = 65536
 

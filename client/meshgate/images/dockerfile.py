@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from meshgate.images.expansion import REFERENCE, expand
 from meshgate.images.steps import Argument, Copy, RunBash, SetEnvVars, Step, WorkDir
 
-__all__ = ["DockerfileError", "ParsedDockerfile", "parse"]
-
 _DIRECTIVE = re.compile(r"#\s*(\w+)\s*=\s*(.*?)\s*$")
 _NAME = re.compile(r"[A-Za-z_]\w*$")
 _HEREDOC = re.compile(r"(?<!<)<<-?\s*[\"']?\w")

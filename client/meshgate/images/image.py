@@ -18,8 +18,6 @@ from pathlib import Path
 from meshgate.images.dockerfile import parse
 from meshgate.images.steps import Copy, PipInstall, RunBash, SetEnvVars, Step, SyncPackage
 
-__all__ = ["Image"]
-
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REJECTED_OPTIONS = {
     "-e": "use sync_package() for packages in development",

@@ -33,8 +33,6 @@ from meshgate.images.expansion import expand  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 from meshgate_sync.store.place import default_home  # sent along
 
-__all__ = ["StepRunner"]
-
 
 class StepRunner(Actor, metaclass=SentAsSource):
     """The steps of one host. A step is a mapping with ``kind``, ``title``, ``digest`` and the fields of its kind."""

@@ -23,8 +23,6 @@ from pathspec import GitIgnoreSpec
 from meshgate.images.steps import Argument, Copy, PipInstall, RunBash, SetEnvVars, Step, SyncPackage, WorkDir, title
 from meshgate_sync.tree.ignore import DEFAULTS
 
-__all__ = ["Content", "PlannedStep", "chunks", "plan", "require_sources"]
-
 _LINK, _DIRECTORY, _EXECUTABLE, _FILE = "link", "directory", "executable", "file"
 
 

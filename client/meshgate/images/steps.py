@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["Argument", "Copy", "PipInstall", "RunBash", "SetEnvVars", "Step", "SyncPackage", "WorkDir", "title"]
-
 
 @dataclass(frozen=True, slots=True)
 class PipInstall:

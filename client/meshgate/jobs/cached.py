@@ -11,8 +11,6 @@ from meshgate.caller import warn_caller
 from meshgate.errors import ConnectionFailedError, JobCacheWarning, JobFileError, JobNotRunning
 from meshgate.jobs.saved import SavedJob, holds_job, read_job_file
 
-__all__ = ["find_cached_job", "find_running_job", "remove_job_file"]
-
 
 class CachedJob(Protocol):
     _apply_id: str | None

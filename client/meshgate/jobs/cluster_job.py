@@ -14,8 +14,6 @@ from meshgate.jobs.saved import SavedJob
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait, kind_of
 
-__all__ = ["ClusterJob"]
-
 
 class Running(Protocol):
     """What the driver knows of a running job, and saves."""

@@ -10,8 +10,6 @@ from meshgate.errors import MeshgateError
 from meshgate.jobs import registry
 from meshgate.jobs.trait import job_loads
 
-__all__ = ["end_job"]
-
 ATTEMPTS = 8
 """With doubling delays: about four minutes without a network."""
 

@@ -11,8 +11,6 @@ from meshgate.jobs.saved import DEFAULT_JOB_PATH
 from meshgate.jobs.this_machine.local_gateway import GatewayRecord
 from meshgate.jobs.trait import JobTrait, job_load
 
-__all__ = ["find_job", "find_local"]
-
 
 def find_job(name: str | None = None, namespace: str | None = None) -> JobTrait:
     """The running job ``name``.

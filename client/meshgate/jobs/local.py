@@ -19,8 +19,6 @@ from meshgate.jobs.saved import DEFAULT_JOB_PATH
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait
 
-__all__ = ["LocalJob"]
-
 LOG_DIRECTORY = ".monarch/logs"
 
 

@@ -7,8 +7,6 @@ of a new release fails that test until it is available here or listed. The names
 
 from __future__ import annotations
 
-__all__ = ["AVAILABLE", "MODULES", "UNAVAILABLE", "place_of"]
-
 MODULES = ("monarch.job", "monarch.job.kubernetes", "monarch.job.spmd", "monarch.spmd")
 
 # Each with its public members, except for those in UNAVAILABLE.

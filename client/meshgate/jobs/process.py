@@ -29,8 +29,6 @@ from meshgate.jobs.this_machine.local_gateway import (
 from meshgate.jobs.trait import JobTrait
 from meshgate.session.dialing import UrlDialer
 
-__all__ = ["LocalGatewayJob", "LocalRequest", "ProcessJob"]
-
 MeshName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,62}$")]
 
 

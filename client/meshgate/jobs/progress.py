@@ -10,8 +10,6 @@ from typing import Literal, TextIO
 from rich.console import Console
 from typing_extensions import Self
 
-__all__ = ["Block", "progress_mode"]
-
 
 def progress_mode(stream: TextIO) -> Literal["live", "plain", "off"]:
     """What the variable and the terminal, or notebook, ask for. Raises ValueError on another value of the variable."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from meshgate.session.dialing import Dialer
     from meshgate.transfer.pulled import Pulled
 
-__all__ = ["RankAccess"]
-
 
 class RankAccess(ABC):
     """``ranks`` are those of the hosts of ``mesh``, which is the name of a host mesh (default: the only one)."""

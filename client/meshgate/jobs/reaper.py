@@ -17,8 +17,6 @@ import sys
 from meshgate.code_sync.import_paths import driver_import_paths
 from meshgate.jobs import registry
 
-__all__ = ["Reaper"]
-
 # The last line names the job to end; an empty one, none. The line contains a token, so it is passed on by a pipe.
 _WAIT = """\
 import os, sys

@@ -19,8 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from meshgate.errors import JobError
 from meshgate_processes.identity import ProcessIdentity
 
-__all__ = ["LocalEntry", "entries", "log_file", "prune", "refuse_foreign", "register", "unregister"]
-
 UNREGISTERED_LOG_AGE = 3600.0  # seconds; the job of a younger log may be about to start
 
 

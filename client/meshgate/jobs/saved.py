@@ -29,17 +29,6 @@ from typing_extensions import Self
 
 from meshgate.errors import JobFileError, JobUnsupported
 
-__all__ = [
-    "DEFAULT_JOB_PATH",
-    "SavedJob",
-    "check_writable",
-    "holds_job",
-    "locked",
-    "pickle_attributes",
-    "read_job_file",
-    "write_job_file",
-]
-
 DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
 HEADER = b"meshgate job\n"
 PICKLE_HEADER = b"\x80"

@@ -23,8 +23,6 @@ from meshgate.session.gateway_http import get_json
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
 
-__all__ = ["SessionAccess", "SessionInfo", "check_detached", "check_name", "choose_session"]
-
 MAX_NAME = 128
 MIN_PREFIX = 4  # characters of an id that name a session
 

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["catch_end_signals", "keep_handlers", "restore_signals"]
-
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _blocks = 0  # changed in the main thread only
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from meshgate.proxies.client import Client
     from meshgate.ranks.telemetry import QueryEngineClient
 
-__all__ = ["JobState", "attach_meshes"]
-
 
 class JobState:
     """The job's host meshes by name: ``state.trainers``, ``state.dataloaders``.

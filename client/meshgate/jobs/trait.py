@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from meshgate.code_sync.report import SyncReport
     from meshgate.session.dialing import Dialer
 
-__all__ = ["JobTrait", "job_load", "job_loads", "kind_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class CachedRunning:

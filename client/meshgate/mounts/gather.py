@@ -24,8 +24,6 @@ from meshgate.transfer.pulled import Pulled
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
 
-__all__ = ["GatherMount", "GatherMounts"]
-
 INTERVAL = 5.0  # seconds between two rounds
 CONCURRENT_HOSTS = 8
 

@@ -10,8 +10,6 @@ from meshgate.mounts.gather import GatherMount, GatherMounts
 from meshgate.mounts.remote import RemoteMount, RemoteMounts
 from meshgate.proxies import HostMeshProxy
 
-__all__ = ["GatherHandle", "RemoteMountHandle", "handles_of"]
-
 
 class RemoteMountHandle:
     """What ``remotemount`` returns: ``source`` appears on the hosts with ``open``, and ``refresh`` brings changes."""

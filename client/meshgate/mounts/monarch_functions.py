@@ -12,8 +12,6 @@ from typing import Any
 
 from meshgate.proxies.host_and_proc_mesh import HostMeshProxy
 
-__all__ = ["serve_monarchs_mount_functions"]
-
 # The module and name of the class whose object each function returns, and of the one that takes its place.
 _CLASSES = (
     ("monarch.remotemount.remotemount", "MountHandler", "RemoteMountHandle"),

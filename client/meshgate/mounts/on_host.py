@@ -20,8 +20,6 @@ from typing import Any
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 from meshgate_sync.store.place import default_home  # sent along
 
-__all__ = ["Mounter", "identity"]
-
 KEPT = 2  # versions of a mount: processes may still run from the one before
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
     from meshgate.session.dialing import Dialer
 
-__all__ = ["Mounting"]
-
 Hosts: TypeAlias = "Mapping[str, HostMeshProxy]"
 
 

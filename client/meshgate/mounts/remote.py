@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
     from meshgate.proxies.client import Client
 
-__all__ = ["RemoteMount", "RemoteMounts"]
-
 TIMEOUT = 60.0  # seconds that hosts may take to make links
 
 

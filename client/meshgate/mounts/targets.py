@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-__all__ = ["meshes_of", "single_hosts"]
-
 
 def single_hosts(mesh: Any) -> list[tuple[Any, str]]:
     """Each host of ``mesh``, or what runs there, with what ``$SUBDIR`` stands for on it, as in Monarch: nothing if

@@ -12,8 +12,6 @@ from meshgate.errors import StaleCodeWarning
 from meshgate.serialization.pickling import pickled_by_value
 from meshgate.serialization.stale_source import changed_script, current_class, restart_hint
 
-__all__ = ["actor_class_of", "actor_class_to_spawn", "check_init", "parameters_of"]
-
 _cache: weakref.WeakKeyDictionary[type, ActorClass] = weakref.WeakKeyDictionary()
 
 

@@ -17,8 +17,6 @@ from meshgate.shapes.shape import Shape
 from meshgate.suggestions import did_you_mean, names_text
 from meshgate_wire.messages import Initialized
 
-__all__ = ["ActorMeshProxy"]
-
 
 class ActorMeshProxy(MeshProxy):
     """Actors of one class, one in each process. Endpoints of the class are attributes: ``actors.step.call(1)``."""

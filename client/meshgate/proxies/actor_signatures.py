@@ -11,8 +11,6 @@ from meshgate.actors import standins
 from meshgate.actors.actor_class import ActorClass, EndpointSpec
 from meshgate_wire.messages import EndpointSignature, Parameter, SpawnActors
 
-__all__ = ["actor_class_from", "signatures_of"]
-
 MAX_TEXT = 256  # characters of a default or an annotation
 
 

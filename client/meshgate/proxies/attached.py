@@ -20,8 +20,6 @@ from meshgate_wire.messages import AttachHosts, KeptCall, MeshRef, OpenChannel, 
 if TYPE_CHECKING:
     from meshgate.proxies.client import Client
 
-__all__ = ["AttachedCall", "AttachedSession", "take_over"]
-
 
 @dataclass(frozen=True, slots=True)
 class AttachedCall:

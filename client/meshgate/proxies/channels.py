@@ -14,8 +14,6 @@ from meshgate.proxies.mesh import require_name
 from meshgate.proxies.ports import Port, PortReceiver, RankedPortReceiver
 from meshgate_wire.messages import OpenChannel, stream_of
 
-__all__ = ["Channel"]
-
 R = TypeVar("R", default=Any)
 
 

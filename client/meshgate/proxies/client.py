@@ -23,8 +23,6 @@ from meshgate.session.settings import ClientSettings
 from meshgate.shapes.shape import Extent
 from meshgate_wire.messages import AttachHosts, stream_of
 
-__all__ = ["Client", "current_client", "shutdown_context", "use_client"]
-
 
 class Client(ClientSession):
     """A session with the gateway that ``dialer`` reaches.

@@ -16,8 +16,6 @@ from meshgate.session.futures import FutureProxy
 from meshgate.shapes.shape import Extent
 from meshgate_wire.messages import GetControllers, stream_of
 
-__all__ = ["get_or_spawn_controller"]
-
 T = TypeVar("T")
 P = ParamSpec("P")
 _keepers: weakref.WeakKeyDictionary[Client, ActorMeshProxy] = weakref.WeakKeyDictionary()

@@ -24,8 +24,6 @@ from meshgate.suggestions import wrong_arguments
 from meshgate_wire.framing.header_codec import with_call_number
 from meshgate_wire.messages import Call, SendTo
 
-__all__ = ["Accumulator", "EndpointProxy", "Selection", "send"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")

@@ -26,8 +26,6 @@ from meshgate.shapes.value_mesh import ValueMesh
 from meshgate_wire.framing.fragments import flatten
 from meshgate_wire.messages import MAX_PER_HOST, Initialized, MeshRef, Reload, SpawnActors, SpawnProcs, stream_of
 
-__all__ = ["HostMesh", "HostMeshProxy", "ProcMesh", "ProcMeshProxy", "shape_of_procs"]
-
 T = TypeVar("T")
 P = ParamSpec("P")
 

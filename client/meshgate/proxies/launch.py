@@ -12,8 +12,6 @@ from meshgate.shapes.shape import Extent, Point
 from meshgate_wire import messages
 from meshgate_wire.messages import Launch
 
-__all__ = ["BootstrapCommand", "default_bootstrap_cmd", "launch_of"]
-
 
 @dataclass
 class BootstrapCommand:

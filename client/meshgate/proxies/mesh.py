@@ -24,8 +24,6 @@ from meshgate_wire.messages import Argument, MeshRef, Stop, stream_of
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["MeshProxy", "OwnedObject", "require_name", "require_string"]
-
 
 def require_string(text: object, description: str) -> str:
     """Returns ``text``. Raises ``TypeError`` if it is not a string."""

@@ -17,8 +17,6 @@ from meshgate.session.session import ClientSession, RemoteReference
 from meshgate_wire import MessageReceived
 from meshgate_wire.messages import Argument, MeshRef, PortMessage, PortSend, stream_of
 
-__all__ = ["Port", "PortReceiver", "RankedPortReceiver"]
-
 R = TypeVar("R")
 
 

@@ -21,8 +21,6 @@ from meshgate.session.session import ClientSession
 from meshgate.shapes.shape import Region, Shape
 from meshgate_wire.messages import Adopt, stream_of
 
-__all__ = ["ProxyFactory"]
-
 
 class ProxyFactory:
     """Implements ``MakeProxy`` of ``meshgate.serialization.unpickling`` for one session."""

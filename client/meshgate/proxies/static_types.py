@@ -14,8 +14,6 @@ from meshgate.proxies.ports import Port
 from meshgate.session.futures import FutureProxy
 from meshgate.shapes.value_mesh import ValueMesh
 
-__all__ = ["Actor", "Endpoint", "EndpointProperty", "concurrent_endpoint", "endpoint"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)

@@ -9,8 +9,6 @@ from typing import Any
 from meshgate.proxies.torch_variables import HeldPort, master_address, rank_variables  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 
-__all__ = ["TorchEnvironment", "set_up_ranks"]
-
 
 class TorchEnvironment(Actor, metaclass=SentAsSource):
     """Sets the variables of its process. It needs nothing but torchmonarch."""

@@ -12,8 +12,6 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["HeldPort", "host_name", "master_address", "own_address", "rank_variables"]
-
 
 def rank_variables(
     rank: int,

@@ -17,8 +17,6 @@ from meshgate.ranks.forward import ForwardedPort, forward
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
 
-__all__ = ["MeshAdmin", "MeshAdminConfig"]
-
 START_TIMEOUT = 60.0  # seconds
 LOOPBACK = ("127.0.0.1", "localhost")
 

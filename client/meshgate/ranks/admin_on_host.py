@@ -7,8 +7,6 @@ from typing import Any
 
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 
-__all__ = ["AdminStarter"]
-
 
 class AdminStarter(Actor, metaclass=SentAsSource):
     @endpoint

@@ -21,8 +21,6 @@ from meshgate.ranks.host_streams import HostStreams, spawn_streams
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
 
-__all__ = ["Breakpoint", "Debugger", "debugging", "parse_ranks", "run_console"]
-
 ATTACH, DETACH = "\x01attach\n", "\x01detach\n"
 PROMPT, RESUMED = "\x02", "\x03"
 HELP = """\

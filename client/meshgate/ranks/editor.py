@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from meshgate.proxies import HostMeshProxy
 
-__all__ = ["EditorDebugging", "debug_in_editor"]
-
 START_TIMEOUT = 60.0  # seconds; debugpy starts a process of its own
 
 

@@ -20,8 +20,6 @@ from meshgate.session.futures import FutureProxy
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
 
-__all__ = ["CommandResult", "Executed", "execute"]
-
 MAX_LINE = 1 << 20  # bytes; a longer line of one of several hosts is printed as several
 LOST = 255  # the exit code of a command whose host was lost, as ssh's
 

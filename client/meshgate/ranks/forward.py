@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from meshgate.proxies import HostMeshProxy
 
-__all__ = ["ForwardedPort", "forward"]
-
 LISTENER = 0
 
 

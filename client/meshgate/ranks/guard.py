@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 
-__all__ = ["start_guard"]
-
 # Kills the process group $1 when its standard input is closed, which happens when this process ends in any way.
 _END_WITH_PARENT = 'read _; kill -9 -"$1" 2>/dev/null'
 

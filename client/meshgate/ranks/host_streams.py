@@ -16,8 +16,6 @@ from meshgate.session.futures import FutureProxy
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
 
-__all__ = ["Arrivals", "HostStreams", "check_ranks", "spawn_streams"]
-
 READS_IN_FLIGHT = 2
 
 

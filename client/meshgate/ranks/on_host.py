@@ -25,8 +25,6 @@ from meshgate.ranks.marks import find_marks, siblings  # sent along
 from meshgate.ranks.streams import WINDOW, Event, Hub  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 
-__all__ = ["STDERR", "STDIN", "STDOUT", "StreamReader", "StreamWriter"]
-
 STDIN, STDOUT, STDERR = 0, 1, 2
 BREAKPOINT_MARK = "meshgate-debug"  # of gateway/meshgate_gateway/engine/on_worker/breakpoints.py
 PIPE_SIZE = getattr(fcntl, "F_SETPIPE_SZ", -1)  # Linux only

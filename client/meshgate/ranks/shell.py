@@ -22,8 +22,6 @@ from meshgate.ranks.on_host import PROCESS, STDIN
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
 
-__all__ = ["run_shell"]
-
 MAX_INPUT = 4096
 
 

@@ -14,8 +14,6 @@ from meshgate.ranks.stacks_on_host import StackReader
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
 
-__all__ = ["Frame", "ProcessStacks", "Stacks", "Thread", "read_stacks"]
-
 ANSWER_TIMEOUT = 2.0  # seconds that a process has to answer, twice
 # Files of the frames around those of endpoints, which say nothing.
 _AROUND = ("/monarch/", "/asyncio/", "/meshgate_", "<_meshgate_sync_", "<meshgate_", "<frozen ")

@@ -17,8 +17,6 @@ from typing import Any
 from meshgate.ranks.marks import find_marks, siblings  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 
-__all__ = ["StackReader"]
-
 MARK = "meshgate-stacks"
 POLL_INTERVAL = 0.005  # seconds; a file has no event to wait for
 _HEADING = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+).*\(most recent call first\):$")

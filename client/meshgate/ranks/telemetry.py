@@ -28,8 +28,6 @@ from meshgate_wire.messages import TelemetryRequest as Request
 if TYPE_CHECKING:
     from meshgate.proxies.client import Client
 
-__all__ = ["QueryEngineClient", "Telemetry", "TelemetryConfig"]
-
 OK = 200
 MAX_BODY = 1 << 20  # bytes of a request
 IDLE_TIMEOUT = 60.0  # seconds that a connection may take for its request

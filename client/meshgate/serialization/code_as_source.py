@@ -25,8 +25,6 @@ from meshgate.errors import UnpicklableArgument
 from meshgate.serialization.stale_source import source_text
 from meshgate.serialization.worker_expressions import WorkerExpression
 
-__all__ = ["CodeAsSource", "CodeWithoutSource", "WorkerPython", "code_as_source", "same_python"]
-
 WorkerPython: TypeAlias = Callable[[], str]
 """Returns the Python version of the workers, such as ``3.11`` or ``3.11.7``. May wait for the gateway."""
 _HERE = sys.version_info[:2]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import builtins
 
-__all__ = ["is_data_type"]
-
 _NAMES: dict[str, frozenset[str]] = {
     "builtins": frozenset(
         {"bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "range", "set", "slice"}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-__all__ = ["ExceptionStandIn", "stand_in_for"]
-
 
 class ExceptionStandIn(Exception):
     """Base of all stand-ins. Accepts any arguments and any pickled state."""

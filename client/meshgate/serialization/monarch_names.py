@@ -19,8 +19,6 @@ from meshgate.shapes.ndslice import Slice
 from meshgate.shapes.shape import Extent, Point, Region, Shape
 from meshgate.shapes.value_mesh import ValueMesh
 
-__all__ = ["AS_DATA", "LOCAL_EQUIVALENTS", "PortAddress", "unavailable_type"]
-
 
 class _Shared:
     """Monarch's future of a mesh: ``Shared.from_value(mesh)``, and waiting for it, is the mesh itself."""

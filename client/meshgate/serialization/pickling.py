@@ -61,16 +61,6 @@ from meshgate.shapes.value_mesh import ValueMesh
 from meshgate_wire import Sendable
 from meshgate_wire.messages import Argument
 
-__all__ = [
-    "Buffer",
-    "Pickled",
-    "Resolve",
-    "dump_class",
-    "dumps",
-    "dumps_call",
-    "pickled_by_value",
-]
-
 Buffer: TypeAlias = bytes | memoryview
 Resolve: TypeAlias = Callable[[object], Argument | None]
 

@@ -14,8 +14,6 @@ import sys
 import time
 from types import ModuleType
 
-__all__ = ["changed_script", "current_class", "restart_hint", "source_defines", "source_text"]
-
 _START_TIME = time.time()
 
 

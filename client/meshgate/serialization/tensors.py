@@ -15,8 +15,6 @@ from typing import Any
 
 from meshgate.serialization.worker_expressions import WorkerExpression, reduce_to_call
 
-__all__ = ["reduce_tensor"]
-
 MIN_BYTES = 4096  # below this, torch's own pickling is as fast
 
 

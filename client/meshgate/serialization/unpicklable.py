@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["UnpicklablePart", "find_unpicklable_part"]
-
 MAX_DEPTH = 40
 MAX_TRIES = 2_000
 

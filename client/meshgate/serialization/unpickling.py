@@ -37,8 +37,6 @@ from meshgate.serialization.worker_objects import is_of_workers, worker_object_t
 from meshgate.shapes.shape import Region, Shape
 from meshgate_wire import Fragments, FragmentsFile
 
-__all__ = ["MakeProxy", "MeshHandle", "ReadingRules", "RemoteException", "loads", "loads_exception"]
-
 Data: TypeAlias = bytes | bytearray | memoryview | Fragments
 
 

@@ -13,8 +13,6 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-__all__ = ["WORKER_NAMES", "WorkerExpression", "module_on_worker", "monarch_object", "reduce_to_call"]
-
 _SHAPES = "monarch._rust_bindings.monarch_hyperactor.shape"
 
 # Each name that meshgate shares with Monarch, and where a worker finds Monarch's object.

@@ -13,8 +13,6 @@ from typing import Any, ClassVar, NoReturn
 
 from meshgate.serialization.worker_expressions import WorkerExpression
 
-__all__ = ["WorkerObject", "is_of_workers", "worker_object_type"]
-
 _MODULES = ("monarch._src.rdma", "monarch._rust_bindings.rdma")
 
 

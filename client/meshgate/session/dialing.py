@@ -31,8 +31,6 @@ from meshgate.errors import (
     VersionMismatchError,
 )
 
-__all__ = ["Dialer", "Route", "UrlDialer", "call_in_thread", "describe_response", "error_of_response", "is_gateway_url"]
-
 _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 T = TypeVar("T")
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})

@@ -44,8 +44,6 @@ from meshgate_wire.messages import (
     Values,
 )
 
-__all__ = ["Dispatcher"]
-
 log = logging.getLogger("meshgate.session.dispatch")
 
 _OF_A_TAKEOVER = (AttachHosts, SpawnProcs, SpawnActors, OpenChannel, Stop, KeptCalls, Attached)

@@ -29,8 +29,6 @@ from meshgate.session.loop_wakers import LoopWaker
 from meshgate.shapes.value_mesh import ValueMesh
 from meshgate.suggestions import did_you_mean
 
-__all__ = ["Future", "FutureProxy"]
-
 R = TypeVar("R")
 MOST_ERROR = 2000  # characters of an error in a notebook
 

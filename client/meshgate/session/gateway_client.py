@@ -22,8 +22,6 @@ from meshgate.errors import ConnectionFailedError, JobError
 from meshgate.session.dialing import UrlDialer, describe_response, error_of_response
 from meshgate_wire.proof import NONCE_HEADER, PROOF_HEADER, Prover, new_nonce
 
-__all__ = ["GatewayClient"]
-
 REPLY_TIMEOUT = 30.0
 RECONNECT_TIMEOUT = 60.0
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0

@@ -15,8 +15,6 @@ from meshgate.errors import ConnectionFailedError
 from meshgate.session.dialing import Dialer, Route, describe_response, error_of_response
 from meshgate_wire.proof import NONCE_HEADER, PROOF_HEADER, Prover, new_nonce
 
-__all__ = ["get_json"]
-
 TIMEOUT = 20.0  # seconds
 MAX_RESPONSE = 64 * 2**20
 

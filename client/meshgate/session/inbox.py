@@ -22,8 +22,6 @@ from meshgate.errors import MeshgateError
 from meshgate.session.futures import FutureProxy
 from meshgate_wire import MessageReceived
 
-__all__ = ["Inbox", "Receive"]
-
 R = TypeVar("R")
 Numbered: TypeAlias = "tuple[int, MessageReceived]"  # in the order of arrival
 

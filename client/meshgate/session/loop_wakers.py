@@ -6,8 +6,6 @@ import asyncio
 import weakref
 from collections import deque
 
-__all__ = ["LoopWaker", "arrival_queues"]
-
 
 class LoopWaker:
     """Settles ``arrival`` on its own loop, from any thread. Does nothing if either is over already."""

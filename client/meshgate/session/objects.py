@@ -13,8 +13,6 @@ from typing import Literal, TypeAlias
 
 from meshgate_wire.messages import Failure, Host
 
-__all__ = ["Kind", "ObjectTable", "RemoteObject"]
-
 Kind: TypeAlias = Literal["hosts", "procs", "actors", "port"]
 
 

@@ -18,8 +18,6 @@ from meshgate.shapes.value_mesh import ValueMesh
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Adopted, CallProgress, Failed, Failure, Item, Values
 
-__all__ = ["PendingAck", "PendingCall", "PendingCalls", "PendingStream", "PendingValue", "PendingValueMesh", "Reader"]
-
 _NOTHING = Adopted()
 RANKS_NAMED = 4
 

@@ -11,8 +11,6 @@ from meshgate.session.errors.failures import from_failure
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Adopted, Failure
 
-__all__ = ["ResultReader"]
-
 
 class ResultReader:
     """The session's ``Reader``. Meshes and ports in a result become the proxies that ``make_proxy`` makes.

@@ -17,8 +17,6 @@ from typing import Any, ParamSpec, TypeVar, cast
 from meshgate.actors import api
 from meshgate.session.futures import Future, FutureProxy
 
-__all__ = ["returns_future"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -7,8 +7,6 @@ import queue
 import threading
 from collections.abc import Callable
 
-__all__ = ["SerialThread"]
-
 log = logging.getLogger("meshgate.session.serial_thread")
 
 

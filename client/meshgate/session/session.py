@@ -47,8 +47,6 @@ from meshgate_wire.messages import (
     stream_of,
 )
 
-__all__ = ["ClientSession", "RemoteReference"]
-
 log = logging.getLogger("meshgate.session")
 
 CONTROL_STREAM = 0

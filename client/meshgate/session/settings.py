@@ -11,8 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-__all__ = ["ClientSettings"]
-
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _SWITCH = {"on": True, "off": False}
 

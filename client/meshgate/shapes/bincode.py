@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["Reader"]
-
 _INTEGER = struct.Struct("<Q")
 
 

@@ -16,8 +16,6 @@ from meshgate.suggestions import did_you_mean
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["MeshTrait"]
-
 _builtin_slice = slice
 
 

@@ -14,8 +14,6 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
-__all__ = ["Slice", "labels_of", "unsigned", "unsigned_list"]
-
 _UNSIGNED_END = 2**64
 
 

@@ -21,8 +21,6 @@ from meshgate_wire import messages
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Extent", "Point", "Region", "Shape"]
-
 _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r", "\0": "\\0", '"': '\\"', "\\": "\\\\"}
 
 

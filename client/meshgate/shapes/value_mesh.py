@@ -18,8 +18,6 @@ from meshgate.shapes.mesh_trait import MeshTrait
 from meshgate.shapes.ndslice import Slice, unsigned
 from meshgate.shapes.shape import Point, Shape
 
-__all__ = ["ValueMesh"]
-
 R = TypeVar("R")
 
 

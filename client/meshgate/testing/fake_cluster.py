@@ -44,8 +44,6 @@ from meshgate_wire.messages import (
     stream_of,
 )
 
-__all__ = ["FakeGateway"]
-
 JOIN_TIMEOUT = 5.0  # seconds that the endpoints under way may take when the gateway stops
 UNSUPPORTED = "meshgate.testing does not support {}: test it with ProcessJob"
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from meshgate.proxies import ProcMeshProxy
     from meshgate.transfer.pulled import Pulled
 
-__all__ = ["FakeJob"]
-
 
 class FakeJob(JobTrait):
     """Runs actors in threads of this process: ``FakeJob({"workers": 2})``, for tests of drivers.

@@ -26,8 +26,6 @@ from meshgate.errors import ActorError
 from meshgate.serialization.worker_expressions import WORKER_NAMES
 from meshgate.shapes.shape import Point
 
-__all__ = ["FakeProcess", "Message", "Reply", "unpickle"]
-
 Reply = Callable[[bytes, bool], None]
 """Takes a pickled value, or a pickled exception and True: an ``ActorError`` if the endpoint raised it."""
 _NAME_ON_WORKER = {path: name for name, path in WORKER_NAMES.items()}

@@ -10,8 +10,6 @@ from meshgate.shapes.shape import Region
 from meshgate.testing.fake_process import FakeProcess
 from meshgate_wire.messages import Call, ErrorGroup, Failed, Failure, Item, Values
 
-__all__ = ["FakeMesh", "PendingCall"]
-
 RANKS_NAMED = 64  # the most ranks that a failure lists, as in the real gateway
 
 

@@ -23,8 +23,6 @@ from websockets.protocol import OPEN
 from meshgate_wire import Established, Fragments, Header, MessageReceived, Pump, Role, Session
 from meshgate_wire.proof import NONCE_HEADER, PROOF_HEADER, Prover
 
-__all__ = ["Handler", "ServerSession", "WireServer"]
-
 T = TypeVar("T")
 TIMEOUT = 30.0  # seconds that work on the server's loop may take
 

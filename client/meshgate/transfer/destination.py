@@ -14,8 +14,6 @@ import os
 import stat
 from collections.abc import Iterator
 
-__all__ = ["Destination", "UnsafePath"]
-
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC
 

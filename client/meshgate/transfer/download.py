@@ -19,8 +19,6 @@ from meshgate.transfer.host_files import CHANGED_SINCE, Entry, Source, read_erro
 from meshgate.transfer.partial_file import PartialFile
 from meshgate.transfer.pulled import Pulled
 
-__all__ = ["Download"]
-
 IN_FLIGHT = 16  # reads
 
 

@@ -8,9 +8,6 @@ from typing import Any, Protocol
 from meshgate.errors import PullFailed, StepFailedError, SupervisionError
 from meshgate.session.futures import FutureProxy
 
-__all__ = ["CHANGED_SINCE", "Entry", "HostFiles", "Source", "read_error", "result_of"]
-
-
 CHANGED_SINCE = frozenset({"absent", "changed"})
 """The kinds of failures of a file that was replaced, shortened or removed since it was listed."""
 

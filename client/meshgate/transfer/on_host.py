@@ -13,8 +13,6 @@ from typing import Any
 
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 
-__all__ = ["FileReader"]
-
 REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL)  # of what was removed or replaced since its name was read
 
 

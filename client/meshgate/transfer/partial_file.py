@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from meshgate.transfer.destination import Destination
 from meshgate.transfer.host_files import Entry
 
-__all__ = ["CHUNK", "PartialFile"]
-
 CHUNK = 1 << 20
 RECORD_INTERVAL = 32 << 20  # bytes between two updates of the record
 

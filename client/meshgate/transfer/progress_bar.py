@@ -18,8 +18,6 @@ from typing_extensions import Self
 
 from meshgate.transfer.pulled import Pulled
 
-__all__ = ["PullProgress"]
-
 
 class PullProgress:
     """A context manager around a pull. Thread-safe."""

@@ -22,8 +22,6 @@ from meshgate.transfer.pulled import Pulled
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
 
-__all__ = ["pull"]
-
 CONCURRENT_HOSTS = 8
 
 

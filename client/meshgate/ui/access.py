@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal, TypeAlias
 
-__all__ = ["SUBPROTOCOL", "Access", "Decision", "Refused"]
-
 LIVE_PATH = "/live"
 SUBPROTOCOL = "meshgate-ui"
 """Pages offer it and, as a second one, their secret: scripts can set no other header of a websocket."""

@@ -15,8 +15,6 @@ from typing import Any, Protocol
 from meshgate.errors import MeshgateError
 from meshgate_wire.status import JobStatus, OutputPage
 
-__all__ = ["Feed", "Source"]
-
 MAX_LINES = 5000
 MAX_PAGES = 64  # of output in one poll
 EVENTS_INTERVAL = 15.0  # seconds

@@ -19,8 +19,6 @@ from meshgate.ranks.local_peer import may_connect
 from meshgate.ui.access import SUBPROTOCOL, Access, Refused
 from meshgate.ui.feed import Feed
 
-__all__ = ["PageServer", "run_page"]
-
 INTERVAL = 1.0  # seconds between two looks at the job
 _COMMON_HEADERS = {
     "Cache-Control": "no-store",

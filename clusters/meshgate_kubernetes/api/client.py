@@ -38,8 +38,6 @@ from meshgate_kubernetes.errors import (
 )
 from meshgate_kubernetes.manifests.spec import Object
 
-__all__ = ["Api", "PortForwardRequest"]
-
 FIELD_MANAGER = "meshgate"
 _PAGE = 500
 """Objects that one response lists; an API server would otherwise build thousands in its memory at once."""

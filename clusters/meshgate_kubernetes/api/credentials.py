@@ -17,8 +17,6 @@ import yaml
 
 from meshgate_kubernetes.errors import NoCluster, Unauthenticated
 
-__all__ = ["Load", "connect", "from_kubeconfig", "from_service_account"]
-
 Load: TypeAlias = Callable[[Any], str]
 """Completes a ``kubernetes.client.Configuration`` and returns the default namespace, or an empty string."""
 

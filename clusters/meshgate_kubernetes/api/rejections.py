@@ -16,8 +16,6 @@ from meshgate_kubernetes.errors import (
 )
 from meshgate_kubernetes.manifests.spec import Object
 
-__all__ = ["is_status", "rejection_error"]
-
 _FORBIDDEN = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?:(?P<path_verb>\S+) path "(?P<path>[^"]*)"'
     r'|(?P<verb>\S+) resource "(?P<resource>[^"]*)" in API group "(?P<group>[^"]*)"'

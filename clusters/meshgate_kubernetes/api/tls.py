@@ -5,8 +5,6 @@ from __future__ import annotations
 import ssl
 from typing import Any
 
-__all__ = ["certificate_problem", "ssl_context"]
-
 
 def ssl_context(configuration: Any) -> ssl.SSLContext:
     """The context of a ``kubernetes.client.Configuration``.

@@ -14,8 +14,6 @@ from meshgate_kubernetes.api.kinds import Kind
 from meshgate_kubernetes.errors import Conflict, KubernetesError
 from meshgate_kubernetes.manifests.spec import Object
 
-__all__ = ["Watch"]
-
 
 class Watch(Iterator[tuple[str, Object]]):
     """Changes as ``(ADDED | MODIFIED | DELETED, object)``, until closed here or by the server.

@@ -11,8 +11,6 @@ from meshgate_kubernetes.manifests.pods import GATEWAY_PORT
 from meshgate_kubernetes.status.discovery import container_id, is_ready
 from meshgate_kubernetes.status.termination import termination_reason
 
-__all__ = ["GatewayPod", "find_gateway", "gateway_gone_reason"]
-
 
 @dataclass(frozen=True, slots=True)
 class GatewayPod:

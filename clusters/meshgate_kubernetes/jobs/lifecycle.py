@@ -29,19 +29,6 @@ from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, Object
 from meshgate_kubernetes.status.discovery import pods_by_rank
 from meshgate_kubernetes.status.readiness import JobNotReady, ProgressListener, wait_ready
 
-__all__ = [
-    "ListedJob",
-    "RunningJob",
-    "end",
-    "end_by_name",
-    "find",
-    "is_running",
-    "list_jobs",
-    "read_owner",
-    "resolve",
-    "start",
-]
-
 log = logging.getLogger("meshgate.jobs.kubernetes")
 
 

@@ -18,8 +18,6 @@ from meshgate_kubernetes.manifests.spec import JobSpec, Object
 from meshgate_kubernetes.status.observer import Observer, WatchTarget
 from meshgate_kubernetes.status.readiness import ProgressListener
 
-__all__ = ["create_owned", "create_parent", "delete", "read_parent", "read_spec", "wait_gone"]
-
 DELETE_TIMEOUT = 120.0
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0  # seconds
 _SHOWN_NAMES = 10

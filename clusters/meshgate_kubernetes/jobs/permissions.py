@@ -14,8 +14,6 @@ from meshgate_kubernetes.errors import Forbidden
 from meshgate_kubernetes.manifests import job_objects as manifests
 from meshgate_kubernetes.manifests.spec import JobSpec, Object
 
-__all__ = ["Permission", "require_permissions", "required_permissions"]
-
 
 @dataclass(frozen=True, slots=True)
 class Permission:

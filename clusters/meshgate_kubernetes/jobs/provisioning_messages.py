@@ -14,23 +14,6 @@ from meshgate_kubernetes.jobs.lifecycle import RunningJob
 from meshgate_kubernetes.manifests.spec import JobName, JobSpec, Namespace
 from meshgate_kubernetes.status.readiness import Progress
 
-__all__ = [
-    "ProvisioningReply",
-    "ProvisioningRequest",
-    "ObjectCreated",
-    "EndJob",
-    "JobEnded",
-    "FindJob",
-    "RequestRejected",
-    "StartJob",
-    "JobProgress",
-    "JobUp",
-    "encode_reply",
-    "parse_reply",
-    "parse_request",
-    "rejection",
-]
-
 MAX_MESSAGE = 1 << 20
 
 

@@ -28,20 +28,6 @@ from meshgate_kubernetes.manifests.pods import (
 from meshgate_kubernetes.manifests.selectors import selector_object
 from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, Object
 
-__all__ = [
-    "OLDER_VERSIONS",
-    "OPTIONAL_KINDS",
-    "SPEC_KEY",
-    "gateway_objects",
-    "gateway_rules",
-    "mesh_objects",
-    "monarch_mesh_name",
-    "statefulset_selector",
-    "owned_by",
-    "parent",
-    "token_secret",
-]
-
 SPEC_KEY = "job.json"
 OPTIONAL_KINDS = frozenset({"PodDisruptionBudget"})  # a job works without; some users may not create them
 OLDER_VERSIONS = {"PodDisruptionBudget": "policy/v1beta1"}  # Kubernetes 1.20

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from meshgate_kubernetes.manifests.spec import Object
 
-__all__ = ["MONARCH_REQUIREMENT", "PYTHONPATH", "install_container", "install_mount", "install_volume"]
-
 MONARCH_REQUIREMENT = "torchmonarch==0.7.*"  # as in the gateway's image: both ends of a connection need one release
 _TARGET = "/opt/monarch"
 # Some systems have a second directory for packages with machine code.

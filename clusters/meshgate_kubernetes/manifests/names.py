@@ -11,18 +11,6 @@ import re
 import secrets
 from dataclasses import dataclass
 
-__all__ = [
-    "JOB_LABEL",
-    "MESH_LABEL",
-    "Names",
-    "check_job_name",
-    "check_mesh_name",
-    "generate_job_name",
-    "is_label_key",
-    "is_label_value",
-    "is_object_name",
-]
-
 JOB_LABEL = "meshgate.dev/job"
 MESH_LABEL = "meshgate.dev/mesh"
 COMPONENT_LABEL = "app.kubernetes.io/component"

@@ -23,19 +23,6 @@ from meshgate_kubernetes.manifests.spec import (
     WorkerSpec,
 )
 
-__all__ = [
-    "GATEWAY_CONTAINER",
-    "GATEWAY_PORT",
-    "METRICS_PORT",
-    "VERSIONS_PORT_OFFSET",
-    "WORKER_BOOTSTRAP",
-    "gateway_template",
-    "job_labels",
-    "recommended_labels",
-    "worker_labels",
-    "worker_template",
-]
-
 GATEWAY_CONTAINER = "gateway"
 GATEWAY_PORT = 8650
 METRICS_PORT = 8651

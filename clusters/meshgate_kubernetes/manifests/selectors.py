@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from meshgate_kubernetes.manifests.names import is_label_key, is_label_value
 
-__all__ = ["parse_selector", "selector_object"]
-
 LABEL_RULE = "at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends"
 _SET = re.compile(r"(\S+)\s+(in|notin)\s*\(([^()]*)\)")
 _EQUAL = re.compile(r"([^=!\s]+)\s*(==|=|!=)\s*(.*)")

@@ -22,8 +22,6 @@ from meshgate_kubernetes.manifests.names import (
 from meshgate_kubernetes.manifests.quantity import parse_quantity
 from meshgate_kubernetes.manifests.selectors import LABEL_RULE, parse_selector
 
-__all__ = ["GatewaySpec", "JobName", "JobSpec", "MeshSpec", "Namespace", "Object", "VolumeMount", "WorkerSpec"]
-
 Object: TypeAlias = dict[str, Any]
 """A Kubernetes object, or a part of one, as JSON."""
 

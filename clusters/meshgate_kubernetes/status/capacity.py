@@ -10,8 +10,6 @@ from decimal import Decimal
 from meshgate_kubernetes.manifests.quantity import format_quantity, parse_quantity
 from meshgate_kubernetes.manifests.spec import Object
 
-__all__ = ["Cluster", "Shortage", "requests", "shortages"]
-
 _INSUFFICIENT = re.compile(r"Insufficient ([\w./-]+?)(?=[,.;]?(?:\s|$))")
 
 

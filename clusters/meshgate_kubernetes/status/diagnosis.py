@@ -21,16 +21,6 @@ from meshgate_kubernetes.manifests.spec import Object
 from meshgate_kubernetes.status.capacity import Cluster, shortages
 from meshgate_kubernetes.status.discovery import is_ready
 
-__all__ = [
-    "ContainerLog",
-    "ExaminedPod",
-    "Problem",
-    "Stage",
-    "controller_problems",
-    "examine_pod",
-    "group_problems",
-]
-
 AUTOSCALER_TIMEOUT = 15.0
 """Cluster autoscalers check pending pods every ten seconds and report it in an event."""
 PULL_TIMEOUT = 20.0

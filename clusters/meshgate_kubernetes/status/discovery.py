@@ -13,16 +13,6 @@ from dataclasses import dataclass
 
 from meshgate_kubernetes.manifests.spec import MeshSpec, Object
 
-__all__ = [
-    "WorkerHost",
-    "container_id",
-    "is_ready",
-    "present_hosts",
-    "pods_by_rank",
-    "ready_hosts",
-    "replacement_hosts",
-]
-
 _ORDINAL = re.compile(r"-(\d+)$")
 ZONE_LABEL = "topology.kubernetes.io/zone"
 

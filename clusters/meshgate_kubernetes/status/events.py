@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from meshgate_kubernetes.manifests.spec import Object
 
-__all__ = ["EventIndex"]
-
 
 class EventIndex:
     """Events in the given order. Each look at a thousand pods asks for the events of every one of them."""

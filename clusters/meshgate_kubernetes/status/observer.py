@@ -19,8 +19,6 @@ from meshgate_kubernetes.api.watch import Watch
 from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError
 from meshgate_kubernetes.manifests.spec import Object
 
-__all__ = ["Observer", "WatchTarget"]
-
 _MIN_RETRY_DELAY = 0.2
 _MAX_RETRY_DELAY = 5.0
 _PAUSE_FACTOR = 300.0

@@ -30,8 +30,6 @@ from meshgate_kubernetes.status.discovery import pods_by_rank
 from meshgate_kubernetes.status.events import EventIndex
 from meshgate_kubernetes.status.observer import Observer, WatchTarget
 
-__all__ = ["JobNotReady", "ProgressListener", "MeshProgress", "Progress", "wait_ready"]
-
 HEARTBEAT = 5.0
 _LOG_LINES = 20
 _EVENT_FIELDS = ",".join(f"reason!={each}" for each in ("FailedScheduling", "Scheduled", "SuccessfulCreate"))

@@ -6,8 +6,6 @@ from datetime import datetime, timedelta
 
 from meshgate_kubernetes.manifests.spec import Object
 
-__all__ = ["restart_reason", "termination_reason"]
-
 CREATED_TOGETHER = timedelta(seconds=60)  # at most between a job and its first gateway, unless a quota delays it
 
 

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 
 from meshgate_gateway.control.messages import ControlMessage, parse_message
 
-__all__ = ["MAX_HOSTS_PER_MESSAGE", "ControlChannel", "control_pair"]
-
 MAX_MESSAGE = 160 * 1024  # the kernel's default socket buffer holds at least this much
 MAX_HOSTS_PER_MESSAGE = 256
 RIGHTS_SPACE = socket.CMSG_SPACE(4 * array.array("i").itemsize)

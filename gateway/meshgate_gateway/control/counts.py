@@ -6,8 +6,6 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["CALL_BOUNDS", "SYNC_BOUNDS", "EngineCounts", "Outcome", "Samples"]
-
 # Upper bounds of histogram buckets, in seconds. A call takes a millisecond or a training step; a save, a tenth second.
 CALL_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 SYNC_BOUNDS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

@@ -13,8 +13,6 @@ from meshgate_gateway.engine.objects.records import HostMesh
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire.messages import Failure, HostsAttached, ObjectFailed
 
-__all__ = ["Admission"]
-
 _NEVER_ARRIVED = Failure(
     kind="invalid", message="the process that held the session ended before the gateway had received this object"
 )

@@ -17,8 +17,6 @@ from meshgate_gateway.engine.interfaces import CONTROL_STREAM
 from meshgate_wire import MessageReceived, Pump, Role, Session, WireError
 from meshgate_wire.messages import Header
 
-__all__ = ["ClientLink"]
-
 log = logging.getLogger(__name__)
 
 

@@ -17,8 +17,6 @@ from meshgate_gateway.engine.interfaces import Handler, StartTask
 from meshgate_wire import Fragments, MessageReceived, Session
 from meshgate_wire.messages import Call, Header
 
-__all__ = ["Dispatch"]
-
 TURN = 256  # messages that are handled in one turn of the event loop before what else has arrived is read
 
 

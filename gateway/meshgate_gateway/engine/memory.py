@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from meshgate_gateway.engine.on_worker.large_messages import LARGE
 
-__all__ = ["ValueMemory", "memory_left"]
-
 LIMIT = int(os.environ.get("MESHGATE_VALUE_MEMORY") or 0)
 """Bytes that values may take on their way through the engine; 0: three quarters of the memory that is left."""
 ARGUMENTS = 2  # measured with 200 MB: what has arrived, and Monarch's message to however many ranks

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 
 from meshgate_gateway.control.counts import CALL_BOUNDS, SYNC_BOUNDS, EngineCounts, Samples
 
-__all__ = ["EngineMetrics"]
-
 REPORT_INTERVAL = 5.0  # seconds
 
 

@@ -24,8 +24,6 @@ from meshgate_kubernetes.status.diagnosis import examine_pod
 from meshgate_kubernetes.status.observer import Observer, WatchTarget
 from meshgate_kubernetes.status.termination import termination_reason
 
-__all__ = ["KubernetesHosts"]
-
 log = structlog.get_logger()
 
 READY_TIMEOUT = 600.0

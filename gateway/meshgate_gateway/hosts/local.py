@@ -24,8 +24,6 @@ from meshgate_gateway.hosts.provider import Host, HostsUnavailable, OnLost, OnRe
 from meshgate_gateway.supervisor.link import SupervisedProcess, SupervisorLink
 from meshgate_processes.marks import end_processes
 
-__all__ = ["LocalHosts"]
-
 log = structlog.get_logger()
 
 KEPT = "hosts"  # the key of what the supervisor keeps of them

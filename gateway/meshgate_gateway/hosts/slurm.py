@@ -23,8 +23,6 @@ from meshgate_slurm.messages import JobReport
 from meshgate_slurm.spec import SlurmSpec
 from meshgate_slurm.status import UNKNOWN, JobStatus
 
-__all__ = ["Cluster", "SlurmHosts"]
-
 log = structlog.get_logger()
 
 POLL_INTERVAL = 2.0

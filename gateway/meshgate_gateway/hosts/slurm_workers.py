@@ -21,8 +21,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from meshgate_gateway.hosts.provider import Host
 from meshgate_gateway.supervisor.supervisor import Kept
 
-__all__ = ["Keeper", "Worker", "Workers"]
-
 log = structlog.get_logger()
 
 KEPT = "slurm worker "  # begins the keys of what the supervisor keeps of them

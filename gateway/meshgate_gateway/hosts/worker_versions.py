@@ -13,8 +13,6 @@ from pydantic import BaseModel, Field
 from meshgate_kubernetes.manifests.pods import VERSIONS_PORT_OFFSET
 from meshgate_wire.messages import Host
 
-__all__ = ["with_versions"]
-
 TIMEOUT = 1.0  # seconds
 
 

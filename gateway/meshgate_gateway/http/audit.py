@@ -15,8 +15,6 @@ import structlog
 
 from meshgate_gateway.http.messages import Request
 
-__all__ = ["Action", "Origin", "Outcome", "audit", "audited", "origin_of"]
-
 log = structlog.get_logger()
 
 Action: TypeAlias = Literal["session", "describe job", "start job", "find job", "end job", "forward"]

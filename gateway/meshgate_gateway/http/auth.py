@@ -17,8 +17,6 @@ from pydantic import SecretStr
 from meshgate_gateway.http.messages import Request, Response
 from meshgate_wire.proof import NONCE_HEADER, Prover
 
-__all__ = ["Authenticator", "Denied", "Identity", "TokenAuthenticator", "bearer_token", "prover_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Identity:

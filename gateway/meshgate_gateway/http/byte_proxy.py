@@ -8,8 +8,6 @@ from contextlib import suppress
 
 from meshgate_gateway.http.messages import Request
 
-__all__ = ["forward_bytes", "proxy_bytes"]
-
 CONNECT_TIMEOUT = 5.0
 LINGER = 2.0
 _READ_SIZE = 1 << 17

@@ -28,8 +28,6 @@ from meshgate_gateway.http.messages import Request
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Forbidden, KubernetesError
 
-__all__ = ["KubernetesAuthenticator", "KubernetesUser", "KubernetesUsers"]
-
 log = structlog.get_logger()
 
 _SERVICE_ACCOUNT = re.compile(r"system:serviceaccount:([^:]+):([^:]+)")

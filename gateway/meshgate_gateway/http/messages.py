@@ -21,8 +21,6 @@ from websockets.streams import StreamReader
 
 from meshgate_wire.proof import ANY_GATEWAY, PROOF_HEADER, Prover
 
-__all__ = ["HeadParser", "MalformedRequest", "Request", "Response"]
-
 MAX_HEAD = 16 * 1024
 MAX_HEADERS = 100
 END_OF_HEAD = b"\r\n\r\n"

@@ -29,8 +29,6 @@ from meshgate_gateway.sessions.session_table import Statistics
 from meshgate_gateway.sessions.totals import Durations, Totals
 from meshgate_wire.version import PYTHON_VERSION, SOFTWARE_VERSION
 
-__all__ = ["Metrics"]
-
 
 class CountedSessions(Protocol):
     """What is read of the sessions; ``SessionManager`` documents it."""

@@ -25,8 +25,6 @@ from meshgate_wire.version import PROTOCOL_VERSION, PYTHON_VERSION, SOFTWARE_VER
 if TYPE_CHECKING:
     from meshgate_gateway.http.metrics import Metrics
 
-__all__ = ["Routes"]
-
 SESSION_PATH = re.compile(r"/v1/sessions/([0-9a-f]{32})")
 
 

@@ -23,8 +23,6 @@ import structlog
 from meshgate_gateway.http.auth import prover_of
 from meshgate_gateway.http.messages import HeadParser, MalformedRequest, Request, Response
 
-__all__ = ["LocalSocket", "Server", "listen"]
-
 log = structlog.get_logger()
 
 Handler: TypeAlias = Callable[[Request, socket.socket], Awaitable["Response | None"]]

@@ -19,8 +19,6 @@ from websockets.http11 import Request as Handshake
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-__all__ = ["TextWebSocket"]
-
 T = TypeVar("T")
 MAX_MESSAGE = 1 << 20
 SEND_TIMEOUT = 10.0

@@ -13,8 +13,6 @@ from meshgate_gateway.http.auth import Denied
 from meshgate_gateway.http.messages import MalformedRequest, Request, Response
 from meshgate_gateway.http.text_websocket import TextWebSocket
 
-__all__ = ["Conversations"]
-
 PATH = "/v1/jobs"
 
 CallerT = TypeVar("CallerT")

@@ -29,8 +29,6 @@ from meshgate_kubernetes.errors import KubernetesError, NotFound
 from meshgate_kubernetes.jobs.gateway_pod import find_gateway
 from meshgate_kubernetes.manifests.names import Names
 
-__all__ = ["JobProxy"]
-
 log = structlog.get_logger()
 
 MAX_CONNECTIONS = 512

@@ -28,8 +28,6 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
 from meshgate_kubernetes.manifests.spec import Object
 from meshgate_kubernetes.status.readiness import Progress, ProgressListener
 
-__all__ = ["PendingJob", "PendingJobs"]
-
 log = structlog.get_logger()
 
 MAX_THREADS = 64

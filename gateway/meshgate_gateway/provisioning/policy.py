@@ -27,8 +27,6 @@ from meshgate_kubernetes.manifests.spec import (
     WorkerSpec,
 )
 
-__all__ = ["Policy", "apply_policy", "read_policy", "violations"]
-
 _ORDINARY_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage", GPU_RESOURCE})
 # meshgate, the MonarchMesh operator and network policies identify the pods of a job by labels with these prefixes.
 _RESERVED_PREFIXES = ("meshgate.dev/", "monarch.pytorch.org/")

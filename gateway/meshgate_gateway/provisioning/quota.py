@@ -8,8 +8,6 @@ from meshgate_gateway.provisioning.policy import Policy
 from meshgate_kubernetes.jobs.lifecycle import ListedJob
 from meshgate_kubernetes.manifests.spec import JobSpec
 
-__all__ = ["counted_namespaces", "exceeded_quota"]
-
 ALL_NAMESPACES = ""
 _PATTERN_CHARACTERS = frozenset("*?[")
 

@@ -46,8 +46,6 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
 from meshgate_kubernetes.manifests.spec import JobSpec
 from meshgate_kubernetes.status.readiness import ProgressListener
 
-__all__ = ["Provisioner"]
-
 JOB_PATH = re.compile(r"/v1/jobs/([a-z0-9-]{1,63})/([a-z0-9-]{1,63})(/v1/.*)")
 
 

@@ -20,8 +20,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from meshgate_slurm.spec import SlurmSpec, time_limit_minutes
 
-__all__ = ["Caller", "SlurmPolicy", "read_slurm_policy", "slurm_violations"]
-
 DEFAULT_PYTHON = "python"  # what a caller that chooses none sends
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]*")
 _PATH = re.compile(r"[A-Za-z0-9_./~@+-]+")

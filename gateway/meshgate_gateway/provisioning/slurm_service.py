@@ -52,8 +52,6 @@ from meshgate_slurm.messages import (
     parse_request,
 )
 
-__all__ = ["SlurmProvisioner", "create_slurm_provisioner"]
-
 log = structlog.get_logger()
 
 JOB_PATH = re.compile(r"/v1/jobs/([0-9a-f-]{8,64})(/v1/.*)")

@@ -30,8 +30,6 @@ from meshgate_slurm.messages import (
     read_answer,
 )
 
-__all__ = ["Account", "Record", "Submissions"]
-
 log = structlog.get_logger()
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from meshgate_gateway.sessions.session_table import Gone
 from meshgate_gateway.supervisor.link import SupervisorLink
 
-__all__ = ["EndedSessions"]
-
 PREFIX = "ended session/"
 
 

@@ -19,8 +19,6 @@ from meshgate_gateway.control.channel import ControlChannel, control_pair
 from meshgate_gateway.control.messages import AssignSession, ControlMessage, ReportState
 from meshgate_gateway.supervisor.link import SupervisedProcess, SupervisorLink
 
-__all__ = ["ENGINE_KEY", "EnginePool", "EngineProcess"]
-
 log = structlog.get_logger()
 
 ENGINE_KEY = "engine/"  # begins the keys under which the supervisor knows engines

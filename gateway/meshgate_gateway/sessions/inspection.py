@@ -19,8 +19,6 @@ from meshgate_gateway.sessions.session_table import Sessions
 from meshgate_wire.status import EngineStatus, HostStatus, JobStatus, OutputPage, SessionOutput, SessionStatus
 from meshgate_wire.version import PYTHON_VERSION, SOFTWARE_VERSION
 
-__all__ = ["Inspection"]
-
 TIMEOUT = 3.0  # seconds that an engine has to answer
 What = Literal["status", "output"]
 M = TypeVar("M", bound=BaseModel)

@@ -47,8 +47,6 @@ from meshgate_gateway.sessions.inspection import Inspection
 from meshgate_gateway.sessions.session_table import Admission, Gone, Kind, Reject, Sessions, Start, Statistics
 from meshgate_gateway.sessions.totals import Totals
 
-__all__ = ["ConnectRequest", "SessionManager"]
-
 log = structlog.get_logger()
 
 STOP_TIMEOUT = 7.0  # seconds an engine has to stop its meshes

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-__all__ = ["Admission", "Start", "Gone", "HandOver", "Reject", "Sessions", "Statistics"]
-
 MAX_ENDED_LEASE = 1800.0
 """The longest lease, in seconds, of a session whose connection ended while its client was still heard from. A driver
 that lives connects again within seconds, unless the network in between is down, so this driver has probably ended. A

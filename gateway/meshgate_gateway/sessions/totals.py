@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from meshgate_gateway.control.counts import CALL_BOUNDS, SYNC_BOUNDS, EngineCounts, Outcome, Samples
 from meshgate_gateway.sessions.session_table import Kind
 
-__all__ = ["Durations", "Totals"]
-
 
 @dataclass(slots=True)
 class Durations:

@@ -17,8 +17,6 @@ import structlog
 from meshgate_gateway.supervisor.protocol import Note, receive_message, send_message
 from meshgate_gateway.supervisor.supervisor import Child, Inheritance, Kept
 
-__all__ = ["SupervisedProcess", "SupervisorLink"]
-
 log = structlog.get_logger()
 
 REQUEST_TIMEOUT = 30.0

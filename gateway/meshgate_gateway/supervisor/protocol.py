@@ -13,8 +13,6 @@ import struct
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-__all__ = ["Note", "command_with_descriptors", "receive_message", "send_message"]
-
 Note: TypeAlias = "dict[str, Any]"
 """What a server wants its successor to know: JSON."""
 

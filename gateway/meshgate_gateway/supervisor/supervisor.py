@@ -28,8 +28,6 @@ from typing import NoReturn
 
 from meshgate_gateway.supervisor.protocol import Note, command_with_descriptors, receive_message, send_message
 
-__all__ = ["Child", "Inheritance", "Kept", "supervise"]
-
 MIN_SERVICE_TIME = 1.0  # seconds; a server that serves for less counts as failed
 MAX_FAILURES = 10  # servers in a row that failed
 FIRST_DELAY = 0.1  # seconds from a second failure in a row to the next server; doubles with each further one

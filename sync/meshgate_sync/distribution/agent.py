@@ -20,8 +20,6 @@ from ..store.store import Store
 from ..transport.runner import Address, Runner
 from .debug_log import enable_debug_log
 
-__all__ = ["HostAgent"]
-
 _T = TypeVar("_T")
 _CALL_TIMEOUT = 60.0
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import logging
 import os
 
-__all__ = ["VARIABLE", "enable_debug_log"]
-
 VARIABLE = "MESHGATE_LOG_LEVEL"
 """The gateway's own setting of its log level."""
 

@@ -22,8 +22,6 @@ from ..tree.digest import NOTHING, short
 from ..tree.tree import Directory
 from .version_tracker import VersionTracker
 
-__all__ = ["THE_GATEWAY", "DecodedOffer", "Distributor", "Progress", "Uploader"]
-
 _MAX_TREES = 8
 THE_GATEWAY = "the gateway"
 

@@ -17,8 +17,6 @@ from typing import Any, TextIO
 from ..relay.plan import Routes
 from .agent import HostAgent
 
-__all__ = ["main"]
-
 
 def main(source: TextIO, sink: TextIO) -> None:
     first = json.loads(source.readline())

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 from ..errors import HostsBehind
 
-__all__ = ["VersionStatus", "VersionTracker"]
-
 
 @dataclass(slots=True)
 class VersionStatus:

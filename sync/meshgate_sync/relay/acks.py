@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 
 from .frames import Ack
 
-__all__ = ["AckBuffer"]
-
 _MAX_EARLY = 64
 
 

@@ -13,11 +13,6 @@ from dataclasses import dataclass
 
 from .frames import Message, Offer
 
-__all__ = [
-    "BuildFullDelta", "Command", "Connect", "Disconnect", "Finish", "Forget", "HoldSnapshot", "PeerLink", "Prepare",
-    "ReadPieces", "ReportStatus", "ReportUnreachable", "RequestPieces", "Send", "StorePiece",
-]  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class PeerLink:

@@ -16,8 +16,6 @@ from .commands import Command, Disconnect, PeerLink, ReadPieces, Send
 from .frames import Data, Heartbeat, Message, Offer
 from .timeouts import Timeouts
 
-__all__ = ["Child", "Downstream"]
-
 _MAX_READ = 64
 
 

@@ -29,11 +29,6 @@ from ..tree.codec import Reader, Writer
 from ..tree.digest import DIGEST_SIZE
 from ..tree.tree import MAX_PIECE
 
-__all__ = [
-    "MAX_FRAME", "Ack", "Cancel", "Data", "Heartbeat", "Hello", "Hold", "Message", "Offer", "RequestFullDelta",
-    "Unreachable", "Want", "Withdraw", "decode_frame", "encode_frame",
-]  # fmt: skip
-
 MAX_FRAME = 128 * 1024 * 1024
 _MAX_NAME = 1024
 _MAX_REASON = 4096

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Lane", "ParentLink", "Supplier", "WantedPiece"]
-
 
 @dataclass(slots=True)
 class ParentLink:

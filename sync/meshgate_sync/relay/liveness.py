@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from .timeouts import Timeouts
 
-__all__ = ["LivenessAllowance"]
-
 _LATE_TICK_FACTOR = 4
 _LATE_TICK_DECAY = 0.9
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-__all__ = ["PendingRequests", "Requests"]
-
 
 @dataclass(slots=True)
 class Requests:

@@ -22,8 +22,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["GATEWAY", "HostSlot", "Plan", "Routes", "plan"]
-
 GATEWAY = ""
 """The name of the root of every tree."""
 

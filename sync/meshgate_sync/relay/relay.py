@@ -36,8 +36,6 @@ from .upstream import Upstream
 from .version_state import VersionState
 from .versions import Versions
 
-__all__ = ["Relay"]
-
 WINDOW = 2 * 1024 * 1024
 
 

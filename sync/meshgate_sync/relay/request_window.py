@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["RequestWindow"]
-
 
 @dataclass(slots=True)
 class _Version:

@@ -16,8 +16,6 @@ from .frames import Ack, Unreachable
 from .upstream import Upstream
 from .version_log import VersionLog
 
-__all__ = ["StatusReporter"]
-
 log = logging.getLogger(__name__)
 
 

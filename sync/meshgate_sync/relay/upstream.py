@@ -22,8 +22,6 @@ from .plan import GATEWAY, Routes
 from .timeouts import Timeouts
 from .version_log import VersionLog, node_name
 
-__all__ = ["Upstream"]
-
 log = logging.getLogger(__name__)
 
 _MAX_WANTS = 8192

@@ -15,8 +15,6 @@ import logging
 
 from ..tree.digest import short
 
-__all__ = ["VersionLog", "node_name"]
-
 
 def node_name(name: str) -> str:
     """A node's name as people read it: the gateway's own is empty."""

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from ..tree.digest import short
 from .frames import Offer
 
-__all__ = ["TRANSITIONS", "InvalidTransition", "Version", "VersionEvent", "VersionState"]
-
 
 class VersionState(enum.Enum):
     """Of a version at one node."""

@@ -33,8 +33,6 @@ from .upstream import Upstream
 from .version_log import VersionLog
 from .version_state import Version, VersionEvent, VersionState
 
-__all__ = ["Versions"]
-
 log = logging.getLogger(__name__)
 
 _MAX_RESTARTS = 3

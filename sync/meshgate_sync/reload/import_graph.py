@@ -17,8 +17,6 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-__all__ = ["affected", "assigned", "imports_in", "read_attribute"]
-
 
 def affected(modules: Mapping[str, ModuleType], changed: Iterable[str]) -> list[str]:
     """The modules in ``changed``, those that import them, directly or not, and those that import modules by computed

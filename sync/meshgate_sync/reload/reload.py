@@ -30,8 +30,6 @@ from typing import Any
 from ..errors import CannotReload
 from .import_graph import affected, assigned, read_attribute
 
-__all__ = ["Plan", "Reloaded", "modules_from", "RELOAD_LOCK", "plan_reload", "old_classes"]
-
 EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 
 

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator
 from ..tree.tree import Directory, File
 from .objects import Assembly, Objects, distinct_objects
 
-__all__ = ["Fetch"]
-
 
 class Fetch:
     """Collects the objects of one version.

@@ -20,8 +20,6 @@ from .objects import distinct_objects
 from .snapshots import HELD_SECONDS
 from .store import Store, store_errors
 
-__all__ = ["Collected", "Policy", "collect", "stale_snapshots"]
-
 
 @dataclass(frozen=True, slots=True)
 class Policy:

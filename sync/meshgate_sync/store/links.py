@@ -21,8 +21,6 @@ from ..tree.delta import Remove, diff
 from ..tree.tree import Directory, File, lookup
 from .objects import Objects, modified_at
 
-__all__ = ["update", "damaged_files", "repair", "populate", "remove_tree"]
-
 _NO_LINK = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.ENOTSUP)
 
 

@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from ..tree.digest import piece_digest
 from ..tree.tree import MAX_PIECE, File, Piece
 
-__all__ = ["Assembly", "Objects", "modified_at"]
-
 _EPOCH = 1_000_000_000
 _COPY_BUFFER = 1024 * 1024
 _RENEWED_AFTER = 60.0

@@ -11,8 +11,6 @@ import os
 import stat
 import tempfile
 
-__all__ = ["default_home"]
-
 
 def default_home() -> str:
     """``$MESHGATE_HOME``, else below the user's cache directory, else below the temporary one.

@@ -15,8 +15,6 @@ from ..tree.delta import Delta, decode, diff, encode, full_delta, patch
 from ..tree.digest import DIGEST_SIZE, NOTHING
 from ..tree.tree import EMPTY, Directory
 
-__all__ = ["Records"]
-
 _LONGEST_CHAIN = 64
 
 

@@ -27,8 +27,6 @@ from .links import damaged_files, populate, remove_tree, repair, update
 from .objects import Objects
 from .records import Records
 
-__all__ = ["Snapshots"]
-
 SPARES = 2
 """Directories kept ready to become the next versions: two, so that saves in quick succession find one."""
 

@@ -28,8 +28,6 @@ from .objects import Objects, distinct_objects
 from .records import Records
 from .snapshots import Snapshots
 
-__all__ = ["Problem", "Store", "store_errors"]
-
 _DIRECTORIES = ("objects", "versions", "snapshots", "opened", "checks", "spares", "pins", "held", "work")
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 

@@ -14,8 +14,6 @@ from ..relay.commands import PeerLink
 from ..relay.frames import Message
 from .tcp import Connection, incoming, outgoing, stop_listening
 
-__all__ = ["Address", "Connections", "LinkListener"]
-
 Address = tuple[str, int]
 
 _DIAL_TIMEOUT = 2.0

@@ -23,8 +23,6 @@ from ..store.store import Store
 from ..tree.delta import Delta, decode, encode, full_delta
 from ..tree.digest import piece_digest
 
-__all__ = ["Disk", "FinishResult", "PrepareResult", "ReadResult"]
-
 _WHEN_FULL = Policy(keep_newest=1, max_age=0.0, grace_period=0.0)
 _COLLECT_SECONDS = 300.0
 _SLICE_SECONDS = 0.005  # of the store's thread, between commands

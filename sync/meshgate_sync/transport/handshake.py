@@ -18,8 +18,6 @@ import os
 
 from ..errors import MalformedMessage, PeerRefused
 
-__all__ = ["ChildHandshake", "ParentHandshake"]
-
 _MAGIC = b"MGR1"
 _NONCE = 16
 _MAC = 32

@@ -12,8 +12,6 @@ from typing import Protocol, TypeVar
 
 from .disk import Disk
 
-__all__ = ["StoreListener", "StoreThread"]
-
 _BATCH_BYTES = 1024 * 1024
 _MAX_PENDING_BYTES = 64 * 1024 * 1024
 

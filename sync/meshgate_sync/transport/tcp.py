@@ -12,8 +12,6 @@ from ..errors import MalformedMessage, PeerRefused, SyncError
 from ..relay.frames import MAX_FRAME, Message, decode_frame
 from .handshake import ChildHandshake, ParentHandshake
 
-__all__ = ["Connection", "ConnectionListener", "incoming", "outgoing", "stop_listening"]
-
 _HIGH_WATER = 256 * 1024
 _BUFFER = 512 * 1024  # more than a frame with the largest piece
 _MIN_READ = 64 * 1024

@@ -15,8 +15,6 @@ from pyfastcdc import FastCDC
 from .digest import piece_digest
 from .tree import MAX_PIECE, Piece
 
-__all__ = ["AVERAGE", "MAX_SINGLE_PIECE", "cut"]
-
 MINIMUM = 16 * 1024
 AVERAGE = 64 * 1024
 MAX_SINGLE_PIECE = 64 * 1024

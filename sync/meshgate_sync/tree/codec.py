@@ -7,8 +7,6 @@ import struct
 from ..errors import MalformedMessage
 from .digest import DIGEST_SIZE
 
-__all__ = ["Reader", "Writer"]
-
 _U8 = struct.Struct(">B")
 _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")

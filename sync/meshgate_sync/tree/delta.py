@@ -16,24 +16,6 @@ from .codec import Reader, Writer
 from .digest import NOTHING, short
 from .tree import EMPTY, MAX_PIECE, Directory, File, Node, Piece, Symlink, lookup
 
-__all__ = [
-    "INLINE_LIMIT",
-    "Delta",
-    "MakeDirectory",
-    "Operation",
-    "PutFile",
-    "PutSymlink",
-    "Remove",
-    "Splice",
-    "transfer_size",
-    "transferred_pieces",
-    "decode",
-    "diff",
-    "encode",
-    "patch",
-    "full_delta",
-]
-
 MAX_PATH = 4096
 MAX_DEPTH = 200
 _MAGIC = b"MGD1"

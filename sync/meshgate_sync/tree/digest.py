@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from hashlib import blake2b, sha256
 
-__all__ = ["DIGEST_SIZE", "NOTHING", "list_digest", "piece_digest", "short", "tree_digest"]
-
 DIGEST_SIZE = 32
 NOTHING = bytes(DIGEST_SIZE)
 """The digest of no version: the base of a full delta."""

@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from .digest import piece_digest
 from .wildmatch import compile_wildmatch
 
-__all__ = ["DEFAULTS", "EVERYTHING", "GIT_IGNORE", "IGNORE_FILES", "OWN_IGNORE", "VENV_MARK", "Rules"]
-
 GIT_IGNORE = b".gitignore"
 OWN_IGNORE = b".meshgateignore"
 IGNORE_FILES = (GIT_IGNORE, OWN_IGNORE)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from ..errors import TreeTooLarge, readable
 
-__all__ = ["Limits", "Sizes"]
-
 _LARGEST = 10
 _DEPTH = 3
 _DOMINANT_SHARE = 0.8

@@ -19,8 +19,6 @@ from typing import Any
 from .digest import DIGEST_SIZE, piece_digest
 from .tree import Directory, File, Piece
 
-__all__ = ["DirectoryRecord", "FileRecord", "Stat", "StatCache"]
-
 _MAGIC = b"meshgate-stat-1\n"
 _TICK_NS = 50_000_000
 _COARSE_NS = 2_000_000_000

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 
 from .digest import list_digest, tree_digest
 
-__all__ = ["EMPTY", "MAX_PIECE", "Directory", "File", "Symlink", "Node", "Piece", "files", "lookup", "walk"]
-
 MAX_PIECE = 256 * 1024
 """Maximum size of a piece in bytes, and so of the memory that a peer can make us allocate for one."""
 

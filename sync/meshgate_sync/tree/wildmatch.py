@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 import string
 
-__all__ = ["compile_wildmatch"]
-
 _SLASH = ord("/")
 _SPACE = b"\t\n\r "  # git's, without vertical tab and form feed
 _PRINTABLE = bytes(range(0x20, 0x7F))

@@ -12,8 +12,6 @@ import zstandard
 
 from ..errors import MalformedMessage
 
-__all__ = ["compress", "decompress"]
-
 _SMALL = 256 * 1024
 _LEVEL = 3
 _LARGE_PARAMETERS = zstandard.ZstdCompressionParameters(

@@ -24,11 +24,6 @@ from ..tree.codec import Reader, Writer
 from ..tree.digest import DIGEST_SIZE, piece_digest, short
 from ..tree.tree import MAX_PIECE
 
-__all__ = [
-    "MAX_DELTA", "MAX_PACK", "SyncGone", "SyncNeed", "SyncOffer", "SyncPieces", "SyncStatus", "SyncWants",
-    "join_digests", "pack", "split_digests", "unpack",
-]  # fmt: skip
-
 MAX_DELTA = 128 * 1024 * 1024
 MAX_PACK = 4 * 1024 * 1024
 """Maximum bytes of a delta, and of a pack of pieces, before compression."""

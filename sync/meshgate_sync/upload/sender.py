@@ -19,8 +19,6 @@ from ..tree.tree import EMPTY, Directory
 from .compress import compress
 from .protocol import MAX_PACK, SyncGone, SyncNeed, SyncOffer, SyncPieces, SyncWants, pack, split_digests
 
-__all__ = ["Message", "PreparedOffer", "Sender"]
-
 _PACK = 2 * 1024 * 1024
 _PACK_THREADS = 2
 _PIECE_OVERHEAD = 36

@@ -9,8 +9,6 @@ from typing_extensions import Self
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait
 
-__all__ = ["RUNNING", "FakeJob"]
-
 RUNNING: set[str] = set()  # the existing allocations, as a scheduler would know them
 
 

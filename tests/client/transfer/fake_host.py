@@ -16,8 +16,6 @@ from meshgate.transfer.host_files import Entry
 from meshgate.transfer.partial_file import CHUNK
 from meshgate.transfer.pulled import Pulled
 
-__all__ = ["BIG", "FakeHost", "contents", "directory", "download", "interrupt_download", "link"]
-
 BIG = os.urandom(CHUNK * 40 + 17)
 
 

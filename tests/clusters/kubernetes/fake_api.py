@@ -14,8 +14,6 @@ from typing import Any
 from meshgate_kubernetes.errors import Conflict, KubernetesError, NotFound
 from tests.clusters.kubernetes.objects import Object, pod
 
-__all__ = ["FakeApi", "IgnoreProgress"]
-
 Key = tuple[str, str, str]
 
 

@@ -19,8 +19,6 @@ from .fragments import Fragments
 from .frames import FIRST, LAST, describe
 from .header_codec import load_header
 
-__all__ = ["Assembly", "AssembledMessage", "Refuse", "accept_all"]
-
 Refuse: TypeAlias = "Callable[[int, int], str]"
 """Called with the size of a message and the sizes of other incomplete ones. Returns why its buffers must be dropped,
 or an empty string."""

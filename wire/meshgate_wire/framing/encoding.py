@@ -18,8 +18,6 @@ from .fragments import Sendable, flatten
 from .frames import PeerLimits
 from .header_codec import dump_header
 
-__all__ = ["Encoded", "preamble_layout", "encode_message"]
-
 
 class Encoded(NamedTuple):
     """The ``nbytes`` of a message, as consecutive ``pieces``."""

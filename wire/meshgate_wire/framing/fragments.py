@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from pickle import PickleBuffer
 from typing import TypeAlias
 
-__all__ = ["Buffer", "Fragments", "FragmentsFile", "Sendable"]
-
 LARGE = 64 * 1024  # about 10 us to copy
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview | PickleBuffer"

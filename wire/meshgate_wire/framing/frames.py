@@ -20,30 +20,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ..errors import LimitExceeded, ProtocolError
 from ..limits import KIB, MAX_WINDOW, MIN_LIMITS, Limits
 
-__all__ = [
-    "ACK",
-    "CREDIT",
-    "FIRST",
-    "FRAMES",
-    "FRAME_HEADER_BYTES",
-    "HELLO",
-    "LAST",
-    "MESSAGE_HEADER_BYTES",
-    "Hello",
-    "PeerLimits",
-    "grants_that_fit",
-    "decode_credits",
-    "decode_hello",
-    "encode_ack",
-    "encode_credits",
-    "encode_frame_header",
-    "encode_frames_header",
-    "encode_hello",
-    "read_ack",
-    "read_frame_header",
-    "read_frames_header",
-]
-
 HELLO: Final = 1
 FRAMES: Final = 2
 ACK: Final = 3

@@ -10,8 +10,6 @@ from pydantic import BaseModel, TypeAdapter
 
 from ..messages import MAX_COUNT, Header
 
-__all__ = ["dump_header", "load_header", "with_call_number"]
-
 _ADAPTER: TypeAdapter[Header] = TypeAdapter(Header)
 _parse: Callable[[bytes], Header] = _ADAPTER.validator.validate_json
 _CALL_NUMBER = re.compile(rb'\{"type":"[a-z_]{1,32}","call":(0|[1-9][0-9]{0,15})(?=[,}])')

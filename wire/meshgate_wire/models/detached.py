@@ -12,8 +12,6 @@ from pydantic import Field
 
 from .fields import Count, Label, Line, MeshRef, Model, ObjectId, Paths
 
-__all__ = ["Attached", "Detach", "EndpointSignature", "Fetch", "KeptCall", "KeptCalls", "Parameter", "Read", "Resume"]
-
 CallNumbers: TypeAlias = Annotated[tuple[Count, ...], Field(fail_fast=True)]
 
 

@@ -9,24 +9,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from ..text import shorten_sent_names, shorten_sent_text
 
-__all__ = [
-    "MAX_COUNT",
-    "MAX_DIMENSIONS",
-    "Count",
-    "HostNames",
-    "Label",
-    "Line",
-    "MeshRef",
-    "Model",
-    "ObjectId",
-    "ObjectIds",
-    "Path",
-    "Paths",
-    "Ranks",
-    "Region",
-    "Text",
-]
-
 Label: TypeAlias = Annotated[str, Field(max_length=256)]
 Path: TypeAlias = Annotated[str, Field(max_length=4096)]
 Line: TypeAlias = Annotated[str, Field(max_length=262_144)]

@@ -18,25 +18,6 @@ from .fields import (
     Text,
 )
 
-__all__ = [
-    "Adopted",
-    "CallProgress",
-    "Done",
-    "ErrorGroup",
-    "Failed",
-    "Failure",
-    "Fault",
-    "Host",
-    "HostsAttached",
-    "Item",
-    "ObjectFailed",
-    "Output",
-    "OutputLine",
-    "PortMessage",
-    "Progress",
-    "Values",
-]
-
 
 class Host(Model):
     name: Label  # of the pod or the local process, such as "workers-0"

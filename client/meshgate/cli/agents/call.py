@@ -29,8 +29,6 @@ from meshgate.jobs.sessions import SessionInfo, choose_session
 from meshgate.jobs.trait import JobTrait
 from meshgate.proxies import ActorMeshProxy, HostMeshProxy, ProcMeshProxy
 
-__all__ = ["Target", "call_endpoint", "json_value", "parse_target", "parse_values"]
-
 OWN_SESSION = "agent"
 MOST_TEXT = 20_000  # characters of a value that is not JSON
 OUTPUT_GRACE = 0.1  # seconds to wait for what the call has printed; the next command shows output that arrives later

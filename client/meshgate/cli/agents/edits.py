@@ -7,8 +7,6 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Edit", "apply_edits"]
-
 
 class Edit(BaseModel):
     """``old`` is replaced by ``new`` in ``file``; without ``old``, ``new`` is the file's content."""

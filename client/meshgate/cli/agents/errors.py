@@ -8,8 +8,6 @@ from meshgate.cli.agents.models import ErrorGroup, ErrorReport
 from meshgate.errors import ActorError
 from meshgate.session.errors.remote_text import exception_line, readable_report
 
-__all__ = ["error_report"]
-
 
 def error_report(error: BaseException) -> ErrorReport:
     """``error`` with its traceback here, and for a failed call what each group of ranks raised."""

@@ -19,8 +19,6 @@ import typer
 from meshgate.cli.agents.edits import Edit
 from meshgate_wire.version import SOFTWARE_VERSION
 
-__all__ = ["TOOLS", "Outcome", "Tool", "command_of", "respond", "serve", "serve_tools"]
-
 PROTOCOL_VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")
 TIMEOUT = 600.0  # seconds
 MOST_ERROR = 4000  # characters

@@ -6,8 +6,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Called", "ErrorGroup", "ErrorReport", "RankValue", "Ran", "Reload"]
-
 
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True)

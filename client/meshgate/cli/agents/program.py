@@ -13,8 +13,6 @@ from meshgate.caller import theirs
 from meshgate.cli.agents.errors import error_report
 from meshgate.errors import MeshgateError
 
-__all__ = ["BOOTSTRAP", "prepare"]
-
 BOOTSTRAP = f"exec(__import__({__name__!r}, fromlist=['prepare']).prepare(*__import__('sys').argv[1:]))"
 
 

@@ -20,8 +20,6 @@ from meshgate.cli.agents.program import BOOTSTRAP
 from meshgate.cli.console import emit
 from meshgate.cli.options import AsJson
 
-__all__ = ["Edits", "make_edits", "run_command", "run_program"]
-
 MOST_OUTPUT = 64 * 1024  # bytes of each stream, the last ones
 END_TIMEOUT = 15.0  # seconds for a program that has run too long to end its job
 M = TypeVar("M", bound=BaseModel)

@@ -20,8 +20,6 @@ from meshgate.jobs.find import find_job
 from meshgate.jobs.trait import JobTrait
 from meshgate.ranks.usage.meter import UsageMeter
 
-__all__ = ["show_top"]
-
 FIRST_INTERVAL = 1.0  # seconds; the first look shows something soon
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["CallRate", "GpuUsage", "RankUsage", "Top"]
-
 
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, from_attributes=True)

@@ -11,8 +11,6 @@ from meshgate.ranks import OWN_MESHES
 from meshgate.ranks.usage.meter import ProcessUsage, Usage
 from meshgate_wire.status import CallCounts, JobStatus, MeshStatus, SessionStatus
 
-__all__ = ["compare"]
-
 _NONE = CallCounts()
 
 

@@ -12,8 +12,6 @@ from rich.text import Text
 from meshgate.cli.console import age_text, new_table
 from meshgate.cli.top.models import CallRate, GpuUsage, RankUsage, Top
 
-__all__ = ["Order", "render"]
-
 Order: TypeAlias = Literal["rank", "cpu", "memory", "gpu"]
 _KEYS: dict[Order, Callable[[RankUsage], float]] = {
     "rank": lambda rank: 0.0,

@@ -10,8 +10,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-__all__ = ["as_dict", "as_json", "as_tuple", "reject_reserved_labels", "selector_text", "validation_text"]
-
 _RESERVED_LABELS = ("meshgate.dev/", "app.kubernetes.io/component", "app.kubernetes.io/managed-by")
 
 

@@ -19,8 +19,6 @@ from meshgate_kubernetes.jobs import lifecycle
 from meshgate_kubernetes.jobs.lifecycle import RunningJob
 from meshgate_kubernetes.manifests.names import generate_job_name
 
-__all__ = ["Cluster"]
-
 _USE_A_GATEWAY = ". To start jobs from a pod without these permissions, set MESHGATE_URL to a provisioning gateway"
 
 

@@ -24,8 +24,6 @@ from meshgate.jobs.kubernetes.argument_checks import (
 )
 from meshgate_kubernetes.manifests.spec import VolumeMount, WorkerSpec
 
-__all__ = ["DEFAULT_INACTIVITY_TTL", "Compute", "default_gateway_image", "default_worker_image", "seconds"]
-
 DEFAULT_INACTIVITY_TTL = 3600
 DEFAULT_LAUNCH_TIMEOUT = 900
 MAX_DURATION = 3650 * 86_400

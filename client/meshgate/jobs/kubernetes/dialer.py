@@ -15,8 +15,6 @@ from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import KubernetesError
 from meshgate_kubernetes.jobs.gateway_pod import GatewayPod, find_gateway, gateway_gone_reason
 
-__all__ = ["PodDialer", "PortForwardDialer", "WatchedUrlDialer"]
-
 
 class _WatchedGateway:
     """The gateway pod of ``job`` as the API server reports it."""

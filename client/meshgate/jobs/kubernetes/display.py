@@ -20,16 +20,6 @@ from meshgate_kubernetes.manifests.spec import Object
 from meshgate_kubernetes.status.diagnosis import Stage
 from meshgate_kubernetes.status.readiness import MeshProgress, Progress
 
-__all__ = [
-    "Display",
-    "PlainDisplay",
-    "RichDisplay",
-    "SilentDisplay",
-    "choose_display",
-    "duration_text",
-    "ready_message",
-]
-
 _SHOWN_PROBLEMS = 8
 _REPEAT_INTERVAL = 10.0  # seconds
 

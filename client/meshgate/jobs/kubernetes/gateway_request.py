@@ -9,8 +9,6 @@ from pydantic import BaseModel, ConfigDict
 from meshgate.jobs.kubernetes.compute import Compute
 from meshgate_kubernetes.manifests.spec import GPU_RESOURCE, GatewaySpec, PullPolicy, WorkerSpec
 
-__all__ = ["GatewayRequest", "gateway_from_compute", "inherit"]
-
 _IMAGE_FIELDS = {"image", "image_pull_policy", "image_pull_secrets"}
 
 

@@ -31,8 +31,6 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
 )
 from meshgate_kubernetes.manifests.names import generate_job_name
 
-__all__ = ["RemoteGateway", "find_token"]
-
 SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 END_TIMEOUT = 180.0
 CREATES_NONE = (

@@ -35,17 +35,6 @@ from meshgate_kubernetes.manifests.spec import (
     WorkerSpec,
 )
 
-__all__ = [
-    "ImageSpec",
-    "KubeConfig",
-    "JobRequest",
-    "MeshRequest",
-    "mesh_from_compute",
-    "mesh_from_monarch_arguments",
-    "mesh_from_selector",
-    "require_count",
-]
-
 
 @dataclass(frozen=True)
 class KubeConfig:

@@ -27,8 +27,6 @@ from meshgate_slurm.messages import (
     parse_reply,
 )
 
-__all__ = ["Access", "LoginAccess", "NodeAccess", "UrlAccess", "check_gateway_url"]
-
 QUEUE_INTERVAL = 2.0
 ANSWER_TIMEOUT = 200.0  # seconds; the gateway gives the login node 180
 CREATES_NONE = "Pass the URL of a gateway that submits jobs to Slurm (--slurm-policy)"

@@ -10,8 +10,6 @@ from pydantic import ValidationError
 
 from meshgate_slurm.spec import SlurmSpec
 
-__all__ = ["build_spec", "check_sync_dirs", "refuse_direct_access"]
-
 
 def build_spec(arguments: Mapping[str, Any]) -> SlurmSpec:
     """The job that the arguments describe; None stands for an argument's default. Raises ValueError."""

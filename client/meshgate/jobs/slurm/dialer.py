@@ -14,8 +14,6 @@ from meshgate.session.dialing import Route, call_in_thread, describe_response
 from meshgate.session.gateway_http import get
 from meshgate_slurm.messages import JobReport, RunningSlurmJob
 
-__all__ = ["SlurmDialer", "ask_gateway", "read_report"]
-
 
 class SlurmDialer:
     """A ``Dialer``: connects again, by a new ssh connection if needed.

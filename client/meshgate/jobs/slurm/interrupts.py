@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 
-__all__ = ["second_interrupt"]
-
 SECONDS = 3.0
 
 

@@ -31,8 +31,6 @@ from meshgate.session.dialing import Dialer
 from meshgate_slurm.messages import BatchRequest, JobReport, RunningSlurmJob, StartRequest, surrounding_job
 from meshgate_slurm.spec import SlurmSpec
 
-__all__ = ["SlurmJob"]
-
 
 class SlurmJob(ClusterJob[RunningSlurmJob]):
     """Nodes of a Slurm cluster, each of them one Monarch host, with a gateway of their own on the login node.

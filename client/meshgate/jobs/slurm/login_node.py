@@ -8,8 +8,6 @@ import subprocess
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["LoginNode", "Output", "ThisMachine", "python_command"]
-
 COMMAND_TIMEOUT = 180.0
 
 

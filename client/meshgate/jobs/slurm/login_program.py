@@ -22,8 +22,6 @@ from meshgate_slurm.messages import (
 )
 from meshgate_slurm.spec import SlurmSpec
 
-__all__ = ["end", "gateway_state", "report", "start", "submit"]
-
 MODULE = "meshgate_slurm.login"
 COMMAND_NOT_FOUND = 127
 

@@ -21,8 +21,6 @@ from meshgate.errors import ConnectionFailedError, JobError
 from meshgate.jobs.slurm.login_node import COMMAND_TIMEOUT, Output
 from meshgate.proxies.client import close_all_clients
 
-__all__ = ["SshLogin", "check_login"]
-
 CONNECT_TIMEOUT = 20
 OPEN_TIMEOUT = 300.0  # includes the time to type a password and to confirm on a telephone
 CONTROL_TIMEOUT = 20.0

@@ -15,8 +15,6 @@ from meshgate.errors import JobStartFailed
 from meshgate.jobs.progress import Block, progress_mode
 from meshgate_slurm.messages import JobReport
 
-__all__ = ["Progress", "choose_progress", "describe", "wait_for_workers"]
-
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
 GATEWAY_TIMEOUT = 60.0  # seconds for which a gateway that does not answer is asked again
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from meshgate.jobs.spmd.torchrun import FORMS, is_command
 
-__all__ = ["AppRole", "read_appdef", "refuse_unmapped"]
-
 
 @dataclass(frozen=True, slots=True)
 class AppRole:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from meshgate.errors import SPMDFailed, ranks_text
 
-__all__ = ["RankReport", "exception_of", "failure_of"]
-
 TAIL_LINES = 30
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)
 RANK_PREFIX = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)  # torch puts it before lines of a traceback

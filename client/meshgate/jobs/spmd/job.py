@@ -24,9 +24,6 @@ from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait, job_loads
 from meshgate.proxies import HostMeshProxy
 
-__all__ = ["SPMDJob", "serve"]
-
-
 DEFAULT_SCHEDULER = "mast_conda"  # Monarch's
 
 

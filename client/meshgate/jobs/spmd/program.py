@@ -8,8 +8,6 @@ from pathlib import Path
 from meshgate.jobs.spmd.run import Program
 from meshgate.jobs.spmd.torchrun import TorchrunCommand
 
-__all__ = ["find_program", "local_file", "require_program"]
-
 
 def local_file(command: TorchrunCommand, directory: str) -> str | None:
     """The file on this machine that the command names, by its absolute path; None if it names something else."""

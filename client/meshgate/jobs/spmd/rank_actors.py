@@ -23,8 +23,6 @@ from meshgate.proxies.torch_variables import HeldPort, host_name, master_address
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 from meshgate_sync.store.place import default_home  # sent along
 
-__all__ = ["RankRunner", "RankStopper"]
-
 RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 COUNT_DEVICES = """
 import os, sys

@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 
 from meshgate.ranks.guard import start_guard  # sent along
 
-__all__ = ["Output", "RankProcess"]
-
 TAIL_BYTES = 16384
 DRAIN_TIMEOUT = 5.0  # seconds for a process that left the group and still holds the pipe
 

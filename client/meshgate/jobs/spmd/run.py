@@ -14,8 +14,6 @@ from meshgate.jobs.spmd.rank_actors import RankRunner, RankStopper
 from meshgate.jobs.spmd.torchrun import ProgramKind, TorchrunCommand
 from meshgate.proxies import HostMeshProxy, ProcMeshProxy
 
-__all__ = ["Program", "run_command"]
-
 
 @dataclass(frozen=True, slots=True)
 class Program:

@@ -15,8 +15,6 @@ from meshgate.jobs.spmd.torchrun import TorchrunCommand
 from meshgate.jobs.spmd.torchx_job import TorchXJob
 from meshgate.jobs.trait import JobTrait
 
-__all__ = ["SCHEDULERS", "job_of"]
-
 MESH = "workers"
 
 

@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 from meshgate.jobs.spmd.torchrun_options import parse_options
 
-__all__ = ["DEFAULT_SHUTDOWN_TIMEOUT", "FORMS", "ProgramKind", "TorchrunCommand", "is_command", "parse_command"]
-
 ProgramKind = Literal["script", "module", "executable", "run_path"]
 TORCHRUN_MODULES = ("torch.distributed.run", "torchrun")
 PYTHON = re.compile(r"python(3(\.\d+)?)?")

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-__all__ = ["OPTIONS", "Option", "parse_options"]
-
 PET_PREFIX = "PET_"  # torchrun takes the default of an option from the variable PET_<its name>
 
 

@@ -25,8 +25,6 @@ from meshgate.errors import JobStartFailed
 from meshgate.jobs.signals import keep_handlers
 from meshgate.jobs.spmd.torchrun import is_command
 
-__all__ = ["TorchXApp", "require_torchx"]
-
 START_TIMEOUT = 300.0  # seconds; a replica starts in a few, and its image may have to be pulled
 POLL = 0.2
 LOG_LINES = 20

@@ -10,8 +10,6 @@ from meshgate.jobs.spmd.torchx_app import TorchXApp, require_torchx
 from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
 from meshgate.jobs.trait import JobTrait
 
-__all__ = ["TorchXJob"]
-
 
 class TorchXJob(LocalGatewayJob):
     """One host for each replica of an AppDef's role. It ends with this process, and no other process finds it."""

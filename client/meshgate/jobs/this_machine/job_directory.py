@@ -16,8 +16,6 @@ from pathlib import Path
 
 from meshgate.caller import warn_caller
 
-__all__ = ["create_job_directory", "prune_job_directories", "remove_job_directory"]
-
 PREFIX = "meshgate-job-"
 MAX_PARENT = 40  # characters; the path of a unix socket has at most 107 (103 on macOS)
 MIN_AGE = 60.0  # seconds; a younger directory may not be locked yet

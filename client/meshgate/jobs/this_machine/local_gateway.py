@@ -34,8 +34,6 @@ from meshgate.jobs.this_machine.shared_machine import warn_of_other_users
 from meshgate_processes.identity import ProcessIdentity, identify_process
 from meshgate_processes.marks import end_processes
 
-__all__ = ["JOB_VARIABLE", "GatewayRecord", "LaunchOptions", "LocalGateway", "stop_gateway"]
-
 JOB_VARIABLE = "MESHGATE_JOB"  # in the environment of every process of a job: its apply_id
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 10.0

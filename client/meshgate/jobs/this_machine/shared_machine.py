@@ -11,8 +11,6 @@ import os
 import pwd
 from pathlib import Path
 
-__all__ = ["other_users", "warn_of_other_users"]
-
 log = logging.getLogger("meshgate.jobs")
 
 FIRST_USER = 1000  # user IDs below are the system's own

@@ -16,8 +16,6 @@ from meshgate.ranks.usage.on_host import UsageReader
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
 
-__all__ = ["Gpu", "ProcessUsage", "Usage", "UsageMeter"]
-
 MESH = "top"
 ANSWER_TIMEOUT = 30.0  # seconds that the hosts have to answer
 

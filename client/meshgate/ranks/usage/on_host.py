@@ -15,8 +15,6 @@ from meshgate.ranks.marks import find_marks, siblings  # sent along
 from meshgate.ranks.usage.gpus import read_gpus, visible_gpus  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 
-__all__ = ["UsageReader"]
-
 STACKS_MARK = "meshgate-stacks"
 
 

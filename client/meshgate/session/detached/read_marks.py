@@ -10,8 +10,6 @@ from typing import Any
 from meshgate.session.futures import FutureProxy
 from meshgate_wire.messages import Read
 
-__all__ = ["ReadMarks"]
-
 MAX_CALLS = 10_000  # in one message
 
 

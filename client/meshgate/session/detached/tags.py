@@ -6,8 +6,6 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 
-__all__ = ["MAX_TAG", "current_tag", "tag"]
-
 MAX_TAG = 256  # characters
 
 _tag: contextvars.ContextVar[str] = contextvars.ContextVar("meshgate_tag", default="")

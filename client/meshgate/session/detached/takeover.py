@@ -19,8 +19,6 @@ from meshgate_wire.messages import (
     Stop,
 )
 
-__all__ = ["Creation", "Takeover"]
-
 Creation = AttachHosts | SpawnProcs | SpawnActors | OpenChannel
 
 

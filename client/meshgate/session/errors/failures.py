@@ -35,8 +35,6 @@ from meshgate.session.errors.remote_text import (
 from meshgate.session.objects import ObjectTable
 from meshgate_wire import messages
 
-__all__ = ["dependency_failure", "failure_of_fault", "from_failure", "raise_site"]
-
 _FRAME = re.compile(r'^\s*File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 _MESH_OPERATIONS = frozenset({"initialized", "reload", "shutdown", "stop"})
 _NOT_SENT = RemoteException(None, "too many distinct errors; these were not sent", "")

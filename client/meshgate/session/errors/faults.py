@@ -21,8 +21,6 @@ from meshgate.caller import note_no_waits
 from meshgate.errors import MeshFailure, ranks_text
 from meshgate.monarch_classes import monarch_api
 
-__all__ = ["FaultReporter", "default_fault_hook", "fault_hook", "handle_fault", "uninterrupted", "write_fault"]
-
 log = logging.getLogger("meshgate.faults")
 
 LEAVE_TIMEOUT = 1.0  # seconds that a program has to end by itself, with the error of a call that failed

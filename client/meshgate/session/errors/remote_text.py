@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["exception_line", "readable_report", "result_unpicklable", "without_snapshot_paths"]
-
 _SNAPSHOT = re.compile(r'File "[^"\n]*/snapshots/[0-9a-f]{64}/')
 _INTERNAL_FILES = "|".join(
     (

@@ -21,8 +21,6 @@ from meshgate.session.futures import FutureProxy
 from meshgate.session.output.printer import write_text
 from meshgate.session.serial_thread import SerialThread
 
-__all__ = ["FailedCall", "UnreadFailures"]
-
 MAX_KINDS = 64  # of failures that are printed in full; others are only counted
 _REPORTED_ELSEWHERE = (SupervisionError, SessionTakenOverError)  # and a session that was closed: a plain GatewayError
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 
 from meshgate_wire.messages import OutputLine
 
-__all__ = ["Aggregator"]
-
 MAX_HELD = 1024  # different lines of a mesh; above it they are shown before the window ends
 _NUMBER = re.compile(r"\d+")
 

@@ -6,8 +6,6 @@ import logging
 
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 
-__all__ = ["LogLevel"]
-
 
 class LogLevel(Actor, metaclass=SentAsSource):
     """Sets the level of its process. It needs nothing but torchmonarch."""

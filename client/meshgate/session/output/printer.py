@@ -21,8 +21,6 @@ from meshgate.session.output.screen import Kind, Screen, fold
 from meshgate.session.serial_thread import SerialThread
 from meshgate_wire.messages import OutputLine
 
-__all__ = ["OutputPrinter", "kind_of", "write_text"]
-
 log = logging.getLogger("meshgate.session.output")
 
 PRINT_TIMEOUT = 0.5  # seconds that reading a result waits for what the ranks printed before it

@@ -14,8 +14,6 @@ from typing import Literal, TypeAlias
 
 from meshgate_wire.messages import OutputLine
 
-__all__ = ["Kind", "Screen", "fold", "label"]
-
 Kind: TypeAlias = Literal["terminal", "notebook", "file"]
 
 MAX_RANKS_KEPT = 64

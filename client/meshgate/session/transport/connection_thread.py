@@ -48,8 +48,6 @@ from meshgate_wire import (
 )
 from meshgate_wire.messages import Release, stream_of
 
-__all__ = ["ConnectionThread", "Listener"]
-
 log = logging.getLogger("meshgate.session.connection")
 
 _STABLE_AFTER = 1.0  # seconds; a connection that receives no message and is cut sooner counts as a failed attempt

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-__all__ = ["cancel_all_tasks", "new_event_loop"]
-
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     try:

@@ -24,8 +24,6 @@ from websockets.protocol import OPEN, Event
 from meshgate.session.dialing import Route
 from meshgate_wire.websocket import FrameReader, binary_header
 
-__all__ = ["Receiver", "GatewayConnection", "open_connection"]
-
 # A cut is not an error, but the library logs one if a ping is under way. Add a handler to this logger to see them.
 _library_log = logging.getLogger("meshgate.websockets")
 _library_log.addHandler(logging.NullHandler())

@@ -11,8 +11,6 @@ import asyncio
 import time
 from collections.abc import Callable
 
-__all__ = ["Outage"]
-
 UPDATE_INTERVAL = 1.0  # seconds between two updates of the line
 
 

@@ -25,8 +25,6 @@ from meshgate.session.transport.gateway_connection import GatewayConnection, Rec
 from meshgate_wire import PROTOCOL_VERSION, SOFTWARE_VERSION, Limits
 from meshgate_wire.proof import ANY_GATEWAY, NONCE_HEADER, PROOF_HEADER, Prover, new_nonce
 
-__all__ = ["Reconnector"]
-
 log = logging.getLogger("meshgate.session.connection")
 
 GONE_INTERVAL = 2.0  # seconds between two questions to the dialer, during an attempt, whether the gateway is gone

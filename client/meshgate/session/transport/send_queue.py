@@ -19,8 +19,6 @@ from meshgate.errors import MeshgateError
 from meshgate.session.futures import FutureProxy
 from meshgate_wire import Header, Sendable
 
-__all__ = ["UnsentBytes", "SendQueue"]
-
 Message: TypeAlias = tuple[Header, Sequence[Sendable], int]  # with its stream
 
 _OVERHEAD = 300  # bytes of a message besides its buffers, roughly

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from meshgate_gateway.engine.interfaces import Answer, CallLater
 
-__all__ = ["Backlog"]
-
 MEMORY = int(os.environ.get("MESHGATE_CHANNEL_MEMORY") or 2**30)
 """Bytes of unread messages in the engine, of all channels, above which the processes that sent them wait."""
 LOOK_INTERVAL = 10.0  # seconds in which no message is read: the user is warned, or they are lost

@@ -23,8 +23,6 @@ from meshgate_sync.errors import HostsBehind
 from meshgate_sync.relay.plan import GATEWAY, HostSlot, Routes
 from meshgate_wire.messages import Host, Region
 
-__all__ = ["HostAgents"]
-
 log = logging.getLogger(__name__)
 
 START_TIMEOUT = 90.0  # seconds that the processes and their agents have to come up

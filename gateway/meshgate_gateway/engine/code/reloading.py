@@ -23,8 +23,6 @@ from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Failure, MeshRef, Region, Reload, stream_of
 
-__all__ = ["Reloading"]
-
 
 class ReloaderSpawner(Protocol):
     """What reloading needs of Monarch; ``interface.Monarch`` documents it."""

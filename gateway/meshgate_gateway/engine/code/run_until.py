@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
-__all__ = ["run_until"]
-
 
 async def run_until(
     stops: Iterable[asyncio.Future[Any]], work: Coroutine[Any, Any, Any], *, timeout: float | None = None

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from meshgate_wire.messages import AttachHosts, OpenChannel, SpawnActors, SpawnProcs, Stop
 
-__all__ = ["CREATIONS", "CallNumbers", "Creations"]
-
 Creation = AttachHosts | SpawnProcs | SpawnActors | OpenChannel
 CREATIONS = (AttachHosts, SpawnProcs, SpawnActors, OpenChannel)
 MAX_GAP = 65_536  # numbers; a client leaves none, and a larger gap is only counted

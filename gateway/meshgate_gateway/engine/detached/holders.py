@@ -14,8 +14,6 @@ from urllib.parse import unquote
 
 from websockets.datastructures import Headers
 
-__all__ = ["Applicant", "Holders", "Refusal"]
-
 MAX_NAME = 256
 MAX_REPLACED = 4096
 MAX_CLAIMS = 1024

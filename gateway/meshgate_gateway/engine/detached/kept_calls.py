@@ -19,8 +19,6 @@ from meshgate_gateway.engine.detached.spool import Blob, Spool
 from meshgate_wire import MessageTooLarge
 from meshgate_wire.messages import Call, Failed, Failure, Header, Item, KeptCall, Values, stream_of
 
-__all__ = ["KeptCalls", "Reply"]
-
 MEMORY = 64 * 2**20
 DISK = 4 * 2**30
 MAX_READ_CALLS = 1024  # whose results are kept although they were read

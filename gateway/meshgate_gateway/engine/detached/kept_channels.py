@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from meshgate_gateway.engine.detached.spool import Blob, Spool
 from meshgate_wire.messages import PortMessage, stream_of
 
-__all__ = ["KeptChannels"]
-
 MEMORY = 16 * 2**20
 DISK = int(os.environ.get("MESHGATE_CHANNEL_DISK") or 4 * 2**30)
 MAX_QUEUED = 4 * 2**20  # bytes of a channel that wait on the wire, above which messages wait here

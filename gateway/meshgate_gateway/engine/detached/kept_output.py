@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from meshgate_gateway.engine.detached.spool import Blob, Spool
 from meshgate_wire.messages import Output, OutputLine
 
-__all__ = ["KeptOutput"]
-
 MEMORY = 32 * 2**20
 DISK = 4 * 2**30
 MAX_READ_BYTES = 64 * 2**20  # of lines that were read, kept for a replay

@@ -41,8 +41,6 @@ from meshgate_wire.messages import (
 )
 from meshgate_wire.messages import KeptCalls as KeptCallsMessage
 
-__all__ = ["Ledger"]
-
 CALLS_IN_A_MESSAGE = 500
 
 

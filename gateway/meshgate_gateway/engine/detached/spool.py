@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, TypeAlias, cast
 
-__all__ = ["Blob", "Spool"]
-
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 16 * 2**20

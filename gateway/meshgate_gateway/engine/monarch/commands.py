@@ -8,8 +8,6 @@ from typing import Any
 
 from meshgate_wire.messages import BootstrapCommand, Launch
 
-__all__ = ["native_commands"]
-
 ARGUMENTS = ("-m", "monarch._src.actor.bootstrap_main")
 
 # Only the host knows its Python: that of its process, which starts this shell. $0 is the Python of the engine, for

@@ -39,8 +39,6 @@ from meshgate_gateway.engine.on_worker import process as on_worker
 from meshgate_sync.store import place
 from meshgate_wire.messages import Host, Launch, Region
 
-__all__ = ["Client"]
-
 ENVIRONMENT: Mapping[str, str] = {
     # Monarch reports a killed process or host within 2 s; the processes' own connections close sooner.
     "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "1s",

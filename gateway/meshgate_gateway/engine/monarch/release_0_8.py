@@ -19,8 +19,6 @@ from meshgate_gateway.engine.monarch.interface import Monarch, OnFault
 from meshgate_gateway.engine.monarch.telemetry import Collector
 from meshgate_wire.messages import Host
 
-__all__ = ["Client"]
-
 DRAIN_EVERY = 1024  # messages
 
 

@@ -13,8 +13,6 @@ from typing import Any
 import cloudpickle
 import cloudpickle.cloudpickle
 
-__all__ = ["replace_loads", "undecoded"]
-
 COPY_LIMIT = 16 * 1024  # bytes; copying a smaller reply costs less than a view of it
 
 _decoding = threading.local()

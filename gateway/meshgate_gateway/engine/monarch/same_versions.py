@@ -13,8 +13,6 @@ from meshgate_gateway.engine.on_worker import versions
 from meshgate_wire import Hello
 from meshgate_wire.version import PYTHON_VERSION, monarch_version
 
-__all__ = ["SameVersions", "version_problem", "versions_of"]
-
 _PROBLEM = re.compile(r"RuntimeError: (worker \S+ has Python .*)")
 
 

@@ -15,8 +15,6 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Collector"]
-
 STOP_TIMEOUT = 5.0  # seconds for the collectors of other hosts to stop
 QUERY_PATH = "/api/query"
 READING_WORDS = ("SELECT", "WITH", "VALUES", "SHOW", "DESCRIBE")

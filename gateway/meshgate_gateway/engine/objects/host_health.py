@@ -15,8 +15,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["AVAILABLE", "HostHealth", "HostState"]
-
 
 class HostState(enum.Enum):
     AVAILABLE = "available"

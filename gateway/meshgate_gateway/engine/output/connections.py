@@ -19,8 +19,6 @@ from pydantic import BaseModel, Field
 
 from meshgate_gateway.engine.output.lines import LineSplitter
 
-__all__ = ["CountingReader", "MeshOutput", "OutputConnection", "WorkerHello"]
-
 
 class WorkerHello(BaseModel):
     """The first line that a worker process sends on each connection."""

@@ -20,8 +20,6 @@ from datetime import datetime, timezone
 
 from meshgate_gateway.engine.output.lines import PrintedLine
 
-__all__ = ["OutputLog"]
-
 log = logging.getLogger(__name__)
 
 # Bytes of a record. The engines of all sessions write to one pipe, which keeps writes of up to 4096 bytes together.

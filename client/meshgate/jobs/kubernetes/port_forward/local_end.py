@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-__all__ = ["ForwardFailed", "LocalEnd", "RemoteEnd"]
-
 READ_SIZE = 1 << 18
 
 

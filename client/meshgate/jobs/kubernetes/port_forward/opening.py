@@ -23,8 +23,6 @@ from meshgate.jobs.kubernetes.port_forward.websocket_end import WebsocketEnd, co
 from meshgate_kubernetes.api.client import PortForwardRequest
 from meshgate_kubernetes.api.rejections import rejection_error
 
-__all__ = ["open_forward"]
-
 log = logging.getLogger("meshgate.jobs.kubernetes")
 
 OPEN_TIMEOUT = 10.0

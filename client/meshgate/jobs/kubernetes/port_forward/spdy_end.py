@@ -19,8 +19,6 @@ from meshgate.jobs.kubernetes.port_forward.spdy_frames import (
 )
 from meshgate_kubernetes.api.client import PortForwardRequest
 
-__all__ = ["SpdyEnd", "UpgradeRefused", "connect_spdy"]
-
 CLOSE_TIMEOUT = 1.0
 _READ_SIZE = 1 << 18
 _WRITE_LIMIT = 1 << 20

@@ -11,8 +11,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["HEADER_SIZE", "Answer", "Data", "Ended", "Event", "Failed", "ForwardStreams", "Opened"]
-
 HEADER_SIZE = 8
 _HEADER = struct.Struct(">II")  # stream, or control bit, version and type; flags and length
 _VERSION = 0x80030000

@@ -13,8 +13,6 @@ from websockets.typing import Subprotocol
 from meshgate.jobs.kubernetes.port_forward.local_end import ForwardFailed, LocalEnd
 from meshgate_kubernetes.api.client import PortForwardRequest
 
-__all__ = ["WebsocketEnd", "connect_websocket"]
-
 CLOSE_TIMEOUT = 1.0
 _SUBPROTOCOL = Subprotocol("v4.channel.k8s.io")
 _DATA, _ERROR = 0, 1

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 
 from meshgate_kubernetes.api.client import PortForwardRequest
 
-__all__ = ["ERROR", "DATA", "Node", "control", "data", "reply", "spdy_server"]
-
 ERROR, DATA = 1, 3
 UPGRADED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n"
 
