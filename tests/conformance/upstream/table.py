@@ -30,7 +30,7 @@ BY_DESIGN: dict[str, str] = {
     "test_context_proc_mesh_in_controller_spawns_actor_in_client_os_process": _NO_ACTORS,
     "test_controllers_have_same_pid_as_client": "controllers run on the first host, not in the program's process",
     "test_fork_from_client_process_actor": _NO_ACTORS,
-    "test_instance_name": "context() in the program is refused: the root client is in the engine",
+    "test_instance_name": "messages of logging in actors have no [actor=…] prefix: each shown line has its rank",
     "test_nonexistent_config_key": (
         "without a session an unknown setting is accepted, because the gateway may have another release; state() "
         "refuses it"

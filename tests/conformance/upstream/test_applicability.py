@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
 
@@ -161,3 +162,10 @@ def test_every_test_of_a_tree_has_a_verdict(tmp_path) -> None:  # type: ignore[n
         ("test_empty.py", []),
     ]
     assert {verdict.rule for file in files for verdict in file.verdicts.values()} - {""} <= set(RULES)
+
+
+def test_a_module_that_refuses_to_be_imported_contains_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "refusing_torch").mkdir()
+    (tmp_path / "refusing_torch/__init__.py").write_text("raise RuntimeError('PyTorch version mismatch')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not known_names(tmp_path).is_module("refusing_torch.part")
