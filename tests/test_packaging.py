@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -60,6 +61,14 @@ def test_the_sbom_lists_the_dependencies_at_the_pinned_versions(built: Path) -> 
     assert {"cloudpickle", "kubernetes", "pydantic", "uvloop", "websockets"} <= set(versions)
     assert not GATEWAY_DEPENDENCIES & set(versions)
     assert {name: pins.get(name.lower()) for name in versions} == versions
+
+
+@pytest.mark.timeout(900)
+def test_the_sdist_has_the_source_roots_and_no_other_folder(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        paths = [Path(name).parts[1:] for name in archive.getnames()]
+    assert {path[0] for path in paths if len(path) > 1} == set(SOURCE_ROOTS)
 
 
 @pytest.mark.timeout(900)
