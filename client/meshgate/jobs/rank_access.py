@@ -52,7 +52,7 @@ class RankAccess(ABC):
     def _dialer(self) -> Dialer: ...
 
     @abstractmethod
-    def _is_running(self) -> bool: ...
+    def _has_ended(self) -> bool: ...
 
     def status(self) -> JobStatus:
         """The job as its gateway sees it: hosts, sessions with their processes and actors, and calls in flight.
@@ -235,7 +235,7 @@ class RankAccess(ABC):
         return self._require_telemetry("profile").profile(on_trace_ready)
 
     def _require_telemetry(self, operation: str) -> Telemetry:
-        if not self._require_running(operation)._is_running():
+        if self._require_running(operation)._has_ended():
             raise JobNotRunning(
                 f"{operation}() of {self!r}: the job is no longer running or healthy. Call state() to start it again"
             )

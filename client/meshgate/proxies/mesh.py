@@ -61,6 +61,12 @@ class OwnedObject:
 _pickled: weakref.WeakValueDictionary[tuple[str, int], OwnedObject] = weakref.WeakValueDictionary()  # with the session
 
 
+class _NotASequence(TypeError, KeyError):
+    """numpy takes an object with a length whose items raise KeyError for a scalar, as it took a mesh before."""
+
+    __str__ = Exception.__str__
+
+
 class MeshProxy(MeshTrait, RemoteReference):
     """A mesh on the cluster, or a slice of one. Two proxies are equal if they name the same ranks of one object."""
 
@@ -176,7 +182,7 @@ class MeshProxy(MeshTrait, RemoteReference):
     if not TYPE_CHECKING:  # which reports this mistake itself
 
         def __getitem__(self, key):
-            raise TypeError(
+            raise _NotASequence(
                 f"{self!r} is neither subscriptable nor iterable: select a part with {self._example('slice')}, and "
                 "call all actors of a mesh at once with call()"
             )

@@ -15,9 +15,10 @@ from typing import NoReturn
 from meshgate_gateway.engine.failures import FailureReports, invalid
 from meshgate_gateway.engine.interfaces import Handler, StartTask
 from meshgate_wire import Fragments, MessageReceived, Session
-from meshgate_wire.messages import Call, Header
+from meshgate_wire.messages import Call, Header, PortSend, SendTo
 
-TURN = 256  # messages that are handled in one turn of the event loop before what else has arrived is read
+TURN = 256  # calls that are handled in one turn of the event loop before what else has arrived is read
+_FLOODS = (Call, SendTo, PortSend)  # the others are recorded at once: a takeover must find what was created
 
 
 class Dispatch:
@@ -56,7 +57,7 @@ class Dispatch:
         lane = self._lanes.get(message.stream)
         if lane is not None:
             lane.append(message)
-        elif self._turn_is_over():
+        elif isinstance(message.header, _FLOODS) and self._turn_is_over():
             self._open_lane(message.stream, asyncio.sleep(0), message)
         elif (waiting := self._handle(message)) is not None:
             self._open_lane(message.stream, self._failures.guard(message.header, waiting))

@@ -90,7 +90,10 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stream_output = True
-        self._metrics, self._memory = EngineMetrics(counted), ValueMemory()
+        self._metrics, self._memory = (
+            EngineMetrics(counted),
+            ValueMemory(lambda mesh, rank: self._calling.awaits(mesh, rank)),  # noqa: PLW0108 - which is made later
+        )
         self.link = ClientLink(
             self._metrics,
             received=self._received,
@@ -329,7 +332,7 @@ class Engine:
                     self.send(Output(lines=part))
 
     def _process_ended(self, mesh: int, rank: int, pid: int) -> None:
-        self._memory.ended(mesh, (rank,))
+        self._memory.process_ended(mesh, rank)
         if not (self.code.process_ended(mesh, rank) or self._watching.process_ended(mesh, rank, pid)):
             self._supervision.process_ended(mesh, rank, pid)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,10 +37,12 @@ class ValueMemory:
     A result takes its size once, measured with 200 MB on one rank and on two: Monarch's buffer, from which it is sent
     to the client. So it is promised its size until it has arrived, and then is part of what the process uses. Arguments
     take theirs ``ARGUMENTS`` times.
+
+    ``awaited(mesh, rank)``: whether a call may still get a reply of this process.
     """
 
-    def __init__(self, limit: int = LIMIT) -> None:
-        self._limit = limit
+    def __init__(self, awaited: Callable[[int, int], bool], limit: int = LIMIT) -> None:
+        self._awaited, self._limit = awaited, limit
         self.promised: list[_Promise] = []
 
     def room(self) -> int | None:
@@ -52,7 +54,8 @@ class ValueMemory:
         return max(0, allowed - sum(promise.nbytes for promise in self.promised))
 
     def ask(self, mesh: int, rank: int, nbytes: int, *, reply: bool) -> str:
-        """Why a process may not send a message of ``nbytes``, or empty if it may. A ``reply`` is promised its room."""
+        """Why a process may not send a message of ``nbytes``, or empty if it may. A ``reply`` is promised its room,
+        unless its call has ended, perhaps with an error of another rank: nothing would take the promise back."""
         room = self.room()
         if room is not None and nbytes > room:
             fact = self._explain("the result" if reply else "the message", nbytes, room)
@@ -60,7 +63,7 @@ class ValueMemory:
                 f"{fact} Leave the value in the cluster and pass it between actors, save it to a file and fetch that "
                 "with job.pull(), or send it in parts"
             )
-        if reply:
+        if reply and self._awaited(mesh, rank):
             self.promised.append(_Promise(mesh, rank, nbytes))
         return ""
 
@@ -96,9 +99,12 @@ class ValueMemory:
                 self.promised.remove(promise)
                 return
 
-    def ended(self, mesh: int, ranks: Collection[int]) -> None:
-        """No reply of these processes is awaited any more."""
-        self.promised = [each for each in self.promised if each.mesh != mesh or each.rank not in ranks]
+    def process_ended(self, mesh: int, rank: int) -> None:
+        self.promised = [each for each in self.promised if (each.mesh, each.rank) != (mesh, rank)]
+
+    def call_ended(self) -> None:
+        """Takes back what was promised to processes of which no other call awaits a reply."""
+        self.promised = [each for each in self.promised if self._awaited(each.mesh, each.rank)]
 
 
 def memory_left(proc: Path = Path("/proc"), groups: Path = GROUPS) -> int | None:
@@ -134,7 +140,7 @@ def _left_in_groups(line: str, groups: Path) -> Iterator[int]:
         try:
             limit, used = (group / limit_file).read_text().strip(), int((group / use_file).read_text())
             statistics = dict(each.split() for each in (group / "memory.stat").read_text().splitlines())
-        except FileNotFoundError:  # the root of all groups has no limit
+        except OSError:  # the root of all groups has no limit, and some may not be read
             limit = "max"
         if limit != "max":
             yield int(limit) - used + int(statistics.get(cache_name, 0))

@@ -239,7 +239,10 @@ class SlurmHosts:
             await self._wait_changed(left)
         if worker.lost is None:
             tail = await asyncio.to_thread(self._log_tail, worker.host.name)
-            self._lose(worker, f"the worker on this node ended, while Slurm job {self._job_id} runs{tail}")
+            why = f"the worker on this node ended, while Slurm job {self._job_id} runs"
+            if self._status.ended:  # Slurm said so while the logs of the job's end were read, here or in _job_ended
+                why = self._status.describe_end()
+            self._lose(worker, f"{why}{tail}")
 
     def _lose(self, worker: Worker, reason: str) -> None:
         if worker.lost is not None:

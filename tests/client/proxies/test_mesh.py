@@ -81,6 +81,12 @@ def test_wrong_names_of_a_mesh_are_answered_with_the_right_ones(hosts: Any, proc
             use()
 
 
+def test_numpy_takes_meshes_for_scalars(mesh: Any) -> None:
+    numpy = pytest.importorskip("numpy")
+    assert numpy.array([mesh, mesh], dtype=object).shape == (2,)
+    assert numpy.int64(3) != mesh
+
+
 def test_proxies_in_arguments_become_references(
     gateway: ScriptedGateway, hosts: HostMeshProxy, procs: ProcMeshProxy, mesh: Any
 ) -> None:

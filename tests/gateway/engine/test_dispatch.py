@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from meshgate_wire import Limits
-from meshgate_wire.messages import Done, EndSession, Failed, MeshRef, PortSend, Release, SendTo, Values
+from meshgate_wire.messages import Done, EndSession, Failed, MeshRef, OpenChannel, PortSend, Release, SendTo, Values
 from tests.gateway.engine.fakes import FakeMesh, async_test
 from tests.gateway.engine.in_memory import MANY, PIECE, EngineClient, call
 
@@ -62,6 +62,20 @@ async def test_more_messages_than_one_turn_handles_stay_in_order() -> None:
     assert len(client.monarch.casts) < MANY
     await client.until(lambda: len(client.monarch.casts) == MANY)
     assert [payload for _, payload, _ in client.monarch.casts] == [str(number).encode() for number in range(MANY)]
+    await client.end()
+
+
+@async_test
+async def test_what_is_created_after_a_flood_of_calls_is_known_at_once() -> None:
+    client = EngineClient()
+    actors = client.spawn_all()
+    await client.turns()
+    for number in range(MANY):
+        client.send(call(number, actors, adverb="broadcast"), b"arguments", stream=actors)
+    client.send(OpenChannel(object=90), stream=90)
+    assert len(client.monarch.casts) < MANY
+    assert client.engine._objects.require(90) is not None
+    await client.until(lambda: len(client.monarch.casts) == MANY)
     await client.end()
 
 

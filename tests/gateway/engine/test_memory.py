@@ -18,6 +18,10 @@ MACHINE = 8_000 * 1024  # what a machine in these tests has left
 System: TypeAlias = Callable[..., "int | None"]
 
 
+def always(mesh: int, rank: int) -> bool:
+    return True
+
+
 @pytest.fixture
 def left(tmp_path: Path) -> System:
     """What is left of the memory of a machine, for a process in ``groups``, with files of control groups."""
@@ -81,7 +85,7 @@ def test_what_is_left_is_unknown_without_proc() -> None:
 
 def test_a_value_may_take_three_quarters_of_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "memory_left", lambda: 4_000_000)
-    values = ValueMemory(limit=0)
+    values = ValueMemory(always, limit=0)
     refusal = values.ask(1, 0, 3_000_001, reply=True)
     assert "has 3.0 MB" in refusal
     assert "Compute(memory=...)" in refusal
@@ -92,7 +96,7 @@ def test_a_value_may_take_three_quarters_of_what_is_left(monkeypatch: pytest.Mon
 
 
 def test_replies_on_their_way_share_the_room() -> None:
-    values = ValueMemory(limit=100)
+    values = ValueMemory(always, limit=100)
     assert not values.ask(1, 0, 60, reply=True)
     assert "MESHGATE_VALUE_MEMORY=100 " in values.ask(1, 1, 60, reply=True)
     assert not values.ask(1, 1, 40, reply=False)  # a channel's: it is not promised any
@@ -104,7 +108,7 @@ def test_replies_on_their_way_share_the_room() -> None:
 
 
 def test_arguments_need_twice_their_size_and_share_the_room() -> None:
-    values = ValueMemory(limit=64 * MB)
+    values = ValueMemory(always, limit=64 * MB)
     assert not values.refuse_arguments(32 * MB, 0)
     assert "this message has 33.6 MB, " in values.refuse_arguments(32 * MB + 1, 0)
     assert "has room for 12.6 MB. MESHGATE_VALUE_MEMORY" in values.refuse_arguments(13 * MB, 20 * MB)
@@ -115,10 +119,27 @@ def test_arguments_need_twice_their_size_and_share_the_room() -> None:
 
 
 def test_what_processes_were_promised_is_free_once_they_have_ended() -> None:
-    values = ValueMemory(limit=100)
+    values = ValueMemory(always, limit=100)
     for mesh, rank in ((1, 0), (1, 1), (2, 0)):
         values.ask(mesh, rank, 10, reply=True)
-    values.ended(1, (0,))
+    values.process_ended(1, 0)
     assert values.room() == 80
-    values.ended(1, range(2))
+    values.process_ended(1, 0)
+    values.process_ended(2, 1)
+    assert values.room() == 80
+
+
+def test_a_reply_that_no_call_awaits_is_promised_nothing() -> None:
+    awaited = {(1, 0), (1, 1)}
+    values = ValueMemory(lambda mesh, rank: (mesh, rank) in awaited, limit=100)
+    for rank in range(3):
+        assert values.ask(1, rank, 10, reply=True) == ""
+    assert values.room() == 80
+    awaited.discard((1, 0))
+    values.call_ended()
     assert values.room() == 90
+
+
+def test_groups_that_cannot_be_read_count_as_without_limit(left: System, tmp_path: Path) -> None:
+    (tmp_path / "groups/job/memory.max").mkdir(parents=True)  # IsADirectoryError, for root as well
+    assert left("0::/job\n", {}) == MACHINE

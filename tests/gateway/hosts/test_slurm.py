@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -152,6 +154,30 @@ def test_a_worker_that_ends_by_itself_is_lost_after_slurm_had_its_time() -> None
         worker.connected = False
         watched.hosts._worker_gone(worker)
         assert await watched.lost.get() == ("a", "n1", "the worker on this node ended, while Slurm job 7 runs")
+
+    check(test)
+
+
+def test_a_worker_that_ends_while_the_logs_of_a_cancelled_job_are_read_was_cancelled() -> None:
+    async def test(watched: Watched) -> None:
+        watched.run()
+        await watched.hosts.wait_ready()
+        reading, first = threading.Event(), itertools.count()
+        read = watched.cluster.log_tail
+
+        def log_tail(node: str | None) -> str:
+            if node == "n1" and next(first) == 0:  # as the job has ended
+                reading.wait(DEADLINE)
+            return read(node)
+
+        watched.cluster.log_tail = log_tail  # type: ignore[method-assign]
+        watched.cluster.set("CANCELLED")
+        while not watched.hosts._status.ended:  # noqa: ASYNC110 - which sets no event before the logs are read
+            await asyncio.sleep(0)
+        watched.hosts._worker_gone(watched.hosts.workers.by_rank[0])
+        reason = (await watched.lost.get())[2]
+        reading.set()
+        assert reason.startswith("Slurm ended job 7: CANCELLED")
 
     check(test)
 

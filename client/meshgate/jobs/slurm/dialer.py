@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from meshgate.errors import ConnectionFailedError, JobError
 from meshgate.session.dialing import Route, call_in_thread, describe_response
 from meshgate.session.gateway_http import get
 from meshgate_slurm.messages import JobReport, RunningSlurmJob
+
+GONE_INTERVAL = 5.0
 
 
 class SlurmDialer:
@@ -26,6 +29,8 @@ class SlurmDialer:
         self, job: RunningSlurmJob, where: str, find: Callable[[], str], why_gone: Callable[[], str | None]
     ) -> None:
         self._job, self._where, self._find, self._why_gone = job, where, find, why_gone
+        self._asked = -GONE_INTERVAL
+        self._gone: str | None = None
 
     async def dial(self) -> Route:
         try:
@@ -35,10 +40,15 @@ class SlurmDialer:
         return _route(found, self._job)
 
     async def gone(self) -> str | None:
-        try:
-            return await call_in_thread(self._why_gone)
-        except (JobError, OSError):  # unknown while the login node does not answer
-            return None
+        """Asks at most every ``GONE_INTERVAL``: Slurm's controller, which may be asked, serves the whole site."""
+        now = asyncio.get_running_loop().time()
+        if now - self._asked >= GONE_INTERVAL:
+            self._asked = now
+            try:
+                self._gone = await call_in_thread(self._why_gone)
+            except (JobError, OSError):  # unknown while the login node does not answer
+                self._gone = None
+        return self._gone
 
     def __str__(self) -> str:
         return f"the gateway of Slurm job {self._job.job_id} on {self._where}"

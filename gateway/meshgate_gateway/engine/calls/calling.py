@@ -240,6 +240,13 @@ class Calling:
             ranks = ranks[(position := pending.position(reply)) : position + 1]
         return self._unread_output(procs.number, ranks)
 
+    def awaits(self, procs: int, rank: int) -> bool:
+        """Whether a call in flight may still get a reply of this process."""
+        return any(
+            mesh.procs is not None and mesh.procs.number == procs and rank in pending.ranks
+            for pending, mesh, _ in self._pending.values()
+        )
+
     def _finish_early(self, pending: PendingCall, stream: int) -> None:
         if not pending.done and not pending.answered:
             self._finish(pending, pending.finish(), stream)
@@ -255,8 +262,8 @@ class Calling:
                 seconds = time.monotonic() - pending.started
                 self._metrics.call_ended(seconds, failed=failed)
                 ended[1].totals_of(pending.endpoint).call_ended(seconds, failed=failed)
-            if ended is not None and self._memory.promised and ended[1].procs is not None:
-                self._memory.ended(ended[1].procs.number, pending.ranks)  # replies that come late are dropped
+            if self._memory.promised:
+                self._memory.call_ended()  # replies that come late are dropped
             if not self._pending:
                 self._idle()  # no other response is due that could leave in the same websocket message
         return pending.done

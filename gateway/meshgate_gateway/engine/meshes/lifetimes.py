@@ -15,9 +15,10 @@ from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Done, Initialized, Region, Release, Stop, stream_of
 
-# Seconds that the meshes of an ending session have to stop. Monarch gives a `__cleanup__` as many. An actor that is in
-# an endpoint, or that has a flood of calls before it, would take longer.
-STOP_TIMEOUT = 3.0
+# Seconds that the meshes of an ending session have to stop: the three that Monarch gives a `__cleanup__`, which may be
+# saving something, and the way there. An actor that is in an endpoint, or that has a flood of calls before it, would
+# take longer.
+STOP_TIMEOUT = 3.5
 STOP_TIMEOUT_HOST_LOST = 1.0  # the same if a host is lost, since Monarch would wait for it until the timeout
 
 

@@ -41,7 +41,7 @@ class Called:
         self.idle = 0
         self.ended: list[bool] = []  # whether each ended call failed
         self.casts = 0
-        self.memory = ValueMemory(limit=100)
+        self.memory = ValueMemory(self._awaits, limit=100)
         lookup = Lookup(self.objects, self.monarch)
         self.unread: asyncio.Future[None] | None = None  # what the next response waits for
         self.asked: list[tuple[int, list[int]]] = []
@@ -57,6 +57,9 @@ class Called:
         )
         self.actors = actor_mesh()
         self.objects.add(ACTORS, self.actors)
+
+    def _awaits(self, mesh: int, rank: int) -> bool:
+        return self.calling.awaits(mesh, rank)
 
     def _unread_output(self, procs: int, ranks: Sequence[int]) -> asyncio.Future[None] | None:
         self.asked.append((procs, list(ranks)))
@@ -391,10 +394,16 @@ async def test_the_room_of_a_large_reply_is_free_once_it_has_arrived_or_its_call
     called.reply(0, bytes(60))
     await turns()
     assert [promise.nbytes for promise in called.memory.promised] == [30]
-    called.memory.ask(8, 1, 10, reply=True)  # of another mesh
-    called.reply(1, b"something else")
+    called.call(2, target=5)
+    called.monarch.ports[0].put(b"something else", 1)
     await turns()
-    assert [promise.mesh for promise in called.memory.promised] == [8]
+    assert [promise.nbytes for promise in called.memory.promised] == [30]  # the second call may bring it
+    for rank in range(2):
+        called.monarch.ports[1].put(b"of the second", rank)
+    await until(lambda: called.idle)
+    assert not called.memory.promised
+    assert called.memory.ask(7, 0, 60, reply=True) == ""  # late: its call has ended, and drops it
+    assert not called.memory.promised
 
 
 @async_test
