@@ -40,7 +40,7 @@ class Dispatch:
         self._handlers: dict[type, Handler] = {}
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[int, deque[MessageReceived]] = {}  # what queues in the streams that wait
-        self._handled = 0  # messages in this turn of the event loop
+        self._handled = 0  # of those that flood, in this turn of the event loop
         self._closed = False
 
     def add(self, *tables: Mapping[type, Handler]) -> None:

@@ -49,8 +49,8 @@ def report_what_is_sent(
 
 
 def size_in_message(value: Any) -> int:
-    """``size_of``, or 0 if an attribute of a user's object raises or another thread changes a container: the message
-    has been sent, and the engine corrects what is counted too low."""
+    """``size_of``, or 0 if an attribute of a user's object raises or another thread changes a container: that must not
+    keep the message from being sent, and the engine corrects what is counted too low."""
     try:
         return size_of(value, DEPTH)
     except Exception:  # noqa: BLE001 - user code

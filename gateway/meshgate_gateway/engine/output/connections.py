@@ -89,9 +89,8 @@ class MeshOutput:
     """The output connections of one proc mesh. A single system call finds those with output that is not read yet."""
 
     def __init__(self) -> None:
-        self.busy: dict[
-            OutputConnection, None
-        ] = {}  # output that was read, and is not split into lines or has no end yet
+        # Those with output that was read, and is not split into lines or has no end yet.
+        self.busy: dict[OutputConnection, None] = {}
         self._connected: set[OutputConnection] = set()
         self._selector = selectors.DefaultSelector()
 
