@@ -43,7 +43,6 @@ UNAVAILABLE = {
     "monarch.job.deserialize_service_proc_ids": _IDENTITY,
     "monarch.job.exec_command": "job.exec(), or `meshgate exec`",
     "monarch.job.hosts_from_config": "construct the job in the program, or load a saved one with job_load()",
-    "monarch.job.kubernetes.KubeConfig.load": "the job loads it; your own client uses kubernetes.config",
     "monarch.job.kubernetes.KubernetesJob(attach_to)": "the driver reaches workers through the gateway only",
     "monarch.job.load_current_job": _SELECTED_BY_NAME,
     "monarch.job.new_service_proc_id": _IDENTITY,

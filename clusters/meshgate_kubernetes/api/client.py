@@ -327,6 +327,17 @@ class Api:
         return response
 
 
+def make_default(kubeconfig: Path | None) -> None:
+    """What a program gets that uses the ``kubernetes`` package itself: ``kubeconfig``, or the pod's service account.
+
+    Raises KubernetesError if it cannot be used.
+    """
+    credentials = _credentials()
+    load = credentials.from_kubeconfig(kubeconfig, None) if kubeconfig else credentials.from_service_account()
+    configuration, _, _ = credentials.connect(*load)
+    configuration.set_default(configuration)
+
+
 def _credentials() -> ModuleType:
     """Imported when it is needed: worker images do without the 126 MB of the ``kubernetes`` package."""
     try:

@@ -20,6 +20,8 @@ from meshgate.jobs.kubernetes.argument_checks import (
 from meshgate.jobs.kubernetes.compute import Compute, default_gateway_image
 from meshgate.jobs.kubernetes.gateway_request import GatewayRequest, inherit
 from meshgate.session.dialing import is_gateway_url
+from meshgate_kubernetes.api.client import make_default
+from meshgate_kubernetes.errors import KubernetesError
 from meshgate_kubernetes.manifests.job_objects import OPERATOR_SELECTOR, statefulset_selector
 from meshgate_kubernetes.manifests.names import POD_INDEX_LABEL, check_mesh_name, is_label_key
 from meshgate_kubernetes.manifests.selectors import parse_selector
@@ -57,6 +59,16 @@ class KubeConfig:
     def out_of_cluster(self) -> bool:
         """Whether the driver runs outside the cluster."""
         return self.local is not None
+
+    def load(self) -> None:
+        """Makes this the default configuration of the ``kubernetes`` package. A job does not need it.
+
+        Raises RuntimeError if the kubeconfig, its credential plugin or the pod's service account cannot be used.
+        """
+        try:
+            make_default(self.local)
+        except KubernetesError as error:
+            raise RuntimeError(f"Failed to load kubeconfig: {error}") from error
 
 
 class ImageSpec(BaseModel):

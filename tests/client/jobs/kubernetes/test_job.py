@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
+import kubernetes
 import pytest
 
 from meshgate import Compute, ImageSpec, JobNotRunning, JobUnsupported, KubeConfig, KubernetesJob, job_loads
@@ -268,3 +271,42 @@ def test_a_kubeconfig_of_monarchs_kind_is_a_path_or_none() -> None:
     assert KubernetesJob(kubeconfig=KubeConfig(), attach_to=None)._request.kubeconfig is None
     with pytest.raises(JobUnsupported, match=r"pass from_path\(\)"):
         KubeConfig.from_config(object())
+
+
+def _kubeconfig(user: dict[str, Any] | None) -> str:
+    """With ``user`` as its current context, or without contexts."""
+    named = [("clusters", {"cluster": {"server": "https://10.0.0.1"}}), ("contexts", {"context": _CONTEXT})]
+    entries = {kind: [{"name": "it", **entry}] for kind, entry in [*named, ("users", {"user": user})] if user}
+    return json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "it", **entries})
+
+
+_CONTEXT = {"cluster": "it", "user": "it"}
+_PLUGIN = {"command": sys.executable, "args": ["-c", "raise SystemExit('log in first')"]}
+_FAILING = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never", **_PLUGIN}}
+
+
+def test_a_kubeconfig_becomes_the_default_of_the_kubernetes_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes.client.Configuration, "_default", None)
+    file = tmp_path / "config"
+    file.write_text(_kubeconfig({"token": "secret"}))
+    KubeConfig.from_path(str(file)).load()
+    default = kubernetes.client.Configuration.get_default_copy()
+    assert (default.host, default.api_key) == ("https://10.0.0.1", {"BearerToken": "Bearer secret"})
+
+
+@pytest.mark.parametrize(
+    ("user", "reason"),
+    [(_FAILING, r"process returned 1\. log in first"), (None, "cannot use the kubeconfig .*: Invalid kube-config")],
+    ids=["a failing credential plugin", "no such context"],
+)
+def test_a_kubeconfig_that_cannot_be_loaded_is_named_with_the_reason(
+    user: dict[str, Any] | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes.client.Configuration, "_default", None)
+    file = tmp_path / "config"
+    file.write_text(_kubeconfig(user))
+    with pytest.raises(RuntimeError, match=f"Failed to load kubeconfig: .*{reason}"):
+        KubeConfig.from_path(str(file)).load()
+    assert kubernetes.client.Configuration._default is None
