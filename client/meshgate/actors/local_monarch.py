@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from meshgate.errors import InvalidRequestError
+from meshgate.monarch_classes import monarch_api
+from meshgate.shapes.shape import Extent, Point
 
 _NO_MONARCH = "would start a Monarch on this machine, which cannot reach the job."
 _BOTH = "To run Monarch on this machine as well, call monarch.actor.context() before the first job.state()"
@@ -81,3 +83,26 @@ def _refuse_tensors(session_open: Callable[[], bool]) -> None:
         return check(self, ambient_mesh, stream)
 
     checker.check_mesh_stream_local = check_unless_refused
+
+
+def equal_from_both_sides() -> None:
+    """Extends the comparison of Monarch's ``Point`` and ``Extent``, which find every other object unequal.
+
+    Does nothing if nothing has imported ``monarch.actor``, or if it was called before.
+    """
+    for name, ours in (("Point", Point), ("Extent", Extent)):
+        theirs: Any = monarch_api().get(name)
+        if theirs is not None and not isinstance(theirs.__eq__, _Equal):
+            theirs.__eq__ = _Equal(theirs.__eq__, ours)
+
+
+class _Equal:
+    """The ``__eq__`` of Monarch's class: ``original``, except for objects of ``ours``."""
+
+    def __init__(self, original: Any, ours: type) -> None:
+        self._original, self._ours = original, ours
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        return lambda other: other == instance if isinstance(other, self._ours) else self._original(instance, other)

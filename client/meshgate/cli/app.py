@@ -42,7 +42,7 @@ COMMANDS = {
     "ls": _Place("jobs:list_jobs", "List running jobs."),
     "kill": _Place("jobs:kill_jobs", "End jobs and all their processes or pods."),
     "status": _Place("status:report_status", "Show hosts, code versions, sessions and calls in flight."),
-    "sessions": _Place("sessions:list_sessions", "List the sessions of a job."),
+    "sessions": _Place("status:list_sessions", "List the sessions of a job."),
     "describe": _Place("status:describe_job", "Show everything about a job, in a cluster also its events."),
     "logs": _Place("logs:show_logs", "Print what the actors of all sessions printed."),
     "sync": _Place("files:sync_code", "Push the code of this directory to the job's hosts."),
@@ -59,7 +59,7 @@ COMMANDS = {
     "call": _Place("agents.call:call_endpoint", "Call an endpoint on every rank, after edits and a reload."),
     "run": _Place("agents.run:run_command", "Run a Python program here, and exit with its exit code.", _PASS_ON),
     "mcp": _Place("agents.mcp:serve_tools", "Serve tools for coding agents (Model Context Protocol)."),
-    "gc": _Place("leftovers:collect_garbage", "End processes on this machine of jobs whose gateway is gone."),
+    "gc": _Place("jobs:collect_garbage", "End processes on this machine of jobs whose gateway is gone."),
     "schema": _Place("schemas:show_schema", "Print the JSON Schema of what a command prints with --json."),
     "version": _Place("app:show_version", "Print the version."),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -18,10 +18,21 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+
 FAILED = 1
 NO_JOB = 3
 INTERRUPTED = 130
 UNLIMITED_WIDTH = 10_000  # columns
+
+
+Job = Annotated[str | None, typer.Argument(metavar="JOB", help="An id, a job file, or with -n a name.")]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="The job is in this namespace of a Kubernetes cluster.")
+]
+Mesh = Annotated[str | None, typer.Option("--mesh", help="The host mesh; the default is the only one.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; `meshgate schema COMMAND` prints its schema.")]
+Variables = Annotated[list[str] | None, typer.Option("--env", "-e", help="A variable to set, as NAME=VALUE.")]
+Workdir = Annotated[str | None, typer.Option("--workdir", help="The directory to run it in.")]
 
 
 class Commands(TyperGroup):

@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from meshgate.cli.console import emit
+from meshgate.cli.console import AsJson, Job, Namespace, emit
 from meshgate.cli.models import Result
-from meshgate.cli.options import AsJson, Job, Namespace
 from meshgate.doctor.findings import Finding
 from meshgate.doctor.laptop import check_file_watches
 from meshgate.jobs.find import find_job

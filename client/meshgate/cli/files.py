@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from meshgate.cli.console import console, emit
+from meshgate.cli.console import AsJson, Job, Mesh, Namespace, console, emit
 from meshgate.cli.models import Pull, Sync
-from meshgate.cli.options import AsJson, Job, Mesh, Namespace
 from meshgate.jobs.find import find_job
 
 

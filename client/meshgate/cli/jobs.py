@@ -1,14 +1,30 @@
-"""``meshgate ls`` and ``meshgate kill``: the jobs of this machine, or of a cluster."""
+"""``meshgate ls``, ``meshgate kill`` and ``meshgate gc``: the jobs of this machine, or of a cluster."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from meshgate.cli import cluster_jobs, local_jobs
-from meshgate.cli.console import emit
-from meshgate.cli.options import AsJson, Namespace
+from meshgate.cli.console import AsJson, Namespace, age_text, emit, fail, meshes_text, new_table
+from meshgate.cli.models import Ended, Event, JobRow, Jobs, Leftover, Leftovers
+from meshgate.errors import JobNotRunning
+from meshgate.jobs import registry
+from meshgate_processes.marks import end_processes
+
+if TYPE_CHECKING:
+    from meshgate_kubernetes.api.client import Api
+    from meshgate_kubernetes.jobs.lifecycle import ListedJob
+
+
+T = TypeVar("T")
+EVENTS_SHOWN = 50
+GATEWAY_MODULE = b"meshgate_gateway"
 
 
 def list_jobs(
@@ -26,11 +42,11 @@ def list_jobs(
     """
     if namespace is not None or all_namespaces:
         searched = "" if all_namespaces else namespace or ""
-        jobs = cluster_jobs.list_jobs(searched)
-        emit(jobs, as_json, lambda console: console.print(cluster_jobs.table(jobs, searched)))
+        jobs = cluster_jobs(searched)
+        emit(jobs, as_json, lambda console: console.print(_cluster_table(jobs, searched)))
     else:
-        jobs = local_jobs.list_jobs()
-        emit(jobs, as_json, lambda console: console.print(local_jobs.table(jobs)))
+        jobs = local_jobs()
+        emit(jobs, as_json, lambda console: console.print(_local_table(jobs)))
 
 
 def kill_jobs(
@@ -47,7 +63,216 @@ def kill_jobs(
     """End jobs and all their processes or pods."""
     report = (lambda line: None) if as_json else typer.echo
     if namespace is not None:
-        ended = cluster_jobs.kill(ids or [], namespace, all_jobs=all_jobs, report=report)
+        ended = _kill_in_cluster(ids or [], namespace, all_jobs=all_jobs, report=report)
     else:
-        ended = local_jobs.kill(ids or [], all_jobs=all_jobs, report=report)
+        ended = _kill_here(ids or [], all_jobs=all_jobs, report=report)
     emit(ended, as_json, lambda console: None)
+
+
+def local_jobs() -> Jobs:
+    return Jobs(jobs=[row_of(entry) for entry in registry.entries()])
+
+
+def row_of(entry: registry.LocalEntry) -> JobRow:
+    return JobRow(
+        id=entry.apply_id,
+        kind=entry.kind,
+        meshes=entry.meshes,
+        age=round(time.time() - entry.created, 1),
+        pid=entry.pid,
+        machine=entry.place,
+        directory=entry.directory,
+    )
+
+
+def _local_table(jobs: Jobs) -> object:
+    """What a terminal shows."""
+    if not jobs.jobs:
+        return "no jobs on this machine"
+    found = new_table("ID", "KIND", "MESHES", "PID", "AGE", "DIRECTORY")
+    for job in jobs.jobs:
+        age = age_text(job.age)
+        pid = f"{job.pid} on {job.machine}" if job.machine else str(job.pid)
+        found.add_row(job.id[:8], job.kind, meshes_text(job.meshes), pid, age, _with_tilde(job.directory))
+    return found
+
+
+def _kill_here(ids: list[str], *, all_jobs: bool, report: Callable[[str], object]) -> Ended:
+    """Calls ``report`` with a line for each job that was ended."""
+    # They take half a second, which `meshgate ls` does not need.
+    from meshgate.jobs.cached import remove_job_file  # noqa: PLC0415
+    from meshgate.jobs.find import find_job  # noqa: PLC0415
+    from meshgate.jobs.this_machine.local_gateway import stop_gateway  # noqa: PLC0415
+
+    running = list(registry.entries())
+    if not ids and not all_jobs:
+        raise typer.BadParameter("name the jobs to end, or pass --all; run `meshgate ls` to list them")
+    files = [] if all_jobs else [name for name in ids if os.sep in name or os.path.exists(name)]
+    saved = [(path, find_job(path)) for path in files]
+    here = [entry for entry in running if not entry.place]
+    found = here if all_jobs else [_find(running, prefix) for prefix in ids if prefix not in files]
+    ended = []
+    for path, job in saved:
+        name, apply_id = repr(job), job.apply_id or ""
+        job.kill()
+        remove_job_file(path, apply_id)
+        ended.append(apply_id)
+        report(f"ended {name}")
+    for entry in found:
+        stop_gateway(entry.process, entry.apply_id, entry.temporary)
+        registry.unregister(entry.apply_id)
+        ended.append(entry.apply_id)
+        report(f"ended {entry.apply_id[:8]} ({entry.kind}, pid {entry.pid})")
+    return Ended(ended=ended)
+
+
+def _find(running: list[registry.LocalEntry], prefix: str) -> registry.LocalEntry:
+    matching = [entry for entry in running if entry.apply_id.startswith(prefix)]
+    if not matching:
+        raise JobNotRunning(f"no job id begins with {prefix!r}; run `meshgate ls` to list them")
+    if len(matching) > 1:
+        raise typer.BadParameter(f"{len(matching)} job ids begin with {prefix!r}; run `meshgate ls` to list them")
+    matching[0].require_here()
+    return matching[0]
+
+
+def _with_tilde(directory: str) -> str:
+    home = os.path.expanduser("~")
+    return f"~{directory[len(home) :]}" if directory == home or directory.startswith(f"{home}/") else directory
+
+
+def cluster_jobs(namespace: str) -> Jobs:
+    """The jobs of ``namespace``, or of all namespaces if that is empty."""
+    from meshgate_kubernetes.jobs import lifecycle  # noqa: PLC0415 - takes a fifth of a second
+
+    return Jobs(jobs=[_cluster_row(job) for job in _call_api(lambda api: lifecycle.list_jobs(api, namespace))])
+
+
+def _cluster_row(job: ListedJob) -> JobRow:
+    return JobRow(
+        id=job.name,
+        kind="KubernetesJob",
+        namespace=job.namespace,
+        meshes=dict(job.meshes) if job.meshes is not None else None,
+        age=round(time.time() - job.created, 1),
+        owner=job.owner,
+    )
+
+
+def _cluster_table(jobs: Jobs, namespace: str) -> object:
+    """What a terminal shows."""
+    if not jobs.jobs:
+        return f"no jobs in namespace {namespace!r}" if namespace else "no jobs in the cluster"
+    found = new_table("NAME", "NAMESPACE", "MESHES", "AGE", "OWNER")
+    for job in jobs.jobs:
+        found.add_row(job.id, job.namespace, meshes_text(job.meshes), age_text(job.age), job.owner)
+    return found
+
+
+def _kill_in_cluster(names: list[str], namespace: str, *, all_jobs: bool, report: Callable[[str], object]) -> Ended:
+    """Reports each job that was ended with a line. Raises JobNotRunning if one is unknown, and ends none."""
+    from meshgate_kubernetes.jobs import lifecycle  # noqa: PLC0415 - takes a fifth of a second
+
+    running = {job.name: job for job in _call_api(lambda api: lifecycle.list_jobs(api, namespace))}
+    if not names and not all_jobs:
+        raise typer.BadParameter(f"name the jobs to end, or pass --all; run `meshgate ls -n {namespace}` to list them")
+    if unknown := [name for name in names if name not in running]:
+        raise JobNotRunning(f"there is no job {unknown[0]!r} in namespace {namespace!r}")
+    ended = []
+    for job in running.values() if all_jobs else [running[name] for name in names]:
+        _call_api(lambda api, job=job: lifecycle.end(api, job))  # type: ignore[misc]
+        ended.append(job.name)
+        report(f"ended {job.namespace}/{job.name}")
+    return Ended(ended=ended)
+
+
+def objects_and_events(name: str, namespace: str) -> tuple[list[str], list[Event]]:
+    """The objects of the job as ``kind/name``, and what the cluster reported about them last."""
+    return _call_api(lambda api: _read_objects(api, name, namespace))
+
+
+def _read_objects(api: Api, name: str, namespace: str) -> tuple[list[str], list[Event]]:
+    from meshgate_kubernetes.manifests.names import JOB_LABEL  # noqa: PLC0415
+
+    objects = [
+        f"{kind}/{found['metadata']['name']}"
+        for kind in ("Deployment", "StatefulSet", "Pod", "Service")
+        for found in api.list_objects(kind, namespace, f"{JOB_LABEL}={name}")[0]
+    ]
+    names = {known.partition("/")[2] for known in objects}
+    events = [
+        Event(
+            object=f"{found['involvedObject']['kind']}/{found['involvedObject']['name']}",
+            reason=found.get("reason") or "",
+            message=found.get("message") or "",
+            count=found.get("count") or 1,
+        )
+        for found in api.list_objects("Event", namespace)[0]
+        if found["involvedObject"].get("name") in names
+    ]
+    return objects, events[-EVENTS_SHOWN:]
+
+
+def _call_api(call: Callable[[Api], T]) -> T:
+    """Exits with code 1 and a message if the API server cannot be used."""
+    from meshgate_kubernetes.api.client import Api  # noqa: PLC0415 - takes a fifth of a second
+    from meshgate_kubernetes.errors import Forbidden, KubernetesError  # noqa: PLC0415
+
+    try:
+        return call(Api.from_kubeconfig())
+    except KubernetesError as error:
+        hint = ""
+        if isinstance(error, Forbidden) and not error.namespace:
+            hint = " in all namespaces; name one namespace with -n NAMESPACE"
+        fail(f"{error}{hint}")
+
+
+def find_leftovers(proc: Path = Path("/proc")) -> list[Leftover]:
+    """This user's processes that have a job's mark, if none of that job is its gateway. Empty without ``/proc``."""
+    from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE  # noqa: PLC0415
+
+    jobs: dict[str, list[tuple[int, list[bytes]]]] = {}
+    for entry in proc.iterdir() if proc.is_dir() else ():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            command = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        except OSError:  # has ended, or belongs to another user
+            continue
+        for variable in environment:
+            name, _, job = variable.partition(b"=")
+            if name == JOB_VARIABLE.encode() and job and command != [b""]:
+                jobs.setdefault(job.decode(errors="replace"), []).append((int(entry.name), command))
+    return [
+        Leftover(job=job, pid=pid, command=b" ".join(command).decode(errors="replace")[:200])
+        for job, processes in sorted(jobs.items())
+        if not any(GATEWAY_MODULE in command[1:] for _, command in processes)
+        for pid, command in processes
+    ]
+
+
+def end_leftovers(leftovers: list[Leftover]) -> None:
+    from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE  # noqa: PLC0415
+
+    for job in {leftover.job for leftover in leftovers}:
+        end_processes(f"{JOB_VARIABLE}={job}")
+
+
+def collect_garbage(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="End them without asking.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """End processes on this machine of jobs whose gateway is gone."""
+    found = find_leftovers()
+    if not as_json:
+        for leftover in found:
+            typer.echo(f"{leftover.pid:>8}  job {leftover.job[:8]}  {leftover.command}")
+        if not found:
+            typer.echo("nothing to end")
+    ended = bool(found) and (yes or (not as_json and sys.stdin.isatty() and typer.confirm("End these processes?")))
+    if ended:
+        end_leftovers(found)
+    result = Leftovers(processes=found, ended=ended)
+    outcome = "ended" if ended else "not ended; pass --yes to end them"
+    emit(result, as_json, lambda console: console.print(outcome) if found else None)

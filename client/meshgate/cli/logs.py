@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from meshgate.cli.console import fail
-from meshgate.cli.options import AsJson, Job, Namespace
+from meshgate.cli.console import AsJson, Job, Namespace, fail
 from meshgate.errors import ranks_text
 from meshgate.jobs.find import find_job
 from meshgate.jobs.trait import JobTrait

@@ -6,11 +6,13 @@ are in the modules of their commands, so that ``meshgate ls`` imports neither.
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
 class Result(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, from_attributes=True)
 
 
 class JobRow(Result):
@@ -117,3 +119,111 @@ class Leftovers(Result):
 
     processes: list[Leftover]
     ended: bool = Field(description="whether they were ended")
+
+
+class CallRate(Result):
+    """The calls of a mesh of actors since the last look, or since it was spawned if that was later."""
+
+    session: str
+    mesh: str
+    class_name: str
+    ranks: int
+    ended: int = Field(description="calls that ended")
+    failed: int = Field(description="of those that ended")
+    rate: float = Field(description="calls that ended and casts, per second")
+    latency: float | None = Field(description="mean of those that ended, in seconds; null: none did")
+    casts: int = Field(description="calls without a reply (broadcast) that were sent")
+    in_flight: int
+    oldest: float | None = Field(description="age of the oldest call in flight, in seconds; null: there is none")
+
+
+class RankUsage(Result):
+    """What a process and its children use."""
+
+    mesh: str = Field(description="the name of its proc mesh")
+    rank: int
+    host: str
+    pid: int
+    cpu: float | None = Field(description="percent of one CPU since the last look; null: it is new")
+    memory: int = Field(description="resident bytes")
+    gpus: tuple[int, ...] = Field(description="GPUs of its host that it uses, as far as is known")
+    gpu: float | None = Field(description="their mean utilization, in percent; null: unknown")
+    gpu_memory: int | None = Field(description="bytes that it uses on them, or, if unknown, that are used on them")
+
+
+class GpuUsage(Result):
+    """A GPU of a host; null: it does not report that."""
+
+    host: str
+    index: int
+    utilization: int | None = Field(description="percent")
+    memory: int | None = Field(description="bytes used")
+    memory_total: int | None
+
+
+class Top(Result):
+    """``meshgate top``: one such object on each line, or with --once only one"""
+
+    seconds: float = Field(description="since the last look")
+    calls: list[CallRate]
+    ranks: list[RankUsage]
+    gpus: list[GpuUsage]
+    problems: dict[str, str] = Field(description="why a host or session could not be read, by its name")
+
+
+class ErrorGroup(Result):
+    """Ranks that failed in the same way."""
+
+    ranks: list[int] = Field(description="the first of them")
+    count: int
+    message: str
+    traceback: str = Field(description="on the rank; its files are relative to the project")
+
+
+class ErrorReport(Result):
+    """Why a program or a call failed."""
+
+    type: str = Field(description="the class of the exception; of one that ranks raised, theirs")
+    message: str
+    traceback: str = Field(default="", description="of the program on this machine")
+    endpoint: str = Field(default="", description="of the call that failed, as mesh.endpoint")
+    groups: list[ErrorGroup] = Field(default=[], description="of a call that failed on ranks: the largest first")
+
+
+class RankValue(Result):
+    """What a rank returned."""
+
+    rank: int
+    value: Any = Field(description="as JSON, or null if it cannot be expressed in JSON")
+    text: str = Field(default="", description="its repr, if it cannot")
+
+
+class Reload(Result):
+    """What the processes of the actors reloaded."""
+
+    version: str
+    files: int = Field(description="changed files that were sent")
+    modules: list[str]
+    old_classes: list[str] = Field(description="classes of live objects, which keep their old code until spawned again")
+
+
+class Called(Result):
+    """``meshgate call``"""
+
+    target: str
+    session: str = Field(description="in which the actors are")
+    values: list[RankValue] = []
+    output: str = Field(default="", description="what actors printed meanwhile")
+    error: ErrorReport | None = None
+    reload: Reload | None = Field(default=None, description="null: the code was not synced")
+    seconds: dict[str, float] = Field(description="time of each step")
+
+
+class Ran(Result):
+    """``meshgate run``"""
+
+    returncode: int = Field(description="negative: the signal that ended it")
+    stdout: str
+    stderr: str
+    error: ErrorReport | None = Field(default=None, description="the exception that ended the program")
+    seconds: float

@@ -9,9 +9,8 @@ import typer
 from pydantic import Field
 from rich.console import Console
 
-from meshgate.cli.console import age_text, console, emit
+from meshgate.cli.console import AsJson, Job, Mesh, Namespace, Variables, Workdir, age_text, console, emit
 from meshgate.cli.models import CommandOutcome, Executed, ProcessReport, Result, StackGroups
-from meshgate.cli.options import AsJson, Job, Mesh, Namespace, Variables, Workdir
 from meshgate.cli.status import waiting_text
 from meshgate.jobs.find import find_job
 from meshgate.ranks.stacks import ProcessStacks, Stacks

@@ -8,15 +8,12 @@ from typing import Annotated
 import typer
 from pydantic import BaseModel
 
-from meshgate.cli.agents.models import Called, Ran
 from meshgate.cli.console import fail
 from meshgate.cli.doctor import Diagnosis
 from meshgate.cli.logs import LogLine
-from meshgate.cli.models import Ended, Executed, Jobs, Leftovers, Pull, StackGroups, Sync
+from meshgate.cli.models import Called, Ended, Executed, Jobs, Leftovers, Pull, Ran, StackGroups, Sync, Top
 from meshgate.cli.ranks import Why
-from meshgate.cli.sessions import Sessions
-from meshgate.cli.status import Description
-from meshgate.cli.top.models import Top
+from meshgate.cli.status import Description, Sessions
 from meshgate_wire.status import JobStatus
 
 SCHEMAS: dict[str, type[BaseModel]] = {

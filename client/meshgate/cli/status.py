@@ -1,4 +1,4 @@
-"""``meshgate status`` and ``meshgate describe``: a job as its gateway, and the cluster, see it."""
+"""``meshgate status``, ``describe`` and ``sessions``: a job as its gateway, and the cluster, see it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from pydantic import Field
 from rich.console import Console
 
-from meshgate.cli import cluster_jobs, local_jobs
-from meshgate.cli.console import age_text, emit, meshes_text, new_table
+from meshgate.cli import jobs
+from meshgate.cli.console import AsJson, Job, Namespace, age_text, emit, meshes_text, new_table
 from meshgate.cli.models import Event, JobRow, Result
-from meshgate.cli.options import AsJson, Job, Namespace
 from meshgate.jobs import registry
 from meshgate.jobs.find import find_job
+from meshgate.jobs.sessions import SessionInfo
 from meshgate.jobs.trait import JobTrait
 from meshgate_wire.status import CallStatus, HostStatus, JobStatus, MeshStatus, SessionStatus
 
 RANKS_NAMED = 4
 VERSION_SHOWN = 12
+NAMES_SHOWN = 4
 
 
 class Description(Result):
@@ -107,14 +108,14 @@ def describe(job: JobTrait, namespace: str | None) -> Description:
     gateway = str(job._dialer())
     if namespace is not None:
         name = str(getattr(job, "name", ""))
-        row = next(row for row in cluster_jobs.list_jobs(namespace).jobs if row.id == name)
-        objects, events = cluster_jobs.objects_and_events(name, namespace)
+        row = next(row for row in jobs.cluster_jobs(namespace).jobs if row.id == name)
+        objects, events = jobs.objects_and_events(name, namespace)
         return Description(job=row, gateway=gateway, objects=objects, events=events, status=status)
     apply_id = job.apply_id or ""
     for entry in registry.entries():
         if entry.apply_id == apply_id:
             log = str(registry.log_file(apply_id))
-            return Description(job=local_jobs.row_of(entry), gateway=gateway, log=log, status=status)
+            return Description(job=jobs.row_of(entry), gateway=gateway, log=log, status=status)
     row = JobRow(id=apply_id, kind=type(job).__name__, meshes=status.meshes, age=0.0)
     return Description(job=row, gateway=gateway, status=status)
 
@@ -146,3 +147,46 @@ def show_description(found: Description, console: Console) -> None:
             table.add_row(f"  {event.object}", event.reason, str(event.count), event.message)
         console.print("\n[bold]events[/bold]")
         console.print(table)
+
+
+class Sessions(Result):
+    """``meshgate sessions``"""
+
+    sessions: list[SessionInfo]
+
+
+def list_sessions(job: Job = None, namespace: Namespace = None, as_json: AsJson = False) -> None:
+    """List the sessions of a job.
+
+    Each with its age, meshes, calls and code version, and the process that holds it.
+    """
+    found = Sessions(sessions=find_job(job, namespace).sessions(None))
+    emit(found, as_json, lambda console: show_sessions(found, console))
+
+
+def show_sessions(found: Sessions, console: Console) -> None:
+    table = new_table("NAME", "ID", "STATE", "AGE", "MESHES", "IN FLIGHT", "FINISHED", "UNREAD LINES", "CODE", "HOLDER")
+    for info in found.sessions:
+        table.add_row(
+            info.name or "-",
+            info.id[:8],
+            info.error or _held(info),
+            age_text(info.age),
+            _shortened((*info.actors, *info.procs)) or "-",
+            str(info.calls_in_flight),
+            str(info.calls_finished),
+            str(info.unread_lines),
+            (info.code_version or "-")[:VERSION_SHOWN],
+            info.holder or "-",
+        )
+    console.print(table if found.sessions else "the job has no sessions")
+
+
+def _held(info: SessionInfo) -> str:
+    held = "held" if info.connected else "left"
+    return f"{held}, detached" if info.detached else held
+
+
+def _shortened(names: tuple[str, ...]) -> str:
+    shown = ",".join(names[:NAMES_SHOWN])
+    return shown if len(names) <= NAMES_SHOWN else f"{shown},… ({len(names)})"

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from meshgate.cli import cluster_jobs
-from meshgate.cli.console import console, fail
-from meshgate.cli.options import Job, Namespace
+from meshgate.cli import jobs
+from meshgate.cli.console import Job, Namespace, console, fail
 from meshgate.jobs.find import find_job
 from meshgate.ui.feed import Feed
 from meshgate.ui.server import run_page
@@ -47,4 +46,4 @@ def open_page(
 def _events_reader(name: str, namespace: str | None) -> Callable[[], Sequence[dict[str, Any]]] | None:
     if namespace is None:
         return None
-    return lambda: [event.model_dump() for event in cluster_jobs.objects_and_events(name, namespace)[1]]
+    return lambda: [event.model_dump() for event in jobs.objects_and_events(name, namespace)[1]]

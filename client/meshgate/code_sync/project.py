@@ -1,15 +1,28 @@
-"""Finds the directory tree that holds the driver's code."""
+"""Finds the directory tree that holds the driver's code, its import paths, and modules that the sync does not send.
+
+Workers on the same machine run the same interpreter, so they already have its standard library and installed packages.
+What they lack is specific to the driver: the directory of its script, its working directory, PYTHONPATH, and what the
+program added to ``sys.path``.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
+import re
+import site
+import sys
+import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshgate.code_sync.import_paths import driver_import_paths, driver_script
 from meshgate_sync.tree.scan import git_root
+
+_OWN_PACKAGES = frozenset({"__main__", "meshgate"}) | {
+    f"meshgate_{part}" for part in ("kubernetes", "processes", "slurm", "sync", "wire")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +97,134 @@ def _find_project(search_path: Sequence[str], script: str | None) -> Path:
 
 def _is_root_or_home(top: Path) -> bool:
     return top in (Path(top.anchor), Path.home().resolve())
+
+
+def driver_import_paths(search_path: Sequence[str] | None = None, cwd: str | None = None) -> list[str]:
+    """The driver's own entries of ``search_path``, absolute and without duplicates, then the working directory.
+
+    With the default ``search_path``, ``sys.path``, this includes the directories of modules that were found by other
+    finders, as in some editable installs.
+    """
+    cwd = os.getcwd() if cwd is None else cwd
+    interpreter_paths = _interpreter_paths()
+    paths: dict[str, None] = {}
+    entries = sys.path if search_path is None else search_path
+    for entry in [*entries, cwd, *(_paths_of_other_finders() if search_path is None else ())]:
+        path = os.path.abspath(os.path.join(cwd, entry))
+        if os.path.exists(path) and os.path.realpath(path) not in interpreter_paths and os.pathsep not in path:
+            paths.setdefault(path)
+    return list(paths)
+
+
+def driver_script() -> str | None:
+    """The file of the running program if it is the user's own; None for pytest, IPython or an interactive prompt."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    if not isinstance(path, str) or not os.path.isfile(path):
+        return None
+    user_scripts = sysconfig.get_path("scripts", f"{os.name}_user")
+    script_directories = {os.path.realpath(path) for path in (sysconfig.get_path("scripts"), user_scripts)}
+    return None if _is_within(path, _interpreter_paths() | script_directories) else os.path.abspath(path)
+
+
+def _paths_of_other_finders() -> list[str]:
+    """Directories of top-level modules that were not found through ``sys.path``."""
+    directories: dict[str, None] = {}
+    for name, file in loaded_files():
+        if "." in name or not file.endswith(".py"):
+            continue
+        directory, last = os.path.split(os.path.abspath(file))
+        if last == "__init__.py":
+            directory, last = os.path.split(directory)
+        if os.path.splitext(last)[0] == name:
+            directories[directory] = None
+    return [directory for directory in directories if not is_installed(directory)]
+
+
+def loaded_files() -> list[tuple[str, str]]:
+    """The name and file of each loaded module that has a file."""
+    files = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
+    return [(name, file) for name, file in files if isinstance(file, str)]
+
+
+def is_installed(path: str) -> bool:
+    """Whether a file came with the interpreter or was installed into it."""
+    return _is_within(path, _interpreter_paths())
+
+
+def _is_within(path: str, directories: Iterable[str]) -> bool:
+    real = os.path.realpath(path)
+    return any(real.startswith(os.path.join(directory, "")) for directory in directories)
+
+
+@functools.cache
+def _interpreter_paths() -> frozenset[str]:
+    """The directories that every process of this interpreter searches."""
+    base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}  # a virtual environment has no stdlib of its own
+    standard = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]
+    paths = [*standard, *(str(Path(path) / "lib-dynload") for path in standard)]
+    paths += [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    paths += [*site.getsitepackages(), site.getusersitepackages()]
+    return frozenset(os.path.realpath(path) for path in paths)
+
+
+def directories_outside(tree: Tree) -> list[str]:
+    """The import paths outside of ``tree`` from which this program has loaded modules."""
+    outside = [path for path in driver_import_paths() if not Path(path).resolve().is_relative_to(tree.top)]
+    directories = [
+        os.path.dirname(os.path.realpath(file))
+        for name, file in loaded_files()
+        if name.partition(".")[0] not in _OWN_PACKAGES and not is_installed(file)
+    ]
+    # The working directory may be above the tree.
+    directories = [directory for directory in directories if not Path(directory).is_relative_to(tree.top)]
+    return [path for path in outside if any(Path(each).is_relative_to(os.path.realpath(path)) for each in directories)]
+
+
+def modules_beside(directory: str) -> list[str]:
+    """The top-level modules that this program has loaded from files and packages in ``directory``."""
+    found: dict[str, None] = {}
+    for name, file in loaded_files():
+        first = name.partition(".")[0]
+        source = os.path.join(os.path.realpath(directory), first)
+        if first not in _OWN_PACKAGES and os.path.realpath(file).startswith((source + ".", source + os.sep)):
+            found[first] = None
+    return sorted(found)
+
+
+def ignored_modules(tree: Tree, is_ignored: Callable[[str], bool]) -> list[tuple[str, str]]:
+    """The loaded modules in ``tree`` whose files are ignored, each with its path below the top.
+
+    Empty if the tree has parts: the user chose what to leave out.
+    """
+    if tree.parts:
+        return []
+    found = []
+    for name, file in loaded_files():
+        path = Path(os.path.realpath(file))
+        if name == "__main__" or not path.is_relative_to(tree.top) or is_installed(file):
+            continue
+        if is_ignored(str(path)):
+            found.append((name, str(path.relative_to(tree.top))))
+    return found
+
+
+def including_rules(tree: Tree, paths: Iterable[str], is_ignored: Callable[[str], bool]) -> list[str]:
+    """The lines of ``.meshgateignore`` that include ``paths`` (below the top) and nothing else.
+
+    No rule includes a file in an ignored directory, so these rules include the directory and ignore its other entries.
+    """
+    rules: dict[str, None] = {}  # in order, each once
+    for path in paths:
+        names = path.split("/")
+        inside = False
+        for end in range(1, len(names)):
+            directory = "/".join(names[:end])
+            inside = inside or is_ignored(str(tree.top / directory))
+            if inside:
+                rules |= {f"!/{_escaped(directory)}/": None, f"/{_escaped(directory)}/*": None}
+        rules[f"!/{_escaped(path)}"] = None
+    return list(rules)
+
+
+def _escaped(path: str) -> str:
+    return re.sub(r"[*?\[\\]|\s$", r"\\\g<0>", path)

@@ -11,11 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshgate.code_sync.import_paths import driver_import_paths, driver_script
-from meshgate.code_sync.missing_modules import directories_outside, ignored_modules, including_rules, modules_beside
-from meshgate.code_sync.project import Tree, driver_tree, paths_below
-from meshgate.code_sync.push import CodeSync
-from meshgate.code_sync.report import SyncReport
+from meshgate.code_sync.project import (
+    Tree,
+    directories_outside,
+    driver_import_paths,
+    driver_script,
+    driver_tree,
+    ignored_modules,
+    including_rules,
+    modules_beside,
+    paths_below,
+)
+from meshgate.code_sync.push import CodeSync, SyncReport
 from meshgate_sync.errors import TreeError
 from meshgate_sync.tree.scan import git_root
 

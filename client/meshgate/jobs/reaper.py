@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 
-from meshgate.code_sync.import_paths import driver_import_paths
+from meshgate.code_sync.project import driver_import_paths
 from meshgate.jobs import registry
 
 # The last line names the job to end; an empty one, none. The line contains a token, so it is passed on by a pipe.

@@ -47,7 +47,7 @@ from meshgate.session.errors.faults import uninterrupted
 from meshgate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    from meshgate.code_sync.report import SyncReport
+    from meshgate.code_sync.push import SyncReport
     from meshgate.session.dialing import Dialer
 
 

@@ -9,8 +9,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 
-from meshgate.actors.local_monarch import refuse_local_monarch
-from meshgate.actors.local_shapes import equal_from_both_sides
+from meshgate.actors.local_monarch import equal_from_both_sides, refuse_local_monarch
 from meshgate.actors.monarch_settings import monarch_settings
 from meshgate.errors import GatewayError
 from meshgate.proxies.host_and_proc_mesh import HostMeshProxy

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, Ty
 
 from meshgate.actors import api
 from meshgate.actors.actor_class import EndpointSpec
-from meshgate.actors.tracing import NO_SPAN, CallSpan, start_span
+from meshgate.actors.telemetry import NO_SPAN, CallSpan, start_span
 from meshgate.errors import InvalidRequestError, UnpicklableArgument
 from meshgate.monarch_classes import monarch_api
 from meshgate.proxies.mesh import MeshProxy

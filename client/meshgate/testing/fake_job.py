@@ -15,7 +15,7 @@ from meshgate.session.dialing import UrlDialer
 from meshgate.testing.fake_cluster import FakeGateway
 
 if TYPE_CHECKING:
-    from meshgate.code_sync.report import SyncReport
+    from meshgate.code_sync.push import SyncReport
     from meshgate.proxies import ProcMeshProxy
     from meshgate.transfer.pulled import Pulled
 

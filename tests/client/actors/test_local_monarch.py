@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import subprocess
 import sys
 import textwrap
@@ -13,9 +14,11 @@ import monarch.actor
 import pytest
 from monarch.rdma import RDMAAction, RDMABuffer
 
+from meshgate.actors.local_monarch import equal_from_both_sides
 from meshgate.errors import InvalidRequestError
 from meshgate.proxies.channels import Channel
 from meshgate.proxies.client import Client
+from meshgate.shapes.shape import Extent, Point
 from meshgate_wire.messages import Call, SendTo
 from tests.client.counting import Counter
 from tests.client.scripted_gateway import ScriptedGateway
@@ -27,6 +30,9 @@ LOCAL: list[Callable[[], Any]] = [
     monarch.actor.Channel.open,
     lambda: monarch.actor.get_or_spawn_controller("one", Counter),
 ]
+
+
+EXTENT, OTHER_EXTENT = (["hosts", "gpus"], [2, 3]), (["hosts", "gpus"], [3, 2])
 
 
 @pytest.mark.parametrize("call", LOCAL)
@@ -93,3 +99,33 @@ def test_a_port_of_a_monarch_on_the_laptop_is_refused_before_it_is_sent() -> Non
     code = textwrap.dedent(program)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert "this Port belongs to a Monarch on this machine" in done.stdout
+
+
+@pytest.fixture(params=["once", "twice"])
+def _compared(request: pytest.FixtureRequest) -> None:
+    equal_from_both_sides()
+    if request.param == "twice":
+        equal_from_both_sides()
+
+
+@pytest.mark.usefixtures("_compared")
+@pytest.mark.parametrize("extent", [EXTENT, OTHER_EXTENT])
+@pytest.mark.parametrize("rank", [1, 2])
+def test_points_and_extents_of_both_sides_compare_alike(extent: tuple[list[str], list[int]], rank: int) -> None:
+    equal = extent == EXTENT
+    ours, theirs = Extent(*EXTENT), monarch.actor.Extent(*extent)
+    assert operator.eq(ours, theirs) == operator.eq(theirs, ours) == equal
+    our_point, their_point = Point(1, ours), monarch.actor.Point(rank, theirs)
+    assert operator.eq(our_point, their_point) == operator.eq(their_point, our_point) == (equal and rank == 1)
+    assert operator.ne(their_point, our_point) != operator.eq(their_point, our_point)
+
+
+@pytest.mark.usefixtures("_compared")
+def test_monarchs_own_comparison_is_unchanged() -> None:
+    theirs: Any = monarch.actor.Extent(*EXTENT)
+    assert theirs == monarch.actor.Extent(*EXTENT)
+    assert theirs != monarch.actor.Extent(*OTHER_EXTENT)
+    assert monarch.actor.Point(1, theirs) == monarch.actor.Point(1, theirs)
+    assert theirs != "text"
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(theirs)

@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 import meshgate
-from meshgate.cli import leftovers
+from meshgate.cli import jobs
 from meshgate.cli.app import COMMANDS, app
 from meshgate.cli.models import Leftover
 
@@ -143,8 +143,8 @@ def test_commands_without_a_job_exit_with_3(run: CliRunner) -> None:
 def test_gc_asks_before_it_ends_anything(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[Leftover] = []
     found = [Leftover(job="cafe", pid=7, command="python worker")]
-    monkeypatch.setattr(leftovers, "find_leftovers", lambda: found)
-    monkeypatch.setattr(leftovers, "end_leftovers", ended.extend)
+    monkeypatch.setattr(jobs, "find_leftovers", lambda: found)
+    monkeypatch.setattr(jobs, "end_leftovers", ended.extend)
     assert "not ended; pass --yes" in run.invoke(app, ["gc"]).output
     assert json.loads(run.invoke(app, ["gc", "--json"]).output)["ended"] is False
     assert ended == []

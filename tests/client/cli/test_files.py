@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from meshgate.cli import files
 from meshgate.cli.app import app
-from meshgate.code_sync.report import SyncReport
+from meshgate.code_sync.push import SyncReport
 from meshgate.transfer.pulled import Pulled
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
 
+import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from meshgate.cli import status
+from meshgate.cli.app import app
 from meshgate.cli.models import Event, JobRow
-from meshgate.cli.status import Description, show_description, show_status, waiting_text
+from meshgate.cli.status import Description, Sessions, show_description, show_sessions, show_status, waiting_text
+from meshgate.jobs.sessions import SessionInfo
 from meshgate_wire.status import CallStatus, HostStatus, JobStatus, MeshStatus, SessionStatus
 
 CALL = CallStatus(
@@ -32,6 +38,21 @@ SESSION = SessionStatus(
     calls_in_flight=1,
 )
 STATUS = JobStatus(gateway_version="1.2", python="3.11.7", meshes={"workers": 2}, hosts=HOSTS, sessions=(SESSION,))
+
+
+TRAIN = SessionInfo(
+    id="0123456789abcdef" * 2,
+    name="train",
+    detached=True,
+    age=120,
+    holder="me@laptop (pid 7)",
+    actors=("trainers", "generators", "a", "b"),
+    procs=("procs",),
+    calls_in_flight=3,
+    calls_finished=2,
+    unread_lines=40,
+    code_version="cafe" * 16,
+)
 
 
 def shown(status: JobStatus | Description) -> str:
@@ -89,3 +110,43 @@ def test_a_description_shows_objects_and_events_and_leaves_out_what_is_empty() -
     assert ["age", "2h"] in rows(text)
     assert ["Pod/train-0", "BackOff", "3", "pulling", "failed"] in rows(text)
     assert "directory" not in text
+
+
+class Job:
+    def sessions(self, cached_path: str | None) -> list[SessionInfo]:
+        assert cached_path is None  # the command has found the job
+        return [TRAIN]
+
+
+def shown_sessions(*found: SessionInfo) -> list[str]:
+    text = io.StringIO()
+    show_sessions(Sessions(sessions=list(found)), Console(file=text, width=250, highlight=False, soft_wrap=True))
+    return text.getvalue().splitlines()
+
+
+def test_the_sessions_of_the_job_are_listed(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "find_job", lambda job, namespace: Job())
+    assert json.loads(run.invoke(app, ["sessions", "--json"]).output)["sessions"][0]["name"] == "train"
+
+
+def test_a_session_is_one_line() -> None:
+    _, line = shown_sessions(TRAIN)
+    assert line.split("  ")[0] == "train"
+    for part in (
+        "01234567",
+        "left, detached",
+        "2m",
+        "trainers,generators,a,b,… (5)",
+        "cafecafecafe",
+        "me@laptop (pid 7)",
+    ):
+        assert part in line
+    assert [word for word in line.split() if word.isdecimal() and len(word) < 8] == ["3", "2", "40"]
+
+
+def test_a_session_that_does_not_answer_says_so() -> None:
+    assert (
+        "its engine did not answer" in shown_sessions(SessionInfo(id="ab" * 16, error="its engine did not answer"))[1]
+    )
+    assert "held" in shown_sessions(SessionInfo(id="ab" * 16, connected=True))[1]
+    assert shown_sessions() == ["the job has no sessions"]

@@ -1,10 +1,30 @@
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from meshgate.code_sync.project import find_tree
+from meshgate.code_sync.project import (
+    Tree,
+    directories_outside,
+    driver_import_paths,
+    driver_script,
+    find_tree,
+    ignored_modules,
+    including_rules,
+    modules_beside,
+)
+from meshgate.code_sync.push import CodeSync
+from meshgate.proxies.client import Client
+from meshgate_sync.tree.scan import Scanner
+from tests.sync.trees import paths
+from tests.test_structure import SOURCE_ROOTS
 
 
 def test_the_tree_is_the_git_root_with_the_drivers_import_paths_first(
@@ -97,3 +117,145 @@ def test_the_directory_for_temporary_files_is_no_project(tmp_path: Path, monkeyp
     with pytest.raises(ValueError, match="it is the temporary directory, not a project directory"):
         find_tree(None, [str(tmp_path)], str(tmp_path / "train.py"))
     assert find_tree([str(tmp_path)], [str(tmp_path)], None).top == tmp_path.resolve()
+
+
+@pytest.fixture
+def directories(tmp_path: Path) -> tuple[str, str, str]:
+    for name in ("script", "library", "here"):
+        (tmp_path / name).mkdir()
+    return str(tmp_path / "script"), str(tmp_path / "library"), str(tmp_path / "here")
+
+
+def test_the_drivers_own_paths_keep_their_order_and_precede_the_working_directory(
+    directories: tuple[str, str, str],
+) -> None:
+    script, library, here = directories
+    assert driver_import_paths([script, library], here) == [script, library, here]
+    assert driver_import_paths(["", library, script], here) == [here, library, script]
+
+
+def test_the_interpreters_paths_are_excluded(directories: tuple[str, str, str]) -> None:
+    script, _, here = directories
+    fresh = subprocess.run(
+        [sys.executable, "-Ic", "import json, sys; print(json.dumps(sys.path))"], capture_output=True, check=True
+    )
+    interpreter_paths = json.loads(fresh.stdout)
+    assert any("site-packages" in path for path in interpreter_paths)
+    editable = [path for path in interpreter_paths if Path(path).name in SOURCE_ROOTS]
+    assert driver_import_paths([script, *interpreter_paths], here) == [script, *editable, here]
+
+
+def test_paths_are_absolute_and_without_duplicates(directories: tuple[str, str, str]) -> None:
+    script, library, here = directories
+    assert driver_import_paths([script, "../library", script, library], here) == [script, library, here]
+
+
+def test_missing_paths_and_paths_with_a_separator_are_excluded(tmp_path: Path) -> None:
+    odd = tmp_path / "a:b"
+    odd.mkdir()
+    assert driver_import_paths([str(tmp_path / "missing"), str(odd)], str(tmp_path)) == [str(tmp_path)]
+
+
+def test_directories_of_modules_found_by_an_editable_install_are_included(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "core/editable_package").mkdir(parents=True)
+    (tmp_path / "core/editable_package/__init__.py").write_text("")
+    file = str(tmp_path / "core/editable_package/__init__.py")
+    spec = importlib.util.spec_from_file_location("editable_package", file)
+    assert spec is not None
+    monkeypatch.setitem(sys.modules, "editable_package", importlib.util.module_from_spec(spec))
+    assert str(tmp_path / "core") in driver_import_paths()
+
+
+def test_a_test_runner_is_not_the_users_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert driver_script() is None
+    for file, found in ((str(script), str(script)), (pytest.__file__, None), (f"{sys.exec_prefix}/bin/pytest", None)):
+        main.__file__ = file
+        assert driver_script() == found
+
+
+def test_directories_outside_of_the_tree_are_found_if_modules_were_loaded_from_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("project", "elsewhere", "unused"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"outside_of_{name}.py").write_text("")
+        monkeypatch.syspath_prepend(str(tmp_path / name))
+    for name in ("project", "elsewhere"):
+        importlib.import_module(f"outside_of_{name}")
+    found = directories_outside(Tree((tmp_path / "project").resolve()))
+    assert [path for path in found if Path(path).is_relative_to(tmp_path)] == [str(tmp_path / "elsewhere")]
+    for name in ("project", "elsewhere"):
+        del sys.modules[f"outside_of_{name}"]
+
+
+def test_a_directory_above_the_tree_is_not_outside_because_of_what_is_in_the_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/inside_a_project.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path / "project"))
+    importlib.import_module("inside_a_project")
+    found = directories_outside(Tree((tmp_path / "project").resolve()))
+    del sys.modules["inside_a_project"]
+    assert str(tmp_path) not in found
+
+
+def test_modules_beside_a_program_are_those_of_its_directory_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("beside_a_program", "package_beside", "below/not_beside"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path / "below"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ("beside_a_program", "package_beside", "not_beside")
+    for name in names:
+        importlib.import_module(name)
+    assert modules_beside(str(tmp_path)) == ["beside_a_program", "package_beside"]
+    for name in names:
+        del sys.modules[name]
+
+
+def test_ignored_modules_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
+    top = tmp_path.resolve()
+    (top / "ignored_in_test").mkdir()
+    for name in ("__init__", "model", "_version"):
+        (top / f"ignored_in_test/{name}.py").write_text("")
+    (top / ".gitignore").write_text("_version.py\n")
+    monkeypatch.syspath_prepend(str(top))
+    names = ["ignored_in_test", "ignored_in_test.model", "ignored_in_test._version"]
+    code = CodeSync(client, Tree(top))
+    try:
+        for name in names:
+            importlib.import_module(name)
+        code.push(wait=False)
+        assert ignored_modules(code.tree, code.ignores) == [("ignored_in_test._version", "ignored_in_test/_version.py")]
+        (top / ".meshgateignore").write_text("!/ignored_in_test/_version.py\n")
+        code.push(wait=False)
+        assert ignored_modules(code.tree, code.ignores) == []
+        assert ignored_modules(Tree(top, parts=("other",)), lambda path: True) == []
+    finally:
+        code.close()
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+def test_the_advised_rules_include_the_modules_and_nothing_else_in_their_directories(tmp_path: Path) -> None:
+    (tmp_path / "src/out/deep[1]").mkdir(parents=True)
+    modules = ["_version.py", "src/out/a.py", "src/out/deep[1]/b.py", "src/out/deep[1]/c .py"]
+    for name in [*modules, "src/out/secret", "src/out/deep[1]/secret"]:
+        (tmp_path / name).write_text("")
+    (tmp_path / ".gitignore").write_text("out/\n_version.py\n")
+    scanner = Scanner(tmp_path)
+    scanner.scan()
+    rules = including_rules(Tree(tmp_path), modules, scanner.ignores)
+    (tmp_path / ".meshgateignore").write_text("\n".join(rules))
+    files = {path.decode() for path in paths(scanner.scan().tree) if (tmp_path / path.decode()).is_file()}
+    assert files == {".gitignore", ".meshgateignore", *modules}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshgate.code_sync import session_sync
-from meshgate.code_sync.report import SyncReport
+from meshgate.code_sync.push import SyncReport
 from meshgate.code_sync.session_sync import sync_for
 from meshgate.proxies.client import Client
 from meshgate_sync.errors import TreeError

@@ -18,10 +18,9 @@ import typer
 from rich.console import Console
 
 from meshgate.cli.agents.errors import error_report
-from meshgate.cli.agents.models import Called, ErrorReport, RankValue, Reload
 from meshgate.cli.agents.run import Edits, make_edits
-from meshgate.cli.console import FAILED, emit
-from meshgate.cli.options import AsJson, Namespace
+from meshgate.cli.console import FAILED, AsJson, Namespace, emit
+from meshgate.cli.models import Called, ErrorReport, RankValue, Reload
 from meshgate.code_sync.project import driver_tree
 from meshgate.errors import JobError, MeshgateError
 from meshgate.jobs.find import find_job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from meshgate.cli.agents.models import ErrorGroup, ErrorReport
+from meshgate.cli.models import ErrorGroup, ErrorReport
 from meshgate.errors import ActorError
 from meshgate.session.errors.remote_text import exception_line, readable_report
 

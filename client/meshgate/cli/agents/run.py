@@ -15,10 +15,9 @@ import typer
 from pydantic import BaseModel, ValidationError
 
 from meshgate.cli.agents.edits import Edit, apply_edits
-from meshgate.cli.agents.models import ErrorReport, Ran
 from meshgate.cli.agents.program import BOOTSTRAP
-from meshgate.cli.console import emit
-from meshgate.cli.options import AsJson
+from meshgate.cli.console import AsJson, emit
+from meshgate.cli.models import ErrorReport, Ran
 
 MOST_OUTPUT = 64 * 1024  # bytes of each stream, the last ones
 END_TIMEOUT = 15.0  # seconds for a program that has run too long to end its job

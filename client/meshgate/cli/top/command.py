@@ -11,9 +11,8 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from meshgate.cli.console import console
-from meshgate.cli.options import AsJson, Job, Namespace
-from meshgate.cli.top.models import Top
+from meshgate.cli.console import AsJson, Job, Namespace, console
+from meshgate.cli.models import Top
 from meshgate.cli.top.rates import compare
 from meshgate.cli.top.view import Order, render
 from meshgate.jobs.find import find_job

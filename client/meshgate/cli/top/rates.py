@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import prod
 from statistics import fmean
 
-from meshgate.cli.top.models import CallRate, GpuUsage, RankUsage, Top
+from meshgate.cli.models import CallRate, GpuUsage, RankUsage, Top
 from meshgate.ranks import OWN_MESHES
 from meshgate.ranks.usage.meter import ProcessUsage, Usage
 from meshgate_wire.status import CallCounts, JobStatus, MeshStatus, SessionStatus

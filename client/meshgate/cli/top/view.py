@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshgate.cli.console import age_text, new_table
-from meshgate.cli.top.models import CallRate, GpuUsage, RankUsage, Top
+from meshgate.cli.models import CallRate, GpuUsage, RankUsage, Top
 
 Order: TypeAlias = Literal["rank", "cpu", "memory", "gpu"]
 _KEYS: dict[Order, Callable[[RankUsage], float]] = {

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from meshgate.code_sync.import_paths import driver_import_paths
+from meshgate.code_sync.project import driver_import_paths
 from meshgate.errors import JobStartFailed
 from meshgate.jobs.signals import keep_handlers
 from meshgate.jobs.spmd.torchrun import is_command

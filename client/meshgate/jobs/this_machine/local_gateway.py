@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from meshgate.code_sync.import_paths import driver_import_paths
+from meshgate.code_sync.project import driver_import_paths
 from meshgate.errors import JobStartFailed
 from meshgate.jobs.registry import refuse_foreign
 from meshgate.jobs.this_machine.job_directory import create_job_directory, prune_job_directories, remove_job_directory

@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from meshgate.cli.agents.models import ErrorReport
 from meshgate.cli.agents.program import BOOTSTRAP
+from meshgate.cli.models import ErrorReport
 
 
 def test_classes_of_a_program_have_their_source_and_its_namespace_is_clean(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshgate.cli.top.models import Top
+from meshgate.cli.models import Top
 from meshgate.cli.top.rates import compare
 from meshgate.ranks.usage.meter import ProcessUsage, Usage
 from meshgate_wire.status import CallCounts, CallStatus, JobStatus, MeshStatus, SessionStatus

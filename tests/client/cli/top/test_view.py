@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from meshgate.cli.top.models import Top
+from meshgate.cli.models import Top
 from meshgate.cli.top.rates import compare
 from meshgate.cli.top.view import Order, render
 from meshgate.ranks.usage.meter import Gpu, Usage
