@@ -9,6 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT = 100.0  # seconds
+# On a busy machine an engine may take more than the 5 s after which the program reports that it is not connected yet.
+SLOW_START = re.compile(r"\[meshgate\] (no connection to the gateway at .* no answer|connected to the gateway at).*\n")
 
 # A script for torchrun: DistributedDataParallel with gloo. Ranks start from different weights and see different data.
 DDP = """
@@ -39,7 +41,7 @@ dist.destroy_process_group()
 def run_program(program: str | Path, directory: Path, *, strict: bool = True, timeout: float = TIMEOUT) -> str:
     """Runs a program, given as source or as a file, and returns its stdout. Fails on an exit code.
 
-    ``strict``: also on a warning and on stderr.
+    ``strict``: also on a warning and on stderr, which may say that the gateway is slow to answer.
     """
     if isinstance(program, str):
         (directory / "program.py").write_text(program)
@@ -47,7 +49,7 @@ def run_program(program: str | Path, directory: Path, *, strict: bool = True, ti
     command = [sys.executable, *(("-W", "error") if strict else ()), str(program)]
     ran = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=timeout, check=False)
     assert ran.returncode == 0, f"exit code {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
-    assert ran.stderr == "" or not strict, ran.stderr
+    assert SLOW_START.sub("", ran.stderr) == "" or not strict, ran.stderr
     return ran.stdout
 
 

@@ -107,6 +107,7 @@ DEFINED = {
         "procs: kt.ProcMeshProxy\ntrainers = procs.spawn('trainers', Trainer)\n"
     ),
     "spmd": f"{TRAINER}hosts: kt.HostMeshProxy\n",
+    "train_from_a_laptop": f"{TRAINER}compute = Compute(gpus=8)\n",
 }
 """What the text around the fragments of a page says that they use, beside the imports."""
 

@@ -129,3 +129,11 @@ def test_the_tutorial_on_live_code_can_be_followed(tmp_path: Path) -> None:
         printed, _ = program.communicate("\n")
     assert "SyntaxError: '(' was never closed" in printed
     assert program.returncode == 1
+
+
+def test_the_program_about_sessions_returns_to_what_its_first_run_has_started(tmp_path: Path) -> None:
+    (program,) = programs_in("docs/sessions.md")
+    assert run_program(program, tmp_path) == "started; run this program again\n"
+    printed = run_program(program, tmp_path)
+    assert "step 50 of 50" in printed
+    assert "({'hosts': 1/2}, 'trained')" in printed
