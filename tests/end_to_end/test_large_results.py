@@ -43,6 +43,23 @@ class Giver(Actor):
         return "sent"
 
 
+    @endpoint
+    def count_pickles(self, port: Any) -> int:
+        """How often a large message is pickled that is sent once."""
+        count = 0
+
+        class Large:
+            nbytes = 8 * MB
+
+            def __reduce__(self) -> Any:
+                nonlocal count
+                count += 1
+                return bytes, (self.nbytes,)
+
+        port.send(Large())
+        return count
+
+
 class AsyncGiver(Actor):
     @endpoint
     async def give(self, size: int, at: int = 0) -> Any:
@@ -156,3 +173,10 @@ def test_arguments_too_large_for_the_engine_fail_their_call_alone(
     while not ("a message to a channel was dropped: " in shown and "a message to size_of was dropped: " in shown):
         shown += capfd.readouterr().err
         time.sleep(0.01)
+
+
+def test_a_large_message_is_pickled_once(procs: Any) -> None:
+    giver = procs.slice(hosts=0, gpus=0).spawn("counting", Giver)
+    port, receiver = Channel.open()
+    assert giver.count_pickles.call_one(port).get(timeout=TIMEOUT) == 1
+    assert receiver.recv().get(timeout=TIMEOUT) == bytes(8 * MB)

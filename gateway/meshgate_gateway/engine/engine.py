@@ -151,6 +151,7 @@ class Engine:
             metrics=self._metrics,
             memory=self._memory,
             unread_output=self.streams.unread,
+            printed=self.streams.mark,
         )
         self._ledger = Ledger(
             self.link.send,

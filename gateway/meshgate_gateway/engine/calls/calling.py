@@ -64,7 +64,7 @@ class Calling:
     """The calls of a session. ``idle`` is called when the last pending call has been answered.
 
     ``unread_output(procs, ranks)`` is what to wait for so that what these processes have printed is sent to the client
-    before their replies; None: it has been sent.
+    before their replies; None: it has been sent. ``printed(procs, rank, positions)`` gets a reply's ``printed``.
     """
 
     def __init__(
@@ -78,9 +78,11 @@ class Calling:
         metrics: CallMetrics,
         memory: ValueMemory,
         unread_output: Callable[[int, Sequence[int]], asyncio.Future[None] | None] = lambda procs, ranks: None,
+        printed: Callable[[int, int, tuple[int, int]], None] = lambda procs, rank, positions: None,
     ) -> None:
         self._objects, self._lookup, self._monarch, self._send, self._idle = objects, lookup, monarch, send, idle
         self._metrics, self._unread_output, self._memory = metrics, unread_output, memory
+        self._printed = printed
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, tuple[PendingCall, ActorMesh, int]] = {}
         self._supervised: dict[Any, asyncio.Future[Any]] = {}  # the next fault of a part of a mesh
@@ -230,14 +232,19 @@ class Calling:
 
         An item of a stream waits for its own rank.
         """
-        if pending.header is None or (pending.adverb != "stream" and not pending.is_last(reply)):
+        last = pending.adverb == "stream" or pending.is_last(reply)
+        if pending.header is None or not (last or reply.printed):
             return None
         procs = self._pending[pending.call][1].procs
         if procs is None or not procs.number:
             return None
-        ranks = pending.ranks
+        ranks, position = pending.ranks, pending.position(reply)
+        if reply.printed and position < len(ranks):
+            self._printed(procs.number, ranks[position], reply.printed)
+        if not last:
+            return None
         if pending.adverb in ("stream", "choose"):
-            ranks = ranks[(position := pending.position(reply)) : position + 1]
+            ranks = ranks[position : position + 1]
         return self._unread_output(procs.number, ranks)
 
     def awaits(self, procs: int, rank: int) -> bool:

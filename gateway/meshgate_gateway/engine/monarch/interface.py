@@ -29,12 +29,14 @@ class Fault:
 
 
 class Reply(NamedTuple):
-    """One actor's reply. ``data`` is a pickle, unopened; ``references`` are the meshes that it refers to."""
+    """One actor's reply. ``data`` is a pickle, unopened; ``references`` are the meshes that it refers to. ``printed``:
+    the positions in its output that come before it, if that may arrive later (``on_worker/output_marks.py``)."""
 
     rank: int | None
     exception: bool
     data: bytes | memoryview
     references: tuple[Any, ...]
+    printed: tuple[int, int] | None = None
 
 
 class BootstrapFailed(Exception):

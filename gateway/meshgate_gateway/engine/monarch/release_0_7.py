@@ -34,7 +34,7 @@ from meshgate_gateway.engine.monarch.replies import replace_loads, undecoded
 from meshgate_gateway.engine.monarch.same_versions import SameVersions
 from meshgate_gateway.engine.monarch.settings import Settings
 from meshgate_gateway.engine.monarch.telemetry import Collector
-from meshgate_gateway.engine.on_worker import breakpoints, large_messages, ports, stacks, tracing
+from meshgate_gateway.engine.on_worker import breakpoints, large_messages, output_marks, ports, stacks, tracing
 from meshgate_gateway.engine.on_worker import process as on_worker
 from meshgate_sync.store import place
 from meshgate_wire.messages import Host, Launch, Region
@@ -145,7 +145,7 @@ class Client:
         from monarch._rust_bindings.monarch_hyperactor.proc_mesh import ProcMesh  # noqa: PLC0415
         from monarch._src.actor import actor_mesh  # noqa: PLC0415
 
-        for module in (on_worker, breakpoints, large_messages, ports, stacks, tracing, place):
+        for module in (on_worker, breakpoints, large_messages, output_marks, ports, stacks, tracing, place):
             cloudpickle.register_pickle_by_value(module)
         self._api, self._actor, self._buffers, self._mailbox = api, actor, buffers, mailbox
         self._pickle, self._actor_mesh, self._native_procs = monarch_pickle, actor_mesh, ProcMesh
@@ -352,7 +352,10 @@ class Client:
     def reply_of(self, message: Any) -> Reply:
         kind = message.kind
         data, references = undecoded(message)
-        return Reply(kind.rank, isinstance(kind, self._exception), data, references)
+        if kind.rank is None:
+            return Reply(None, isinstance(kind, self._exception), data, references)
+        rank, printed = output_marks.without_mark(kind.rank)
+        return Reply(rank, isinstance(kind, self._exception), data, references, printed)
 
     def port_at(self, address: str) -> Any:
         return self._mailbox.PortRef(self._mailbox.PortId.from_string(address))

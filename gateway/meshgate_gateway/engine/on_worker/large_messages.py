@@ -16,51 +16,86 @@ LARGE = 8 * 2**20  # bytes; to ask takes about 1 ms, a call with a result of thi
 
 
 def ask_before_large_messages(
-    connect: Callable[[], Any], hello: Mapping[str, Any], root: str
-) -> Callable[[Any, Any], None]:
+    connect: Callable[[], Any], hello: Mapping[str, Any], root: str, rank_of: Callable[[Any, Any], int | None]
+) -> Callable[..., bool]:
     """From now on this process asks before it sends a large reply to a call of the engine's.
 
-    ``connect()`` connects to the engine, and ``root`` is the actor id of its ports. Returns what asks before ``value``
-    is sent to ``port``. Both raise MemoryError if the engine refuses.
+    ``connect()`` connects to the engine, and ``root`` is the actor id of its ports. ``rank_of(port, frame)`` is the
+    rank in a reply. Returns what sends ``value`` to ``port`` if this is a large message to the engine or its rank is
+    not the port's, and returns whether it has; ``frame`` is that of the sender. Both raise MemoryError if the engine
+    refuses the message.
     """
     from monarch._src.actor import actor_mesh  # noqa: PLC0415 - resolved on the worker
 
-    def pickled(value: Any) -> Any:
-        return actor_mesh.pickle(value, allow_tensor_engine_references=False, allow_mesh_references=True)
+    result = actor_mesh.PythonMessageKind.Result
 
-    def pending_result(self: Any, result: Any) -> Any:  # as Monarch's own, which does not show the size
-        state = pickled(result)
+    def pending_result(self: Any, value: Any) -> Any:  # as Monarch's own, which does not show the size
+        state = pickled(value)
         nbytes = len(state.buffer())
         if nbytes >= LARGE and answers_the_engine(sys._getframe(1)):
             ask(connect, hello, nbytes, reply=True)
-        return actor_mesh.PendingMessage(actor_mesh.PythonMessageKind.Result(self._rank), state)
+        return actor_mesh.PendingMessage(result(rank_of(self, sys._getframe(1))), state)
 
-    def before_send(port: Any, value: Any) -> None:
-        target = port._port_ref
-        if type(target).__name__ != "PortRef" or str(target.port_id.actor_id) != root:
-            return  # Monarch panics if the id of a OncePortRef is read after its use, and the engine has none of these
-        nbytes = len(pickled(value).buffer())
-        if nbytes >= LARGE:
+    def send(port: Any, value: Any, frame: Any, *, large: bool) -> bool:
+        large = large and sends_to(port, root)
+        rank = rank_of(port, frame)
+        if not large and rank == port._rank:
+            return False
+        state = pickled(value)
+        nbytes = len(state.buffer())
+        if large and nbytes >= LARGE:
             ask(connect, hello, nbytes, reply=False)
+        return send_pickled(port, result(rank), state)
 
     actor_mesh.Port._pending_result = pending_result
-    return before_send
+    return send
+
+
+def pickled(value: Any) -> Any:
+    """Monarch's pickle of the content of a message."""
+    from monarch._src.actor import actor_mesh  # noqa: PLC0415 - resolved on the worker
+
+    return actor_mesh.pickle(value, allow_tensor_engine_references=False, allow_mesh_references=True)
+
+
+def send_pickled(port: Any, kind: Any, state: Any) -> bool:
+    """Sends a message that is pickled already, unless it names a mesh that is still coming up. Returns whether."""
+    from monarch._src.actor import actor_mesh  # noqa: PLC0415 - resolved on the worker
+
+    message = actor_mesh.PendingMessage(kind, state).try_resolve_now()
+    if message is not None:
+        port._send_message(message)
+    return message is not None
+
+
+def sends_to(port: Any, root: str) -> bool:
+    """Whether ``port`` is one of the actor with the id ``root``. Monarch panics if the id of a OncePortRef is read
+    after its use, and the engine has none of these."""
+    target = port._port_ref
+    return type(target).__name__ == "PortRef" and str(target.port_id.actor_id) == root
 
 
 def answers_the_engine(frame: Any) -> bool:
     """Whether the code that runs in ``frame`` replies to a call of the engine's.
 
     The port does not show it: on its way down a tree of processes, a call gets ports of the processes above. But
-    Monarch gives calls a correlation id, and the engine, which makes its messages itself, does not. Only the method of
-    Monarch's that handles a message has it, as a local variable, so that calls with small results cost nothing.
+    Monarch gives calls a correlation id, and the engine, which makes its messages itself, does not.
     """
+    call = call_in(frame)
+    return call is not None and call["correlation_id"] is None
+
+
+def call_in(frame: Any) -> Mapping[str, Any] | None:
+    """The local variables of the method of Monarch's that handles the call in ``frame``; it alone knows that. So calls
+    with small results, before which nothing was printed, cost nothing."""
     for _ in range(4):
         if frame is None:
             break
-        if "correlation_id" in frame.f_locals:
-            return frame.f_locals["correlation_id"] is None
+        variables: Mapping[str, Any] = frame.f_locals
+        if "correlation_id" in variables:
+            return variables
         frame = frame.f_back
-    return False
+    return None
 
 
 def ask(connect: Callable[[], Any], hello: Mapping[str, Any], nbytes: int, *, reply: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from itertools import islice
@@ -29,19 +30,19 @@ CONTAINERS = frozenset({list, tuple, set, frozenset})
 
 
 def report_what_is_sent(
-    connect: Callable[[], socket.socket], hello: Mapping[str, Any], before_large: Callable[[Any, Any], None]
+    connect: Callable[[], socket.socket], hello: Mapping[str, Any], send_specially: Callable[..., bool]
 ) -> None:
     """From now on this process reports what it sends to ports. ``connect()`` connects to the engine;
-    ``before_large(port, value)`` is called before a message is sent that seems to be ``LARGE``."""
+    ``send_specially(port, value, frame, large=)`` sends what Monarch's own method must not, and returns whether it has.
+    ``large``: the message seems to be ``LARGE``."""
     from monarch.actor import Port  # noqa: PLC0415 - resolved on the worker
 
     send_now, reports = Port.send, PortReports(connect, hello)
 
     def send(self: Any, obj: Any) -> None:
         nbytes = MESSAGE + size_in_message(obj)
-        if nbytes >= LARGE:
-            before_large(self, obj)
-        send_now(self, obj)
+        if not send_specially(self, obj, sys._getframe(1), large=nbytes >= LARGE):
+            send_now(self, obj)
         reports.sent(self._port_ref.port_id, nbytes)
 
     send.__doc__ = send_now.__doc__

@@ -31,7 +31,8 @@ from typing import Any, TypeAlias
 
 # By value too: the adapter registers these modules.
 from meshgate_gateway.engine.on_worker.breakpoints import install_breakpoints
-from meshgate_gateway.engine.on_worker.large_messages import ask_before_large_messages
+from meshgate_gateway.engine.on_worker.large_messages import ask_before_large_messages, pickled, send_pickled
+from meshgate_gateway.engine.on_worker.output_marks import OutputMarks
 from meshgate_gateway.engine.on_worker.ports import report_what_is_sent
 from meshgate_gateway.engine.on_worker.stacks import serve_stacks
 from meshgate_sync.store.place import default_home
@@ -106,15 +107,17 @@ async def set_up_process(
     2. Applies what image steps left on the host, and takes its part of the host's GPUs.
     3. Starts to run from ``code``, if given.
     4. Lets other processes read its stacks and debug it, if its mesh has a ``name``.
-    5. Asks before it sends the engine, whose actor id is ``root``, a large message. Makes ``Port.send`` wait while the
-       engine has too many unread messages, and ``Port.exception`` send every exception.
+    5. Asks before it sends the engine, whose actor id is ``root``, a large message, and says with each reply how much
+       it had printed. Makes ``Port.send`` wait while the engine has too many unread messages, and ``Port.exception``
+       send every exception.
     6. Runs the user's ``bootstrap``, inside the context manager ``sync_context`` (``module:name``) if it is not async.
     """
     from monarch.actor import current_rank  # noqa: PLC0415 - resolved on the worker
 
     rank = current_rank().rank
     hello = {"secret": secret, "mesh": mesh, "rank": rank, "pid": os.getpid()}
-    connect_output(address, hello)
+    marks = OutputMarks(connect_output(address, hello))
+    marks.know_concurrent_endpoints()
     log_without_prefix(log_prefix)
     add_rank_attribute()
     apply_image()
@@ -127,14 +130,17 @@ async def set_up_process(
         serve_stacks(name, hello["rank"], host, session)
         install_breakpoints(name, hello["rank"], host)
     connect_again = functools.partial(connect, address)
-    report_what_is_sent(connect_again, hello, ask_before_large_messages(connect_again, hello, root))
-    send_every_exception()
+    send = ask_before_large_messages(connect_again, hello, root, marks.rank)
+    report_what_is_sent(connect_again, hello, send)
+    send_every_exception(marks.rank)
     if bootstrap is not None:
         await run_bootstrap(bootstrap, sync_context)
 
 
-def connect_output(address: str, hello: Mapping[str, Any]) -> None:
-    """Connects standard output and error to the engine. The process ends itself when the first connection closes."""
+def connect_output(address: str, hello: Mapping[str, Any]) -> list[socket.socket]:
+    """Connects standard output and error to the engine, and returns the connections. The process ends itself when the
+    first one closes."""
+    connections = []
     for descriptor, stream in ((1, "stdout"), (2, "stderr")):
         connection = connect(address)
         connection.sendall(json.dumps({**hello, "stream": stream}).encode() + b"\n")
@@ -144,11 +150,11 @@ def connect_output(address: str, hello: Mapping[str, Any]) -> None:
                 target=end_with_connection, args=(connection,), name="meshgate-lifetime", daemon=True
             )
             watch.start()
-        else:
-            connection.close()
+        connections.append(connection)
     for file in (sys.stdout, sys.stderr):
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(line_buffering=True, write_through=True)
+    return connections
 
 
 def log_without_prefix(setting: str) -> None:
@@ -188,18 +194,25 @@ def add_rank_attribute() -> None:
         Actor.rank = Rank()
 
 
-def send_every_exception() -> None:
+def send_every_exception(rank_of: Callable[[Any, Any], int | None]) -> None:
     """Makes an exception that cannot be pickled reach its caller, as a ``RuntimeError`` that has its text.
 
     Monarch pickles it after the ``try`` of the endpoint: the actor would die, and the caller see only that it did.
+    ``rank_of(port, frame)`` is the rank in a reply.
     """
+    from monarch._src.actor.actor_mesh import PythonMessageKind  # noqa: PLC0415 - resolved on the worker
     from monarch.actor import ActorError, Port  # noqa: PLC0415 - resolved on the worker
 
-    send_pickled = Port.exception
+    send_now = Port.exception
+
+    def send(port: Any, error: Exception, rank: int | None) -> None:
+        if rank == port._rank or not send_pickled(port, PythonMessageKind.Exception(rank), pickled(error)):
+            send_now(port, error)
 
     def exception(self: Any, obj: Exception) -> None:
+        rank = rank_of(self, sys._getframe(1))
         try:
-            send_pickled(self, obj)
+            send(self, obj, rank)
         except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ raises
             wrapped: Any = obj if isinstance(obj, ActorError) else None
             text = "".join(traceback.format_exception_only(wrapped.exception if wrapped else obj)).strip()
@@ -208,9 +221,9 @@ def send_every_exception() -> None:
             if wrapped:
                 standin = ActorError(standin, wrapped.message)
                 standin.exception_formatted = wrapped.exception_formatted
-            send_pickled(self, standin)
+            send(self, standin, rank)
 
-    exception.__doc__ = send_pickled.__doc__
+    exception.__doc__ = send_now.__doc__
     Port.exception = exception
 
 

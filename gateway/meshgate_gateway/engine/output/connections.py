@@ -1,7 +1,8 @@
 """The output connections of worker processes: how much of what they wrote has been read, and split into lines.
 
 A result waits until what its ranks have printed before it is read. So the engine asks the kernel what has arrived, and
-counts what it has handled. That needs nothing of the workers, and one system call for a mesh that prints nothing.
+counts what it has handled: one system call for a mesh that prints nothing. Over a network, where output may arrive
+after a reply, the reply says how much there is.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from meshgate_gateway.engine.on_worker.output_marks import total
 from meshgate_gateway.engine.output.lines import LineSplitter
 
 
@@ -57,16 +59,22 @@ class OutputConnection:
     splitter: LineSplitter = field(default_factory=LineSplitter)
     unfinished: asyncio.TimerHandle | None = None  # while the splitter has a line without an end
     label: tuple[str, str] = ("", "")  # names of the mesh and the host
+    marked: int = 0  # that the process wrote at least, as a reply says
+
+    @property
+    def settled(self) -> bool:
+        """Whether all that was written, as far as that is known here, is in lines that have ended."""
+        return self.handled >= self.reader.received and self.handled >= self.marked and not self.splitter.pending
 
     def written(self) -> int:
-        """How much the process has written, as far as that has arrived at this machine and can be read."""
+        """How much the process has written, as far as a reply says so or it can be read here."""
         if self.reader.exception() is not None:
             return self.handled  # the connection is lost, and its descriptor may be that of another one
         try:
             (unread,) = struct.unpack("i", fcntl.ioctl(self.descriptor, termios.FIONREAD, bytes(4)))
         except (OSError, ValueError):  # the descriptor is closed; ValueError: it was already when this began
             return self.handled
-        return self.reader.received + int(unread)
+        return max(self.marked, self.reader.received + int(unread))
 
     def handle(self, count: int) -> None:
         self.handled += count
@@ -89,9 +97,10 @@ class MeshOutput:
     """The output connections of one proc mesh. A single system call finds those with output that is not read yet."""
 
     def __init__(self) -> None:
-        # Those with output that was read, and is not split into lines or has no end yet.
+        # Those that are not settled.
         self.busy: dict[OutputConnection, None] = {}
         self._connected: set[OutputConnection] = set()
+        self._newest: dict[tuple[int, str], OutputConnection] = {}  # by rank and stream
         self._selector = selectors.DefaultSelector()
 
     def add(self, output: OutputConnection) -> None:
@@ -100,6 +109,7 @@ class MeshOutput:
                 self._selector.unregister(output.descriptor)
             self._selector.register(output.descriptor, selectors.EVENT_READ, output)
         self._connected.add(output)
+        self._newest[output.hello.rank, output.hello.stream] = output
         output.reader.fed = lambda: self.busy.setdefault(output)
         if output.reader.received > output.handled:
             output.reader.fed()
@@ -109,6 +119,8 @@ class MeshOutput:
         output.reader.fed = None
         self.busy.pop(output, None)
         self._connected.discard(output)
+        if self._newest.get(key := (output.hello.rank, output.hello.stream)) is output:
+            del self._newest[key]
         registered = self._selector.get_map().get(output.descriptor) if output.descriptor >= 0 else None
         if registered is not None and registered.data is output:
             self._selector.unregister(output.descriptor)
@@ -120,3 +132,12 @@ class MeshOutput:
         """The connections with output that is not in the lines so far."""
         readable = {key.data: None for key, _ in self._selector.select(0)}
         return list({**readable, **self.busy})
+
+    def mark(self, rank: int, positions: tuple[int, int]) -> None:
+        """A reply of this rank comes after that much of its output."""
+        for stream, position in zip(("stdout", "stderr"), positions, strict=True):
+            output = self._newest.get((rank, stream))
+            if output is not None:
+                output.marked = max(output.marked, total(position, output.reader.received))
+                if not output.settled:
+                    self.busy.setdefault(output)

@@ -138,11 +138,17 @@ class WorkerStreams:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    def mark(self, mesh: int, rank: int, positions: tuple[int, int]) -> None:
+        """A reply of this process comes after that much of its output (``Reply.printed``)."""
+        outputs = self._outputs.get(mesh)
+        if outputs is not None:
+            outputs.mark(rank, positions)
+
     def unread(self, mesh: int, ranks: Collection[int]) -> asyncio.Future[None] | None:
         """What to wait for until all that these processes have written is passed to ``printed``; None: it is.
 
-        What a process writes to a unix socket is readable here at once, and through a network before a reply that it
-        sends afterwards, as a rule. The future is done after ``OUTPUT_TIMEOUT`` in any case, and there is none while
+        What a process writes to a unix socket is readable here at once; through a network, its reply has a mark. The
+        future is done after ``OUTPUT_TIMEOUT`` in any case, and there is none while
         reading is paused, because the client does not take what it gets.
         """
         outputs = self._outputs.get(mesh)
@@ -166,6 +172,8 @@ class WorkerStreams:
             timeout.cancel()
             self._show_unfinished(outputs, behind)
             done.set_result(None)
+            for output, _ in waiting if late else ():
+                output.marked = 0  # the next result does not wait for the same
             if late and loop.time() - self._reported_late > LATE_INTERVAL:
                 self._reported_late = loop.time()
                 self._late(_LATE)
@@ -332,13 +340,13 @@ class WorkerStreams:
             flush = functools.partial(self._add_unfinished, outputs, output)
             output.unfinished = asyncio.get_running_loop().call_later(UNFINISHED_LINE_TIMEOUT, flush)
         output.handle(count)
-        if output.handled == output.reader.received and not output.splitter.pending:
+        if output.settled:
             outputs.busy.pop(output, None)
 
     def _add_unfinished(self, outputs: MeshOutput, output: OutputConnection) -> None:
         output.unfinished = None
         self._add_lines(output, output.splitter.flush())
-        if output.handled == output.reader.received:
+        if output.settled:
             outputs.busy.pop(output, None)
 
     def _add_lines(self, output: OutputConnection, lines: list[tuple[str, LineEnd]]) -> None:

@@ -125,3 +125,22 @@ async def test_a_connection_that_was_closed_before_it_began_is_counted(
     mesh.add(output)
     assert mesh.behind() == []
     assert mesh.remove(output)
+
+
+@async_test
+async def test_what_a_reply_says_was_written_is_waited_for_until_it_is_handled(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    output, mesh = connection(pair[0]), MeshOutput()
+    mesh.add(output)
+    mesh.mark(0, (9, 0))
+    mesh.mark(0, (7, 0))  # of an earlier reply
+    mesh.mark(1, (100, 0))  # of a rank that has not connected
+    assert mesh.behind() == [output]
+    assert (output.written(), output.settled) == (9, False)
+    output.reader.feed_data(b"9 bytes.\n")
+    output.handle(9)
+    assert (output.written(), output.settled) == (9, True)
+    mesh.remove(output)
+    mesh.mark(0, (100, 0))
+    assert mesh.busy == {}

@@ -430,6 +430,38 @@ async def test_nothing_waits_while_the_client_takes_no_output() -> None:
 
 
 @async_test
+async def test_what_a_reply_says_was_printed_is_waited_for_until_it_arrives() -> None:
+    async with listening() as listener:
+        out, err = await printing(listener), await printing(listener, stream="stderr")
+        before = len(listener.hello()) + len("started\n")
+        listener.streams.mark(1, 0, (before + 7, 0))
+        listener.streams.mark(2, 0, (before + 7, 0))  # of a mesh that has ended
+        unread = listener.streams.unread(1, [0])
+        assert unread is not None
+        assert listener.streams.unread(1, [1]) is None
+        out.write(b"a line\n")
+        await unread
+        assert listener.lines == ["a line"]
+        assert listener.streams.unread(1, [0]) is None
+        out.close()
+        err.close()
+
+
+@async_test
+async def test_what_did_not_arrive_in_time_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with listening() as listener:
+        writer = await printing(listener)
+        monkeypatch.setattr(worker_streams, "OUTPUT_TIMEOUT", 0.01)
+        listener.streams.mark(1, 0, (len(listener.hello()) + len("started\n") + 7, 0))
+        unread = listener.streams.unread(1, [0])
+        assert unread is not None
+        await unread
+        assert len(listener.late) == 1
+        assert listener.streams.unread(1, [0]) is None
+        writer.close()
+
+
+@async_test
 async def test_a_wait_that_takes_too_long_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_streams, "OUTPUT_TIMEOUT", 0.001)
     async with listening() as listener:

@@ -1,0 +1,200 @@
+"""What ranks printed comes before their results, although a network brings it later."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import meshgate as kt
+from meshgate import Actor, ActorError, Port, concurrent_endpoint, endpoint
+from meshgate.session.output import printer
+from tests.gateway.server_process import TOKEN, ServerProcess
+
+DELAY = 0.2  # seconds; a reply takes a few milliseconds
+MB = 2**20
+COUNT = 4  # calls of each kind
+
+
+def write(text: str) -> None:
+    os.write(1, text.encode())
+
+
+class Speaker(Actor):
+    @endpoint
+    def say(self, text: str) -> int:
+        print(text)
+        return self.rank
+
+    @endpoint
+    def warn(self, text: str) -> None:
+        print(text, file=sys.stderr)
+
+    @endpoint
+    def raise_error(self, text: str) -> None:
+        print(text)
+        raise ValueError(text)
+
+    @endpoint(explicit_response_port=True)
+    def send(self, port: Port[int], text: str) -> None:
+        print(text)
+        port.send(self.rank)
+
+    @endpoint
+    def say_in_a_child(self, text: str) -> None:
+        subprocess.run(["echo", text], check=True)
+
+    @endpoint
+    def say_in_a_fork(self, text: str) -> None:
+        child = multiprocessing.get_context("fork").Process(target=write, args=(f"{text}\n",))
+        child.start()
+        child.join()
+
+    @endpoint
+    def say_at_length(self, text: str) -> None:
+        print(f"{'x' * MB}\n{text}")
+
+    @endpoint
+    def say_although_redirected(self, text: str) -> None:
+        """Another file takes the place of standard output, and a copy of it is what the process prints to."""
+        copy = os.dup(1)
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        os.write(copy, f"{text}\n".encode())
+        os.dup2(copy, 1)
+        os.close(copy)
+
+    @endpoint
+    def say_then_ask(self, other: Any, text: str) -> list[int]:
+        """The other ranks print, too, and reply to this one."""
+        print(text)
+        return sorted(other.say.call(text).get().values())
+
+
+class AsyncSpeaker(Actor):
+    @endpoint
+    async def say(self, text: str) -> int:
+        print(text)
+        return self.rank
+
+    @endpoint
+    async def raise_error(self, text: str) -> None:
+        print(text)
+        raise ValueError(text)
+
+    @endpoint
+    async def say_then_ask(self, other: Any, text: str) -> list[int]:
+        print(text)
+        return sorted((await other.say.call(text)).values())
+
+
+class ConcurrentSpeaker(Actor):
+    @concurrent_endpoint
+    async def say(self, text: str) -> int:
+        print(text)
+        return self.rank
+
+    @endpoint
+    async def loaded(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _results_wait_for_printing_however_busy_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(printer, "PRINT_TIMEOUT", 30)
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[Any]:
+    program = ("-m", "tests.end_to_end.delayed_output", "gateway")
+    delay = {"OUTPUT_DELAY": str(DELAY)}
+    server = ServerProcess("--local-mesh", "workers=2", program=program, environment=delay)
+    with server, kt.Client(kt.UrlDialer(server.url, TOKEN)) as client:
+        yield client.attach_hosts("workers", 2).spawn_procs(per_host={"gpus": 2})
+
+
+@pytest.fixture(scope="module")
+def speakers(procs: Any) -> Any:
+    return procs.spawn("speakers", Speaker)
+
+
+@pytest.mark.parametrize(
+    "name", ["say", "send", "warn", "say_in_a_child", "say_in_a_fork", "say_at_length", "say_although_redirected"]
+)
+def test_what_was_printed_is_shown_before_the_result(
+    speakers: Any, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(COUNT):
+        getattr(speakers, name).call(f"{name} {number}.").get()
+        assert ranks_shown(f"{name} {number}.", capsys) == 4
+
+
+def test_what_an_async_endpoint_printed_is_shown_before_the_result(
+    procs: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speakers = procs.spawn("async_speakers", AsyncSpeaker)
+    for number in range(COUNT):
+        assert list(speakers.say.call(f"async {number}.").get().values()) == [0, 1, 2, 3]
+        assert ranks_shown(f"async {number}.", capsys) == 4
+
+
+def test_what_a_concurrent_endpoint_printed_is_shown_before_the_result(
+    procs: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speakers = procs.spawn("concurrent_speakers", ConcurrentSpeaker)
+    for number in range(COUNT):
+        assert list(speakers.say.call(f"concurrent {number}.").get().values()) == [0, 1, 2, 3]
+        assert ranks_shown(f"concurrent {number}.", capsys) == 4
+
+
+@pytest.mark.parametrize("Class", [Speaker, AsyncSpeaker])
+def test_what_was_printed_is_shown_before_the_exception(
+    procs: Any, Class: type, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speakers = procs.spawn("failing", Class)
+    for number in range(COUNT):
+        with pytest.raises(ActorError, match=f"error {number}"):
+            speakers.raise_error.call(f"error {number}.").get()
+        assert ranks_shown(f"error {number}.", capsys) == 4
+
+
+def test_one_rank_that_is_asked_waits_for_its_own_output(speakers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(COUNT):
+        assert speakers.slice(hosts=1, gpus=1).say.call_one(f"one {number}.").get() == 3
+        assert ranks_shown(f"one {number}.", capsys) == 1
+
+
+def test_an_item_of_a_stream_waits_for_the_output_of_its_rank(
+    speakers: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = 0
+    for future in speakers.say.stream("stream."):
+        future.get()
+        shown += 1
+        assert ranks_shown("stream.", capsys) >= 1 or shown > 1
+    assert shown == 4
+
+
+@pytest.mark.parametrize("Class", [Speaker, AsyncSpeaker])
+def test_replies_of_actors_to_actors_keep_their_ranks(
+    procs: Any, speakers: Any, Class: type, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asking = procs.spawn("asking", Class)
+    for number in range(COUNT):
+        text = f"{Class.__name__} {number}."
+        assert asking.slice(hosts=0, gpus=1).say_then_ask.call_one(speakers, text).get() == [0, 1, 2, 3]
+        assert ranks_shown(text, capsys) >= 1
+
+
+def ranks_shown(text: str, capsys: pytest.CaptureFixture[str]) -> int:
+    """How many ranks' lines with this text have been printed here."""
+    captured = capsys.readouterr()
+    lines = [line for line in (captured.out + captured.err).splitlines() if line.endswith(text)]
+    counts = [re.match(r"\[.*?(\d+) ranks", line) for line in lines]
+    return sum(int(count.group(1)) if count else 1 for count in counts)
