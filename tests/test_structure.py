@@ -34,11 +34,6 @@ LIST_THEIR_NAMES = {"client/meshgate/config.py", "client/meshgate/errors.py", "s
 TESTED_ELSEWHERE = {
     "client/meshgate/doctor/gateway.py": "tests/end_to_end/test_doctor.py",
     "client/meshgate/session/gateway_client.py": "tests/client/jobs/kubernetes/test_remote_gateway.py",
-    "client/meshgate/jobs/slurm/dialer.py": "tests/slurm/test_laptop.py",
-    "client/meshgate/jobs/slurm/job.py": "tests/slurm/test_laptop.py",
-    "client/meshgate/jobs/slurm/login_program.py": "tests/slurm/test_queue.py",
-    "client/meshgate/jobs/slurm/ssh.py": "tests/slurm/test_laptop.py",
-    "client/meshgate/jobs/spmd/torchx_app.py": "tests/end_to_end/test_torchx.py",
     "client/meshgate/jobs/spmd/torchx_job.py": "tests/end_to_end/test_torchx.py",
     "gateway/meshgate_gateway/on_slurm.py": "tests/slurm/test_ends.py",
     "clusters/meshgate_slurm/batch.py": "tests/slurm/test_batch.py",

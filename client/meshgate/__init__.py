@@ -67,8 +67,7 @@ if TYPE_CHECKING:
     from meshgate.images.image import Image
     from meshgate.jobs.kubernetes.compute import Compute
     from meshgate.jobs.kubernetes.job import ImageSpec, KubeConfig, KubernetesJob
-    from meshgate.jobs.local import LocalJob
-    from meshgate.jobs.process import ProcessJob
+    from meshgate.jobs.process import LocalJob, ProcessJob
     from meshgate.jobs.sessions import SessionInfo
     from meshgate.jobs.slurm.job import SlurmJob
     from meshgate.jobs.state import JobState
@@ -134,8 +133,7 @@ _HOMES = {
     "meshgate.images.image": "Image",
     "meshgate.jobs.kubernetes.job": "ImageSpec KubeConfig KubernetesJob",
     "meshgate.jobs.slurm.job": "SlurmJob",
-    "meshgate.jobs.local": "LocalJob",
-    "meshgate.jobs.process": "ProcessJob",
+    "meshgate.jobs.process": "LocalJob ProcessJob",
     "meshgate.jobs.state": "JobState",
     "meshgate.jobs.trait": "JobTrait job_load job_loads",
     "meshgate.proxies": ("Accumulator ActorMeshProxy EndpointProxy HostMesh HostMeshProxy ProcMesh ProcMeshProxy send"),

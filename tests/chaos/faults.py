@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from meshgate import MeshgateError, ProcessJob
-from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
+from meshgate.jobs.local_gateway import JOB_VARIABLE
 from meshgate_processes.marks import find_processes
 from tests.chaos.actors import Ledger
 from tests.chaos.world import World, processes

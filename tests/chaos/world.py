@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from meshgate import ProcessJob
-from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
+from meshgate.jobs.local_gateway import JOB_VARIABLE
 from meshgate.testing import NetworkProxy
 from meshgate_processes.identity import ProcessIdentity, identify_process
 from meshgate_processes.marks import find_processes

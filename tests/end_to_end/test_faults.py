@@ -14,7 +14,7 @@ import pytest
 
 import meshgate as kt
 from meshgate import EngineDiedError, ProcessJob, SupervisionError
-from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
+from meshgate.jobs.local_gateway import JOB_VARIABLE
 from meshgate_processes.marks import find_processes
 from tests.end_to_end.actors import Owner, StopsItself, Worker
 from tests.end_to_end.conftest import FaultsOf

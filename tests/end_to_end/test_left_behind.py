@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
+from meshgate.jobs.local_gateway import JOB_VARIABLE
 from meshgate_processes.marks import find_processes
 
 TIMEOUT = 60.0

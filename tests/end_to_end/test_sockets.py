@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
+from meshgate.jobs.local_gateway import JOB_VARIABLE
 from meshgate_processes.marks import find_processes
 
 ACCEPTS_CONNECTIONS = 0x10000  # a flag in /proc/net/unix

@@ -100,9 +100,9 @@ def _local_table(jobs: Jobs) -> object:
 def _kill_here(ids: list[str], *, all_jobs: bool, report: Callable[[str], object]) -> Ended:
     """Calls ``report`` with a line for each job that was ended."""
     # They take half a second, which `meshgate ls` does not need.
-    from meshgate.jobs.cached import remove_job_file  # noqa: PLC0415
     from meshgate.jobs.find import find_job  # noqa: PLC0415
-    from meshgate.jobs.this_machine.local_gateway import stop_gateway  # noqa: PLC0415
+    from meshgate.jobs.local_gateway import stop_gateway  # noqa: PLC0415
+    from meshgate.jobs.saved import remove_job_file  # noqa: PLC0415
 
     running = list(registry.entries())
     if not ids and not all_jobs:
@@ -229,7 +229,7 @@ def _call_api(call: Callable[[Api], T]) -> T:
 
 def find_leftovers(proc: Path = Path("/proc")) -> list[Leftover]:
     """This user's processes that have a job's mark, if none of that job is its gateway. Empty without ``/proc``."""
-    from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE  # noqa: PLC0415
+    from meshgate.jobs.local_gateway import JOB_VARIABLE  # noqa: PLC0415
 
     jobs: dict[str, list[tuple[int, list[bytes]]]] = {}
     for entry in proc.iterdir() if proc.is_dir() else ():
@@ -253,7 +253,7 @@ def find_leftovers(proc: Path = Path("/proc")) -> list[Leftover]:
 
 
 def end_leftovers(leftovers: list[Leftover]) -> None:
-    from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE  # noqa: PLC0415
+    from meshgate.jobs.local_gateway import JOB_VARIABLE  # noqa: PLC0415
 
     for job in {leftover.job for leftover in leftovers}:
         end_processes(f"{JOB_VARIABLE}={job}")

@@ -6,9 +6,9 @@ import os
 
 from meshgate.errors import JobError, JobNotRunning
 from meshgate.jobs import registry
+from meshgate.jobs.local_gateway import GatewayRecord
 from meshgate.jobs.process import ProcessJob
 from meshgate.jobs.saved import DEFAULT_JOB_PATH
-from meshgate.jobs.this_machine.local_gateway import GatewayRecord
 from meshgate.jobs.trait import JobTrait, job_load
 
 

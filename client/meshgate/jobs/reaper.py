@@ -13,9 +13,12 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 
 from meshgate.code_sync.project import driver_import_paths
+from meshgate.errors import MeshgateError
 from meshgate.jobs import registry
+from meshgate.jobs.trait import job_loads
 
 # The last line names the job to end; an empty one, none. The line contains a token, so it is passed on by a pipe.
 _WAIT = """\
@@ -27,11 +30,13 @@ reading, writing = os.pipe()
 os.write(writing, lines[-2])
 os.close(writing)
 os.dup2(reading, 0)
-os.execv(sys.executable, [sys.executable, "-m", "meshgate.jobs.end_job"])
+os.execv(sys.executable, [sys.executable, "-m", "meshgate.jobs.reaper"])
 """
 MAX_LINE = 1 << 15  # fits into a pipe
 
 _pipes: set[int] = set()
+ATTEMPTS = 8
+"""With doubling delays: about four minutes without a network."""
 
 
 def _close_in_forked_child() -> None:
@@ -93,3 +98,24 @@ class Reaper:
         if self._pipe in _pipes:  # not in a forked child
             _pipes.discard(self._pipe)
             os.close(self._pipe)
+
+
+def end_job(saved_job: bytes) -> None:
+    """Raises MeshgateError if the job still cannot be ended after several attempts."""
+    job = job_loads(saved_job)
+    apply_id = job.apply_id
+    for attempt in range(ATTEMPTS):
+        try:
+            job.kill()
+            break
+        except MeshgateError as error:
+            if attempt == ATTEMPTS - 1:
+                raise
+            print(f"attempt {attempt + 1} of {ATTEMPTS}: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log
+            time.sleep(2**attempt)
+    if apply_id is not None:
+        registry.unregister(apply_id)
+
+
+if __name__ == "__main__":
+    end_job(base64.b64decode(sys.stdin.buffer.read()))

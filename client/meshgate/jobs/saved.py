@@ -1,4 +1,4 @@
-"""The format of a saved job, and the file that holds it.
+"""The format of a saved job, the file that holds it, and how ``state()`` finds and reuses the job in it.
 
 A header line, then JSON. Unlike a pickle, loading it runs nothing that the file names: the job's class is looked up
 among the job types that this process has imported (meshgate's own are imported by name), and each class validates its
@@ -27,7 +27,8 @@ from typing import Any, Literal, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
-from meshgate.errors import JobFileError, JobUnsupported
+from meshgate.caller import warn_caller
+from meshgate.errors import ConnectionFailedError, JobCacheWarning, JobFileError, JobNotRunning, JobUnsupported
 
 DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
 HEADER = b"meshgate job\n"
@@ -42,7 +43,7 @@ class Restorable(Protocol):
     def _restore(cls, spec: dict[str, Any], allocation: dict[str, Any] | None) -> Self: ...
 
 
-J = TypeVar("J", bound=Restorable)
+R = TypeVar("R", bound=Restorable)
 
 
 class SavedJob(BaseModel):
@@ -77,7 +78,7 @@ class SavedJob(BaseModel):
                 f"({f'{field}: ' if field else ''}{first['msg']})"
             ) from None
 
-    def restore(self, kinds: Mapping[str, type[J]], base: Callable[[type[J]], type[J]], source: str) -> J:
+    def restore(self, kinds: Mapping[str, type[R]], base: Callable[[type[R]], type[R]], source: str) -> R:
         """The job, whose type is one of ``kinds`` and is saved by ``base`` of it. Raises JobFileError."""
         module = self.kind.partition(":")[0]
         if module.startswith("meshgate."):
@@ -257,3 +258,84 @@ def _explained(directory: Path) -> Iterator[None]:
             f"the job cannot be saved in {directory}: {error.strerror}. Pass another cached_path to state(), or "
             f"cached_path=None if no other process has to find the job"
         ) from error
+
+
+class CachedJob(Protocol):
+    _apply_id: str | None
+
+    @property
+    def active(self) -> bool: ...
+
+    def can_run(self, spec: Any) -> bool: ...
+
+    def _is_running(self) -> bool: ...
+
+    def _kill(self) -> None: ...
+
+
+J = TypeVar("J", bound=CachedJob)
+
+
+def find_cached_job(path: str, load: Callable[[str], J], spec: J) -> J | None:
+    """The job in the file if it is running and can run ``spec``; None otherwise.
+
+    A job that is running with another specification is killed, and the file is removed. A job file that cannot be
+    loaded, or a pickle, is kept under another name. Each of these issues a JobCacheWarning. Raises JobFileError if
+    ``path`` is anything else, which is left alone, JobError if the job is one of another machine or container, and
+    ConnectionFailedError if it cannot be found out whether it is still running.
+    """
+    try:
+        job = load(path)
+    except FileNotFoundError:
+        return None
+    except JobFileError as error:
+        if not holds_job(path):
+            raise JobFileError(f"{error}. Pass another cached_path to state()") from None
+        backup = f"{os.path.realpath(path)}.replaced"
+        os.replace(os.path.realpath(path), backup)
+        warn_caller(f"{error}. Moving it to {backup} and starting a new job", JobCacheWarning)
+        return None
+    if not job.active:
+        return None
+    name = f"the {type(job).__name__} in {path}"
+    try:
+        if job.can_run(spec):
+            return job
+    except ConnectionFailedError as error:
+        raise ConnectionFailedError(
+            f"cannot tell whether {name} is still running: {error}. To start another job, pass another cached_path to "
+            "state(), or remove the file; whatever is still running then ends after its idle timeout"
+        ) from error
+    if job._is_running():
+        warn_caller(f"{name} has a different specification; replacing it", JobCacheWarning)
+    else:
+        warn_caller(f"{name} has ended; starting a new one", JobCacheWarning)
+    try:
+        job._kill()
+    except Exception as error:  # noqa: BLE001 - the new job must start even if the old one cannot be ended
+        warn_caller(
+            f"cannot end {name}: {type(error).__name__}: {error}. Its processes or pods may still be running",
+            JobCacheWarning,
+        )
+    remove_job_file(path, job._apply_id)
+    return None
+
+
+def find_running_job(path: str, load: Callable[[str], J], spec: J) -> J:
+    """The running job in the file ``path`` that can run ``spec``. Changes nothing. Raises JobNotRunning."""
+    try:
+        job = load(path)
+    except FileNotFoundError:
+        raise JobNotRunning(f"{spec!r} is not running here, and there is no saved job in {path}") from None
+    except JobFileError as error:
+        raise JobNotRunning(f"{spec!r} is not running here: {error}") from error
+    if not job.active or not job.can_run(spec):
+        raise JobNotRunning(f"the job in {path} has ended, or has a different specification than {spec!r}")
+    return job
+
+
+def remove_job_file(path: str, apply_id: str | None) -> None:
+    """Removes the file, not a symlink to it, if it still holds the allocation ``apply_id``."""
+    with contextlib.suppress(OSError, JobFileError):
+        if SavedJob.from_bytes(read_job_file(path)).apply_id == apply_id:
+            os.unlink(os.path.realpath(path))

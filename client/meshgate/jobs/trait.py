@@ -28,15 +28,17 @@ from meshgate.caller import note_wait, report_interrupt, warn_caller
 from meshgate.errors import JobCacheWarning, JobError, JobNotRunning, JobUnsupported
 from meshgate.html import card
 from meshgate.images.image import Image
-from meshgate.jobs.cached import find_cached_job, find_running_job, remove_job_file
 from meshgate.jobs.rank_access import RankAccess
 from meshgate.jobs.saved import (
     DEFAULT_JOB_PATH,
     SavedJob,
     check_writable,
+    find_cached_job,
+    find_running_job,
     locked,
     pickle_attributes,
     read_job_file,
+    remove_job_file,
     write_job_file,
 )
 from meshgate.jobs.sessions import SessionAccess

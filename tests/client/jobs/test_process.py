@@ -16,9 +16,8 @@ import pytest
 from meshgate import Actor, endpoint
 from meshgate.errors import JobCacheWarning, JobError, JobNotRunning, JobStartFailed
 from meshgate.jobs import registry
-from meshgate.jobs.local import LocalJob
-from meshgate.jobs.process import ProcessJob
-from meshgate.jobs.this_machine.local_gateway import JOB_VARIABLE
+from meshgate.jobs.local_gateway import JOB_VARIABLE
+from meshgate.jobs.process import LocalJob, ProcessJob
 from meshgate.jobs.trait import job_load, job_loads
 from meshgate_processes.identity import ProcessIdentity
 from meshgate_processes.marks import find_processes
@@ -323,3 +322,75 @@ def test_workers_import_modules_next_to_the_script(drive: Driver, tmp_path: Path
     )
     assert read_line(driver) == str(tmp_path / "driver" / "trainers.py")
     assert driver.wait(TIMEOUT) == 0
+
+
+class Hello(Actor):
+    @endpoint
+    def hello(self) -> int:
+        return os.getpid()
+
+
+@pytest.fixture
+def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("_in_tmp_path")
+def test_each_name_is_one_host_unless_a_number_is_given() -> None:
+    with LocalJob(("trainers", "readers")) as job:
+        state = job.state()
+        assert (dict(state.trainers.sizes), dict(state.readers.sizes)) == ({"hosts": 1}, {"hosts": 1})
+    assert repr(LocalJob()) == "LocalJob({'hosts': 1})"
+    assert repr(LocalJob(meshes={"workers": 2})) == repr(LocalJob({"workers": 2})) == "LocalJob({'workers': 2})"
+
+
+@pytest.mark.usefixtures("_in_tmp_path")
+def test_actors_run_on_every_host() -> None:
+    with LocalJob(meshes={"workers": 2}) as job:
+        pids = list(job.state().workers.spawn("hello", Hello).hello.call().get().values())
+        assert len(set(pids)) == 2
+
+
+@pytest.mark.usefixtures("_in_tmp_path")
+def test_no_other_process_finds_the_job() -> None:
+    with LocalJob() as job:
+        job.state()
+        assert os.listdir() == []
+        assert not job.can_run(job)
+        copy = job_loads(job.dumps())
+        assert not copy.active
+        assert repr(copy) == "LocalJob({'hosts': 1})"
+
+
+@pytest.mark.usefixtures("_in_tmp_path")
+def test_a_string_instead_of_names_is_rejected() -> None:
+    with pytest.raises(TypeError, match=r"write LocalJob\(\['workers'\]\)"):
+        LocalJob("workers")
+    with pytest.raises(TypeError, match=r"^LocalJob: 2: expected the names of hosts, or numbers of hosts by name$"):
+        LocalJob(2)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("_in_tmp_path")
+def test_a_batch_script_runs_with_its_output_in_a_file() -> None:
+    Path("train.py").write_text("import os; print('batch', os.environ['MONARCH_BATCH_JOB'])")
+    job = LocalJob()
+    with pytest.raises(ValueError, match="no local batch job"):
+        job.process  # noqa: B018
+    job.apply(client_script="train.py")
+    assert job.active
+    assert job.process.args == [sys.executable, "train.py"]
+    assert job.process.wait() == 0
+    (log,) = Path(".monarch/logs").glob("job_*/stdout.log")
+    assert log.read_text() == "batch 1\n"
+    job.kill()
+    assert not job.active
+
+
+@pytest.mark.usefixtures("_in_tmp_path")
+def test_kill_ends_a_batch_script() -> None:
+    Path("train.py").write_text("import sys, signal; signal.pause()")
+    job = LocalJob()
+    job.apply(client_script="train.py")
+    process = job.process
+    job.kill()
+    assert process.returncode is not None

@@ -8,27 +8,21 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from meshgate.images.image import Image
-from meshgate.jobs.kubernetes.argument_checks import (
-    as_dict,
-    as_json,
-    as_tuple,
-    reject_reserved_labels,
-    selector_text,
-    validation_text,
-)
-from meshgate_kubernetes.manifests.spec import VolumeMount, WorkerSpec
+from meshgate_kubernetes.manifests.spec import GPU_RESOURCE, GatewaySpec, PullPolicy, VolumeMount, WorkerSpec
 
 DEFAULT_INACTIVITY_TTL = 3600
 DEFAULT_LAUNCH_TIMEOUT = 900
 MAX_DURATION = 3650 * 86_400
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_RESERVED_LABELS = ("meshgate.dev/", "app.kubernetes.io/component", "app.kubernetes.io/managed-by")
+_IMAGE_FIELDS = {"image", "image_pull_policy", "image_pull_secrets"}
 
 
 class Compute:
@@ -233,3 +227,119 @@ def _as_volume(value: Any) -> VolumeMount:
         )
     except ValidationError as error:
         raise ValueError(validation_text("Compute(volumes): volume", error)) from None
+
+
+# A string is a sequence too: without a check, ``secrets="hf-token"`` would be eight secrets of one letter each.
+
+
+def as_tuple(owner: str, name: str, value: Any) -> tuple[Any, ...]:
+    """``value`` as a tuple; None is empty. Raises TypeError on a string, a mapping, or a value that is not iterable."""
+    if value is None:
+        return ()
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise TypeError(f"{owner}({name}={value!r}): expected a list, such as {name}=[…]")
+    return tuple(value)
+
+
+def as_dict(owner: str, name: str, value: Any) -> dict[Any, Any]:
+    """``value`` as a dict; None is empty. Raises TypeError on anything but a mapping."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{owner}({name}={value!r}): expected a mapping, such as {name}={{'key': 'value'}}")
+    return dict(value)
+
+
+def as_json(raw: Any) -> Any:
+    """``raw`` as JSON. Objects of the ``kubernetes`` package are converted by their attribute maps."""
+    if isinstance(raw, Mapping):
+        return {str(key): as_json(value) for key, value in raw.items()}
+    if isinstance(raw, (list, tuple)):
+        return [as_json(each) for each in raw]
+    names = getattr(raw, "attribute_map", None)
+    if isinstance(names, Mapping):
+        found = {json_name: getattr(raw, name) for name, json_name in names.items()}
+        return {name: as_json(value) for name, value in found.items() if value is not None}
+    return raw
+
+
+def reject_reserved_labels(owner: str, labels: Mapping[Any, Any]) -> None:
+    """Raises ValueError on labels by which meshgate finds the objects of a job."""
+    if reserved := [key for key in labels if str(key).startswith(_RESERVED_LABELS)]:
+        raise ValueError(f"{owner}(labels): {reserved[0]!r} is reserved for meshgate; remove it")
+
+
+def selector_text(selector: Any) -> str:
+    """A label selector as text, from text or a mapping of labels. Raises TypeError on anything else."""
+    if isinstance(selector, str):
+        return selector
+    if not isinstance(selector, Mapping):
+        raise TypeError(f"selector={selector!r}: expected labels, such as {{'app': 'my-workers'}}, or text")
+    for key, value in selector.items():
+        if isinstance(value, bool) or not isinstance(value, (str, int)):
+            raise TypeError(f"selector: the value of {key!r} must be text, not {value!r}")
+    return ",".join(f"{key}={value}" for key, value in selector.items())
+
+
+def validation_text(owner: str, error: ValidationError) -> str:
+    """The problems of a validation, one a line, each with the name of its argument."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        argument = ".".join(str(part) for part in problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ")
+        value = "" if not argument or isinstance(problem["input"], (dict, list, tuple)) else f"={problem['input']!r}"
+        lines.append(f"{owner}({argument}{value}): {message}" if argument else f"{owner}: {message}")
+    return "\n".join(lines)
+
+
+class GatewayRequest(BaseModel):
+    """The gateway as the caller describes it. ``image`` is None for the default image."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    image: str | None = None
+    pull_policy: PullPolicy | None = None
+    pull_secrets: tuple[str, ...] = ()
+    pod: GatewaySpec = GatewaySpec()
+
+
+def gateway_from_compute(compute: Compute | None) -> GatewayRequest:
+    """Raises TypeError or ValueError on anything that a gateway cannot have."""
+    if compute is None:
+        return GatewayRequest()
+    if not isinstance(compute, Compute):
+        raise TypeError(f"KubernetesJob(gateway={compute!r}): expected a Compute(…)")
+    fields = compute.worker.model_dump(exclude_defaults=True)
+    extra = sorted(set(fields) - set(GatewaySpec.model_fields) - _IMAGE_FIELDS)
+    extra += ["replicas"] if compute.replicas != 1 else []
+    extra += ["selector"] if compute.selector is not None else []
+    extra += ["image steps"] if compute.image.live_steps else []
+    if extra:
+        raise ValueError(f"KubernetesJob(gateway=Compute(…)): a gateway cannot have {', '.join(extra)}; remove it")
+    return GatewayRequest(
+        image=compute.image.reference,
+        pull_policy=compute.worker.image_pull_policy,
+        pull_secrets=compute.worker.image_pull_secrets,
+        pod=GatewaySpec(**{name: value for name, value in fields.items() if name in GatewaySpec.model_fields}),
+    )
+
+
+def inherit(gateway: GatewaySpec, worker: WorkerSpec) -> GatewaySpec:
+    """``gateway`` where the workers may run: what it does not say itself is taken from them.
+
+    A pod that requests GPUs is often allowed on GPU nodes without a toleration of its own (an admission controller adds
+    it), so the gateway of such workers gets one if it is bound to their nodes.
+    """
+    raw: dict[str, Any] = worker.template["spec"] if worker.template is not None else worker.pod_spec
+    nodes = raw.get("nodeSelector") or worker.node_selector
+    tolerations = tuple(raw.get("tolerations") or worker.tolerations)
+    if worker.has_gpus and nodes and not gateway.node_selector:
+        tolerations += ({"key": GPU_RESOURCE, "operator": "Exists"},)
+    inherited = {
+        "labels": worker.labels,
+        "node_selector": nodes,
+        "tolerations": tolerations,
+        "priority_class_name": raw.get("priorityClassName") or worker.priority_class_name,
+    }
+    own = gateway.model_dump()
+    return GatewaySpec.model_validate({**own, **{name: value for name, value in inherited.items() if not own[name]}})

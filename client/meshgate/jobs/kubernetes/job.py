@@ -15,9 +15,13 @@ from typing_extensions import Self
 
 from meshgate.errors import JobError
 from meshgate.jobs.cluster_job import ClusterJob
-from meshgate.jobs.kubernetes.argument_checks import as_tuple, validation_text
-from meshgate.jobs.kubernetes.compute import DEFAULT_INACTIVITY_TTL, Compute
-from meshgate.jobs.kubernetes.gateway_request import gateway_from_compute
+from meshgate.jobs.kubernetes.compute import (
+    DEFAULT_INACTIVITY_TTL,
+    Compute,
+    as_tuple,
+    gateway_from_compute,
+    validation_text,
+)
 from meshgate.jobs.kubernetes.requests import (
     ImageSpec,
     JobRequest,

@@ -10,15 +10,17 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from meshgate.errors import JobUnsupported
-from meshgate.jobs.kubernetes.argument_checks import (
+from meshgate.jobs.kubernetes.compute import (
+    Compute,
+    GatewayRequest,
     as_dict,
     as_json,
+    default_gateway_image,
+    inherit,
     reject_reserved_labels,
     selector_text,
     validation_text,
 )
-from meshgate.jobs.kubernetes.compute import Compute, default_gateway_image
-from meshgate.jobs.kubernetes.gateway_request import GatewayRequest, inherit
 from meshgate.session.dialing import is_gateway_url
 from meshgate_kubernetes.api.client import make_default
 from meshgate_kubernetes.errors import KubernetesError

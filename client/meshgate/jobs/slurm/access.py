@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
+import http.client
+import json
 import os
-from collections.abc import Generator
+import subprocess
+from collections.abc import Callable, Generator
 from contextlib import closing
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from meshgate.errors import AuthenticationError, ConnectionFailedError, GatewayLostError, JobError, JobStartFailed
-from meshgate.jobs.slurm import login_program
-from meshgate.jobs.slurm.dialer import SlurmDialer, ask_gateway, read_report
-from meshgate.jobs.slurm.login_node import LoginNode
-from meshgate.session.dialing import Dialer, UrlDialer, is_gateway_url
+from meshgate.jobs.slurm.login_node import SSH_FAILED, LoginNode, Output, python_command
+from meshgate.session.dialing import Dialer, Route, UrlDialer, call_in_thread, describe_response, is_gateway_url
 from meshgate.session.gateway_client import GatewayClient
+from meshgate.session.gateway_http import get
 from meshgate_slurm.messages import (
     BatchRequest,
+    Ended,
     EndJob,
+    GatewayState,
     JobEnded,
     JobReport,
     JobUp,
     ProvisioningReply,
+    Rejected,
     RequestRejected,
     RunningSlurmJob,
     StartJob,
     StartRequest,
     parse_reply,
+    read_answer,
 )
+from meshgate_slurm.spec import SlurmSpec
 
 QUEUE_INTERVAL = 2.0
 ANSWER_TIMEOUT = 200.0  # seconds; the gateway gives the login node 180
 CREATES_NONE = "Pass the URL of a gateway that submits jobs to Slurm (--slurm-policy)"
+MODULE = "meshgate_slurm.login"
+COMMAND_NOT_FOUND = 127
+
+Reply = TypeVar("Reply", bound=BaseModel)
+GONE_INTERVAL = 5.0
 
 
 class Access(Protocol):
@@ -71,11 +86,11 @@ class LoginAccess:
 
     def start(self, request: StartRequest) -> RunningSlurmJob:
         if isinstance(request, BatchRequest):
-            return login_program.submit(self._login, request, self._python)
-        return login_program.start(self._login, request.spec, request.apply_id, self._python)
+            return submit(self._login, request, self._python)
+        return start(self._login, request.spec, request.apply_id, self._python)
 
     def end(self, job: RunningSlurmJob) -> None:
-        login_program.end(self._login, job, self._python)
+        end(self._login, job, self._python)
 
     def report(self, job: RunningSlurmJob) -> JobReport:
         return ask_gateway(self._login.forward(job.socket), job)
@@ -93,10 +108,10 @@ class LoginAccess:
         return SlurmDialer(job, job.host, lambda: self._login.forward(job.socket), lambda: self._why_gone(job))
 
     def _ask_slurm(self, job: RunningSlurmJob) -> JobReport:
-        return login_program.report(self._login, job, self._python)
+        return report(self._login, job, self._python)
 
     def _why_gone(self, job: RunningSlurmJob) -> str | None:
-        state = login_program.gateway_state(self._login, job, self._python)
+        state = gateway_state(self._login, job, self._python)
         if state.alive or state.host != job.host:
             return None
         output = f". Its last output:\n{state.output[-1000:]}" if state.output else ""
@@ -244,3 +259,143 @@ def check_gateway_url(url: str | None, login: str | None, python_exe: str, gatew
             "allows, or leave it out"
         )
     return url
+
+
+def start(login: LoginNode, spec: SlurmSpec, apply_id: str, python: str) -> RunningSlurmJob:
+    """Submits the job and starts its gateway. Raises JobStartFailed, and leaves nothing behind, if that fails."""
+    return _start(login, python, "start", StartRequest(apply_id=apply_id, spec=spec))
+
+
+def submit(login: LoginNode, request: BatchRequest, python: str) -> RunningSlurmJob:
+    """Submits a job with a client of its own. Raises JobStartFailed."""
+    return _start(login, python, "submit", request)
+
+
+def _start(login: LoginNode, python: str, action: str, request: StartRequest) -> RunningSlurmJob:
+    try:
+        reply = _ask(login, python, action, request.model_dump_json(), RunningSlurmJob)
+    except JobError as error:
+        raise JobStartFailed(str(error)) from error
+    if isinstance(reply, Rejected):
+        raise JobStartFailed(f"{login}: {reply.error}", reply.output)
+    return reply
+
+
+def gateway_state(login: LoginNode, job: RunningSlurmJob, python: str) -> GatewayState:
+    """Whether the job's gateway runs. Raises JobError if that is unknown."""
+    return _require(login, _ask(login, python, "state", job.model_dump_json(), GatewayState))
+
+
+def report(login: LoginNode, job: RunningSlurmJob, python: str) -> JobReport:
+    """What Slurm says about a job with its gateway on a node, and where that is. Raises JobError if that is unknown."""
+    return _require(login, _ask(login, python, "report", job.model_dump_json(), JobReport))
+
+
+def end(login: LoginNode, job: RunningSlurmJob, python: str) -> Ended:
+    """Ends the gateway and the Slurm job, and waits until Slurm reports the end. Raises JobError."""
+    return _require(login, _ask(login, python, "end", job.model_dump_json(), Ended))
+
+
+def _require(login: LoginNode, reply: Reply | Rejected) -> Reply:
+    if isinstance(reply, Rejected):
+        raise JobError(f"{login}: {reply.error}")
+    return reply
+
+
+def _ask(login: LoginNode, python: str, action: str, request: str, kind: type[Reply]) -> Reply | Rejected:
+    try:
+        output = login.run(f"exec {python_command(python, '-m', MODULE, action)}", request)
+    except subprocess.TimeoutExpired as error:
+        raise JobError(f"{login} did not answer within {error.timeout:g} s") from None
+    try:
+        answer = read_answer(output.stdout, kind)
+    except ValidationError as error:
+        raise JobError(
+            f"{login} gave a reply that this version of meshgate cannot read ({error.errors()[0]['msg']}); install "
+            "the same version on both machines"
+        ) from None
+    if answer is None:
+        raise _no_reply(login, output, python)
+    return answer
+
+
+def _no_reply(login: LoginNode, output: Output, python: str) -> JobError | ConnectionFailedError:
+    words = output.stderr.strip()[-2000:]
+    if output.code == SSH_FAILED:
+        return ConnectionFailedError(f"the connection to {login} failed: {words}")
+    if output.code == COMMAND_NOT_FOUND or "not found" in words or "No such file" in words:
+        return JobError(
+            f"{login} has no Python at python_exe={python!r} ({words}): pass the path of a Python there that has "
+            "meshgate[gateway,worker], on a file system that the nodes share"
+        )
+    if f"No module named '{MODULE.partition('.')[0]}'" in words or "No module named meshgate_slurm" in words:
+        return JobError(
+            f"python_exe={python!r} on {login} does not have meshgate: run there\n"
+            f"  {python} -m pip install 'meshgate[gateway,worker]'"
+        )
+    return JobError(f"the program on {login} failed with exit code {output.code}: {words or 'it gave no reason'}")
+
+
+class SlurmDialer:
+    """A ``Dialer``: connects again, by a new ssh connection if needed.
+
+    ``find`` returns the path of a unix socket or ``host:port``, ``why_gone`` why the gateway will never answer again if
+    that is certain. Both may block and raise JobError and OSError.
+    """
+
+    def __init__(
+        self, job: RunningSlurmJob, where: str, find: Callable[[], str], why_gone: Callable[[], str | None]
+    ) -> None:
+        self._job, self._where, self._find, self._why_gone = job, where, find, why_gone
+        self._asked = -GONE_INTERVAL
+        self._gone: str | None = None
+
+    async def dial(self) -> Route:
+        try:
+            found = await call_in_thread(self._find)
+        except JobError as error:
+            raise ConnectionFailedError(str(error)) from error
+        return _route(found, self._job)
+
+    async def gone(self) -> str | None:
+        """Asks at most every ``GONE_INTERVAL``: Slurm's controller, which may be asked, serves the whole site."""
+        now = asyncio.get_running_loop().time()
+        if now - self._asked >= GONE_INTERVAL:
+            self._asked = now
+            try:
+                self._gone = await call_in_thread(self._why_gone)
+            except (JobError, OSError):  # unknown while the login node does not answer
+                self._gone = None
+        return self._gone
+
+    def __str__(self) -> str:
+        return f"the gateway of Slurm job {self._job.job_id} on {self._where}"
+
+
+def ask_gateway(place: str, job: RunningSlurmJob) -> JobReport:
+    """What the gateway at ``place``, a unix socket or ``host:port``, reports about its job. Raises
+    ConnectionFailedError if it does not answer."""
+    gateway = f"the gateway of Slurm job {job.job_id}"
+    try:
+        status, body, proven = get(_route(place, job), "/v1/job")
+        facts = json.loads(body) if status == http.client.OK and proven else None
+    except (http.client.HTTPException, OSError, ValueError) as error:
+        raise ConnectionFailedError(f"{gateway} does not answer: {error!r}") from error
+    if facts is None:
+        raise ConnectionFailedError(f"{gateway} answered {describe_response(status, body, proven=proven)}")
+    return read_report(facts)
+
+
+def read_report(facts: dict[str, Any]) -> JobReport:
+    """The report in a gateway's description of its job. Raises ConnectionFailedError if it has none."""
+    try:
+        return JobReport.model_validate(facts["slurm"])
+    except (KeyError, ValidationError) as error:
+        raise ConnectionFailedError(f"the gateway does not report on a Slurm job: {error!r}") from error
+
+
+def _route(place: str, job: RunningSlurmJob) -> Route:
+    headers = {"Authorization": f"Bearer {job.token}"}
+    if place.startswith("/"):
+        return Route("ws://gateway.meshgate", unix_socket=place, headers=headers, through_proxy=False)
+    return Route(f"ws://{place}", headers=headers, through_proxy=False)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
+from pydantic import ValidationError
 from typing_extensions import Self
 
 from meshgate.errors import ConnectionFailedError, JobError, JobNotRunning, JobStartFailed
@@ -19,11 +20,8 @@ from meshgate.jobs.cluster_job import ClusterJob
 from meshgate.jobs.saved import DEFAULT_JOB_PATH
 from meshgate.jobs.sessions import check_detached
 from meshgate.jobs.slurm.access import Access, LoginAccess, NodeAccess, UrlAccess, check_gateway_url
-from meshgate.jobs.slurm.arguments import build_spec, check_sync_dirs, refuse_direct_access
-from meshgate.jobs.slurm.interrupts import second_interrupt
-from meshgate.jobs.slurm.login_node import ThisMachine
-from meshgate.jobs.slurm.ssh import SshLogin, check_login
-from meshgate.jobs.slurm.waiting import choose_progress, wait_for_workers
+from meshgate.jobs.slurm.login_node import SshLogin, ThisMachine, check_login
+from meshgate.jobs.slurm.waiting import choose_progress, second_interrupt, wait_for_workers
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait
 from meshgate.proxies.client import Client
@@ -333,3 +331,47 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         if self._login_name is not None:
             return kind(SshLogin(self._login_name, self._connection), python)
         return kind(ThisMachine(), sys.executable if python == "python" else python)
+
+
+def build_spec(arguments: Mapping[str, Any]) -> SlurmSpec:
+    """The job that the arguments describe; None stands for an argument's default. Raises ValueError."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    slurm_args = given.get("slurm_args", ())
+    if isinstance(slurm_args, str):
+        raise TypeError(f"SlurmJob(slurm_args={slurm_args!r}): expected a list, such as ['--constraint=a100']")
+    try:
+        return SlurmSpec.model_validate({**given, "slurm_args": tuple(slurm_args)})
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors(include_url=False):
+            names = [str(part) for part in problem["loc"] if part != "[key]"]
+            where = (names[0] if names else "") + "".join(f"[{name!r}]" for name in names[1:])
+            value = "" if not names or isinstance(problem["input"], (dict, list, tuple)) else f"={problem['input']!r}"
+            text = problem["msg"].removeprefix("Value error, ")
+            lines.append(f"SlurmJob({where}{value}): {text}" if where else f"SlurmJob: {text}")
+        raise ValueError("\n".join(lines)) from None
+
+
+def refuse_direct_access(*, out_of_cluster: bool, attach_to: str | None, bind_to: str | None) -> None:
+    """Monarch's arguments for drivers outside the cluster, which meshgate reaches by its gateway."""
+    if out_of_cluster:
+        raise ValueError("SlurmJob(out_of_cluster=True): the gateway is in the cluster; pass login= instead")
+    if attach_to is not None:
+        raise ValueError(f"SlurmJob(attach_to={attach_to!r}): the driver reaches no worker; pass login= instead")
+    if bind_to is not None:
+        raise ValueError(
+            f"SlurmJob(bind_to={bind_to!r}): each worker listens on the address by which it reaches the gateway; "
+            "remove the argument"
+        )
+
+
+def check_sync_dirs(sync_dirs: Sequence[str] | None) -> list[str] | None:
+    """Checked by the constructor, so that a missing directory is reported before anything is submitted."""
+    if sync_dirs is None:
+        return None
+    if isinstance(sync_dirs, (str, bytes)):
+        raise TypeError(f"SlurmJob(sync_dirs={sync_dirs!r}): expected a list, such as sync_dirs=[…]")
+    paths = [os.fspath(path) for path in sync_dirs]
+    if missing := [path for path in paths if not os.path.isdir(os.path.expanduser(path))]:
+        raise ValueError(f"SlurmJob(sync_dirs=…): {missing[0]!r} is not a directory on this machine")
+    return paths

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import shlex
+import shutil
 import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+from meshgate.errors import ConnectionFailedError, JobError
+from meshgate.proxies.client import close_all_clients
+
 COMMAND_TIMEOUT = 180.0
+CONNECT_TIMEOUT = 20
+OPEN_TIMEOUT = 300.0  # includes the time to type a password and to confirm on a telephone
+CONTROL_TIMEOUT = 20.0
+IDLE_LIMIT = 300  # seconds that the connection of a killed driver stays open
+_SHORT_DIRECTORY = "/tmp" if os.path.isdir("/tmp") else None
+SSH_FAILED = 255  # ssh's own exit code for a connection that failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +90,148 @@ def python_command(python: str, *arguments: str) -> str:
     """A shell command that runs ``python``, whose leading ``~/`` the shell expands."""
     quoted = f"~/{shlex.quote(python[2:])}" if python.startswith("~/") else shlex.quote(python)
     return " ".join([quoted, *map(shlex.quote, arguments)])
+
+
+# The user's ssh configuration applies: keys, agents, jump hosts, Kerberos. On a terminal, ssh itself asks for
+# passwords, codes and unknown host keys; without one it fails instead of waiting for an answer that cannot come.
+
+
+def check_login(login: str) -> str:
+    """``login`` if it can be the destination of ssh. Raises ValueError."""
+    if not login or login.startswith("-") or any(character.isspace() for character in login):
+        raise ValueError(f"SlurmJob(login={login!r}): expected a destination of ssh, such as 'user@login.example.org'")
+    return login
+
+
+class SshLogin:
+    """One multiplexed connection, opened on first use and again after it broke. Thread-safe."""
+
+    def __init__(self, login: str, connection: str | None = None) -> None:
+        """``connection`` is that of another ``SshLogin`` of this machine, which ended without closing it."""
+        self._login = check_login(login)
+        self._lock = threading.Lock()
+        # Short, since the path of a unix socket has at most about 100 characters; only this user can enter it.
+        self._directory = connection or tempfile.mkdtemp(prefix="meshgate-ssh-", dir=_SHORT_DIRECTORY)
+        self._control = f"{self._directory}/c"
+        self._opened_before = connection is not None
+        self._forwarded: str | None = None
+        self._closed = False
+        _open.add(self)
+
+    def open(self) -> None:
+        with self._lock:
+            self._ensure()
+
+    def run(self, command: str, stdin: str) -> Output:
+        with self._lock:
+            self._ensure()
+        login_shell = f"exec /bin/sh -lc {shlex.quote(command)}"  # its PATH is the one that has Slurm's commands
+        return self._ssh(["-o", "BatchMode=yes", "--", self._login, login_shell], stdin, COMMAND_TIMEOUT)
+
+    def forward(self, remote: str) -> str:
+        with self._lock:
+            self._ensure()
+            local = f"{self._directory}/gateway"
+            if self._forwarded != remote:
+                result = self._ssh(["-O", "forward", "-L", f"{local}:{remote}", "--", self._login], "", CONTROL_TIMEOUT)
+                if result.code != 0:
+                    raise ConnectionFailedError(
+                        f"ssh cannot forward to the gateway on {self}: {result.stderr.strip()}. Is forwarding disabled "
+                        "there (AllowTcpForwarding, AllowStreamLocalForwarding)?"
+                    )
+                self._forwarded = remote
+            return local
+
+    @property
+    def connection(self) -> str | None:
+        return self._directory
+
+    def close(self) -> None:
+        """Ends the connection. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        _open.discard(self)
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(self._exit_command(), capture_output=True, timeout=CONTROL_TIMEOUT, check=False)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def __str__(self) -> str:
+        return self._login
+
+    def _ensure(self) -> None:
+        """Opens the connection unless it is open. Raises ConnectionFailedError with ssh's words."""
+        if self._closed:
+            raise JobError(f"the connection to {self._login} has been closed")
+        if self._opened_before and self._ssh(["-O", "check", "--", self._login], "", CONTROL_TIMEOUT).code == 0:
+            return
+        self._forwarded = None
+        os.makedirs(self._directory, mode=0o700, exist_ok=True)  # a cleaner of temporary files may have removed it
+        for leftover in ("c", "gateway"):
+            Path(self._directory, leftover).unlink(missing_ok=True)
+        # In the background of a running program, a prompt would come as a surprise.
+        batch = [] if not self._opened_before and _can_prompt() else ["-o", "BatchMode=yes"]
+        options = ["-M", "-N", "-f", *batch, "-o", f"ControlPersist={IDLE_LIMIT}", "-o", "StreamLocalBindUnlink=yes"]
+        alive = ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
+        timeout = ["-o", f"ConnectTimeout={CONNECT_TIMEOUT}"]
+        result = self._ssh([*options, *alive, *timeout, "--", self._login], "", OPEN_TIMEOUT)
+        if result.code != 0:
+            hint = "" if batch == [] else _BATCH_HINT.format(login=self._login)
+            raise ConnectionFailedError(f"ssh cannot connect to {self._login}: {_last_lines(result.stderr)}{hint}")
+        self._opened_before = True
+
+    def _base(self) -> list[str]:
+        return ["ssh", "-o", f"ControlPath={self._control}", "-o", "ForwardX11=no", "-o", "ForwardAgent=no"]
+
+    def _exit_command(self) -> list[str]:
+        return [*self._base(), "-O", "exit", "--", self._login]
+
+    def _ssh(self, arguments: Sequence[str], stdin: str, timeout: float) -> Output:
+        """Runs ssh. Its output goes to files: the background process of ``-f`` would keep a pipe open."""
+        with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            given.write(stdin)
+            given.seek(0)
+            try:
+                code = subprocess.run(
+                    [*self._base(), *arguments], stdin=given, stdout=out, stderr=err, timeout=timeout, check=False
+                ).returncode
+            except FileNotFoundError:
+                raise JobError("SlurmJob(login=…) needs the ssh command, which this machine does not have") from None
+            except subprocess.TimeoutExpired:
+                raise ConnectionFailedError(f"ssh {self._login} did not finish within {timeout:g} s") from None
+            out.seek(0)
+            err.seek(0)
+            return Output(code, out.read().decode(errors="replace"), err.read().decode(errors="replace"))
+
+
+_open: set[SshLogin] = set()
+
+
+@atexit.register
+def close_at_exit() -> None:
+    """Ends the sessions, then the connections that they need."""
+    if _open:
+        close_all_clients()
+    for login in list(_open):
+        login.close()
+
+
+_BATCH_HINT = (
+    ". It could not ask for a password, since this program has no terminal: load a key into ssh-agent, or run "
+    "`ssh {login}` once to see what it asks"
+)
+
+
+def _can_prompt() -> bool:
+    """Whether ssh can ask the user: on a terminal, or by the program of ``SSH_ASKPASS``."""
+    if os.environ.get("SSH_ASKPASS"):
+        return True
+    with contextlib.suppress(OSError):
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+        return True
+    return False
+
+
+def _last_lines(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "; ".join(lines[-3:]) or "it gave no reason"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -17,6 +18,7 @@ from meshgate_slurm.messages import JobReport
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
 GATEWAY_TIMEOUT = 60.0  # seconds for which a gateway that does not answer is asked again
+SECONDS = 3.0
 
 
 class Progress(Protocol):
@@ -133,3 +135,17 @@ def _ask(ask: Callable[[], JobReport]) -> JobReport:
 def _clock(when: float) -> str:
     local = time.localtime(when)
     return time.strftime("%H:%M" if when - time.time() < 12 * 3600 else "%a %d %b, %H:%M", local)
+
+
+def second_interrupt(job_id: int, seconds: float = SECONDS) -> bool:
+    """Says what becomes of the job, and returns whether another Ctrl-C follows."""
+    try:
+        sys.stderr.write(
+            f"\nSlurm job {job_id} stays in the queue, and state() waits for it again. Ctrl-C within {seconds:g} s "
+            "cancels it\n"
+        )
+        sys.stderr.flush()
+        threading.Event().wait(seconds)
+    except KeyboardInterrupt:
+        return True
+    return False

@@ -11,13 +11,10 @@ from typing_extensions import Self
 
 from meshgate.code_sync.session_sync import sync_for
 from meshgate.errors import JobNotRunning
-from meshgate.jobs.local import LocalJob
-from meshgate.jobs.process import LocalGatewayJob
+from meshgate.jobs.process import LocalGatewayJob, LocalJob
 from meshgate.jobs.saved import DEFAULT_JOB_PATH, SavedJob
-from meshgate.jobs.spmd.appdef import read_appdef
-from meshgate.jobs.spmd.program import find_program, local_file, require_program
-from meshgate.jobs.spmd.run import run_command
-from meshgate.jobs.spmd.schedulers import job_of
+from meshgate.jobs.spmd.run import find_program, local_file, require_program, run_command
+from meshgate.jobs.spmd.schedulers import job_of, read_appdef
 from meshgate.jobs.spmd.torchrun import parse_command
 from meshgate.jobs.spmd.torchx_job import TorchXJob
 from meshgate.jobs.state import JobState

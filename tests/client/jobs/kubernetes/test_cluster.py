@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import pytest
 
 from meshgate.errors import JobError, JobNotRunning, JobStartFailed
-from meshgate.jobs.kubernetes.cluster import Cluster
+from meshgate.jobs.kubernetes import cluster
+from meshgate.jobs.kubernetes.cluster import Cluster, PodDialer, WatchedUrlDialer
 from meshgate.jobs.kubernetes.compute import Compute
+from meshgate.jobs.kubernetes.port_forward import ForwardFailed
 from meshgate.jobs.kubernetes.requests import JobRequest, mesh_from_compute
 from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.errors import Unauthenticated
+from meshgate_kubernetes.errors import KubernetesError, Unauthenticated, Unreachable
+from meshgate_kubernetes.jobs.gateway_pod import GatewayPod
 from meshgate_kubernetes.jobs.lifecycle import RunningJob
 from tests.clusters.kubernetes.fake_api import FakeApi
 
 REQUEST = JobRequest(name="trainer", namespace="team", meshes=(mesh_from_compute("workers", Compute()),))
+Replies = Callable[..., None]
 
 
 class WithoutRights(FakeApi):
@@ -35,40 +40,44 @@ class WithoutPortForward(WithoutRights):
         return "subresource" not in attributes
 
 
-def cluster(api: FakeApi, *, inside: bool = False, url: str | None = None) -> Cluster:
+def cluster_of(api: FakeApi, *, inside: bool = False, url: str | None = None) -> Cluster:
     return Cluster(cast("Api", api), inside=inside, url=url, ca=None)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHGATE_PROGRESS", "off")
 
 
+@pytest.mark.usefixtures("_silent")
 def test_a_pod_without_rights_is_advised_to_use_a_provisioning_gateway() -> None:
     with pytest.raises(JobStartFailed, match=r"bob may not create configmaps in namespace 'team'.* set MESHGATE_URL"):
-        cluster(WithoutRights(), inside=True).start(REQUEST)
+        cluster_of(WithoutRights(), inside=True).start(REQUEST)
 
 
+@pytest.mark.usefixtures("_silent")
 def test_a_laptop_without_rights_is_advised_to_add_a_role() -> None:
     with pytest.raises(JobStartFailed) as caught:
-        cluster(WithoutRights()).start(REQUEST)
+        cluster_of(WithoutRights()).start(REQUEST)
     assert "docs/kubernetes.md has a Role with the required permissions" in str(caught.value)
     assert "MESHGATE_URL" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("_silent")
 def test_the_right_to_port_forward_is_checked_only_if_it_is_needed() -> None:
     with pytest.raises(JobStartFailed, match="may not get pods/portforward"):
-        cluster(WithoutPortForward()).start(REQUEST)
+        cluster_of(WithoutPortForward()).start(REQUEST)
     for other in (
-        cluster(WithoutPortForward(), inside=True),
-        cluster(WithoutPortForward(), url="wss://gateway.example"),
+        cluster_of(WithoutPortForward(), inside=True),
+        cluster_of(WithoutPortForward(), url="wss://gateway.example"),
     ):
         other.end(other.start(REQUEST))
 
 
+@pytest.mark.usefixtures("_silent")
 def test_a_missing_job_is_named_with_its_namespace() -> None:
     with pytest.raises(JobNotRunning, match="there is no job 'trainer' in namespace 'team'"):
-        cluster(FakeApi()).find_job("trainer", "team")
+        cluster_of(FakeApi()).find_job("trainer", "team")
 
 
 class Expired(FakeApi):
@@ -76,9 +85,72 @@ class Expired(FakeApi):
         raise Unauthenticated("the API server does not accept the credentials")
 
 
+@pytest.mark.usefixtures("_silent")
 def test_a_job_that_cannot_be_ended_is_named_with_the_command_to_end_it() -> None:
     job = RunningJob(name="trainer", namespace="team", uid="1", token="", meshes={"workers": 1})
     with pytest.raises(
         JobError, match=r"credentials\n.*may still be running; to end it, run `meshgate kill -n team trainer`"
     ):
-        cluster(Expired()).end(job)
+        cluster_of(Expired()).end(job)
+
+
+@pytest.fixture
+def replies(monkeypatch: pytest.MonkeyPatch) -> Replies:
+    """Sets what the API server reports of the gateway pod, in order."""
+
+    def set_replies(*pods: GatewayPod | KubernetesError | None) -> None:
+        remaining = iter(pods)
+
+        def find_gateway(*_: Any) -> GatewayPod | None:
+            pod = next(remaining)
+            if isinstance(pod, KubernetesError):
+                raise pod
+            return pod
+
+        monkeypatch.setattr(cluster, "find_gateway", find_gateway)
+
+    return set_replies
+
+
+def pod(name: str, host: str = "10.0.0.1") -> GatewayPod:
+    return GatewayPod(name=name, host=host, uid=name, container="c", port=8600)
+
+
+API: Any = None
+
+
+@pytest.mark.parametrize(("host", "url"), [("10.0.0.1", "ws://10.0.0.1:8600"), ("fd00::1", "ws://[fd00::1]:8600")])
+def test_a_pod_is_dialed_at_its_address_with_the_token(replies: Replies, host: str, url: str) -> None:
+    replies(pod("a", host))
+    route = asyncio.run(PodDialer(API, "job", "team", "secret").dial())
+    assert (route.url, route.headers, route.through_proxy) == (url, {"Authorization": "Bearer secret"}, False)
+
+
+def test_a_gateway_without_a_ready_pod_cannot_be_dialed_now(replies: Replies) -> None:
+    replies(None, Unreachable("the API server does not answer"))
+    gateway = PodDialer(API, "job", "team", "secret")
+    with pytest.raises(ForwardFailed, match="the gateway has no ready pod"):
+        asyncio.run(gateway.dial())
+    with pytest.raises(ForwardFailed, match="the API server does not answer"):
+        asyncio.run(gateway.dial())
+
+
+def test_a_replacement_pod_is_not_dialed_because_it_does_not_hold_the_session(replies: Replies) -> None:
+    replies(pod("a"), pod("a"), pod("b"))
+    gateway = WatchedUrlDialer(API, "job", "team", "secret", "wss://gateway.example:80")
+    for _ in range(2):
+        assert asyncio.run(gateway.dial()).url == "wss://gateway.example:80"
+    with pytest.raises(ForwardFailed, match="another gateway pod has replaced"):
+        asyncio.run(gateway.dial())
+
+
+def test_an_unreachable_api_server_does_not_declare_a_gateway_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone_reason(*_: Any) -> str:
+        raise Unreachable("the API server does not answer")
+
+    gateway = PodDialer(API, "job", "team", "secret")
+    monkeypatch.setattr(cluster, "gateway_gone_reason", gone_reason)
+    assert asyncio.run(gateway.gone()) is None
+    monkeypatch.setattr(cluster, "gateway_gone_reason", lambda *_: "the job was deleted")
+    assert asyncio.run(gateway.gone()) == "the job was deleted"
+    assert str(gateway) == "the gateway of job 'job' (namespace team)"

@@ -5,9 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, Field, ValidationError
 
-from meshgate import Compute, Image
-from meshgate.jobs.kubernetes.compute import seconds
+from meshgate import Compute, Image, KubernetesJob
+from meshgate.jobs.kubernetes.compute import (
+    as_dict,
+    as_json,
+    as_tuple,
+    reject_reserved_labels,
+    seconds,
+    selector_text,
+    validation_text,
+)
+from meshgate_kubernetes.manifests.spec import JobSpec
+
+TAINT = {"key": "team", "operator": "Exists"}
 
 
 def test_aliases_are_equivalent() -> None:
@@ -116,3 +128,113 @@ def test_a_gpu_type_may_be_any_node_label() -> None:
 )
 def test_durations_are_numbers_or_text(text: str | None, value: int) -> None:
     assert seconds("Compute", "x", text) == value
+
+
+@pytest.mark.parametrize(("value", "converted"), [(None, ()), (["a"], ("a",)), (range(2), (0, 1))])
+def test_an_iterable_becomes_a_tuple(value: Any, converted: tuple[Any, ...]) -> None:
+    assert as_tuple("Compute", "secrets", value) == converted
+
+
+@pytest.mark.parametrize("value", ["hf-token", b"x", {"a": 1}, 5])
+def test_a_string_a_mapping_or_a_number_is_not_a_list(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"Compute\(secrets=.*\): expected a list, such as secrets=\[…\]"):
+        as_tuple("Compute", "secrets", value)
+
+
+def test_only_a_mapping_becomes_a_dict() -> None:
+    assert as_dict("Compute", "labels", None) == {}
+    with pytest.raises(TypeError, match=r"Compute\(labels=\['a'\]\): expected a mapping"):
+        as_dict("Compute", "labels", ["a"])
+
+
+def test_objects_of_the_kubernetes_package_become_json() -> None:
+    class V1Thing:
+        attribute_map = {"mount_path": "mountPath", "nothing": "nothing"}  # noqa: RUF012
+        mount_path = "/data"
+        nothing = None
+
+    assert as_json([V1Thing(), {"a": (1, "b")}]) == [{"mountPath": "/data"}, {"a": [1, "b"]}]
+
+
+def test_reserved_labels_are_rejected() -> None:
+    reject_reserved_labels("add_mesh", {"app": "x"})
+    with pytest.raises(ValueError, match=r"add_mesh\(labels\): 'meshgate.dev/mesh' is reserved for meshgate"):
+        reject_reserved_labels("add_mesh", {"meshgate.dev/mesh": "x"})
+
+
+def test_a_selector_is_text_or_a_mapping() -> None:
+    assert selector_text("a in (b, c)") == "a in (b, c)"
+    assert selector_text({"a": "b", "c": 1}) == "a=b,c=1"
+    with pytest.raises(TypeError, match="the value of 'a' must be text, not True"):
+        selector_text({"a": True})
+
+
+def test_a_validation_error_names_each_argument() -> None:
+    class Model(BaseModel):
+        count: int = Field(ge=1)
+        names: list[int]
+
+    with pytest.raises(ValidationError) as raised:
+        Model.model_validate({"count": 0, "names": ["a"]})
+    first, second = validation_text("Job", raised.value).splitlines()
+    assert first == "Job(count=0): Input should be greater than or equal to 1"
+    assert second.startswith("Job(names.0='a'): Input should be a valid integer")
+
+
+def job(compute: Compute, gateway: Compute | None = None) -> JobSpec:
+    return KubernetesJob(compute=compute, gateway=gateway)._request.spec("trainer")
+
+
+def test_the_gateway_may_run_where_the_workers_may() -> None:
+    compute = Compute(
+        labels={"cost": "ml"}, node_selector={"pool": "a"}, tolerations=[TAINT], priority_class_name="high"
+    )
+    gateway = job(compute).gateway
+    assert (gateway.labels, gateway.node_selector) == ({"cost": "ml"}, {"pool": "a"})
+    assert (gateway.tolerations, gateway.priority_class_name) == ((TAINT,), "high")
+    assert gateway.service_account_name is None
+
+
+def test_what_is_given_precedes_what_the_workers_have() -> None:
+    own = Compute(
+        cpus=2, memory="4Gi", node_selector={"pool": "b"}, service_account_name="gateways", image="registry/gateway:2"
+    )
+    spec = job(Compute(node_selector={"pool": "a"}, tolerations=[TAINT], service_account_name="data"), own)
+    assert (spec.gateway.cpu, spec.gateway.memory, spec.gateway.node_selector) == ("2", "4Gi", {"pool": "b"})
+    assert (spec.gateway.tolerations, spec.gateway.service_account_name) == ((TAINT,), "gateways")
+    assert spec.gateway_image == "registry/gateway:2"
+
+
+def test_the_gateway_of_gpu_nodes_tolerates_their_taint() -> None:
+    taint = {"key": "nvidia.com/gpu", "operator": "Exists"}
+    assert job(Compute(gpus=1, node_selector={"pool": "gpu"})).gateway.tolerations == (taint,)
+    assert job(Compute(gpus=1)).gateway.tolerations == ()
+    assert job(Compute(node_selector={"pool": "cpu"})).gateway.tolerations == ()
+
+
+def test_raw_pod_specs_are_read_too() -> None:
+    raw = {"nodeSelector": {"pool": "a"}, "tolerations": [TAINT]}
+    assert job(Compute(pod_spec=raw)).gateway.node_selector == {"pool": "a"}
+    monarch = KubernetesJob()
+    monarch.add_mesh("workers", 1, pod_spec={**raw, "containers": [{"name": "a", "image": "b"}]})
+    assert monarch._request.spec("trainer").gateway.tolerations == (TAINT,)
+
+
+@pytest.mark.parametrize(
+    ("compute", "extra"),
+    [
+        (Compute(gpus=1), "gpus"),
+        (Compute(replicas=2), "replicas"),
+        (Compute(selector={"a": "b"}), "selector"),
+        (Compute(image=Image().pip_install(["x"])), "image steps"),
+        (Compute(pod_spec={"hostNetwork": True}), "pod_spec"),
+    ],
+)
+def test_what_a_gateway_cannot_have_is_named(compute: Compute, extra: str) -> None:
+    with pytest.raises(ValueError, match=rf"a gateway cannot have {extra}; remove it"):
+        KubernetesJob(compute=Compute(), gateway=compute)
+
+
+def test_the_gateway_is_a_compute() -> None:
+    with pytest.raises(TypeError, match=r"gateway='big'\): expected a Compute"):
+        KubernetesJob(compute=Compute(), gateway="big")  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from meshgate.errors import ConnectionFailedError, JobStartFailed
 from meshgate.jobs.slurm import waiting
-from meshgate.jobs.slurm.waiting import Plain, choose_progress, describe, wait_for_workers
+from meshgate.jobs.slurm.waiting import Plain, choose_progress, describe, second_interrupt, wait_for_workers
 from meshgate_slurm.messages import JobReport
 
 
@@ -87,3 +88,20 @@ def test_progress_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHGATE_PROGRESS", "loud")
     with pytest.raises(ValueError, match="expected auto, plain or off"):
         choose_progress()
+
+
+class InterruptedStream(io.StringIO):
+    """Stands for a person who presses Ctrl-C as soon as the text appears."""
+
+    def flush(self) -> None:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_counts_from_the_moment_the_text_appears(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", InterruptedStream())
+    assert second_interrupt(12)
+
+
+def test_without_a_second_interrupt_the_job_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not second_interrupt(12, seconds=0.01)
+    assert "Slurm job 12 stays in the queue" in capsys.readouterr().err

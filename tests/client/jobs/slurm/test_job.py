@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshgate import SlurmJob, job_loads
-from meshgate.jobs.slurm.arguments import build_spec
+from meshgate.jobs.slurm.job import build_spec
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,19 @@ The token is passed in the environment, never in arguments, which every user of 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import http.client
 import importlib.util
+import logging
 import os
+import pwd
 import secrets
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,11 +31,10 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from meshgate.caller import warn_caller
 from meshgate.code_sync.project import driver_import_paths
 from meshgate.errors import JobStartFailed
 from meshgate.jobs.registry import refuse_foreign
-from meshgate.jobs.this_machine.job_directory import create_job_directory, prune_job_directories, remove_job_directory
-from meshgate.jobs.this_machine.shared_machine import warn_of_other_users
 from meshgate_processes.identity import ProcessIdentity, identify_process
 from meshgate_processes.marks import end_processes
 
@@ -48,6 +52,14 @@ DETACH = b"\n"  # sent through the lifetime pipe: the gateway then ignores the e
 
 _children: dict[int, subprocess.Popen[bytes]] = {}  # kept to be reaped
 _lifetimes: set[int] = set()  # the driver's ends of the lifetime pipes
+PREFIX = "meshgate-job-"
+MAX_PARENT = 40  # characters; the path of a unix socket has at most 107 (103 on macOS)
+MIN_AGE = 60.0  # seconds; a younger directory may not be locked yet
+log = logging.getLogger("meshgate.jobs")
+
+FIRST_USER = 1000  # user IDs below are the system's own
+NOBODY = 65534
+_warned: set[str] = set()
 
 
 def _close_in_forked_child() -> None:
@@ -276,3 +288,111 @@ def _reap() -> None:
     for pid, child in list(_children.items()):
         if child.poll() is not None:
             del _children[pid]
+
+
+# The gateway's supervisor removes it after every other process of the job has ended. The gateway holds a lock on it,
+# which the kernel releases however the gateway ends, so what killed gateways have left is recognized and removed
+# later.
+
+
+def create_job_directory(parent: str | None) -> tuple[str, int]:
+    """A new directory in ``parent`` (default: the usual place of temporary files), and a descriptor that locks it."""
+    path = tempfile.mkdtemp(prefix=PREFIX, dir=_parent(parent))  # mode 0700
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        remove_job_directory(path)
+        raise
+    with contextlib.suppress(OSError):  # a file system without locks: the directory is then not pruned
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return path, lock
+
+
+def remove_job_directory(path: str) -> None:
+    """Does nothing if the directory does not exist. Warns if it cannot be removed."""
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        warn_caller(f"cannot remove the temporary files of a job in {path}: {error}")
+
+
+def prune_job_directories(parent: str | None) -> None:
+    """Removes the directories of jobs whose gateways have ended without doing so.
+
+    The next job removes what remains, such as files that the last processes of a killed gateway still write.
+    """
+    for path in Path(_parent(parent)).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # another process removes it too, or it belongs to another user
+            status = path.lstat()
+            if status.st_uid == os.getuid() and time.time() - status.st_ctime > MIN_AGE and _unlocked(path):
+                shutil.rmtree(path)
+
+
+def _unlocked(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _parent(parent: str | None) -> str:
+    found = parent or tempfile.gettempdir()
+    return found if len(found) <= MAX_PARENT or not os.access("/tmp", os.W_OK) else "/tmp"
+
+
+# Monarch opens abstract unix sockets in hosts and engines, in addition to the one in the job's private directory, and
+# no setting of it changes that. They have no permissions, so each user who shares the network namespace can connect.
+
+
+def warn_of_other_users() -> None:
+    """Logs a warning if other users have processes here: once for the same users."""
+    new = [user for user in other_users() if user not in _warned]
+    if new:
+        _warned.update(new)
+        log.warning(
+            "other users of this machine (%s) can run code as you while a local job runs, through sockets of Monarch "
+            "that have no permissions. Use a container or a machine of your own: see docs/security.md",
+            ", ".join(new),
+        )
+
+
+def other_users() -> list[str]:
+    """The names of other people's accounts that have processes in this network namespace, as far as can be seen."""
+    try:
+        entries = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    except OSError:  # not Linux, which alone has abstract sockets
+        return []
+    namespace = _namespace(Path("/proc/self"))
+    users = set()
+    for entry in entries:
+        try:
+            user = entry.stat().st_uid
+            if user >= FIRST_USER and user not in (NOBODY, os.getuid()) and _namespace(entry) in (namespace, None):
+                users.add(user)
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            continue
+    return sorted(map(_name, users))
+
+
+def _namespace(process: Path) -> str | None:
+    """The network namespace of a process; None if this user may not see it.
+
+    Raises FileNotFoundError or ProcessLookupError if it has ended, even if its parent has not waited for it yet.
+    """
+    try:
+        return os.readlink(process / "ns" / "net")
+    except PermissionError:
+        return None
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:  # such as in a container
+        return f"user {user}"
