@@ -42,7 +42,6 @@ class Giver(Actor):
             return str(error)
         return "sent"
 
-
     @endpoint
     def count_pickles(self, port: Any) -> int:
         """How often a large message is pickled that is sent once."""

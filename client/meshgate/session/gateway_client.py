@@ -142,6 +142,11 @@ class GatewayClient(Generic[ReplyT]):
         except (OSError, WebSocketException) as error:
             raise ConnectionFailedError(f"cannot reach {self._dialer}: {error}") from error
         with connection:
+            response = connection.response
+            assert response is not None
+            proof = response.headers.get(PROOF_HEADER)
+            if prover.prover_of(proof, response.status_code, bytes(response.body or b"")) is None:
+                raise self._rejection(response.status_code, b"", proof, prover)
             yield connection
 
     def _rejection(self, status: int, body: bytes, proof: str | None, prover: Prover) -> Exception:

@@ -125,6 +125,13 @@ class ValueMesh(SeenAsMonarchs, MeshTrait, Generic[R]):
                 "value, get(0) for one by its position, or values() for all"
             )
 
+        def __array__(self, *_args, **_kwargs):
+            # Without this, numpy takes what has __getitem__ for a sequence, of pairs of a point and a value.
+            raise TypeError(
+                "a ValueMesh is not an array. Write numpy.asarray(result.values()) for one of its values, in the order "
+                "of their ranks"
+            )
+
     def items(self) -> Iterator[tuple[Point, R]]:
         """Each value with its point."""
         extent = self._shape.extent

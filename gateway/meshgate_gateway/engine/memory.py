@@ -18,10 +18,11 @@ LIMIT = int(os.environ.get("MESHGATE_VALUE_MEMORY") or 0)
 """Bytes that values may take on their way through the engine; 0: three quarters of the memory that is left."""
 ARGUMENTS = 2  # measured with 200 MB: what has arrived, and Monarch's message to however many ranks
 GROUPS = Path("/sys/fs/cgroup")
-# Of each version of control groups: the limit, the use, and the part of the use that the kernel can take back.
+# Of each version of control groups: the limit, the use, and the parts of the use that the kernel can take back: as in
+# its MemAvailable, all cached files. A file that was read twice is in the active part, however long ago that was.
 GROUP_FILES = {
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    2: ("memory.max", "memory.current", "inactive_file"),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+    2: ("memory.max", "memory.current", ("inactive_file", "active_file")),
 }
 
 
@@ -134,7 +135,7 @@ def _left_in_groups(line: str, groups: Path) -> Iterator[int]:
     if controllers and "memory" not in controllers.split(","):
         return
     root = groups / "memory" if controllers else groups
-    limit_file, use_file, cache_name = GROUP_FILES[1 if controllers else 2]
+    limit_file, use_file, caches = GROUP_FILES[1 if controllers else 2]
     folder = root / path.lstrip("/")
     for group in (folder, *folder.parents):
         try:
@@ -143,6 +144,6 @@ def _left_in_groups(line: str, groups: Path) -> Iterator[int]:
         except OSError:  # the root of all groups has no limit, and some may not be read
             limit = "max"
         if limit != "max":
-            yield int(limit) - used + int(statistics.get(cache_name, 0))
+            yield int(limit) - used + sum(int(statistics.get(cache, 0)) for cache in caches)
         if group == root:
             return

@@ -19,6 +19,8 @@ from websockets.http11 import Request as Handshake
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
+from meshgate_wire.proof import ANY_GATEWAY, PROOF_HEADER, Prover
+
 T = TypeVar("T")
 MAX_MESSAGE = 1 << 20
 SEND_TIMEOUT = 10.0
@@ -29,12 +31,13 @@ _READ_SIZE = 1 << 17
 class TextWebSocket:
     """A websocket of unfragmented text messages. An async context manager that owns and closes the socket.
 
-    ``closed_by_peer``: the peer completed the closing handshake, as opposed to a connection that was cut.
+    ``prover`` proves to the peer that a gateway completed the handshake. ``closed_by_peer``: the peer completed the
+    closing handshake, as opposed to a connection that was cut.
     """
 
-    def __init__(self, connection: socket.socket, head: bytes) -> None:
+    def __init__(self, connection: socket.socket, head: bytes, prover: Prover | None = None) -> None:
         connection.setblocking(False)
-        self._socket, self._head = connection, head
+        self._socket, self._head, self._prover = connection, head, prover
         self._protocol = ServerProtocol(max_size=MAX_MESSAGE)
         self._loop = asyncio.get_running_loop()
         self._send_lock = asyncio.Lock()
@@ -45,7 +48,11 @@ class TextWebSocket:
         self._protocol.receive_data(self._head)
         for event in self._protocol.events_received():
             if isinstance(event, Handshake):
-                self._protocol.send_response(self._protocol.accept(event))
+                response = self._protocol.accept(event)
+                if self._prover is not None:
+                    body = bytes(response.body or b"")
+                    response.headers[PROOF_HEADER] = self._prover.prove(ANY_GATEWAY, response.status_code, body)
+                self._protocol.send_response(response)
         await self._flush()
         return self
 

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Generic, TypeVar
 
 from meshgate_gateway.http.audit import Origin, audit, origin_of
-from meshgate_gateway.http.auth import Denied
+from meshgate_gateway.http.auth import Denied, prover_of
 from meshgate_gateway.http.messages import MalformedRequest, Request, Response
 from meshgate_gateway.http.text_websocket import TextWebSocket
 
@@ -42,7 +42,8 @@ class Conversations(Generic[CallerT]):
         if isinstance(caller, Denied):
             audit("start job", origin, caller=None, refused=caller.reason)
             return caller.response()
-        task = asyncio.create_task(self._run(TextWebSocket(connection.dup(), request.head), caller, origin))
+        websocket = TextWebSocket(connection.dup(), request.head, prover_of(request))
+        task = asyncio.create_task(self._run(websocket, caller, origin))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return None

@@ -226,7 +226,7 @@ class Assembly:
 
     def __init__(self, objects: Objects, path: str, file: File) -> None:
         self.file = file
-        self.missing: dict[bytes, list[int]] = {}
+        self.missing: dict[bytes, dict[int, None]] = {}  # the offsets by digest; thousands may be of the same digest
         self._objects = objects
         self._path = path
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -237,7 +237,7 @@ class Assembly:
                 os.truncate(self._handle, file.size)
             for offset, piece in file.offsets():
                 if fresh or not self._has(offset, piece):
-                    self.missing.setdefault(piece.digest, []).append(offset)
+                    self.missing.setdefault(piece.digest, {})[offset] = None
         except BaseException:
             os.close(self._handle)
             raise
@@ -271,7 +271,7 @@ class Assembly:
             for offset, piece in range_.pieces:
                 self._objects.place(self._path, offset, piece.digest, piece.size)
                 offsets = self.missing[piece.digest]
-                offsets.remove(offset)
+                del offsets[offset]
                 if not offsets:
                     del self.missing[piece.digest]
 

@@ -7,6 +7,7 @@ import pickle
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -112,6 +113,12 @@ def _error_or_value(operation: Any) -> Any:
             TypeError,
             "a ValueMesh is not subscriptable. The sizes of the dimensions: hosts=2, gpus=4. Write item(hosts=0, "
             "gpus=0) for one value, get(0) for one by its position, or values() for all",
+        ),
+        (
+            np.asarray,
+            TypeError,
+            "a ValueMesh is not an array. Write numpy.asarray(result.values()) for one of its values, in the order of "
+            "their ranks",
         ),
     ],
 )

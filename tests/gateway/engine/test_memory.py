@@ -40,11 +40,11 @@ def left(tmp_path: Path) -> System:
     return of
 
 
-def group(folder: str, limit: str, used: int, cache: int = 0) -> dict[str, str]:
+def group(folder: str, limit: str, used: int, cache: int = 0, active: int = 0) -> dict[str, str]:
     return {
         f"{folder}memory.max": f"{limit}\n",
         f"{folder}memory.current": f"{used}\n",
-        f"{folder}memory.stat": f"anon 1\ninactive_file {cache}\n",
+        f"{folder}memory.stat": f"anon 1\ninactive_file {cache}\nactive_file {active}\n",
     }
 
 
@@ -61,6 +61,7 @@ def test_each_group_around_the_process_limits_it(left: System) -> None:
 
 def test_cached_files_count_as_left(left: System) -> None:
     assert left("0::/\n", group("", "1000", 900, cache=500)) == 600
+    assert left("0::/\n", group("", "1000", 900, cache=300, active=200)) == 600
 
 
 def test_in_a_container_the_mounted_root_is_the_own_group(left: System) -> None:
@@ -68,7 +69,8 @@ def test_in_a_container_the_mounted_root_is_the_own_group(left: System) -> None:
 
 
 def test_groups_of_the_first_version_count_too(left: System) -> None:
-    files = {"memory.limit_in_bytes": "1000", "memory.usage_in_bytes": "700", "memory.stat": "total_inactive_file 50"}
+    cached = "total_inactive_file 30\ntotal_active_file 20"
+    files = {"memory.limit_in_bytes": "1000", "memory.usage_in_bytes": "700", "memory.stat": cached}
     groups = "4:cpu:/job\n3:cpuset,memory:/job\n0::/\n"
     assert left(groups, {f"memory/job/{name}": text for name, text in files.items()}) == 350
 

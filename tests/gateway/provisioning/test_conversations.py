@@ -21,6 +21,7 @@ from meshgate_gateway.http.messages import Request
 from meshgate_gateway.http.server import Server, listen
 from meshgate_gateway.http.text_websocket import TextWebSocket
 from meshgate_gateway.provisioning.conversations import Conversations
+from meshgate_wire.proof import ANY_GATEWAY, NONCE_HEADER, PROOF_HEADER, Prover, new_nonce
 
 
 async def authenticate(request: Request) -> str | Denied:
@@ -74,6 +75,18 @@ def test_an_authenticated_caller_converses() -> None:
         async with dial(address, Authorization="Bearer alice") as connection:
             await connection.send("hello")
             assert await connection.recv() == "alice at 127.0.0.1: hello"
+
+    run(test)
+
+
+def test_a_caller_sees_that_a_gateway_has_opened_the_websocket() -> None:
+    async def test(address: str, conversations: Conversations[str]) -> None:
+        nonce = new_nonce()
+        async with dial(address, Authorization="Bearer alice", **{NONCE_HEADER: nonce}) as connection:
+            prover = Prover.of_request(nonce, "alice")
+            assert prover is not None
+            assert connection.response is not None
+            assert prover.prover_of(connection.response.headers.get(PROOF_HEADER), 101) == ANY_GATEWAY
 
     run(test)
 

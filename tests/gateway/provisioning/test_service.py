@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
+from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from meshgate_kubernetes.api.client import Api
@@ -24,6 +25,7 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
 )
 from meshgate_kubernetes.manifests.spec import JobSpec
 from meshgate_kubernetes.status import readiness
+from meshgate_wire.proof import ANY_GATEWAY, NONCE_HEADER, PROOF_HEADER, Prover, new_nonce
 from tests.clusters.kubernetes.fake_api import FakeApi
 from tests.clusters.kubernetes.objects import found_mesh, job, pod
 from tests.gateway.provisioning.provisioning_gateway import (
@@ -298,6 +300,21 @@ def test_an_unknown_token_fails_the_handshake(api: FakeApi) -> None:
     status, error = failed_handshake(api, "unknown")
     assert status == 401
     assert "it may have expired" in error
+
+
+def test_an_answer_in_place_of_a_jobs_gateway_is_proven_for_any_gateway(api: FakeApi) -> None:
+    """Whoever is connected to a session knows the name of the job's gateway, and not that of this one."""
+    prover = Prover.of_request(nonce := new_nonce(), "alices")
+    assert prover is not None
+
+    async def test(url: str) -> str | None:
+        headers = {"Authorization": "Bearer alices", NONCE_HEADER: nonce}
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(f"{url}/team/missing/v1/sessions/one", additional_headers=headers, proxy=None)
+        response = refused.value.response
+        return prover.prover_of(response.headers[PROOF_HEADER], response.status_code, bytes(response.body or b""))
+
+    assert with_gateway(api, test) == ANY_GATEWAY
 
 
 def test_an_unavailable_api_server_is_a_temporary_error(api: FakeApi) -> None:

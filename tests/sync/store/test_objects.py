@@ -3,10 +3,13 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from meshgate_sync.store.objects import Assembly, Objects
 from meshgate_sync.tree.delta import full_delta
+from meshgate_sync.tree.tree import File, Piece
 from tests.sync.store.store_host import MODEL, Host, damage, objects, raising
 from tests.sync.trees import Content, on_disk, plain
 
@@ -88,3 +91,20 @@ def test_an_object_modified_through_a_link_is_not_used_for_the_next_version(host
     host.reopen()
     other = content.tree({b"b": b"some content"})
     assert on_disk(host.sync(other)) == {b"b": b"some content"}
+
+
+@pytest.mark.timeout(60)
+def test_a_file_of_many_equal_pieces_is_assembled_in_linear_time(tmp_path: Path) -> None:
+    """Quadratic time would be minutes."""
+
+    class Nothing:
+        """Objects of which none has a piece."""
+
+        def location_of(self, digest: bytes) -> None:
+            return None
+
+    count = 150_000
+    assembly = Assembly(cast("Objects", Nothing()), str(tmp_path / "file"), File((Piece(b"same", 1),) * count))
+    assembly.copy_known_pieces()
+    assert [len(offsets) for offsets in assembly.missing.values()] == [count]
+    assembly.close()

@@ -26,11 +26,12 @@ class _Window:
 
 
 class Aggregator:
-    """``show(lines)`` gets what to print; it may be called on a thread of a timer. Safe to use on any thread."""
+    """``show(lines)`` gets what to print; it may be called on a thread of a timer. Safe to use on any thread, and in a
+    signal handler that interrupts it."""
 
     def __init__(self, show: Callable[[Sequence[OutputLine]], None]) -> None:
         self._show = show
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._windows: dict[int, _Window] = {}  # by proc mesh
 
     def set_window(self, procs: int, seconds: float | None) -> None:
@@ -62,9 +63,8 @@ class Aggregator:
     def close(self) -> None:
         """Shows what is held."""
         with self._lock:
-            for window in self._windows.values():
-                self._flush(window)
-            self._windows.clear()
+            for procs in list(self._windows):
+                self._flush(self._windows.pop(procs, None))
 
     def _hold(self, window: _Window, line: OutputLine) -> None:
         key = (line.stream, _NUMBER.sub("0", line.text))
@@ -100,12 +100,12 @@ class Aggregator:
         if window.timer is not None:
             window.timer.cancel()
             window.timer = None
+        held, window.held = window.held, {}
+        lines, window.lines = window.lines, {}
         counted = [
             line.model_copy(update={"text": f"[{number} similar log lines] {line.text}"}) if number > 1 else line
-            for key, line in window.held.items()
-            for number in (window.lines[key],)
+            for key, line in held.items()
+            for number in (lines.get(key, 1),)
         ]
-        window.held.clear()
-        window.lines.clear()
         if counted:
             self._show(counted)

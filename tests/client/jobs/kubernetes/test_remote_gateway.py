@@ -32,7 +32,7 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
     StartJob,
     parse_request,
 )
-from tests.client.proofs import proof_for
+from tests.client.proofs import proof_for, prove_handshake
 
 JOB = RunningJob(name="trainer", namespace="team", uid="1", token="secret", meshes={"workers": 1})
 REQUEST = JobRequest(name="trainer", namespace="team", meshes=(mesh_from_compute("workers", Compute()),))
@@ -74,7 +74,10 @@ class FakeGateway:
 
 @contextmanager
 def running(gateway: FakeGateway) -> Iterator[RemoteGateway]:
-    server = serve(gateway.serve, "127.0.0.1", 0, process_request=gateway.respond, close_timeout=1)
+    prove = prove_handshake if gateway.proves else None
+    server = serve(
+        gateway.serve, "127.0.0.1", 0, process_request=gateway.respond, process_response=prove, close_timeout=1
+    )
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -216,6 +219,14 @@ def test_an_answer_of_an_ingress_says_nothing_about_the_job(status: int) -> None
     ingress.proves = False
     with running(ingress) as remote, pytest.raises(ConnectionFailedError, match="is not a meshgate gateway"):
         remote.runs(RunningJob(name="", namespace="team", uid="", token="token", meshes={"workers": 1}))
+
+
+def test_another_server_that_opens_a_websocket_gets_no_job() -> None:
+    other = FakeGateway((JobUp(job=JOB),))
+    other.proves = False
+    with running(other) as remote, pytest.raises(ConnectionFailedError, match="HTTP 101 and is not a meshgate gateway"):
+        remote.start(REQUEST)
+    assert other.requests == []
 
 
 def test_a_redirect_is_not_followed() -> None:

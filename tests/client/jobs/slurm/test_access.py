@@ -37,7 +37,7 @@ from meshgate_slurm.messages import (
     parse_request,
 )
 from meshgate_slurm.spec import SlurmSpec
-from tests.client.proofs import proof_for
+from tests.client.proofs import proof_for, prove_handshake
 
 JOB = RunningSlurmJob(
     apply_id="0123abcd", job_id=7, host="login", directory="/d", socket="/s", pid=1, started="1", token="job's",
@@ -73,7 +73,10 @@ class FakeGateway:
 
 @contextmanager
 def running(gateway: FakeGateway) -> Iterator[UrlAccess]:
-    server = serve(gateway.serve, "127.0.0.1", 0, process_request=gateway.respond, close_timeout=1)
+    prove = prove_handshake if gateway.proves else None
+    server = serve(
+        gateway.serve, "127.0.0.1", 0, process_request=gateway.respond, process_response=prove, close_timeout=1
+    )
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -89,3 +90,26 @@ def test_what_is_held_is_shown_at_the_end(shown: Shown) -> None:
     shown.print("last")
     shown.aggregator.close()
     assert shown.texts == ["last"]
+
+
+def test_a_signal_handler_may_interrupt_it() -> None:
+    """What shows the lines stands for the handler: it runs while the lines are held."""
+    shown: list[str] = []
+
+    def show(lines: Sequence[OutputLine]) -> None:
+        shown.extend(line.text for line in lines)
+        aggregator.set_window(OTHER, 1000)
+        shown.extend(line.text for line in aggregator.take([line_of("in a handler")]))
+        aggregator.close()
+
+    def line_of(text: str) -> OutputLine:
+        return OutputLine(stream="stdout", procs=PROCS, ranks=(0,), count=1, text=text, end="\n")
+
+    aggregator = Aggregator(show)
+    aggregator.set_window(PROCS, 1000)
+    aggregator.take([line_of("before")])
+    ending = threading.Thread(target=aggregator.set_window, args=(PROCS, None), daemon=True)
+    ending.start()
+    ending.join(60)
+    assert not ending.is_alive()
+    assert shown == ["before", "in a handler"]
