@@ -19,7 +19,7 @@ Kind: TypeAlias = Literal["terminal", "notebook", "file"]
 MAX_RANKS_KEPT = 64
 MAX_ROWS = 16
 MAX_NOTEBOOK_BARS = 3
-MAX_SINGLE_BARS = 4  # ranks; the bars of more are folded if they differ in numbers alone
+MAX_SINGLE_BARS = 4  # ranks, on a terminal; the bars of more are folded if they differ in numbers alone
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
 _NUMBER = re.compile(r"\d+(?:[.:,]\d+)*|\?")  # a rate or a time that is not known yet is a question mark
 _BLOCKS = re.compile(r"[\u2580-\u259f#=>.\- 0]+")  # what bars are drawn with; tqdm also uses digits
@@ -130,9 +130,9 @@ class Screen:
         return None
 
     def _bars(self) -> list[str]:
-        return [
-            f"{label(line)} {bar}" for line in fold_bars(fold(self._progress.values())) for bar in line.text.split("\n")
-        ]
+        single = MAX_NOTEBOOK_BARS if self.kind == "notebook" else MAX_SINGLE_BARS
+        lines = fold_bars(fold(self._progress.values()), single)
+        return [f"{label(line)} {bar}" for line in lines for bar in line.text.split("\n")]
 
     def _erase(self) -> str:
         return f"\r{_CLEAR_BELOW}" if self._drawn else ""
@@ -148,8 +148,8 @@ class Screen:
         return f"{text}\r\x1b[{len(rows)}A" if rows else ""
 
 
-def fold_bars(lines: Sequence[OutputLine]) -> list[OutputLine]:
-    """Merges the bars of more than ``MAX_SINGLE_BARS`` ranks that differ in numbers alone.
+def fold_bars(lines: Sequence[OutputLine], single: int = MAX_SINGLE_BARS) -> list[OutputLine]:
+    """Merges the bars of more than ``single`` ranks that differ in numbers alone.
 
     What is shown is the bar that is furthest behind, with the range of percentages: ``[trainers 8 ranks] 45–52%|…``.
     """  # noqa: RUF002 - a range has an en dash
@@ -159,7 +159,7 @@ def fold_bars(lines: Sequence[OutputLine]) -> list[OutputLine]:
         alike.setdefault((line.stream, line.mesh, *kind), []).append(line)
     folded: list[OutputLine] = []
     for group in alike.values():
-        if len(group) == 1 or sum(line.count for line in group) <= MAX_SINGLE_BARS:
+        if len(group) == 1 or sum(line.count for line in group) <= single:
             folded += group
         else:
             folded.append(_range(group))

@@ -198,6 +198,12 @@ def test_bars_of_many_ranks_that_differ_in_numbers_share_a_row_with_their_range(
     assert displayed([tqdm(rank, 45) for rank in range(8)])[1].startswith("[trainers 8 ranks] step:  45%|")
 
 
+def test_bars_of_ranks_that_do_not_fit_into_the_line_of_a_notebook_share_it() -> None:
+    screen = Screen("notebook")
+    assert screen.show([tqdm(rank, 45) for rank in range(3)]).count("step") == 3
+    assert screen.show([tqdm(rank, 50 + rank) for rank in range(4)]).startswith("\r[trainers 4 ranks] step:  50–53%|")  # noqa: RUF001
+
+
 def test_bars_that_share_a_row_are_counted_once_each_and_name_no_host_but_a_common_one() -> None:
     one, other = tqdm(0, 45), tqdm(1, 46)
     hosts = [line.model_copy(update={"host": f"w-{at % 2}"}) for at, line in enumerate([one, other] * 3)]
