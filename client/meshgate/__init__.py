@@ -89,8 +89,7 @@ if TYPE_CHECKING:
     from meshgate.proxies.launch import BootstrapCommand, default_bootstrap_cmd
     from meshgate.proxies.ports import Port, PortReceiver, RankedPortReceiver
     from meshgate.proxies.static_types import Actor, Endpoint, concurrent_endpoint, endpoint
-    from meshgate.ranks.admin import MeshAdminConfig
-    from meshgate.ranks.telemetry import TelemetryConfig
+    from meshgate.ranks.telemetry import MeshAdminConfig, TelemetryConfig
     from meshgate.session.detached.tags import tag
     from meshgate.session.dialing import Dialer, Route, UrlDialer
     from meshgate.session.futures import Future, FutureProxy
@@ -115,8 +114,7 @@ _HOMES = {
     "meshgate.proxies.client": "Client current_client shutdown_context use_client",
     "meshgate.proxies.launch": "BootstrapCommand default_bootstrap_cmd",
     "meshgate.proxies.ports": "Port PortReceiver RankedPortReceiver",
-    "meshgate.ranks.admin": "MeshAdminConfig",
-    "meshgate.ranks.telemetry": "TelemetryConfig",
+    "meshgate.ranks.telemetry": "MeshAdminConfig TelemetryConfig",
     "meshgate.session.detached.tags": "tag",
     "meshgate.session.dialing": "Dialer Route UrlDialer",
     "meshgate.errors": (

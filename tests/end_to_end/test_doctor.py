@@ -17,9 +17,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from meshgate import ProcessJob, UrlDialer
-from meshgate.doctor import gateway as module
-from meshgate.doctor.findings import Finding
-from meshgate.doctor.gateway import check_gateway
+from meshgate.doctor import checks as module
+from meshgate.doctor.checks import Finding, check_gateway
 from meshgate.testing import NetworkProxy
 
 pytestmark = pytest.mark.usefixtures("hosts")

@@ -53,7 +53,7 @@ COMMANDS = {
     "forward": _Place("ranks:forward_port", "Make a port of a host available here, until interrupted."),
     "stacks": _Place("ranks:show_stacks", "Show the Python stacks of all processes; equal ones once."),
     "why": _Place("ranks:explain", "Show calls in flight, and what they wait for."),
-    "top": _Place("top.command:show_top", "Show calls per second, latency, CPU, memory and GPUs, live."),
+    "top": _Place("top:show_top", "Show calls per second, latency, CPU, memory and GPUs, live."),
     "ui": _Place("ui:open_page", "Show a job in the browser, live, until interrupted."),
     "doctor": _Place("doctor:diagnose", "Check the way to a job's gateway, and say what to change."),
     "call": _Place("agents.call:call_endpoint", "Call an endpoint on every rank, after edits and a reload."),

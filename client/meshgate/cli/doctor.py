@@ -11,8 +11,7 @@ from rich.console import Console
 
 from meshgate.cli.console import AsJson, Job, Namespace, emit
 from meshgate.cli.models import Result
-from meshgate.doctor.findings import Finding
-from meshgate.doctor.laptop import check_file_watches
+from meshgate.doctor.checks import Finding, check_cluster, check_file_watches, check_gateway
 from meshgate.jobs.find import find_job
 from meshgate.session.dialing import Dialer, UrlDialer
 
@@ -42,9 +41,6 @@ def diagnose(
 
 
 def _findings(job: str | None, namespace: str | None, watch: float) -> Iterator[Finding]:
-    from meshgate.doctor.cluster import check_cluster  # noqa: PLC0415 - slow to import
-    from meshgate.doctor.gateway import check_gateway  # noqa: PLC0415
-
     yield from check_file_watches()
     url = os.environ.get("MESHGATE_URL")
     if namespace is not None:

@@ -21,14 +21,13 @@ from meshgate_wire.status import JobStatus, OutputPage
 if TYPE_CHECKING:
     from meshgate.jobs.state import JobState
     from meshgate.proxies import HostMeshProxy
-    from meshgate.ranks.admin import MeshAdmin, MeshAdminConfig
-    from meshgate.ranks.editor import EditorDebugging
+    from meshgate.ranks.debug import EditorDebugging
     from meshgate.ranks.exec import Executed
     from meshgate.ranks.forward import ForwardedPort
     from meshgate.ranks.stacks import Stacks
-    from meshgate.ranks.telemetry import QueryEngineClient, Telemetry, TelemetryConfig
+    from meshgate.ranks.telemetry import MeshAdmin, MeshAdminConfig, QueryEngineClient, Telemetry, TelemetryConfig
     from meshgate.session.dialing import Dialer
-    from meshgate.transfer.pulled import Pulled
+    from meshgate.transfer.download import Pulled
 
 
 class RankAccess(ABC):
@@ -163,11 +162,11 @@ class RankAccess(ABC):
         machine to which an editor can attach. ``mesh`` names the host mesh (default: the only one). Raises JobError if
         debugpy does not start, JobNotRunning before ``state()``, and ValueError on an unknown mesh.
         """
-        from meshgate.ranks import debug, editor  # noqa: PLC0415  (few programs debug)
+        from meshgate.ranks import debug  # noqa: PLC0415  (few programs debug)
 
         hosts = self._hosts_of("debug", mesh)
         if rank is not None:
-            return editor.debug_in_editor(hosts, procs or self._only_procs(), rank)
+            return debug.debug_in_editor(hosts, procs or self._only_procs(), rank)
         with debug.debugging(hosts) as debugger:
             debug.run_console(debugger, input, lambda text: print(text, end="", flush=True))  # noqa: T201
         return None
@@ -198,7 +197,7 @@ class RankAccess(ABC):
     def enable_admin(self, config: MeshAdminConfig | None = None, **kwargs: Any) -> Self:
         """The next ``state()`` starts Monarch's admin server on the first host, and has its address on this machine as
         ``admin_url``. Returns the job. ``kwargs`` are those of ``MeshAdminConfig``, if there is no ``config``."""
-        from meshgate.ranks.admin import MeshAdmin, MeshAdminConfig  # noqa: PLC0415  (few programs ask)
+        from meshgate.ranks.telemetry import MeshAdmin, MeshAdminConfig  # noqa: PLC0415  (few programs ask)
 
         self._admin = MeshAdmin(_config(MeshAdminConfig, config, kwargs))
         return self

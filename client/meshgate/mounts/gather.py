@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshgate.errors import MeshgateError, PullFailed
-from meshgate.mounts.targets import meshes_of, single_hosts
-from meshgate.transfer.download import Download
-from meshgate.transfer.host_files import HostFiles
+from meshgate.mounts.remote import meshes_of, single_hosts
+from meshgate.transfer.download import Download, HostFiles, Pulled
 from meshgate.transfer.on_host import FileReader
-from meshgate.transfer.pulled import Pulled
 
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy

@@ -7,7 +7,7 @@ it is: only what changed is sent, and the hosts pass it on to each other.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from meshgate.code_sync.project import Tree
 from meshgate.code_sync.push import CodeSync
 from meshgate.errors import JobError
 from meshgate.mounts.on_host import Mounter, identity
-from meshgate.mounts.targets import meshes_of, single_hosts
 from meshgate_sync.errors import TreeTooLarge
 from meshgate_sync.tree.scan import Scanner
 from meshgate_sync.tree.stat_cache import StatCache
@@ -24,6 +23,7 @@ from meshgate_sync.tree.stat_cache import StatCache
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
     from meshgate.proxies.client import Client
+
 
 TIMEOUT = 60.0  # seconds that hosts may take to make links
 
@@ -153,3 +153,20 @@ def _problems(calls: list[Any]) -> list[str]:
     """What the hosts report to these calls of ``Mounter``, with their names. Raises TimeoutError."""
     results = [result for call in calls for result in call.get(timeout=TIMEOUT).values()]
     return [f"{host}: {problem}" for host, problem in results if problem]
+
+
+def single_hosts(mesh: Any) -> list[tuple[Any, str]]:
+    """Each host of ``mesh``, or what runs there, with what ``$SUBDIR`` stands for on it, as in Monarch: nothing if
+    ``mesh`` is one host without a dimension."""
+    if not mesh.sizes:
+        return [(mesh, "")]
+    return [(mesh.slice(hosts=slice(rank, rank + 1)), f"hosts_{rank}") for rank in range(len(mesh))]
+
+
+def meshes_of(method: str, wanted: Sequence[str] | None, meshes: Collection[str]) -> list[str]:
+    """``wanted``, or all of the job's ``meshes``. Raises ValueError if the job does not have one."""
+    unknown = [] if wanted is None else [name for name in wanted if name not in meshes]
+    if unknown:
+        names = ", ".join(sorted(meshes))
+        raise ValueError(f"{method}(meshes={list(wanted or ())!r}): unknown mesh {unknown[0]!r}; the job has {names}")
+    return list(meshes if wanted is None else wanted)

@@ -20,8 +20,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshgate.ranks.guard import start_guard  # sent along
-from meshgate.ranks.marks import find_marks, siblings  # sent along
+from meshgate.ranks.processes import (  # sent along
+    find_marks,
+    siblings,
+    start_guard,  # sent along
+)
 from meshgate.ranks.streams import WINDOW, Event, Hub  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 
@@ -214,3 +217,17 @@ def _taken(pipe: Any) -> int:
 
 def _set_size(terminal: int, rows: int, columns: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+class AdminStarter(Actor, metaclass=SentAsSource):
+    @endpoint
+    def start(self, meshes: Any, address: str) -> tuple[str, str]:
+        """Starts the server, which ends with this process. Returns its URL on this host, or what went wrong."""
+        from monarch._src.actor.host_mesh import _spawn_admin  # noqa: PLC0415 - only on hosts
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # it prints URLs that do not work on the laptop
+        try:
+            url, _ = _spawn_admin(meshes, admin_addr=address).get()
+        except Exception as error:  # noqa: BLE001 - reported to the laptop
+            return "", str(error)
+        return str(url), ""

@@ -14,7 +14,7 @@ import signal
 import time
 from typing import Any
 
-from meshgate.ranks.marks import find_marks, siblings  # sent along
+from meshgate.ranks.processes import find_marks, siblings  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 
 MARK = "meshgate-stacks"

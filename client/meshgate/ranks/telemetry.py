@@ -1,4 +1,4 @@
-"""Monarch's telemetry on this machine: SQL queries, and its dashboard.
+"""Monarch's telemetry and admin server on this machine: SQL queries, the dashboard, and the topology of the meshes.
 
 The session's engine collects and answers; this module sends it the requests, through the session, and serves them on
 loopback of this machine for a browser and for Monarch's own tools. The address has a secret in its path, because
@@ -12,25 +12,32 @@ import http.server
 import json
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from typing_extensions import override
 
 from meshgate.errors import JobError, JobUnsupported, MeshgateError
-from meshgate.ranks.local_peer import may_connect
+from meshgate.ranks.forward import ForwardedPort, forward
+from meshgate.ranks.on_host import AdminStarter
+from meshgate.ranks.streams import may_connect
 from meshgate.session.pending_calls import PendingAck, PendingValue
 from meshgate.session.session import CONTROL_STREAM
 from meshgate_wire.messages import CollectTelemetry
 from meshgate_wire.messages import TelemetryRequest as Request
 
 if TYPE_CHECKING:
+    from meshgate.proxies import HostMeshProxy
     from meshgate.proxies.client import Client
+
 
 OK = 200
 MAX_BODY = 1 << 20  # bytes of a request
 IDLE_TIMEOUT = 60.0  # seconds that a connection may take for its request
+START_TIMEOUT = 60.0  # seconds
+LOOPBACK = ("127.0.0.1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,3 +241,57 @@ class DashboardHandler(http.server.BaseHTTPRequestHandler):
     @override
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged."""
+
+
+# It runs in a process of the first host, where it is next to what it inspects, and its port is forwarded to this
+# machine.
+
+
+@dataclass(frozen=True, slots=True)
+class MeshAdminConfig:
+    """``admin_addr``: the address on the first host, ``127.0.0.1:PORT``; by default a free port."""
+
+    admin_addr: str | None = None
+
+    def __post_init__(self) -> None:
+        host, _, port = (self.admin_addr or "127.0.0.1:0").rpartition(":")
+        if host not in LOOPBACK or not port.isdecimal():
+            raise ValueError(
+                f"admin_addr={self.admin_addr!r}: expected 127.0.0.1:PORT. The admin server has no password, so it "
+                "listens on loopback of the first host only; state().admin_url is its address on this machine"
+            )
+
+
+class MeshAdmin:
+    """The admin server of one job's sessions, one at a time."""
+
+    def __init__(self, config: MeshAdminConfig) -> None:
+        self._config = config
+        self._forwarded: ForwardedPort | None = None
+        self._client: object = None
+        self._url = ""
+
+    def url(self, meshes: Mapping[str, HostMeshProxy]) -> str:
+        """The server's address on this machine. Starts it if this session has none. Raises JobError."""
+        first = next(iter(meshes.values()))
+        if self._client is not first._client or (self._forwarded is not None and self._forwarded.error is not None):
+            self.close()
+            self._start(first.slice(hosts=slice(0, 1)), list(meshes.values()))
+            self._client = first._client
+        return self._url
+
+    def close(self) -> None:
+        """Ends the forwarding; the server ends with the session."""
+        if self._forwarded is not None:
+            self._forwarded.close()
+        self._forwarded = self._client = None
+
+    def _start(self, host: HostMeshProxy, meshes: list[HostMeshProxy]) -> None:
+        starter: Any = host.spawn_procs(name="admin").spawn("admin", AdminStarter)
+        address = self._config.admin_addr or "127.0.0.1:0"
+        url, problem = starter.start.call_one(meshes, address).get(timeout=START_TIMEOUT)
+        if problem:
+            raise JobError(f"Monarch's admin server does not start on {address} of the first host: {problem}")
+        served = urlsplit(url)
+        self._forwarded = forward(host, served.port or 0, 0, local_port=None, reverse=False)
+        self._url = f"{served.scheme}://127.0.0.1:{self._forwarded.port}"

@@ -13,6 +13,7 @@ raises ``UnpicklableArgument`` before anything is sent.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import io
 import operator
@@ -46,7 +47,6 @@ from meshgate.serialization.code_as_source import (
     same_python,
 )
 from meshgate.serialization.stale_source import current_class, source_text
-from meshgate.serialization.tensors import reduce_tensor
 from meshgate.serialization.unpicklable import UnpicklablePart, find_unpicklable_part
 from meshgate.serialization.worker_expressions import (
     WORKER_NAMES,
@@ -82,6 +82,7 @@ _LOCAL_OBJECT = (
     "this {name} belongs to a Monarch on this machine, which the job's actors cannot reach. Nothing was sent. Import "
     "Channel from meshgate instead of monarch.actor, and use meshes of the job"
 )
+MIN_BYTES = 4096  # below this, torch's own pickling is as fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,3 +383,40 @@ _RULES: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     telemetry.Instrument: lambda made: (operator.methodcaller(made.kind, made.name), (telemetry.Meter(),)),
     telemetry.Meter: lambda meter: (monarch_object("get_meter"), ()),
 }
+
+
+# This applies to plain CPU tensors without gradients; torch pickles all others, such as nested tensors and expanded
+# views. This module does not import torch: a tensor exists only if torch has been imported.
+
+
+def reduce_tensor(value: Any) -> tuple[Any, ...] | None:
+    """A pickle reduction that needs only torch to rebuild ``value``, or None if torch must pickle it.
+
+    Tensors that share memory no longer share it when they arrive, as a slice is sent without the rest of its tensor.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or type(value) is not torch.Tensor or not _plain(torch, value):
+        return None
+    nbytes = value.numel() * value.element_size()
+    if not MIN_BYTES <= nbytes <= value.untyped_storage().nbytes():  # larger than its memory: an expanded view
+        return None
+    value = value.contiguous()
+    if not value.data_ptr():  # a tensor of zeros that autograd made without memory
+        return None
+    memory = (ctypes.c_char * nbytes).from_address(value.data_ptr())
+    memory.tensor = value  # keeps the memory alive while the pickler copies it
+    flat = WorkerExpression(functools.partial(torch.frombuffer, dtype=value.dtype), pickle.PickleBuffer(memory))
+    return reduce_to_call(operator.methodcaller("reshape", tuple(value.shape)), flat)
+
+
+def _plain(torch: Any, value: Any) -> bool:
+    return bool(
+        value.device.type == "cpu"
+        and value.layout is torch.strided
+        and not value.is_nested
+        and not value.requires_grad
+        and not value.is_quantized
+        and not value.is_conj()
+        and not value.is_neg()
+        and not value.__dict__
+    )

@@ -7,8 +7,8 @@ which names the module. Exceptions can always be read: a stand-in replaces one w
 Monarch pickles some of its functions by value. They are recognized by name, so that meshes and ports can be read
 whatever Python version the workers run.
 
-A worker can make the laptop run code while it unpickles a result. With ``data_only`` it cannot: names other than those
-of ``data_types`` raise ``UnreadableResult``, and neither functions nor classes arrive by value.
+A worker can make the laptop run code while it unpickles a result. With ``data_only`` it cannot: names for which
+``is_data_type`` is false raise ``UnreadableResult``, and neither functions nor classes arrive by value.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ import cloudpickle.cloudpickle as by_value
 
 from meshgate.actors.api import MonarchActorError
 from meshgate.errors import ActorError, UnreadableResult
-from meshgate.serialization.data_types import is_data_type
-from meshgate.serialization.exception_standins import ExceptionStandIn, stand_in_for
 from meshgate.serialization.monarch_names import (
     AS_DATA,
     LOCAL_EQUIVALENTS,
+    ExceptionStandIn,
     PortAddress,
+    is_data_type,
+    is_of_workers,
+    stand_in_for,
     unavailable_type,
+    worker_object_type,
 )
-from meshgate.serialization.worker_objects import is_of_workers, worker_object_type
 from meshgate.shapes.shape import Region, Shape
 from meshgate_wire import Fragments, FragmentsFile
 

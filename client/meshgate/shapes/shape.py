@@ -10,18 +10,20 @@ error that is both Monarch's ``ValueError`` and the ``KeyError`` of a mapping.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from meshgate.monarch_classes import monarch_api
-from meshgate.shapes.bincode import Reader
 from meshgate.shapes.ndslice import Slice, labels_of, unsigned, unsigned_list
 from meshgate_wire import messages
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+
 _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r", "\0": "\\0", '"': '\\"', "\\": "\\\\"}
+_INTEGER = struct.Struct("<Q")
 
 
 def _quoted(text: str) -> str:
@@ -359,3 +361,38 @@ _builtin_slice = slice
 
 def _without(values: list[Any], position: int) -> list[Any]:
     return values[:position] + values[position + 1 :]
+
+
+# Results of endpoints contain these bytes: a ``Point``, a ``ValueMesh``, or the region of a mesh. The format is
+# little-endian: an unsigned integer has eight bytes, a list its length and its items, a string its length and its
+# UTF-8.
+
+
+class Reader:
+    """Decodes values one after the other. Raises ``ValueError`` if the data is truncated or has trailing bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._position = 0
+
+    def _take(self, size: int) -> bytes:
+        piece = self._data[self._position : self._position + size]
+        if len(piece) != size:
+            raise ValueError(f"truncated data: {size - len(piece)} bytes are missing")
+        self._position += size
+        return piece
+
+    def integer(self) -> int:
+        return int(_INTEGER.unpack(self._take(_INTEGER.size))[0])
+
+    def integers(self) -> list[int]:
+        count = self.integer()
+        return list(struct.unpack(f"<{count}Q", self._take(count * _INTEGER.size)))
+
+    def strings(self) -> list[str]:
+        return [self._take(self.integer()).decode() for _ in range(self.integer())]
+
+    def end(self) -> None:
+        """Checks that nothing is left."""
+        if self._position != len(self._data):
+            raise ValueError(f"{len(self._data) - self._position} trailing bytes")

@@ -13,8 +13,7 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from meshgate.shapes.shape import Extent, Point, Region
-from meshgate.testing.fake_process import FakeProcess, Message, unpickle
-from meshgate.testing.pending_call import FakeMesh, PendingCall
+from meshgate.testing.fake_process import FakeMesh, FakeProcess, Message, PendingCall, unpickle
 from meshgate.testing.wire_server import ServerSession, WireServer
 from meshgate_wire import Fragments
 from meshgate_wire.messages import (

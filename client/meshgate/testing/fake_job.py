@@ -17,7 +17,7 @@ from meshgate.testing.fake_cluster import FakeGateway
 if TYPE_CHECKING:
     from meshgate.code_sync.push import SyncReport
     from meshgate.proxies import ProcMeshProxy
-    from meshgate.transfer.pulled import Pulled
+    from meshgate.transfer.download import Pulled
 
 
 class FakeJob(JobTrait):

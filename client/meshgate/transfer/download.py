@@ -1,25 +1,205 @@
-"""Downloads the listed files of one host into a destination, with several reads in flight."""
+"""Downloads the files of one host into a destination, with several reads in flight.
+
+A file is ``<name>.part`` until it is complete, then it is renamed to ``<name>``.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import json
 import os
 import posixpath
 import shutil
+import stat
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from meshgate.errors import PullFailed
+from meshgate.errors import PullFailed, StepFailedError, SupervisionError
 from meshgate.session.futures import FutureProxy
 from meshgate.transfer.destination import Destination, UnsafePath
-from meshgate.transfer.host_files import CHANGED_SINCE, Entry, Source, read_error, result_of
-from meshgate.transfer.partial_file import PartialFile
-from meshgate.transfer.pulled import Pulled
 
 IN_FLIGHT = 16  # reads
+CHANGED_SINCE = frozenset({"absent", "changed"})
+"""The kinds of failures of a file that was replaced, shortened or removed since it was listed."""
+CHUNK = 1 << 20
+RECORD_INTERVAL = 32 << 20  # bytes between two updates of the record
+
+
+# ``<name>.part.json`` records which file the part belongs to, its length and its digest, so that the next pull
+# resumes there.
+
+
+class PartialFile:
+    """One file being pulled. ``have`` is the number of bytes that are here."""
+
+    @classmethod
+    def open(cls, entry: Entry, destination: Destination, name: str) -> PartialFile | None:
+        """None if the complete file is already here, with its size and time."""
+        found = destination.stat(name)
+        known = found is not None and (stat.S_ISREG(found.st_mode), found.st_size, found.st_mtime_ns)
+        if known == (True, entry.size, entry.mtime):
+            return None
+        return cls(entry, destination, name)
+
+    def __init__(self, entry: Entry, destination: Destination, name: str) -> None:
+        self.entry = entry
+        self.path = destination.full_path(name)
+        self._destination, self._name = destination, name
+        self._part, self._record = f"{name}.part", f"{name}.part.json"
+        self._file: int = -1
+        self._digest = hashlib.sha256()
+        self._recorded = 0
+        self.have = self._resume()
+
+    def missing_ranges(self) -> Iterator[tuple[int, int]]:
+        """The missing (offset, length) ranges; one of length 0 if no bytes are missing."""
+        if self.have == self.entry.size:
+            yield self.have, 0
+        for offset in range(self.have, self.entry.size, CHUNK):
+            yield offset, min(CHUNK, self.entry.size - offset)
+
+    def write(self, data: bytes) -> None:
+        """Appends the next bytes. After the last, the file gets its name, time and mode."""
+        if self._file < 0:
+            self._file = (
+                self._destination.open(self._part, write=True) if self.have else self._destination.create(self._part)
+            )
+            os.ftruncate(self._file, self.have)
+            os.lseek(self._file, self.have, os.SEEK_SET)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._file, view) :]
+        self._digest.update(data)
+        self.have += len(data)
+        if self.have == self.entry.size:
+            self._finish()
+        elif self.have - self._recorded >= RECORD_INTERVAL:
+            self._write_record()
+
+    def close(self) -> None:
+        """Closes an incomplete file so that the next pull can resume it."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+            with contextlib.suppress(OSError):
+                self._write_record()
+
+    def discard(self) -> None:
+        """Deletes the part, because the file on the host has changed."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        self.have = 0
+        for name in (self._part, self._record):
+            with contextlib.suppress(FileNotFoundError):
+                self._destination.unlink(name)
+
+    def _finish(self) -> None:
+        os.fchmod(self._file, self.entry.mode & 0o777)
+        os.utime(self._file, ns=(time.time_ns(), self.entry.mtime))
+        os.close(self._file)
+        self._file = -1
+        self._destination.replace(self._part, self._name)
+        with contextlib.suppress(FileNotFoundError):
+            self._destination.unlink(self._record)
+
+    def _write_record(self) -> None:
+        self._recorded = self.have
+        record = {"size": self.entry.size, "mtime": self.entry.mtime, "have": self.have}
+        with os.fdopen(self._destination.create(f"{self._record}.new"), "w", encoding="utf-8") as file:
+            json.dump({**record, "sha256": self._digest.hexdigest()}, file)
+        self._destination.replace(f"{self._record}.new", self._record)
+
+    def _resume(self) -> int:
+        """The number of bytes of an earlier part that can be used: all that match the record's digest, or 0."""
+        try:
+            with os.fdopen(self._destination.open(self._record), encoding="utf-8") as file:
+                record = json.load(file)
+            if (record["size"], record["mtime"]) != (self.entry.size, self.entry.mtime):
+                return 0
+            remaining = have = int(record["have"])
+            digest = hashlib.sha256()
+            with os.fdopen(self._destination.open(self._part), "rb") as part:
+                while remaining and (data := part.read(min(remaining, CHUNK))):
+                    digest.update(data)
+                    remaining -= len(data)
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return 0
+        if remaining or digest.hexdigest() != record["sha256"]:
+            return 0
+        self._digest = digest
+        return have
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row of a listing. ``name`` is relative to the pulled directory; it is empty for a file pulled by itself."""
+
+    name: str
+    kind: str
+    size: int
+    mtime: int
+    mode: int
+    target: str
+
+
+class Source(Protocol):
+    """The files of one host."""
+
+    host: str
+
+    def listing(self) -> list[Entry]: ...
+
+    def read(self, entry: Entry, offset: int, length: int) -> FutureProxy[Any]: ...
+
+
+class HostFiles:
+    """The files below ``remote``, read by a ``FileReader`` on the host. With ``growing``, files may grow while they are
+    read, and are read up to the size that they had."""
+
+    def __init__(self, reader: Any, remote: str, *, growing: bool = False) -> None:
+        self._reader = reader
+        self._remote = remote
+        self._growing = growing
+        self.host = ""
+
+    def listing(self) -> list[Entry]:
+        self.host, rows = result_of(self._reader.listing.call_one(self._remote), self.host, self._remote)
+        if isinstance(rows, tuple):
+            raise read_error(rows, self.host, self._remote)
+        return [Entry(*row) for row in rows]
+
+    def read(self, entry: Entry, offset: int, length: int) -> FutureProxy[Any]:
+        size = -1 if self._growing else entry.size
+        future: FutureProxy[Any] = self._reader.read.call_one(
+            self._remote, entry.name, offset, length, size, entry.mtime
+        )
+        return future
+
+
+def result_of(future: FutureProxy[Any], host: str, path: str) -> Any:
+    """The host's result. Raises PullFailed if the host is lost."""
+    try:
+        return future.get()
+    except (StepFailedError, SupervisionError) as error:
+        raise PullFailed(f"cannot read {path}: {error}", host=host, path=path) from error
+
+
+def read_error(failure: tuple[str, str], host: str, path: str) -> PullFailed:
+    """The error for a host's (kind, text)."""
+    kind, text = failure
+    messages = {
+        "absent": f"{path} does not exist on {host}",
+        "forbidden": f"the worker process on {host} may not read {path} ({text})",
+        "changed": f"{path} changed on {host} while it was being read; pull it again once it is complete",
+    }
+    message = messages.get(kind, f"cannot read {path} on {host}: {text}")
+    return PullFailed(message, host=host, path=path, absent=kind == "absent")
 
 
 @dataclass(slots=True)
@@ -147,3 +327,22 @@ class Download:
             else:
                 message = f"cannot write {target} on this machine: {error.strerror}"
             raise PullFailed(message, path=str(target)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The number and total ``size`` of the pulled files, the bytes that were transferred, and the names that were left
+    out: special files, links that lead out of the directory, and files that were removed meanwhile."""
+
+    files: int = 0
+    size: int = 0
+    travelled: int = 0
+    left_out: tuple[str, ...] = ()
+
+    def __add__(self, other: Pulled) -> Pulled:
+        return Pulled(
+            self.files + other.files,
+            self.size + other.size,
+            self.travelled + other.travelled,
+            self.left_out + other.left_out,
+        )

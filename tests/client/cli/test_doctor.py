@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from meshgate.cli import doctor
 from meshgate.cli.app import app
-from meshgate.doctor.findings import Finding, problem
+from meshgate.doctor.checks import Finding, problem
 
 OK = Finding(check="gateway", outcome="ok", text="answers")
 BAD = problem("websocket", "no [upgrade]", "let the ingress forward websockets")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from meshgate.cli import files
 from meshgate.cli.app import app
 from meshgate.code_sync.push import SyncReport
-from meshgate.transfer.pulled import Pulled
+from meshgate.transfer.download import Pulled
 
 
 class Job:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshgate.errors import JobError
-from meshgate.mounts.remote import RemoteMount, RemoteMounts
+from meshgate.mounts.remote import RemoteMount, RemoteMounts, meshes_of
 from meshgate_sync.tree.scan import Limits
 
 
@@ -60,3 +60,13 @@ def test_a_directory_that_is_too_large_is_refused_before_anything_is_sent(
     with pytest.raises(JobError, match=r"remote_mount\(.*/data'\): it has 0 MB, the limit is 0 MB; mount a part of it"):
         mounts.apply({}, lambda: pytest.fail("connected"))
     assert os.listdir(source)
+
+
+def test_without_names_a_mount_is_for_all_meshes() -> None:
+    assert meshes_of("remote_mount", None, {"a": 1, "b": 1}) == ["a", "b"]
+    assert meshes_of("remote_mount", ["b"], {"a": 1, "b": 1}) == ["b"]
+
+
+def test_an_unknown_mesh_is_named_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"gather_mount\(meshes=\['c'\]\): unknown mesh 'c'; the job has a, b"):
+        meshes_of("gather_mount", ["c"], {"b": 1, "a": 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -11,8 +12,11 @@ from typing import Any
 import pytest
 
 from meshgate.ranks import on_host
-from meshgate.ranks.on_host import PROCESS, STDERR, STDIN, STDOUT, StreamReader, StreamWriter
+from meshgate.ranks.on_host import PROCESS, STDERR, STDIN, STDOUT, AdminStarter, StreamReader, StreamWriter
 from meshgate.ranks.streams import Event, Hub
+from meshgate.session.futures import FutureProxy
+
+host_mesh: Any = pytest.importorskip("monarch._src.actor.host_mesh")
 
 
 @pytest.fixture
@@ -120,3 +124,25 @@ def test_ports_are_forwarded_to_and_from_loopback(writer: Any) -> None:
     port = do(writer, "listen", 2, 0)
     assert isinstance(port, int)
     assert "Address already in use" in do(writer, "listen", 4, port)
+
+
+@pytest.fixture
+def stdout() -> Iterator[None]:
+    """The actor silences its process, which is the test's."""
+    kept = os.dup(1)
+    yield
+    os.dup2(kept, 1)
+    os.close(kept)
+
+
+@pytest.mark.usefixtures("stdout")
+def test_it_returns_the_url_or_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spawn_admin(meshes: Any, admin_addr: str) -> FutureProxy[Any]:
+        if admin_addr.endswith(":80"):
+            return FutureProxy.failed(RuntimeError("permission denied"))
+        return FutureProxy.resolved((f"http://{admin_addr}", "reference"))
+
+    monkeypatch.setattr(host_mesh, "_spawn_admin", spawn_admin)
+    start = AdminStarter.start._method
+    assert start(AdminStarter(), [], "localhost:5678") == ("http://localhost:5678", "")
+    assert start(AdminStarter(), [], "localhost:80") == ("", "permission denied")

@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from monarch._src.actor.actor_mesh import ActorError as TheirActorError
 
 from meshgate.errors import ActorError, MeshgateError, UnreadableResult
-from meshgate.serialization.exception_standins import ExceptionStandIn
+from meshgate.serialization.monarch_names import ExceptionStandIn
 from meshgate.serialization.pickling import dump_class
 from meshgate.serialization.unpickling import MeshHandle, ReadingRules, loads, loads_exception
 from meshgate.shapes.shape import Extent, Point, Region, Shape

@@ -11,10 +11,7 @@ import pytest
 
 from meshgate import PullFailed
 from meshgate.session.futures import FutureProxy
-from meshgate.transfer.download import Download
-from meshgate.transfer.host_files import Entry
-from meshgate.transfer.partial_file import CHUNK
-from meshgate.transfer.pulled import Pulled
+from meshgate.transfer.download import CHUNK, Download, Entry, Pulled
 
 BIG = os.urandom(CHUNK * 40 + 17)
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from meshgate import PullFailed
-from meshgate.transfer.download import Download
-from meshgate.transfer.host_files import Entry
-from meshgate.transfer.partial_file import CHUNK
-from meshgate.transfer.pulled import Pulled
+from meshgate import PullFailed, SupervisionError
+from meshgate.session.futures import FutureProxy
+from meshgate.transfer.destination import Destination
+from meshgate.transfer.download import (
+    CHUNK,
+    RECORD_INTERVAL,
+    Download,
+    Entry,
+    HostFiles,
+    PartialFile,
+    Pulled,
+    read_error,
+    result_of,
+)
 from tests.client.transfer.fake_host import (
     BIG,
     FakeHost,
@@ -193,3 +205,113 @@ def test_a_file_that_is_removed_meanwhile_is_left_out(tmp_path: Path) -> None:
     pulled = download(host, tmp_path)
     assert (pulled.files, pulled.size, pulled.left_out) == (2, 2, ("big",))
     assert contents(tmp_path) == {"a": b"1", "z": b"2"}
+
+
+def host_files(listing: Any) -> HostFiles:
+    call_one = lambda path: FutureProxy.resolved(listing)  # noqa: E731
+    return HostFiles(SimpleNamespace(listing=SimpleNamespace(call_one=call_one)), "/remote")
+
+
+def test_a_listing_names_its_host() -> None:
+    files = host_files(("host-1", [("a", "file", 1, 5, 0o644, "")]))
+    assert files.listing() == [Entry("a", "file", 1, 5, 0o644, "")]
+    assert files.host == "host-1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("absent", "/remote does not exist on host-1"),
+        ("forbidden", r"the worker process on host-1 may not read /remote \(text\)"),
+        ("changed", "/remote changed on host-1 while it was being read; pull it again once it is complete"),
+        ("failed", "cannot read /remote on host-1: text"),
+    ],
+)
+def test_an_error_of_a_host_names_host_and_path(kind: str, message: str) -> None:
+    with pytest.raises(PullFailed, match=message) as raised:
+        host_files(("host-1", (kind, "text"))).listing()
+    assert (raised.value.host, raised.value.path) == ("host-1", "/remote")
+    assert str(read_error((kind, "text"), "host-1", "/remote")) == str(raised.value)
+
+
+def test_a_lost_host_is_a_failed_pull() -> None:
+    class Lost:
+        def get(self) -> None:
+            raise SupervisionError("workers-1 died")
+
+    with pytest.raises(PullFailed, match="cannot read /remote: workers-1 died"):
+        result_of(Lost(), "host-1", "/remote")  # type: ignore[arg-type]
+
+
+def test_an_interrupted_file_resumes_where_it_stopped(tmp_path: Path) -> None:
+    host = interrupt_download(tmp_path)
+    assert not (tmp_path / "big").exists()
+    assert download(host, tmp_path).travelled == len(BIG) - 30 * CHUNK
+    assert host.reads[0] == ("big", 30 * CHUNK)
+    assert contents(tmp_path) == {"big": BIG}
+
+
+def test_a_damaged_part_is_read_from_its_start(tmp_path: Path) -> None:
+    host = interrupt_download(tmp_path)
+    with (tmp_path / "big.part").open("r+b") as part:
+        part.seek(1000)
+        part.write(b"damage")
+    download(host, tmp_path)
+    assert host.reads[0] == ("big", 0)
+    assert contents(tmp_path) == {"big": BIG}
+
+
+def test_bytes_after_the_end_of_the_file_are_dropped(tmp_path: Path) -> None:
+    host = interrupt_download(tmp_path)
+    with (tmp_path / "big.part").open("ab") as part:
+        part.write(bytes(len(BIG)))
+    download(host, tmp_path)
+    assert host.reads[0] == ("big", 30 * CHUNK)
+    assert contents(tmp_path) == {"big": BIG}
+
+
+def test_a_part_of_another_version_of_the_file_is_read_from_its_start(tmp_path: Path) -> None:
+    host = interrupt_download(tmp_path)
+    host.entries = [Entry("big", "file", len(BIG), 6, 0o644, "")]
+    download(host, tmp_path)
+    assert host.reads[0] == ("big", 0)
+
+
+def test_a_damaged_record_is_ignored(tmp_path: Path) -> None:
+    host = interrupt_download(tmp_path)
+    (tmp_path / "big.part.json").write_text('{"size": ')
+    download(host, tmp_path)
+    assert host.reads[0] == ("big", 0)
+
+
+def test_a_killed_pull_resumes_at_the_last_record(tmp_path: Path) -> None:
+    size = RECORD_INTERVAL + 3 * CHUNK
+    entry = Entry("a", "file", size, 5, 0o644, "")
+    with Destination(str(tmp_path)) as destination:
+        killed = PartialFile.open(entry, destination, "a")
+        assert killed is not None
+        for _ in range(RECORD_INTERVAL // CHUNK + 1):
+            killed.write(bytes(CHUNK))
+        resumed = PartialFile.open(entry, destination, "a")  # without close(), as after a kill
+        assert resumed is not None
+        assert resumed.have == RECORD_INTERVAL
+        assert next(resumed.missing_ranges()) == (RECORD_INTERVAL, CHUNK)
+        killed.close()
+
+
+def test_a_full_disk_leaves_a_part_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = FakeHost({"big": BIG})
+    write, remaining = os.write, [33]
+
+    def fill_up(handle: int, data: Any) -> int:
+        remaining[0] -= 1
+        if remaining[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(handle, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", fill_up)
+        with pytest.raises(PullFailed, match=r"no space left .* pull again to resume"):
+            download(host, tmp_path)
+    assert download(host, tmp_path).travelled == len(BIG) - 33 * CHUNK
+    assert contents(tmp_path) == {"big": BIG}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from meshgate.transfer.pull import pull
+from meshgate.transfer.download import Pulled
+from meshgate.transfer.pull import PullProgress, pull
 
 HOSTS: Any = [0, 1]
 
@@ -21,3 +23,28 @@ def test_an_empty_remote_path_does_not_pull_the_working_directory(tmp_path: Path
 def test_unknown_ranks_are_rejected(tmp_path: Path, ranks: Any) -> None:
     with pytest.raises(ValueError, match="the mesh has ranks 0 to 1"):
         pull(HOSTS, "/remote", tmp_path, ranks)
+
+
+@pytest.mark.parametrize("mode", ["auto", "plain"])
+def test_one_line_is_printed_without_a_terminal(
+    mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MESHGATE_PROGRESS", mode)
+    monkeypatch.setattr("meshgate.transfer.pull.time", SimpleNamespace(monotonic=iter((100.0, 102.5)).__next__))
+    with PullProgress("/data") as progress:
+        progress.expect(10)
+        progress.advance(10)
+        progress.done(Pulled(2, 5_000_000, 999, tuple("abcdefg")))
+    assert capsys.readouterr().err == (
+        "pulled /data: 2 files, 5.0 MB, 999 B transferred, in 2.5 s; left out, as special files, links out of the "
+        "directory and files removed meanwhile are: a, b, c, d, e and 2 more\n"
+    )
+
+
+def test_nothing_is_printed_when_progress_is_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MESHGATE_PROGRESS", "off")
+    with PullProgress("/data") as progress:
+        progress.done(Pulled(1, 1, 1))
+    assert capsys.readouterr().err == ""

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from meshgate.cli.agents.errors import error_report
+from meshgate.cli.agents.program import error_report
 from meshgate.cli.agents.run import Edits, make_edits
 from meshgate.cli.console import FAILED, AsJson, Namespace, emit
 from meshgate.cli.models import Called, ErrorReport, RankValue, Reload

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TextIO
 
 import typer
 
-from meshgate.cli.agents.edits import Edit
+from meshgate.cli.agents.run import Edit
 from meshgate_wire.version import SOFTWARE_VERSION
 
 PROTOCOL_VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")

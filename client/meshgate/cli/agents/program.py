@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from pathlib import Path
 from types import CodeType, TracebackType
 
 from meshgate.caller import theirs
-from meshgate.cli.agents.errors import error_report
-from meshgate.errors import MeshgateError
+from meshgate.cli.models import ErrorGroup, ErrorReport
+from meshgate.errors import ActorError, MeshgateError
+from meshgate.session.errors.remote_text import exception_line, readable_report
 
 BOOTSTRAP = f"exec(__import__({__name__!r}, fromlist=['prepare']).prepare(*__import__('sys').argv[1:]))"
 
@@ -33,3 +35,27 @@ def prepare(report: str, directory: str, program: str, *arguments: str) -> CodeT
     sys.path[0] = directory
     sys.modules["__main__"].__file__ = program
     return compile(Path(program).read_bytes(), program, "exec")
+
+
+def error_report(error: BaseException) -> ErrorReport:
+    """``error`` with its traceback here, and for a failed call what each group of ranks raised."""
+    here = "".join(traceback.format_exception(error)) if error.__traceback__ is not None else ""
+    if not isinstance(error, ActorError):
+        return ErrorReport(type=type(error).__name__, message=str(error), traceback=here)
+    raised = error.kinds[0].exception if error.kinds else error.exception
+    groups = [
+        ErrorGroup(
+            ranks=list(kind.ranks),
+            count=kind.count,
+            message=exception_line(kind.exception_formatted) or kind.message,
+            traceback=readable_report(kind.exception_formatted),
+        )
+        for kind in error.kinds
+    ]
+    return ErrorReport(
+        type=type(raised).__name__ if raised is not None else type(error).__name__,
+        message=str(raised) if raised is not None else error.message,
+        traceback=here,
+        endpoint=error.endpoint,
+        groups=groups,
+    )

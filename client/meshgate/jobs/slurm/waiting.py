@@ -18,7 +18,7 @@ from meshgate_slurm.messages import JobReport
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
 GATEWAY_TIMEOUT = 60.0  # seconds for which a gateway that does not answer is asked again
-SECONDS = 3.0
+INTERRUPT_WINDOW = 3.0  # seconds in which a second Ctrl-C cancels the job
 
 
 class Progress(Protocol):
@@ -137,7 +137,7 @@ def _clock(when: float) -> str:
     return time.strftime("%H:%M" if when - time.time() < 12 * 3600 else "%a %d %b, %H:%M", local)
 
 
-def second_interrupt(job_id: int, seconds: float = SECONDS) -> bool:
+def second_interrupt(job_id: int, seconds: float = INTERRUPT_WINDOW) -> bool:
     """Says what becomes of the job, and returns whether another Ctrl-C follows."""
     try:
         sys.stderr.write(

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshgate.proxies.torch_variables import HeldPort, host_name, master_address, rank_variables  # sent along
-from meshgate.ranks.guard import start_guard  # sent along
+from meshgate.ranks.processes import start_guard  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 from meshgate_sync.store.place import default_home  # sent along
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from meshgate.cli.agents.run import Edit, apply_edits
 from meshgate.cli.app import app
 
 
@@ -57,3 +58,34 @@ def test_a_program_that_takes_too_long_is_ended(run: CliRunner) -> None:
 @pytest.mark.parametrize("arguments", [[], ["nowhere.py"], ["a.py", "--code", "b"]])
 def test_one_program_is_named(run: CliRunner, arguments: list[str]) -> None:
     assert run.invoke(app, ["run", *arguments]).exit_code == 2
+
+
+def test_edits_apply_in_order_and_keep_line_ends(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_bytes(b"x = 1\r\ny = 2\r\n")
+    apply_edits(
+        [
+            Edit(file="a.py", old="x = 1", new="x = 3"),
+            Edit(file="a.py", old="x = 3", new="x = 4"),
+            Edit(file="new/b.py", new="z = 0\n"),
+        ],
+        tmp_path,
+    )
+    assert (tmp_path / "a.py").read_bytes() == b"x = 4\r\ny = 2\r\n"
+    assert (tmp_path / "new" / "b.py").read_bytes() == b"z = 0\n"
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (Edit(file="a.py", old="x", new="z"), "occurs 2 times in a.py"),
+        (Edit(file="a.py", old="q", new="z"), "occurs 0 times in a.py"),
+        (Edit(file="b.py", old="x", new="z"), "cannot read b.py"),
+        (Edit(file="../b.py", new="z"), "is outside"),
+    ],
+)
+def test_no_file_changes_if_an_edit_does_not_fit(edit: Edit, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = x\n")
+    with pytest.raises(ValueError, match=message):
+        apply_edits([Edit(file="a.py", new="changed"), edit][edit.file == "a.py" :], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.py"]
+    assert (tmp_path / "a.py").read_text() == "x = x\n"

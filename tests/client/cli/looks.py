@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from meshgate.cli.models import Top
-from meshgate.cli.top.rates import compare
-from meshgate.ranks.usage.meter import ProcessUsage, Usage
+from meshgate.cli.top import compare
+from meshgate.ranks.usage import ProcessUsage, Usage
 from meshgate_wire.status import CallCounts, CallStatus, JobStatus, MeshStatus, SessionStatus
 
 GIB = 2**30

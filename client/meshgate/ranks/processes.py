@@ -1,4 +1,5 @@
-"""Processes on this host that have marked themselves with an anonymous file (memfd). The standard library only.
+"""Processes on this host: those that have marked themselves with an anonymous file (memfd), and those that this process
+is to end with itself. The standard library only.
 
 A mark's first line is JSON that describes the process; only processes of the same user can read it, through ``/proc``.
 """
@@ -8,7 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 from typing import Any
+
+# Kills the process group $1 when its standard input is closed, which happens when this process ends in any way.
+_END_WITH_PARENT = 'read _; kill -9 -"$1" 2>/dev/null'
 
 
 def siblings() -> list[int]:
@@ -54,3 +59,14 @@ def _first_line(descriptor: int) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+# The standard library only.
+
+
+def start_guard(group: int) -> subprocess.Popen[bytes]:
+    """A process that kills the process group ``group`` when this process ends. Kill it before the group's id is free
+    for other processes."""
+    return subprocess.Popen(
+        ["/bin/sh", "-c", _END_WITH_PARENT, "guard", str(group)], stdin=subprocess.PIPE, start_new_session=True
+    )

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from meshgate.ranks.marks import find_marks, siblings
+from meshgate.ranks.processes import find_marks, siblings
+from tests.waiting import wait_for
 
-pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="marks are read through /proc")
+needs_processes = pytest.mark.skipif(not Path("/proc").is_dir(), reason="marks are read through /proc")
 
 
 MARKED = """
@@ -27,8 +28,25 @@ mark("test-mark")
 print("marked", flush=True)
 input()
 """
+GUARDED = """
+import subprocess, time
+from meshgate.ranks.processes import start_guard
+child = subprocess.Popen(["sleep", "300"], start_new_session=True)
+start_guard(child.pid)
+print(child.pid, flush=True)
+time.sleep(300)
+"""
+COMMAND = """
+import time
+from meshgate.ranks.on_host import StreamWriter
+StreamWriter.run._method(StreamWriter(), ["sh", "-c", "echo $$; exec sleep 300"], {}, None, False)
+from meshgate.ranks import on_host
+print([int(each.data) for each in on_host._hub.poll() if each.kind == "data"][0], flush=True)
+time.sleep(300)
+"""
 
 
+@needs_processes
 def test_marks_are_found_by_name_and_those_of_another_process_left_out() -> None:
     child = subprocess.Popen([sys.executable, "-c", MARKED], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdout is not None
@@ -39,12 +57,14 @@ def test_marks_are_found_by_name_and_those_of_another_process_left_out() -> None
     child.communicate(b"\n")
 
 
+@needs_processes
 def test_a_process_that_has_ended_has_no_marks() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     assert find_marks(child.pid, "test-mark") == []
 
 
+@needs_processes
 def test_siblings_are_the_other_processes_of_the_same_host(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
     child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -55,3 +75,14 @@ def test_siblings_are_the_other_processes_of_the_same_host(monkeypatch: pytest.M
     assert Path(f"/proc/{below}").exists()
     assert os.getpid() not in siblings()
     child.communicate(b"\n")
+
+
+@pytest.mark.parametrize("code", [GUARDED, COMMAND])
+def test_a_command_ends_with_the_process_that_started_it_however_that_ends(code: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.communicate()
+    wait_for(lambda: not Path(f"/proc/{child}").exists(), f"process {child} to end", timeout=60)

@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from meshgate.errors import MeshgateError
 from meshgate.ranks import OWN_MESHES
-from meshgate.ranks.usage.on_host import UsageReader
+from meshgate.ranks.usage_on_host import UsageReader
 
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy

@@ -1,6 +1,7 @@
-"""Checks of the way to a gateway: its HTTP answers, the websocket, and what the connection is like.
+"""Checks of this machine, of the way to a cluster and of the way to a gateway.
 
-The measurements use a session and a process on one host, which end with the check.
+On the way to a cluster (kubeconfig, API server, permissions) and to a gateway (HTTP, websocket, what the connection is
+like), each check needs the one before it, so the first problem ends them.
 """
 
 from __future__ import annotations
@@ -9,17 +10,40 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from meshgate.doctor.echo import Echo
-from meshgate.doctor.findings import Finding, problem
 from meshgate.errors import AuthenticationError, GatewayError, MeshgateError, VersionMismatchError
+from meshgate.jobs.kubernetes.compute import Compute
+from meshgate.jobs.kubernetes.requests import JobRequest, mesh_from_compute
 from meshgate.proxies.client import Client
 from meshgate.session.dialing import Dialer, Route
 from meshgate.session.gateway_http import get_json
 from meshgate.session.settings import ClientSettings
+from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.errors import (
+    Forbidden,
+    KubernetesError,
+    NotKubernetes,
+    Unauthenticated,
+    Unreachable,
+    UntrustedCertificate,
+)
+from meshgate_kubernetes.jobs.permissions import require_permissions
 from meshgate_wire.status import JobStatus
 
+_REMEDIES: dict[type[KubernetesError], str] = {
+    Unauthenticated: "log in to the cluster again, as you do for kubectl; then `kubectl get pods` works too",
+    Unreachable: "start the VPN or proxy that the cluster needs, and check the server's address in the kubeconfig",
+    NotKubernetes: "correct the server's address in the kubeconfig: it is that of another service",
+    UntrustedCertificate: "put the cluster's CA into the kubeconfig (certificate-authority-data); download it again",
+}
+LIMITS = Path("/proc/sys/fs/inotify")
+FEWEST_WATCHES = 65_536
+FEWEST_INSTANCES = 64
 SLOW_ROUND_TRIP = 0.25  # seconds
 SLOW_THROUGHPUT = 2.0  # MB/s
 ROUND_TRIPS = 10
@@ -36,6 +60,73 @@ _CUT = (
     "raise the limit of the ingress for websockets: proxy-read-timeout (nginx), idle_timeout (ALB), timeoutSec of the "
     "BackendConfig (GCE). Calls survive cuts, but wait for the new connection"
 )
+
+
+def check_cluster(kubeconfig: str | None, namespace: str) -> Iterator[Finding]:
+    """Whether jobs can be started in ``namespace`` of the cluster that ``kubeconfig`` (None: as kubectl) selects."""
+    try:
+        api = Api.from_kubeconfig(kubeconfig)
+    except Unauthenticated as error:
+        yield problem("kubeconfig", error, _REMEDIES[Unauthenticated])
+        return
+    except KubernetesError as error:
+        yield problem("kubeconfig", error, "set KUBECONFIG to the kubeconfig of your cluster; `kubectl config view`")
+        return
+    yield Finding(check="kubeconfig", outcome="ok", text=f"selects the API server at {api.host}")
+    try:
+        started = time.monotonic()
+        api.list_rules(namespace)
+    except KubernetesError as error:
+        remedy = next((text for kind, text in _REMEDIES.items() if isinstance(error, kind)), "ask the administrator")
+        yield problem("API server", error, remedy)
+        return
+    yield Finding(check="API server", outcome="ok", text=f"answers within {time.monotonic() - started:.2f} s")
+    yield from _check_permissions(api, namespace)
+
+
+def _check_permissions(api: Api, namespace: str) -> Iterator[Finding]:
+    request = JobRequest(namespace=namespace).with_mesh(mesh_from_compute("workers", Compute()))
+    try:
+        require_permissions(api, request.spec("doctor"), forward=True)
+    except Forbidden as error:
+        remedy = f"ask for the Kubernetes role `edit` in namespace {namespace}, or for the Role in docs/kubernetes.md"
+        yield problem("permissions", error, remedy)
+    except KubernetesError as error:
+        yield problem("permissions", error, "try again; the API server did not answer a permission review")
+    else:
+        yield Finding(check="permissions", outcome="ok", text=f"jobs can be started in namespace {namespace}")
+
+
+class Finding(BaseModel):
+    """The outcome of one check."""
+
+    model_config = ConfigDict(frozen=True)
+
+    check: str
+    outcome: Literal["ok", "problem"]
+    text: str
+    remedy: str = Field(default="", description="what to change")
+
+
+def problem(check: str, text: object, remedy: str) -> Finding:
+    return Finding(check=check, outcome="problem", text=str(text), remedy=remedy)
+
+
+def check_file_watches(limits: Path = LIMITS) -> Iterator[Finding]:
+    """Whether ``job.sync(watch=True)`` can watch a large project. Finds nothing where the kernel has no such limits."""
+    for name, fewest in (("max_user_watches", FEWEST_WATCHES), ("max_user_instances", FEWEST_INSTANCES)):
+        try:
+            limit = int((limits / name).read_text())
+        except (OSError, ValueError):  # another kernel
+            continue
+        if limit < fewest:
+            remedy = f"run `sudo sysctl fs.inotify.{name}={fewest}`, and set it in /etc/sysctl.d to keep it"
+            yield problem("file watches", f"the limit {name} is {limit}: saves may not be noticed", remedy)
+        else:
+            yield Finding(check="file watches", outcome="ok", text=f"{name} is {limit}")
+
+
+# The measurements use a session and a process on one host, which end with the check.
 
 
 class _CountingDialer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshgate.errors import GatewayLostError
-from meshgate.ranks.usage.meter import Gpu, ProcessUsage, UsageMeter
+from meshgate.ranks.usage import Gpu, ProcessUsage, UsageMeter
 from meshgate.session.futures import FutureProxy
 
 

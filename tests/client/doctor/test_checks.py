@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from meshgate.doctor.cluster import check_cluster
-from meshgate.doctor.findings import Finding
+from meshgate.doctor.checks import Finding, check_cluster, check_file_watches
 
 RULES = [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]
 
@@ -129,3 +128,16 @@ def test_a_cluster_in_order(tmp_path: Path, server: Server) -> None:
         ("API server", "ok"),
         ("permissions", "ok"),
     ]
+
+
+def test_a_low_limit_is_named_with_the_command_that_raises_it(tmp_path: Path) -> None:
+    (tmp_path / "max_user_watches").write_text("8192\n")
+    (tmp_path / "max_user_instances").write_text("128\n")
+    low, enough = check_file_watches(tmp_path)
+    assert (low.outcome, "max_user_watches is 8192" in low.text) == ("problem", True)
+    assert "sysctl fs.inotify.max_user_watches=65536" in low.remedy
+    assert enough.outcome == "ok"
+
+
+def test_other_kernels_have_no_limits(tmp_path: Path) -> None:
+    assert list(check_file_watches(tmp_path)) == []

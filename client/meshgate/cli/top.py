@@ -1,0 +1,238 @@
+"""``meshgate top``: the calls of each mesh of actors, and what each rank uses, live; it never changes the job.
+
+It looks at the job every few seconds, computes what happened since, and shows it in two tables that fit a terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from statistics import fmean
+from typing import Annotated, Literal, TypeAlias
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from meshgate.cli.console import AsJson, Job, Namespace, age_text, console, new_table
+from meshgate.cli.models import CallRate, GpuUsage, RankUsage, Top
+from meshgate.jobs.find import find_job
+from meshgate.jobs.trait import JobTrait
+from meshgate.ranks import OWN_MESHES
+from meshgate.ranks.usage import ProcessUsage, Usage, UsageMeter
+from meshgate_wire.status import CallCounts, JobStatus, MeshStatus, SessionStatus
+
+FIRST_INTERVAL = 1.0  # seconds; the first look shows something soon
+_NONE = CallCounts()
+Order: TypeAlias = Literal["rank", "cpu", "memory", "gpu"]
+_KEYS: dict[Order, Callable[[RankUsage], float]] = {
+    "rank": lambda rank: 0.0,
+    "cpu": lambda rank: -(rank.cpu or 0.0),
+    "memory": lambda rank: -rank.memory,
+    "gpu": lambda rank: -(rank.gpu or 0.0),
+}
+NARROW = 80  # columns; below, a table leaves out what matters least
+HEADS = 3  # lines of a table besides its rows: the heading, what is left out, and an empty line
+CALL_SHARE = 3  # calls get at most this part of the lines, unless the ranks need less
+
+
+def show_top(
+    job: Job = None,
+    interval: Annotated[float, typer.Option("--interval", min=0.5, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one look and exit.")] = False,
+    order: Annotated[Order, typer.Option("--sort", help="The order of the ranks.")] = "rank",
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show calls per second, latency, CPU, memory and GPUs, live.
+
+    On a pipe, prints a look below the other; with --json, one object on each line.
+    """
+    found = find_job(job, namespace)
+    with UsageMeter(found._state()._hosts) as meter:
+        looks = look(found, meter, min(interval, FIRST_INTERVAL), interval)
+        if once:
+            looks = iter([next(looks)])
+        show(looks, repr(found), once=once, order=order, as_json=as_json)
+
+
+def look(job: JobTrait, meter: UsageMeter, first: float, interval: float) -> Iterator[Top]:
+    """What happened in each interval, without end."""
+    meter.read()
+    before, since = job.status(), time.monotonic()
+    due = since + first
+    while True:
+        time.sleep(max(0.0, due - time.monotonic()))
+        usage, now, at = meter.read(), job.status(), time.monotonic()
+        yield compare(before, now, at - since, usage)
+        before, since = now, at
+        due = max(due + interval, at)
+
+
+def show(looks: Iterator[Top], title: str, *, once: bool, order: Order, as_json: bool) -> None:
+    screen = Console(highlight=False)
+    if as_json:
+        for top in looks:
+            typer.echo(top.model_dump_json(indent=2 if once else None))
+    elif once or not screen.is_terminal or screen.is_dumb_terminal:
+        plain = console()
+        for top in looks:
+            plain.print(render(top, title, width=plain.width, order=order))
+            sys.stdout.flush()
+    else:
+        with Live(console=screen, screen=True, auto_refresh=False) as live:
+            for top in looks:
+                shown = render(top, title, width=screen.width, height=screen.height, order=order)
+                live.update(shown, refresh=True)
+
+
+# Pure.
+
+
+def compare(before: JobStatus, now: JobStatus, seconds: float, usage: Usage) -> Top:
+    """What happened in the ``seconds`` between two states of a job. ``usage`` is that of its processes now."""
+    counted = {(session.session, mesh.number): mesh.calls for session, mesh in _actors(before)}
+    calls = [
+        _rate(session, mesh, counted.get((session.session, mesh.number)) or _NONE, seconds)
+        for session, mesh in _actors(now)
+    ]
+    problems = {f"session {session.session[:8]}": session.problem for session in now.sessions if session.problem}
+    return Top(
+        seconds=seconds,
+        calls=sorted(calls, key=lambda each: (each.session, each.mesh)),
+        ranks=[_rank(process, usage) for process in usage.processes],
+        gpus=[GpuUsage.model_validate(gpu) for gpu in usage.gpus],
+        problems={**problems, **usage.problems},
+    )
+
+
+def _actors(status: JobStatus) -> Iterator[tuple[SessionStatus, MeshStatus]]:
+    for session in status.sessions:
+        for mesh in session.meshes:
+            if mesh.kind == "actors" and mesh.name not in OWN_MESHES:
+                yield session, mesh
+
+
+def _rate(session: SessionStatus, mesh: MeshStatus, before: CallCounts, seconds: float) -> CallRate:
+    now = mesh.calls or _NONE
+    ended, casts = now.ended - before.ended, now.casts - before.casts
+    return CallRate(
+        session=session.session,
+        mesh=mesh.name,
+        class_name=mesh.class_name,
+        ranks=prod(mesh.sizes.values()),
+        ended=ended,
+        failed=now.failed - before.failed,
+        rate=(ended + casts) / seconds,
+        latency=(now.seconds - before.seconds) / ended if ended else None,
+        casts=casts,
+        in_flight=now.in_flight,
+        oldest=max((call.age for call in session.calls if call.mesh == mesh.name), default=None),
+    )
+
+
+def _rank(process: ProcessUsage, usage: Usage) -> RankUsage:
+    used = [gpu for gpu in usage.gpus if gpu.host == process.host and gpu.index in process.gpus]
+    busy = [gpu.utilization for gpu in used if gpu.utilization is not None]
+    memory = [gpu.memory for gpu in used if gpu.memory is not None]
+    return RankUsage(
+        mesh=process.mesh,
+        rank=process.rank,
+        host=process.host,
+        pid=process.pid,
+        cpu=process.cpu,
+        memory=process.memory,
+        gpus=process.gpus,
+        gpu=fmean(busy) if busy else None,
+        gpu_memory=process.gpu_memory if process.gpu_memory is not None else sum(memory) if memory else None,
+    )
+
+
+def render(top: Top, title: str, *, width: int, height: int | None = None, order: Order = "rank") -> RenderableType:
+    """``height``: leaves out the rows that do not fit into this number of lines; None: shows all."""
+    ranks = sorted(top.ranks, key=_KEYS[order])
+    problems = [Text(f"{name}: {problem.splitlines()[0]}") for name, problem in top.problems.items()]
+    calls_shown, ranks_shown = len(top.calls), len(ranks)
+    if height is not None:
+        free = max(2, height - 2 * HEADS - 1 - len(problems))
+        calls_shown = min(len(top.calls), max(free // CALL_SHARE, free - len(ranks)))
+        ranks_shown = min(len(ranks), free - calls_shown)
+    parts: list[RenderableType] = [Text(title, no_wrap=True, overflow="ellipsis")]
+    if top.calls:
+        parts += [_calls(top.calls[:calls_shown], wide=width >= NARROW), _rest(len(top.calls) - calls_shown, "meshes")]
+    if ranks:
+        shown = ranks[:ranks_shown]
+        parts += [_ranks(shown, top.gpus, wide=width >= NARROW), _rest(len(ranks) - ranks_shown, "ranks")]
+    if not top.calls and not ranks:
+        parts.append(Text("no session has processes"))
+    return Group(*parts, *problems)
+
+
+def _rest(count: int, what: str) -> Text:
+    return Text(f"… and {count:,} more {what}" if count > 0 else "")
+
+
+def _table(left: Sequence[str], right: Sequence[str]) -> Table:
+    table = new_table()
+    for name in left:
+        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=4)
+    for name in right:
+        table.add_column(name, no_wrap=True, justify="right")
+    return table
+
+
+def _calls(calls: Sequence[CallRate], *, wide: bool) -> Table:
+    table = _table(
+        ["ACTORS", "SESSION"] if wide else ["ACTORS"], ["CALLS/S", "LATENCY", "FAILED", "IN FLIGHT", "OLDEST"]
+    )
+    for call in calls:
+        table.add_row(
+            *((call.mesh, call.session[:8]) if wide else (call.mesh,)),
+            f"{call.rate:,.1f}" if call.rate < 100 else f"{call.rate:,.0f}",
+            _duration(call.latency),
+            Text(str(call.failed), style="red" if call.failed else ""),
+            str(call.in_flight),
+            age_text(call.oldest) if call.oldest is not None else "-",
+        )
+    return table
+
+
+def _ranks(ranks: Sequence[RankUsage], gpus: Sequence[GpuUsage], *, wide: bool) -> Table:
+    """GPU columns only if a host has GPUs."""
+    left, right = ["PROCS", "HOST"], ["RANK", "CPU", "MEMORY"]
+    if wide:
+        right.insert(1, "PID")
+    if gpus:
+        right += ["GPUS", "GPU", "GPU MEMORY"] if wide else ["GPU", "GPU MEM"]
+    table = _table(left, right)
+    for rank in ranks:
+        row = [rank.mesh, rank.host, str(rank.rank), *([str(rank.pid)] if wide else [])]
+        row += [_percent(rank.cpu), _size(rank.memory)]
+        if gpus:
+            row += [",".join(map(str, rank.gpus)) or "-"] if wide else []
+            row += [_percent(rank.gpu), _size(rank.gpu_memory)]
+        table.add_row(*row)
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return f"{value:.0f}%" if value is not None else "-"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1000:.1f}ms" if seconds < 1 else f"{seconds:.1f}s"
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return "-"
+    for unit, length in (("Gi", 2**30), ("Mi", 2**20)):
+        if size >= length:
+            return f"{size / length:.1f}{unit}" if unit == "Gi" else f"{size / length:.0f}{unit}"
+    return f"{size / 1024:.0f}Ki"

@@ -1,0 +1,123 @@
+"""``meshgate top`` of a job of this process."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from meshgate.cli import top as top_module
+from meshgate.cli.app import app
+from meshgate.cli.models import Top
+from meshgate.cli.top import Order, compare, render
+from meshgate.ranks.usage import Gpu, Usage
+from meshgate_wire.status import CallCounts, JobStatus
+from tests.client.cli.looks import GIB, process, status, top
+
+
+class Job:
+    _hosts: dict[str, Any] = {}  # noqa: RUF012
+
+    def __init__(self, *counts: CallCounts) -> None:
+        self.counts = list(counts)
+
+    def _state(self) -> Job:
+        return self
+
+    def status(self) -> JobStatus:
+        return status(self.counts.pop(0))
+
+    def __repr__(self) -> str:
+        return "the job"
+
+
+def test_the_command_prints_one_look_or_an_object_on_each_line(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top_module, "FIRST_INTERVAL", 0.0)
+    job = Job(CallCounts(), CallCounts(ended=3, seconds=0.3))
+    monkeypatch.setattr(top_module, "find_job", lambda name, namespace: job)
+    text = run.invoke(app, ["top", "--once"]).output
+    assert "trainers  abcdef01" in text
+    assert "100.0ms" in text
+    job.counts = [CallCounts(), CallCounts(ended=3, seconds=0.3)]
+    (call,) = json.loads(run.invoke(app, ["top", "--once", "--json"]).output)["calls"]
+    assert call["ended"] == 3
+    job.counts = [CallCounts(ended=count) for count in (0, 1, 3)]
+    result = run.invoke(app, ["top", "--interval", "0.5", "--json"])
+    assert [json.loads(line)["calls"][0]["ended"] for line in result.output.splitlines()] == [1, 2]
+    assert isinstance(result.exception, IndexError)  # the job of this test has no more to say
+
+
+def test_rates_are_what_happened_between_two_looks() -> None:
+    (call,) = top().calls
+    assert (call.mesh, call.ranks, call.ended, call.failed, call.casts) == ("trainers", 2, 20, 4, 8)
+    assert (call.rate, call.latency, call.in_flight, call.oldest) == (7.0, 0.025, 3, 3.0)
+
+
+def test_a_mesh_that_is_new_counts_from_its_spawn_and_an_older_gateway_reports_none() -> None:
+    (new,) = compare(status(None), status(CallCounts(ended=4, seconds=1.0)), 2.0, Usage()).calls
+    assert (new.rate, new.latency) == (2.0, 0.25)
+    (old,) = compare(status(None), status(None), 2.0, Usage()).calls
+    assert (old.rate, old.latency) == (0.0, None)
+
+
+def test_gpus_of_a_rank_are_averaged_and_its_own_memory_is_preferred() -> None:
+    gpus = [Gpu("workers-0", 0, 20, GIB, 8 * GIB), Gpu("workers-0", 1, 60, GIB, 8 * GIB)]
+    gpus.append(Gpu("workers-1", 0, 99, GIB, 8 * GIB))
+    usage = Usage([process(0, gpus=(0, 1)), process(1, gpus=(0,), gpu_memory=5), process(2)], gpus)
+    ranks = compare(status(None), status(None), 1.0, usage).ranks
+    assert [(rank.gpu, rank.gpu_memory) for rank in ranks] == [(40, 2 * GIB), (99, 5), (None, None)]
+
+
+def lines(shown: Top, width: int, height: int | None = None, order: Order = "rank") -> list[str]:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(render(shown, "the job", width=width, height=height, order=order))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_gpus_have_columns_if_a_host_has_any() -> None:
+    gpus = [Gpu("workers-1", 0, 99, GIB, 8 * GIB)]
+    usage = Usage([process(1, gpus=(0,), gpu_memory=5), process(2)], gpus)
+    text = lines(compare(status(None), status(None), 1.0, usage), 120)
+    assert text[-3:-1] == [
+        "procs  workers-1     1  101  50%   3.0Gi     0  99%         0Ki",
+        "procs  workers-2     2  102  50%   3.0Gi     -    -           -",
+    ]
+
+
+def test_a_wide_terminal_shows_everything() -> None:
+    assert [line.rstrip() for line in lines(top(problems={"workers-9": "lost\nmore"}), 100)] == [
+        "the job",
+        "ACTORS    SESSION   CALLS/S  LATENCY  FAILED  IN FLIGHT  OLDEST",
+        "trainers  abcdef01      7.0   25.0ms       4          3      3s",
+        "",
+        "PROCS  HOST       RANK  PID  CPU  MEMORY",
+        "procs  workers-0     0  100  50%   3.0Gi",
+        "procs  workers-1     1  101  50%   3.0Gi",
+        "",
+        "workers-9: lost",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 79])
+def test_a_narrow_terminal_keeps_the_numbers(width: int) -> None:
+    text = lines(top(), width)
+    assert max(map(len, text)) <= width
+    assert "SESSION" not in text[1]
+    assert "7.0" in text[2]
+    assert text[5].split()[-3:] == ["0", "50%", "3.0Gi"]
+
+
+def test_many_ranks_fit_the_screen_and_the_busiest_come_first_on_request() -> None:
+    usage = Usage([process(rank, cpu=float(rank), memory=rank) for rank in range(1024)])
+    shown = compare(status(None), status(None), 1.0, usage)
+    text = lines(shown, 100, height=24, order="cpu")
+    assert len(text) <= 24
+    assert "1023%" in text[5]
+    assert text[-1].strip() == "… and 1,008 more ranks"
+    assert lines(shown, 100, height=24)[5].split()[2] == "0"
+    assert len(lines(shown, 100)) > 1024
