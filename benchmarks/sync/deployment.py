@@ -43,7 +43,7 @@ class Deployment:
         """``shape``: ``fanout`` and ``stripes``, if not the defaults. Stores are created below ``top``."""
         with ExitStack() as stack:
             gateway = stack.enter_context(_Talker("benchmarks.sync.gateway", {"MESHGATE_HOME": str(top / "gateway")}))
-            serve = "meshgate_sync.distribution.serve"
+            serve = "meshgate_sync.distribution.agent"
             talkers = {f"h{number}": stack.enter_context(_Talker(serve, {})) for number in range(hosts)}
             announced = gateway.hear()
             secret = announced["secret"]

@@ -20,9 +20,8 @@ from benchmarks.sync.beside_rsync import directory
 from meshgate_sync.reload import reload as reloading
 from meshgate_sync.store.store import Store
 from meshgate_sync.tree.delta import diff, full_delta
-from meshgate_sync.tree.digest import NOTHING, piece_digest
 from meshgate_sync.tree.scan import Scanner
-from meshgate_sync.tree.tree import Directory
+from meshgate_sync.tree.tree import NOTHING, Directory, piece_digest
 
 _MODULES = (10, 100, 1000)
 _FUNCTION = (

@@ -34,7 +34,7 @@ from meshgate_sync.relay.frames import Data, Message, Offer, Want
 from meshgate_sync.relay.plan import GATEWAY, HostSlot, plan
 from meshgate_sync.relay.relay import Relay
 from meshgate_sync.relay.timeouts import Timeouts
-from meshgate_sync.tree.digest import NOTHING, piece_digest
+from meshgate_sync.tree.tree import NOTHING, piece_digest
 
 _TICK = 0.05
 _SETTLED = 0.1  # seconds until all control connections are up and the version is offered

@@ -25,13 +25,13 @@ SECRET = b"a secret of the tests"
 _SOURCES = str(Path(meshgate_sync.__file__).parent.parent)
 
 SMALL_DISK = """
-mkdir -p "$1" && mount -t tmpfs -o "size=$2" none "$1" && exec "$3" -m meshgate_sync.distribution.serve
+mkdir -p "$1" && mount -t tmpfs -o "size=$2" none "$1" && exec "$3" -m meshgate_sync.distribution.agent
 """
 """Runs a host with a private disk of a given size, which disappears with its process."""
 
 
 class HostProcess:
-    """``python -m meshgate_sync.distribution.serve``, or with ``space`` the same on a disk of that size."""
+    """``python -m meshgate_sync.distribution.agent``, or with ``space`` the same on a disk of that size."""
 
     def __init__(self, name: str, home: Path, process: asyncio.subprocess.Process, address: Address) -> None:
         self.name = name
@@ -41,7 +41,7 @@ class HostProcess:
 
     @classmethod
     async def start(cls, name: str, home: Path, *, owner: str = "driver", space: int | None = None) -> HostProcess:
-        program = [sys.executable, "-m", "meshgate_sync.distribution.serve"]
+        program = [sys.executable, "-m", "meshgate_sync.distribution.agent"]
         if space is not None:
             arguments = (SMALL_DISK, "sh", str(home), str(space), sys.executable)
             program = ["unshare", "--mount", "--map-root-user", "sh", "-c", *arguments]

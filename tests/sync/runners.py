@@ -11,8 +11,7 @@ from meshgate_sync.store.store import Store
 from meshgate_sync.transport.runner import Address, Runner
 from meshgate_sync.transport.tcp import Connection, outgoing
 from meshgate_sync.tree.delta import encode, full_delta
-from meshgate_sync.tree.digest import NOTHING
-from meshgate_sync.tree.tree import Directory
+from meshgate_sync.tree.tree import NOTHING, Directory
 from tests.sync.trees import Content
 
 SECRET = b"secret"

@@ -12,7 +12,7 @@ import pytest
 import meshgate_sync
 
 SOURCES = Path(meshgate_sync.__file__).parent
-ENTRY_POINTS = ("distribution.agent", "distribution.serve", "store.home")
+ENTRY_POINTS = ("distribution.agent", "store.home")
 
 
 def source_of(name: str) -> Path:
@@ -50,8 +50,8 @@ def test_what_a_host_runs_imports_nothing_but_the_standard_library(name: str) ->
 
 
 def test_modules_that_need_more_are_not_run_on_hosts() -> None:
-    needing_more = {"tree.scan", "tree.ignore", "tree.wildmatch", "tree.chunks"}
-    needing_more |= {"upload.compress", "upload.protocol", "upload.sender"}
+    needing_more = {"tree.scan", "tree.ignore", "tree.chunks"}
+    needing_more |= {"upload.protocol", "upload.sender"}
     assert not needing_more & set(host_modules())
 
 

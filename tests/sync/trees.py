@@ -9,8 +9,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from meshgate_sync.tree.digest import piece_digest
-from meshgate_sync.tree.tree import Directory, File, Node, Piece, Symlink, walk
+from meshgate_sync.tree.tree import Directory, File, Node, Piece, Symlink, piece_digest, walk
 
 PIECE = 16
 """Test files are cut into pieces of this many bytes, so that small ones are large."""

@@ -34,8 +34,7 @@ from meshgate_sync.relay.relay import Relay
 from meshgate_sync.store.store import Store
 from meshgate_sync.transport.disk import Disk, FinishResult
 from meshgate_sync.tree.delta import diff, encode
-from meshgate_sync.tree.digest import NOTHING, piece_digest
-from meshgate_sync.tree.tree import EMPTY, Directory
+from meshgate_sync.tree.tree import EMPTY, NOTHING, Directory, piece_digest
 from tests.sync.trees import Content
 
 TICK = 0.1

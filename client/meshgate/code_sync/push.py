@@ -25,8 +25,7 @@ from meshgate.code_sync.watcher import BusyFiles, watch
 from meshgate.errors import MeshFailure, StaleCodeError, StepFailedError, SupervisionError
 from meshgate.session.serial_thread import SerialThread
 from meshgate_sync.errors import TreeError
-from meshgate_sync.tree.scan import Limits, Scanner
-from meshgate_sync.tree.stat_cache import StatCache
+from meshgate_sync.tree.scan import Limits, Scanner, StatCache
 from meshgate_sync.tree.tree import Directory, Node
 from meshgate_sync.upload.protocol import SyncGone, SyncNeed, SyncStatus, SyncWants
 from meshgate_sync.upload.sender import Message, Sender

@@ -17,8 +17,7 @@ from meshgate.code_sync.push import CodeSync
 from meshgate.errors import JobError
 from meshgate.mounts.on_host import Mounter, identity
 from meshgate_sync.errors import TreeTooLarge
-from meshgate_sync.tree.scan import Scanner
-from meshgate_sync.tree.stat_cache import StatCache
+from meshgate_sync.tree.scan import Scanner, StatCache
 
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy

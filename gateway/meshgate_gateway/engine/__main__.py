@@ -47,7 +47,7 @@ from meshgate_gateway.engine.host_requests import HostRequests
 from meshgate_gateway.engine.monarch import releases
 from meshgate_gateway.engine.monarch.interface import Fault
 from meshgate_gateway.engine.output.output_log import OutputLog
-from meshgate_sync.distribution.debug_log import enable_debug_log
+from meshgate_sync.distribution.agent import enable_debug_log
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """A host's relay as something to start and stop: a thread with an event loop of its own.
 
-It runs inside an actor that the engine spawns on the host, or inside any other process (``serve``).
+It runs inside an actor that the engine spawns on the host, or in a process of its own (``main``).
 
 Imports nothing but the standard library.
 """
@@ -9,19 +9,39 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import json
+import logging
+import os
+import sys
 import threading
 from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from ..relay.plan import Routes
 from ..relay.timeouts import Timeouts
 from ..store.home import default_home
 from ..store.store import Store
 from ..transport.runner import Address, Runner
-from .debug_log import enable_debug_log
 
 _T = TypeVar("_T")
 _CALL_TIMEOUT = 60.0
+VARIABLE = "MESHGATE_LOG_LEVEL"
+"""The gateway's own setting of its log level."""
+
+_PACKAGE = __name__.rpartition(".distribution.")[0]  # on hosts the package may be loaded under another name
+
+
+def enable_debug_log() -> None:
+    """If the environment variable MESHGATE_LOG_LEVEL is ``debug``, logs what relays do, to stderr unless the process
+    has configured its logging. Idempotent."""
+    if os.environ.get(VARIABLE, "").lower() != "debug":
+        return
+    log = logging.getLogger(_PACKAGE)
+    log.setLevel(logging.DEBUG)
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        log.addHandler(handler)
 
 
 class HostAgent:
@@ -79,3 +99,45 @@ class HostAgent:
     def _call(self, step: Coroutine[Any, Any, _T]) -> _T:
         future: concurrent.futures.Future[_T] = asyncio.run_coroutine_threadsafe(step, self._loop)
         return future.result(_CALL_TIMEOUT)
+
+
+# A host's relay as a process of its own: ``python -m meshgate_sync.distribution.agent``.
+#
+# One JSON object a line. Standard input: first ``{"name", "secret" (hex), "owner", "home"?, "bind"?, "port"?,
+# "advertise"?}``, then ``{"routes": {"control": [...], "stripes": [[...]]}, "addresses": {name: [host, port]}}``.
+# Standard output: ``{"address": [host, port], "home": ...}``, then ``{"configured": true}``. The process ends at the
+# end of its input.
+
+
+def main(source: TextIO, sink: TextIO) -> None:
+    first = json.loads(source.readline())
+    agent = HostAgent(
+        first["name"],
+        secret=bytes.fromhex(first["secret"]),
+        owner=first["owner"],
+        home=first.get("home"),
+        bind=first.get("bind", "127.0.0.1"),
+        port=first.get("port", 0),
+        advertise=first.get("advertise"),
+    )
+    try:
+        _write_line(sink, {"address": agent.address, "home": agent.home})
+        for line in source:
+            configuration = json.loads(line)
+            routes = configuration["routes"]
+            agent.configure(
+                Routes(tuple(routes["control"]), tuple(tuple(route) for route in routes["stripes"])),
+                {name: (host, port) for name, (host, port) in configuration["addresses"].items()},
+            )
+            _write_line(sink, {"configured": True})
+    finally:
+        agent.stop()
+
+
+def _write_line(sink: TextIO, message: dict[str, Any]) -> None:
+    sink.write(json.dumps(message) + "\n")
+    sink.flush()
+
+
+if __name__ == "__main__":
+    main(sys.stdin, sys.stdout)

@@ -26,8 +26,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import MalformedMessage
 from ..tree.codec import Reader, Writer
-from ..tree.digest import DIGEST_SIZE
-from ..tree.tree import MAX_PIECE
+from ..tree.tree import DIGEST_SIZE, MAX_PIECE
 
 MAX_FRAME = 128 * 1024 * 1024
 _MAX_NAME = 1024

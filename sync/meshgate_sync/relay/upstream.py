@@ -1,6 +1,6 @@
 """What a relay requests from which parent, and what happens when a parent dies, stalls or is slow.
 
-There is one lane (see ``lanes``) for control and one for each stripe. On each lane pieces are requested from one parent
+There is one lane (``Lane``) for control and one for each stripe. On each lane pieces are requested from one parent
 as long as it delivers. When a parent is lost, silent or delivers nothing, the lane moves to the next on its route. If
 one is much slower than the other lanes, the second half of what it still owes is requested from the next parent
 instead.
@@ -13,20 +13,121 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from .commands import Command, Connect, Disconnect, PeerLink, Send
 from .frames import Cancel, Want
-from .lanes import Lane, ParentLink, Supplier, WantedPiece
-from .liveness import LivenessAllowance
 from .plan import GATEWAY, Routes
 from .timeouts import Timeouts
-from .version_log import VersionLog, node_name
+from .version_state import VersionLog, node_name
 
 log = logging.getLogger(__name__)
 
 _MAX_WANTS = 8192
 _REPLACEMENTS = 3
 _FEW = 4
+_LATE_TICK_FACTOR = 4
+_LATE_TICK_DECAY = 0.9
+
+
+# How much longer a parent may be silent, for reasons that are this host's own.
+#
+# A parent's messages queue behind pieces on this host's link, and a host that is short of CPU reads them late: its own
+# ticks are late too.
+
+
+class LivenessAllowance:
+    """Seconds to add to the timeouts of parents. ``window``: bytes that each parent may have in flight to this host."""
+
+    def __init__(self, window: int, timeouts: Timeouts) -> None:
+        self._window = window
+        self._timeouts = timeouts
+        self._ticked_at: float | None = None
+        self._late = 0.0
+        self._received = 0
+        self._bytes_per_second = 0.0
+
+    def received(self, size: int) -> None:
+        """A piece of ``size`` bytes arrived."""
+        self._received += size
+
+    def paused(self, seconds: float, now: float) -> None:
+        """Nothing was read for ``seconds``; that time does not count."""
+        if self._ticked_at is not None:
+            self._ticked_at = min(now, self._ticked_at + seconds)
+
+    def tick(self, now: float, busy: int) -> float:
+        """The allowance while ``busy`` parents owe pieces: twice the time in which their windows arrive, plus some for
+        ticks that came late."""
+        elapsed = now - self._ticked_at if self._ticked_at is not None else 0.0
+        self._ticked_at = now
+        interval = self._timeouts.busy_heartbeat_interval
+        self._late = max(elapsed - interval, _LATE_TICK_DECAY * self._late)
+        if self._received:
+            rate = self._received / max(elapsed, 1e-9)
+            self._bytes_per_second = (self._bytes_per_second + rate) / 2 if self._bytes_per_second else rate
+            self._received = 0
+        late = _LATE_TICK_FACTOR * max(self._late - interval, 0.0)
+        if not busy:
+            return late
+        if not self._bytes_per_second:
+            return late + self._timeouts.stall_timeout
+        return late + 2 * busy * self._window / self._bytes_per_second
+
+
+@dataclass(slots=True)
+class ParentLink:
+    """A connection to a parent. ``heard_at``: its last message; ``starved``: it waits for pieces itself."""
+
+    heard_at: float
+    up: bool = False
+    starved: bool = False
+
+
+@dataclass(slots=True)
+class Supplier:
+    """A parent from which pieces are requested on one lane. ``received`` bytes since ``since`` are its speed;
+    ``progressed_at`` is the time of its last piece."""
+
+    since: float
+    progressed_at: float
+    requested: dict[bytes, None] = field(default_factory=dict)
+    received: int = 0
+
+
+class Lane:
+    """One route and the pieces requested along it. Past the end of the route the lane rests until ``resting_until``;
+    ``deferred`` pieces are requested then."""
+
+    def __init__(self, name: str, route: tuple[str, ...]) -> None:
+        self.name = name
+        self.route = route
+        self.position = 0
+        self.suppliers: dict[str, Supplier] = {}
+        self.resting_until: float | None = None
+        self.deferred: dict[bytes, None] = {}
+
+    @property
+    def current(self) -> str:
+        return self.route[self.position]
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is requested on it and it does not rest."""
+        return self.resting_until is None and not any(of.requested for of in self.suppliers.values())
+
+    def validate_state(self) -> None:
+        """Raises AssertionError if an invariant does not hold."""
+        assert 0 <= self.position < len(self.route)
+        assert self.resting_until is not None or not self.deferred, f"{self.name} defers pieces but does not rest"
+        assert self.suppliers.keys() <= set(self.route)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedPiece:
+    root: bytes
+    size: int
+    lane: Lane
 
 
 class Upstream:

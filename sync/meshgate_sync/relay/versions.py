@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from ..tree.digest import NOTHING, short
+from ..tree.tree import NOTHING, short
 from .commands import (
     BuildFullDelta,
     Command,
@@ -26,16 +26,52 @@ from .commands import (
 )
 from .downstream import Downstream
 from .frames import Hold, Offer, RequestFullDelta, Withdraw
-from .pending_requests import PendingRequests
 from .status_reporter import StatusReporter
 from .timeouts import Timeouts
 from .upstream import Upstream
-from .version_log import VersionLog
-from .version_state import Version, VersionEvent, VersionState
+from .version_state import Version, VersionEvent, VersionLog, VersionState
 
 log = logging.getLogger(__name__)
 
 _MAX_RESTARTS = 3
+
+
+# Requests of children that cannot be answered yet.
+#
+# A child that learned of a version elsewhere may request pieces before the version is announced here, or while the
+# store is still preparing it.
+
+
+@dataclass(slots=True)
+class Requests:
+    """``pieces``: (child, digests). ``full_delta``: children."""
+
+    pieces: list[tuple[str, tuple[bytes, ...]]] = field(default_factory=list)
+    full_delta: list[str] = field(default_factory=list)
+
+
+class PendingRequests:
+    """By version. ``take`` returns what is pending once it can be answered, ``discard`` drops it."""
+
+    def __init__(self) -> None:
+        self._by_root: dict[bytes, Requests] = {}
+
+    def add_pieces(self, root: bytes, child: str, digests: tuple[bytes, ...]) -> None:
+        self._by_root.setdefault(root, Requests()).pieces.append((child, digests))
+
+    def add_full_delta(self, root: bytes, child: str) -> None:
+        self._by_root.setdefault(root, Requests()).full_delta.append(child)
+
+    def take(self, root: bytes) -> Requests:
+        return self._by_root.pop(root, Requests())
+
+    def discard(self, root: bytes) -> None:
+        self._by_root.pop(root, None)
+
+    def validate_state(self, answerable: Iterable[bytes]) -> None:
+        """Raises AssertionError if requests for versions that are ``answerable`` are pending."""
+        late = self._by_root.keys() & set(answerable)
+        assert not late, f"requests are pending for {len(late)} versions that can be answered"
 
 
 class Versions:

@@ -20,8 +20,7 @@ import time
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
-from ..tree.digest import piece_digest
-from ..tree.tree import MAX_PIECE, File, Piece
+from ..tree.tree import MAX_PIECE, Directory, File, Piece, piece_digest
 
 _EPOCH = 1_000_000_000
 _COPY_BUFFER = 1024 * 1024
@@ -336,3 +335,63 @@ def _copy(source: int, start: int, size: int, handle: int, offset: int) -> None:
 def distinct_objects(files: Iterable[File]) -> list[File]:
     """Each object once. An empty file is not an object."""
     return list({file.key: file for file in files if file.pieces}.values())
+
+
+class Fetch:
+    """Collects the objects of one version.
+
+    ``files`` are those of ``tree`` that may be missing. Pieces found in other objects are copied at once; the rest
+    is ``missing``: digest to size.
+    """
+
+    def __init__(self, objects: Objects, tree: Directory, files: Iterable[File]) -> None:
+        self.tree = tree
+        self.missing: dict[bytes, int] = {}
+        self._objects = objects
+        self._single: dict[bytes, list[File]] = {}
+        self._parts: dict[bytes, list[Assembly]] = {}
+        for file in distinct_objects(files):
+            if not objects.use(file):
+                self._expect(file)
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing
+
+    @property
+    def assembling(self) -> Iterator[str]:
+        """The keys of its unfinished files."""
+        return (assembly.file.key for assemblies in self._parts.values() for assembly in assemblies)
+
+    def add(self, digest: bytes, data: bytes) -> None:
+        """Stores a piece, whose digest the caller has verified. Ignores one that is not missing."""
+        if digest not in self.missing:
+            return
+        for file in self._single.get(digest, ()):
+            self._objects.write(file, data)
+        for assembly in self._parts.get(digest, ()):
+            assembly.place(digest, data)
+        del self.missing[digest]
+
+    def _expect(self, file: File) -> None:
+        if len(file.pieces) == 1:
+            piece = file.pieces[0]
+            data = self._objects.read(piece.digest)
+            if data is not None:
+                self._objects.write(file, data)
+            else:
+                self._single.setdefault(piece.digest, []).append(file)
+                self.missing[piece.digest] = piece.size
+            return
+        assembly = self._objects.assemble(file)
+        assembly.copy_known_pieces()
+        sizes = {piece.digest: piece.size for piece in file.pieces}
+        for digest in list(assembly.missing):
+            data = self._objects.read(digest)
+            if data is not None:
+                assembly.place(digest, data)
+            else:
+                self._parts.setdefault(digest, []).append(assembly)
+                self.missing[digest] = sizes[digest]
+        if not assembly.missing:
+            assembly.seal()  # an earlier attempt had it all but the rename

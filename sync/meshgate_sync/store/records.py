@@ -12,8 +12,7 @@ import os
 
 from ..errors import DeltaMismatch, MalformedMessage
 from ..tree.delta import Delta, decode, diff, encode, full_delta, patch
-from ..tree.digest import DIGEST_SIZE, NOTHING
-from ..tree.tree import EMPTY, Directory
+from ..tree.tree import DIGEST_SIZE, EMPTY, NOTHING, Directory
 
 _LONGEST_CHAIN = 64
 

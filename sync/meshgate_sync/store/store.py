@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from ..errors import BaseUnknown, ObjectsDamaged, StoreError, StoreFull
 from ..tree.delta import Delta, PutFile, Splice, patch
 from ..tree.tree import Directory, File, files, lookup
-from .fetch import Fetch
 from .home import is_unlocked, locked
-from .objects import Objects, distinct_objects
+from .objects import Fetch, Objects, distinct_objects
 from .records import Records
 from .snapshots import Snapshots
 

@@ -8,26 +8,30 @@ Imports nothing but the standard library.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from ..errors import BaseUnknown, ObjectsDamaged, StoreFull, SyncError
 from ..relay.commands import Finish, ReadPieces
 from ..relay.frames import Offer
-from ..store.fetch import Fetch
 from ..store.gc import Policy, collect, stale_snapshots
+from ..store.objects import Fetch
 from ..store.store import Store
 from ..tree.delta import Delta, decode, encode, full_delta
-from ..tree.digest import piece_digest
+from ..tree.tree import piece_digest
 
 _WHEN_FULL = Policy(keep_newest=1, max_age=0.0, grace_period=0.0)
 _COLLECT_SECONDS = 300.0
 _SLICE_SECONDS = 0.005  # of the store's thread, between commands
 
 _T = TypeVar("_T")
+_BATCH_BYTES = 1024 * 1024
+_MAX_PENDING_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,3 +203,97 @@ class Disk:
             self.store.snapshots.remove_spares()
             collect(self.store, _WHEN_FULL)
             return step()
+
+
+class StoreListener(Protocol):
+    """Is notified of the results of store steps, in the event loop."""
+
+    def pieces_failed(self, reason: str) -> None:
+        """Pieces could not be stored."""
+        ...
+
+    def disk_behind(self, behind: bool) -> None:
+        """The disk does not keep up with the network; or does again."""
+        ...
+
+    def step_raised(self, error: BaseException) -> None:
+        """A step raised an error that is a defect."""
+        ...
+
+    def step_done(self) -> None:
+        """Called after each step, once its result was delivered."""
+        ...
+
+
+class StoreThread:
+    """``behind``: more than 64 MiB wait to be stored; until less than 48 MiB do. Call ``stop`` first, then
+    ``close``."""
+
+    def __init__(self, disk: Disk, listener: StoreListener) -> None:
+        self.behind = False
+        self._disk = disk
+        self._listener = listener
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="meshgate-store")
+        self._batch: list[tuple[bytes, bytes]] = []
+        self._batch_bytes = 0
+        self._pending_bytes = 0
+        self._stopped = False
+
+    def run(self, step: Callable[[], _T], then: Callable[[_T], None]) -> None:
+        """Runs ``step`` in the thread, after all earlier steps and pieces; then ``then`` with its result, in the event
+        loop."""
+        self.flush()
+        self._submit(step, then)
+
+    def add(self, digest: bytes, data: bytes) -> None:
+        """Adds a piece to the batch to store: waking the thread costs more than storing most pieces."""
+        self._batch.append((digest, data))
+        self._batch_bytes += len(data)
+
+    def flush_if_large(self) -> None:
+        """Stores the batch if it is large enough to be worth it."""
+        if self._batch_bytes >= _BATCH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        pieces, self._batch = self._batch, []
+        size, self._batch_bytes = self._batch_bytes, 0
+        if pieces:
+            self._pending_bytes += size
+            self._update_behind()
+            self._submit(lambda: self._disk.add(pieces), lambda failure: self._stored(size, failure))
+
+    def stop(self) -> None:
+        """From now on no step is started and no result is delivered."""
+        self._stopped = True
+
+    async def close(self) -> None:
+        """Waits for the step that is running, after ``stop``."""
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+
+    def _submit(self, step: Callable[[], _T], then: Callable[[_T], None]) -> None:
+        if not self._stopped:
+            future = asyncio.get_running_loop().run_in_executor(self._thread, step)
+            future.add_done_callback(lambda done: self._deliver(done, then))
+
+    def _deliver(self, done: asyncio.Future[_T], then: Callable[[_T], None]) -> None:
+        if self._stopped or done.cancelled():
+            return
+        error = done.exception()
+        if error is None:
+            then(done.result())
+        else:
+            self._listener.step_raised(error)
+        self._listener.step_done()
+
+    def _stored(self, size: int, failure: str | None) -> None:
+        self._pending_bytes -= size
+        self._update_behind()
+        if failure is not None:
+            self._listener.pieces_failed(failure)
+
+    def _update_behind(self) -> None:
+        behind = self._pending_bytes > (3 * _MAX_PENDING_BYTES // 4 if self.behind else _MAX_PENDING_BYTES)
+        if behind != self.behind:
+            self.behind = behind
+            self._listener.disk_behind(behind)

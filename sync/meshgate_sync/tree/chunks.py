@@ -12,8 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from pyfastcdc import FastCDC
 
-from .digest import piece_digest
-from .tree import MAX_PIECE, Piece
+from .tree import MAX_PIECE, Piece, piece_digest
 
 MINIMUM = 16 * 1024
 AVERAGE = 64 * 1024

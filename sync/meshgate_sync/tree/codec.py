@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from ..errors import MalformedMessage
-from .digest import DIGEST_SIZE
+from .tree import DIGEST_SIZE
 
 _U8 = struct.Struct(">B")
 _U16 = struct.Struct(">H")

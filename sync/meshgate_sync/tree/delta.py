@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from ..errors import DeltaMismatch, MalformedMessage
 from .codec import Reader, Writer
-from .digest import NOTHING, short
-from .tree import EMPTY, MAX_PIECE, Directory, File, Node, Piece, Symlink, lookup
+from .tree import EMPTY, MAX_PIECE, NOTHING, Directory, File, Node, Piece, Symlink, lookup, short
 
 MAX_PATH = 4096
 MAX_DEPTH = 200

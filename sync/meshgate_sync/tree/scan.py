@@ -7,25 +7,183 @@ reusing those in which nothing changed.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import marshal
 import os
 import stat as modes
+import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from io import FileIO
+from typing import Any
 
-from ..errors import LinkLeavesTree, TreeError, UnstableFile, readable
+from ..errors import LinkLeavesTree, TreeError, TreeTooLarge, UnstableFile, readable
 from . import chunks
 from .ignore import EVERYTHING, IGNORE_FILES, VENV_MARK, Rules
-from .oversize import Limits, Sizes
-from .stat_cache import DirectoryRecord, FileRecord, Stat, StatCache
-from .tree import Directory, File, Piece, Symlink
+from .tree import DIGEST_SIZE, Directory, File, Piece, Symlink, piece_digest
 
 __all__ = ["Limits", "Scan", "Scanner", "git_root"]
 
 _ATTEMPTS = 5
 _MAX_IGNORE_FILE = 1 << 20
+_MAGIC = b"meshgate-stat-1\n"
+_TICK_NS = 50_000_000
+_COARSE_NS = 2_000_000_000
+
+Stat = tuple[int, int, int, int, int]
+"""Size, mtime and ctime in nanoseconds, inode, mode."""
+_LARGEST = 10
+_DEPTH = 3
+_DOMINANT_SHARE = 0.8
+_GIVE_UP_FACTOR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    bytes: int = 1_000_000_000
+    files: int = 200_000
+
+
+class Sizes:
+    """The size of a tree, added up while it is walked.
+
+    ``check`` raises TreeTooLarge; so does ``add`` once the tree is so large that walking the rest is a waste of time.
+    """
+
+    def __init__(self, root: str, limits: Limits) -> None:
+        self.bytes = 0
+        self.files = 0
+        self._root = root
+        self._limits = limits
+        self._entries: list[tuple[bytes, int, int]] = []
+
+    def add(self, path: bytes, size: int, files: int) -> None:
+        self.bytes += size
+        self.files += files
+        self._entries.append((path, size, files))
+        if self.files > _GIVE_UP_FACTOR * self._limits.files:
+            self.check()
+
+    def check(self) -> None:
+        limits = self._limits
+        if self.bytes > limits.bytes:
+            reason = f"it has {self.bytes / 1e6:,.0f} MB, the limit is {limits.bytes / 1e6:,.0f} MB"
+            raise TreeTooLarge(self._root, reason, self._largest(by_size=True))
+        if self.files > limits.files:
+            reason = f"it has {self.files:,} files, the limit is {limits.files:,}"
+            raise TreeTooLarge(self._root, reason, self._largest(by_size=False))
+
+    def _largest(self, *, by_size: bool) -> list[tuple[str, int, int]]:
+        """The largest directories near the top and files anywhere, except directories that are large only because of
+        one entry in the list."""
+        totals: dict[bytes, list[int]] = defaultdict(lambda: [0, 0])
+        for path, size, files in self._entries:
+            names = path.split(b"/")
+            ends = {*range(1, min(len(names), _DEPTH + 1)), len(names)}
+            for end in ends:
+                total = totals[b"/".join(names[:end])]
+                total[0] += size
+                total[1] += files
+        unit = 0 if by_size else 1
+        largest_below: dict[bytes, int] = defaultdict(int)  # size of the largest entry below a directory
+        for path, total in totals.items():
+            above = path.rpartition(b"/")[0]
+            while above:
+                largest_below[above] = max(largest_below[above], total[unit])
+                above = above.rpartition(b"/")[0]
+        candidates = [path for path in totals if largest_below[path] < _DOMINANT_SHARE * totals[path][unit]]
+        chosen = sorted(candidates, key=lambda path: (-totals[path][unit], path))[:_LARGEST]
+        return [(readable(path), totals[path][0], totals[path][1]) for path in chosen]
+
+
+# The results of the last scan, so that the next one reads only what changed.
+#
+# A file counts as unchanged if its size, times and inode are what they were when it was read, and if its change time is
+# clearly before that: a file that was written in the same clock tick in which it was read may have changed afterwards
+# unnoticed, so it is read again. Git's index has the same rule.
+#
+# The cache only saves time: one that is missing, damaged or of another format counts as empty.
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    stat: Stat
+    read_at: int  # nanoseconds since the epoch, before the file was opened
+    file: File
+
+    def trusts(self, stat: Stat) -> bool:
+        if stat != self.stat:
+            return False
+        latest = max(stat[1], stat[2])
+        return latest + (_TICK_NS if latest % 1_000_000_000 else _COARSE_NS) < self.read_at
+
+
+@dataclass(slots=True)
+class DirectoryRecord:
+    """One directory: its files, and the names that were ignored under the rules with the key ``rules``."""
+
+    rules: bytes = b""
+    ignored: frozenset[bytes] = frozenset()
+    files: dict[bytes, FileRecord] = field(default_factory=dict)
+    tree: Directory | None = None  # of the last scan; not saved
+
+
+class StatCache:
+    """Directories by path below the root (bytes, ``/`` between names, empty for the root itself)."""
+
+    def __init__(self) -> None:
+        self.directories: dict[bytes, DirectoryRecord] = {}
+
+    @classmethod
+    def load(cls, path: str) -> StatCache:
+        cache = cls()
+        with contextlib.suppress(OSError, ValueError, TypeError, EOFError):
+            with open(path, "rb") as stored:
+                data = stored.read()
+            body = data[len(_MAGIC) + DIGEST_SIZE :]
+            if data.startswith(_MAGIC) and data[len(_MAGIC) : len(_MAGIC) + DIGEST_SIZE] == piece_digest(body):
+                cache.directories = _load(marshal.loads(body))
+        return cache
+
+    def save(self, path: str) -> None:
+        """Atomic: a reader sees the old cache or the new one."""
+        body = marshal.dumps(_dump(self.directories))
+        directory = os.path.dirname(path)
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=directory)
+        try:
+            with open(handle, "wb") as out:
+                out.write(_MAGIC + piece_digest(body) + body)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def _dump(directories: dict[bytes, DirectoryRecord]) -> list[Any]:
+    return [
+        (path, record.rules, list(record.ignored), [_dump_file(name, file) for name, file in record.files.items()])
+        for path, record in directories.items()
+    ]
+
+
+def _dump_file(name: bytes, record: FileRecord) -> tuple[Any, ...]:
+    pieces = [(piece.digest, piece.size) for piece in record.file.pieces]
+    return name, record.stat, record.read_at, record.file.executable, pieces
+
+
+def _load(stored: list[Any]) -> dict[bytes, DirectoryRecord]:
+    return {
+        path: DirectoryRecord(rules, frozenset(ignored), {entry[0]: _load_file(*entry) for entry in entries})
+        for path, rules, ignored, entries in stored
+    }
+
+
+def _load_file(_name: bytes, stat: Stat, read_at: int, executable: bool, pieces: list[tuple[bytes, int]]) -> FileRecord:
+    return FileRecord(stat, read_at, File(tuple([Piece(digest, size) for digest, size in pieces]), executable))
 
 
 @dataclass(frozen=True, slots=True)

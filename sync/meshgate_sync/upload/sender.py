@@ -14,10 +14,8 @@ from dataclasses import dataclass
 
 from ..errors import readable
 from ..tree.delta import INLINE_LIMIT, Delta, diff, encode, full_delta, transfer_size, transferred_pieces
-from ..tree.digest import piece_digest
-from ..tree.tree import EMPTY, Directory
-from .compress import compress
-from .protocol import MAX_PACK, SyncGone, SyncNeed, SyncOffer, SyncPieces, SyncWants, pack, split_digests
+from ..tree.tree import EMPTY, Directory, piece_digest
+from .protocol import MAX_PACK, SyncGone, SyncNeed, SyncOffer, SyncPieces, SyncWants, compress, pack, split_digests
 
 _PACK = 2 * 1024 * 1024
 _PACK_THREADS = 2

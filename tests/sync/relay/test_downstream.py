@@ -8,7 +8,7 @@ from meshgate_sync.relay.commands import Command, Disconnect, PeerLink, ReadPiec
 from meshgate_sync.relay.downstream import Downstream
 from meshgate_sync.relay.frames import Data, Heartbeat, Message, Offer, Withdraw
 from meshgate_sync.relay.timeouts import Timeouts
-from meshgate_sync.tree.digest import NOTHING
+from meshgate_sync.tree.tree import NOTHING
 
 ROOT = b"r" * 32
 ONE, TWO, THREE = b"1" * 32, b"2" * 32, b"3" * 32

@@ -5,12 +5,13 @@ import pytest
 from meshgate_sync.relay.commands import Command, PeerLink, ReportStatus, ReportUnreachable, Send
 from meshgate_sync.relay.frames import Ack, Message, Unreachable
 from meshgate_sync.relay.plan import GATEWAY, Routes
-from meshgate_sync.relay.status_reporter import StatusReporter
+from meshgate_sync.relay.status_reporter import AckBuffer, StatusReporter
 from meshgate_sync.relay.timeouts import Timeouts
 from meshgate_sync.relay.upstream import Upstream
 
 ROOT = b"r" * 32
 GATHER = 0.002
+ROOT_ACKS, OTHER = b"r" * 32, b"o" * 32
 
 
 class Setup:
@@ -119,3 +120,55 @@ def test_the_gateway_reports_unreachable_parents_to_the_engine() -> None:
     setup = Setup(gateway=True)
     setup.reporter.add_unreachable([("h0", "cannot reach x")])
     assert setup.take() == [ReportUnreachable((("h0", "cannot reach x"),))]
+
+
+def opened() -> AckBuffer:
+    acks = AckBuffer(0.002)
+    acks.open(ROOT_ACKS, 0.0)
+    return acks
+
+
+def test_the_first_report_is_due_at_once_and_later_ones_are_gathered() -> None:
+    acks = opened()
+    acks.add(ROOT_ACKS, ["a"], {}, 1.0)
+    assert acks.deadline == 1.0
+    assert acks.take_unreported(1.0) == [Ack(ROOT_ACKS, ("a",))]
+    assert acks.deadline is None
+    acks.add(ROOT_ACKS, ["b"], {}, 1.001)
+    acks.add(ROOT_ACKS, ["c"], {"d": "full"}, 1.0015)
+    assert acks.deadline == 1.002
+    assert acks.take_unreported(1.002) == [Ack(ROOT_ACKS, ("b", "c"), (("d", "full"),))]
+    assert acks.take_unreported(1.003) == []
+
+
+def test_the_latest_acknowledgement_of_a_host_counts() -> None:
+    acks = opened()
+    acks.add(ROOT_ACKS, [], {"a": "full"}, 1.0)
+    acks.add(ROOT_ACKS, ["a"], {}, 1.0)
+    acks.add(ROOT_ACKS, ["b"], {}, 1.0)
+    acks.add(ROOT_ACKS, [], {"b": "full"}, 1.0)
+    assert acks.take_unreported(1.0) == [Ack(ROOT_ACKS, ("a",), (("b", "full"),))]
+    assert acks.failed(ROOT_ACKS) == {"b": "full"}
+
+
+def test_a_new_parent_gets_everything() -> None:
+    acks = opened()
+    acks.add(ROOT_ACKS, ["a"], {"b": "full"}, 1.0)
+    acks.take_unreported(1.0)
+    assert acks.take_all(2.0) == [Ack(ROOT_ACKS, ("a",), (("b", "full"),))]
+    assert acks.take_unreported(2.0) == []
+
+
+def test_acknowledgements_before_the_announcement_are_kept() -> None:
+    acks = opened()
+    acks.add(OTHER, ["a"], {"b": "full"}, 1.0)
+    assert acks.take_unreported(1.0) == []
+    acks.open(OTHER, 1.0)
+    assert acks.take_unreported(1.0) == [Ack(OTHER, ("a",), (("b", "full"),))]
+
+
+def test_a_closed_version_is_not_reported() -> None:
+    acks = opened()
+    acks.add(ROOT_ACKS, ["a"], {}, 1.0)
+    acks.close(ROOT_ACKS)
+    assert acks.take_all(1.0) == []

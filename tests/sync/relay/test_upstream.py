@@ -6,11 +6,13 @@ from meshgate_sync.relay.commands import Command, Connect, Disconnect, PeerLink,
 from meshgate_sync.relay.frames import Cancel, Want
 from meshgate_sync.relay.plan import GATEWAY, Routes
 from meshgate_sync.relay.timeouts import Timeouts
-from meshgate_sync.relay.upstream import Upstream
+from meshgate_sync.relay.upstream import Lane, LivenessAllowance, Supplier, Upstream
 
 ROOT, OTHER = b"r" * 32, b"o" * 32
 TIMEOUTS = Timeouts()
 ROUTES = Routes(("a", "b", GATEWAY), (("c", "d", "e", GATEWAY), ("d", "c", GATEWAY)))
+DIGEST = b"d" * 32
+INTERVAL = TIMEOUTS.busy_heartbeat_interval
 
 
 def piece(number: int, stripe: int = 0) -> bytes:
@@ -256,3 +258,93 @@ def test_a_wanted_piece_that_is_not_requested_is_a_defect(setup: Setup) -> None:
     setup.upstream._control.suppliers["a"].requested.clear()
     with pytest.raises(AssertionError, match="is not requested"):
         setup.upstream.validate_state([piece(0)])
+
+
+def lane() -> Lane:
+    return Lane("stripe 0", ("a", "b", ""))
+
+
+def test_a_lane_starts_idle_with_the_first_parent_of_its_route() -> None:
+    made = lane()
+    assert (made.current, made.idle) == ("a", True)
+    made.validate_state()
+
+
+def test_a_lane_that_requests_or_rests_is_not_idle() -> None:
+    made = lane()
+    made.suppliers["a"] = Supplier(0.0, 0.0)
+    assert made.idle
+    made.suppliers["a"].requested[DIGEST] = None
+    assert not made.idle
+    resting = lane()
+    resting.resting_until = 1.0
+    assert not resting.idle
+
+
+def test_pieces_are_deferred_only_while_a_lane_rests() -> None:
+    made = lane()
+    made.resting_until = 1.0
+    made.deferred[DIGEST] = None
+    made.validate_state()
+    made.resting_until = None
+    with pytest.raises(AssertionError, match="does not rest"):
+        made.validate_state()
+
+
+def test_a_supplier_is_on_the_route() -> None:
+    made = lane()
+    made.suppliers["stranger"] = Supplier(0.0, 0.0)
+    with pytest.raises(AssertionError):
+        made.validate_state()
+
+
+def ticking(until: float, start: float = 0.0) -> list[float]:
+    count = round((until - start) / INTERVAL)
+    return [start + number * INTERVAL for number in range(1, count + 1)]
+
+
+def test_an_idle_host_that_ticks_in_time_gets_no_allowance() -> None:
+    allowance = LivenessAllowance(1000, TIMEOUTS)
+    assert [allowance.tick(now, 0) for now in ticking(1.0)] == [0.0] * 20
+
+
+def test_before_the_first_piece_a_busy_parent_may_take_the_stall_timeout() -> None:
+    allowance = LivenessAllowance(1000, TIMEOUTS)
+    allowance.tick(0.0, 0)
+    assert allowance.tick(INTERVAL, 1) == TIMEOUTS.stall_timeout
+
+
+def test_a_busy_parent_may_take_twice_the_time_of_the_windows_before_it() -> None:
+    allowance = LivenessAllowance(1000, TIMEOUTS)
+    allowance.tick(0.0, 1)
+    allowance.received(500)  # in one interval: 10,000 bytes a second
+    assert allowance.tick(INTERVAL, 1) == pytest.approx(2 * 1000 / 10_000)
+    assert allowance.tick(2 * INTERVAL, 3) == pytest.approx(3 * 2 * 1000 / 10_000)
+
+
+def test_the_rate_follows_what_arrives() -> None:
+    allowance = LivenessAllowance(1000, TIMEOUTS)
+    allowance.tick(0.0, 1)
+    allowance.received(500)
+    allowance.tick(INTERVAL, 1)
+    allowance.received(250)
+    assert allowance.tick(2 * INTERVAL, 1) == pytest.approx(2 * 1000 / 7_500)
+
+
+def test_late_ticks_extend_the_allowance_and_are_forgotten() -> None:
+    allowance = LivenessAllowance(1000, TIMEOUTS)
+    allowance.tick(0.0, 0)
+    late = allowance.tick(1.0, 0)
+    assert late == pytest.approx(4 * (1.0 - 2 * INTERVAL))
+    after = [allowance.tick(now, 0) for now in ticking(4.0, start=1.0)]
+    assert after == sorted(after, reverse=True)
+    assert after[0] < late
+    assert after[-1] == 0.0
+
+
+def test_a_pause_is_not_a_late_tick() -> None:
+    allowance = LivenessAllowance(1000, TIMEOUTS)
+    allowance.paused(5.0, 5.0)
+    allowance.tick(5.0, 0)
+    allowance.paused(30.0, 35.0)
+    assert allowance.tick(35.0 + INTERVAL, 0) == 0.0

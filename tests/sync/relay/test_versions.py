@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from meshgate_sync.relay.commands import Disconnect, Finish, PeerLink, Prepare, ReportStatus, Send, StorePiece
 from meshgate_sync.relay.frames import (
     Ack,
@@ -18,11 +20,13 @@ from meshgate_sync.relay.frames import (
 from meshgate_sync.relay.plan import GATEWAY, Routes
 from meshgate_sync.relay.relay import Relay
 from meshgate_sync.relay.version_state import VersionState
-from meshgate_sync.tree.digest import NOTHING
+from meshgate_sync.relay.versions import PendingRequests, Requests
+from meshgate_sync.tree.tree import NOTHING
 
 ROOT, OTHER, DIGEST = b"r" * 32, b"o" * 32, b"d" * 32
 UP, DOWN = PeerLink(GATEWAY, up=True), PeerLink("child", up=False)
 ROUTES = Routes((GATEWAY,), ((GATEWAY,),))
+ONE, OTHER_PENDING_REQUESTS = b"1" * 32, b"2" * 32
 
 
 def offer_of(root: bytes, serial: int = 1, **options: object) -> Offer:
@@ -275,3 +279,30 @@ def test_a_failed_host_serves_no_children_until_a_version_finishes() -> None:
     relay.commands()
     relay.accepted("child", 1.0)
     assert relay.commands() == []
+
+
+def test_requests_are_taken_once_in_the_order_they_arrived() -> None:
+    pending = PendingRequests()
+    pending.add_pieces(ONE, "a", (b"x", b"y"))
+    pending.add_full_delta(ONE, "b")
+    pending.add_pieces(OTHER_PENDING_REQUESTS, "c", (b"z",))
+    pending.add_pieces(ONE, "b", (b"x",))
+    assert pending.take(ONE) == Requests([("a", (b"x", b"y")), ("b", (b"x",))], ["b"])
+    assert pending.take(ONE) == Requests()
+    assert pending.take(OTHER_PENDING_REQUESTS) == Requests([("c", (b"z",))])
+
+
+def test_requests_of_a_withdrawn_version_are_discarded() -> None:
+    pending = PendingRequests()
+    pending.add_full_delta(ONE, "a")
+    pending.discard(ONE)
+    pending.discard(OTHER_PENDING_REQUESTS)
+    assert pending.take(ONE) == Requests()
+
+
+def test_requests_that_could_be_answered_are_a_defect() -> None:
+    pending = PendingRequests()
+    pending.add_full_delta(ONE, "a")
+    pending.validate_state([OTHER_PENDING_REQUESTS])
+    with pytest.raises(AssertionError, match="can be answered"):
+        pending.validate_state([ONE, OTHER_PENDING_REQUESTS])

@@ -11,10 +11,9 @@ import pytest
 from meshgate_sync.errors import StoreError
 from meshgate_sync.store.gc import Policy, collect, stale_snapshots
 from meshgate_sync.tree.delta import full_delta
-from meshgate_sync.tree.digest import NOTHING
-from meshgate_sync.tree.tree import EMPTY, Directory
+from meshgate_sync.tree.tree import EMPTY, NOTHING, Directory
 from tests.sync.store.store_host import Host, crashing, objects, partials
-from tests.sync.store.test_fetch import abandon
+from tests.sync.store.test_objects import abandon
 from tests.sync.trees import Content, on_disk
 
 

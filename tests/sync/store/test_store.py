@@ -14,8 +14,7 @@ from meshgate_sync.errors import BaseUnknown, StoreError, StoreFull
 from meshgate_sync.store.home import open_version, snapshot_path
 from meshgate_sync.store.store import Store
 from meshgate_sync.tree.delta import diff, full_delta
-from meshgate_sync.tree.digest import NOTHING
-from meshgate_sync.tree.tree import EMPTY
+from meshgate_sync.tree.tree import EMPTY, NOTHING
 from tests.sync.store.store_host import ANY, MODEL, Crash, Host, crashing, damage, objects
 from tests.sync.trees import Content, models, on_disk, plain
 

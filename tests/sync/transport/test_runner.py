@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from meshgate_sync.transport.runner import RequestWindow
 from meshgate_sync.transport.tcp import Connection
 from tests.sync.runners import RunnerPair
 from tests.sync.trees import Content, on_disk, plain
 
 MODEL: dict[bytes, object] = {b"a": b"1", b"large": bytes(range(200))}
+ONE, OTHER = b"1" * 32, b"2" * 32
+PIECES = {b"%d" % number: 10 for number in range(8)}
 
 
 def test_a_host_that_connects_before_the_gateway_is_configured_is_served(tmp_path: Path) -> None:
@@ -30,7 +33,7 @@ def test_a_host_that_connects_before_the_gateway_is_configured_is_served(tmp_pat
 
 
 def test_reading_pauses_while_the_disk_does_not_keep_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshgate_sync.transport.store_thread._MAX_PENDING_BYTES", 20)
+    monkeypatch.setattr("meshgate_sync.transport.disk._MAX_PENDING_BYTES", 20)
     pauses: list[str] = []
     for name in ("pause_reading", "resume_reading"):
         original = getattr(Connection, name)
@@ -76,3 +79,36 @@ def test_an_unexpected_error_of_the_store_fails_the_version(tmp_path: Path, monk
         await pair.close()
 
     asyncio.run(run())
+
+
+def test_more_is_requested_once_half_of_the_window_has_arrived() -> None:
+    window = RequestWindow(40)
+    window.add(ONE, PIECES)
+    assert window.take() == [(ONE, (b"0", b"1", b"2", b"3"))]
+    window.arrived(b"2")
+    assert window.take() == []
+    window.arrived(b"0")
+    assert window.take() == [(ONE, (b"4", b"5"))]
+    for digest in PIECES:
+        window.arrived(digest)
+    assert window.take() == []
+
+
+def test_a_piece_that_arrived_for_one_version_is_not_requested_for_another() -> None:
+    window = RequestWindow(20)
+    window.add(ONE, PIECES)
+    window.add(OTHER, {b"7": 10, b"6": 10, b"new": 10})
+    window.arrived(b"6")
+    assert window.take() == [(ONE, (b"0", b"1")), (OTHER, (b"7", b"new"))]
+
+
+def test_a_version_whose_pieces_never_arrive_delays_no_other() -> None:
+    window = RequestWindow(20)
+    window.add(ONE, PIECES)
+    assert window.take()
+    window.add(OTHER, {b"other": 10})
+    assert window.take() == [(OTHER, (b"other",))]
+    window.forget(ONE)
+    for digest in PIECES:
+        window.arrived(digest)
+    assert window.take() == []

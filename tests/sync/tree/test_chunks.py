@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from meshgate_sync.tree import chunks
 from meshgate_sync.tree.chunks import AVERAGE, MAX_SINGLE_PIECE, cut
-from meshgate_sync.tree.digest import piece_digest
-from meshgate_sync.tree.tree import MAX_PIECE
+from meshgate_sync.tree.tree import MAX_PIECE, piece_digest
 
 
 def pieces_of(data: bytes, expected: int | None = None) -> list[bytes]:

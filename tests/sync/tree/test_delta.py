@@ -20,8 +20,7 @@ from meshgate_sync.tree.delta import (
     transfer_size,
     transferred_pieces,
 )
-from meshgate_sync.tree.digest import NOTHING
-from meshgate_sync.tree.tree import EMPTY, Directory, File, Piece
+from meshgate_sync.tree.tree import EMPTY, NOTHING, Directory, File, Piece
 from tests.sync.trees import Content, file, models
 
 PIECES = {name: Piece(name.encode() * 32, 10) for name in "ab"}

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from meshgate_sync.errors import LinkLeavesTree, TreeError, TreeTooLarge, UnstableFile
 from meshgate_sync.tree import scan as scan_module
-from meshgate_sync.tree.scan import Limits, Scanner, git_root
+from meshgate_sync.tree.scan import FileRecord, Limits, Scanner, Sizes, StatCache, git_root
 from meshgate_sync.tree.tree import EMPTY, Directory, File, Symlink, lookup
 from tests.sync.trees import models, on_disk, paths, plain, write
 
 LATER = 10**18 * 9
+SECOND = 1_000_000_000
 
 
 def settled() -> int:
@@ -373,3 +374,111 @@ def test_everything_can_be_scanned(tmp_path: Path) -> None:
     assert everything.scan().tree.files == 5
     assert everything.scan().read == ()
     assert not everything.ignores(".git/x")
+
+
+def test_a_saved_cache_serves_another_process(tmp_path: Path) -> None:
+    write(tmp_path / "t", {b"a": b"1", b"\xff": (b"2", True), b".gitignore": b"x\n", b"x": b"3"})
+    scan = Scanner(tmp_path / "t", clock=lambda: LATER)
+    tree = scan.scan().tree
+    scan.cache.save(str(tmp_path / "cache/stat"))
+    again = Scanner(tmp_path / "t", cache=StatCache.load(str(tmp_path / "cache/stat")), clock=lambda: LATER).scan()
+    assert again.read == ()
+    assert again.tree == tree
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", b"meshgate-stat-1\n" + bytes(40)])
+def test_a_damaged_or_missing_cache_is_empty(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "cache").write_bytes(damage)
+    assert StatCache.load(str(tmp_path / "cache")).directories == {}
+    assert StatCache.load(str(tmp_path / "missing")).directories == {}
+
+
+def test_a_cache_that_cannot_be_saved_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cache"
+    StatCache().save(str(path))
+    before = path.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="no"):
+        StatCache().save(str(path))
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("changed_at", "read_at", "trusted"),
+    [
+        (5 * SECOND + 1, 5 * SECOND + 2, False),  # in the same clock tick
+        (5 * SECOND + 1, 6 * SECOND, True),
+        (5 * SECOND, 6 * SECOND, False),  # a file system with a coarse clock
+        (5 * SECOND, 8 * SECOND, True),
+        (9 * SECOND + 1, 6 * SECOND, False),  # written after it was read
+    ],
+)
+def test_a_file_is_trusted_if_it_was_written_clearly_before_it_was_read(
+    changed_at: int, read_at: int, trusted: bool
+) -> None:
+    stat = (1, 0, changed_at, 7, 0o100644)
+    assert FileRecord(stat, read_at, File(())).trusts(stat) is trusted
+
+
+def test_a_file_whose_stat_differs_is_not_trusted() -> None:
+    stat = (1, 0, 1, 7, 0o100644)
+    record = FileRecord(stat, LATER, File(()))
+    assert record.trusts(stat)
+    for place in range(len(stat)):
+        assert not record.trusts((*stat[:place], stat[place] + 1, *stat[place + 1 :]))  # type: ignore[arg-type]
+
+
+def rejected(entries: dict[bytes, int], limits: Limits) -> TreeTooLarge:
+    """The error of a tree with these files, path to size."""
+    sizes = Sizes("/project", limits)
+    for path, size in entries.items():
+        sizes.add(path, size, 1)
+    with pytest.raises(TreeTooLarge) as caught:
+        sizes.check()
+    return caught.value
+
+
+def test_a_tree_within_the_limits_is_accepted() -> None:
+    sizes = Sizes("/project", Limits(bytes=10, files=2))
+    sizes.add(b"a", 5, 1)
+    sizes.add(b"d/b", 5, 1)
+    sizes.check()
+    assert (sizes.bytes, sizes.files) == (10, 2)
+
+
+def test_the_error_names_the_tree_the_limit_and_what_to_do() -> None:
+    error = rejected({b"a": 5_000_000}, Limits(bytes=1_000_000))
+    assert str(error) == (
+        "/project is too large to sync: it has 5 MB, the limit is 1 MB. Its largest entries:\n"
+        "         5.0 MB        1 files  a\n"
+        "List what is not code in .meshgateignore, or pass sync_dirs."
+    )
+
+
+def test_files_count_when_there_are_too_many() -> None:
+    error = rejected({b"many/%d" % number: 1 for number in range(30)} | {b"large": 1000}, Limits(files=20))
+    assert error.reason == "it has 31 files, the limit is 20"
+    assert error.largest[0] == ("many", 30, 30)
+
+
+def test_a_directory_that_is_large_only_because_of_one_entry_is_not_listed() -> None:
+    error = rejected({b"data/raw/big": 5000, b"data/raw/small": 1, b"src/a": 100}, Limits(bytes=1000))
+    assert [path for path, _, _ in error.largest] == ["data/raw/big", "src/a", "data/raw/small"]
+
+
+def test_at_most_ten_entries_are_listed() -> None:
+    error = rejected({b"%d" % number: 100 + number for number in range(30)}, Limits(bytes=10))
+    assert [path for path, _, _ in error.largest] == [str(number) for number in range(29, 19, -1)]
+
+
+def test_a_walk_far_beyond_the_limit_ends_early() -> None:
+    sizes = Sizes("/project", Limits(files=2))
+    for number in range(8):
+        sizes.add(b"%d" % number, 1, 1)
+    with pytest.raises(TreeTooLarge, match="it has 9 files"):
+        sizes.add(b"8", 1, 1)

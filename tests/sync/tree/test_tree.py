@@ -1,8 +1,25 @@
 from __future__ import annotations
 
+import hashlib
+
 from hypothesis import given
 
-from meshgate_sync.tree.tree import EMPTY, Directory, File, Piece, Symlink, files, lookup, walk
+from meshgate_sync.tree.tree import (
+    DIGEST_SIZE,
+    EMPTY,
+    NOTHING,
+    Directory,
+    File,
+    Piece,
+    Symlink,
+    files,
+    list_digest,
+    lookup,
+    piece_digest,
+    short,
+    tree_digest,
+    walk,
+)
 from tests.sync.trees import Content, file, models
 
 
@@ -61,3 +78,19 @@ def test_offsets_follow_the_pieces() -> None:
     assert [offset for offset, _ in cut.offsets()] == [0, 5]
     assert cut.size == 12
     assert cut.key.endswith(cut.digest.hex())
+
+
+def test_a_piece_has_its_sha256() -> None:
+    assert piece_digest(b"data") == hashlib.sha256(b"data").digest()
+    assert piece_digest(memoryview(b"data")) == piece_digest(bytearray(b"data")) == piece_digest(b"data")
+
+
+def test_pieces_lists_and_directories_of_the_same_bytes_differ() -> None:
+    digests = {piece_digest(b"data"), list_digest(b"data"), tree_digest(b"data")}
+    assert len(digests) == 3
+    assert {len(digest) for digest in digests} == {DIGEST_SIZE}
+    assert NOTHING not in digests
+
+
+def test_versions_are_shown_by_twelve_hex_digits() -> None:
+    assert short(bytes.fromhex("3f9c0a41d2e7ff") + bytes(25)) == "3f9c0a41d2e7"

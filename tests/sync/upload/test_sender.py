@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 
 from meshgate_sync.errors import LinkLeavesTree
 from meshgate_sync.tree.delta import decode, patch
-from meshgate_sync.tree.digest import piece_digest
 from meshgate_sync.tree.scan import Scanner
-from meshgate_sync.tree.tree import EMPTY, Directory, files
-from meshgate_sync.upload.compress import decompress
+from meshgate_sync.tree.tree import EMPTY, Directory, files, piece_digest
 from meshgate_sync.upload.protocol import (
     SyncGone,
     SyncNeed,
     SyncOffer,
     SyncPieces,
     SyncWants,
+    decompress,
     join_digests,
     unpack,
 )

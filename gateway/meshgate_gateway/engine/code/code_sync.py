@@ -24,7 +24,6 @@ from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_sync.distribution.distributor import THE_GATEWAY, DecodedOffer, Distributor, Progress
 from meshgate_sync.errors import BaseUnknown, HostsBehind, SyncError
 from meshgate_sync.store.home import default_home
-from meshgate_sync.upload.compress import decompress
 from meshgate_sync.upload.protocol import (
     SyncGone,
     SyncNeed,
@@ -32,6 +31,7 @@ from meshgate_sync.upload.protocol import (
     SyncPieces,
     SyncStatus,
     SyncWants,
+    decompress,
     join_digests,
     unpack,
 )
