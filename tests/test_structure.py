@@ -36,7 +36,6 @@ TESTED_ELSEWHERE = {
     "client/meshgate/jobs/spmd/torchx_job.py": "tests/end_to_end/test_torchx.py",
     "gateway/meshgate_gateway/on_slurm.py": "tests/slurm/test_ends.py",
     "clusters/meshgate_slurm/batch.py": "tests/slurm/test_batch.py",
-    "clusters/meshgate_slurm/commands.py": "tests/slurm/test_queue.py",
     "worker_image/meshgate_worker/slurm.py": "tests/slurm/test_ends.py",
 }
 """Modules that only work with Monarch's processes or with Slurm, and the tests that run them there."""

@@ -16,11 +16,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from meshgate_slurm.addresses import own_address
 from meshgate_slurm.errors import SlurmError
 from meshgate_slurm.gateway_process import (
     end_gateway,
     last_output,
+    own_address,
     remove_files,
     start_gateway,
     start_process,

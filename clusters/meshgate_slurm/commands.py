@@ -12,8 +12,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from meshgate_slurm.errors import NoSlurm, Refused, Unreachable
-from meshgate_slurm.node_share import share_of_node
+from meshgate_slurm.errors import NoSlurm, Refused, SlurmError, Unreachable
 from meshgate_slurm.script import NOT_FOR_STEPS
 from meshgate_slurm.spec import SlurmSpec
 from meshgate_slurm.status import JobStatus, parse_jobs, parse_node
@@ -23,6 +22,22 @@ KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS"})
 _FROM_A_JOB = re.compile(r"(SLURM|SBATCH|SRUN)_")
 _SECRETS = ("MESHGATE_TOKEN", "MESHGATE_TOKEN_FILE", "MESHGATE_ANNOUNCE_FD", "MESHGATE_LIFETIME_FD")
 _UNKNOWN_JOB = "Invalid job id"
+_GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
+
+
+def share_of_node(nodes: Sequence[tuple[int, int, str]], gpus: int) -> tuple[int, int]:
+    """CPUs and memory in MB in proportion to ``gpus``, on the smallest of ``nodes`` that has so many.
+
+    ``nodes`` are CPUs, memory in MB and Slurm's generic resources. Raises SlurmError if no node has so many GPUs.
+    """
+    shares = []
+    for cpus, memory, resources in nodes:
+        there = sum(int(count) for count in _GPUS.findall(resources))
+        if there >= gpus:
+            shares.append((cpus * gpus // there, memory * gpus // there))
+    if not shares:
+        raise SlurmError(f"share_node(): no node of the partition has {gpus} GPUs")
+    return max(min(cpus for cpus, _ in shares), 1), min(memory for _, memory in shares)
 
 
 def submit(script: str, *, directory: str) -> int:

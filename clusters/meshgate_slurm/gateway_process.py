@@ -6,6 +6,7 @@ Its files are in a directory of its own, for this user only: the specification o
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import secrets
 import select
@@ -18,10 +19,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from meshgate_processes.identity import ProcessIdentity, identify_process
+from meshgate_slurm import commands
+from meshgate_slurm.errors import SlurmError
 from meshgate_slurm.messages import GatewayReport, Rejected, RunningSlurmJob
 from meshgate_slurm.spec import SlurmSpec
 
@@ -177,3 +181,22 @@ def software_version() -> str:
     from meshgate_wire.version import SOFTWARE_VERSION  # noqa: PLC0415  (only starting a job needs it)
 
     return SOFTWARE_VERSION
+
+
+def own_address(partition: str | None) -> str:
+    """The address of this machine on the network of the nodes: that of its route to one of them. Raises SlurmError."""
+    node = commands.node_address(partition) or commands.node_address(None)  # of a wrong partition, sbatch complains
+    if node is None:
+        raise SlurmError("sinfo lists no nodes")
+    try:
+        found = _route_to(socket.getaddrinfo(node, 9, type=socket.SOCK_DGRAM))
+    except OSError as error:
+        raise SlurmError(f"this machine ({socket.gethostname()}) has no route to node {node}: {error}") from None
+    return found
+
+
+def _route_to(targets: Sequence[tuple[Any, ...]]) -> str:
+    family, kind, _, _, target = targets[0]
+    with socket.socket(family, kind) as probe:  # UDP: nothing is sent
+        probe.connect(target)
+        return str(ipaddress.ip_address(probe.getsockname()[0]))

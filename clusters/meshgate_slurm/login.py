@@ -31,7 +31,6 @@ from meshgate_slurm.gateway_process import (
     wait_until,
     write_token,
 )
-from meshgate_slurm.logs import last_lines, read_end
 from meshgate_slurm.messages import (
     ADDRESS_FILE,
     MARK,
@@ -46,7 +45,7 @@ from meshgate_slurm.messages import (
 )
 from meshgate_slurm.script import batch_log, client_script, gateway_script, log_directory
 from meshgate_slurm.spec import SlurmSpec
-from meshgate_slurm.status import UNKNOWN, JobStatus
+from meshgate_slurm.status import UNKNOWN, JobStatus, last_lines, read_end
 
 JOB_END_TIMEOUT = 20.0
 GATEWAY_TIMEOUT = 300.0  # seconds from the start of the job until the gateway on its first node must be known

@@ -1,4 +1,4 @@
-"""What Slurm reports about a job, and what it means.
+"""What Slurm and the log files report about a job, and what it means.
 
 Slurm's JSON differs between releases: numbers are plain or objects with ``set`` and ``number``, states are a text or a
 list. This module accepts both and ignores everything else.
@@ -7,12 +7,12 @@ list. This module accepts both and ignores everything else.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-
-from meshgate_slurm.hostlists import expand
 
 UNKNOWN = "UNKNOWN"  # the state of a job that ended longer ago than Slurm remembers
 PENDING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
@@ -44,6 +44,54 @@ ENDS: Mapping[str, str] = {
     "REVOKED": "another cluster of the federation took it",
     "TIMEOUT": "it reached its time limit",
 }
+MAX_NODES = 65_536
+_BRACKETS = re.compile(r"\[([^\]]*)\]")
+TAIL_BYTES = 8192
+TAIL_LINES = 12
+MAX_TAIL = 2000
+
+
+# Slurm's lists of nodes: ``n[1-3,07],login`` as names.
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """The names in ``text``, in order. Raises ValueError if it is malformed or names too many nodes."""
+    found: list[str] = []
+    for item in _split(text):
+        for name in _expand_item(item):
+            found.append(name)
+            if len(found) > MAX_NODES:
+                raise ValueError(f"the list {text[:80]!r} names more than {MAX_NODES} nodes")
+    return tuple(found)
+
+
+def _split(text: str) -> Iterator[str]:
+    """The items between the commas that are not in brackets."""
+    depth, start = 0, 0
+    for index, character in enumerate(text):
+        depth += {"[": 1, "]": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            yield text[start:index]
+            start = index + 1
+    if depth != 0:
+        raise ValueError(f"unbalanced brackets in {text[:80]!r}")
+    if text[start:]:
+        yield text[start:]
+
+
+def _expand_item(item: str) -> Iterator[str]:
+    found = _BRACKETS.search(item)
+    if found is None:
+        yield item
+        return
+    before, after = item[: found.start()], item[found.end() :]
+    for part in found[1].split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"{part!r} is not a number or a range of numbers")
+        for number in range(int(first), int(last or first) + 1):
+            for rest in _expand_item(after):
+                yield f"{before}{number:0{len(first)}d}{rest}"
 
 
 class JobStatus(BaseModel):
@@ -161,3 +209,22 @@ def _number(value: Any) -> float | None:
     if isinstance(value, dict):
         value = value.get("number") if value.get("set") and not value.get("infinite") else None
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else None
+
+
+# The ends of log files, for the messages that explain why a job or a worker ended.
+
+
+def read_end(path: str | os.PathLike[str]) -> str:
+    """The end of a file; "" if it cannot be read, such as one that is not written yet, or only on another machine."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def last_lines(text: str, whose: str) -> str:
+    """``text``'s last lines below a title, to be added to a message; "" if there are none."""
+    lines = text.strip()[-MAX_TAIL:].splitlines()[-TAIL_LINES:]
+    return "".join([f"\nThe last lines of {whose}:", *(f"\n  {line}" for line in lines)]) if lines else ""

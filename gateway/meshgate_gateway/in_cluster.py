@@ -21,7 +21,7 @@ from meshgate_kubernetes.jobs.objects import read_parent, read_spec
 from meshgate_kubernetes.manifests.names import Names
 from meshgate_kubernetes.manifests.pods import GATEWAY_CONTAINER
 from meshgate_kubernetes.manifests.spec import JobSpec
-from meshgate_kubernetes.status.termination import restart_reason
+from meshgate_kubernetes.status.discovery import restart_reason
 
 log = structlog.get_logger()
 

@@ -16,12 +16,11 @@ from pathlib import Path
 from meshgate_gateway.hosts.slurm import SlurmHosts
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_slurm import commands
-from meshgate_slurm.addresses import own_address
 from meshgate_slurm.errors import SlurmError
-from meshgate_slurm.logs import read_end
+from meshgate_slurm.gateway_process import own_address
 from meshgate_slurm.script import ALLOCATION, Connect, batch_log, batch_script, log_directory, log_pattern, step
 from meshgate_slurm.spec import SlurmSpec
-from meshgate_slurm.status import JobStatus
+from meshgate_slurm.status import JobStatus, read_end
 
 __all__ = ["SlurmError", "SlurmJob"]
 

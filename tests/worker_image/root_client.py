@@ -13,7 +13,7 @@ import sys
 
 from monarch.actor import Actor, attach_to_workers, endpoint
 
-from meshgate_worker.identity import service_address
+from meshgate_worker.host import service_address
 
 
 class Probe(Actor):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -11,9 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from meshgate_worker.host import AddressError, ListeningAt, listening_at, service_address
 from tests.gateway.server_process import wait_gone
 from tests.ports import free_port
 from tests.worker_image.host_process import DEADLINE, Client, Worker
+
+UUID = "5b1c3f60-7a52-4c1e-9d38-2f6f0e7b9a41"
+ADDRESS = "tcp://10.0.0.1:26600@tcp://0.0.0.0:26600"
+needs_identities = importlib.metadata.version("torchmonarch") >= "0.8"
 
 
 @pytest.fixture
@@ -133,3 +141,80 @@ def test_help_describes_every_option() -> None:
     )
     for option in ("--address", "--name", "--lifetime-fd", "--ready-fd", "--grace", "--remove-directory"):
         assert option in help_text.stdout
+
+
+def test_a_host_without_an_identity_serves_its_address() -> None:
+    assert service_address(ADDRESS, None) == service_address(ADDRESS, "") == ADDRESS
+
+
+def test_the_identity_comes_before_the_address_if_monarch_attaches_by_it() -> None:
+    identity, _, rest = service_address(ADDRESS, UUID).partition("@")
+    if needs_identities:
+        assert identity.startswith("service<")
+        assert rest == ADDRESS
+    else:
+        assert f"{identity}@{rest}" == ADDRESS
+
+
+def test_equal_uuids_give_equal_identities() -> None:
+    other = UUID.replace("9a41", "9a42")
+    assert service_address(ADDRESS, UUID) == service_address(ADDRESS, UUID)
+    assert (service_address(ADDRESS, UUID) != service_address(ADDRESS, other)) == needs_identities
+
+
+def test_an_identity_that_is_not_a_uuid_is_rejected_if_it_is_used() -> None:
+    refused = pytest.raises(ValueError, match="badly formed") if needs_identities else contextlib.nullcontext()
+    with refused:
+        service_address(ADDRESS, "workers-0")
+
+
+@pytest.mark.parametrize(
+    ("address", "family", "socket_address"),
+    [
+        ("ipc:///tmp/a", socket.AF_UNIX, "/tmp/a"),
+        ("service<2MuAHeDjLCEd>@ipc:///tmp/a", socket.AF_UNIX, "/tmp/a"),
+        ("tcp://10.0.0.1:26600", socket.AF_INET, ("10.0.0.1", 26600)),
+        ("tcp://[fd00::1]:26600", socket.AF_INET6, ("fd00::1", 26600)),
+        ("tcp://pod-0.svc:26600@tcp://0.0.0.0:26600", socket.AF_INET, ("127.0.0.1", 26600)),
+        ("tcp://pod-0.svc:26600@tcp://[::]:26600", socket.AF_INET6, ("::1", 26600)),
+        ("service<2MuAHeDjLCEd>@tcp://pod:1@tcp://0.0.0.0:2", socket.AF_INET, ("127.0.0.1", 2)),
+    ],
+)
+def test_the_listening_socket_is_parsed_from_the_address(address: str, family: int, socket_address: object) -> None:
+    assert listening_at(address) == ListeningAt(family, socket_address)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "ipc://", "ipc://@abstract", "tcp://", "tcp://host", "tcp://:1", "tcp://h:x", "tcp://h:99999", "h:1"],
+)
+def test_an_unsupported_address_raises(address: str) -> None:
+    with pytest.raises(AddressError) as error:
+        listening_at(address)
+    assert repr(address) in str(error.value)
+
+
+def test_accepts_is_true_only_while_a_process_listens(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    listening = listening_at(f"ipc://{path}")
+    assert not listening.accepts(1)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        assert not listening.accepts(1)
+        listener.listen()
+        assert listening.accepts(1)
+    assert not listening.accepts(1)
+
+
+def test_clear_removes_a_stale_socket_and_its_directory_if_empty(tmp_path: Path) -> None:
+    directory = tmp_path / "hosts"
+    directory.mkdir()
+    for name in "ab":
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(directory / name))
+    listening_at(f"ipc://{directory}/a").clear(directory=True)
+    assert [path.name for path in directory.iterdir()] == ["b"]
+    listening_at(f"ipc://{directory}/b").clear()
+    assert directory.exists()
+    listening_at(f"ipc://{directory}/b").clear(directory=True)
+    assert not directory.exists()

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import ssl
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, cast
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import urllib3
 
-from meshgate_kubernetes.api.kinds import KINDS, Kind
 from meshgate_kubernetes.api.rejections import is_status, rejection_error
-from meshgate_kubernetes.api.tls import certificate_problem, ssl_context
-from meshgate_kubernetes.api.watch import Watch
 from meshgate_kubernetes.errors import (
     Conflict,
     Forbidden,
@@ -45,6 +45,135 @@ _CONNECT_TIMEOUT = 10.0
 _READ_TIMEOUT = 60.0
 _RECONNECTS = 12
 """Attempts with increasing delays, half a minute in total."""
+
+
+class Watch(Iterator[tuple[str, Object]]):
+    """Changes as ``(ADDED | MODIFIED | DELETED, object)``, until closed here or by the server.
+
+    ``resource_version``: of the last change or bookmark, from which another watch can continue; "" before the first.
+    ``close`` may be called from any thread and ends a waiting ``next``.
+    """
+
+    def __init__(self, response: urllib3.BaseHTTPResponse, kind: Kind) -> None:
+        self._response = response
+        self._kind = kind
+        self._lines = self._read()
+        self._closed = False
+        self.resource_version = ""
+
+    def __iter__(self) -> Watch:
+        return self
+
+    def __next__(self) -> tuple[str, Object]:
+        """Raises StopIteration at the end, Conflict if the resource version is too old (then list again), and
+        KubernetesError if the server cannot continue for another reason."""
+        for line in self._lines:
+            event = json.loads(line)
+            if event["type"] == "ERROR":
+                self.close()
+                status = event["object"]
+                error = Conflict if status.get("code") == HTTPStatus.GONE else KubernetesError
+                raise error(f"the watch of {self._kind.plural} failed: {status.get('message', 'no reason is given')}")
+            self.resource_version = event["object"].get("metadata", {}).get("resourceVersion", self.resource_version)
+            if event["type"] != "BOOKMARK":
+                head = {"apiVersion": self._kind.api_version, "kind": self._kind.name}
+                return event["type"], {**head, **event["object"]}
+        raise StopIteration
+
+    def _read(self) -> Iterator[bytes]:
+        rest = b""
+        # A broken connection, as after close(), ends the watch; the caller lists again and continues.
+        with suppress(urllib3.exceptions.HTTPError, OSError, ValueError, AttributeError):
+            for data in self._response.stream(65_536, decode_content=True):
+                *lines, rest = (rest + data).split(b"\n")
+                yield from filter(None, lines)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        connection = getattr(self._response, "connection", None)
+        sock = getattr(connection, "sock", None)
+        if sock is not None:
+            with suppress(OSError):  # already closed by the peer
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def ssl_context(configuration: Any) -> ssl.SSLContext:
+    """The context of a ``kubernetes.client.Configuration``.
+
+    Python 3.13 and later reject CAs without a key usage extension (``VERIFY_X509_STRICT``), among them those of many
+    clusters. That check is cleared for a CA that the configuration names, because the user has chosen that very CA; it
+    stays for the CAs of the system.
+    """
+    ca_data = getattr(configuration, "ca_cert_data", None)
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert, cadata=ca_data)
+    if configuration.ssl_ca_cert or ca_data:
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if not configuration.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif configuration.assert_hostname is False:
+        context.check_hostname = False
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, configuration.key_file)
+    return context
+
+
+def certificate_problem(error: BaseException | None) -> str | None:
+    """Why the server's certificate was rejected, if that is what caused ``error``; otherwise None."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return error.verify_message or str(error)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind with its ``apiVersion`` and its plural name in API paths."""
+
+    name: str
+    api_version: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def group(self) -> str:
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def resource(self) -> str:
+        """The name that kubectl prints: ``statefulsets.apps``."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    def path(self, namespace: str, name: str = "") -> str:
+        """Of the objects, or of one of them. Namespace ``""`` stands for all namespaces."""
+        root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
+        scope = f"/namespaces/{quote(namespace, safe='')}" if self.namespaced and namespace else ""
+        return f"{root}{scope}/{self.plural}" + (f"/{quote(name, safe='')}" if name else "")
+
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("ConfigMap", "v1", "configmaps"),
+        Kind("Event", "v1", "events"),
+        Kind("Node", "v1", "nodes", namespaced=False),
+        Kind("Pod", "v1", "pods"),
+        Kind("Secret", "v1", "secrets"),
+        Kind("Service", "v1", "services"),
+        Kind("ServiceAccount", "v1", "serviceaccounts"),
+        Kind("Deployment", "apps/v1", "deployments"),
+        Kind("ReplicaSet", "apps/v1", "replicasets"),
+        Kind("StatefulSet", "apps/v1", "statefulsets"),
+        Kind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
+        Kind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
+        Kind("Role", "rbac.authorization.k8s.io/v1", "roles"),
+        Kind("RoleBinding", "rbac.authorization.k8s.io/v1", "rolebindings"),
+        Kind("MonarchMesh", "monarch.pytorch.org/v1alpha1", "monarchmeshes"),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.api.kinds import KINDS
+from meshgate_kubernetes.api.client import KINDS, Api
 from meshgate_kubernetes.errors import Forbidden
 from meshgate_kubernetes.manifests import job_objects as manifests
 from meshgate_kubernetes.manifests.spec import JobSpec, Object

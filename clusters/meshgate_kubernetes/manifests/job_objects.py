@@ -16,6 +16,7 @@ from meshgate_kubernetes.manifests.names import (
     MESH_LABEL,
     QUEUE_LABEL,
     Names,
+    selector_object,
 )
 from meshgate_kubernetes.manifests.pods import (
     GATEWAY_PORT,
@@ -25,7 +26,6 @@ from meshgate_kubernetes.manifests.pods import (
     recommended_labels,
     worker_template,
 )
-from meshgate_kubernetes.manifests.selectors import selector_object
 from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, Object
 
 SPEC_KEY = "job.json"

@@ -1,4 +1,4 @@
-"""Names and labels of the objects of a job, validated before anything is created.
+"""Names, labels and selectors of the objects of a job, validated before anything is created.
 
 Kubernetes reports an invalid name late, some only when a controller uses it: a StatefulSet with a name of more than 52
 characters is accepted but never gets a pod, because the label that its controller derives from the name is too long.
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 JOB_LABEL = "meshgate.dev/job"
 MESH_LABEL = "meshgate.dev/mesh"
@@ -25,6 +27,9 @@ _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _LABEL_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+LABEL_RULE = "at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends"
+_SET = re.compile(r"(\S+)\s+(in|notin)\s*\(([^()]*)\)")
+_EQUAL = re.compile(r"([^=!\s]+)\s*(==|=|!=)\s*(.*)")
 
 
 def check_job_name(name: str) -> str:
@@ -118,3 +123,63 @@ class Names:
     def selector(self) -> str:
         """The label selector that finds every object of the job."""
         return f"{JOB_LABEL}={self.job}"
+
+
+# Label selectors in the syntax of ``kubectl -l``, and as objects. Pure.
+#
+# An invalid selector is rejected here, before half of a job is created. So are ``>`` and ``<``, which a NetworkPolicy
+# does not support.
+
+
+class _Term(NamedTuple):
+    key: str
+    operator: str  # Equal, In, NotIn, Exists or DoesNotExist
+    values: tuple[str, ...] = ()
+
+
+def parse_selector(selector: str) -> dict[str, str]:
+    """The ``key=value`` terms of a label selector, without its other terms. Raises ValueError if the selector is
+    empty or invalid."""
+    return {term.key: term.values[0] for term in _terms(selector) if term.operator == "Equal"}
+
+
+def selector_object(selector: str) -> dict[str, Any]:
+    """A label selector as an object. Raises ValueError like ``parse_selector``."""
+    terms = list(_terms(selector))
+    equalities = {term.key: term.values[0] for term in terms if term.operator == "Equal"}
+    expressions = [
+        {"key": term.key, "operator": term.operator, **({"values": list(term.values)} if term.values else {})}
+        for term in terms
+        if term.operator != "Equal"
+    ]
+    return {
+        **({"matchLabels": equalities} if equalities else {}),
+        **({"matchExpressions": expressions} if expressions else {}),
+    }
+
+
+def _terms(selector: str) -> Iterator[_Term]:
+    if not selector.strip():
+        raise ValueError("the label selector is empty: it would match every pod of the namespace")
+    for text in re.split(r",(?![^(]*\))", selector):
+        term = _term(text.strip())
+        if term is None or not is_label_key(term.key):
+            raise ValueError(
+                f"invalid label selector {selector!r}: {text.strip()!r} must be key=value, key!=value, "
+                "key in (a, b), key notin (a, b), key or !key"
+            )
+        for value in term.values:
+            if not is_label_value(value):
+                raise ValueError(f"invalid value {value!r} of label {term.key!r}: use {LABEL_RULE}")
+        yield term
+
+
+def _term(text: str) -> _Term | None:
+    if match := _SET.fullmatch(text):
+        values = tuple(value.strip() for value in match[3].split(","))
+        return _Term(match[1], "In" if match[2] == "in" else "NotIn", values)
+    if match := _EQUAL.fullmatch(text):
+        return _Term(match[1], "NotIn" if match[2] == "!=" else "Equal", (match[3].strip(),))
+    if text.startswith("!"):
+        return _Term(text[1:].strip(), "DoesNotExist")
+    return _Term(text, "Exists") if text else None

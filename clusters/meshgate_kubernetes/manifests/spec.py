@@ -1,4 +1,4 @@
-"""The specification of a job, validated before anything is created.
+"""The specification of a job and its quantities, validated before anything is created.
 
 The client turns it into objects or sends it to a provisioning gateway, and the job's ConfigMap stores it. Unknown
 fields are rejected: a misspelt ``tolerations`` must not cost an hour of waiting.
@@ -6,11 +6,14 @@ fields are rejected: a misspelt ``tolerations`` must not cost an hour of waiting
 
 from __future__ import annotations
 
+import re
+from decimal import Decimal
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from meshgate_kubernetes.manifests.names import (
+    LABEL_RULE,
     POD_INDEX_LABEL,
     Names,
     check_job_name,
@@ -18,9 +21,8 @@ from meshgate_kubernetes.manifests.names import (
     is_label_key,
     is_label_value,
     is_object_name,
+    parse_selector,
 )
-from meshgate_kubernetes.manifests.quantity import parse_quantity
-from meshgate_kubernetes.manifests.selectors import LABEL_RULE, parse_selector
 
 Object: TypeAlias = dict[str, Any]
 """A Kubernetes object, or a part of one, as JSON."""
@@ -29,6 +31,51 @@ DEFAULT_PORT = 26600
 DEFAULT_LEASE = 14_400.0
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_TYPE_LABEL = "nvidia.com/gpu.product"
+
+_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)")
+_SUFFIXES = {
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    "k": Decimal(10) ** 3,
+    "M": Decimal(10) ** 6,
+    "G": Decimal(10) ** 9,
+    "T": Decimal(10) ** 12,
+    "P": Decimal(10) ** 15,
+    "E": Decimal(10) ** 18,
+    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
+}
+
+
+# Kubernetes quantities (``500m``, ``1.5Gi``): parsed exactly, formatted for people.
+
+
+def parse_quantity(text: str | int | float) -> Decimal:
+    """The value of ``text``. Raises ValueError if it is not a valid quantity."""
+    match = _QUANTITY.fullmatch(str(text).strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a Kubernetes quantity such as 2, 500m, 1.5 or 64Gi")
+    number, exponent, suffix = match.groups()
+    if exponent:
+        return Decimal(number + exponent)
+    return Decimal(number) * _SUFFIXES.get(suffix or "", Decimal(1))
+
+
+def format_quantity(value: Decimal, resource: str = "") -> str:
+    """``value`` for people: memory and storage with the largest fitting binary suffix, other resources plain."""
+    if resource == "memory" or resource.endswith("storage"):
+        for suffix in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
+            if abs(value) >= _SUFFIXES[suffix]:
+                return f"{_trim(value / _SUFFIXES[suffix])}{suffix}"
+        return str(int(value))
+    if resource == "cpu" and value != value.to_integral_value():
+        return f"{int(value * 1000)}m"
+    return _trim(value)
+
+
+def _trim(value: Decimal) -> str:
+    text = f"{value:.1f}"
+    return text.removesuffix(".0")
 
 
 def _quantity(value: str) -> str:

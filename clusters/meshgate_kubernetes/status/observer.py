@@ -14,8 +14,7 @@ from types import TracebackType
 
 from typing_extensions import Self
 
-from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.api.watch import Watch
+from meshgate_kubernetes.api.client import Api, Watch
 from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError
 from meshgate_kubernetes.manifests.spec import Object
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,8 +17,8 @@ from meshgate_kubernetes.errors import KubernetesError, NotFound
 from meshgate_kubernetes.manifests import job_objects as manifests
 from meshgate_kubernetes.manifests.names import COMPONENT_LABEL, Names
 from meshgate_kubernetes.manifests.spec import JobSpec, Object
-from meshgate_kubernetes.status.capacity import Cluster
 from meshgate_kubernetes.status.diagnosis import (
+    Cluster,
     ExaminedPod,
     Problem,
     Stage,
@@ -27,7 +27,6 @@ from meshgate_kubernetes.status.diagnosis import (
     group_problems,
 )
 from meshgate_kubernetes.status.discovery import pods_by_rank
-from meshgate_kubernetes.status.events import EventIndex
 from meshgate_kubernetes.status.observer import Observer, WatchTarget
 
 HEARTBEAT = 5.0
@@ -36,6 +35,19 @@ _EVENT_FIELDS = ",".join(f"reason!={each}" for each in ("FailedScheduling", "Sch
 """Most events of a job with many pods; what they say, the pods' conditions say as well."""
 OPERATOR_TIMEOUT = 60.0
 SELECTOR_TIMEOUT = 15.0
+
+
+class EventIndex:
+    """Events in the given order. Each look at a thousand pods asks for the events of every one of them."""
+
+    def __init__(self, events: Iterable[Object]) -> None:
+        self.all = tuple(events)
+        self._by_uid: dict[str, list[Object]] = {}
+        for event in self.all:
+            self._by_uid.setdefault(event["involvedObject"].get("uid", ""), []).append(event)
+
+    def about(self, obj: Object) -> list[Object]:
+        return self._by_uid.get(str(obj["metadata"].get("uid")), [])
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, Object
 from meshgate_kubernetes.status import discovery
 from meshgate_kubernetes.status.diagnosis import examine_pod
+from meshgate_kubernetes.status.discovery import termination_reason
 from meshgate_kubernetes.status.observer import Observer, WatchTarget
-from meshgate_kubernetes.status.termination import termination_reason
 
 log = structlog.get_logger()
 

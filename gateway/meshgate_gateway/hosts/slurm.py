@@ -18,10 +18,9 @@ import structlog
 from meshgate_gateway.hosts.provider import Host, HostsUnavailable, OnLost, OnRestored
 from meshgate_gateway.hosts.slurm_workers import Keeper, Worker, Workers
 from meshgate_slurm.errors import SlurmError
-from meshgate_slurm.logs import last_lines
 from meshgate_slurm.messages import JobReport
 from meshgate_slurm.spec import SlurmSpec
-from meshgate_slurm.status import UNKNOWN, JobStatus
+from meshgate_slurm.status import UNKNOWN, JobStatus, last_lines
 
 log = structlog.get_logger()
 

@@ -26,7 +26,7 @@ from meshgate_gateway.http.kubernetes_auth import KubernetesAuthenticator, Kuber
 from meshgate_gateway.http.messages import Request, Response
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import KubernetesError, NotFound
-from meshgate_kubernetes.jobs.gateway_pod import find_gateway
+from meshgate_kubernetes.jobs.lifecycle import find_gateway
 from meshgate_kubernetes.manifests.names import Names
 
 log = structlog.get_logger()

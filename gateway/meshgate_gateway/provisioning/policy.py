@@ -15,7 +15,6 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from meshgate_kubernetes.manifests.names import JOB_LABEL, is_label_key, is_label_value
-from meshgate_kubernetes.manifests.quantity import parse_quantity
 from meshgate_kubernetes.manifests.spec import (
     GPU_RESOURCE,
     GPU_TYPE_LABEL,
@@ -25,6 +24,7 @@ from meshgate_kubernetes.manifests.spec import (
     Quantity,
     VolumeMount,
     WorkerSpec,
+    parse_quantity,
 )
 
 _ORDINARY_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage", GPU_RESOURCE})

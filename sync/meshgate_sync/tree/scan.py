@@ -25,8 +25,6 @@ from . import chunks
 from .ignore import EVERYTHING, IGNORE_FILES, VENV_MARK, Rules
 from .tree import DIGEST_SIZE, Directory, File, Piece, Symlink, piece_digest
 
-__all__ = ["Limits", "Scan", "Scanner", "git_root"]
-
 _ATTEMPTS = 5
 _MAX_IGNORE_FILE = 1 << 20
 _MAGIC = b"meshgate-stat-1\n"

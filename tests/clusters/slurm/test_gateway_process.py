@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from meshgate_processes.identity import identify_process
-from meshgate_slurm.gateway_process import TEMPORARY, end_gateway, remove_files
+from meshgate_slurm import commands
+from meshgate_slurm.errors import SlurmError
+from meshgate_slurm.gateway_process import TEMPORARY, end_gateway, own_address, remove_files
 from meshgate_slurm.messages import RunningSlurmJob
 
 
@@ -40,3 +44,16 @@ def test_a_process_that_reuses_the_pid_of_a_gateway_is_not_ended() -> None:
         assert own is not None
         end_gateway(job_of(own.pid, own.started))
         assert other.wait() < 0
+
+
+def test_the_address_is_that_of_the_route_to_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "node_address", lambda partition: "127.0.0.1")
+    assert own_address("gpu") == "127.0.0.1"
+
+
+def test_any_node_will_do_for_a_partition_without_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "node_address", lambda partition: None if partition else "127.0.0.1")
+    assert own_address("empty") == "127.0.0.1"
+    monkeypatch.setattr(commands, "node_address", lambda partition: None)
+    with pytest.raises(SlurmError, match="lists no nodes"):
+        own_address("empty")

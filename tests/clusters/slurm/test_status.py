@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshgate_slurm.status import UNKNOWN, JobStatus, parse_jobs, parse_node
+from meshgate_slurm.status import UNKNOWN, JobStatus, expand, last_lines, parse_jobs, parse_node, read_end
 
 
 def status(**facts: Any) -> JobStatus:
@@ -81,3 +82,37 @@ def test_the_state_of_a_node_has_its_reason() -> None:
     down = {"nodes": [{"state": ["DOWN", "NOT_RESPONDING"], "reason": "Not responding"}]}
     assert parse_node(json.dumps(down)) == "DOWN+NOT_RESPONDING: Not responding"
     assert parse_node('{"nodes": [{"state": "IDLE", "reason": ""}]}') == "IDLE"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", []),
+        ("n1", ["n1"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[08-10],login", ["n08", "n09", "n10", "login"]),
+        ("r[1-2]n[1,3]", ["r1n1", "r1n3", "r2n1", "r2n3"]),
+        ("gpu-[1,3-4]-a", ["gpu-1-a", "gpu-3-a", "gpu-4-a"]),
+    ],
+)
+def test_lists_are_expanded_in_order(text: str, names: list[str]) -> None:
+    assert list(expand(text)) == names
+
+
+@pytest.mark.parametrize("text", ["n[1-", "n[a-b]", "n]1", "n[0-99999999]"])
+def test_malformed_and_huge_lists_are_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        expand(text)
+
+
+def test_the_last_lines_of_a_long_file_are_shown_below_a_title(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"line {number}\n" for number in range(5000)))
+    title, *lines = last_lines(read_end(log), "the worker on n1").strip().splitlines()
+    assert title == "The last lines of the worker on n1:"
+    assert lines == [f"  line {number}" for number in range(4988, 5000)]
+
+
+def test_a_file_that_is_missing_or_empty_adds_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert last_lines(read_end(tmp_path / "missing") + read_end(tmp_path / "empty"), "the gateway") == ""

@@ -18,8 +18,7 @@ from meshgate.session.dialing import Dialer, Route, UrlDialer, call_in_thread
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Forbidden, KubernetesError, NoCluster, NotFound
 from meshgate_kubernetes.jobs import lifecycle
-from meshgate_kubernetes.jobs.gateway_pod import GatewayPod, find_gateway, gateway_gone_reason
-from meshgate_kubernetes.jobs.lifecycle import RunningJob
+from meshgate_kubernetes.jobs.lifecycle import GatewayPod, RunningJob, find_gateway, gateway_gone_reason
 from meshgate_kubernetes.manifests.names import generate_job_name
 
 _USE_A_GATEWAY = ". To start jobs from a pod without these permissions, set MESHGATE_URL to a provisioning gateway"

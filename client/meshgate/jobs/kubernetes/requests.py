@@ -25,8 +25,7 @@ from meshgate.session.dialing import is_gateway_url
 from meshgate_kubernetes.api.client import make_default
 from meshgate_kubernetes.errors import KubernetesError
 from meshgate_kubernetes.manifests.job_objects import OPERATOR_SELECTOR, statefulset_selector
-from meshgate_kubernetes.manifests.names import POD_INDEX_LABEL, check_mesh_name, is_label_key
-from meshgate_kubernetes.manifests.selectors import parse_selector
+from meshgate_kubernetes.manifests.names import POD_INDEX_LABEL, check_mesh_name, is_label_key, parse_selector
 from meshgate_kubernetes.manifests.spec import (
     DEFAULT_LEASE,
     DEFAULT_PORT,

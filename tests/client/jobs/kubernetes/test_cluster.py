@@ -16,8 +16,7 @@ from meshgate.jobs.kubernetes.port_forward import ForwardFailed
 from meshgate.jobs.kubernetes.requests import JobRequest, mesh_from_compute
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import KubernetesError, Unauthenticated, Unreachable
-from meshgate_kubernetes.jobs.gateway_pod import GatewayPod
-from meshgate_kubernetes.jobs.lifecycle import RunningJob
+from meshgate_kubernetes.jobs.lifecycle import GatewayPod, RunningJob
 from tests.clusters.kubernetes.fake_api import FakeApi
 
 REQUEST = JobRequest(name="trainer", namespace="team", meshes=(mesh_from_compute("workers", Compute()),))

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import json
+import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import urllib3
+from hypothesis import given
+from hypothesis import strategies as st
+from urllib3.exceptions import InsecureRequestWarning
 
 from meshgate_kubernetes.api import client
-from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.api.client import KINDS, Api, Watch
 from meshgate_kubernetes.errors import (
     Conflict,
     Forbidden,
+    KubernetesError,
+    NoCluster,
     NotFound,
     NotKubernetes,
     Unauthenticated,
     Unreachable,
+    UntrustedCertificate,
 )
+from tests.certificates import create_certificates
 
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": "team"}}
 PATH = "/api/v1/namespaces/team/pods"
+POD_TLS = {"metadata": {"name": "a"}}
 
 
 class Server(ThreadingHTTPServer):
@@ -274,3 +287,199 @@ def test_an_answer_other_than_json_is_not_from_kubernetes(server: Server, api: A
     server.responses = [(200, b"<html>welcome</html>")]
     with pytest.raises(NotKubernetes, match=r"its answer to GET .*/pods/a is no JSON"):
         api.get("Pod", "a", "team")
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "resource"),
+    [
+        ("Pod", "/api/v1/namespaces/team/pods/a", "pods"),
+        ("StatefulSet", "/apis/apps/v1/namespaces/team/statefulsets/a", "statefulsets.apps"),
+        ("Node", "/api/v1/nodes/a", "nodes"),
+    ],
+)
+def test_the_path_of_an_object(kind: str, path: str, resource: str) -> None:
+    assert KINDS[kind].path("team", "a") == path
+    assert KINDS[kind].resource == resource
+
+
+def test_the_path_of_the_objects_of_all_namespaces() -> None:
+    assert KINDS["StatefulSet"].path("") == "/apis/apps/v1/statefulsets"
+
+
+def test_names_cannot_change_the_path() -> None:
+    assert KINDS["Pod"].path("a/b", "../c") == "/api/v1/namespaces/a%2Fb/pods/..%2Fc"
+
+
+class _HandlerOfTls(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = json.dumps(POD_TLS).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None: ...  # clients that reject the certificate
+
+
+@pytest.fixture(scope="module")
+def server_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The URL of an HTTPS server, and the directory of its certificates."""
+    directory = tmp_path_factory.mktemp("certificates")
+    create_certificates(directory, "127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(directory / "server.crt", directory / "server.key")
+    with _Server(("127.0.0.1", 0), _HandlerOfTls) as server_tls:
+        server_tls.socket = context.wrap_socket(server_tls.socket, server_side=True, do_handshake_on_connect=False)
+        serving = threading.Thread(target=server_tls.serve_forever, args=(0.01,))
+        serving.start()
+        yield f"https://127.0.0.1:{server_tls.server_address[1]}", directory
+        server_tls.shutdown()
+        serving.join()
+
+
+@pytest.fixture(autouse=True)
+def _strict_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default of Python 3.13 and later."""
+    create = ssl.create_default_context
+
+    def create_strict(*args: Any, **options: Any) -> ssl.SSLContext:
+        context = create(*args, **options)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", create_strict)
+
+
+def api_of(url: str, ca: Path | None, **settings: Any) -> Api:
+    def load(configuration: Any) -> str:
+        configuration.host = url
+        configuration.ssl_ca_cert = str(ca) if ca is not None else None
+        for name, value in settings.items():
+            setattr(configuration, name, value)
+        return "team"
+
+    return Api(load, "the test's kubeconfig")
+
+
+def test_requests_and_port_forwards_accept_a_cluster_ca_without_key_usage(server_tls: tuple[str, Path]) -> None:
+    url, directory = server_tls
+    api = api_of(url, directory / "ca.crt")
+    assert api.get("Pod", "a", "team") == POD_TLS
+    api._pool.clear()
+    context = api.port_forward("a", "team", 8650).ssl
+    assert context is not None
+    host, port = url.removeprefix("https://").split(":")
+    with socket.create_connection((host, int(port))) as plain, context.wrap_socket(plain, server_hostname=host) as tls:
+        assert tls.version()
+
+
+def test_connections_do_not_change_the_context_that_they_share(
+    server_tls: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, directory = server_tls
+    certificate = {"cert_file": str(directory / "server.crt"), "key_file": str(directory / "server.key")}
+    api = api_of(url, directory / "ca.crt", **certificate)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("other threads may be opening connections with this context")
+
+    for name in ("load_verify_locations", "load_cert_chain"):
+        monkeypatch.setattr(ssl.SSLContext, name, refuse)
+    assert api.get("Pod", "a", "team") == POD_TLS
+    api._pool.clear()
+
+
+def test_the_cas_of_the_system_are_still_checked_strictly(server_tls: tuple[str, Path]) -> None:
+    context = api_of(server_tls[0], None)._ssl
+    assert context is not None
+    assert context.verify_flags & ssl.VERIFY_X509_STRICT
+
+
+def test_another_ca_is_reported_as_such_and_not_as_a_network_problem(
+    server_tls: tuple[str, Path], tmp_path: Path
+) -> None:
+    create_certificates(tmp_path, "127.0.0.1")
+    api = api_of(server_tls[0], tmp_path / "ca.crt")
+    with pytest.raises(UntrustedCertificate, match=r"is not trusted: .*certificate.*the test's kubeconfig") as caught:
+        api.get("Pod", "a", "team")
+    assert "VPN" not in str(caught.value)
+    api._pool.clear()
+
+
+def test_verification_can_be_switched_off_in_the_kubeconfig(server_tls: tuple[str, Path], tmp_path: Path) -> None:
+    create_certificates(tmp_path, "127.0.0.1")
+    api = api_of(server_tls[0], tmp_path / "ca.crt", verify_ssl=False)
+    with pytest.warns(InsecureRequestWarning):
+        assert api.get("Pod", "a", "team") == POD_TLS
+    api._pool.clear()
+
+
+def test_a_file_that_is_not_a_certificate_is_reported(server_tls: tuple[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "ca.crt").write_text("none")
+    with pytest.raises(NoCluster, match="cannot use the certificates of the test's kubeconfig"):
+        api_of(server_tls[0], tmp_path / "ca.crt")
+
+
+class Response:
+    """``error`` is raised once the pieces are read."""
+
+    def __init__(self, pieces: list[bytes], error: Exception | None = None) -> None:
+        self.pieces, self.error = pieces, error
+
+    def stream(self, size: int, decode_content: bool) -> Iterator[bytes]:
+        yield from self.pieces
+        if self.error is not None:
+            raise self.error
+
+
+def line(kind: str, version: str, **facts: Any) -> bytes:
+    return json.dumps({"type": kind, "object": {"metadata": {"resourceVersion": version}, **facts}}).encode() + b"\n"
+
+
+def watch(*pieces: bytes, error: Exception | None = None) -> Watch:
+    return Watch(Response(list(pieces), error), KINDS["Pod"])  # type: ignore[arg-type]
+
+
+CHANGES = line("ADDED", "1", spec={"nodeName": "n"}) + line("BOOKMARK", "7") + line("DELETED", "9")
+
+
+@given(st.lists(st.integers(0, len(CHANGES)), max_size=6))
+def test_changes_arrive_whole_in_whatever_pieces(cuts: list[int]) -> None:
+    ends = sorted({0, *cuts, len(CHANGES)})
+    watched = watch(*(CHANGES[start:end] for start, end in pairwise(ends)))
+    changes = list(watched)
+    assert [(change, each["kind"], each["metadata"]["resourceVersion"]) for change, each in changes] == [
+        ("ADDED", "Pod", "1"),
+        ("DELETED", "Pod", "9"),
+    ]
+    assert changes[0][1]["spec"] == {"nodeName": "n"}
+
+
+def test_a_bookmark_advances_the_version_to_continue_from() -> None:
+    watched = watch(line("ADDED", "1") + line("BOOKMARK", "7"))
+    next(watched)
+    assert watched.resource_version == "1"
+    assert list(watched) == []
+    assert watched.resource_version == "7"
+
+
+def test_a_version_that_is_too_old_is_a_conflict() -> None:
+    with pytest.raises(Conflict, match="too old resource version"):
+        next(watch(line("ERROR", "", code=410, message="too old resource version: 1 (9)")))
+
+
+def test_another_failure_of_the_server_is_no_conflict() -> None:
+    with pytest.raises(KubernetesError, match="the watch of pods failed: etcdserver: request timed out") as caught:
+        next(watch(line("ERROR", "", code=500, message="etcdserver: request timed out")))
+    assert not isinstance(caught.value, Conflict)
+
+
+@pytest.mark.parametrize("error", [urllib3.exceptions.ProtocolError("broken"), OSError("reset")])
+def test_a_broken_connection_ends_the_watch(error: Exception) -> None:
+    assert [change for change, _ in watch(line("ADDED", "1"), b'{"type": "MODI', error=error)] == ["ADDED"]
