@@ -23,9 +23,8 @@ from meshgate_gateway.hosts.provider import CombinedHosts, HostProvider, StaticH
 from meshgate_gateway.http.auth import Authenticator, TokenAuthenticator
 from meshgate_gateway.http.routes import Routes
 from meshgate_gateway.http.server import LocalSocket, Server, listen
-from meshgate_gateway.sessions.ended_sessions import EndedSessions
 from meshgate_gateway.sessions.engine_processes import ENGINE_KEY, EnginePool, EngineProcess
-from meshgate_gateway.sessions.session_manager import SessionManager
+from meshgate_gateway.sessions.session_manager import EndedSessions, SessionManager
 from meshgate_gateway.sessions.session_table import Sessions
 from meshgate_gateway.settings import Settings
 from meshgate_gateway.shutdown import HOSTS_TIMEOUT, Shutdown, wait_for_shutdown

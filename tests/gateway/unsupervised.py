@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshgate_gateway.child_process import Process, start_process
-from meshgate_gateway.supervisor.protocol import Note, command_with_descriptors
-from meshgate_gateway.supervisor.supervisor import Kept
+from meshgate_gateway.supervisor.supervisor import Kept, Note, command_with_descriptors
 
 
 class UnsupervisedProcess:

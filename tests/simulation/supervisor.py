@@ -16,8 +16,7 @@ from meshgate_gateway import gateway
 from meshgate_gateway.engine import __main__ as engine_program
 from meshgate_gateway.settings import Settings
 from meshgate_gateway.supervisor.link import SupervisedProcess, SupervisorLink
-from meshgate_gateway.supervisor.protocol import Note
-from meshgate_gateway.supervisor.supervisor import Kept
+from meshgate_gateway.supervisor.supervisor import Kept, Note
 from tests.simulation.processes import Process, World
 
 FIRST_PID = 1 << 30  # of no real process

@@ -1,4 +1,4 @@
-"""The messages that the server and an engine exchange, as JSON."""
+"""The messages that the server and an engine exchange, as JSON; among them what an engine counts for the metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
-from meshgate_gateway.control.counts import EngineCounts
 from meshgate_wire.messages import Host
 from meshgate_wire.text import shorten
 
@@ -37,6 +36,36 @@ __all__ = [
 
 
 MAX_REASON = 16_384  # characters; JSON takes up to six bytes for one, and a message may have 160 KiB
+
+# Upper bounds of histogram buckets, in seconds. A call takes a millisecond or a training step; a save, a tenth second.
+CALL_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+SYNC_BOUNDS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+Outcome: TypeAlias = Literal["ok", "failed"]
+
+
+class Samples(BaseModel):
+    """Durations as counts per bucket; the last bucket has those above all bounds. ``seconds`` is their sum."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    buckets: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+
+class EngineCounts(BaseModel):
+    """``calls`` by outcome, with the durations of those that waited for replies; ``casts`` are calls without replies.
+    ``syncs``: durations from a version's offer to the last host. Bytes are those of the client's connections."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    type: Literal["counts"] = "counts"
+    calls: dict[Outcome, int] = {}
+    call_times: Samples = Samples()
+    casts: int = 0
+    sync_times: Samples = Samples()
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    lines: int = 0
 
 
 def _shorten(reason: object) -> object:

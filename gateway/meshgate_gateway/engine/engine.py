@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from meshgate_gateway.control.counts import EngineCounts
+from meshgate_gateway.control.messages import EngineCounts
 from meshgate_gateway.engine.admission import Admission
 from meshgate_gateway.engine.calls.backlog import Backlog
 from meshgate_gateway.engine.calls.calling import Calling
@@ -26,20 +26,17 @@ from meshgate_gateway.engine.inspection import Inspection
 from meshgate_gateway.engine.interfaces import CONTROL_STREAM
 from meshgate_gateway.engine.memory import ValueMemory
 from meshgate_gateway.engine.meshes.attaching import Attaching, FindHosts
-from meshgate_gateway.engine.meshes.controllers import Controllers, answer
 from meshgate_gateway.engine.meshes.host_watch import HostWatch
 from meshgate_gateway.engine.meshes.lifetimes import Lifetimes
-from meshgate_gateway.engine.meshes.spawning import Spawning
-from meshgate_gateway.engine.meshes.supervision import Supervision
-from meshgate_gateway.engine.meshes.watching import Watching
+from meshgate_gateway.engine.meshes.spawning import Controllers, Spawning, answer
+from meshgate_gateway.engine.meshes.supervision import Supervision, Watching
 from meshgate_gateway.engine.metrics import EngineMetrics
 from meshgate_gateway.engine.monarch.error_texts import refusing_address
 from meshgate_gateway.engine.monarch.interface import Fault, Monarch
 from meshgate_gateway.engine.monarch.same_versions import versions_of
 from meshgate_gateway.engine.monarch_settings import MonarchSettings
-from meshgate_gateway.engine.objects.lookup import Lookup
 from meshgate_gateway.engine.objects.records import HostMesh
-from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_gateway.engine.on_worker.process import set_up_process
 from meshgate_gateway.engine.output.lines import PrintedLine, fold, split_into_messages
 from meshgate_gateway.engine.output.worker_streams import WorkerStreams

@@ -11,13 +11,15 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 import structlog
+from pydantic import BaseModel, Field
 
 from meshgate_gateway.hosts.provider import Host, HostsUnavailable, OnLost, OnRestored
-from meshgate_gateway.hosts.worker_versions import with_versions
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.manifests.pods import VERSIONS_PORT_OFFSET
 from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, Object
 from meshgate_kubernetes.status import discovery
 from meshgate_kubernetes.status.diagnosis import examine_pod
@@ -28,6 +30,7 @@ log = structlog.get_logger()
 
 READY_TIMEOUT = 600.0
 KEPT = "hosts of mesh "  # begins the keys of what the supervisor keeps of them
+TIMEOUT = 1.0  # seconds
 
 
 class KubernetesHosts:
@@ -163,3 +166,31 @@ def _inherited(mesh: str, supervisor: SupervisorLink) -> dict[int, discovery.Wor
 
 def _wire_host(host: discovery.WorkerHost) -> Host:
     return Host(name=host.name, address=host.address, identity=host.identity, node=host.node, zone=host.zone)
+
+
+# Asks a pod for the versions of its worker: a Monarch of another release does not answer, and so names none.
+#
+# The pods that meshgate creates answer on a port of their own (``WORKER_BOOTSTRAP`` of ``meshgate_kubernetes``).
+
+
+class _Versions(BaseModel):
+    python: str = Field(max_length=64)
+    monarch: str = Field(max_length=64)
+
+
+async def with_versions(host: Host) -> Host:
+    """``host`` with the versions that it reports. If it reports none, as with an older client, they stay unknown."""
+    try:
+        versions = await asyncio.wait_for(_ask(host), TIMEOUT)
+    except (OSError, ValueError, asyncio.TimeoutError):
+        return host
+    return host.model_copy(update=versions.model_dump())
+
+
+async def _ask(host: Host) -> _Versions:
+    place = urlsplit(host.address)
+    reader, writer = await asyncio.open_connection(place.hostname, (place.port or 0) + VERSIONS_PORT_OFFSET)
+    try:
+        return _Versions.model_validate_json(await reader.readline())
+    finally:
+        writer.close()

@@ -1,21 +1,34 @@
-"""Authentication of requests. Every request except a health check needs credentials, on loopback too.
+"""Authentication of requests, and the audit log of what was allowed and refused.
 
-Implementations of ``Authenticator`` accept the gateway's token or Kubernetes identities. None may log or return a
-credential.
+Every request except a health check needs credentials, on loopback too. Implementations of ``Authenticator`` accept the
+gateway's token or Kubernetes identities. None may log or return a credential.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import socket
+from collections import Counter
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
+import structlog
 from pydantic import SecretStr
 
 from meshgate_gateway.http.messages import Request, Response
 from meshgate_wire.proof import NONCE_HEADER, Prover
+
+log = structlog.get_logger()
+
+Action: TypeAlias = Literal["session", "describe job", "start job", "find job", "end job", "forward"]
+
+Outcome: TypeAlias = Literal["allowed", "refused"]
+
+audited: Counter[tuple[Action, Outcome]] = Counter()
+"""How many events of each kind this process has logged."""
+MAX_CLAIM = 200  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +93,43 @@ def prover_of(request: Request) -> Prover | None:
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+# The audit log: one event for each session, job and refusal, with the caller and its address.
+#
+# ``caller`` is the authenticated identity; null if there is none. ``address`` is the peer of the connection: behind an
+# ingress that is the ingress, and ``forwarded_for`` is what it, or the caller, claims in ``X-Forwarded-For``.
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request comes from."""
+
+    address: str
+    forwarded_for: str | None = None
+
+
+def origin_of(request: Request, connection: socket.socket) -> Origin:
+    """Raises MalformedRequest if X-Forwarded-For is repeated."""
+    forwarded = request.header("X-Forwarded-For")
+    return Origin(_address(connection), forwarded[:MAX_CLAIM] if forwarded else None)
+
+
+def _address(connection: socket.socket) -> str:
+    try:
+        peer = connection.getpeername()
+    except OSError as error:  # it has disconnected
+        return f"unknown ({error.strerror})"
+    return str(peer[0]) if peer and isinstance(peer, tuple) else "this machine"
+
+
+def audit(action: Action, origin: Origin, *, caller: str | None, refused: str | None = None, **facts: object) -> None:
+    """Logs that ``caller`` was allowed ``action``, or why it was ``refused``."""
+    facts = {"action": action, "caller": caller, "address": origin.address} | facts
+    if origin.forwarded_for is not None:
+        facts["forwarded_for"] = origin.forwarded_for
+    audited[action, "allowed" if refused is None else "refused"] += 1
+    if refused is None:
+        log.info("audit", outcome="allowed", **facts)
+    else:
+        log.warning("audit", outcome="refused", reason=refused, **facts)

@@ -23,10 +23,9 @@ from prometheus_client.core import (
 )
 
 from meshgate_gateway.hosts.provider import HostProvider
-from meshgate_gateway.http.audit import audited
+from meshgate_gateway.http.auth import audited
 from meshgate_gateway.http.messages import Request, Response
-from meshgate_gateway.sessions.session_table import Statistics
-from meshgate_gateway.sessions.totals import Durations, Totals
+from meshgate_gateway.sessions.session_table import Durations, Statistics, Totals
 from meshgate_wire.version import PYTHON_VERSION, SOFTWARE_VERSION
 
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from meshgate_gateway.hosts.provider import HostProvider
-from meshgate_gateway.http.audit import Action, Origin, audit, origin_of
-from meshgate_gateway.http.auth import Authenticator, Identity, prover_of
+from meshgate_gateway.http.auth import Action, Authenticator, Identity, Origin, audit, origin_of, prover_of
 from meshgate_gateway.http.messages import MalformedRequest, Request, Response
 from meshgate_gateway.sessions.session_manager import ConnectRequest, SessionManager
 from meshgate_gateway.sessions.session_table import Gone, Reject

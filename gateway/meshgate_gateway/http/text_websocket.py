@@ -1,4 +1,4 @@
-"""The server's end of a websocket of text messages, on an accepted socket.
+"""What an accepted socket becomes besides a session: a websocket of text messages, or a proxy to another server.
 
 Only the provisioning service uses it, for a few small messages per job. The websockets of sessions belong to the
 engines.
@@ -19,6 +19,7 @@ from websockets.http11 import Request as Handshake
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
+from meshgate_gateway.http.messages import Request
 from meshgate_wire.proof import ANY_GATEWAY, PROOF_HEADER, Prover
 
 T = TypeVar("T")
@@ -26,6 +27,7 @@ MAX_MESSAGE = 1 << 20
 SEND_TIMEOUT = 10.0
 LINGER = 2.0
 _READ_SIZE = 1 << 17
+CONNECT_TIMEOUT = 5.0
 
 
 class TextWebSocket:
@@ -123,3 +125,47 @@ class TextWebSocket:
 async def _drain(source: socket.socket) -> None:
     while await asyncio.get_running_loop().sock_recv(source, _READ_SIZE):
         continue
+
+
+async def proxy_bytes(connection: socket.socket, request: Request, path: str, host: str, port: int) -> None:
+    """Sends ``request``, with ``path`` in place of its own, to ``host``; then copies bytes both ways until one side
+    ends. Owns ``connection``."""
+    upstream = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    upstream.setblocking(False)
+    upstream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with connection, upstream, suppress(OSError, asyncio.TimeoutError):
+        await asyncio.wait_for(asyncio.get_running_loop().sock_connect(upstream, (host, port)), CONNECT_TIMEOUT)
+        await forward_bytes(connection, request, path, upstream)
+
+
+async def forward_bytes(connection: socket.socket, request: Request, path: str, upstream: socket.socket) -> None:
+    """As ``proxy_bytes``, to a server that ``upstream`` is connected to. Owns both sockets."""
+    with connection, upstream, suppress(OSError):
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_sendall(upstream, _head(request, path))
+        directions = ((connection, upstream), (upstream, connection))
+        copying = [asyncio.create_task(_copy(source, target)) for source, target in directions]
+        try:
+            await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(copying, timeout=LINGER)
+        finally:
+            for task in copying:
+                task.cancel()
+            await asyncio.gather(*copying, return_exceptions=True)
+
+
+async def _copy(source: socket.socket, target: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    with suppress(OSError):
+        while data := await loop.sock_recv(source, _READ_SIZE):
+            await loop.sock_sendall(target, data)
+        target.shutdown(socket.SHUT_WR)
+
+
+def _head(request: Request, path: str) -> bytes:
+    """The request head for ``path``, including the credentials, which ``Request.head`` omits."""
+    first, _, rest = request.head.partition(b"\r\n")
+    method, _, version = first.split(b" ", 2)
+    credentials = request.header("Authorization")
+    authorization = f"Authorization: {credentials}\r\n".encode("latin-1") if credentials is not None else b""
+    return b" ".join((method, path.encode("latin-1"), version)) + b"\r\n" + authorization + rest

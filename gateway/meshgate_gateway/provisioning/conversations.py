@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Generic, TypeVar
 
-from meshgate_gateway.http.audit import Origin, audit, origin_of
-from meshgate_gateway.http.auth import Denied, prover_of
+from meshgate_gateway.http.auth import Denied, Origin, audit, origin_of, prover_of
 from meshgate_gateway.http.messages import MalformedRequest, Request, Response
 from meshgate_gateway.http.text_websocket import TextWebSocket
 

@@ -19,11 +19,10 @@ from http import HTTPStatus
 import structlog
 from pydantic import SecretStr
 
-from meshgate_gateway.http.audit import audit, origin_of
-from meshgate_gateway.http.auth import Identity, TokenAuthenticator, bearer_token
-from meshgate_gateway.http.byte_proxy import proxy_bytes
+from meshgate_gateway.http.auth import Identity, TokenAuthenticator, audit, bearer_token, origin_of
 from meshgate_gateway.http.kubernetes_auth import KubernetesAuthenticator, KubernetesUsers
 from meshgate_gateway.http.messages import Request, Response
+from meshgate_gateway.http.text_websocket import proxy_bytes
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import KubernetesError, NotFound
 from meshgate_kubernetes.jobs.lifecycle import find_gateway

@@ -16,16 +16,14 @@ from typing import TypeAlias
 
 from pydantic import ValidationError
 
-from meshgate_gateway.http.audit import Action, Origin, audit
-from meshgate_gateway.http.auth import Denied, Identity, TokenAuthenticator, bearer_token
+from meshgate_gateway.http.auth import Action, Denied, Identity, Origin, TokenAuthenticator, audit, bearer_token
 from meshgate_gateway.http.kubernetes_auth import KubernetesUser, KubernetesUsers
 from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.http.text_websocket import TextWebSocket
 from meshgate_gateway.provisioning.conversations import Conversations
 from meshgate_gateway.provisioning.job_proxy import JobProxy
 from meshgate_gateway.provisioning.pending_jobs import PendingJobs
-from meshgate_gateway.provisioning.policy import Policy, apply_policy, violations
-from meshgate_gateway.provisioning.quota import counted_namespaces, exceeded_quota
+from meshgate_gateway.provisioning.policy import Policy, apply_policy, counted_namespaces, exceeded_quota, violations
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import KubernetesError, NotFound
 from meshgate_kubernetes.jobs import lifecycle

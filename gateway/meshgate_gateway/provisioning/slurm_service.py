@@ -23,11 +23,9 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
-from meshgate_gateway.http.audit import Origin, audit, origin_of
-from meshgate_gateway.http.auth import Denied, Identity, TokenAuthenticator, bearer_token
-from meshgate_gateway.http.byte_proxy import forward_bytes
+from meshgate_gateway.http.auth import Denied, Identity, Origin, TokenAuthenticator, audit, bearer_token, origin_of
 from meshgate_gateway.http.messages import Request, Response
-from meshgate_gateway.http.text_websocket import TextWebSocket
+from meshgate_gateway.http.text_websocket import TextWebSocket, forward_bytes
 from meshgate_gateway.provisioning.conversations import Conversations
 from meshgate_gateway.provisioning.slurm_policy import (
     DEFAULT_PYTHON,

@@ -8,6 +8,7 @@ the hosts.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import math
 import os
@@ -41,11 +42,10 @@ from meshgate_gateway.control.messages import (
     SessionState,
 )
 from meshgate_gateway.hosts.provider import Host, HostProvider, HostsUnavailable
-from meshgate_gateway.sessions.ended_sessions import EndedSessions
 from meshgate_gateway.sessions.engine_processes import EnginePool, EngineProcess
 from meshgate_gateway.sessions.inspection import Inspection
-from meshgate_gateway.sessions.session_table import Admission, Gone, Kind, Reject, Sessions, Start, Statistics
-from meshgate_gateway.sessions.totals import Totals
+from meshgate_gateway.sessions.session_table import Admission, Gone, Kind, Reject, Sessions, Start, Statistics, Totals
+from meshgate_gateway.supervisor.link import SupervisorLink
 
 log = structlog.get_logger()
 
@@ -53,6 +53,7 @@ STOP_TIMEOUT = 7.0  # seconds an engine has to stop its meshes
 EXIT_TIMEOUT = 2.0  # seconds from the end of its channel to the exit of its process
 REAP_TIMEOUT = 15.0
 DESCRIBE_TIMEOUT = 3.0
+PREFIX = "ended session/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,3 +376,27 @@ class SessionManager:
 def _silence(message: ClientDisconnected | SessionState) -> float:
     """How long the client was silent, as far as the lease is concerned."""
     return math.inf if message.detached else message.silence
+
+
+class EndedSessions:
+    """A copy of the table's ended sessions."""
+
+    def __init__(self, supervisor: SupervisorLink) -> None:
+        self._supervisor = supervisor
+        self._kept = {
+            key.removeprefix(PREFIX): Gone(**kept.note)
+            for key, kept in supervisor.kept.items()
+            if key.startswith(PREFIX)
+        }
+
+    def restore(self) -> dict[str, Gone]:
+        """What the last server has left."""
+        return dict(self._kept)
+
+    def update(self, gone: Mapping[str, Gone]) -> None:
+        """To be called when sessions were added or forgotten."""
+        for session in self._kept.keys() - gone.keys():
+            self._supervisor.drop(PREFIX + session)
+        for session in gone.keys() - self._kept.keys():
+            self._supervisor.keep(PREFIX + session, dataclasses.asdict(gone[session]))
+        self._kept = dict(gone)

@@ -1,4 +1,4 @@
-"""The table of sessions: decisions only, no processes and no sockets.
+"""The table of sessions and their totals: decisions only, no processes and no sockets.
 
 The caller reports what happened and when, and carries out the returned decisions. The first connection starts a
 session. The session outlives its connections by the lease and ends exactly once. Its end reason is kept for another
@@ -7,9 +7,12 @@ lease, for clients that return late. A session belongs to the identity that star
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
+
+from meshgate_gateway.control.messages import CALL_BOUNDS, SYNC_BOUNDS, EngineCounts, Outcome, Samples
 
 MAX_ENDED_LEASE = 1800.0
 """The longest lease, in seconds, of a session whose connection ended while its client was still heard from. A driver
@@ -238,3 +241,46 @@ class Sessions:
         if live.disconnected_at is None or live.ending is not None:
             return float("inf")
         return live.disconnected_at + live.lease
+
+
+@dataclass(slots=True)
+class Durations:
+    """A histogram. ``buckets`` has one count more than ``bounds``, which are in seconds."""
+
+    bounds: tuple[float, ...]
+    buckets: list[int] = field(init=False)
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.buckets = [0] * (len(self.bounds) + 1)
+
+    def add(self, samples: Samples) -> None:
+        for index, count in enumerate(samples.buckets[: len(self.buckets)]):
+            self.buckets[index] += count
+        self.seconds += samples.seconds
+
+
+@dataclass(slots=True)
+class Totals:
+    """``reconnections`` are further connections of a session; ``ended`` counts sessions by how they ended."""
+
+    started: int = 0
+    reconnections: int = 0
+    ended: Counter[Kind] = field(default_factory=Counter)
+    calls: Counter[Outcome] = field(default_factory=Counter)
+    call_times: Durations = field(default_factory=lambda: Durations(CALL_BOUNDS))
+    casts: int = 0
+    sync_times: Durations = field(default_factory=lambda: Durations(SYNC_BOUNDS))
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    lines: int = 0
+
+    def add(self, counts: EngineCounts) -> None:
+        """Adds what an engine has counted since its last message."""
+        self.calls.update(counts.calls)
+        self.call_times.add(counts.call_times)
+        self.casts += counts.casts
+        self.sync_times.add(counts.sync_times)
+        self.bytes_received += counts.bytes_received
+        self.bytes_sent += counts.bytes_sent
+        self.lines += counts.lines

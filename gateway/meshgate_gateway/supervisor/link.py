@@ -14,8 +14,7 @@ from typing import NoReturn
 
 import structlog
 
-from meshgate_gateway.supervisor.protocol import Note, receive_message, send_message
-from meshgate_gateway.supervisor.supervisor import Child, Inheritance, Kept
+from meshgate_gateway.supervisor.supervisor import Child, Inheritance, Kept, Note, receive_message, send_message
 
 log = structlog.get_logger()
 

@@ -8,8 +8,14 @@ import pytest
 
 from meshgate_gateway.control import messages
 from meshgate_gateway.control.channel import MAX_MESSAGE
-from meshgate_gateway.control.counts import Samples
-from meshgate_gateway.control.messages import ControlMessage, parse_message
+from meshgate_gateway.control.messages import (
+    CALL_BOUNDS,
+    SYNC_BOUNDS,
+    ControlMessage,
+    EngineCounts,
+    Samples,
+    parse_message,
+)
 from meshgate_wire.messages import Host
 
 HOST = Host(name="workers-0", address="tcp://10.0.0.1:26600")
@@ -52,3 +58,17 @@ def test_the_longest_reason_fits_into_a_message() -> None:
         messages.HostsReply(mesh="m", error="x" * 1_000_000),
     ):
         assert len(message.model_dump_json()) < MAX_MESSAGE
+
+
+@pytest.mark.parametrize("bounds", [CALL_BOUNDS, SYNC_BOUNDS])
+def test_bounds_ascend(bounds: tuple[float, ...]) -> None:
+    assert list(bounds) == sorted(set(bounds))
+
+
+def test_the_largest_counts_fit_into_a_control_message() -> None:
+    most = 10**30
+    samples = Samples(buckets=(most,) * (len(CALL_BOUNDS) + 1), seconds=float(most))
+    counts = EngineCounts(
+        calls={"ok": most, "failed": most}, call_times=samples, sync_times=samples, bytes_sent=most, lines=most
+    )
+    assert len(counts.model_dump_json()) < MAX_MESSAGE

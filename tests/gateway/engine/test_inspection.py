@@ -9,8 +9,7 @@ import pytest
 from meshgate_gateway.control.messages import Inspect
 from meshgate_gateway.engine import inspection as module
 from meshgate_gateway.engine.inspection import PrintedLines
-from meshgate_gateway.engine.objects.host_health import AVAILABLE
-from meshgate_gateway.engine.objects.records import HostMesh
+from meshgate_gateway.engine.objects.records import AVAILABLE, HostMesh
 from meshgate_wire.messages import Call, MeshRef, OutputLine, Region, Values
 from meshgate_wire.status import CallCounts, EngineStatus
 from tests.gateway.engine.fakes import async_test

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import uuid
 from http import HTTPStatus
 
 import pytest
 from pydantic import SecretStr
 
-from meshgate_gateway.http.auth import Denied, Identity, TokenAuthenticator, bearer_token
+from meshgate_gateway.http.auth import Denied, Identity, TokenAuthenticator, bearer_token, origin_of
 from meshgate_gateway.http.messages import HeadParser, MalformedRequest, Request
+from tests.gateway import server_process
+from tests.gateway.server_process import ServerProcess
 
 TOKEN = "correct-horse-battery-staple"
 
@@ -55,3 +59,31 @@ def test_the_authenticator_does_not_keep_the_token() -> None:
 
 def test_a_bearer_token_is_stripped() -> None:
     assert bearer_token(request("Bearer   abc  ")) == "abc"
+
+
+def test_a_session_is_recorded_with_its_caller_and_address() -> None:
+    session = uuid.uuid4().hex
+    with ServerProcess("--mesh", "workers=ipc:///nowhere/a") as server, server.dial(session) as connection:
+        assert connection.head()[0] == 101
+        event = server.wait_logged("audit", action="session", outcome="allowed")
+    assert (event["session"], event["caller"], event["address"]) == (session, "job", "127.0.0.1")
+    assert "forwarded_for" not in event
+
+
+def test_a_refusal_is_recorded_with_its_reason_and_without_the_token() -> None:
+    with ServerProcess("--mesh", "workers=ipc:///nowhere/a") as server:
+        forwarded = {"X-Forwarded-For": "203.0.113.7" + " " * 300}
+        assert server.ask("/v1/job", token="guessed", **forwarded).status == 401
+        event = server.wait_logged("audit", action="describe job", outcome="refused")
+        assert "guessed" not in server.log
+    assert event["caller"] is None
+    assert event["forwarded_for"].strip() == "203.0.113.7"
+    assert "is not the token of this gateway" in event["reason"]
+
+
+def test_a_peer_on_a_unix_socket_is_this_machine() -> None:
+    parsed = HeadParser().feed(server_process.request("/v1/job", token=server_process.TOKEN))
+    assert parsed is not None
+    one, other = socket.socketpair()
+    with one, other:
+        assert origin_of(parsed, one).address == "this machine"

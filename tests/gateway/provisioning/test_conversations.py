@@ -15,8 +15,7 @@ from structlog.testing import capture_logs
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from meshgate_gateway.http.audit import Origin
-from meshgate_gateway.http.auth import Denied, bearer_token
+from meshgate_gateway.http.auth import Denied, Origin, bearer_token
 from meshgate_gateway.http.messages import Request
 from meshgate_gateway.http.server import Server, listen
 from meshgate_gateway.http.text_websocket import TextWebSocket

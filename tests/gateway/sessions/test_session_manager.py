@@ -26,13 +26,15 @@ from meshgate_gateway.control.messages import (
     SessionState,
 )
 from meshgate_gateway.hosts.provider import Host, HostProvider, StaticHosts
-from meshgate_gateway.sessions.ended_sessions import EndedSessions
 from meshgate_gateway.sessions.engine_processes import EnginePool
-from meshgate_gateway.sessions.session_manager import ConnectRequest, SessionManager, _silence
+from meshgate_gateway.sessions.session_manager import ConnectRequest, EndedSessions, SessionManager, _silence
 from meshgate_gateway.sessions.session_table import Gone, Sessions
 from meshgate_gateway.supervisor.link import SupervisorLink
 from tests.gateway.server_process import STUBS, ServerProcess, wait_gone
 from tests.gateway.unsupervised import Unsupervised
+
+DIED = Gone("died", "was killed by SIGKILL", "the last words", 3.0)
+ENDED = Gone("ended", "the client ended the session", "", 4.0)
 
 
 @pytest.fixture(scope="module")
@@ -458,3 +460,19 @@ def test_a_detached_session_keeps_its_whole_lease_however_its_driver_ended() -> 
     assert _silence(ClientDisconnected(silence=2.0)) == 2.0
     assert _silence(ClientDisconnected(silence=2.0, detached=True)) == math.inf
     assert _silence(SessionState(connected=False, silence=2.0, detached=True)) == math.inf
+
+
+def test_what_one_server_keeps_the_next_restores() -> None:
+    supervisor = cast("SupervisorLink", Unsupervised())
+    ended = EndedSessions(supervisor)
+    assert ended.restore() == {}
+    ended.update({"a": DIED})
+    ended.update({"a": DIED, "b": ENDED})
+    assert EndedSessions(supervisor).restore() == {"a": DIED, "b": ENDED}
+
+
+def test_what_the_table_forgets_is_dropped() -> None:
+    supervisor = cast("SupervisorLink", Unsupervised())
+    EndedSessions(supervisor).update({"a": DIED, "b": ENDED})
+    EndedSessions(supervisor).update({"b": ENDED})
+    assert EndedSessions(supervisor).restore() == {"b": ENDED}

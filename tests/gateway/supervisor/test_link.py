@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from meshgate_gateway.supervisor.link import SupervisorLink
-from meshgate_gateway.supervisor.protocol import receive_message, send_message
-from meshgate_gateway.supervisor.supervisor import Inheritance, Kept
+from meshgate_gateway.supervisor.supervisor import Inheritance, Kept, receive_message, send_message
 
 TIMEOUT = 30.0
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from meshgate_gateway.supervisor.supervisor import command_with_descriptors, receive_message, send_message
 from tests.gateway.server_process import TOKEN, ServerProcess, request, wait_gone
 
 
@@ -184,7 +185,7 @@ def test_everything_ends_with_the_gateway_after_a_restart(signum: signal.Signals
 FAILING = """
 import sys
 from meshgate_gateway.supervisor import supervisor
-from meshgate_gateway.supervisor.protocol import send_message
+from meshgate_gateway.supervisor.supervisor import send_message
 
 def serve(inheritance):
     if sys.argv[1] == "serving":
@@ -219,7 +220,7 @@ def test_a_server_gone_in_the_middle_of_a_request_is_replaced() -> None:
     program = """
 import os, signal
 from meshgate_gateway.supervisor import supervisor
-from meshgate_gateway.supervisor.protocol import send_message
+from meshgate_gateway.supervisor.supervisor import send_message
 
 def serve(inheritance):
     if inheritance.predecessor is None:
@@ -232,3 +233,32 @@ supervisor.supervise(serve)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "was killed by SIGKILL\n", "")
+
+
+def test_a_message_arrives_with_its_descriptors() -> None:
+    ours, theirs = socket.socketpair()
+    read, write = os.pipe()
+    with ours, theirs:
+        send_message(ours, {"type": "keep", "note": {"text": "x" * 100_000}}, [write])
+        received = receive_message(theirs)
+        assert received is not None
+        message, (descriptor,) = received
+        assert message == {"type": "keep", "note": {"text": "x" * 100_000}}
+        os.write(descriptor, b"through the copy")
+        assert os.read(read, 100) == b"through the copy"
+    for each in (read, write, descriptor):
+        os.close(each)
+
+
+def test_a_peer_that_ends_between_or_within_messages_is_gone() -> None:
+    for sent in (b"", b"\0\0", b"\0\0\0\x09{}"):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            with ours:
+                ours.sendall(sent)
+            assert receive_message(theirs) is None
+
+
+def test_descriptors_replace_their_places_in_a_command() -> None:
+    command = ["engine", "--control-fd", "fd:0", "--other", "fd:1", "fd:2"]
+    assert command_with_descriptors(command, [7, 9]) == ["engine", "--control-fd", "7", "--other", "9", "fd:2"]

@@ -20,9 +20,8 @@ from meshgate_gateway.engine.memory import ValueMemory
 from meshgate_gateway.engine.monarch.error_texts import reports_a_stop
 from meshgate_gateway.engine.monarch.interface import Reply
 from meshgate_gateway.engine.monarch.settings import FrameTooLarge
-from meshgate_gateway.engine.objects.lookup import Lookup, choose
 from meshgate_gateway.engine.objects.records import ActorMesh
-from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, choose
 from meshgate_wire import Fragments, MessageTooLarge
 from meshgate_wire.messages import Adopted, Call, Failed, Failure, Fault, Progress, stream_of
 from meshgate_wire.status import CallStatus

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 from meshgate_gateway.engine.calls.backlog import Backlog
 from meshgate_gateway.engine.calls.calling import Messaging
 from meshgate_gateway.engine.interfaces import Handler, Send, StartTask
-from meshgate_gateway.engine.objects.lookup import Lookup, choose
 from meshgate_gateway.engine.objects.records import Channel
-from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, choose
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Adopted, OpenChannel, PortMessage, PortSend, SendTo, stream_of
 

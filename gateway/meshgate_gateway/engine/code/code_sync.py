@@ -15,8 +15,7 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from meshgate_gateway.engine.code.run_until import run_until
-from meshgate_gateway.engine.code.worker_sources import PROCESS_MODULES, worker_sources
+from meshgate_gateway.engine.code.host_agents import PROCESS_MODULES, run_until, worker_sources
 from meshgate_gateway.engine.failures import RequestFailed, invalid, stale_code
 from meshgate_gateway.engine.interfaces import Handler, Send
 from meshgate_gateway.engine.objects.records import HostMesh

@@ -7,14 +7,16 @@ cannot get an agent, requests that need it fail with the reason, and the next su
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import functools
+import importlib.util
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
-from meshgate_gateway.engine.code.run_until import run_until
-from meshgate_gateway.engine.code.worker_sources import AGENT_MODULES, worker_sources
 from meshgate_gateway.engine.interfaces import SetUpProcess, StartTask
 from meshgate_gateway.engine.monarch.error_texts import error_text
 from meshgate_gateway.engine.objects.records import HostMesh
@@ -33,6 +35,60 @@ LOOPBACK = "127.0.0.1"
 FIRST_NUMBER = -(2**31)  # numbers of the agents' proc meshes; objects of the session never get that low
 
 Address = tuple[str, int]
+PACKAGE = "meshgate_sync"
+AGENT_MODULES = ("distribution.agent", "relay.plan")
+PROCESS_MODULES = ("store.home", "reload.reload")
+
+
+async def run_until(
+    stops: Iterable[asyncio.Future[Any]], work: Coroutine[Any, Any, Any], *, timeout: float | None = None
+) -> bool:
+    """Runs ``work`` until it is done, one of ``stops`` is, or ``timeout`` seconds pass. Returns whether it is done.
+
+    Raises what ``work`` raises. Unfinished work is cancelled, and has ended when this returns or is cancelled itself.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task, *stops), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        return False
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+# Source texts of the ``meshgate_sync`` modules that run on workers, which may have nothing but torchmonarch.
+#
+# ``worker_sources`` starts from entry points and follows their imports. A test ensures that each of these modules
+# imports the standard library only.
+
+
+@functools.cache
+def worker_sources(entry_points: tuple[str, ...]) -> dict[str, str]:
+    """The sources of ``entry_points`` and of all that they import, by module name within the package."""
+    spec = importlib.util.find_spec(PACKAGE)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    folder = Path(spec.submodule_search_locations[0])
+    found: dict[str, str] = {}
+    pending = list(entry_points)
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found[name] = (folder / f"{name.replace('.', '/')}.py").read_text()
+            pending += imported_modules(name, found[name])
+    return found
+
+
+def imported_modules(name: str, source: str) -> list[str]:
+    """The modules of the package that module ``name`` imports as ``from .module import …``."""
+    return [
+        ".".join([*name.split(".")[: -node.level], node.module])
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and node.level and node.module
+    ]
 
 
 class AgentSpawner(Protocol):

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from meshgate_gateway.engine.calls.pending_calls import PendingCall
-from meshgate_gateway.engine.code.run_until import run_until
-from meshgate_gateway.engine.code.worker_sources import PROCESS_MODULES, worker_sources
+from meshgate_gateway.engine.code.host_agents import PROCESS_MODULES, run_until, worker_sources
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed, invalid, stale_code
 from meshgate_gateway.engine.interfaces import Handler, StartTask
-from meshgate_gateway.engine.objects.lookup import Lookup
 from meshgate_gateway.engine.objects.records import ActorMesh, ProcMesh, remember
 from meshgate_gateway.engine.objects.regions import ranks_of
+from meshgate_gateway.engine.objects.table import Lookup
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Failure, MeshRef, Region, Reload, stream_of
 

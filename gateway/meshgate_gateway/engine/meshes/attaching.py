@@ -8,9 +8,8 @@ from typing import Any, Protocol
 from meshgate_gateway.engine.failures import invalid
 from meshgate_gateway.engine.interfaces import Handler, Send
 from meshgate_gateway.engine.monarch.same_versions import SameVersions
-from meshgate_gateway.engine.objects.host_health import AVAILABLE
-from meshgate_gateway.engine.objects.lookup import Lookup
 from meshgate_gateway.engine.objects.records import (
+    AVAILABLE,
     ActorMesh,
     Channel,
     HostMesh,
@@ -19,7 +18,7 @@ from meshgate_gateway.engine.objects.records import (
     attached_hosts,
 )
 from meshgate_gateway.engine.objects.regions import check_size, ranks_of
-from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Adopt, AttachHosts, Host, HostsAttached, Region
 

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed, invalid
 from meshgate_gateway.engine.interfaces import Handler, Send, StartTask
-from meshgate_gateway.engine.objects.lookup import Lookup
 from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh, ProcMesh, SessionObject
 from meshgate_gateway.engine.objects.regions import ranks_of, ranks_within
-from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Done, Initialized, Region, Release, Stop, stream_of
 

@@ -10,9 +10,8 @@ import pytest
 from meshgate_gateway.engine.calls import calling
 from meshgate_gateway.engine.calls.calling import Calling
 from meshgate_gateway.engine.memory import ValueMemory
-from meshgate_gateway.engine.objects.lookup import Lookup
 from meshgate_gateway.engine.objects.records import ActorMesh
-from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments, MessageTooLarge
 from meshgate_wire.messages import (
     Argument,

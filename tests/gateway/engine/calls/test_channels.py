@@ -9,9 +9,8 @@ import pytest
 from meshgate_gateway.engine.calls.backlog import Backlog
 from meshgate_gateway.engine.calls.channels import MAX_QUEUED, Channels
 from meshgate_gateway.engine.failures import RequestFailed
-from meshgate_gateway.engine.objects.lookup import Lookup
 from meshgate_gateway.engine.objects.records import Channel
-from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
 from meshgate_wire.messages import MeshRef, OpenChannel, PortMessage, PortSend, SendTo, stream_of
 from tests.gateway.engine.fakes import (

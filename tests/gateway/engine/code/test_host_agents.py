@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshgate_gateway.engine.code import host_agents
-from meshgate_gateway.engine.code.host_agents import FIRST_NUMBER, MAX_DEATHS, HostAgents
+from meshgate_gateway.engine.code.host_agents import (
+    AGENT_MODULES,
+    FIRST_NUMBER,
+    MAX_DEATHS,
+    PROCESS_MODULES,
+    HostAgents,
+    imported_modules,
+    run_until,
+    worker_sources,
+)
 from meshgate_gateway.engine.objects.records import HostMesh
 from meshgate_sync.errors import HostsBehind
 from meshgate_sync.relay.plan import GATEWAY, HostSlot, Routes
@@ -279,3 +292,121 @@ async def test_agents_that_start_when_the_session_ends_fail_on_no_host() -> None
     await provided.agents.close()
     await turns()
     assert provided.tree.removed == []
+
+
+@pytest.mark.parametrize("entry_points", [AGENT_MODULES, PROCESS_MODULES])
+def test_modules_for_workers_import_only_stdlib_modules(entry_points: tuple[str, ...]) -> None:
+    for name, source in worker_sources(entry_points).items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                modules = [str(node.module)]
+            else:
+                continue
+            foreign = [each for each in modules if each.split(".")[0] not in sys.stdlib_module_names]
+            assert not foreign, f"{name} imports {foreign}"
+
+
+def test_every_imported_module_is_included() -> None:
+    modules = worker_sources(AGENT_MODULES)
+    assert all(used in modules for name, source in modules.items() for used in imported_modules(name, source))
+
+
+def test_the_modules_run_without_meshgate_installed() -> None:
+    program = f"""
+import sys
+from importlib import import_module
+for name in ("meshgate_sync", "meshgate_wire", "meshgate", "pydantic", "monarch"):
+    sys.modules[name] = None
+{import_sources_source()}
+package = import_sources({dict(worker_sources(AGENT_MODULES))!r})
+agent = import_module(package + ".distribution.agent")
+import tempfile
+agent.HostAgent("a", secret=b"s" * 32, owner="o", home=tempfile.mkdtemp()).stop()
+print("it runs")
+"""
+    done = subprocess.run([sys.executable, "-I", "-"], input=program, capture_output=True, text=True, check=False)
+    assert done.stdout == "it runs\n", done.stderr
+
+
+def import_sources_source() -> str:
+    """The source of ``import_sources`` and of the standard-library imports of its module."""
+    from meshgate_gateway.engine.on_worker import process as on_worker
+
+    tree = ast.parse(Path(str(on_worker.__file__)).read_text())
+    kept = [
+        node
+        for node in tree.body
+        if isinstance(node, (ast.Import, ast.ImportFrom, ast.AnnAssign))
+        or (isinstance(node, ast.FunctionDef) and node.name == "import_sources")
+    ]
+    return ast.unparse(ast.Module([node for node in kept if not _left_out(node)], []))
+
+
+def _left_out(node: ast.stmt) -> bool:
+    """Whether ``node`` imports something that the program does not need or cannot import."""
+    return isinstance(node, ast.ImportFrom) and node.module in ("__future__", "meshgate_sync.store.place")
+
+
+class Work:
+    """Runs until it is cancelled, and then takes a moment to end."""
+
+    def __init__(self) -> None:
+        self.ended = False
+
+    async def run(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            self.ended = True
+
+
+async def fails() -> None:
+    raise KeyError("what it raises")
+
+
+def never() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
+def test_work_that_ends_first_is_done() -> None:
+    async def main() -> bool:
+        return await run_until((never(),), asyncio.sleep(0), timeout=60)
+
+    assert asyncio.run(main())
+
+
+def test_what_work_raises_is_raised() -> None:
+    async def main() -> None:
+        await run_until((never(),), fails())
+
+    with pytest.raises(KeyError, match="what it raises"):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("timeout", [None, 0.01])
+def test_work_that_is_cut_short_has_ended_on_return(timeout: float | None) -> None:
+    async def main() -> None:
+        work, stop = Work(), never()
+        if timeout is None:
+            asyncio.get_running_loop().call_soon(stop.set_result, None)
+        assert not await run_until((stop,), work.run(), timeout=timeout)
+        assert work.ended
+
+    asyncio.run(main())
+
+
+def test_cancelling_the_wait_cancels_the_work() -> None:
+    async def main() -> None:
+        work = Work()
+        waiting = asyncio.ensure_future(run_until((never(),), work.run()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert work.ended
+
+    asyncio.run(main())

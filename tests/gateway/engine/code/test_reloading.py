@@ -12,10 +12,9 @@ from meshgate_gateway.engine.calls.pending_calls import PendingCall
 from meshgate_gateway.engine.code.reloading import Reloading
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed
 from meshgate_gateway.engine.monarch.interface import Reply
-from meshgate_gateway.engine.objects.lookup import Lookup
 from meshgate_gateway.engine.objects.records import ActorMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
-from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire.messages import Adopted, Failed, MeshRef, Region, Reload, stream_of
 from tests.gateway.engine.fakes import FakeMonarch, Sent, async_test, proc_mesh, start_task, turns, until
 

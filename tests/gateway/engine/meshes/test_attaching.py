@@ -6,10 +6,9 @@ import pytest
 
 from meshgate_gateway.engine.failures import RequestFailed
 from meshgate_gateway.engine.meshes.attaching import Attaching
-from meshgate_gateway.engine.objects.lookup import Lookup
 from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
-from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Adopt, AttachHosts, Host, HostsAttached, MeshRef
 from tests.gateway.engine.fakes import FakeMonarch, Sent, async_test, host_mesh, proc_mesh

@@ -9,10 +9,9 @@ import pytest
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed
 from meshgate_gateway.engine.meshes import lifetimes
 from meshgate_gateway.engine.meshes.lifetimes import Lifetimes
-from meshgate_gateway.engine.objects.lookup import Lookup
 from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
-from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire.messages import Done, Failed, Failure, Initialized, MeshRef, Region, Release, Stop, stream_of
 from tests.gateway.engine.fakes import (
     FakeMesh,

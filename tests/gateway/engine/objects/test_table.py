@@ -7,11 +7,14 @@ import pytest
 from meshgate_gateway.engine.failures import RequestFailed
 from meshgate_gateway.engine.objects import table
 from meshgate_gateway.engine.objects.records import Channel
-from meshgate_gateway.engine.objects.table import ObjectTable
-from meshgate_wire.messages import Failure
-from tests.gateway.engine.fakes import async_test, turns
+from meshgate_gateway.engine.objects.regions import hosts_region
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
+from meshgate_wire import Fragments
+from meshgate_wire.messages import Argument, Failure, MeshRef
+from tests.gateway.engine.fakes import FakeMonarch, actor_mesh, async_test, host_mesh, proc_mesh, turns
 
 BROKEN = Failure(kind="supervision", message="out of memory", step="spawn_procs({}, name='p')", mesh="p")
+HOSTS, PROCS, ACTORS, PORT = 1, 2, 3, 4
 
 
 @async_test
@@ -121,3 +124,94 @@ def test_references_from_workers_get_negative_numbers_until_they_are_released() 
     objects.release(-2)
     with pytest.raises(RequestFailed, match="object -2 did not arrive from a worker, or was released"):
         objects.reference(-2)
+
+
+class Known:
+    """One object of each kind."""
+
+    def __init__(self) -> None:
+        self.monarch, self.objects = FakeMonarch(), ObjectTable()
+        self.lookup = Lookup(self.objects, self.monarch)
+        self.hosts = host_mesh()
+        self.procs = proc_mesh(self.hosts)
+        self.actors = actor_mesh(self.procs)
+        for number, made in ((HOSTS, self.hosts), (PROCS, self.procs), (ACTORS, self.actors), (PORT, Channel("port"))):
+            self.objects.add(number, made)
+
+
+@async_test
+async def test_a_reference_without_a_region_is_the_whole_mesh() -> None:
+    known = Known()
+    assert await known.lookup.hosts(MeshRef(object=HOSTS)) == (known.hosts, known.hosts.mesh)
+    assert await known.lookup.procs(MeshRef(object=PROCS, region=known.procs.region)) == (
+        known.procs,
+        known.procs.mesh,
+    )
+    assert known.lookup.actors(known.actors, MeshRef(object=ACTORS)) == (known.actors, known.actors.actors, [0, 1])
+
+
+@async_test
+async def test_a_slice_is_made_once() -> None:
+    known = Known()
+    second = hosts_region(1, 1)
+    _, mesh = await known.lookup.procs(MeshRef(object=PROCS, region=second))
+    assert mesh.region == second
+    assert (await known.lookup.procs(MeshRef(object=PROCS, region=second)))[1] is mesh
+    _, actors, ranks = known.lookup.actors(known.actors, MeshRef(object=ACTORS, region=second))
+    assert (actors.region, ranks) == (second, [1])
+    assert known.lookup.actors(known.actors, MeshRef(object=ACTORS, region=second))[1] is actors
+
+
+@async_test
+async def test_a_reference_of_another_kind_or_out_of_bounds_is_rejected() -> None:
+    known = Known()
+    with pytest.raises(RequestFailed, match="object 2 is not a host mesh"):
+        await known.lookup.hosts(MeshRef(object=PROCS))
+    with pytest.raises(RequestFailed, match="object 1 is not a proc mesh"):
+        await known.lookup.procs(MeshRef(object=HOSTS))
+    with pytest.raises(RequestFailed, match="object 1 is not an actor mesh"):
+        known.lookup.actors(known.hosts, MeshRef(object=HOSTS))
+    with pytest.raises(RequestFailed, match="object 1 is not a port"):
+        await known.lookup.channel(HOSTS)
+    with pytest.raises(RequestFailed, match="is not part of mesh 'procs'"):
+        await known.lookup.procs(MeshRef(object=PROCS, region=hosts_region(3)))
+
+
+@async_test
+async def test_hosts_that_were_stopped_are_attached_to_again_and_their_slices_made_again() -> None:
+    known = Known()
+    first = hosts_region(1)
+    _, before = await known.lookup.hosts(MeshRef(object=HOSTS, region=first))
+    known.hosts.must_attach = True
+    _, after = await known.lookup.hosts(MeshRef(object=HOSTS, region=first))
+    await known.lookup.hosts(MeshRef(object=HOSTS))
+    assert before is not after
+    assert known.monarch.attached == [("workers", ["tcp://10.0.0.0:1", "tcp://10.0.0.1:1"])]
+
+
+@async_test
+async def test_arguments_become_monarchs_own_objects() -> None:
+    known = Known()
+    kinds = (("hosts", HOSTS), ("procs", PROCS), ("port", PORT), ("actors", ACTORS))
+    arguments = [Argument(kind=kind, ref=MeshRef(object=number)) for kind, number in kinds]  # type: ignore[arg-type]
+    assert await known.lookup.arguments(arguments) == [
+        known.hosts.mesh,
+        known.procs.mesh,
+        ("port", "port"),
+        ("actors", known.actors.actors),
+    ]
+
+
+def test_a_message_without_a_pickle_is_rejected() -> None:
+    known = Known()
+    with pytest.raises(RequestFailed, match="the message has no pickled arguments"):
+        known.lookup.payload([], [])
+    assert known.lookup.payload([Fragments((b"pick", b"le"))], []) == b"pickle"
+
+
+def test_output_is_labelled_with_the_only_actor_mesh_of_a_process_or_else_its_proc_mesh() -> None:
+    known = Known()
+    assert known.lookup.label(PROCS, 1) == ("actors", "workers-1")
+    known.objects.add(5, actor_mesh(known.procs, "others"))
+    assert known.lookup.label(PROCS, 1) == ("procs", "workers-1")
+    assert known.lookup.label(99, 0) == ("", "")

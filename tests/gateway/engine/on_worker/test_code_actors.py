@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import monarch.actor
 import pytest
 
-from meshgate_gateway.engine.code.worker_sources import AGENT_MODULES, worker_sources
+from meshgate_gateway.engine.code.host_agents import AGENT_MODULES, worker_sources
 from meshgate_gateway.engine.on_worker.code_actors import HostAgentActor
 
 
