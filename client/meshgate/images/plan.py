@@ -18,10 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from pathspec import GitIgnoreSpec
-
 from meshgate.images.steps import Argument, Copy, PipInstall, RunBash, SetEnvVars, Step, SyncPackage, WorkDir, title
-from meshgate_sync.tree.ignore import DEFAULTS
+from meshgate_sync.tree.ignore import DEFAULTS, Patterns
 
 _LINK, _DIRECTORY, _EXECUTABLE, _FILE = "link", "directory", "executable", "file"
 
@@ -135,7 +133,7 @@ def _copy(step: Copy) -> tuple[dict[str, Any], Content]:
 def _package(path: str) -> tuple[dict[str, Any], Content]:
     _require_directory(path)
     base = os.path.basename(path)
-    entries = _tree(path, GitIgnoreSpec.from_lines(DEFAULTS), path)
+    entries = _tree(path, Patterns.of(map(str.encode, DEFAULTS)), path)
     root = "."
     if "__init__.py" in entries:  # an import package, not a project
         entries = {f"{base}/{name}": local for name, local in entries.items()}
@@ -160,12 +158,12 @@ def _resolve(source: str, *, wildcards: bool) -> list[str]:
     return found
 
 
-def _dockerignore(context: str | None) -> GitIgnoreSpec:
+def _dockerignore(context: str | None) -> Patterns:
     lines: list[str] = []
     if context is not None and os.path.isfile(path := os.path.join(context, ".dockerignore")):
         with open(path, encoding="utf-8") as file:  # Docker anchors patterns at the context, git does not
             lines = [_anchored(line.strip()) for line in file if line.strip() and not line.startswith("#")]
-    return GitIgnoreSpec.from_lines(lines)
+    return Patterns.of(map(os.fsencode, lines))
 
 
 def _anchored(pattern: str) -> str:
@@ -173,14 +171,14 @@ def _anchored(pattern: str) -> str:
     return f"{negated}/{pattern.lstrip('/')}"
 
 
-def _tree(top: str, ignored: GitIgnoreSpec, context: str) -> dict[str, str]:
+def _tree(top: str, ignored: Patterns, context: str) -> dict[str, str]:
     """The local paths below ``top`` by their relative names."""
     entries: dict[str, str] = {}
     for directory, subdirectories, files in os.walk(top):
         for name in (*subdirectories, *files):
             path = os.path.join(directory, name)
             is_directory = name in subdirectories and not os.path.islink(path)
-            if ignored.match_file(os.path.relpath(path, context) + ("/" if is_directory else "")):
+            if ignored.cover(os.fsencode(os.path.relpath(path, context)), directory=is_directory):
                 continue
             entries[os.path.relpath(path, top)] = path
         subdirectories[:] = [

@@ -165,12 +165,17 @@ class _Pattern:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class Patterns:
     """The rules of one ignore file, the last line first. ``prefix``: its directory below the root, empty or ending in
     ``/``."""
 
     prefix: bytes
     patterns: tuple[_Pattern, ...]
+
+    @classmethod
+    def of(cls, lines: Iterable[bytes], prefix: bytes = b"") -> Patterns:
+        patterns = [pattern for line in lines if (pattern := _pattern(line)) is not None]
+        return cls(prefix, tuple(reversed(patterns)))
 
     def decide(self, path: bytes, *, directory: bool) -> bool | None:
         below = path[len(self.prefix) :]
@@ -182,6 +187,18 @@ class _Layer:
                 return not pattern.includes
         return None
 
+    def cover(self, path: bytes, *, directory: bool) -> bool:
+        """Whether the last line that matches ``path`` or a directory above it ignores them. As Docker reads its file,
+        and unlike git, this includes again what is in an ignored directory."""
+        names = path.split(b"/")
+        above = [b"/".join(names[:count]) for count in range(1, len(names))]
+        each = [(path, directory), *((parent, True) for parent in above)]
+        for pattern in self.patterns:
+            single = Patterns(self.prefix, (pattern,))
+            if any(single.decide(entry, directory=kind) is not None for entry, kind in each):
+                return not pattern.includes
+        return False
+
 
 class Rules:
     """The rules that apply in one directory. ``key`` identifies them: decisions made under the same key can be
@@ -189,7 +206,7 @@ class Rules:
 
     __slots__ = ("_git", "_own", "key")
 
-    def __init__(self, own: tuple[_Layer, ...], git: tuple[_Layer, ...], key: bytes) -> None:
+    def __init__(self, own: tuple[Patterns, ...], git: tuple[Patterns, ...], key: bytes) -> None:
         self._own = own
         self._git = git
         self.key = key
@@ -197,7 +214,7 @@ class Rules:
     @classmethod
     def base(cls, excludes: bytes = b"") -> Rules:
         """The defaults and ``excludes``, the content of git's ``info/exclude``."""
-        layers = (_layer(b"", _lines(excludes)), _DEFAULT_LAYER)
+        layers = (Patterns.of(_lines(excludes)), _DEFAULT_LAYER)
         return cls((), layers, piece_digest(_VERSION + repr(DEFAULTS).encode() + excludes))
 
     def below(self, prefix: bytes, texts: Mapping[bytes, bytes]) -> Rules:
@@ -206,9 +223,9 @@ class Rules:
             return self
         own, git = self._own, self._git
         if OWN_IGNORE in texts:
-            own = (_layer(prefix, _lines(texts[OWN_IGNORE])), *own)
+            own = (Patterns.of(_lines(texts[OWN_IGNORE]), prefix), *own)
         if GIT_IGNORE in texts:
-            git = (_layer(prefix, _lines(texts[GIT_IGNORE])), *git)
+            git = (Patterns.of(_lines(texts[GIT_IGNORE]), prefix), *git)
         contents = b"\0".join(part for name in sorted(texts) for part in (name, piece_digest(texts[name])))
         return Rules(own, git, piece_digest(self.key + prefix + b"\0" + contents))
 
@@ -222,11 +239,6 @@ class Rules:
 
 EVERYTHING = Rules((), (), b"everything")
 """The key of trees of which nothing is ignored; ignore files in them are not read."""
-
-
-def _layer(prefix: bytes, lines: Iterable[bytes]) -> _Layer:
-    patterns = [pattern for line in lines if (pattern := _pattern(line)) is not None]
-    return _Layer(prefix, tuple(reversed(patterns)))
 
 
 def _pattern(line: bytes) -> _Pattern | None:
@@ -256,5 +268,5 @@ def _without_trailing_spaces(line: bytes) -> bytes:
     return stripped + b" " if backslashes % 2 and stripped != line else stripped
 
 
-_DEFAULT_LAYER = _layer(b"", (line.encode() for line in DEFAULTS))
-_VERSION_CONTROL_LAYER = _layer(b"", (line.encode() for line in _VERSION_CONTROL))
+_DEFAULT_LAYER = Patterns.of(line.encode() for line in DEFAULTS)
+_VERSION_CONTROL_LAYER = Patterns.of(line.encode() for line in _VERSION_CONTROL)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from meshgate_sync.tree.ignore import Rules, compile_wildmatch
+from meshgate_sync.tree.ignore import Patterns, Rules, compile_wildmatch
 from meshgate_sync.tree.scan import Scanner
 from tests.sync.trees import paths
 
@@ -224,3 +224,22 @@ def test_pattern_does_not_match(pattern: bytes, path: bytes) -> None:
 @pytest.mark.parametrize("pattern", [b"[", b"[a", b"[]", b"[[:nothing:]]", b"[/]", b"a\\", b"[a\\"])
 def test_a_malformed_pattern_matches_nothing(pattern: bytes) -> None:
     assert compile_wildmatch(pattern) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "path", "covered"),
+    [
+        ((b"/a",), b"a/b/c", True),  # a copy may begin inside an ignored directory
+        ((b"/a", b"!/a/b"), b"a/b/c", False),
+        ((b"!/a/b", b"/a"), b"a/b/c", True),
+        ((b"/*", b"!/keep"), b"keep/x", False),
+        ((b"a/",), b"a", False),
+        ((b"a/",), b"a/b", True),
+        ((b"# a", b"b "), b"a", False),
+        ((b"**/secret",), b"sub/secret", True),
+    ],
+)
+def test_the_last_line_about_a_path_or_a_directory_above_it_decides(
+    lines: tuple[bytes, ...], path: bytes, covered: bool
+) -> None:
+    assert Patterns.of(lines).cover(path, directory=False) is covered
