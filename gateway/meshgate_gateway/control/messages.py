@@ -9,32 +9,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 from meshgate_wire.messages import Host
 from meshgate_wire.text import shorten
 
-__all__ = [
-    "AssignSession",
-    "ClientConnected",
-    "ClientDisconnected",
-    "ConnectionRefused",
-    "ControlMessage",
-    "DescribeSession",
-    "EndSession",
-    "EngineCounts",
-    "EngineReady",
-    "HostLost",
-    "HostRestored",
-    "HostsReply",
-    "HostsRequest",
-    "Inspect",
-    "Inspected",
-    "NewConnection",
-    "Notice",
-    "ReportState",
-    "SessionDescription",
-    "SessionEnded",
-    "SessionState",
-    "parse_message",
-]
-
-
 MAX_REASON = 16_384  # characters; JSON takes up to six bytes for one, and a message may have 160 KiB
 
 # Upper bounds of histogram buckets, in seconds. A call takes a millisecond or a training step; a save, a tenth second.
