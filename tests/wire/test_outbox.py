@@ -27,11 +27,11 @@ def outbox(*, connected: bool = True, **limits: int) -> Outbox:
 
 
 def small(box: Outbox, stream: int, size: int = 100) -> None:
-    box.put_frame(stream, encode_frame_header(FIRST | LAST, stream, size) + bytes(size))
+    box.put(stream, encode_frame_header(FIRST | LAST, stream, size) + bytes(size))
 
 
 def large(box: Outbox, stream: int, size: int) -> None:
-    box.put_large(stream, LargeMessage([pattern(size)], size))
+    box.put(stream, LargeMessage([pattern(size)], size))
 
 
 def frames(box: Outbox, max_bytes: int = 2**20) -> list[tuple[int, int, int]]:

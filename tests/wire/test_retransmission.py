@@ -51,9 +51,9 @@ def test_a_rewind_replays_missing_frames_in_order() -> None:
     sent = kept("one", "two", "three", "four")
     sent.acknowledge(1)
     sent.rewind(2)
-    assert sent.replaying
+    assert sent.replay
     assert replayed(sent) == ["three", "four"]
-    assert not sent.replaying
+    assert not sent.replay
     assert sent.sent == sent.last == 4
 
 
@@ -80,7 +80,7 @@ def test_a_replay_ends_with_the_connection() -> None:
     sent = kept("one", "two")
     sent.rewind(0)
     sent.stop_replay()
-    assert not sent.replaying
+    assert not sent.replay
     sent.rewind(1)
     assert replayed(sent) == ["two"]
 

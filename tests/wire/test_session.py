@@ -17,7 +17,7 @@ from meshgate_wire import (
     State,
     WireError,
 )
-from meshgate_wire.framing.frames import FIRST, LAST, encode_frame_header, encode_frames_header
+from meshgate_wire.framing.frames import FIRST, FRAMES, LAST, encode_frame_header, encode_frames_header
 from meshgate_wire.messages import Done, Values
 from tests.wire.channel import (
     KIB,
@@ -43,7 +43,7 @@ def established() -> Channel:
 def frames(ack: int, first: int, *payloads: tuple[int, int, bytes]) -> bytes:
     """A websocket message of DATA frames, each ``(flags, stream, payload)``."""
     body = b"".join(encode_frame_header(flags, stream, len(data)) + data for flags, stream, data in payloads)
-    return encode_frames_header(ack, first) + body
+    return encode_frames_header(FRAMES, ack, first) + body
 
 
 def small_frame(number: int) -> tuple[int, int, bytes]:
@@ -415,12 +415,12 @@ def test_an_acknowledgement_may_not_decrease() -> None:
         (b"\x01{}", "sent a second hello"),
         (b"\x03\0\0", "an acknowledgement must have 9 bytes, not 3"),
         (b"\x02\0\0", "must have at least 17 bytes, not 3"),
-        (encode_frames_header(0, 1), "without any frame"),
+        (encode_frames_header(FRAMES, 0, 1), "without any frame"),
         (frames(0, 0, (3, 1, b"x")), "sent frame 0, but frame 1 was expected"),
         (frames(0, 3, (3, 1, b"x")), "sent frame 3, but frame 1 was expected"),
-        (encode_frames_header(0, 1) + b"\x03\0\0", "frame 1 is truncated: 3 bytes of its header"),
+        (encode_frames_header(FRAMES, 0, 1) + b"\x03\0\0", "frame 1 is truncated: 3 bytes of its header"),
         (frames(0, 1, (3, 1, b"x" * 9))[:-2], "frame 1 is truncated: 7 of 9 bytes"),
-        (encode_frames_header(0, 1) + encode_frame_header(3, 1, 2**31), "2147483648 bytes in one frame"),
+        (encode_frames_header(FRAMES, 0, 1) + encode_frame_header(3, 1, 2**31), "2147483648 bytes in one frame"),
         (bytes(5 * MIB), "5242880 bytes in one websocket message, but this side's limit is 4194304"),
     ],
 )

@@ -22,7 +22,7 @@ class _Window:
 
 
 class ReceiveWindows:
-    __slots__ = ("_due", "_max_tracked", "_threshold", "_tracked_target", "_windows", "window")
+    __slots__ = ("_max_tracked", "_threshold", "_tracked_target", "_windows", "due", "window")
 
     def __init__(self, window: int, max_tracked: int) -> None:
         self.window = window
@@ -30,14 +30,10 @@ class ReceiveWindows:
         self._max_tracked = max_tracked
         self._tracked_target = max(1, max_tracked // 16)
         self._windows: dict[int, _Window] = {}
-        self._due: dict[int, None] = {}  # streams with a grant to send, in order
+        self.due: dict[int, None] = {}  # streams with a grant to send, in order
 
     def __len__(self) -> int:
         return len(self._windows)
-
-    @property
-    def due(self) -> bool:
-        return bool(self._due)
 
     @property
     def held(self) -> int:
@@ -54,28 +50,28 @@ class ReceiveWindows:
             )
         window.allowance -= nbytes
         if self.window - window.held - window.allowance >= self._threshold:
-            self._due[stream] = None
+            self.due[stream] = None
 
     def hold(self, stream: int, nbytes: int) -> None:
         """A complete message waits to be consumed."""
         window = self._windows[stream]
         window.held += nbytes
         if self.window - window.held - window.allowance < self._threshold:
-            self._due.pop(stream, None)
+            self.due.pop(stream, None)
 
     def release(self, stream: int, nbytes: int) -> None:
         """The application has consumed ``nbytes`` that were held."""
         window = self._windows[stream]
         window.held -= nbytes
         if self.window - window.held - window.allowance >= self._threshold:
-            self._due[stream] = None
+            self.due[stream] = None
 
     def grants(self, limit: int) -> list[tuple[int, int]]:
         """The next ``(stream, bytes)`` grants, at most ``limit``. They count as granted from now on."""
         grants: list[tuple[int, int]] = []
-        while self._due and len(grants) < min(limit, GRANTS_PER_FRAME):
-            stream = next(iter(self._due))
-            del self._due[stream]
+        while self.due and len(grants) < min(limit, GRANTS_PER_FRAME):
+            stream = next(iter(self.due))
+            del self.due[stream]
             window = self._windows[stream]
             amount = self.window - window.held - window.allowance
             window.allowance += amount
@@ -87,11 +83,11 @@ class ReceiveWindows:
     def _track(self, stream: int) -> _Window:
         if len(self._windows) >= self._max_tracked:
             raise LimitExceeded("streams whose window is not fully open", len(self._windows) + 1, self._max_tracked)
-        if len(self._windows) >= self._tracked_target and not self._due:
+        if len(self._windows) >= self._tracked_target and not self.due:
             # Amounts below the threshold would be tracked forever: grant them all, so that both sides forget them.
             for number, window in self._windows.items():
                 if window.held + window.allowance < self.window:
-                    self._due[number] = None
+                    self.due[number] = None
         window = self._windows[stream] = _Window(self.window)
         return window
 
@@ -99,7 +95,7 @@ class ReceiveWindows:
         for stream, window in self._windows.items():
             assert 0 <= window.allowance <= self.window
             assert window.held >= 0
-            assert (window.allowance, window.held) != (self.window, 0) or stream in self._due
+            assert (window.allowance, window.held) != (self.window, 0) or stream in self.due
             if self.window - window.held - window.allowance >= self._threshold:
-                assert stream in self._due
-        assert all(self._windows[s].held + self._windows[s].allowance < self.window for s in self._due)
+                assert stream in self.due
+        assert all(self._windows[s].held + self._windows[s].allowance < self.window for s in self.due)

@@ -136,16 +136,13 @@ class Outbox:
         stream = self._streams.get(number)
         return 0 if stream is None else stream.nbytes
 
-    def put_frame(self, number: int, frame: bytes) -> None:
-        """Queues a small message, encoded as a frame."""
-        nbytes = len(frame) - FRAME_HEADER_BYTES
-        self.small_nbytes += nbytes
-        self._put(number, frame, nbytes)
-
-    def put_large(self, number: int, message: LargeMessage) -> None:
-        self._put(number, message, message.nbytes)
-
-    def _put(self, number: int, queued: Queued, nbytes: int) -> None:
+    def put(self, number: int, queued: Queued) -> None:
+        """Queues a small message, encoded as a frame, or a large one."""
+        if isinstance(queued, bytes):
+            nbytes = len(queued) - FRAME_HEADER_BYTES
+            self.small_nbytes += nbytes
+        else:
+            nbytes = queued.nbytes
         self.nbytes += nbytes
         stream = self._streams.get(number)
         if stream is None:
@@ -171,13 +168,8 @@ class Outbox:
 
     def next_frame(self, max_bytes: int, *, at_least_one: bool) -> Frame | None:
         """The next frame, if it has at most ``max_bytes`` or ``at_least_one`` is set."""
-        if self._small and (self._small_run < self._small_turn or not self._large):
-            return self._next_small(max_bytes, at_least_one)
-        if self._large:
-            return self._next_chunk(max_bytes, at_least_one)
-        return None
-
-    def _next_small(self, max_bytes: int, at_least_one: bool) -> Frame | None:
+        if not self._small or (self._large and self._small_run >= self._small_turn):
+            return self._next_chunk(max_bytes, at_least_one) if self._large else None
         stream = self._small[0]
         frame = stream.queue[0]
         assert isinstance(frame, bytes)

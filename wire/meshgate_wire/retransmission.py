@@ -27,11 +27,11 @@ class Unacknowledged:
     They differ during a replay.
     """
 
-    __slots__ = ("_frames", "_replay", "acknowledged", "last", "nbytes", "sent")
+    __slots__ = ("_frames", "acknowledged", "last", "nbytes", "replay", "sent")
 
     def __init__(self) -> None:
         self._frames: deque[Frame] = deque()
-        self._replay: deque[Frame] = deque()
+        self.replay: deque[Frame] = deque()  # frames that must be sent again
         self.acknowledged = 0
         self.sent = 0
         self.last = 0
@@ -40,12 +40,8 @@ class Unacknowledged:
     def __len__(self) -> int:
         return len(self._frames)
 
-    @property
-    def replaying(self) -> bool:
-        return bool(self._replay)
-
     def keep(self, frame: Frame) -> None:
-        """Adds a new frame, which is being sent. Must not be called while ``replaying``: frames are sent in order."""
+        """Adds a new frame, which is being sent. Must not be called during a ``replay``: frames are sent in order."""
         self._frames.append(frame)
         self.nbytes += frame.nbytes
         self.last += 1
@@ -72,24 +68,24 @@ class Unacknowledged:
         self.sent = self.last
         self.acknowledge(received)
         self.sent = received
-        self._replay = deque(self._frames)
+        self.replay = deque(self._frames)
 
     def next_replayed(self, max_bytes: int, *, at_least_one: bool) -> Frame | None:
         """The next frame to replay, if it has at most ``max_bytes`` or ``at_least_one`` is set."""
-        if not self._replay or (self._replay[0].nbytes > max_bytes and not at_least_one):
+        if not self.replay or (self.replay[0].nbytes > max_bytes and not at_least_one):
             return None
         self.sent += 1
-        return self._replay.popleft()
+        return self.replay.popleft()
 
     def stop_replay(self) -> None:
-        self._replay.clear()
+        self.replay.clear()
 
     def validate_state(self) -> None:
         assert 0 <= self.acknowledged <= self.sent <= self.last
         assert len(self._frames) == self.last - self.acknowledged
         assert self.nbytes == sum(frame.nbytes for frame in self._frames)
         assert all(frame.nbytes == sum(map(len, frame.pieces)) for frame in self._frames)
-        if self._replay:
-            assert len(self._replay) == self.last - self.sent
-            tail = islice(self._frames, len(self._frames) - len(self._replay), None)
-            assert all(again is kept for again, kept in zip(self._replay, tail, strict=True))
+        if self.replay:
+            assert len(self.replay) == self.last - self.sent
+            tail = islice(self._frames, len(self._frames) - len(self.replay), None)
+            assert all(again is kept for again, kept in zip(self.replay, tail, strict=True))

@@ -34,7 +34,7 @@ from .errors import (
     WireError,
 )
 from .events import Established, Event, MessageReceived
-from .framing.assembly import AssembledMessage, Assembly, Refuse, accept_all
+from .framing.assembly import Assembly, Refuse, accept_all
 from .framing.encoding import encode_message
 from .framing.fragments import Sendable
 from .framing.frames import (
@@ -146,9 +146,9 @@ class Session:
         nbytes, pieces = encode_message(header, buffers, allowed)
         if nbytes <= self.limits.small_message:
             frame = b"".join((encode_frame_header(FIRST | LAST, stream, nbytes), *pieces))
-            self._outbox.put_frame(stream, frame)
+            self._outbox.put(stream, frame)
         else:
-            self._outbox.put_large(stream, LargeMessage(coalesce(pieces), nbytes))
+            self._outbox.put(stream, LargeMessage(coalesce(pieces), nbytes))
         self._messages_sent += 1
 
     def data_to_send(self, budget: int = DEFAULT_BUDGET) -> list[bytes | memoryview]:
@@ -162,7 +162,8 @@ class Session:
             return []
         first = self._sent.sent + 1
         pieces: list[bytes | memoryview] = [b""]
-        available = self._available(budget)
+        limit = MIN_LIMITS["max_websocket_message"] if self.peer is None else self.peer.limits.max_websocket_message
+        available = max(min(budget, limit) - MESSAGE_HEADER_BYTES, FRAME_HEADER_BYTES + 1)
         while available > FRAME_HEADER_BYTES:
             frame = self._next_frame(available, at_least_one=len(pieces) == 1)
             if frame is None:
@@ -170,7 +171,7 @@ class Session:
             pieces += frame.pieces
             available -= frame.nbytes
         if len(pieces) > 1:
-            pieces[0] = encode_frames_header(self._received, first)
+            pieces[0] = encode_frames_header(FRAMES, self._received, first)
         elif self._ack_now:
             pieces[0] = encode_ack(self._received)
         else:
@@ -180,13 +181,9 @@ class Session:
         self._ack_now = False
         return pieces
 
-    def _available(self, budget: int) -> int:
-        limit = MIN_LIMITS["max_websocket_message"] if self.peer is None else self.peer.limits.max_websocket_message
-        return max(min(budget, limit) - MESSAGE_HEADER_BYTES, FRAME_HEADER_BYTES + 1)
-
     def _next_frame(self, max_bytes: int, *, at_least_one: bool) -> Frame | None:
         sent = self._sent
-        if sent.replaying:
+        if sent.replay:
             frame = sent.next_replayed(max_bytes, at_least_one=at_least_one)
             self._replayed += frame is not None
             return frame
@@ -252,7 +249,10 @@ class Session:
             return
         kind = data[0] if data else 0
         if kind == FRAMES:
-            ack, first = read_frames_header(data)
+            if size < MESSAGE_HEADER_BYTES:
+                text = f"a message of frames must have at least {MESSAGE_HEADER_BYTES} bytes, not {size}"
+                raise ProtocolError(text, resumable=True)
+            _, ack, first = read_frames_header(data)
             self._sent.acknowledge(ack)
             self._receive_frames(data, first, events)
         elif kind == ACK:
@@ -322,16 +322,14 @@ class Session:
             raise ProtocolError(f"the peer sent a frame of unknown type {flags} on stream {stream}")
         self._windows.take(stream, end - start)
         message = self._assembly.receive(flags, stream, data, start, end)
-        if message is not None:
-            events.append(self._message_received(stream, message))
-
-    def _message_received(self, stream: int, message: AssembledMessage) -> MessageReceived:
+        if message is None:
+            return
         self._messages_received += 1
         event = MessageReceived(message.header, message.buffers, stream, message.nbytes, refused=message.refused)
         if stream in self._manual_set or (self._manual is not None and self._manual(stream)):
             self._windows.hold(stream, message.nbytes)
             event.held = message.nbytes
-        return event
+        events.append(event)
 
     # --- flow control -----------------------------------------------------------------------------------------
 

@@ -89,26 +89,33 @@ class FrameReader:
             found.append(ParsedFrame(payload))
         return at + size
 
-    def _start_frame(self, data: bytes, at: int, end: int, found: list[ParsedFrame]) -> int:
+    def _start_frame(self, data: bytes, at: int, end: int, found: list[ParsedFrame]) -> int:  # noqa: PLR0911
         """Reads the frame at ``at``. Returns the position after it, or ``at`` if more data is needed."""
-        header = _read_header(data, at, end)
-        if header is None:
+        if end - at < 2:
             return at
-        start, size, masked = header
+        second = data[at + 1]
+        size, start, masked = second & 0x7F, at + 2, second >= _MASKED
+        if size >= _LENGTH_16:
+            layout = _HEADER_16 if size == _LENGTH_16 else _HEADER_64
+            start = at + layout.size
+            if end < start:
+                return at
+            size = layout.unpack_from(data, at)[2]
+        start += 4 if masked else 0
+        if end < start:
+            return at
         if masked is (self._unmask is None) or size > self._max_size:
             self._broken = True
             return at
-        if data[at] == _BINARY:
-            return self._start_message(data, start, size, end, found)
-        if end - start < size:
-            return at
-        found.append(ParsedFrame(data[at : start + size], passthrough=True))
-        return start + size
-
-    def _start_message(self, data: bytes, start: int, size: int, end: int, found: list[ParsedFrame]) -> int:
+        complete = end - start >= size
+        if data[at] != _BINARY:
+            if not complete:
+                return at
+            found.append(ParsedFrame(data[at : start + size], passthrough=True))
+            return start + size
         if self._unmask is not None:
             self._mask = data[start - 4 : start]
-        if end - start >= size:
+        if complete:
             if self._unmask is None:
                 found.append(ParsedFrame(data[start : start + size]))
             else:
@@ -118,22 +125,3 @@ class FrameReader:
             self._pieces.append(memoryview(data)[start:end])
         self._missing = size - (end - start)
         return end
-
-
-def _read_header(data: bytes, at: int, end: int) -> tuple[int, int, bool] | None:
-    """The start and size of the payload of the frame at ``at``, and whether it is masked. None if incomplete."""
-    if end - at < 2:
-        return None
-    second = data[at + 1]
-    size = second & 0x7F
-    start = at + 2
-    if size >= _LENGTH_16:
-        layout = _HEADER_16 if size == 126 else _HEADER_64
-        start = at + layout.size
-        if end < start:
-            return None
-        size = layout.unpack_from(data, at)[2]
-    masked = second >= _MASKED
-    if masked:
-        start += 4
-    return (start, size, masked) if end >= start else None

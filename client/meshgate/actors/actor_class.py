@@ -44,15 +44,15 @@ class EndpointSpec:
     is_async: bool = False
     placeholders: int = 1
     parameters: tuple[str, ...] = field(init=False)  # without the placeholders
-    _valid_counts: range = field(init=False, repr=False)  # of positional arguments, if there are no keyword arguments
+    valid_counts: range = field(init=False, repr=False)  # of positional arguments, if there are no keyword arguments
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", tuple(self.signature.parameters)[self.placeholders :])
-        object.__setattr__(self, "_valid_counts", _positional_counts(self.signature, self.placeholders))
+        object.__setattr__(self, "valid_counts", _positional_counts(self.signature, self.placeholders))
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raises ``TypeError`` if the arguments do not match the signature."""
-        if kwargs or len(args) not in self._valid_counts:  # bind() is slow, but its errors are Monarch's
+        if kwargs or len(args) not in self.valid_counts:  # bind() is slow, but its errors are Monarch's
             self.signature.bind(*(None,) * self.placeholders, *args, **kwargs)
 
 

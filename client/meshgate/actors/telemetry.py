@@ -92,6 +92,9 @@ def get_meter() -> Meter:
     return Meter()
 
 
+TRACE_MODULE = "opentelemetry.trace"  # a program that has not imported it traces nothing
+
+
 class CallSpan:
     """The span of one call. ``carrier`` is its context, in the form that the program's propagator gives it."""
 
@@ -120,7 +123,7 @@ class CallSpan:
 
 def start_span(mesh: str, endpoint: str, adverb: str, ranks: int) -> CallSpan | None:
     """The span of a call, a child of the current one. None if the program has configured no tracer provider."""
-    trace = sys.modules.get("opentelemetry.trace")
+    trace = sys.modules.get(TRACE_MODULE)
     if trace is None:
         return None
     provider = trace.get_tracer_provider()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import reprlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast
 
 from meshgate.actors import api
 from meshgate.actors.actor_class import EndpointSpec
-from meshgate.actors.telemetry import NO_SPAN, CallSpan, start_span
+from meshgate.actors.telemetry import NO_SPAN, TRACE_MODULE, CallSpan, start_span
 from meshgate.errors import InvalidRequestError, UnpicklableArgument
 from meshgate.monarch_classes import monarch_api
 from meshgate.proxies.mesh import MeshProxy
@@ -87,7 +89,7 @@ class EndpointProxy(Generic[P, R]):
         pickled = self._pickle(args, kwargs)
         mesh._client.require_usable(self._target, self._label)
         span = start_span(mesh._name, self._spec.name, "broadcast", len(self._shape))
-        header = self._header(mesh._client.calls.next_number(), "broadcast", pickled, span)
+        header = self._header("broadcast", pickled, span, mesh._client.calls.next_number())
         with span or NO_SPAN:
             mesh._client.post(header, (pickled.data, *pickled.buffers), stream=mesh._stream)
         if span is not None:
@@ -101,28 +103,30 @@ class EndpointProxy(Generic[P, R]):
 
     def _request(self, adverb: Adverb, call: PendingCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         pickled = self._pickle(args, kwargs)
-        mesh = self._mesh
+        mesh, client, span = self._mesh, self._mesh._owned.session, None
         if self._is_users:
-            call.unread = mesh._client.unread
-        span = start_span(mesh._name, self._spec.name, adverb, len(self._shape))
-        if span is not None:
-            call.follow(span)
+            call.unread = client.unread
+        if TRACE_MODULE in sys.modules:
+            span = start_span(mesh._name, self._spec.name, adverb, len(self._shape))
+            if span is not None:
+                call.follow(span)
+        make_header: Callable[[int], Call]
+        if adverb in self._headers and not pickled.arguments and span is None and not current_tag():
+            make_header = functools.partial(with_call_number, self._headers[adverb])
+        else:
+            make_header = functools.partial(self._header, adverb, pickled, span)
         with span or NO_SPAN:
-            mesh._client.request(
-                call,
-                lambda number: self._header(number, adverb, pickled, span),
-                (pickled.data, *pickled.buffers),
-                stream=mesh._stream,
-            )
+            client.request(call, make_header, (pickled.data, *pickled.buffers), stream=mesh._stream)
 
     def _pickle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pickled:
-        try:
-            self._spec.check(args, kwargs)
-        except TypeError as error:
-            spec = self._spec
-            text = wrong_arguments(error, spec.signature, kwargs, spec.placeholders)
-            raise TypeError(f"{self._label}(): {text}{restart_hint(self._Class)}") from None
-        if not kwargs and all(type(value) in _PLAIN for value in args):
+        spec = self._spec
+        if kwargs or len(args) not in spec.valid_counts:
+            try:
+                spec.check(args, kwargs)
+            except TypeError as error:
+                text = wrong_arguments(error, spec.signature, kwargs, spec.placeholders)
+                raise TypeError(f"{self._label}(): {text}{restart_hint(self._Class)}") from None
+        if not kwargs and _PLAIN.issuperset(map(type, args)):
             return Pickled(pickle.dumps((args, kwargs), 5))  # contains no proxies and no code
         client = self._mesh._client
         return dumps_call(
@@ -130,11 +134,11 @@ class EndpointProxy(Generic[P, R]):
             kwargs,
             client.resolve,
             called=self._label,
-            parameters=self._spec.parameters,
+            parameters=spec.parameters,
             worker_python=client.worker_python,
         )
 
-    def _header(self, number: int, adverb: Adverb, pickled: Pickled, span: CallSpan | None) -> Call:
+    def _header(self, adverb: Adverb, pickled: Pickled, span: CallSpan | None, number: int) -> Call:
         tag, trace = current_tag(), {} if span is None else span.carrier
         cached = self._headers.get(adverb)
         if cached is not None and not pickled.arguments:

@@ -116,7 +116,7 @@ class Dispatcher:
             except Exception as error:
                 log.exception("invalid %s message from the gateway", type(header).__name__)
                 self._fail_invalid_reply(getattr(header, "call", None), error)
-        if not isinstance(header, (Output, PortMessage)):
+        if message.held and not isinstance(header, (Output, PortMessage)):
             self._consume(message)
 
     def message_not_sent(self, header: Header, error: Exception) -> None:
@@ -156,7 +156,7 @@ class Dispatcher:
     def _values(self, header: Values, message: MessageReceived) -> None:
         call = self._calls.get(header.call)
         if call is not None:
-            call.unprinted = self._printer.unprinted()
+            call.unprinted = self._printer.unprinted() if self._printer.printed < self._printer.posted else None
             call.values_received(self._reader, header, message.buffers)
             self._calls.pop(header.call)
 

@@ -42,6 +42,7 @@ class ObjectTable:
     """How often hosts of each mesh were replaced by new ones, which have nothing of what was done on the old."""
     _objects: dict[int, RemoteObject] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    any_failed: bool = False  # whether ``failure_of`` may return something: calls ask no further otherwise
 
     def create(self, kind: Kind, name: str, step: str, parents: Sequence[int] = ()) -> RemoteObject:
         """Adds an object under a new number."""
@@ -110,6 +111,7 @@ class ObjectTable:
         """Marks an object as stopped. Returns the unreferenced objects made from it, which can be released."""
         remote = self._objects[number]
         remote.stopped = remote.stopped or reason
+        self.any_failed = True
         return self._unreferenced_from(remote)
 
     def fail(self, number: int, failure: Failure) -> list[int]:
@@ -118,6 +120,7 @@ class ObjectTable:
         if remote is None:
             return []
         remote.failure = remote.failure or failure
+        self.any_failed = True
         return self._unreferenced_from(remote)
 
     def _unreferenced_from(self, base: RemoteObject) -> list[int]:

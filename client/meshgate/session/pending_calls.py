@@ -190,7 +190,11 @@ class PendingValue(PendingCall):
 
     def values_received(self, reader: Reader, header: Values, buffers: Sequence[Fragments]) -> None:
         buffer, objects = buffers[0], header.objects.get(0, _NOTHING)
-        self.settle(lambda: reader.value(buffer, objects, self.endpoint))
+
+        def read() -> Any:
+            return reader.value(buffer, objects, self.endpoint)
+
+        self.future.settle(read if self.unprinted is None else self._after_output(read))
 
 
 class PendingValueMesh(PendingCall):
@@ -213,7 +217,10 @@ class PendingValueMesh(PendingCall):
         def reading(rank: int, buffer: Fragments) -> Callable[[], Any]:
             return lambda: reader.value(buffer, objects.get(rank, _NOTHING), self.endpoint)
 
-        self.settle(lambda: ValueMesh.lazy(self._shape, [reading(rank, buffer) for rank, buffer in enumerate(buffers)]))
+        def read() -> ValueMesh[Any]:
+            return ValueMesh.lazy(self._shape, [reading(rank, buffer) for rank, buffer in enumerate(buffers)])
+
+        self.future.settle(read if self.unprinted is None else self._after_output(read))
 
 
 class PendingStream(PendingCall):
@@ -282,6 +289,7 @@ class PendingCalls:
     def __init__(self, outage: Callable[[], str] = str, about_to_wait: Callable[[], None] = lambda: None) -> None:
         """``outage`` and ``about_to_wait`` are those of each call."""
         self._calls: dict[int, PendingCall] = {}
+        self.get = self._calls.get  # every reply asks for its call
         self._outage, self._about_to_wait = outage, about_to_wait
         self._numbers: Iterator[int] = itertools.count(1)
 
@@ -301,7 +309,8 @@ class PendingCalls:
     def add(self, call: PendingCall) -> int:
         """Adds ``call`` and returns its number."""
         number = next(self._numbers)
-        self.restore(number, call)
+        call.outage, call.about_to_wait = self._outage, self._about_to_wait
+        self._calls[number] = call
         return number
 
     def restore(self, number: int, call: PendingCall) -> None:
@@ -312,9 +321,6 @@ class PendingCalls:
     def continue_at(self, number: int) -> None:
         """The next call has this number."""
         self._numbers = itertools.count(number)
-
-    def get(self, number: int) -> PendingCall | None:
-        return self._calls.get(number)
 
     def pop(self, number: int) -> PendingCall | None:
         """Removes the call, which is complete or was never sent."""

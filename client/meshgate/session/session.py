@@ -142,10 +142,12 @@ class ClientSession:
         If the target has failed or was stopped, fails ``call`` and sends nothing. Once ``close`` has begun, raises
         GatewayError for any request but the ``last``.
         """
-        if not even_if_failed and self.objects.failure_of(call.target) is not None:
+        objects = self.objects
+        if objects.any_failed and not even_if_failed and objects.failure_of(call.target) is not None:
             call.fail(dependency_failure(self.objects, call.target, call.endpoint))
             return
-        self._follow_caller()
+        if self._in_notebook:
+            self._dispatcher.follow_caller()
         number = self.calls.add(call)
         if self._marks is not None and not isinstance(call, PendingAck):
             self._marks.watch_call(number, call.futures())

@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 class ClientLink:
     """What the engine sends to the client and receives from it. All methods run on the event loop.
 
-    ``received`` is called with each message, ``connection_changed`` with whether a client is connected, ``flushed``
-    when less may wait to be sent than before, and ``violated`` with the reason if no connection can resume the session.
+    ``received``, which the engine sets, is called with each message, ``connection_changed`` with whether a client is
+    connected, ``flushed`` when less may wait to be sent than before, and ``violated`` with the reason if no connection
+    can resume the session.
     ``refuse`` says whether the content of a large message is dropped (``wire.Session``).
     ``silence`` is for how many seconds the client had been silent when its last connection ended.
     """
@@ -33,7 +34,6 @@ class ClientLink:
         self,
         traffic: Traffic,
         *,
-        received: Callable[[MessageReceived], object],
         connection_changed: Callable[[bool], object],
         flushed: Callable[[], None],
         violated: Callable[[str], object],
@@ -43,7 +43,8 @@ class ClientLink:
         self.session = Session(Role.GATEWAY, refuse=refuse)
         self.traffic = traffic
         self.silence = 0.0
-        self._received, self._connection_changed = received, connection_changed
+        self.received: Callable[[MessageReceived], object]
+        self._connection_changed = connection_changed
         self._flushed, self._violated = flushed, violated
         self._loop = asyncio.get_running_loop()
         self._connection: ClientConnection | None = None
@@ -109,7 +110,7 @@ class ClientLink:
             return
         for event in events:
             if isinstance(event, MessageReceived):
-                self._received(event)
+                self.received(event)
         self.flush_soon()
 
     def connection_writable(self, connection: ClientConnection) -> None:

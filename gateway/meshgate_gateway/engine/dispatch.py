@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from meshgate_gateway.engine.failures import FailureReports, invalid
 from meshgate_gateway.engine.interfaces import Handler, StartTask
@@ -21,9 +21,21 @@ TURN = 256  # calls that are handled in one turn of the event loop before what e
 _FLOODS = (Call, SendTo, PortSend)  # the others are recorded at once: a takeover must find what was created
 
 
+class Records(Protocol):
+    """What is noted of messages for a later holder of the session; ``detached.ledger.Ledger``."""
+
+    active: bool
+
+    def received(self, header: Header) -> None:
+        """A message has arrived. Called only while ``active``."""
+
+    def record(self, header: Header) -> None:
+        """A message is about to be handled. Not called for calls and for messages to ports."""
+
+
 class Dispatch:
-    """``session()`` is the present wire session. ``about_to_handle`` is called with each message whose turn it is, and
-    ``flush_soon`` after one that had to wait: its credit is returned. ``notice(text)`` shows the user a line."""
+    """``session()`` is the present wire session. ``flush_soon`` is called after a message that had to wait: its credit
+    is returned. ``notice(text)`` shows the user a line."""
 
     def __init__(
         self,
@@ -31,12 +43,12 @@ class Dispatch:
         failures: FailureReports,
         *,
         start_task: StartTask,
-        about_to_handle: Callable[[Header], object],
+        ledger: Records,
         flush_soon: Callable[[], object],
         notice: Callable[[str], object],
     ) -> None:
         self._session, self._failures, self._start_task = session, failures, start_task
-        self._about_to_handle, self._flush_soon, self._notice = about_to_handle, flush_soon, notice
+        self._ledger, self._flush_soon, self._notice = ledger, flush_soon, notice
         self._handlers: dict[type, Handler] = {}
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[int, deque[MessageReceived]] = {}  # what queues in the streams that wait
@@ -54,19 +66,21 @@ class Dispatch:
     def received(self, message: MessageReceived) -> None:
         if self._closed:
             return
+        if self._ledger.active:
+            self._ledger.received(message.header)
         lane = self._lanes.get(message.stream)
         if lane is not None:
             lane.append(message)
-        elif isinstance(message.header, _FLOODS) and self._turn_is_over():
-            self._open_lane(message.stream, asyncio.sleep(0), message)
-        elif (waiting := self._handle(message)) is not None:
+            return
+        if isinstance(message.header, _FLOODS):
+            if not self._handled:
+                self._loop.call_soon(self._begin_turn)
+            self._handled += 1
+            if self._handled > TURN:
+                self._open_lane(message.stream, asyncio.sleep(0), message)
+                return
+        if (waiting := self._handle(message)) is not None:
             self._open_lane(message.stream, self._failures.guard(message.header, waiting))
-
-    def _turn_is_over(self) -> bool:
-        if not self._handled:
-            self._loop.call_soon(self._begin_turn)
-        self._handled += 1
-        return self._handled > TURN
 
     def _begin_turn(self) -> None:
         self._handled = 0
@@ -97,7 +111,8 @@ class Dispatch:
     def _handle(self, message: MessageReceived) -> Awaitable[None] | None:
         header = message.header
         try:
-            self._about_to_handle(header)
+            if not isinstance(header, _FLOODS):  # of which a later holder need not know
+                self._ledger.record(header)
             if message.refused:
                 self._refuse(header, message.refused)
             return self._handlers.get(type(header), _unexpected)(header, message.buffers)

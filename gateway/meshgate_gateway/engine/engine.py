@@ -41,7 +41,7 @@ from meshgate_gateway.engine.on_worker.process import set_up_process
 from meshgate_gateway.engine.output.lines import PrintedLine, fold, split_into_messages
 from meshgate_gateway.engine.output.worker_streams import WorkerStreams
 from meshgate_gateway.engine.telemetry import Telemetry
-from meshgate_wire import Fragments, MessageReceived
+from meshgate_wire import Fragments
 from meshgate_wire.messages import (
     Call,
     Configure,
@@ -93,13 +93,13 @@ class Engine:
         )
         self.link = ClientLink(
             self._metrics,
-            received=self._received,
             connection_changed=connection_changed,
             flushed=self._apply_limits,
             violated=lambda reason: self._start_task(self._fail(reason)),
             refuse=self._memory.refuse_arguments,
         )
         self._connect_parts(monarch, find_hosts, host)
+        self.link.received = self._dispatch.received
         self.admission = Admission(
             self.link, self._ledger, self._dispatch, self._objects, self.code, connection_refused
         )
@@ -162,7 +162,7 @@ class Engine:
             lambda: self.link.session,
             self._failures,
             start_task=self._start_task,
-            about_to_handle=self._ledger.record,
+            ledger=self._ledger,
             flush_soon=self.link.flush_soon,
             notice=self.notice,
         )
@@ -268,20 +268,18 @@ class Engine:
     def is_detached(self) -> bool:
         return self._ledger.active
 
-    def _received(self, message: MessageReceived) -> None:
-        if self._ledger.active:
-            self._ledger.received(message.header)
-        self._dispatch.received(message)
-
     def send(self, header: Header, buffers: Sequence[Any] = (), *, stream: int = CONTROL_STREAM) -> None:
         if not self._ledger.active or not self._ledger.keep(header, buffers, stream):
-            self.link.send(header, buffers, stream=stream)
+            self.link.session.send(header, buffers, stream=stream)
+            self.link.flush_soon()
 
     def _apply_limits(self) -> None:
         """Pauses or resumes reading output and ports, by how much waits to be sent."""
         if self._ledger.active:
             self._ledger.feed()
             self.streams.set_reading(not self._ledger.full)
+        elif not self.streams.paused and not self._channels.full and self.link.session.queued_bytes < MAX_QUEUED_OUTPUT:
+            return  # nothing is paused, and nothing has to be
         else:
             limit = MAX_QUEUED_OUTPUT if self.link.connected() else MAX_QUEUED_OUTPUT_DISCONNECTED
             self.streams.set_reading(self.link.queued_on(CONTROL_STREAM) < limit)

@@ -56,7 +56,8 @@ class EngineMetrics:
             self._failed += 1
         else:
             self._ok += 1
-        self._changed()
+        if self._timer is None:
+            self._changed()
 
     def cast(self) -> None:
         """A call without replies was sent."""
@@ -65,11 +66,13 @@ class EngineMetrics:
 
     def received(self, size: int) -> None:
         self._received += size
-        self._changed()
+        if self._timer is None:
+            self._changed()
 
     def sent(self, size: int) -> None:
         self._sent += size
-        self._changed()
+        if self._timer is None:
+            self._changed()
 
     def printed(self, lines: int) -> None:
         self._lines += lines

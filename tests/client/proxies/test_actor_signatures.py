@@ -49,7 +49,7 @@ def test_endpoints_have_the_signatures_that_they_were_spawned_with() -> None:
         before = original.endpoints[name]
         assert (spec.parameters, spec.placeholders) == (before.parameters, before.placeholders)
         assert spec.explicit_response_port == before.explicit_response_port
-        assert spec._valid_counts == before._valid_counts
+        assert spec.valid_counts == before.valid_counts
     step.check((1, 2, 3), {"rate": 1.0, "other": 2})
     with pytest.raises(TypeError, match="batch"):
         step.check((), {})

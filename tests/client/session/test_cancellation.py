@@ -107,7 +107,7 @@ def test_ctrl_c_while_blocked_by_back_pressure_leaves_the_session_usable(gateway
         proxy.freeze()
         sent: list[FutureProxy[int]] = []
         with (
-            ctrl_c_when(lambda: not client._connection._queue._gate.is_set() and len(sent) > 1),
+            ctrl_c_when(lambda: not client._connection._queue._gate.is_open and len(sent) > 1),
             pytest.raises(KeyboardInterrupt),
         ):
             send_forever(one, sent)

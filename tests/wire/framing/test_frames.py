@@ -73,9 +73,9 @@ def test_an_oversized_hello_is_not_parsed() -> None:
 
 
 def test_the_bytes_of_a_websocket_message_of_frames() -> None:
-    data = f.encode_frames_header(5, 9)
+    data = f.encode_frames_header(f.FRAMES, 5, 9)
     assert data.hex(" ") == "02 00 00 00 00 00 00 00 05 00 00 00 00 00 00 00 09"
-    assert f.read_frames_header(data) == (5, 9)
+    assert f.read_frames_header(data) == (f.FRAMES, 5, 9)
 
 
 def test_the_bytes_of_an_acknowledgement() -> None:

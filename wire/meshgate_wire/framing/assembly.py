@@ -39,11 +39,8 @@ def accept_all(nbytes: int, incomplete: int) -> str:
     return ""
 
 
-def _parse_header(stream: int, data: bytes) -> Header:
-    try:
-        return load_header(data)
-    except ValidationError as error:
-        raise ProtocolError(f"invalid header of a message on stream {stream}: {describe(error)}") from error
+def _invalid_header(stream: int, error: ValidationError) -> ProtocolError:
+    return ProtocolError(f"invalid header of a message on stream {stream}: {describe(error)}")
 
 
 def _check_counts(limits: Limits, header_bytes: int, count: int) -> None:
@@ -61,7 +58,8 @@ def _decode_message(stream: int, data: bytes, start: int, end: int, limits: Limi
     if nbytes > limits.max_message:
         raise LimitExceeded("bytes in one message", nbytes, limits.max_message)
     header_bytes, count = _COUNTS.unpack_from(data, start)
-    _check_counts(limits, header_bytes, count)
+    if header_bytes > limits.max_header or count > limits.max_buffers:
+        _check_counts(limits, header_bytes, count)
     head = start + _COUNTS.size + 8 * count
     at = head + header_bytes
     if at > end:
@@ -71,7 +69,10 @@ def _decode_message(stream: int, data: bytes, start: int, end: int, limits: Limi
         raise ProtocolError(
             f"a message on stream {stream} announces {at - start + sum(lengths)} bytes but has {nbytes}"
         )
-    header = _parse_header(stream, data[head:at])
+    try:
+        header = load_header(data[head:at])
+    except ValidationError as error:
+        raise _invalid_header(stream, error) from error
     buffers = []
     for length in lengths:
         buffers.append(Fragments((data[at : at + length],) if length else (), length))
@@ -155,7 +156,10 @@ class _Partial:
         self._step = _Partial._read_header
 
     def _read_header(self) -> None:
-        self._header = _parse_header(self.stream, bytes(self._preamble[_COUNTS.size + 8 * len(self._lengths) :]))
+        try:
+            self._header = load_header(bytes(self._preamble[_COUNTS.size + 8 * len(self._lengths) :]))
+        except ValidationError as error:
+            raise _invalid_header(self.stream, error) from error
         self._preamble = bytearray()
         self._open_buffer()
 

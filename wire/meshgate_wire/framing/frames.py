@@ -12,7 +12,6 @@ Before slicing, decoding checks every length against the data and every count ag
 from __future__ import annotations
 
 from struct import Struct
-from struct import error as StructError
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -42,6 +41,8 @@ FRAME_HEADER_BYTES: Final = _FRAME.size
 
 encode_frame_header = _FRAME.pack  # (flags, stream, payload length)
 read_frame_header = _FRAME.unpack_from  # the caller has checked that there are FRAME_HEADER_BYTES
+encode_frames_header = _FRAMES.pack  # (FRAMES, acknowledgement, number of the first frame)
+read_frames_header = _FRAMES.unpack_from  # the same; the caller has checked that there are MESSAGE_HEADER_BYTES
 
 
 class PeerLimits(BaseModel):
@@ -125,26 +126,11 @@ def encode_ack(received: int) -> bytes:
     return _ACK.pack(ACK, received)
 
 
-def encode_frames_header(received: int, first: int) -> bytes:
-    return _FRAMES.pack(FRAMES, received, first)
-
-
 def read_ack(data: bytes) -> int:
     if len(data) != _ACK.size:
         raise ProtocolError(f"an acknowledgement must have {_ACK.size} bytes, not {len(data)}", resumable=True)
     ack: int = _ACK.unpack(data)[1]
     return ack
-
-
-def read_frames_header(data: bytes) -> tuple[int, int]:
-    """The acknowledgement and the number of the first frame."""
-    try:
-        _, ack, first = _FRAMES.unpack_from(data)
-    except StructError:
-        raise ProtocolError(
-            f"a message of frames must have at least {_FRAMES.size} bytes, not {len(data)}", resumable=True
-        ) from None
-    return ack, first
 
 
 def encode_credits(grants: list[tuple[int, int]]) -> bytes:

@@ -122,7 +122,7 @@ class OutputPrinter:
         self._context = contextvars.Context()
         self._thread = SerialThread("meshgate-output")
         self._used = False
-        self._put = self._printed = 0  # batches; the first is changed by the caller alone, the other by the thread
+        self.posted = self.printed = 0  # batches; the first is changed by the caller alone, the other by the thread
         self._progressed = threading.Condition()
         self._stalled = False  # a wait timed out, and none begins until all is printed
 
@@ -133,7 +133,7 @@ class OutputPrinter:
     def put(self, lines: Sequence[OutputLine], printed: Callable[[], object]) -> None:
         """Prints ``lines`` and then calls ``printed``, both on the printing thread. Never blocks."""
         self._used = True
-        self._put += 1
+        self.posted += 1
         self._thread.call(lambda: self._print(lines, printed))
 
     def unprinted(self) -> Callable[[], object] | None:
@@ -141,8 +141,8 @@ class OutputPrinter:
 
         After a wait that timed out, as on a terminal that was stopped, nothing waits until the printing has caught up.
         """
-        last = self._put
-        if self._printed >= last or self._stalled:
+        last = self.posted
+        if self.printed >= last or self._stalled:
             return None
         return lambda: self._wait_printed(last)
 
@@ -150,7 +150,7 @@ class OutputPrinter:
         if self._stalled or self._thread.is_current():  # a stream of the program's own may call actors
             return
         with self._progressed:
-            if not self._progressed.wait_for(lambda: self._printed >= last, PRINT_TIMEOUT):
+            if not self._progressed.wait_for(lambda: self.printed >= last, PRINT_TIMEOUT):
                 self._stalled = True
 
     def close(self, timeout: float) -> None:
@@ -164,8 +164,8 @@ class OutputPrinter:
             self._context.run(self._streams.write, fold(lines))
         finally:
             with self._progressed:
-                self._printed += 1
-                self._stalled = self._stalled and self._printed < self._put
+                self.printed += 1
+                self._stalled = self._stalled and self.printed < self.posted
                 self._progressed.notify_all()
             printed()
 

@@ -288,7 +288,7 @@ class ConnectionThread:
             return
         for event in events:
             if isinstance(event, MessageReceived):
-                self._reconnector.reset_back_off()
+                self._reconnector.attempts = 0
                 self._listener.message_received(event)
             elif isinstance(event, Established):
                 self._loop.call_later(_STABLE_AFTER, self._check_stable, connection)
@@ -303,7 +303,7 @@ class ConnectionThread:
 
     def _check_stable(self, connection: GatewayConnection) -> None:
         if connection is self._connection:
-            self._reconnector.reset_back_off()
+            self._reconnector.attempts = 0
 
     def _check_established(self, connection: GatewayConnection, timeout: float) -> None:
         if connection is self._connection and self._session.state is State.OPENING:

@@ -163,19 +163,14 @@ class GatewayConnection(ClientConnection):
         """Sends one binary message. Does nothing if the connection is closing: the session will retransmit."""
         if self.protocol.state is OPEN:
             size = sum(map(len, pieces))
-            mask = self._next_mask()
+            if not self._masks:  # unpredictable, so that no attacker can choose what a proxy sees (RFC 6455, 10.3)
+                self._masks = os.urandom(4 * _MASKS)
+            mask, self._masks = self._masks[:4], self._masks[4:]
             header = binary_header(size, mask)
             if size < _COPY_BELOW:
                 self.transport.write(header + apply_mask(b"".join(pieces), mask))
             else:
                 self.transport.writelines((header, *_masked(pieces, mask)))
-
-    def _next_mask(self) -> bytes:
-        """Four unpredictable bytes, so that no attacker can choose the bytes that a proxy sees (RFC 6455, 10.3)."""
-        if not self._masks:
-            self._masks = os.urandom(4 * _MASKS)
-        mask, self._masks = self._masks[:4], self._masks[4:]
-        return mask
 
     def buffered(self) -> int:
         """Bytes written that the kernel has not taken yet."""

@@ -68,7 +68,7 @@ class Reconnector:
         self._holder = secrets.token_hex(16)
         self._gateway: str | None = None  # the name, in its proofs, of the gateway that holds the session
         self._prover: Prover | None = None  # of the attempt under way
-        self._attempts = 0  # since the last reset of the back-off
+        self.attempts = 0  # since a connection has proved to work, which resets it: without delay after the next cut
         self._stopped = False
         self._accepted = False  # whether the last attempt led to a connection
         self._dialing_since: float | None = None  # of the attempt under way, on the monotonic clock
@@ -84,10 +84,6 @@ class Reconnector:
         waiting = f"no answer to this attempt for {lasts:.0f} s" if lasts >= 1 else ""
         accepted = "the gateway accepted, but the session has not answered yet" if self._accepted else ""
         return "; ".join(filter(None, (self.last_failure, waiting))) or accepted or "connecting"
-
-    def reset_back_off(self) -> None:
-        """Dials without delay after the next cut. To be called once a connection has proved to work."""
-        self._attempts = 0
 
     async def connect(self) -> GatewayConnection:
         """Dials until a connection is up. Raises the GatewayError that ends the session."""
@@ -125,11 +121,11 @@ class Reconnector:
         return max(0.0, gone_since + self._settings.lost_after - asyncio.get_running_loop().time())
 
     async def _back_off(self, patience: float | None) -> None:
-        if self._attempts:
-            upper_bound = self._settings.retry_first * 2 ** min(self._attempts - 1, 30)
+        if self.attempts:
+            upper_bound = self._settings.retry_first * 2 ** min(self.attempts - 1, 30)
             delay = random.uniform(0, min(self._settings.retry_most, upper_bound))
             await asyncio.sleep(delay if patience is None else min(delay, patience))
-        self._attempts += 1
+        self.attempts += 1
 
     async def _check_gone(self, gone_since: float | None, now: float) -> float | None:
         """Returns since when the dialer has reported the gateway as gone. Raises once that is ``lost_after`` ago."""
@@ -163,7 +159,7 @@ class Reconnector:
         least half of ``lost_after``: a gateway that took the place of the other says why that one ended.
         """
         settings = self._settings
-        short = self.resuming and self._attempts % 2 == 0
+        short = self.resuming and self.attempts % 2 == 0
         timeout = settings.attempt_timeout if short else self.attempt_timeout
         if patience is not None:
             timeout = min(timeout, max(patience, settings.lost_after / 2))

@@ -60,13 +60,15 @@ class SendQueue:
 
         After ``refuse``, only the ``last`` message is accepted. It never blocks.
         """
-        nbytes = _OVERHEAD + sum(map(_nbytes, buffers))
+        nbytes = _OVERHEAD
+        for buffer in buffers:
+            nbytes += len(buffer) if type(buffer) is bytes else _nbytes(buffer)
         small = nbytes <= self._small_message
         gate = self._small_gate if small else self._gate
         thread = threading.get_ident()
         interrupts_put = thread in self._putting
         waits = not (last or interrupts_put or threading.current_thread() is self._consumer)
-        if waits and not gate.is_set():
+        if waits and not gate.is_open:
             gate.wait()
         if self.error is not None:
             raise self.copy_error()
@@ -78,7 +80,8 @@ class SendQueue:
                 self._messages.append((header, buffers, stream, nbytes))
                 self._added += nbytes
                 self._small_added += nbytes if small else 0
-                self._close_gates()
+                if self._added - self._taken + self._unsent.queued_bytes > self._limit:
+                    self._close_gates()
         finally:
             if not interrupts_put:
                 self._putting.discard(thread)
@@ -101,9 +104,9 @@ class SendQueue:
             self._small_taken += small_taken
             if self._lock.acquire(blocking=False):
                 try:  # recounted: a Ctrl-C in put() may have left a message without its bytes
-                    sizes = self._sizes()
+                    sizes = self._sizes() if self._messages else ()
                     self._added = self._taken + sum(sizes)
-                    self._small_added = self._small_taken + self._sum_small(sizes)
+                    self._small_added = self._small_taken + (self._sum_small(sizes) if sizes else 0)
                 finally:
                     self._lock.release()
 
@@ -117,13 +120,14 @@ class SendQueue:
 
     def update(self) -> None:
         """Call this when the session's queue has changed. Opens and closes the gates, settles ``drained`` futures."""
-        waiting = self._bytes + self._unsent.queued_bytes
+        waiting = self._added - self._taken + self._unsent.queued_bytes
         while self._waiting_for_drain and not waiting:
             self._waiting_for_drain.popleft().settle(lambda: None)
-        self._close_gates()
-        if waiting <= self._limit and not self._gate.is_set():
+        if waiting > self._limit:
+            self._close_gates()
+        elif not self._gate.is_open:
             self._gate.set()
-        if not self._small_gate.is_set() and self._small_bytes + self._unsent.queued_small_bytes <= self._limit:
+        if not self._small_gate.is_open and self._small_bytes + self._unsent.queued_small_bytes <= self._limit:
             self._small_gate.set()
 
     def close(self, error: MeshgateError) -> None:
@@ -166,8 +170,8 @@ class SendQueue:
             over_limit = not closed and waiting > self._limit
             over_small_limit = not closed and waiting_small > self._limit
             assert update_due or closed or not self._messages, "messages wait and the consumer does not know"
-            assert update_due or over_limit or self._gate.is_set(), "callers wait without need"
-            assert update_due or over_small_limit or self._small_gate.is_set(), "callers wait without need"
+            assert update_due or over_limit or self._gate.is_open, "callers wait without need"
+            assert update_due or over_small_limit or self._small_gate.is_open, "callers wait without need"
             assert update_due or waiting or not self._waiting_for_drain, "drained, and the futures are not settled"
 
     @property
@@ -197,26 +201,23 @@ class _Gate:
     """An event without a lock, so that a signal handler may wait for or close a gate at any point of its thread."""
 
     def __init__(self) -> None:
-        self._open = True
+        self.is_open = True
         self._waiting: deque[threading.Lock] = deque()
 
-    def is_set(self) -> bool:
-        return self._open
-
     def set(self) -> None:
-        self._open = True
+        self.is_open = True
         while self._waiting:
             self._waiting.popleft().release()
 
     def clear(self) -> None:
-        self._open = False
+        self.is_open = False
 
     def wait(self) -> None:
-        while not self._open:
+        while not self.is_open:
             opened = threading.Lock()
             opened.acquire()
             self._waiting.append(opened)
-            if not self._open:
+            if not self.is_open:
                 opened.acquire()
 
 

@@ -121,7 +121,9 @@ class Calling:
         )
         stream = stream_of(header.target.object)
         totals = mesh.totals_of(header.endpoint)
-        response = pending.fail(mesh.failed) if mesh.failed else pending.ranks_died(mesh.dead)
+        response = None
+        if mesh.failed or mesh.dead:
+            response = pending.fail(mesh.failed) if mesh.failed else pending.ranks_died(mesh.dead)
         if response is not None:
             self._metrics.call_ended(0.0, failed=True)
             totals.call_ended(0.0, failed=True)

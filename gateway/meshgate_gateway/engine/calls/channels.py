@@ -47,7 +47,7 @@ class Channels:
         self._objects, self._lookup, self._monarch = objects, lookup, monarch
         self._send_message, self._queued, self._start_task = send, queued, start_task
         self._backlog = backlog
-        self._full: dict[int, asyncio.Future[None]] = {}  # by stream, of the channels whose port is not read
+        self.full: dict[int, asyncio.Future[None]] = {}  # by stream, of the channels whose port is not read
 
     def handlers(self) -> Mapping[type, Handler]:
         return {OpenChannel: self._open, PortSend: self._send, SendTo: self._send_to}
@@ -63,7 +63,7 @@ class Channels:
 
     def resume(self) -> None:
         """Resumes reading the ports of channels that are below their limit again. Call it after bytes were sent."""
-        for stream, below_limit in self._full.items():
+        for stream, below_limit in self.full.items():
             if not below_limit.done() and not self._is_full(stream):
                 below_limit.set_result(None)
 
@@ -71,11 +71,11 @@ class Channels:
         return self._queued(stream) >= MAX_QUEUED
 
     async def _wait_below_limit(self, stream: int) -> None:
-        below_limit = self._full[stream] = asyncio.get_running_loop().create_future()
+        below_limit = self.full[stream] = asyncio.get_running_loop().create_future()
         try:
             await below_limit
         finally:
-            self._full.pop(stream, None)
+            self.full.pop(stream, None)
 
     async def _read(self, number: int, name: str, receiver: Any, once: bool) -> None:
         stream = stream_of(number)

@@ -64,20 +64,17 @@ class PendingCall:
     def expected(self) -> int:
         return len(self.ranks) if self.chosen is None else 1
 
-    @property
-    def complete(self) -> bool:
-        return len(self.replies) >= self.expected
-
     def position(self, reply: Reply) -> int:
         return self.chosen if self.chosen is not None else reply.rank or 0
 
     def is_last(self, reply: Reply) -> bool:
         """Whether no other reply is missing once this one is added."""
-        return self.position(reply) not in self.replies and len(self.replies) + 1 >= self.expected
+        position = self.chosen if self.chosen is not None else reply.rank or 0
+        return position not in self.replies and len(self.replies) + 1 >= self.expected
 
     def add_reply(self, reply: Reply, references: Adopted) -> Response | None:
         """Adds a reply, and returns the response to send now, if any."""
-        position = self.position(reply)
+        position = self.chosen if self.chosen is not None else reply.rank or 0
         if self.done or position in self.replies:
             return None  # an endpoint with an explicit port may send more than one
         self.replies[position] = reply
@@ -86,12 +83,12 @@ class PendingCall:
         if reply.exception:
             self.failed.add(position)
         if self.adverb == "stream":
-            self.done = self.complete
+            self.done = len(self.replies) >= self.expected
             if reply.exception:
                 failed = Failed(call=self.call, rank=position, failure=self._actor_failure([position]))
                 return Response(failed, (reply.data,), last=self.done)
             return Response(Item(call=self.call, rank=position, objects=references), (reply.data,), last=self.done)
-        return self.finish() if self.complete else None
+        return self.finish() if len(self.replies) >= self.expected else None
 
     def finish(self) -> Response:
         """Ends the call with what is known now: all values, or the failures so far."""
@@ -107,7 +104,7 @@ class PendingCall:
             )
         else:
             header = with_call_number(_PLAIN_VALUES, self.call)
-        if self.on_success is not None and self.complete:
+        if self.on_success is not None and len(self.replies) >= self.expected:
             self.on_success()
         return Response(header, tuple(self.replies[position].data for position in positions))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import pickle
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from meshgate_gateway.engine.monarch.interface import Fragments
@@ -16,13 +17,13 @@ from meshgate_gateway.engine.on_worker import process as on_worker
 from meshgate_gateway.engine.on_worker import tracing
 
 
+@dataclass(slots=True, eq=False)
 class Forward:
     """Unpickles as the value that a pickle of the client holds."""
 
-    __slots__ = ("buffers", "data", "objects")
-
-    def __init__(self, data: Fragments, buffers: Sequence[Fragments] = (), objects: Sequence[Any] = ()) -> None:
-        self.data, self.buffers, self.objects = data, buffers, objects
+    data: Fragments
+    buffers: Sequence[Fragments] = ()
+    objects: Sequence[Any] = ()
 
     @property
     def size(self) -> int:

@@ -298,7 +298,8 @@ class Client:
         return ForwardWithTrace(payload, trace, SPAN_FUNCTIONS, CONTEXT)
 
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
-        self._settings.check_frame(payload.size)
+        if self._settings.limits_frames:
+            self._settings.check_frame(payload.size)
         self._cast(actors, endpoint, explicit_port, payload, port)
 
     def _cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
@@ -313,7 +314,8 @@ class Client:
     ) -> asyncio.Future[Any]:
         """Only a call of the library's own subscribes to the owner's reports. Replies go to ``port`` and not to that
         call, which therefore ends with a report alone."""
-        self._settings.check_frame(payload.size)
+        if self._settings.limits_frames:
+            self._settings.check_frame(payload.size)
         message = ReadyMessage(self._message(endpoint, explicit_port, payload, port))
         call = self._actor_endpoint(actors, self._returns_response(endpoint), self._no_extent, "", message).call()
         return asyncio.ensure_future(_report_of(call))

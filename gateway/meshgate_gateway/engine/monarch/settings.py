@@ -23,6 +23,7 @@ class Settings:
 
     def __init__(self) -> None:
         self._configured: dict[str, Any] = {}
+        self.limits_frames = False  # whether ``check_frame`` may raise: calls ask no further otherwise
         self._own: dict[str, Any] = {}  # the values, without the client, of what was ever configured
         self._attaching: set[asyncio.Future[Any]] = set()
 
@@ -43,6 +44,7 @@ class Settings:
             _configure({name: present[name] for name in dropped.keys() | settings.keys()})
             raise
         self._configured = dict(settings)
+        self.limits_frames = "codec_max_frame_length" in self._configured
         return {name: value if isinstance(value, PLAIN) else str(value) for name, value in _present().items()}
 
     def withhold(self) -> None:

@@ -219,6 +219,7 @@ class ActorMesh:
     failed: Failure | None = None  # the whole mesh failed: a constructor raised
     dead: dict[int, str] = field(default_factory=dict)  # base rank to the reason
     slices: dict[Region, ActorSlice] = field(default_factory=dict)
+    whole: ActorSlice | None = None  # the slice of all, which most calls go to
     totals: dict[str, CallTotals] = field(default_factory=dict)  # by endpoint
 
     def host_of(self, rank: int) -> str:

@@ -7,6 +7,7 @@ for it. An object that depends on a failed one fails with that step as the cause
 from __future__ import annotations
 
 import asyncio
+import operator
 import random
 from collections.abc import Container, Sequence
 from typing import Any, Protocol
@@ -142,6 +143,9 @@ def _as_cause(failure: Failure) -> Failure:
     return failure.model_copy(update={"kind": "step", "step": failure.step or failure.mesh})
 
 
+_fragments_of = operator.attrgetter("fragments")
+
+
 class Resolver(Protocol):
     """What the lookup needs of Monarch."""
 
@@ -213,12 +217,18 @@ class Lookup:
         """The actor mesh ``found``, Monarch's reference to the part that ``ref`` names, and that part's base ranks."""
         if not isinstance(found, ActorMesh):
             raise invalid(f"object {ref.object} is not an actor mesh")
-        region = found.region if ref.region is None else ref.region
+        region = ref.region
+        if region is None and found.whole is not None:
+            return found, found.whole.actors, found.whole.ranks
+        if region is None:
+            region = found.region
         part = found.slices.get(region)
         if part is None:
             ranks = ranks_within(region, found.region, found.name)
             actors = found.actors if region == found.region else self._monarch.slice_actors(found.actors, region)
             part = remember(found.slices, region, ActorSlice(actors, ranks))
+        if ref.region is None:
+            found.whole = part
         return found, part.actors, part.ranks
 
     def one_actor(self, mesh: ActorMesh, ref: MeshRef, rank: int, position: int, payload: Any) -> tuple[Any, Any]:
@@ -256,7 +266,7 @@ class Lookup:
         of the pickle's persistent ids."""
         if not buffers:
             raise invalid("the message has no pickled arguments")
-        data, *beside = (buffer.fragments for buffer in buffers)
+        data, *beside = map(_fragments_of, buffers)
         return self._monarch.payload(data, beside, objects)
 
     def label(self, mesh: int, rank: int) -> tuple[str, str]:

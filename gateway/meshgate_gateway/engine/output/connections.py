@@ -130,8 +130,10 @@ class MeshOutput:
 
     def behind(self) -> list[OutputConnection]:
         """The connections with output that is not in the lines so far."""
-        readable = {key.data: None for key, _ in self._selector.select(0)}
-        return list({**readable, **self.busy})
+        readable = self._selector.select(0)
+        if not readable:
+            return list(self.busy)
+        return list({**{key.data: None for key, _ in readable}, **self.busy})
 
     def mark(self, rank: int, positions: tuple[int, int]) -> None:
         """A reply of this rank comes after that much of its output."""

@@ -98,6 +98,7 @@ class WorkerStreams:
         self._dropped: set[int] = set()
         self._reading = asyncio.Event()
         self._reading.set()
+        self.paused = False  # whether output is not read
 
     async def listen(self, host: str | None) -> None:
         """Listens on a free port of ``host``, or, if it is None, on a unix socket that only this user can reach."""
@@ -112,6 +113,7 @@ class WorkerStreams:
 
     def set_reading(self, reading: bool) -> None:
         """Pauses or resumes reading output. Workers block if they print more than a socket holds during a pause."""
+        self.paused = not reading
         if reading:
             self._reading.set()
         else:
@@ -155,7 +157,11 @@ class WorkerStreams:
         if outputs is None:
             return None
         behind = outputs.behind()
-        chosen = set(ranks) if behind else ()
+        if not behind:
+            if self._batch:
+                self._flush()
+            return None
+        chosen = set(ranks)
         behind = [output for output in behind if output.hello.rank in chosen]
         waiting = [(output, written) for output in behind if (written := output.written()) > output.handled]
         if not waiting or not self._reading.is_set():
