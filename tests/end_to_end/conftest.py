@@ -1,4 +1,4 @@
-"""A gateway with two hosts for each test module, so that modules can run in parallel."""
+"""A session for each test module, on a gateway with two hosts that all modules of a test process share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 import pytest
 
 import meshgate as kt
-from meshgate import MeshFailure, ProcessJob
+from meshgate import MeshFailure, ProcessJob, job_loads
+from tests.conftest import SHARED_VARIABLE
 from tests.end_to_end.actors import Worker
 
 FaultsOf: TypeAlias = Callable[..., list[MeshFailure]]
@@ -31,8 +32,29 @@ def faults_of(monkeypatch: pytest.MonkeyPatch) -> FaultsOf:
     return collect
 
 
+@pytest.fixture(scope="session")
+def shared_job() -> Iterator[ProcessJob]:
+    with ProcessJob({"workers": 2}, env={SHARED_VARIABLE: "1"}) as job:
+        job.apply()
+        yield job
+
+
 @pytest.fixture(scope="module")
-def job() -> Iterator[ProcessJob]:
+def job(shared_job: ProcessJob) -> Iterator[ProcessJob]:
+    """The shared job as another program finds it, with a session and processes of its own.
+
+    A module that kills the gateway or a host, or that leaves something on a host, has a ``ProcessJob`` of its own.
+    """
+    job = job_loads(shared_job.dumps())
+    assert isinstance(job, ProcessJob)
+    yield job
+    job._close_services()
+    if job._client is not None:
+        job._client.close()
+
+
+@pytest.fixture(scope="module")
+def job_of_its_own() -> Iterator[ProcessJob]:
     with ProcessJob({"workers": 2}) as job:
         job.apply()
         yield job

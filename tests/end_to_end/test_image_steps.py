@@ -57,6 +57,11 @@ class Inspector(kt.Actor):
 
 
 @pytest.fixture(scope="module")
+def job(job_of_its_own: ProcessJob) -> ProcessJob:
+    return job_of_its_own  # files stay in the homes of its hosts
+
+
+@pytest.fixture(scope="module")
 def record(job: ProcessJob) -> Any:
     return job._gateway.record  # type: ignore[union-attr]
 

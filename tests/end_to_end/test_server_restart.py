@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import meshgate as kt
+from meshgate import ProcessJob
 from meshgate.testing import NetworkProxy
 from tests.end_to_end.actors import Worker
 
@@ -46,6 +47,11 @@ def kill_server(job: Any) -> None:
     deadline = time.monotonic() + TIMEOUT
     while not (gateway.healthy() and server_of(gateway.record.pid) not in (None, victim)):
         assert time.monotonic() < deadline, "no other server answers"
+
+
+@pytest.fixture(scope="module")
+def job(job_of_its_own: ProcessJob) -> ProcessJob:
+    return job_of_its_own  # its servers are killed
 
 
 @pytest.fixture

@@ -8,6 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from meshgate import ProcessJob
 from meshgate.jobs.local_gateway import JOB_VARIABLE
 from meshgate_processes.marks import find_processes
 
@@ -29,6 +32,11 @@ def sockets_of(pid: int, known: dict[str, str]) -> list[str]:
     return [
         known[found[1]] for link in links if (found := re.fullmatch(r"socket:\[(\d+)\]", link)) and found[1] in known
     ]
+
+
+@pytest.fixture(scope="module")
+def job(job_of_its_own: ProcessJob) -> ProcessJob:
+    return job_of_its_own  # all its processes are examined
 
 
 def test_only_monarch_opens_sockets_that_other_users_could_reach(job: Any, workers: Any) -> None:
