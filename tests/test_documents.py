@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -94,52 +93,6 @@ def test_the_policy_of_the_guide_to_many_users_is_valid(tmp_path: Path) -> None:
     (block,) = [block for block in blocks("json") if block.document.name == "many_users.md"]
     (tmp_path / "policy.json").write_text(block.code)
     assert read_policy(tmp_path / "policy.json").max_idle == 14400
-
-
-IMPORTED = "import meshgate as kt\nfrom meshgate import Actor, Compute, KubernetesJob, SlurmJob, endpoint\n"
-TRAINER = "class Trainer(Actor):\n    @endpoint\n    def step(self, number: int) -> float:\n        return 0.0\n"
-DEFINED = {
-    "code": TRAINER,
-    "images": "job: KubernetesJob\n",
-    "jobs": "job: KubernetesJob\n",
-    "sessions": (
-        f"{TRAINER}def save(step: int, losses: object) -> None: ...\nfirst: int\nsession: kt.AttachedSession | None\n"
-        "procs: kt.ProcMeshProxy\ntrainers = procs.spawn('trainers', Trainer)\n"
-    ),
-    "spmd": f"{TRAINER}hosts: kt.HostMeshProxy\n",
-    "train_from_a_laptop": f"{TRAINER}compute = Compute(gpus=8)\n",
-}
-"""What the text around the fragments of a page says that they use, beside the imports."""
-
-
-def completed(block: Block) -> str:
-    """``block``, with the imports and names that a fragment uses."""
-    if block.is_complete:
-        return block.code
-    code = block.code.rstrip()
-    return IMPORTED + DEFINED.get(block.document.stem, "") + code + (" ..." if code.endswith(":") else "") + "\n"
-
-
-@pytest.mark.timeout(300)
-def test_python_blocks_pass_the_type_checker(tmp_path: Path) -> None:
-    for block in BLOCKS:
-        if not block.code.startswith("import ray\n"):  # its decorators have no static types
-            (tmp_path / f"{block.name}.py").write_text(completed(block))
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--config-file=",
-        "--ignore-missing-imports",
-        "--check-untyped-defs",
-        "--follow-imports=silent",
-    ]
-    checked = subprocess.run(
-        [*command, f"--cache-dir={ROOT / '.mypy_cache' / 'documents'}", str(tmp_path)],
-        env={**os.environ, "MYPYPATH": os.pathsep.join(map(str, SOURCES))},
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert checked.returncode == 0, checked.stdout
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.has_tests], ids=lambda block: block.name)
