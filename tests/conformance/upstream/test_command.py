@@ -9,8 +9,6 @@ import pytest
 from tests.conformance.upstream.command import main
 
 SOURCE = """
-import os
-import signal
 import cloudpickle
 import monarch.actor
 import monarch._src.actor.actor_mesh as actor_mesh
@@ -48,15 +46,6 @@ def test_sends_a_function_by_value_that_uses_modules():
 def test_fails_here():
     assert type(this_host()).__module__.startswith("monarch.")
 
-def test_interrupts_the_program_here():
-    if not type(this_host()).__module__.startswith("monarch."):
-        os.kill(os.getpid(), signal.SIGINT)
-        signal.pause()
-
-def test_ends_the_program():
-    this_host()
-    os._exit(7)
-
 def test_uses_a_private_name():
     _spawn_admin()
 """
@@ -71,7 +60,7 @@ def scoped_state(job, cached_path):
 """
 
 
-@pytest.mark.timeout(600)  # a dozen processes of Python, with a Monarch or a gateway each: 40 s of processor time
+@pytest.mark.timeout(600)  # three runs of pytest, with a Monarch or a gateway each: 15 s of processor time
 def test_each_test_is_run_once_and_in_the_table_with_what_became_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,13 +77,9 @@ def test_each_test_is_run_once_and_in_the_table_with_what_became_of_it(
         "test_passes_on_hosts_of_a_job": "passed on both",
         "test_sends_a_function_by_value_that_uses_modules": "passed on both",
         "test_fails_here": "failed here",
-        "test_interrupts_the_program_here": "failed here",
-        "test_ends_the_program": "does not pass on direct Monarch",
         "test_uses_a_private_name": "not applicable",
     }
     reasons = {row["test"]: row["reason"] for row in rows}
-    assert reasons["test_ends_the_program"].endswith("it ended the program: the process ended with status 7")
-    assert reasons["test_interrupts_the_program_here"].startswith("it ended the program")
     assert reasons["test_uses_a_private_name"].endswith("monarch._src.actor.host_mesh._spawn_admin")
     assert "test_passes_on_hosts_of_a_job" in (work / "table.md").read_text()
 
