@@ -7,9 +7,13 @@ the end of the run.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 import signal
+import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,9 +35,22 @@ CLUSTERS = {  # marker: the variable that names the cluster
     "docker": "DOCKER_HOST",
 }
 
+LEFT_OUT = {  # what is not installed: which tests are left out without it, and how to install it
+    "torch": "process groups and distributed training; make torch installs it",
+    "ray": "the programs before a migration from Ray; make bench installs it",
+    "chromium": "the page of meshgate ui",
+}
+LAST_RUN = "meshgate/last_run"  # in pytest's cache: the seconds of the last whole run, and the cores it had
+USUAL_RUN = "about 5 minutes on 2 idle cores"
+
 collect_ignore = ["conformance/upstream/driver"]  # its conftest.py is for copies of Monarch's own tests
 
 _run = uuid.uuid4().hex
+
+# Containers often set PYTHONDONTWRITEBYTECODE. Each run would then compile the tests again (16 s of processor time for
+# each worker), and each engine of a test the product. Tests that edit modules run as the environment says.
+_dont_write_bytecode = sys.dont_write_bytecode
+sys.dont_write_bytecode = False
 
 # Deadlines fail at random on a machine that runs other things.
 hypothesis.settings.register_profile("meshgate", deadline=None)
@@ -61,8 +78,57 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
-def pytest_report_header() -> list[str]:
-    return [_cluster_line(marker) for marker in CLUSTERS]
+@pytest.hookimpl(optionalhook=True)  # so that tests run without xdist too
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """For ``-n auto``. More than cores, because for a third of the time the tests wait for processes."""
+    return max(2, _cores() * 3 // 2)
+
+
+def pytest_collection_finish() -> None:
+    sys.dont_write_bytecode = _dont_write_bytecode
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    clusters = [_cluster_line(marker) for marker in CLUSTERS]
+    if not _is_whole_run(config):
+        return clusters
+    last = config.cache.get(LAST_RUN, None) if config.cache else None
+    took = f"the last run took {last['seconds']} s on {last['cores']} cores" if last else USUAL_RUN
+    return [f"all tests: {took}", *clusters, *_not_installed()]
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[_started] = time.monotonic()
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if exitstatus == pytest.ExitCode.OK and _is_whole_run(session.config) and session.config.cache:
+        seconds = round(time.monotonic() - session.config.stash[_started])
+        session.config.cache.set(LAST_RUN, {"seconds": seconds, "cores": _cores()})
+
+
+_started = pytest.StashKey[float]()
+
+
+def _is_whole_run(config: pytest.Config) -> bool:
+    """Whether this is ``make test`` without arguments, and not one of its workers."""
+    option = config.option
+    chosen = option.keyword or option.markexpr or option.collectonly or getattr(option, "lf", False)
+    from_settings = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return from_settings and not chosen and not hasattr(config, "workerinput")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _not_installed() -> list[str]:
+    found = {
+        "torch": importlib.util.find_spec("torch"),
+        "ray": importlib.util.find_spec("ray") or Path(".venv-bench").exists(),
+        "chromium": shutil.which("chromium"),
+    }
+    return [f"{name} is not installed: leaving out {LEFT_OUT[name]}" for name in LEFT_OUT if not found[name]]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
