@@ -46,10 +46,11 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# Its CPU build is enough, which PyPI does not have for Linux:
-# make torch PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+# Any build of torch will do. On Linux, PyPI has the one for CUDA alone, which is large; the one for CPUs is on another
+# index: make torch PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 torch: setup
-	$(PIP) install 'torch==2.13.0'
+	@$(PIP) install 'torch==2.13.0' || { echo "torch 2.13.0 could not be installed: name an index that has it in \
+	PIP_INDEX_URL or PIP_EXTRA_INDEX_URL. make test leaves out the tests that need torch without it" >&2; exit 1; }
 
 # Ray has a venv of its own.
 bench:
