@@ -2,7 +2,7 @@
 
     make mutate                                   a sample of each part
     make mutate ARGS="sessions store --each 40"   some parts, with 40 mutants of each
-    make mutate ARGS="relay --module lanes"       all mutants of one module
+    make mutate ARGS="relay --module upstream"    all mutants of one module
 
 Each mutant is a copy of the sources in which one module differs; ``mutants.py`` says how. Its tests are those of the
 module, and if they pass those of the part. A mutant that no test finds survives, and is printed. This is a program of
