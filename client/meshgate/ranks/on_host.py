@@ -20,11 +20,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshgate.ranks.processes import (  # sent along
-    find_marks,
-    siblings,
-    start_guard,  # sent along
-)
+from meshgate.ranks.processes import find_marks, siblings, start_guard  # sent along
 from meshgate.ranks.streams import WINDOW, Event, Hub  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 

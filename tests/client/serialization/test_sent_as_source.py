@@ -11,6 +11,7 @@ import pytest
 from meshgate.images.on_host import StepRunner
 from meshgate.jobs.spmd.rank_actors import RankRunner, RankStopper
 from meshgate.proxies.torch_environment import TorchEnvironment
+from meshgate.ranks.on_host import StreamWriter
 from meshgate.serialization.pickling import dump_class, pickled_by_value
 from meshgate.serialization.sent_as_source import SentAsSource
 from meshgate.transfer.on_host import FileReader
@@ -31,7 +32,7 @@ print(first.__name__, issubclass(first, Actor), first is second)
 """
 
 
-@pytest.mark.parametrize("Class", [StepRunner, FileReader, RankRunner, RankStopper, TorchEnvironment])
+@pytest.mark.parametrize("Class", [StepRunner, FileReader, RankRunner, RankStopper, StreamWriter, TorchEnvironment])
 def test_a_worker_without_meshgate_builds_the_class_from_source(Class: type) -> None:
     data = dump_class(Class, by_value=pickled_by_value(Class))
     done = subprocess.run([sys.executable, "-c", WORKER], input=data, capture_output=True, check=True)
