@@ -60,7 +60,7 @@ def scoped_state(job, cached_path):
 """
 
 
-@pytest.mark.timeout(600)  # three runs of pytest, with a Monarch or a gateway each: 15 s of processor time
+@pytest.mark.timeout(600)  # three runs of pytest, with a Monarch or a gateway each
 def test_each_test_is_run_once_and_in_the_table_with_what_became_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
