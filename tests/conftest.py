@@ -25,6 +25,7 @@ import meshgate
 from meshgate.session.errors.faults import write_fault
 from meshgate_processes.identity import ProcessIdentity
 from meshgate_processes.marks import find_processes
+from tests.order import slow_first
 
 RUN_VARIABLE = "MESHGATE_TEST_RUN"
 SHARED_VARIABLE = "MESHGATE_TEST_SHARED"
@@ -41,7 +42,7 @@ LEFT_OUT = {  # what is not installed: which tests are left out without it, and 
     "chromium": "the page of meshgate ui",
 }
 LAST_RUN = "meshgate/last_run"  # in pytest's cache: the seconds of the last whole run, and the cores it had
-USUAL_RUN = "about 5 minutes on 2 idle cores"
+USUAL_RUN = "10 to 15 minutes on 2 cores, less on more"
 
 collect_ignore = ["conformance/upstream/driver"]  # its conftest.py is for copies of Monarch's own tests
 
@@ -76,6 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+        items[:] = slow_first(items, lambda item: item.get_closest_marker("slow") is not None, workers)
 
 
 @pytest.hookimpl(optionalhook=True)  # so that tests run without xdist too

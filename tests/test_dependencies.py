@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-import pytest
-
 from tests.programs import ROOT
 from tests.test_structure import PACKAGES, name_of
 
@@ -55,17 +53,14 @@ def importers() -> dict[str, Path]:
     }
 
 
-DECLARED = declared((ROOT / "pyproject.toml").read_text())
-IMPORTERS = importers()
-
-
-@pytest.mark.parametrize("name", sorted(IMPORTERS))
-def test_every_import_of_another_distribution_is_declared_with_its_reason(name: str) -> None:
-    distributions = [normalized(each) for each in DISTRIBUTIONS.get(name, [name])]
-    known = [each for each in distributions if each in DECLARED]
-    where = f"{name_of(IMPORTERS[name])} imports {name}, of {' or '.join(distributions)}"
-    assert known, f"{where}, which pyproject.toml does not declare: add it there with a comment that says why"
-    assert any(DECLARED[each] for each in known), f"{where}: say in a comment in pyproject.toml why it is needed"
+def test_every_import_of_another_distribution_is_declared_with_its_reason() -> None:
+    reasons = declared((ROOT / "pyproject.toml").read_text())
+    for name, module in importers().items():
+        distributions = [normalized(each) for each in DISTRIBUTIONS.get(name, [name])]
+        known = [each for each in distributions if each in reasons]
+        where = f"{name_of(module)} imports {name}, of {' or '.join(distributions)}"
+        assert known, f"{where}, which pyproject.toml does not declare: add it there with a comment that says why"
+        assert any(reasons[each] for each in known), f"{where}: say in a comment in pyproject.toml why it is needed"
 
 
 def test_imports_in_functions_and_for_types_count() -> None:

@@ -47,6 +47,16 @@ def test_a_sweep_reports_each_trial_and_goes_on_after_a_failed_one(tmp_path: Pat
     assert os.listdir(tmp_path) == []
 
 
+def test_training_goes_on_from_its_checkpoint_after_a_rank_was_killed(tmp_path: Path) -> None:
+    printed = run_program(ROOT / "examples" / "lost_hosts.py", tmp_path)
+    losses = [(int(step), float(loss)) for step, loss in re.findall(r"^step (\d+): loss (.+)$", printed, re.MULTILINE)]
+    assert losses == [(step, pytest.approx(0.75**step, abs=1e-4)) for step in range(1, 13)]
+    assert re.search(r"going on from step 6: .*Killed\(sig=9\)", printed, re.DOTALL)
+    assert "rank 1 of mesh 'trainers' on workers-1" in printed
+    assert "trained to step 12: " in printed
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.timeout(300)
 def test_a_grpo_loop_learns_and_goes_on_after_its_driver_was_killed(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "grpo.py"), "--steps", "18"]

@@ -82,6 +82,7 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
         yield python, address
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_programs_for_ray_client_print_the_same(ray: tuple[str, str], tmp_path: Path) -> None:
     python, address = ray

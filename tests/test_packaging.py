@@ -37,6 +37,7 @@ print(json.dumps(imported))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # downloads the tools, and builds as a release does
 def test_what_a_release_consists_of_is_complete_and_the_client_works_alone(tmp_path: Path) -> None:
     """One test, as what ``.ci/dist`` builds takes long, and several workers would each build it."""

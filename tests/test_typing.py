@@ -96,6 +96,13 @@ DEFINED = {
     "code": TRAINER,
     "images": "job: KubernetesJob\n",
     "jobs": "job: KubernetesJob\n",
+    "lost_hosts": (
+        "from typing import NamedTuple\nimport meshgate\nfrom meshgate.errors import SupervisionError\n"
+        "class Checkpoint(NamedTuple):\n    step: int\n"
+        "class Trainer(Actor):\n    def __init__(self, last: Checkpoint) -> None: ...\n"
+        "def train_to_next_checkpoint(trainers: Trainer, last: Checkpoint) -> Checkpoint:\n    return last\n"
+        "job: KubernetesJob\nhosts: kt.HostMeshProxy\nsteps: int\nlast = Checkpoint(0)\n"
+    ),
     "sessions": (
         f"{TRAINER}def save(step: int, losses: object) -> None: ...\nfirst: int\nsession: kt.AttachedSession | None\n"
         "procs: kt.ProcMeshProxy\ntrainers = procs.spawn('trainers', Trainer)\n"

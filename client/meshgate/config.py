@@ -24,7 +24,8 @@ def configure(**settings: Any) -> None:
     """Changes settings of Monarch. Durations are strings such as ``"30s"``.
 
     Waits until the open sessions have applied them. Raises ``InvalidRequestError``, with the reason, and changes
-    nothing if Monarch does not have a setting or rejects its value, or if a session cannot apply it.
+    nothing if Monarch does not have a setting or rejects its value, or if a session cannot apply it. Without a session
+    it asks this machine's Monarch, if there is one.
     """
     _replace({**monarch_settings.own, **check_settings(settings)})
 

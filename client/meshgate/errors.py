@@ -295,7 +295,9 @@ class EngineDiedError(GatewayError):
         self.output = output
 
     def __str__(self) -> str:
-        text = f"the session's engine died: {self.reason}. Its meshes are gone; the job is still running."
+        subject = "the session's engine"
+        reason = self.reason if self.reason.startswith(subject) else f"{subject} died: {self.reason}"
+        text = f"{reason}. Its meshes are gone; the job is still running."
         return f"{text}\nIts last output:\n{self.output.rstrip()}" if self.output.strip() else text
 
 

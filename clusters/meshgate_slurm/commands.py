@@ -12,7 +12,6 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from meshgate_slurm.errors import NoSlurm, Refused, SlurmError, Unreachable
 from meshgate_slurm.script import NOT_FOR_STEPS
 from meshgate_slurm.spec import SlurmSpec
 from meshgate_slurm.status import JobStatus, parse_jobs, parse_node
@@ -23,6 +22,22 @@ _FROM_A_JOB = re.compile(r"(SLURM|SBATCH|SRUN)_")
 _SECRETS = ("MESHGATE_TOKEN", "MESHGATE_TOKEN_FILE", "MESHGATE_ANNOUNCE_FD", "MESHGATE_LIFETIME_FD")
 _UNKNOWN_JOB = "Invalid job id"
 _GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
+
+
+class SlurmError(Exception):
+    """Base class of all errors of this package. ``str()`` is a sentence or a few lines for people."""
+
+
+class NoSlurm(SlurmError):
+    """This machine does not have Slurm's commands."""
+
+
+class Refused(SlurmError):
+    """Slurm refused the job; carries its words."""
+
+
+class Unreachable(SlurmError):
+    """A command of Slurm's failed or did not answer."""
 
 
 def share_of_node(nodes: Sequence[tuple[int, int, str]], gpus: int) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from meshgate_processes.identity import ProcessIdentity, identify_process
 from meshgate_slurm import commands
-from meshgate_slurm.errors import SlurmError
+from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.messages import GatewayReport, Rejected, RunningSlurmJob
 from meshgate_slurm.spec import SlurmSpec
 
@@ -178,7 +178,7 @@ def host_name() -> str:
 
 
 def software_version() -> str:
-    from meshgate_wire.version import SOFTWARE_VERSION  # noqa: PLC0415  (only starting a job needs it)
+    from meshgate_wire.handshake import SOFTWARE_VERSION  # noqa: PLC0415  (only starting a job needs it)
 
     return SOFTWARE_VERSION
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from meshgate_slurm import commands
-from meshgate_slurm.errors import SlurmError
+from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.gateway_process import (
     end_gateway,
     gateway_of,

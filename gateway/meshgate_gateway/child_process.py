@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import async_timeout
+
 from meshgate_processes.marks import end_processes
 
 TAIL = 64 * 1024
@@ -122,7 +124,8 @@ class ChildProcess:
         """Waits for the exit and the remaining output. Several tasks may wait."""
         await self._exited.wait()
         try:
-            await asyncio.wait_for(self._output_ended.wait(), OUTPUT_TIMEOUT)
+            async with async_timeout.timeout(OUTPUT_TIMEOUT):
+                await self._output_ended.wait()
         except asyncio.TimeoutError:
             self._end_output()
         assert self._code is not None
@@ -131,7 +134,8 @@ class ChildProcess:
     async def stop(self, timeout: float) -> ExitStatus:
         """Waits up to ``timeout`` seconds for the exit, then kills the process and what remains of its session."""
         try:
-            await asyncio.wait_for(self._exited.wait(), timeout)
+            async with async_timeout.timeout(timeout):
+                await self._exited.wait()
         except asyncio.TimeoutError:
             self.signal(signal.SIGKILL)
         await self._exited.wait()

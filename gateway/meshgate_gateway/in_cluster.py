@@ -6,6 +6,7 @@ import asyncio
 import socket
 from pathlib import Path
 
+import async_timeout
 import structlog
 
 from meshgate_gateway.hosts.kubernetes import KubernetesHosts
@@ -68,7 +69,8 @@ class ClusterJob:
     async def restart_reason(self) -> str:
         """Why this gateway is not the first of its job; "" if it is, or if that cannot be known."""
         try:
-            return await asyncio.wait_for(asyncio.to_thread(self._restart_reason), RESTART_REASON_TIMEOUT)
+            async with async_timeout.timeout(RESTART_REASON_TIMEOUT):
+                return await asyncio.to_thread(self._restart_reason)
         except (KubernetesError, ValueError, asyncio.TimeoutError) as error:
             log.warning("cannot find out whether an earlier gateway was replaced", reason=repr(error))
             return ""

@@ -16,7 +16,7 @@ from pathlib import Path
 from meshgate_gateway.hosts.slurm import SlurmHosts
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_slurm import commands
-from meshgate_slurm.errors import SlurmError
+from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.gateway_process import own_address
 from meshgate_slurm.script import ALLOCATION, Connect, batch_log, batch_script, log_directory, log_pattern, step
 from meshgate_slurm.spec import SlurmSpec

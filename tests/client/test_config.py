@@ -56,11 +56,18 @@ def test_without_a_session_the_settings_are_those_of_this_machines_monarch() -> 
 def test_without_a_session_this_machines_monarch_checks_values_and_words_them() -> None:
     with meshgate.config.configured(stop_actor_timeout="90s") as settings:
         assert settings["stop_actor_timeout"] == "1m 30s"
-    for wrong in (30, "soon"):
-        with pytest.raises(InvalidRequestError, match="invalid value"):
+    for wrong, also in ((30, TypeError), ("soon", ValueError)):
+        with pytest.raises(InvalidRequestError, match="invalid value") as raised:
             meshgate.config.configure(stop_actor_timeout=wrong)
-    meshgate.config.configure(of_a_newer_release=1)
-    assert meshgate.config.get_runtime_config() == {"of_a_newer_release": 1}
+        assert isinstance(raised.value, also)
+    for unknown, help_text in (
+        ("stop_actor_timout", "Did you mean 'stop_actor_timeout'?"),
+        ("of_a_newer_release", "A setting of the gateway's release alone can be changed after state()"),
+    ):
+        with pytest.raises(InvalidRequestError) as raised:
+            meshgate.config.configure(**{unknown: 1})
+        assert str(raised.value) == f"this machine's Monarch has no setting {unknown!r}. {help_text}"
+    assert meshgate.config.get_runtime_config() == {}
 
 
 def test_an_open_session_gets_all_changes(configurable: ScriptedGateway, client: Client) -> None:

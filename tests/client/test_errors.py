@@ -105,6 +105,10 @@ def test_a_dead_engine_shows_its_last_output() -> None:
     assert "killed by signal 9" in str(error)
     assert str(error).endswith("Its last output:\nline 1\nline 2")
     assert "output" not in str(EngineDiedError("exit code 1"))
+    assert str(EngineDiedError("the session's engine ended with exit code 3", "oh no\n")) == (
+        "the session's engine ended with exit code 3. Its meshes are gone; the job is still running.\n"
+        "Its last output:\noh no"
+    )
 
 
 def test_a_mesh_failure_names_ranks_mesh_and_hosts() -> None:

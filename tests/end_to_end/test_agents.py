@@ -15,6 +15,8 @@ import pytest
 from meshgate import ProcessJob
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.any_release
+
 MODEL = """
 from meshgate import Actor, endpoint
 import knobs
@@ -43,17 +45,17 @@ hosts.spawn_procs(name="train").spawn("models", Model, 2.0).step.call(1).get()
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory, job: ProcessJob) -> Path:
-    """A project whose driver has left a session with actors."""
+def project(tmp_path_factory: pytest.TempPathFactory, job_of_its_own: ProcessJob) -> Path:
+    """A project whose driver has left a session with actors; the sessions here stay when the module is done."""
     directory = tmp_path_factory.mktemp("project")
     for name, text in {"model": MODEL, "knobs": "def scale(x): return x\n", "drive": DRIVER}.items():
         (directory / f"{name}.py").write_text(text)
-    subprocess.run([sys.executable, "drive.py", str(job.apply_id)], cwd=directory, check=True)
+    subprocess.run([sys.executable, "drive.py", str(job_of_its_own.apply_id)], cwd=directory, check=True)
     return directory
 
 
 @pytest.fixture(scope="module")
-def tool(job: ProcessJob, project: Path) -> Iterator[Any]:
+def tool(job_of_its_own: ProcessJob, project: Path) -> Iterator[Any]:
     """Calls a tool of one MCP server in the project."""
     command = [sys.executable, "-c", "from meshgate.cli.app import app; app()", "mcp"]
     pipe = subprocess.PIPE
@@ -69,7 +71,7 @@ def tool(job: ProcessJob, project: Path) -> Iterator[Any]:
             server.stdin.flush()
             return json.loads(server.stdout.readline())["result"]
 
-        yield lambda **arguments: call("call", job=job.apply_id, **arguments)["structuredContent"]
+        yield lambda **arguments: call("call", job=job_of_its_own.apply_id, **arguments)["structuredContent"]
 
 
 def values(found: Any) -> list[Any]:
@@ -121,10 +123,10 @@ def test_errors_are_data_and_the_next_call_works(tool: Any) -> None:
     assert "has no actors 'others'" in tool(target="others.step", session="train")["error"]["message"]
 
 
-def test_a_session_is_not_taken_from_a_program_that_holds_it(tool: Any, job: ProcessJob) -> None:
+def test_a_session_is_not_taken_from_a_program_that_holds_it(tool: Any, job_of_its_own: ProcessJob) -> None:
     from meshgate.jobs.find import find_job
 
-    other = find_job(str(job.apply_id))
+    other = find_job(str(job_of_its_own.apply_id))
     attached = other.attach("train", cached_path=None)
     refused = tool(target="models.step", args=[1])
     assert "is held by" in refused["error"]["message"]

@@ -26,6 +26,8 @@ from meshgate import ProcessJob
 from tests.end_to_end.actors import Worker
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.any_release
+
 
 @pytest.fixture
 def meshgate(job: ProcessJob) -> Callable[..., Any]:

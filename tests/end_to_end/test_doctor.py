@@ -21,7 +21,7 @@ from meshgate.doctor import checks as module
 from meshgate.doctor.checks import Finding, check_gateway
 from meshgate.testing import NetworkProxy
 
-pytestmark = pytest.mark.usefixtures("hosts")
+pytestmark = [pytest.mark.any_release, pytest.mark.usefixtures("hosts")]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,6 +183,19 @@ def test_stopping_a_mesh_fails_its_calls_and_later_ones(hosts: Any) -> None:
     wait_for(lambda: not any(map(alive, pids)), "the processes of a stopped mesh to end")
 
 
+def test_a_mesh_that_has_lost_a_host_can_be_stopped(faults_of: FaultsOf) -> None:
+    """It takes as long as Monarch gives a ``__cleanup__`` on the other hosts."""
+    faults = faults_of("half")
+    with ProcessJob({"workers": 2}) as job:
+        procs = job.state(cached_path=None).workers.spawn_procs()
+        pids = list(procs.spawn("half", Worker).pid.call().get().values())
+        host = int(Path(f"/proc/{pids[1]}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(host, signal.SIGKILL)
+        wait_for(lambda: faults, "the loss to be reported")
+        procs.stop().get(timeout=30)
+        wait_for(lambda: not any(map(alive, pids)), "the processes on the other host to end")
+
+
 def test_a_dead_engine_is_reported_and_the_job_goes_on() -> None:
     with ProcessJob({"workers": 1}) as job:
         workers = job.state(cached_path=None).workers.spawn_procs().spawn("workers", Worker)
@@ -197,6 +211,7 @@ def test_a_dead_engine_is_reported_and_the_job_goes_on() -> None:
         assert list(again.rank.call().get(timeout=TIMEOUT).values()) == [0]
 
 
+@pytest.mark.slow
 def test_hosts_survive_undeliverable_messages_to_a_dead_engine() -> None:
     """By default Monarch tries to deliver a message for 30 s, to return it for 30 s, and then ends the host."""
     with ProcessJob({"workers": 1}) as job:

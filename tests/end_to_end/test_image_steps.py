@@ -17,6 +17,8 @@ from meshgate import Image, ImageStepFailed, ProcessJob
 from meshgate.images.apply import apply_image
 from meshgate_processes.marks import find_processes
 
+pytestmark = pytest.mark.any_release
+
 
 class Inspector(kt.Actor):
     @kt.endpoint

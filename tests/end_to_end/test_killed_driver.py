@@ -11,6 +11,8 @@ import pytest
 
 from tests.programs import ROOT
 
+pytestmark = pytest.mark.any_release
+
 KILLS = 20
 
 

@@ -14,6 +14,8 @@ import meshgate as kt
 from meshgate.testing import NetworkProxy
 from tests.end_to_end.actors import Worker
 
+pytestmark = pytest.mark.any_release
+
 CALLS = 400
 CUTS = 40
 

@@ -11,6 +11,8 @@ import pytest
 from meshgate import ProcessJob, PullFailed
 from meshgate.errors import JobNotRunning
 
+pytestmark = pytest.mark.any_release
+
 DATA = os.urandom(5_000_000)
 
 

@@ -17,6 +17,8 @@ from meshgate import ProcessJob
 from meshgate.testing import NetworkProxy
 from tests.end_to_end.actors import Worker
 
+pytestmark = pytest.mark.any_release
+
 CALLS = 300
 KILLS = 3
 TIMEOUT = 60.0

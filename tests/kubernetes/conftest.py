@@ -1,7 +1,8 @@
 """Tests against the cluster of KUBECONFIG, with the images that ``tests/kubernetes/images`` prints.
 
 Each worker process of a run has its own namespace, in which no object of a job may remain after a test. Tests that
-disturb the whole cluster (they restart its API server or change its node) run alone: ``disturbing``.
+disturb the whole cluster (they restart its API server, or let its node take no pods) run alone: ``disturbing``. Those
+that count on the node's GPUs take turns: ``four_gpus`` and ``no_gpus``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -57,12 +59,20 @@ def kubectl(namespace: str) -> Kubectl:
     return Kubectl(namespace)
 
 
+@contextmanager
+def locked(name: str, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    with open(Path(tempfile.gettempdir()) / f"meshgate-cluster-{name}.lock", "w") as lock:
+        fcntl.flock(lock, how)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _alone_or_not(request: pytest.FixtureRequest) -> Iterator[None]:
     """A lock that disturbing tests hold exclusively and other tests share."""
     disturbing = request.node.get_closest_marker("disturbing") is not None
-    with open(Path(tempfile.gettempdir()) / "meshgate-cluster-tests.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if disturbing else fcntl.LOCK_SH)
+    with ExitStack() as held:
+        with locked("next"):  # else tests that share the lock would overtake one that waits for them
+            held.enter_context(locked("tests", fcntl.LOCK_EX if disturbing else fcntl.LOCK_SH))
         yield
 
 
@@ -76,17 +86,26 @@ def _nothing_left(_alone_or_not: None, kubectl: Kubectl, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def four_gpus(_alone_or_not: None, api: Api) -> Iterator[None]:
-    """Makes the scheduler believe that a node has four GPUs. For ``disturbing`` tests."""
+    """Makes the scheduler believe that a node has four GPUs."""
     nodes, _ = api.list_objects("Node", "")
     path = f"/api/v1/nodes/{nodes[0]['metadata']['name']}/status"
 
     def patch(op: str, **value: str) -> None:  # old versions of kubectl cannot patch a status
-        change = [{"op": op, "path": "/status/capacity/nvidia.com~1gpu", **value}]
+        # The kubelet would update what can be allocated 10 s later, and until then tests would meet the old number.
+        change = [{"op": op, "path": f"/status/{of}/nvidia.com~1gpu", **value} for of in ("capacity", "allocatable")]
         api._request("PATCH", path, change, content_type="application/json-patch+json")  # type: ignore[arg-type]
 
-    patch("add", value="4")
-    yield
-    patch("remove")
+    with locked("gpus"):
+        patch("add", value="4")
+        yield
+        patch("remove")
+
+
+@pytest.fixture
+def no_gpus(_alone_or_not: None) -> Iterator[None]:
+    """No node has GPUs meanwhile."""
+    with locked("gpus"):
+        yield
 
 
 def _objects(kubectl: Kubectl) -> set[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -166,6 +168,25 @@ def test_the_example_runs_unchanged(tmp_path: Path, images: tuple[str, str], lap
     assert_nothing_left(done.stderr)
 
 
+def test_training_waits_for_the_pod_that_replaces_a_deleted_one(
+    namespace: str, kubectl: Kubectl, images: tuple[str, str], tmp_path: Path
+) -> None:
+    example = [str(ROOT / "examples" / "lost_hosts.py"), "--kubernetes", images[1], "--namespace", namespace]
+    command = [sys.executable, "-u", *example, "--steps", "1000000", "--every", "1"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None
+        lines = iter(training.stdout)
+        assert any(line.startswith("step 5: ") for line in lines)
+        kubectl("delete", "pod", "lost-hosts-workers-1", "--wait=false")
+        lost = list(itertools.takewhile(lambda line: not line.startswith("  Failed: rank 1"), lines))
+        reason = "lost-hosts-workers-1: its pod is being deleted"
+        (step,) = re.findall(rf"^going on from step (\d+): .*{reason}", "".join(lost), re.MULTILINE)
+        assert next(lines).startswith(f"step {int(step) + 1}: ")
+        training.terminate()  # ends the block that the job is in
+        training.stdout.read()
+    assert training.returncode == 128 + signal.SIGTERM
+
+
 def test_the_program_in_the_document_runs_as_pasted(tmp_path: Path, images: tuple[str, str], laptop: str) -> None:
     (program,) = programs_in("docs/kubernetes.md")
     (tmp_path / "program.py").write_text(program)
@@ -175,7 +196,6 @@ def test_the_program_in_the_document_runs_as_pasted(tmp_path: Path, images: tupl
     assert_nothing_left(done.stderr)
 
 
-@pytest.mark.disturbing
 def test_the_readmes_program_runs_with_the_readmes_job(
     tmp_path: Path, images: tuple[str, str], four_gpus: None, laptop: str
 ) -> None:
@@ -185,7 +205,6 @@ def test_the_readmes_program_runs_with_the_readmes_job(
     assert_nothing_left(done.stderr)
 
 
-@pytest.mark.disturbing
 def test_kubetorchs_basic_example_runs_unchanged(
     tmp_path: Path, images: tuple[str, str], four_gpus: None, laptop: str
 ) -> None:

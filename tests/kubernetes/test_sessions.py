@@ -16,6 +16,7 @@ from tests.programs import ROOT
 KILLS = int(os.environ.get("MESHGATE_TEST_KILLS", "5"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_driver_that_is_killed_at_random_points_loses_nothing(
     namespace: str, kubectl: Kubectl, tmp_path: Path

@@ -19,6 +19,7 @@ def torch_image() -> str:
     return name
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ddp_ends_with_equal_weights_on_eight_pods(
     namespace: str,

@@ -46,7 +46,7 @@ def test_an_invalid_image_name(namespace: str) -> None:
     assert "InvalidImageName" in str(caught.value)
 
 
-def test_more_gpus_than_any_node_has(namespace: str) -> None:
+def test_more_gpus_than_any_node_has(namespace: str, no_gpus: None) -> None:
     with start_failure() as caught:
         start(Compute(gpus=8, replicas=9), namespace, "nogpus")
     assert "Insufficient nvidia.com/gpu: the pod requests 8, the largest node has 0 (8 short)" in str(caught.value)
@@ -72,7 +72,6 @@ def test_an_image_for_another_architecture_is_reported(namespace: str, images: t
     assert re.search(r"another architecture than the node: .*kubernetes\.io/arch", str(caught.value))
 
 
-@pytest.mark.disturbing
 def test_gpus_of_a_node(namespace: str, kubectl: Kubectl, four_gpus: None) -> None:
     with KubernetesJob(compute=Compute(gpus=1, replicas=2), name="gpus", namespace=namespace) as job:
         job.apply()

@@ -39,7 +39,6 @@ def test_pods_created_for_the_job(namespace: str, capfd: pytest.CaptureFixture[s
     assert "ends after 1 h without a session" in progress
 
 
-@pytest.mark.disturbing
 def test_pods_with_gpus_hold_more_shared_memory_than_the_64_mb_of_container_runtimes(
     namespace: str, kubectl: Kubectl, four_gpus: None
 ) -> None:
@@ -92,6 +91,7 @@ def test_two_meshes_of_one_job(namespace: str, images: tuple[str, str]) -> None:
         assert pods_of(job, "dataloaders") == ["pair-dataloaders-0"]
 
 
+@pytest.mark.slow
 def test_sixteen_workers(namespace: str) -> None:
     with KubernetesJob(compute=Compute(replicas=16), name="many", namespace=namespace) as job:
         assert pods_of(job) == [f"many-workers-{rank}" for rank in range(16)]

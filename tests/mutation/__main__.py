@@ -31,7 +31,7 @@ from queue import SimpleQueue
 
 from tests.mutation.mutants import Mutant, mutants_of
 from tests.programs import ROOT
-from tests.test_structure import MODULES, PACKAGES, TESTED_ELSEWHERE, mirrored_test, name_of
+from tests.test_structure import FOLDERS, PACKAGES, TESTED_ELSEWHERE, mirrored_test, modules_to_test, name_of
 
 PARTS = {  # part: where its modules are; their tests mirror them
     "wire": ("wire/meshgate_wire",),
@@ -105,9 +105,11 @@ class Copy:
 def modules_of(part: str) -> list[Path]:
     return [
         module
-        for module in MODULES
         for place in PARTS[part]
-        if module == ROOT / place or module.is_relative_to(ROOT / place)
+        for folder in FOLDERS
+        if folder.is_relative_to(ROOT / place) or folder == (ROOT / place).parent
+        for module in modules_to_test(folder)
+        if module.is_relative_to(ROOT / place)
         if name_of(module) not in TESTED_ELSEWHERE  # by tests of whole programs
     ]
 

@@ -17,7 +17,7 @@ from meshgate_gateway.engine.detached.kept_calls import KeptCalls
 from meshgate_gateway.engine.meshes.supervision import Supervision
 from meshgate_gateway.sessions import session_table
 from meshgate_gateway.sessions.session_table import Sessions
-from meshgate_wire.retransmission import Unacknowledged
+from meshgate_wire.outbox import Unacknowledged
 from tests.simulation import run
 from tests.simulation.run import run_seed
 

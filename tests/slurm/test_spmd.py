@@ -15,6 +15,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ddp_ends_with_equal_weights_on_all_four_nodes(
     name: str,

@@ -14,16 +14,14 @@ from .errors import (
     VersionMismatch,
     WireError,
 )
-from .events import Established, Event, MessageReceived
+from .events import Established, Event, MessageReceived, State, Statistics
 from .framing.fragments import Buffer, Fragments, FragmentsFile, Sendable
 from .framing.frames import Hello, PeerLimits
-from .handshake import Role
+from .handshake import PROTOCOL_VERSION, SOFTWARE_VERSION, Role
 from .limits import Limits
 from .messages import Header
-from .pump import Pump, Timer, Transport
 from .session import Session
-from .state import State, Statistics
-from .version import PROTOCOL_VERSION, SOFTWARE_VERSION
+from .websocket import Pump, Timer, Transport
 
 __all__ = [
     "Buffer",

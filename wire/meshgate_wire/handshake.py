@@ -1,4 +1,4 @@
-"""The handshake: the first message in each direction of a connection, and the checks on it.
+"""The handshake: the first message in each direction of a connection, the versions in it, and the checks on it.
 
 A Hello has a side's protocol version and the number of the last frame that it received in this session. A connection is
 established only between a client and a gateway that speak the same protocol and have the same session.
@@ -6,13 +6,28 @@ established only between a client and a gateway that speak the same protocol and
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import platform
 from enum import Enum
 
 from .errors import ProtocolError, SessionLost, VersionMismatch
 from .framing.frames import Hello, PeerLimits, decode_hello, encode_hello
 from .limits import Limits
-from .retransmission import Unacknowledged
-from .version import PROTOCOL_VERSION, PYTHON_VERSION, monarch_version
+from .outbox import Unacknowledged
+
+PROTOCOL_VERSION = 3
+SOFTWARE_VERSION = "0.1.0"
+PYTHON_VERSION = platform.python_version()
+
+
+@functools.cache
+def monarch_version() -> str:
+    """The version of the installed torchmonarch; empty if there is none."""
+    try:
+        return importlib.metadata.version("torchmonarch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 class Role(str, Enum):

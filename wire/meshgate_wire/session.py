@@ -33,9 +33,7 @@ from .errors import (
     SessionEnded,
     WireError,
 )
-from .events import Established, Event, MessageReceived
-from .framing.assembly import Assembly, Refuse, accept_all
-from .framing.encoding import encode_message
+from .events import Established, Event, MessageReceived, State, Statistics
 from .framing.fragments import Sendable
 from .framing.frames import (
     ACK,
@@ -57,13 +55,11 @@ from .framing.frames import (
     read_frame_header,
     read_frames_header,
 )
-from .handshake import Role, accept_hello, make_hello
+from .framing.message_codec import Assembly, Refuse, accept_all, encode_message
+from .handshake import SOFTWARE_VERSION, Role, accept_hello, make_hello
 from .limits import KIB, MIN_LIMITS, Limits
 from .messages import Header
-from .outbox import LargeMessage, Outbox, coalesce
-from .retransmission import Frame, Unacknowledged
-from .state import State, Statistics
-from .version import SOFTWARE_VERSION
+from .outbox import Frame, LargeMessage, Outbox, Unacknowledged, coalesce
 
 DEFAULT_BUDGET = 256 * KIB + KIB  # one default chunk and its headers
 

@@ -108,6 +108,7 @@ class PrintedLine(_Model):
     """A line that ``count`` ranks of ``mesh`` printed; ``ranks`` are the first of them."""
 
     number: int = Field(description="grows with each line of a session")
+    time: float = Field(default=0.0, description="when it reached the gateway, in seconds since 1970")
     stream: Literal["stdout", "stderr"]
     mesh: str
     ranks: tuple[int, ...]
@@ -118,9 +119,10 @@ class PrintedLine(_Model):
 
 
 class SessionOutput(_Model):
-    """Lines of one session. ``dropped`` older ones are no longer kept."""
+    """Lines of one session. ``dropped`` older ones are no longer kept. ``now`` is the time of the gateway's clock."""
 
     session: str = ""
+    now: float = 0.0
     lines: tuple[PrintedLine, ...] = ()
     last: int = Field(default=0, description="the number of the newest line so far")
     dropped: int = 0

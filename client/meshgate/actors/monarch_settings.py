@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, cast
 
 from meshgate.actors.api import inside_actor, local_client
 from meshgate.errors import InvalidRequestError
+from meshgate.suggestions import did_you_mean
 
 Setting: TypeAlias = "bool | int | float | str | None"
 
@@ -109,19 +110,28 @@ class MonarchSettings:
     def without_session(self) -> dict[str, Setting] | None:
         """The settings of this machine's Monarch with those that the program has changed. None without torchmonarch.
 
-        Raises InvalidRequestError for a value that this Monarch rejects. A name that it does not have is accepted,
-        because the gateway may have another release.
+        Raises InvalidRequestError for a name that this Monarch does not have and for a value that it rejects; for one
+        of the wrong type, the error is a TypeError, too, as Monarch's.
         """
         module = sys.modules.get("monarch.config")
         if module is None:
             return None
-        known = module.get_global_config().keys() & self.own.keys()
+        known = module.get_global_config()
+        if unknown := sorted(self.own.keys() - known.keys()):
+            advice = ". A setting of the gateway's release alone can be changed after state()"
+            meant = did_you_mean(unknown[0], known) or advice
+            raise InvalidRequestError(f"this machine's Monarch has no setting {unknown[0]!r}{meant}")
         try:
-            with module.configured(**{name: self.own[name] for name in known}) as present:
-                plain = {name: value if isinstance(value, _PLAIN) else str(value) for name, value in present.items()}
-        except (TypeError, ValueError) as error:
+            with module.configured(**self.own) as present:
+                return {name: value if isinstance(value, _PLAIN) else str(value) for name, value in present.items()}
+        except TypeError as error:
+            raise _WrongType(str(error)) from error
+        except ValueError as error:
             raise InvalidRequestError(str(error)) from error
-        return {**self.own, **plain}
+
+
+class _WrongType(InvalidRequestError, TypeError):
+    pass
 
 
 class SettingsFollower:

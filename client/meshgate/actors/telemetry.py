@@ -11,7 +11,7 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
@@ -121,8 +121,11 @@ class CallSpan:
         self._span.end()
 
 
-def start_span(mesh: str, endpoint: str, adverb: str, ranks: int) -> CallSpan | None:
-    """The span of a call, a child of the current one. None if the program has configured no tracer provider."""
+def start_span(label: str, adverb: str, ranks: Sized) -> CallSpan | None:
+    """The span of a call of ``label``, ``mesh.endpoint``, on so many ranks, which are counted if there is one.
+
+    It is a child of the current span. None if the program has configured no tracer provider.
+    """
     trace = sys.modules.get(TRACE_MODULE)
     if trace is None:
         return None
@@ -131,15 +134,16 @@ def start_span(mesh: str, endpoint: str, adverb: str, ranks: int) -> CallSpan | 
         return None
     from opentelemetry import propagate  # noqa: PLC0415 - it may not be installed
 
+    mesh, _, endpoint = label.rpartition(".")
     attributes = {
         "rpc.system": "meshgate",
         "rpc.service": mesh,
         "rpc.method": endpoint,
         "meshgate.adverb": adverb,
-        "meshgate.ranks": ranks,
+        "meshgate.ranks": len(ranks),
     }
     tracer = trace.get_tracer("meshgate", tracer_provider=provider)
-    span = tracer.start_span(f"{mesh}.{endpoint}", kind=trace.SpanKind.CLIENT, attributes=attributes)
+    span = tracer.start_span(label, kind=trace.SpanKind.CLIENT, attributes=attributes)
     carrier: dict[str, str] = {}
     propagate.inject(carrier, context=trace.set_span_in_context(span))
     return CallSpan(span, trace, carrier)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import sys
 import time
@@ -37,17 +38,24 @@ def show_logs(
     tail: Annotated[
         int | None, typer.Option("--tail", min=0, help="Only the last so many lines of each session.")
     ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Only lines of the last TIME, such as 90s, 10m or 2h.")
+    ] = None,
+    grep: Annotated[
+        str | None, typer.Option("--grep", metavar="PATTERN", help="Only lines that match this regular expression.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print what the actors of all sessions printed.
 
     The gateway keeps the last 4 MB of each session.
     """
+    age, pattern = _seconds(since), _pattern(grep)
     found = find_job(job, namespace)
     if follow and rank is not None and (unknown := unknown_rank(found.status(), rank)):
         typer.echo(f"meshgate: {unknown} so far", err=True)
-    lines = follow_lines(found, tail) if follow else printed_lines(found._output, tail)
-    shown = show(lines, rank, as_json=as_json)
+    lines = follow_lines(found, tail, age) if follow else printed_lines(found._output, {}, tail, age)
+    shown = show(lines, rank, pattern, as_json=as_json)
     if not shown and rank is not None and (unknown := unknown_rank(found.status(), rank)):
         fail(unknown)
 
@@ -63,38 +71,61 @@ def unknown_rank(status: JobStatus, rank: int) -> str:
     return f"no process of this job has rank {rank}: {known or 'it has none'}"
 
 
-def printed_lines(read: Callable[[dict[str, int]], OutputPage], tail: int | None) -> Iterator[LogLine]:
-    """All lines that the gateway has, then, each time it is resumed at the end of a batch, later ones.
+def _seconds(since: str | None) -> float:
+    if since is None:
+        return math.inf
+    from meshgate.jobs.kubernetes.compute import duration  # noqa: PLC0415 - few need it, and it takes 0.1 s
 
-    Yields no line twice. ``tail``: the number of latest lines of each session to begin with; None: all lines.
+    try:
+        return duration(since)
+    except ValueError as error:
+        raise typer.BadParameter(f"{since!r}: {error}", param_hint="--since") from None
+
+
+def _pattern(grep: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if grep is None else re.compile(grep)
+    except re.error as error:
+        raise typer.BadParameter(f"{grep!r} is not a regular expression: {error}", param_hint="--grep") from None
+
+
+def printed_lines(
+    read: Callable[[dict[str, int]], OutputPage],
+    seen: dict[str, int],
+    tail: int | None = None,
+    since: float = math.inf,
+) -> Iterator[LogLine]:
+    """The lines of each session after the number that ``seen`` has for it, which grows with them.
+
+    ``tail``: only so many latest lines of each session. ``since``: only lines that are at most so many seconds old, by
+    the clock of the gateway.
     """
-    seen: dict[str, int] = {}
     page = read(seen)
+    oldest = {each.session: each.now - since for each in page.sessions}
     if tail is not None:
-        seen = {each.session: max(0, each.last - tail) for each in page.sessions}
+        seen.update({each.session: max(0, each.last - tail) for each in page.sessions})
         page = read(seen)
     while any(each.lines for each in page.sessions):
         for session in page.sessions:
             for line in session.lines:
                 seen[session.session] = line.number
-                yield LogLine(session=session.session, **line.model_dump())
+                if line.time >= oldest.get(session.session, -math.inf):
+                    yield LogLine(session=session.session, **line.model_dump())
         page = read(seen)
 
 
-def follow_lines(job: JobTrait, tail: int | None) -> Iterator[LogLine]:
+def follow_lines(job: JobTrait, tail: int | None, since: float = math.inf) -> Iterator[LogLine]:
     """Lines as they are printed, until interrupted."""
     seen: dict[str, int] = {}
-    first = True
     while True:
-        for line in printed_lines(lambda after: job._output({**seen, **after}), tail if first else None):
-            seen[line.session] = line.number
-            yield line
-        first = False
+        yield from printed_lines(job._output, seen, tail, since)
+        tail, since = None, math.inf
         time.sleep(POLL_INTERVAL)
 
 
-def show(lines: Iterator[LogLine], rank: int | None, *, as_json: bool) -> bool:
-    """Prints the lines of ``rank`` (None: of all), as they come. Returns whether there were any."""
+def show(lines: Iterator[LogLine], rank: int | None, pattern: re.Pattern[str] | None = None, *, as_json: bool) -> bool:
+    """Prints the lines of ``rank`` (None: of all) in which ``pattern`` is found, as they come. Returns whether the
+    rank printed any."""
     shown = False
     screen = Screen(kind_of(sys.stdout))
     if screen.kind == "terminal":
@@ -103,10 +134,12 @@ def show(lines: Iterator[LogLine], rank: int | None, *, as_json: bool) -> bool:
         if rank is not None and rank not in line.ranks:
             continue
         shown = True
+        if pattern is not None and not pattern.search(line.text):
+            continue
         if as_json:
             text = line.model_dump_json() + "\n"
         else:
-            text = screen.show([OutputLine.model_validate(line.model_dump(exclude={"number", "session"}))])
+            text = screen.show([OutputLine.model_validate(line.model_dump(include=set(OutputLine.model_fields)))])
         write_text(sys.stdout, text)
     if not as_json:
         write_text(sys.stdout, screen.finish())

@@ -64,9 +64,16 @@ class _Runners:
     def completed(self) -> int:
         """The number of leading steps that every host has completed."""
         results = list(self._mesh.completed_steps.call([step.digest for step in self._steps]).get().values())
-        self._names = [name for name, _ in results]
-        self._completed = [count for _, count in results]
+        self._names = [name for name, _, _ in results]
+        self._completed = [count for _, count, _ in results]
+        self._require([problem for _, _, problem in results], self._steps[0])
         return min(self._completed)
+
+    def _require(self, problems: Sequence[str], step: PlannedStep, ranks: Sequence[int] | None = None) -> None:
+        """Raises ImageStepFailed if one of ``problems`` is not empty. They are those of all hosts, or of ``ranks``."""
+        wrong = [(rank, text) for rank, text in zip(ranks or range(len(problems)), problems, strict=True) if text]
+        if wrong:
+            raise _failure(self._names[wrong[0][0]], step, None, wrong[0][1], len(wrong) - 1)
 
     def run(self, index: int) -> None:
         step = self._steps[index]
@@ -85,27 +92,33 @@ class _Runners:
         """Sends the content of step ``index`` to the hosts that lack it; the gateway gets it once if all of them do."""
         step = self._steps[index]
         lacking = [rank for rank, completed in enumerate(self._completed) if completed <= index]
+        targets: list[tuple[Any, list[int]]] = [(self._mesh.slice(hosts=rank), [rank]) for rank in lacking]
         if len(lacking) == len(self._completed):
-            targets = [self._mesh]
-        else:
-            targets = [self._mesh.slice(hosts=rank) for rank in lacking]
-        in_flight: deque[FutureProxy[Any]] = deque()
+            targets = [(self._mesh, lacking)]
+        in_flight: deque[tuple[FutureProxy[Any], list[int]]] = deque()
+
+        def finish_one() -> None:
+            future, ranks = in_flight.popleft()
+            self._require(list(future.get().values()), step, ranks)
+
         with tempfile.TemporaryFile() as file:
             assert step.content is not None
             step.content.write_tar(file)
             for offset, data in chunks(file, CHUNK):
-                for target in targets:
-                    in_flight.append(target.receive_content.call(step.digest, offset, data))
+                for target, ranks in targets:
+                    in_flight.append((target.receive_content.call(step.digest, offset, data), ranks))
                 while len(in_flight) > IN_FLIGHT * len(targets):
-                    in_flight.popleft().get()
-        for future in in_flight:
-            future.get()
+                    finish_one()
+        while in_flight:
+            finish_one()
 
 
 def _failure(host: str, step: PlannedStep, code: int | None, output: str, others: int = 0) -> ImageStepFailed:
     where = f"{host} and {others} other host{'' if others == 1 else 's'}" if others else host
-    how = "could not run" if code is None else f"failed with exit code {code}"
-    message = f"image step {step.title!r} {how} on {where}"
-    if output.strip():
-        message = f"{message}. Last output:\n{output.rstrip()}"
+    if code is None:  # ``output`` is the reason
+        message = f"image step {step.title!r} could not run on {where}: {output.rstrip()}"
+    else:
+        message = f"image step {step.title!r} failed with exit code {code} on {where}"
+        if output.strip():
+            message = f"{message}. Last output:\n{output.rstrip()}"
     return ImageStepFailed(message, host=host, step=step.title, exit_code=code, output=output, others=others)

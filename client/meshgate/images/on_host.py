@@ -34,7 +34,7 @@ from typing import Any
 
 from meshgate.images.expansion import expand  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
-from meshgate_sync.store.place import default_home  # sent along
+from meshgate_sync.store.place import default_home, disk_full  # sent along
 
 TAIL_LINES = 20
 _TAIL_BYTES = 65536
@@ -49,29 +49,37 @@ class StepRunner(Actor, metaclass=SentAsSource):
     def __init__(self, home: str | None = None) -> None:
         self.home = home or default_home()
         self.base = _environment_before()
-        # Variables may be secret, so only the owner may access the directory and the files that contain them.
-        os.makedirs(self.home, exist_ok=True)
-        os.makedirs(os.path.join(self.home, "image"), mode=0o700, exist_ok=True)
-        for part in ("image/incoming", "synced"):
-            os.makedirs(os.path.join(self.home, part), exist_ok=True)
 
     @endpoint
-    def completed_steps(self, digests: Sequence[str]) -> tuple[str, int]:
-        """This host's name, and the number of leading steps that are completed. If all are, forgets later ones."""
-        with self._locked():
-            self._clear_incoming()
-            states = self._states()
-            completed = _common_prefix(states, digests)
-            if completed == len(digests) < len(states):
-                self._save(states[:completed])
-        return _host_name(), completed
+    def completed_steps(self, digests: Sequence[str]) -> tuple[str, int, str]:
+        """This host's name, the number of leading steps that are completed, and why none can run, or ``""``. If all are
+        completed, forgets later ones."""
+        try:
+            with self._locked():
+                self._clear_incoming()
+                states = self._states()
+                completed = _common_prefix(states, digests)
+                if completed == len(digests) < len(states):
+                    self._save(states[:completed])
+        except OSError as error:
+            return _host_name(), 0, self._problem(error)
+        return _host_name(), completed, ""
 
     @endpoint
-    def receive_content(self, digest: str, offset: int, data: Any) -> None:
-        """Receives a part of the content of the step ``digest``."""
-        with open(self._incoming(digest), "r+b" if offset else "wb") as file:
-            file.seek(offset)
-            file.write(data)
+    def receive_content(self, digest: str, offset: int, data: Any) -> str:
+        """Receives a part of the content of the step ``digest``. Returns what is wrong, or ``""``."""
+        try:
+            with (
+                _named(path := self._incoming(digest)),
+                open(path, "r+b" if offset else "wb", buffering=0) as file,
+            ):
+                file.seek(offset)
+                view = memoryview(data).cast("B")
+                while view:
+                    view = view[file.write(view) :]
+        except OSError as error:
+            return self._problem(error)
+        return ""
 
     @endpoint
     def run_step(self, index: int, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -89,7 +97,9 @@ class StepRunner(Actor, metaclass=SentAsSource):
                     self._save([*states[:index], {**after, "digest": digests[index]}])
         except StepFailed as failure:
             return {"code": failure.code, "output": failure.output}
-        except (OSError, ValueError, tarfile.TarError) as error:
+        except OSError as error:
+            return {"code": None, "output": self._problem(error)}
+        except (ValueError, tarfile.TarError) as error:
             return {"code": None, "output": f"{type(error).__name__}: {error}"}
         finally:
             with contextlib.suppress(OSError):
@@ -98,10 +108,18 @@ class StepRunner(Actor, metaclass=SentAsSource):
             return {"code": None, "output": "another session ran different steps on this host meanwhile; try again"}
         return {"code": 0, "output": ""}
 
+    def _problem(self, error: OSError) -> str:
+        return disk_full(error, self.home, self.home) or f"{type(error).__name__}: {error}"
+
     # --- completed steps
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
+        # Variables may be secret, so only the owner may access the directory and the files that contain them.
+        os.makedirs(self.home, exist_ok=True)
+        os.makedirs(os.path.join(self.home, "image"), mode=0o700, exist_ok=True)
+        for part in ("image/incoming", "synced"):
+            os.makedirs(os.path.join(self.home, part), exist_ok=True)
         handle = os.open(os.path.join(self.home, "image", "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             try:
@@ -293,7 +311,7 @@ def _merge(source: str, target: str) -> None:
 
 
 def _extract(archive: str, directory: str) -> None:
-    with tarfile.open(archive) as tar:
+    with _named(directory), tarfile.open(archive) as tar:
         if hasattr(tarfile, "fully_trusted_filter"):  # it comes from the user's own laptop
             tar.extraction_filter = tarfile.fully_trusted_filter
         tar.extractall(directory)
@@ -331,9 +349,24 @@ def _write_json(path: str, value: Any) -> None:
 def _write(path: str, text: str) -> None:
     """Writes atomically, for this user only."""
     handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path))
-    with open(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    try:
+        with _named(path), open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Gives ``path`` to an OSError that has none, as those of writes."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
+        raise
 
 
 class StepFailed(Exception):

@@ -113,14 +113,20 @@ def _payload(step: Step) -> tuple[dict[str, Any], Content | None]:
 
 
 def _copy(step: Copy) -> tuple[dict[str, Any], Content]:
-    sources = [path for source in step.sources for path in _resolve(source, wildcards=step.expand)]
+    resolved = [path for source in step.sources for path in _resolve(source, wildcards=step.expand)]
     ignored = _dockerignore(step.context)
     entries: dict[str, str] = {}
-    for source in sources:
-        if os.path.isdir(source):
-            entries.update(_tree(source, ignored, step.context or source))
-        else:
-            entries[os.path.basename(source)] = source
+    sources = []
+    for source in resolved:
+        below: dict[str, str] = {}
+        if is_directory := os.path.isdir(source):
+            below = _tree(source, ignored, step.context or source)
+        place = os.fsencode(os.path.relpath(source, step.context or source))
+        if below or place == b"." or not ignored.cover(place, directory=is_directory):
+            sources.append(source)
+            entries.update(below if is_directory else {os.path.basename(source): source})
+    if not sources:
+        raise ValueError(f"cannot copy {', '.join(step.sources)}: .dockerignore excludes it")
     only_file = len(sources) == 1 and not os.path.isdir(sources[0])
     destination = step.destination
     if len(sources) > 1 and not destination.endswith("/"):  # wildcards
@@ -161,18 +167,22 @@ def _resolve(source: str, *, wildcards: bool) -> list[str]:
 def _dockerignore(context: str | None) -> Patterns:
     lines: list[str] = []
     if context is not None and os.path.isfile(path := os.path.join(context, ".dockerignore")):
-        with open(path, encoding="utf-8") as file:  # Docker anchors patterns at the context, git does not
-            lines = [_anchored(line.strip()) for line in file if line.strip() and not line.startswith("#")]
+        with open(path, encoding="utf-8-sig") as file:
+            lines = [_as_git_has_it(line.strip()) for line in file if line.strip() and not line.startswith("#")]
     return Patterns.of(map(os.fsencode, lines))
 
 
-def _anchored(pattern: str) -> str:
-    negated, pattern = ("!", pattern[1:]) if pattern.startswith("!") else ("", pattern)
-    return f"{negated}/{pattern.lstrip('/')}"
+def _as_git_has_it(pattern: str) -> str:
+    """Docker anchors patterns at the context, cleans them as paths, lets ``**`` match directories within a name, and
+    ignores ``.``."""
+    negated, pattern = ("!", pattern[1:].strip()) if pattern.startswith("!") else ("", pattern)
+    cleaned = os.path.normpath(pattern.lstrip("/")) if pattern.strip("/") else ""
+    return negated + "/" + re.sub(r"(^|/)\*\*(?=[^/*])", r"\1**/*", "" if cleaned == "." else cleaned)
 
 
 def _tree(top: str, ignored: Patterns, context: str) -> dict[str, str]:
-    """The local paths below ``top`` by their relative names."""
+    """The local paths below ``top`` by their relative names. What is included again below an ignored directory comes
+    with the directories above it."""
     entries: dict[str, str] = {}
     for directory, subdirectories, files in os.walk(top):
         for name in (*subdirectories, *files):
@@ -180,10 +190,15 @@ def _tree(top: str, ignored: Patterns, context: str) -> dict[str, str]:
             is_directory = name in subdirectories and not os.path.islink(path)
             if ignored.cover(os.fsencode(os.path.relpath(path, context)), directory=is_directory):
                 continue
+            above = os.path.relpath(directory, top)
+            while above != "." and above not in entries:
+                entries[above] = os.path.join(top, above)
+                above = os.path.dirname(above) or "."
             entries[os.path.relpath(path, top)] = path
-        subdirectories[:] = [
-            name for name in subdirectories if os.path.relpath(os.path.join(directory, name), top) in entries
-        ]
+        if not ignored.include:
+            subdirectories[:] = [
+                name for name in subdirectories if os.path.relpath(os.path.join(directory, name), top) in entries
+            ]
     return entries
 
 

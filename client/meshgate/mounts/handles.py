@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Collection
 from typing import Any
 
@@ -80,3 +82,30 @@ def _forget(handle: object) -> None:
 def handles_of(meshes: Collection[HostMeshProxy]) -> list[RemoteMountHandle | GatherHandle]:
     """Those that are open, and whose hosts are of the same session as ``meshes``."""
     return [each for each in _open_handles if any(hosts._client is each.hosts._client for hosts in meshes)]
+
+
+# The module and name of the class whose object each function returns, and of the one that takes its place.
+_CLASSES = (
+    ("monarch.remotemount.remotemount", "MountHandler", "RemoteMountHandle"),
+    ("monarch._src.gather_mount.gather_mount", "GatherMount", "GatherHandle"),
+)
+
+
+def serve_monarchs_mount_functions() -> None:
+    """Does nothing unless the program has loaded Monarch. It does not matter when the program imports the functions,
+    because the ``__new__`` of the classes that they call is replaced."""
+    if "monarch._src.actor.actor_mesh" not in sys.modules:
+        return
+    for module, name, ours in _CLASSES:
+        theirs = getattr(importlib.import_module(module), name)
+        if theirs.__new__ is object.__new__:
+            theirs.__new__ = _new(theirs, ours)
+
+
+def _new(theirs: type, ours: str) -> Any:
+    def new(cls: type, host_mesh: object = None, *args: Any, **kwargs: Any) -> object:
+        if cls is theirs and isinstance(host_mesh, HostMeshProxy):
+            return getattr(importlib.import_module("meshgate.mounts.handles"), ours)(host_mesh, *args, **kwargs)
+        return object.__new__(cls)
+
+    return new

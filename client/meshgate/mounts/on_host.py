@@ -18,7 +18,7 @@ import tempfile
 from typing import Any
 
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
-from meshgate_sync.store.place import default_home  # sent along
+from meshgate_sync.store.place import default_home, disk_full, used_up  # sent along
 
 KEPT = 2  # versions of a mount: processes may still run from the one before
 
@@ -41,7 +41,7 @@ class Mounter(Actor, metaclass=SentAsSource):
             _link(_copy(os.path.join(self.home, "snapshots", root), versions), path)
             _remove_old(versions, root)
         except OSError as error:
-            return _host_name(), _problem(error, path)
+            return _host_name(), _problem(error, path, self.home)
         return _host_name(), ""
 
     @endpoint
@@ -52,7 +52,7 @@ class Mounter(Actor, metaclass=SentAsSource):
                 os.unlink(path)
             shutil.rmtree(os.path.join(self.home, "mounts", _name(path)), ignore_errors=True)
         except OSError as error:
-            return _host_name(), _problem(error, path)
+            return _host_name(), _problem(error, path, self.home)
         return _host_name(), ""
 
 
@@ -96,17 +96,38 @@ def _copy(snapshot: str, versions: str) -> str:
     os.makedirs(versions, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=versions, prefix=".") as temporary:
         new = os.path.join(temporary, "new")
-        shutil.copytree(snapshot, new, symlinks=True, copy_function=_link_or_copy)
+        _copy_tree(snapshot, new)
         os.utime(new)
         with contextlib.suppress(FileExistsError):  # another process of this host was faster
             os.rename(new, directory)
     return directory
 
 
+def _copy_tree(source: str, destination: str) -> None:
+    """Unlike shutil's, raises the first error as it is."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    directories = []
+    for directory, subdirectories, files in os.walk(source, onerror=fail):
+        new = os.path.normpath(os.path.join(destination, os.path.relpath(directory, source)))
+        os.mkdir(new)
+        directories.append((directory, new))
+        links = [name for name in subdirectories if os.path.islink(os.path.join(directory, name))]
+        for name in (*files, *links):
+            _link_or_copy(os.path.join(directory, name), os.path.join(new, name))
+    for directory, new in reversed(directories):  # as soon as nothing more is made in them
+        shutil.copystat(directory, new)
+
+
 def _link_or_copy(source: str, destination: str) -> None:
     try:
         os.link(source, destination, follow_symlinks=False)
-    except OSError:  # too many links to one file
+    except OSError as error:
+        if used_up(error, destination):
+            raise
+        # Too many links to one file, or another disk.
         shutil.copy2(source, destination, follow_symlinks=False)
 
 
@@ -123,7 +144,9 @@ def _remove_old(versions: str, newest: str) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _problem(error: OSError, path: str) -> str:
+def _problem(error: OSError, path: str, home: str) -> str:
+    if full := disk_full(error, path, home):
+        return full
     if isinstance(error, FileExistsError):
         return f"{path} exists there and is not a mount; remove it, or pass another mntpoint"
     if isinstance(error, PermissionError):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from meshgate.errors import MeshgateError
-from meshgate.mounts.monarch_functions import serve_monarchs_mount_functions
+from meshgate.mounts.handles import serve_monarchs_mount_functions
 from meshgate.proxies.client import Client
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from meshgate.proxies.mesh import MeshProxy
 from meshgate.proxies.ports import Port
 from meshgate.serialization.pickling import Pickled, dumps_call
 from meshgate.serialization.stale_source import restart_hint
-from meshgate.session.detached.tags import current_tag
+from meshgate.session.detached.takeover import current_tag
 from meshgate.session.futures import FutureProxy
 from meshgate.session.pending_calls import PendingCall, PendingStream, PendingValue, PendingValueMesh
 from meshgate.shapes.value_mesh import ValueMesh
 from meshgate.suggestions import wrong_arguments
-from meshgate_wire.framing.header_codec import with_call_number
+from meshgate_wire.framing.message_codec import with_call_number
 from meshgate_wire.messages import Call, SendTo
 
 P = ParamSpec("P")
@@ -88,7 +88,7 @@ class EndpointProxy(Generic[P, R]):
         mesh = self._mesh
         pickled = self._pickle(args, kwargs)
         mesh._client.require_usable(self._target, self._label)
-        span = start_span(mesh._name, self._spec.name, "broadcast", len(self._shape))
+        span = start_span(self._label, "broadcast", self._shape)
         header = self._header("broadcast", pickled, span, mesh._client.calls.next_number())
         with span or NO_SPAN:
             mesh._client.post(header, (pickled.data, *pickled.buffers), stream=mesh._stream)
@@ -107,7 +107,7 @@ class EndpointProxy(Generic[P, R]):
         if self._is_users:
             call.unread = client.unread
         if TRACE_MODULE in sys.modules:
-            span = start_span(mesh._name, self._spec.name, adverb, len(self._shape))
+            span = start_span(self._label, adverb, self._shape)
             if span is not None:
                 call.follow(span)
         make_header: Callable[[int], Call]

@@ -12,9 +12,8 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from meshgate.errors import InvalidRequestError, UnpicklableArgument
 from meshgate.monarch_classes import SeenAsMonarchs
-from meshgate.proxies.actor_classes import actor_class_to_spawn, check_init, parameters_of
 from meshgate.proxies.actor_mesh import ActorMeshProxy
-from meshgate.proxies.actor_signatures import signatures_of
+from meshgate.proxies.actor_signatures import actor_class_to_spawn, check_init, parameters_of, signatures_of
 from meshgate.proxies.launch import BootstrapCommand, launch_of
 from meshgate.proxies.mesh import MeshProxy, OwnedObject, require_name, require_string
 from meshgate.serialization.pickling import dump_class, dumps, dumps_call
@@ -113,7 +112,7 @@ class ProcMeshProxy(SeenAsMonarchs, MeshProxy):
         (default: its own address) and ``master_port`` (default: a free port), which is held for it. Raises ValueError
         if that is not possible.
         """
-        from meshgate.proxies.torch_environment import TorchEnvironment, set_up_ranks  # noqa: PLC0415 - few use it
+        from meshgate.proxies.process_settings import TorchEnvironment, set_up_ranks  # noqa: PLC0415 - few use it
 
         set_up_ranks(self.spawn("torch_environment", TorchEnvironment), master_addr, master_port)
 
@@ -158,7 +157,7 @@ class ProcMeshProxy(SeenAsMonarchs, MeshProxy):
             raise ValueError("aggregate_window_sec needs stream_to_client=True")
         await self.initialized
         if level != self._log_level:
-            from meshgate.session.output.log_level import LogLevel  # noqa: PLC0415 - few use it
+            from meshgate.proxies.process_settings import LogLevel  # noqa: PLC0415 - few use it
 
             await self.spawn("logging_option", LogLevel).set.call(level)
             self._log_level = level

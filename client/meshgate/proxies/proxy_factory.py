@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from meshgate.errors import UnreadableResult
-from meshgate.proxies.actor_classes import actor_class_of
 from meshgate.proxies.actor_mesh import ActorMeshProxy
+from meshgate.proxies.actor_signatures import actor_class_of
 from meshgate.proxies.host_and_proc_mesh import HostMeshProxy, ProcMeshProxy
 from meshgate.proxies.mesh import MeshProxy, OwnedObject
 from meshgate.proxies.ports import Port

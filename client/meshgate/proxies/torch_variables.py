@@ -76,6 +76,18 @@ class HeldPort:
         self._socket.close()
 
 
+def hold_master_port(address: str | None, port: int, hosts: int) -> tuple[HeldPort | None, tuple[str, int, str]]:
+    """The port held for rank 0, and its address and number; or None, and why they cannot be used."""
+    try:
+        place = master_address(address, hosts)
+        held = HeldPort(port)
+    except OSError as error:
+        return None, ("", 0, error.strerror or str(error))
+    except ValueError as error:
+        return None, ("", 0, str(error))
+    return held, (place, held.port, "")
+
+
 def _bind_any(port: int) -> socket.socket:
     last: OSError | None = None
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):

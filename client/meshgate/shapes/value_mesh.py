@@ -56,6 +56,11 @@ class ValueMesh(SeenAsMonarchs, MeshTrait, Generic[R]):
 
     _monarch_name = "ValueMesh"
 
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, item: object) -> type:
+            return cls  # as Monarch's does
+
     def __init__(self, shape: Shape, values: list[R]) -> None:
         if not isinstance(shape, Shape):
             raise TypeError(f"argument 'shape': '{type(shape).__name__}' object cannot be cast as 'Shape'")

@@ -227,8 +227,12 @@ class _Direction:
         proxy = self.pair.proxy
         self.in_flight -= len(data)
         if not data:
-            if not transport.is_closing():
-                transport.write_eof()
+            try:
+                if not transport.is_closing():
+                    transport.write_eof()
+            except OSError:  # the sink has reset the connection, and the event loop has not read that yet
+                self.pair.cut()
+                return
             self.pair.half_closed()
             return
         transport.write(data[: proxy._allowed(self.name, len(data))])

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+import async_timeout
 from typing_extensions import Self
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
@@ -205,7 +206,8 @@ class WireServer:
         self._server.close(close_connections=False)
         _abort(session.link for session in self.sessions.values())
         await asyncio.sleep(0)
-        await asyncio.wait_for(self._server.wait_closed(), 10)
+        async with async_timeout.timeout(10):
+            await self._server.wait_closed()
 
     def _check_request(self, link: ServerConnection, request: Request) -> Response | None:
         self.requests.append(request.headers)

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from typing_extensions import Self
 
+from meshgate.progress import Mode, progress_mode
 from meshgate.transfer.download import Download, HostFiles, Pulled, Source
 from meshgate.transfer.on_host import FileReader
 
@@ -42,12 +43,13 @@ def pull(
     chosen = _check_ranks(ranks, len(hosts))
     if not remote:
         raise ValueError("pull(''): name a file or a directory on the hosts; '.' is their working directory")
+    mode = progress_mode(sys.stderr)
     top = os.fspath(local)
     several = len(chosen) > 1
     with contextlib.ExitStack() as stack:
         sources = [stack.enter_context(_host_files(hosts, rank, remote)) for rank in chosen]
         targets = [os.path.join(top, f"rank-{rank}", "") if several else top for rank in chosen]
-        with PullProgress(remote) as progress, ThreadPoolExecutor(min(len(chosen), CONCURRENT_HOSTS)) as pool:
+        with PullProgress(remote, mode) as progress, ThreadPoolExecutor(min(len(chosen), CONCURRENT_HOSTS)) as pool:
             downloads = [
                 Download(source, remote, target, progress.advance, progress.expect)
                 for source, target in zip(sources, targets, strict=True)
@@ -81,21 +83,17 @@ def _host_files(hosts: HostMeshProxy, rank: int, remote: str) -> Iterator[Source
         procs.stop()
 
 
-# ``MESHGATE_PROGRESS`` selects ``auto`` (the default), ``plain`` or ``off``. All output goes to stderr.
-
-
 class PullProgress:
-    """A context manager around a pull. Thread-safe."""
+    """A context manager around a pull, which shows its progress on stderr. Thread-safe."""
 
-    def __init__(self, title: str) -> None:
-        mode = os.environ.get("MESHGATE_PROGRESS", "auto").lower()
+    def __init__(self, title: str, mode: Mode) -> None:
         self._silent = mode == "off"
         self._started = time.monotonic()
         self._title = title
         self._lock = threading.Lock()
         self._expected = 0
         self._bar: Progress | None = None
-        if mode == "auto" and sys.stderr.isatty():
+        if mode == "live":
             columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
             self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task(f"pull {title}", total=None)

@@ -25,7 +25,6 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import urllib3
 
-from meshgate_kubernetes.api.rejections import is_status, rejection_error
 from meshgate_kubernetes.errors import (
     Conflict,
     Forbidden,
@@ -35,6 +34,8 @@ from meshgate_kubernetes.errors import (
     NotKubernetes,
     Unreachable,
     UntrustedCertificate,
+    is_status,
+    rejection_error,
 )
 from meshgate_kubernetes.manifests.spec import Object
 

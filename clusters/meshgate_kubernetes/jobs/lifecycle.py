@@ -211,11 +211,6 @@ def is_running(api: Api, job: RunningJob) -> bool:
     return bool(metadata["uid"] == job.uid) and "deletionTimestamp" not in metadata
 
 
-def end_by_name(api: Api, name: str, namespace: str) -> None:
-    """Like ``end``, for a job in any state."""
-    objects.delete(api, name, namespace)
-
-
 def end(api: Api, job: RunningJob | ListedJob) -> None:
     """Deletes the job and returns when nothing of it is left. Does nothing if it is gone."""
     objects.delete(api, job.name, job.namespace, uid=job.uid)
@@ -246,14 +241,16 @@ def find_gateway(api: Api, job: str, namespace: str) -> GatewayPod | None:
 def gateway_gone_reason(api: Api, job: str, namespace: str, known: GatewayPod | None) -> str | None:
     """Why the gateway process ``known`` is gone for good; None if it may still respond. Raises KubernetesError."""
     try:
-        api.get("ConfigMap", Names(job).parent, namespace)
+        parent = api.get("ConfigMap", Names(job).parent, namespace)
     except NotFound:
         return "the job was deleted"
     if known is None:
         return None
+    reason: str | None
     try:
-        pod = api.get("Pod", known.name, namespace)
+        reason = termination_reason(api.get("Pod", known.name, namespace), known.uid, known.container)
     except NotFound:
-        return f"its pod {known.name} was deleted"
-    reason = termination_reason(pod, known.uid, known.container)
+        reason = "was deleted"
+    if reason and "deletionTimestamp" in parent["metadata"]:  # the parent goes last
+        return "the job was deleted"
     return f"its pod {known.name} {reason}" if reason else None

@@ -93,14 +93,6 @@ for index, found in enumerate(sorted(glob.glob(f"{target}/**/*-packages", recurs
 # virtual environment or in conda's.
 
 
-def install_volume(disk_size: str | None) -> Object:
-    return {"name": "monarch", "emptyDir": {"sizeLimit": disk_size} if disk_size else {}}
-
-
-def install_mount() -> Object:
-    return {"name": "monarch", "mountPath": _TARGET}
-
-
 def install_container(worker: Object) -> Object:
     """The init container for the container ``worker``, with the same image, environment, volumes and rights."""
     same = ("image", "imagePullPolicy", "envFrom", "volumeMounts", "securityContext")
@@ -228,8 +220,8 @@ def _volumes(worker: WorkerSpec) -> tuple[list[Object], list[Object]]:
     volumes: list[Object] = [{"name": "tmp", **empty}, {"name": "home", **empty}]
     mounts: list[Object] = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "home", "mountPath": _HOME}]
     if worker.install_monarch:
-        volumes.append(install_volume(worker.disk_size))
-        mounts.append(install_mount())
+        volumes.append({"name": "monarch", **empty})
+        mounts.append({"name": "monarch", "mountPath": _TARGET})
     own_shm = any(volume.mount_path.rstrip("/") == "/dev/shm" for volume in worker.volumes)
     if worker.shared_memory_limit is not None or (worker.has_gpus and not own_shm):
         # Container runtimes provide 64 MB, which the workers of a DataLoader and NCCL exceed.

@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
+import async_timeout
 import uvloop
 
 from meshgate_gateway.control.channel import ControlChannel
@@ -32,7 +33,6 @@ from meshgate_gateway.control.messages import (
     HostLost,
     HostRestored,
     HostsReply,
-    HostsRequest,
     Inspect,
     NewConnection,
     Notice,
@@ -43,7 +43,7 @@ from meshgate_gateway.control.messages import (
 )
 from meshgate_gateway.engine.client_connection import serve_connection
 from meshgate_gateway.engine.engine import Engine
-from meshgate_gateway.engine.host_requests import HostRequests
+from meshgate_gateway.engine.meshes.attaching import HostRequests
 from meshgate_gateway.engine.monarch import releases
 from meshgate_gateway.engine.monarch.interface import Fault
 from meshgate_gateway.engine.output.output_log import OutputLog
@@ -64,20 +64,17 @@ class EngineProcess:
         self._loop = asyncio.get_running_loop()
         self._session: str | None = None
         self._disconnected_since: float | None = None  # None while a client is connected
-        self._host_requests = HostRequests(self._send_request)
+        self._host_requests = HostRequests(control.send)
         monarch = releases.connect(f"tcp://{host}:0" if host else None, self._on_fault)
         self._engine = Engine(
             monarch,
             self._host_requests.find,
             self._connection_changed,
             host=host,
-            connection_refused=self._connection_refused,
+            connection_refused=lambda: control.send(ConnectionRefused()),
             counted=control.send,
             log_output=output_log.add if output_log is not None else lambda lines: None,
         )
-
-    def _send_request(self, request: HostsRequest) -> None:
-        self._control.send(request)
 
     def _on_fault(self, fault: Fault) -> None:
         self._loop.call_soon_threadsafe(self._engine.fault, fault)
@@ -110,9 +107,6 @@ class EngineProcess:
         )
         self._host_requests.repeat()
 
-    def _connection_refused(self) -> None:
-        self._control.send(ConnectionRefused())
-
     async def run(self) -> str:
         """Serves the session until it ends, and returns why it ended."""
         await self._engine.listen(self._host)
@@ -127,7 +121,8 @@ class EngineProcess:
         ended.cancel()
         reason = await serving
         try:
-            await asyncio.wait_for(self._engine.close(reason), END_TIMEOUT)
+            async with async_timeout.timeout(END_TIMEOUT):
+                await self._engine.close(reason)
         except asyncio.TimeoutError:
             log.warning("the meshes did not stop within %s s", END_TIMEOUT)
         return reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from meshgate_gateway.engine.client_link import ClientLink
+from meshgate_gateway.engine.client_connection import ClientLink
 from meshgate_gateway.engine.code.code_sync import CodeSync
 from meshgate_gateway.engine.detached.holders import Applicant, Refusal
 from meshgate_gateway.engine.detached.ledger import Ledger
@@ -28,7 +28,7 @@ class Admission:
         dispatch: Dispatch,
         objects: ObjectTable,
         code: CodeSync,
-        connection_refused: Callable[[], None],
+        connection_refused: Callable[[], object],
     ) -> None:
         self._link, self._ledger, self._dispatch = link, ledger, dispatch
         self._objects, self._code = objects, code
@@ -55,11 +55,11 @@ class Admission:
         next_object = max(creations.highest, self._objects.fail_awaited(_NEVER_ARRIVED, creations)) + 1
         self._objects.forget_adopted()
         for header in creations:
-            self._link.send(header)
+            self._link.post(header)
         for number, failure in self._objects.failures():
-            self._link.send(ObjectFailed(object=number, failure=failure))
+            self._link.post(ObjectFailed(object=number, failure=failure))
         for number, known in self._objects.items():
             if isinstance(known, HostMesh) and number > 0:
-                self._link.send(HostsAttached(object=number, hosts=known.hosts))
+                self._link.post(HostsAttached(object=number, hosts=known.hosts))
         for part in self._ledger.welcome(next_object, self._code.current_version or None):
-            self._link.send(part)
+            self._link.post(part)

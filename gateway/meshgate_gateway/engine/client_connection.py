@@ -1,8 +1,10 @@
-"""The engine's side of the websocket to the client, on a socket that the server accepted.
+"""The engine's side of the websocket to the client, and the wire session that outlives one connection after another.
 
-The server has read and authenticated the HTTP request. Its bytes are replayed here into the sans-IO protocol of
-``websockets``, which answers the handshake, pings and the closing handshake. Data bypasses that protocol: it goes
-from the socket's callback to the receiver without a queue or task in between.
+The server has read and authenticated the HTTP request of a socket that it accepted. Its bytes are replayed here into
+the sans-IO protocol of ``websockets``, which answers the handshake, pings and the closing handshake. Data bypasses
+that protocol: it goes from the socket's callback to the session without a queue or task in between.
+
+A takeover replaces the wire session: the next holder of a detached session begins a new one.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from websockets.frames import DATA_OPCODES, CloseCode, Frame, apply_mask  # type: ignore[attr-defined]  # in C
 from websockets.http11 import Request, Response
@@ -21,6 +23,8 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from meshgate_gateway.engine.detached.holders import Applicant, Refusal
+from meshgate_gateway.engine.interfaces import CONTROL_STREAM
+from meshgate_wire import Header, MessageReceived, Pump, Role, Session, WireError
 from meshgate_wire.proof import PROOF_HEADER, Prover
 from meshgate_wire.websocket import FrameReader, binary_header
 
@@ -32,11 +36,17 @@ JOIN_LIMIT = 16 * 1024  # bytes; joining the pieces of a smaller message costs l
 
 
 class Traffic(Protocol):
-    """What counts the bytes on the socket; ``metrics.EngineMetrics`` does."""
+    """What counts the bytes on the socket; ``metrics.EngineMetrics`` does.
 
-    def received(self, size: int) -> None: ...
+    They are added without a call: every message passes here.
+    """
 
-    def sent(self, size: int) -> None: ...
+    bytes_received: int
+    bytes_sent: int
+    timer: asyncio.TimerHandle | None
+
+    def changed(self) -> None:
+        """Something was counted while no ``timer`` runs that reports it."""
 
 
 class Admitter(Protocol):
@@ -48,7 +58,7 @@ class Admitter(Protocol):
     def admit(self, applicant: Applicant) -> Refusal | None:
         """Makes the client the holder of the session, unless it may not connect."""
 
-    def connection_refused(self) -> None:
+    def connection_refused(self) -> object:
         """A connection is over that was never opened."""
 
 
@@ -103,7 +113,9 @@ class ClientConnection(asyncio.Protocol):
         if self._protocol.state is not State.OPEN or self._transport is None:
             return
         size = sum(map(len, pieces))
-        self._traffic.sent(size)
+        self._traffic.bytes_sent += size
+        if self._traffic.timer is None:
+            self._traffic.changed()
         if size < JOIN_LIMIT:
             self._transport.write(b"".join((binary_header(size), *pieces)))
         else:
@@ -136,7 +148,9 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._last_received = self._loop.time()
-        self._traffic.received(len(data))
+        self._traffic.bytes_received += len(data)
+        if self._traffic.timer is None:
+            self._traffic.changed()
         for frame, is_protocol_data in self._reader.feed(data):
             if is_protocol_data:
                 self._receive_protocol_data(frame)
@@ -226,6 +240,140 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
             return
         self._idle_timer = self._loop.call_later(IDLE_TIMEOUT - idle, self._check_idle)
+
+
+class ClientLink:
+    """What the engine sends to the client and receives from it. All methods run on the event loop.
+
+    ``received``, which the engine sets, is called with each message, ``connection_changed`` with whether a client is
+    connected, and ``violated`` with the reason if no connection can resume the session. While ``limiting``, which the
+    engine sets too, ``flushed`` is called when less may wait to be sent than before. Once the session is detached,
+    ``keep`` is asked whether it sends a message itself.
+    ``refuse`` says whether the content of a large message is dropped (``wire.Session``).
+    ``silence`` is for how many seconds the client had been silent when its last connection ended.
+    """
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        *,
+        connection_changed: Callable[[bool], object],
+        flushed: Callable[[], None],
+        violated: Callable[[str], object],
+        refuse: Callable[[int, int], str],
+    ) -> None:
+        self._refuse = refuse
+        self.session = Session(Role.GATEWAY, refuse=refuse)
+        self.traffic = traffic
+        self.silence = 0.0
+        self.received: Callable[[MessageReceived], object]
+        self.keep: Callable[[Header, Sequence[Any], int], bool] | None = None
+        self.limiting = False
+        self._connection_changed = connection_changed
+        self._flushed, self._violated = flushed, violated
+        self._loop = asyncio.get_running_loop()
+        self._connection: ClientConnection | None = None
+        self._pump: Pump | None = None
+        self._flush: asyncio.Handle | None = None  # the next one, if it is scheduled
+
+    def connected(self) -> bool:
+        return self._connection is not None
+
+    def queued(self) -> int:
+        """The bytes that wait to be sent."""
+        return self.session.queued_bytes
+
+    def queued_on(self, stream: int) -> int:
+        """The bytes of one stream that wait to be sent."""
+        return self.session.queued_on(stream)
+
+    def send(self, header: Header, buffers: Sequence[Any] = (), *, stream: int = CONTROL_STREAM) -> None:
+        """Sends a message to the client, in order within its stream."""
+        if self.keep is None or not self.keep(header, buffers, stream):
+            self.session.send(header, buffers, stream=stream)
+            self.flush_soon()
+
+    def post(self, header: Header, buffers: Sequence[Any] = (), *, stream: int = CONTROL_STREAM) -> None:
+        """Sends a message past ``keep``."""
+        self.session.send(header, buffers, stream=stream)
+        self.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Sends everything that becomes ready in this turn of the event loop as one websocket message."""
+        if self._flush is None:
+            self._flush = self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        if self._flush is not None:
+            self._flush.cancel()  # which does nothing if this is it
+            self._flush = None
+        if self._pump is not None:
+            self._pump.flush()
+        if self.limiting:
+            self._flushed()
+
+    def replace_session(self) -> None:
+        """Ends the wire session with the previous holder, and begins one with the next."""
+        self._close("another process has taken over this session")
+        self.session = Session(Role.GATEWAY, refuse=self._refuse)
+
+    # --- what connections report
+
+    def connection_opened(self, connection: ClientConnection) -> None:
+        if self.session.failure is not None:
+            connection.close(CloseCode.PROTOCOL_ERROR, str(self.session.failure))
+            return
+        self._close("another connection has taken over this session")
+        self._connection = connection
+        self.session.connection_made()
+        self._pump = Pump(self.session, connection, flushed=self._drained)
+        self._pump.flush()
+        self._connection_changed(True)
+
+    def connection_data(self, connection: ClientConnection, data: bytes | bytearray | memoryview) -> None:
+        if connection is not self._connection:
+            return
+        try:
+            events = self.session.receive_data(data)
+        except WireError as error:
+            log.warning("closing the connection: %s", error)
+            connection.close(CloseCode.PROTOCOL_ERROR, str(error))
+            self._disconnected()
+            if not error.resumable:
+                self._violated(f"the client violated the protocol: {error}")
+            return
+        for event in events:
+            if isinstance(event, MessageReceived):
+                self.received(event)
+        self.flush_soon()
+
+    def connection_writable(self, connection: ClientConnection) -> None:
+        if connection is self._connection and self._pump is not None:
+            self._pump.writable()
+            self._drained()
+
+    def _drained(self) -> None:
+        if self.limiting:
+            self._flushed()
+
+    def connection_closed(self, connection: ClientConnection, reason: str) -> None:
+        if connection is self._connection:
+            log.debug("connection closed: %s", reason)
+            self._disconnected()
+
+    def _close(self, reason: str) -> None:
+        if self._connection is not None:
+            self._connection.close(CloseCode.GOING_AWAY, reason)
+            self._disconnected()
+
+    def _disconnected(self) -> None:
+        if self._pump is not None:
+            self._pump.close()
+        if self._connection is not None:
+            self.silence = self._connection.silence
+        self._connection = self._pump = None
+        self.session.connection_lost()
+        self._connection_changed(False)
 
 
 async def serve_connection(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import pickle
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from meshgate_gateway.engine.admission import Admission
 from meshgate_gateway.engine.calls.backlog import Backlog
 from meshgate_gateway.engine.calls.calling import Calling
 from meshgate_gateway.engine.calls.channels import MAX_QUEUED, Channels
-from meshgate_gateway.engine.client_link import ClientLink
+from meshgate_gateway.engine.client_connection import ClientLink
 from meshgate_gateway.engine.code.code_sync import CodeSync
 from meshgate_gateway.engine.code.host_agents import HostAgents
 from meshgate_gateway.engine.code.reloading import Reloading
@@ -34,7 +35,6 @@ from meshgate_gateway.engine.metrics import EngineMetrics
 from meshgate_gateway.engine.monarch.error_texts import refusing_address
 from meshgate_gateway.engine.monarch.interface import Fault, Monarch
 from meshgate_gateway.engine.monarch.same_versions import versions_of
-from meshgate_gateway.engine.monarch_settings import MonarchSettings
 from meshgate_gateway.engine.objects.records import HostMesh
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_gateway.engine.on_worker.process import set_up_process
@@ -45,12 +45,13 @@ from meshgate_wire import Fragments
 from meshgate_wire.messages import (
     Call,
     Configure,
+    ConfigureMonarch,
     Done,
     EndSession,
-    Header,
     Host,
     Output,
     OutputLine,
+    Values,
 )
 
 # Bytes of output that wait for the client, above which workers are no longer read and so block when they print. The
@@ -75,7 +76,7 @@ class Engine:
         connection_changed: Callable[[bool], None],
         *,
         host: str | None = None,
-        connection_refused: Callable[[], None] = lambda: None,
+        connection_refused: Callable[[], object] = lambda: None,
         counted: Callable[[EngineCounts], object] = lambda counts: None,
         log_output: Callable[[list[PrintedLine]], object] = lambda lines: None,
     ) -> None:
@@ -84,6 +85,7 @@ class Engine:
         self.session = ""  # its id, once a client has connected
         self._monarch = monarch
         self._log_output = log_output
+        self._report_connection = connection_changed
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stream_output = True
@@ -93,7 +95,7 @@ class Engine:
         )
         self.link = ClientLink(
             self._metrics,
-            connection_changed=connection_changed,
+            connection_changed=self._connection_changed,
             flushed=self._apply_limits,
             violated=lambda reason: self._start_task(self._fail(reason)),
             refuse=self._memory.refuse_arguments,
@@ -104,7 +106,12 @@ class Engine:
             self.link, self._ledger, self._dispatch, self._objects, self.code, connection_refused
         )
         self._dispatch.add(
-            {Call: self._calling.call, Configure: self._configure, EndSession: self._end},
+            {
+                Call: self._calling.call,
+                Configure: self._configure,
+                ConfigureMonarch: self._configure_monarch,
+                EndSession: self._end,
+            },
             self._attaching.handlers(),
             self._spawning.handlers(),
             self._controllers.handlers(),
@@ -113,7 +120,6 @@ class Engine:
             self.code.handlers(),
             self._reloading.handlers(),
             self._ledger.handlers(),
-            MonarchSettings(monarch, self.send).handlers(),
             self._telemetry.handlers(),
         )
 
@@ -121,7 +127,7 @@ class Engine:
         monarch.same_versions.laptop = lambda: versions_of(self.link.session.peer)
         self._objects = ObjectTable()
         self._lookup = Lookup(self._objects, monarch)
-        self._failures = FailureReports(self._objects.add, self.send)
+        self._failures = FailureReports(self._objects.add, self.link.send)
         self._backlog = Backlog(self._loop.call_later, self.notice)
         self.streams = WorkerStreams(
             label=self._lookup.label,
@@ -143,7 +149,7 @@ class Engine:
             objects,
             lookup,
             monarch,
-            self.send,
+            self.link.send,
             idle=self.link.flush,
             metrics=self._metrics,
             memory=self._memory,
@@ -151,12 +157,13 @@ class Engine:
             printed=self.streams.mark,
         )
         self._ledger = Ledger(
-            self.link.send,
+            self.link.post,
             self.link.queued,
             self.link.queued_on,
             running=self._calling.is_running,
             open_calls=self._open_calls,
             connected=self.link.connected,
+            detached=self._detached,
         )
         self._dispatch = Dispatch(
             lambda: self.link.session,
@@ -170,9 +177,10 @@ class Engine:
             objects,
             lookup,
             monarch,
-            self.send,
+            self.link.send,
             self._backlog,
             queued=self._queued_on,
+            paused=self._limit,
             start_task=self._start_task,
         )
 
@@ -186,11 +194,11 @@ class Engine:
             set_up_process=self._set_up_process,
             end_processes=self.streams.drop,
         )
-        self.code = code = CodeSync(self._objects, self.send, make_agents, host, self._metrics)
+        self.code = code = CodeSync(self._objects, self.link.send, make_agents, host, self._metrics)
         self.inspection = Inspection(self._objects, calling, code)
         self._telemetry = Telemetry(
             monarch,
-            self.send,
+            self.link.send,
             start_task=self._start_task,
             failures=self._failures,
             notice=self.notice,
@@ -207,10 +215,10 @@ class Engine:
 
     def _connect_meshes(self, monarch: Monarch, find_hosts: FindHosts) -> None:
         objects, lookup, code, fail = self._objects, self._lookup, self.code, self._calling.fail
-        self._hosts = hosts = HostWatch(objects, self.send, code, monarch.same_versions.laptop)
+        self._hosts = hosts = HostWatch(objects, self.link.send, code, monarch.same_versions.laptop)
         self._supervision = Supervision(
             objects,
-            self.send,
+            self.link.send,
             self._loop.call_later,
             host_reasons=hosts.reasons,
             ranks_died=fail,
@@ -223,7 +231,7 @@ class Engine:
             objects,
             lookup,
             monarch,
-            self.send,
+            self.link.send,
             find_hosts=find_hosts,
             ended=hosts.ended,
             hosts_attached=self._hosts_attached,
@@ -249,12 +257,13 @@ class Engine:
             objects,
             lookup,
             monarch,
-            self.send,
+            self.link.send,
             self._start_task,
             self._failures,
             wait_available=hosts.wait_available,
             lost_hosts=hosts.reasons,
             ranks_stopped=fail,
+            end_processes=self.streams.drop,
         )
 
     async def listen(self, host: str | None) -> None:
@@ -268,22 +277,33 @@ class Engine:
     def is_detached(self) -> bool:
         return self._ledger.active
 
-    def send(self, header: Header, buffers: Sequence[Any] = (), *, stream: int = CONTROL_STREAM) -> None:
-        if not self._ledger.active or not self._ledger.keep(header, buffers, stream):
-            self.link.session.send(header, buffers, stream=stream)
-            self.link.flush_soon()
+    def _connection_changed(self, connected: bool) -> None:
+        self._report_connection(connected)
+        if not self._ledger.active:
+            self._apply_limits()  # output may wait for a client that is gone up to another limit
+
+    def _detached(self) -> None:
+        """From now on, what is sent passes through the ledger, which sends what it keeps after each flush."""
+        self.link.keep = self._ledger.keep
+        self._limit()
 
     def _apply_limits(self) -> None:
-        """Pauses or resumes reading output and ports, by how much waits to be sent."""
+        """Pauses or resumes reading output and ports, by how much waits to be sent.
+
+        Called when that may have to change: when output was sent, when the client comes or goes, when a port is no
+        longer read, and after each flush while any of them is paused or the session is detached.
+        """
         if self._ledger.active:
             self._ledger.feed()
             self.streams.set_reading(not self._ledger.full)
-        elif not self.streams.paused and not self._channels.full and self.link.session.queued_bytes < MAX_QUEUED_OUTPUT:
-            return  # nothing is paused, and nothing has to be
         else:
             limit = MAX_QUEUED_OUTPUT if self.link.connected() else MAX_QUEUED_OUTPUT_DISCONNECTED
             self.streams.set_reading(self.link.queued_on(CONTROL_STREAM) < limit)
         self._channels.resume()
+        self.link.limiting = self._ledger.active or self.streams.paused or bool(self._channels.full)
+
+    def _limit(self) -> None:
+        self.link.limiting = True
 
     def _queued_on(self, stream: int) -> int:
         """How many bytes of a channel wait, which decides whether its port is read."""
@@ -325,7 +345,8 @@ class Engine:
                 if self._ledger.active:
                     self._ledger.add_output(part, wanted=self._stream_output)
                 else:
-                    self.send(Output(lines=part))
+                    self.link.send(Output(lines=part))
+            self._apply_limits()
 
     def _process_ended(self, mesh: int, rank: int, pid: int) -> None:
         self._memory.process_ended(mesh, rank)
@@ -363,16 +384,21 @@ class Engine:
         if self._ledger.active:
             self._ledger.notify(text)
         else:
-            self.send(Output(lines=(OutputLine(stream="stderr", mesh="meshgate", text=text),)))
+            self.link.send(Output(lines=(OutputLine(stream="stderr", mesh="meshgate", text=text),)))
 
     # --- settings and end -------------------------------------------------------------------------------
 
     def _configure(self, header: Configure, buffers: Sequence[Fragments]) -> None:
         self._stream_output = header.stream_output
 
+    async def _configure_monarch(self, header: ConfigureMonarch, buffers: Sequence[Fragments]) -> None:
+        """Changes Monarch's settings, and answers with all that are in effect (``meshgate.config``)."""
+        in_effect = await self._monarch.configure(header.settings)
+        self.link.send(Values(call=header.call), [pickle.dumps(in_effect)])
+
     async def _end(self, header: EndSession, buffers: Sequence[Fragments]) -> None:
         await self.close("the session ended")
-        self.send(Done(call=header.call))
+        self.link.send(Done(call=header.call))
         self.link.flush()
         self.ended.set()
 
@@ -394,6 +420,10 @@ class Engine:
         self._ledger.close()
         await self.streams.close()
         self._metrics.close()
+
+    def validate_state(self) -> None:
+        """Raises AssertionError if an invariant of the calls does not hold. For tests."""
+        self._calling.validate_state()
 
     def describe(self) -> dict[str, Any]:
         """The session, for the list of sessions."""

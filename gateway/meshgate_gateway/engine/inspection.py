@@ -5,6 +5,7 @@ Only reads what the other parts know; nothing here changes them.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from meshgate_gateway.control.messages import Inspect, Inspected
 from meshgate_gateway.engine.objects.records import OTHER_ENDPOINTS, ActorMesh, CallTotals, HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire.messages import OutputLine, Region
+from meshgate_wire.models.fields import shorten
 from meshgate_wire.status import (
     CallCounts,
     CallStatus,
@@ -22,7 +24,6 @@ from meshgate_wire.status import (
     PrintedLine,
     SessionOutput,
 )
-from meshgate_wire.text import shorten
 
 MAX_KEPT = 4 * 2**20  # characters of output that are kept
 MAX_PAGE = 2**20  # characters of output in one answer
@@ -55,17 +56,18 @@ class PrintedLines:
     """The last lines of the session's output, numbered from 1."""
 
     def __init__(self) -> None:
-        self._lines: deque[OutputLine] = deque()
+        self._lines: deque[tuple[float, OutputLine]] = deque()  # each with the time at which it came
         self._size = 0
         self._last = 0  # number of the newest line
 
     def add(self, lines: Iterable[OutputLine]) -> None:
+        now = time.time()
         for line in lines:
             self._last += 1
-            self._lines.append(line)
+            self._lines.append((now, line))
             self._size += LINE_COST + len(line.text)
         while self._size > MAX_KEPT:
-            self._size -= LINE_COST + len(self._lines.popleft().text)
+            self._size -= LINE_COST + len(self._lines.popleft()[1].text)
 
     def after(self, number: int) -> SessionOutput:
         """The lines after ``number``, oldest first, as many as fit into one answer."""
@@ -73,12 +75,13 @@ class PrintedLines:
         size = 0
         first = self._last - len(self._lines) + 1
         for index in range(max(0, number + 1 - first), len(self._lines)):
-            line = self._lines[index]
+            printed, line = self._lines[index]
             size += LINE_COST + len(line.text)
             if size > MAX_PAGE and page:
                 break
-            page.append(PrintedLine(number=first + index, **line.model_dump()))
-        return SessionOutput(lines=tuple(page), last=self._last, dropped=max(0, first - 1 - number))
+            page.append(PrintedLine(number=first + index, time=printed, **line.model_dump()))
+        dropped = max(0, first - 1 - number)
+        return SessionOutput(now=time.time(), lines=tuple(page), last=self._last, dropped=dropped)
 
 
 class Inspection:

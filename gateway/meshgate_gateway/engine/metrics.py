@@ -35,18 +35,22 @@ class _Durations:
 
 
 class EngineMetrics:
-    """Counts, and passes them to ``report``. For use on the event loop."""
+    """Counts, and passes them to ``report``. For use on the event loop.
+
+    The client's connection adds to ``bytes_received`` and ``bytes_sent`` itself.
+    """
 
     def __init__(self, report: Callable[[EngineCounts], object]) -> None:
         self._report = report
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self.timer: asyncio.TimerHandle | None = None  # until the next report
         self._calls, self._syncs = _Durations(CALL_BOUNDS), _Durations(SYNC_BOUNDS)
         self._offered: dict[bytes, float] = {}
         self._clear()
 
     def _clear(self) -> None:
-        self._ok = self._failed = self._casts = self._received = self._sent = self._lines = 0
+        self._ok = self._failed = self._casts = self._lines = 0
+        self.bytes_received = self.bytes_sent = 0
 
     # --- what happened ------------------------------------------------------------------------------------
 
@@ -56,27 +60,17 @@ class EngineMetrics:
             self._failed += 1
         else:
             self._ok += 1
-        if self._timer is None:
-            self._changed()
+        if self.timer is None:
+            self.changed()
 
     def cast(self) -> None:
         """A call without replies was sent."""
         self._casts += 1
-        self._changed()
-
-    def received(self, size: int) -> None:
-        self._received += size
-        if self._timer is None:
-            self._changed()
-
-    def sent(self, size: int) -> None:
-        self._sent += size
-        if self._timer is None:
-            self._changed()
+        self.changed()
 
     def printed(self, lines: int) -> None:
         self._lines += lines
-        self._changed()
+        self.changed()
 
     def version_offered(self, root: bytes) -> None:
         """The client has sent, or begun to send, a version of the code."""
@@ -87,7 +81,7 @@ class EngineMetrics:
         offered = self._offered.pop(root, None)
         if offered is not None:
             self._syncs.add(self._loop.time() - offered)
-            self._changed()
+            self.changed()
 
     def version_dropped(self, root: bytes) -> None:
         """Some hosts never get it."""
@@ -97,23 +91,24 @@ class EngineMetrics:
 
     def close(self) -> None:
         """Reports what is counted so far, for the last time unless more happens."""
-        if self._timer is not None:
-            self._timer.cancel()
+        if self.timer is not None:
+            self.timer.cancel()
             self._send()
 
-    def _changed(self) -> None:
-        if self._timer is None:
-            self._timer = self._loop.call_later(REPORT_INTERVAL, self._send)
+    def changed(self) -> None:
+        """Something was counted: it is reported soon."""
+        if self.timer is None:
+            self.timer = self._loop.call_later(REPORT_INTERVAL, self._send)
 
     def _send(self) -> None:
-        self._timer = None
+        self.timer = None
         counts = EngineCounts(
             calls={"ok": self._ok, "failed": self._failed},
             call_times=self._calls.take(),
             casts=self._casts,
             sync_times=self._syncs.take(),
-            bytes_received=self._received,
-            bytes_sent=self._sent,
+            bytes_received=self.bytes_received,
+            bytes_sent=self.bytes_sent,
             lines=self._lines,
         )
         self._clear()

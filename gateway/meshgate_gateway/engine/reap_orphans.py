@@ -14,6 +14,8 @@ import json
 import os
 import sys
 
+import async_timeout
+
 from meshgate_gateway.engine.monarch import releases
 from meshgate_gateway.engine.on_worker.process import kill_siblings
 from meshgate_wire.messages import Host
@@ -22,8 +24,10 @@ from meshgate_wire.messages import Host
 async def reap_orphans(hosts: list[Host], transport: str | None, timeout: float) -> None:
     monarch = releases.connect(transport, on_fault=lambda fault: None)
     procs = monarch.spawn_procs(monarch.attach("orphans", hosts), {"killers": 1}, "killers", kill_siblings)
-    await asyncio.wait_for(monarch.wait_initialized(procs), timeout)
-    await asyncio.wait_for(monarch.stop_procs(procs, "the orphans are gone"), timeout)
+    async with async_timeout.timeout(timeout):
+        await monarch.wait_initialized(procs)
+    async with async_timeout.timeout(timeout):
+        await monarch.stop_procs(procs, "the orphans are gone")
 
 
 def main() -> int:

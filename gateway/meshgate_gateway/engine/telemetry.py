@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
 
 from meshgate_gateway.engine.failures import FailureReports, invalid
 from meshgate_gateway.engine.interfaces import Handler, Send, StartTask
 from meshgate_gateway.engine.monarch.error_texts import error_text
+from meshgate_gateway.engine.monarch.interface import Collecting
+from meshgate_gateway.engine.monarch.telemetry import Collector
 from meshgate_gateway.engine.objects.records import HostMesh
 from meshgate_wire import Fragments
 from meshgate_wire.messages import CollectTelemetry, Done, TelemetryRequest, Values
-
-
-class Collector(Protocol):
-    """``monarch.telemetry.Collector`` documents the methods."""
-
-    async def start(self) -> None: ...
-
-    async def collect_from(self, hosts: Any) -> None: ...
-
-    async def request(self, path: str, body: bytes | None) -> tuple[int, str, bytes]: ...
-
-    async def close(self) -> None: ...
-
-
-class Collecting(Protocol):
-    def collector(self, retention: int, host_metrics: float, gpu_metrics: float) -> Collector:
-        """As ``Monarch.collector``."""
 
 
 class Telemetry:

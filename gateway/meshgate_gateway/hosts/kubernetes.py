@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+import async_timeout
 import structlog
 from pydantic import BaseModel, Field
 
@@ -61,7 +62,8 @@ class KubernetesHosts:
         changed = asyncio.Event()
         self._waiting.add(changed)
         try:
-            found = await asyncio.wait_for(self._wait_ready(spec, changed), READY_TIMEOUT)
+            async with async_timeout.timeout(READY_TIMEOUT):
+                found = await self._wait_ready(spec, changed)
         except asyncio.TimeoutError:
             raise HostsUnavailable(self._why_not_ready(spec)) from None
         finally:
@@ -181,7 +183,8 @@ class _Versions(BaseModel):
 async def with_versions(host: Host) -> Host:
     """``host`` with the versions that it reports. If it reports none, as with an older client, they stay unknown."""
     try:
-        versions = await asyncio.wait_for(_ask(host), TIMEOUT)
+        async with async_timeout.timeout(TIMEOUT):
+            versions = await _ask(host)
     except (OSError, ValueError, asyncio.TimeoutError):
         return host
     return host.model_copy(update=versions.model_dump())

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import async_timeout
 import structlog
 
 from meshgate_gateway.child_process import ChildProcess, ExitStatus
@@ -163,7 +164,8 @@ class LocalHosts:
 
     async def _await_ready(self, mesh: str, host: _LocalHost, descriptor: int) -> None:
         try:
-            line = await asyncio.wait_for(_read_line(descriptor), READY_TIMEOUT)
+            async with async_timeout.timeout(READY_TIMEOUT):
+                line = await _read_line(descriptor)
         except asyncio.TimeoutError:
             log.warning("host not ready in time; killing it", host=host.host.name, seconds=READY_TIMEOUT)
             host.child.signal(signal.SIGKILL)

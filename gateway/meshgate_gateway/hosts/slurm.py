@@ -17,12 +17,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import async_timeout
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from meshgate_gateway.hosts.provider import Host, HostsUnavailable, OnLost, OnRestored
 from meshgate_gateway.supervisor.supervisor import Kept
-from meshgate_slurm.errors import SlurmError
+from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.messages import JobReport
 from meshgate_slurm.spec import SlurmSpec
 from meshgate_slurm.status import UNKNOWN, JobStatus, last_lines
@@ -162,7 +163,8 @@ class Workers:
             await self._wait_gone(registered, reader, writer)
 
     async def _register(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Worker | None:
-        line = await asyncio.wait_for(reader.readline(), REGISTRATION_TIMEOUT)
+        async with async_timeout.timeout(REGISTRATION_TIMEOUT):
+            line = await reader.readline()
         try:
             registration = Registration.model_validate_json(line)
         except ValidationError as error:
@@ -442,7 +444,8 @@ class SlurmHosts:
 
 async def _wait_event(event: asyncio.Event, timeout: float | None) -> None:
     try:
-        await asyncio.wait_for(event.wait(), timeout)
+        async with async_timeout.timeout(timeout):
+            await event.wait()
     except asyncio.TimeoutError:
         return
 

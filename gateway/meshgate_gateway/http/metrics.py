@@ -26,7 +26,7 @@ from meshgate_gateway.hosts.provider import HostProvider
 from meshgate_gateway.http.auth import audited
 from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.sessions.session_table import Durations, Statistics, Totals
-from meshgate_wire.version import PYTHON_VERSION, SOFTWARE_VERSION
+from meshgate_wire.handshake import PYTHON_VERSION, SOFTWARE_VERSION
 
 
 class CountedSessions(Protocol):

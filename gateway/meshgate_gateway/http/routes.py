@@ -19,7 +19,7 @@ from meshgate_gateway.http.auth import Action, Authenticator, Identity, Origin, 
 from meshgate_gateway.http.messages import MalformedRequest, Request, Response
 from meshgate_gateway.sessions.session_manager import ConnectRequest, SessionManager
 from meshgate_gateway.sessions.session_table import Gone, Reject
-from meshgate_wire.version import PROTOCOL_VERSION, PYTHON_VERSION, SOFTWARE_VERSION
+from meshgate_wire.handshake import PROTOCOL_VERSION, PYTHON_VERSION, SOFTWARE_VERSION
 
 if TYPE_CHECKING:
     from meshgate_gateway.http.metrics import Metrics

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import TypeAlias
 
+import async_timeout
 import structlog
 
 from meshgate_gateway.http.auth import prover_of
@@ -162,7 +163,8 @@ class Server:
     async def _respond(self, connection: socket.socket, peer: str) -> bytes | None:
         """The response to send; None if the connection was handed over."""
         try:
-            request = await asyncio.wait_for(self._read_head(connection), self._head_timeout)
+            async with async_timeout.timeout(self._head_timeout):
+                request = await self._read_head(connection)
             prover = prover_of(request)
         except asyncio.TimeoutError:
             seconds = f"{self._head_timeout:g}"
@@ -176,7 +178,8 @@ class Server:
 
     async def _handle(self, request: Request, connection: socket.socket, peer: str) -> Response | None:
         try:
-            return await asyncio.wait_for(self._handler(request, connection), HANDLER_TIMEOUT)
+            async with async_timeout.timeout(HANDLER_TIMEOUT):
+                return await self._handler(request, connection)
         except asyncio.TimeoutError:
             return Response.error(HTTPStatus.SERVICE_UNAVAILABLE, "the gateway is overloaded: retry later")
         except MalformedRequest as error:
@@ -200,9 +203,11 @@ class Server:
 
     async def _send(self, connection: socket.socket, data: bytes) -> None:
         """Sends the response and closes so that even a peer that is still sending can read all of it."""
-        await asyncio.wait_for(self._loop.sock_sendall(connection, data), SEND_TIMEOUT)
+        async with async_timeout.timeout(SEND_TIMEOUT):
+            await self._loop.sock_sendall(connection, data)
         connection.shutdown(socket.SHUT_WR)
-        await asyncio.wait_for(self._drain(connection), LINGER)
+        async with async_timeout.timeout(LINGER):
+            await self._drain(connection)
 
     async def _drain(self, connection: socket.socket) -> None:
         for _ in range(64):

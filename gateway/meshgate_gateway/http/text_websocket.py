@@ -13,6 +13,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
+import async_timeout
 from typing_extensions import Self
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request as Handshake
@@ -67,7 +68,8 @@ class TextWebSocket:
         # Closing a socket with unread data resets the connection, and a reset terminates some port-forwards.
         with suppress(OSError, asyncio.TimeoutError):
             self._socket.shutdown(socket.SHUT_WR)
-            await asyncio.wait_for(_drain(self._socket), LINGER)
+            async with async_timeout.timeout(LINGER):
+                await _drain(self._socket)
         self._socket.close()
 
     async def receive(self) -> str | None:
@@ -116,7 +118,8 @@ class TextWebSocket:
             try:
                 for data in self._protocol.data_to_send():
                     if data:
-                        await asyncio.wait_for(self._loop.sock_sendall(self._socket, data), SEND_TIMEOUT)
+                        async with async_timeout.timeout(SEND_TIMEOUT):
+                            await self._loop.sock_sendall(self._socket, data)
             except (OSError, asyncio.TimeoutError):
                 self._ended = True
         return not self._ended
@@ -134,7 +137,8 @@ async def proxy_bytes(connection: socket.socket, request: Request, path: str, ho
     upstream.setblocking(False)
     upstream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with connection, upstream, suppress(OSError, asyncio.TimeoutError):
-        await asyncio.wait_for(asyncio.get_running_loop().sock_connect(upstream, (host, port)), CONNECT_TIMEOUT)
+        async with async_timeout.timeout(CONNECT_TIMEOUT):
+            await asyncio.get_running_loop().sock_connect(upstream, (host, port))
         await forward_bytes(connection, request, path, upstream)
 
 

@@ -26,7 +26,7 @@ from meshgate_gateway.provisioning.pending_jobs import PendingJobs
 from meshgate_gateway.provisioning.policy import Policy, apply_policy, counted_namespaces, exceeded_quota, violations
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import KubernetesError, NotFound
-from meshgate_kubernetes.jobs import lifecycle
+from meshgate_kubernetes.jobs import lifecycle, objects
 from meshgate_kubernetes.jobs.lifecycle import RunningJob
 from meshgate_kubernetes.jobs.provisioning_messages import (
     EndJob,
@@ -154,7 +154,7 @@ class Provisioner:
             return None
         if isinstance(request, FindJob):
             return JobUp(job=await asyncio.to_thread(lifecycle.find, self._api, request.name, request.namespace))
-        ending = asyncio.to_thread(lifecycle.end_by_name, self._api, request.name, request.namespace)
+        ending = asyncio.to_thread(objects.delete, self._api, request.name, request.namespace)
         await connection.answer_pings_during(ending)
         return JobEnded()
 

@@ -20,6 +20,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import async_timeout
 import structlog
 from pydantic import ValidationError
 
@@ -35,7 +36,7 @@ from meshgate_gateway.provisioning.slurm_policy import (
     slurm_violations,
 )
 from meshgate_gateway.provisioning.slurm_submission import Account, Record, Submissions
-from meshgate_slurm.errors import SlurmError
+from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.messages import (
     BatchRequest,
     EndJob,
@@ -239,7 +240,8 @@ async def _connect(upstream: socket.socket, record: Record) -> None:
     """Raises SlurmError if the socket is not one of the job's user: the path is from a program of that user."""
     upstream.setblocking(False)
     loop = asyncio.get_running_loop()
-    await asyncio.wait_for(loop.sock_connect(upstream, record.job.socket), CONNECT_TIMEOUT)
+    async with async_timeout.timeout(CONNECT_TIMEOUT):
+        await loop.sock_connect(upstream, record.job.socket)
     credentials = upstream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, uid, _ = struct.unpack("3i", credentials)
     with contextlib.suppress(KeyError):

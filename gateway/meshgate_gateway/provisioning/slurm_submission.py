@@ -18,7 +18,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from meshgate_slurm import commands
-from meshgate_slurm.errors import SlurmError
+from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.gateway_process import write_private
 from meshgate_slurm.messages import (
     BatchRequest,

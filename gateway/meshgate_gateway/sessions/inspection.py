@@ -11,13 +11,14 @@ import secrets
 from collections.abc import Mapping
 from typing import Literal, Protocol, TypeVar
 
+import async_timeout
 from pydantic import BaseModel
 
 from meshgate_gateway.control.messages import ControlMessage, Inspect, Inspected
 from meshgate_gateway.hosts.provider import HostProvider
 from meshgate_gateway.sessions.session_table import Sessions
+from meshgate_wire.handshake import PYTHON_VERSION, SOFTWARE_VERSION
 from meshgate_wire.status import EngineStatus, HostStatus, JobStatus, OutputPage, SessionOutput, SessionStatus
-from meshgate_wire.version import PYTHON_VERSION, SOFTWARE_VERSION
 
 TIMEOUT = 3.0  # seconds that an engine has to answer
 What = Literal["status", "output"]
@@ -97,6 +98,7 @@ class Inspection:
         self._waiting[number] = ([], answer)
         try:
             engine.send(Inspect(request=number, what=what, after=after))
-            return model.model_validate_json(await asyncio.wait_for(answer, TIMEOUT))
+            async with async_timeout.timeout(TIMEOUT):
+                return model.model_validate_json(await answer)
         finally:
             del self._waiting[number]

@@ -119,14 +119,14 @@ class VersionTracker:
             waiter: asyncio.Future[None] = loop.create_future()
             self._waiters.setdefault(root, []).append(waiter)
             try:
-                await asyncio.wait_for(waiter, max(0.0, deadline - loop.time()))
-            except asyncio.TimeoutError:
-                late = f"did not acknowledge it within {timeout:.0f} s"
-                reasons = {name: f"{late}; it {problem}" for name, problem in self._unreachable.items() if problem}
-                raise HostsBehind(root.hex(), {name: reasons.get(name, late) for name in sorted(behind)}) from None
+                await asyncio.wait((waiter,), timeout=max(0.0, deadline - loop.time()))
             finally:
                 if waiter in self._waiters.get(root, []):
                     self._waiters[root].remove(waiter)
+            if not waiter.done():
+                late = f"did not acknowledge it within {timeout:.0f} s"
+                reasons = {name: f"{late}; it {problem}" for name, problem in self._unreachable.items() if problem}
+                raise HostsBehind(root.hex(), {name: reasons.get(name, late) for name in sorted(behind)})
 
     def _behind(self, root: bytes, hosts: set[str]) -> set[str]:
         """The hosts that are not ready yet. Raises HostsBehind if one of them cannot be."""

@@ -1,4 +1,5 @@
-"""The directory for meshgate's files on a host, for the store, image steps and worker processes.
+"""The directory for meshgate's files on a host, for the store, image steps and worker processes; what to say of a full
+disk.
 
 Hosts that have only torchmonarch receive this module's source, or its functions, with the code that uses them.
 
@@ -7,6 +8,7 @@ Imports nothing but the standard library.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -34,3 +36,35 @@ def default_home() -> str:
                 f"{home} belongs to another user, or others can write to it: set MESHGATE_HOME to a private directory"
             ) from None
     return home
+
+
+def disk_of(path: str) -> os.statvfs_result:
+    """The file system that ``path`` is on, or will be."""
+    path = os.path.abspath(path)
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return os.statvfs(path)
+
+
+def used_up(error: OSError, path: str) -> str:
+    """What ``error`` says is used up on the disk of ``path``: ``quota``, ``inodes`` or ``space``; empty if nothing."""
+    if error.errno == errno.EDQUOT:
+        return "quota"
+    if error.errno != errno.ENOSPC:
+        return ""
+    disk = disk_of(path)
+    return "inodes" if disk.f_files and not disk.f_favail else "space"
+
+
+def disk_full(error: OSError, path: str, home: str) -> str:
+    """What to say of ``error`` if it means that a disk, or a quota, is used up; empty if it does not. ``path`` is what
+    was being written unless the error has a path, and ``home`` the directory for meshgate's files."""
+    path = error.filename if isinstance(error.filename, str) else path
+    what = used_up(error, path)
+    if not what:
+        return ""
+    disk = disk_of(path)
+    inside = os.path.commonpath((home, path)) == home if os.path.isabs(path) else False
+    other = ", or set MESHGATE_HOME to a directory on another disk" if inside else ""
+    free = disk.f_bavail * disk.f_frsize
+    return f"no {what} left on the disk that holds {path}: {free / 1e6:,.1f} MB are free. Free some there{other}"

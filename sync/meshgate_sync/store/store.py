@@ -11,7 +11,6 @@ Imports nothing but the standard library.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
@@ -24,6 +23,7 @@ from ..tree.delta import Delta, PutFile, Splice, patch
 from ..tree.tree import Directory, File, files, lookup
 from .home import is_unlocked, locked
 from .objects import Fetch, Objects, distinct_objects
+from .place import disk_of, used_up
 from .records import Records
 from .snapshots import Snapshots
 
@@ -306,7 +306,7 @@ def _lock(directory: str) -> int:
 
 def _require_space(home: str, fetch: Fetch) -> None:
     """Raises StoreFull before a disk is filled to the last byte, at the cost of all other programs that write there."""
-    need, disk = sum(fetch.missing.values()), _disk(home)
+    need, disk = sum(fetch.missing.values()), disk_of(home)
     free = disk.f_bavail * disk.f_frsize
     if disk.f_blocks and need > free:  # some file systems, such as ramfs, do not know their size
         raise StoreFull(home, free, need)
@@ -318,16 +318,8 @@ def store_errors(home: str, need: Callable[[], int] = lambda: 0) -> Iterator[Non
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        what = used_up(error, home)
+        if not what:
             raise StoreError(f"the store {home} cannot be written: {error}") from error
-        disk = _disk(home)
-        inodes = "inodes" if disk.f_files and not disk.f_favail else "space"
-        what = "quota" if error.errno == errno.EDQUOT else inodes
+        disk = disk_of(home)
         raise StoreFull(home, disk.f_bavail * disk.f_frsize, need(), what) from error
-
-
-def _disk(home: str) -> os.statvfs_result:
-    """The file system that ``home`` is on, or will be."""
-    while not os.path.isdir(home):
-        home = os.path.dirname(home)
-    return os.statvfs(home)

@@ -117,7 +117,8 @@ class Connections:
             if address is None:
                 raise ConnectionError(f"its address is not known to {self._name}")
             loop = asyncio.get_running_loop()
-            await asyncio.wait_for(loop.create_connection(lambda: connection, *address), _DIAL_TIMEOUT)
+            dialing = loop.create_connection(lambda: connection, *address)
+            await asyncio.wait_for(dialing, _DIAL_TIMEOUT)  # noqa: TID251 - nothing is awaited after it
         except asyncio.TimeoutError:
             self.closed(connection, TimeoutError(f"no connection within {_DIAL_TIMEOUT:.0f} s"))
         except OSError as error:

@@ -177,6 +177,12 @@ class Patterns:
         patterns = [pattern for line in lines if (pattern := _pattern(line)) is not None]
         return cls(prefix, tuple(reversed(patterns)))
 
+    @property
+    def include(self) -> bool:
+        """Whether any of them includes what others ignore, so that ``cover`` may accept what is in an ignored
+        directory."""
+        return any(pattern.includes for pattern in self.patterns)
+
     def decide(self, path: bytes, *, directory: bool) -> bool | None:
         below = path[len(self.prefix) :]
         name = below.rpartition(b"/")[2]

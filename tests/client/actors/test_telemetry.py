@@ -89,16 +89,16 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 def test_a_program_without_a_provider_has_no_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
-    assert start_span("trainers", "step", "call", 2) is None
+    assert start_span("trainers.step", "call", range(2)) is None
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", trace.NoOpTracerProvider())
-    assert start_span("trainers", "step", "call", 2) is None
+    assert start_span("trainers.step", "call", range(2)) is None
     monkeypatch.delitem(sys.modules, "opentelemetry.trace")
-    assert start_span("trainers", "step", "call", 2) is None
+    assert start_span("trainers.step", "call", range(2)) is None
     assert "opentelemetry.trace" not in sys.modules
 
 
 def test_the_carrier_names_the_span(exporter: InMemorySpanExporter) -> None:
-    span = start_span("trainers", "step", "call", 2)
+    span = start_span("trainers.step", "call", range(2))
     assert span is not None
     span.end()
     (ended,) = exporter.get_finished_spans()
@@ -109,7 +109,7 @@ def test_the_carrier_names_the_span(exporter: InMemorySpanExporter) -> None:
 
 
 def test_a_request_that_fails_ends_the_span_with_its_reason(exporter: InMemorySpanExporter) -> None:
-    span = start_span("trainers", "step", "call", 2)
+    span = start_span("trainers.step", "call", range(2))
     assert span is not None
     with pytest.raises(ValueError, match="closed"), span:
         raise ValueError("closed")

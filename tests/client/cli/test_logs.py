@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import math
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -32,12 +33,22 @@ class Gateway:
 
     def _session(self, name: str, after: int) -> SessionOutput:
         numbers = range(after + 1, min(after + 2, self.counts[name]) + 1)
-        return SessionOutput(session=name, lines=tuple(map(printed, numbers)), last=self.counts[name])
+        now = 10.0 * self.counts[name]
+        return SessionOutput(session=name, now=now, lines=tuple(map(printed, numbers)), last=self.counts[name])
 
 
 def printed(number: int) -> PrintedLine:
+    """A line that came 10 s after the one before it."""
     return PrintedLine(
-        number=number, stream="stdout", mesh="m", ranks=(number % 2,), count=1, host="h", text=f"t{number}", end="\n"
+        number=number,
+        time=10.0 * number,
+        stream="stdout",
+        mesh="m",
+        ranks=(number % 2,),
+        count=1,
+        host="h",
+        text=f"t{number}",
+        end="\n",
     )
 
 
@@ -46,13 +57,13 @@ def numbers(lines: object) -> list[tuple[str, int]]:
 
 
 def test_all_lines_come_once_and_in_order() -> None:
-    found = numbers(printed_lines(Gateway(a=5, b=1).read, None))
+    found = numbers(printed_lines(Gateway(a=5, b=1).read, {}))
     assert [number for session, number in found if session == "a"] == [1, 2, 3, 4, 5]
     assert [number for session, number in found if session == "b"] == [1]
 
 
 def test_the_tail_is_of_each_session() -> None:
-    assert sorted(numbers(printed_lines(Gateway(a=5, b=1).read, 2))) == [("a", 4), ("a", 5), ("b", 1)]
+    assert sorted(numbers(printed_lines(Gateway(a=5, b=1).read, {}, 2))) == [("a", 4), ("a", 5), ("b", 1)]
 
 
 def test_following_yields_lines_printed_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,10 +73,35 @@ def test_following_yields_lines_printed_later(monkeypatch: pytest.MonkeyPatch) -
     assert numbers(itertools.islice(lines, 3)) == [("a", 1), ("a", 2), ("a", 3)]
 
 
+@pytest.mark.parametrize(("tail", "since", "first"), [(0, math.inf, 4), (1, math.inf, 3), (None, 10.0, 2), (2, 0.0, 3)])
+def test_following_begins_with_the_last_lines_and_shows_none_before_them_later(
+    monkeypatch: pytest.MonkeyPatch, tail: int | None, since: float, first: int
+) -> None:
+    gateway = Gateway(a=3)
+    monkeypatch.setattr(logs.time, "sleep", lambda seconds: gateway.counts.update(a=gateway.counts["a"] + 1))
+    lines = follow_lines(gateway, tail, since)  # type: ignore[arg-type]
+    assert numbers(itertools.islice(lines, 3)) == [("a", number) for number in range(first, first + 3)]
+
+
+def test_lines_can_be_those_of_the_last_seconds_and_those_with_a_pattern(
+    monkeypatch: pytest.MonkeyPatch, run: CliRunner
+) -> None:
+    monkeypatch.setattr(logs, "find_job", lambda *_: job_with(Gateway(a=13)))
+    result = run.invoke(app, ["logs", "--since", "1m", "--grep", "t(8|1)"])
+    assert result.stdout == "".join(f"[h m rank {number % 2}] t{number}\n" for number in (8, 10, 11, 12, 13))
+    for option, wrong, text in (
+        ("--since", "yesterday", "a duration such as '30m'"),
+        ("--grep", "loss(", "is not a regular expression: missing )"),
+    ):
+        result = run.invoke(app, ["logs", option, wrong])
+        assert result.exit_code == 2
+        assert text in " ".join(result.stderr.replace("│", " ").split())
+
+
 def test_lines_are_labelled_or_json_and_filtered_by_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    show(printed_lines(Gateway(a=3).read, None), 1, as_json=False)
+    show(printed_lines(Gateway(a=3).read, {}), 1, as_json=False)
     assert capsys.readouterr().out == "[h m rank 1] t1\n[h m rank 1] t3\n"
-    show(printed_lines(Gateway(a=1).read, None), None, as_json=True)
+    show(printed_lines(Gateway(a=1).read, {}), None, as_json=True)
     (line,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (line["session"], line["number"], line["text"]) == ("a", 1, "t1")
 

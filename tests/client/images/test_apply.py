@@ -24,6 +24,8 @@ class FakeHosts:
     def __init__(self, *completed: int) -> None:
         self.completed = completed
         self.results: dict[int, list[dict[str, Any]]] = {}
+        self.problems: dict[int, str] = {}  # why no step can run, by host
+        self.full: dict[int, str] = {}  # why content cannot be received
         self.ran: list[int] = []
         self.received: list[tuple[int | None, int, bytes]] = []  # host (None: all), offset, data
         self.stopped = 0
@@ -45,12 +47,20 @@ class FakeHosts:
         return SimpleNamespace(
             completed_steps=endpoint(self.completed_steps),
             run_step=endpoint(self.run_step),
-            receive_content=endpoint(lambda digest, offset, data: self.received.append((hosts, offset, data))),
+            receive_content=endpoint(lambda digest, offset, data: self.receive(hosts, offset, data)),
             slice=self.runners,
         )
 
-    def completed_steps(self, digests: list[str]) -> dict[int, tuple[str, int]]:
-        return {rank: (f"workers-{rank}", min(count, len(digests))) for rank, count in enumerate(self.completed)}
+    def completed_steps(self, digests: list[str]) -> dict[int, tuple[str, int, str]]:
+        return {
+            rank: (f"workers-{rank}", min(count, len(digests)), self.problems.get(rank, ""))
+            for rank, count in enumerate(self.completed)
+        }
+
+    def receive(self, host: int | None, offset: int, data: bytes) -> dict[int, str]:
+        self.received.append((host, offset, data))
+        ranks = range(len(self.completed)) if host is None else (host,)
+        return dict(enumerate(self.full.get(rank, "") for rank in ranks))
 
     def run_step(self, index: int, payloads: Any) -> dict[int, dict[str, Any]]:
         self.ran.append(index)
@@ -104,8 +114,26 @@ def test_a_failed_step_is_reported_and_later_steps_do_not_run() -> None:
 def test_a_step_that_could_not_run_has_no_exit_code() -> None:
     hosts = FakeHosts(0)
     hosts.results[0] = [{"code": None, "output": "OSError: disk full"}]
-    with pytest.raises(ImageStepFailed, match=r"'run a' could not run on workers-0\. Last output:\nOSError: disk full"):
+    with pytest.raises(ImageStepFailed, match="'run a' could not run on workers-0: OSError: disk full"):
         apply(hosts)
+
+
+def test_a_host_that_cannot_look_up_its_steps_is_named_before_any_runs() -> None:
+    hosts = FakeHosts(0, 0)
+    hosts.problems[1] = "no space left on the disk"
+    with pytest.raises(ImageStepFailed, match=r"'run a' could not run on workers-1: no space left on the disk$"):
+        apply(hosts)
+    assert (hosts.ran, hosts.stopped) == ([], 1)
+
+
+@pytest.mark.parametrize("completed", [(0, 0), (1, 0)])
+def test_a_host_that_cannot_receive_content_is_named(tmp_path: Path, completed: tuple[int, ...]) -> None:
+    (tmp_path / "data").write_text("content")
+    hosts = FakeHosts(*completed)
+    hosts.full[1] = "no space left on the disk"
+    with pytest.raises(ImageStepFailed, match=r"could not run on workers-1: no space left on the disk$"):
+        apply(hosts, Image().copy(tmp_path / "data", "/data"))
+    assert hosts.ran == []
 
 
 @pytest.mark.parametrize(("completed", "targets"), [((0, 0), [None]), ((0, 1), [0]), ((1, 1), [])])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 
 from meshgate import Image
 from meshgate.images.on_host import TAIL_LINES, StepFailed, StepRunner, execute
-from meshgate.images.plan import plan
+from meshgate.images.plan import PlannedStep, plan
 from meshgate_processes.marks import find_processes
+from tests.small_disk import fill, small_disk
 
 SHELL = ["/bin/sh", "-c"]
 
@@ -53,17 +55,17 @@ def logged(tmp_path: Path) -> list[str]:
 
 def test_a_completed_step_is_not_run_again(home: Path, tmp_path: Path) -> None:
     image = log(tmp_path, "a", "b")
-    assert completed(home, image) == ("workers-0", 0)
+    assert completed(home, image) == ("workers-0", 0, "")
     run_all(home, image)
     run_all(home, image)
     assert logged(tmp_path) == ["a", "b"]
-    assert completed(home, image) == ("workers-0", 2)
+    assert completed(home, image) == ("workers-0", 2, "")
 
 
 def test_a_changed_step_and_all_later_ones_run_again(home: Path, tmp_path: Path) -> None:
     run_all(home, log(tmp_path, "a", "b", "c"))
     changed = log(tmp_path, "a", "B", "c")
-    assert completed(home, changed) == ("workers-0", 1)
+    assert completed(home, changed) == ("workers-0", 1, "")
     run_all(home, changed)
     assert logged(tmp_path) == ["a", "b", "c", "B", "c"]
 
@@ -71,7 +73,7 @@ def test_a_changed_step_and_all_later_ones_run_again(home: Path, tmp_path: Path)
 def test_a_shorter_image_forgets_the_later_steps(home: Path, tmp_path: Path) -> None:
     run_all(home, Image().set_env_vars({"A": "1"}).set_env_vars({"B": "2"}))
     shorter = Image().set_env_vars({"A": "1"})
-    assert completed(home, shorter) == ("workers-0", 1)
+    assert completed(home, shorter) == ("workers-0", 1, "")
     assert json.loads((home / "environment.json").read_text())["variables"] == {"A": "1"}
 
 
@@ -79,14 +81,14 @@ def test_a_failed_step_is_not_completed(home: Path, tmp_path: Path) -> None:
     image = log(tmp_path, "a").run_bash("echo reason; exit 7")
     assert run(home, image, 0)["code"] == 0
     assert run(home, image, 1) == {"code": 7, "output": "reason"}
-    assert completed(home, image) == ("workers-0", 1)
+    assert completed(home, image) == ("workers-0", 1, "")
 
 
 def test_a_failed_step_forgets_the_completed_steps_that_it_replaces(home: Path, tmp_path: Path) -> None:
     image = log(tmp_path, "a", "b")
     run_all(home, image)
     assert run(home, log(tmp_path, "a").run_bash("exit 7"), 1)["code"] == 7
-    assert completed(home, image) == ("workers-0", 1)
+    assert completed(home, image) == ("workers-0", 1, "")
 
 
 def test_a_step_whose_predecessor_is_missing_does_not_run(home: Path, tmp_path: Path) -> None:
@@ -111,15 +113,61 @@ def test_a_copy_extracts_what_was_received(home: Path, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("content")
     image = Image().copy(tmp_path / "data", "sub/")
     (step,) = plan(image.live_steps)
-    assert step.content is not None
+    assert completed(home, image) == ("workers-0", 0, "")
     runner = StepRunner(str(home))
-    with (tmp_path / "tar").open("w+b") as file:
-        step.content.write_tar(file)
-        file.seek(0)
-        StepRunner.receive_content._method(runner, step.digest, 0, file.read())
+    assert receive(runner, step, tmp_path) == ""
     assert StepRunner.run_step._method(runner, 0, [step.payload])["code"] == 0
     assert (tmp_path / "files/sub/data").read_text() == "content"
     assert list((home / "image/incoming").iterdir()) == []
+
+
+def receive(runner: StepRunner, step: PlannedStep, tmp_path: Path) -> str:
+    assert step.content is not None
+    with (tmp_path / "tar").open("w+b") as file:
+        step.content.write_tar(file)
+        file.seek(0)
+        return str(StepRunner.receive_content._method(runner, step.digest, 0, file.read()))
+
+
+ANOTHER_DISK = "or set MESHGATE_HOME to a directory on another disk"
+
+
+def test_the_error_of_a_full_disk_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHGATE_HOST_NAME", "workers-0")
+    (tmp_path / "data").write_bytes(bytes(2**20))
+    image = Image().copy(tmp_path / "data", str(tmp_path / "there/data")).run_bash("true")
+    steps = plan(image.live_steps)
+    with small_disk(tmp_path / "small") as disk:
+        home = disk / "home"
+        runner = StepRunner(str(home))
+        assert completed(home, image) == ("workers-0", 0, "")
+        path = f"{home}/image/incoming/{steps[0].digest}.{os.getpid()}"
+        problem = receive(runner, steps[0], tmp_path)
+        assert problem.startswith(f"no space left on the disk that holds {path}: 0.0 MB are free. Free some there, ")
+        assert problem.endswith(ANOTHER_DISK)
+        os.unlink(path)
+        fill(disk)
+        result = StepRunner.run_step._method(runner, 0, [step.payload for step in steps])
+        assert result["code"] is None
+        assert result["output"].startswith(f"no inodes left on the disk that holds {home}/")
+        _, _, problem = completed(disk / "other", image)
+        assert problem.startswith(f"no inodes left on the disk that holds {disk}/other")
+        assert problem.endswith(ANOTHER_DISK)
+
+
+def test_the_error_of_a_full_disk_names_what_is_copied_to(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(bytes(2**20))
+    with small_disk(tmp_path / "small") as disk:
+        image = Image().copy(tmp_path / "data", f"{disk}/data/")
+        (step,) = plan(image.live_steps)
+        completed(home, image)
+        runner = StepRunner(str(home))
+        assert receive(runner, step, tmp_path) == ""
+        result = StepRunner.run_step._method(runner, 0, [step.payload])
+    assert result["code"] is None
+    assert re.fullmatch(
+        f"no space left on the disk that holds {disk}/data/?: 0.0 MB are free. Free some there", result["output"]
+    )
 
 
 def test_output_is_forwarded(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

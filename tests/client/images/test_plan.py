@@ -69,6 +69,47 @@ def test_a_dockerfile_copy_expands_wildcards_and_obeys_dockerignore(tmp_path: Pa
     assert names(everything) == ["a.py", "b.py", "c.txt", "sub", "sub/d.py"]
 
 
+@pytest.mark.parametrize(
+    ("ignored", "copied"),
+    [
+        ("a\n!a/b", ["a", "a/b", "a/b/c", "a/b/d", "x"]),
+        ("a\n!a/b/c", ["a", "a/b", "a/b/c", "x"]),
+        ("a\n!**/c", ["a", "a/b", "a/b/c", "x"]),
+        ("*\n!a/b/d", ["a", "a/b", "a/b/d"]),
+        ("**\n!a/e", ["a", "a/e"]),
+        ("a/*\n!a/b", ["a", "a/b", "a/b/c", "a/b/d", "x"]),
+        ("!a/b\na", ["x"]),  # the last line decides
+        ("a\n!a/b\na/b/c", ["a", "a/b", "a/b/d", "x"]),
+        ("a\n!nothing", ["x"]),  # without the directories that would be empty
+        ("/a/\n! a/./b/", ["a", "a/b", "a/b/c", "a/b/d", "x"]),
+        ("\ufeffa", ["x"]),
+        ("**c", ["a", "a/b", "a/b/d", "a/e", "x"]),
+        (".", ["a", "a/b", "a/b/c", "a/b/d", "a/e", "x"]),
+        ("**", []),
+    ],
+)
+def test_dockerignore_includes_again_as_docker_does(tmp_path: Path, ignored: str, copied: list[str]) -> None:
+    for name in ("a/b/c", "a/b/d", "a/e", "x"):
+        (tmp_path / "app" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "app" / name).write_text(name)
+    app = tmp_path / "app"
+    (tmp_path / "app" / ".dockerignore").write_text(ignored + "\n.dockerignore\nDockerfile\n", encoding="utf-8")
+    (app / "Dockerfile").write_text("FROM x\nCOPY . /all\n")
+    (step,) = plan(Image.from_dockerfile(app / "Dockerfile").live_steps)
+    assert names(step) == copied
+
+
+def test_what_dockerignore_excludes_is_not_copied_by_name(tmp_path: Path) -> None:
+    for name in ("a.py", "secret.py"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / ".dockerignore").write_text("secret*\n")
+    (tmp_path / "Dockerfile").write_text("FROM x\nCOPY *.py /app/\nCOPY secret.py /app/\n")
+    some, secret = Image.from_dockerfile(tmp_path / "Dockerfile").live_steps
+    assert [names(step) for step in plan([some])] == [["a.py"]]
+    with pytest.raises(ValueError, match=r"secret\.py: \.dockerignore excludes it"):
+        plan([secret])
+
+
 def test_a_synced_package_excludes_generated_files(tmp_path: Path) -> None:
     package = tmp_path / "mine"
     (package / "__pycache__").mkdir(parents=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshgate.mounts.on_host import Mounter, identity
+from tests.small_disk import fill, small_disk
 
 
 @pytest.fixture
@@ -91,3 +94,32 @@ def test_unmounting_removes_the_link_and_the_files_and_nothing_else(mounter: Any
     (tmp_path / "other").symlink_to("home")
     assert unmount(mounter, tmp_path / "other") == ""
     assert (tmp_path / "other").is_symlink()
+
+
+def test_the_error_of_a_full_disk_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHGATE_HOST_NAME", "workers-1")
+    with small_disk(tmp_path / "small") as disk:
+        root = "0" * 64
+        (disk / "home/snapshots" / root / "sub").mkdir(parents=True)
+        (disk / "home/snapshots" / root / "sub/file").write_text("1")
+        fill(disk)
+        problem = mount(Mounter(str(disk / "home")), root, tmp_path / "mount")
+        assert re.match(rf"no (space|inodes) left on the disk that holds {disk}/home/mounts", problem)
+        assert problem.endswith("or set MESHGATE_HOME to a directory on another disk")
+        assert "Errno" not in problem
+        problem = mount(Mounter(str(tmp_path / "none")), root, disk / "new/mount")
+    assert "cannot create" in problem  # there is no such version
+
+
+def test_a_disk_that_is_full_while_files_are_linked_is_no_list_of_errors(
+    mounter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, path = snapshot(tmp_path, "1" * 64, "text"), tmp_path / "mount"
+
+    def link(source: str, destination: str, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source, None, destination)
+
+    monkeypatch.setattr(os, "link", link)
+    problem = mount(mounter, root, path)
+    assert problem.startswith("no space left on the disk that holds ")
+    assert "Errno" not in problem

@@ -208,3 +208,7 @@ def test_a_notebook_shows_a_table_of_the_values() -> None:
     mesh = ValueMesh(Extent(["hosts", "gpus"], [1, 2]).region.as_shape(), ["<a>", 2])
     assert "&lt;a&gt;" in mesh._repr_html_()
     assert "hosts \\ gpus" in mesh._repr_html_()
+
+
+def test_a_subscript_is_the_class_itself_as_monarchs() -> None:
+    assert ValueMesh[int] is ValueMesh  # type: ignore[comparison-overlap]

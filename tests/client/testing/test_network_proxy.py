@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 import socketserver
+import struct
 import subprocess
 import sys
 import threading
@@ -130,6 +131,27 @@ def test_a_cut_that_is_due_when_the_proxy_thaws_cuts_every_connection(echo_port:
         for connection in (first, second):
             with pytest.raises(ConnectionResetError):
                 read(connection, 1)
+
+
+def test_a_connection_that_is_reset_as_the_proxy_thaws_is_cut() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    proxied = NetworkProxy("127.0.0.1", server.getsockname()[1])
+    with server, proxied as proxy, connect(proxy) as connection:
+        target, _ = server.accept()
+        wait_for(lambda: proxy.connections, "the proxy to be connected")
+        proxy.freeze()
+        connection.shutdown(socket.SHUT_WR)
+        (pair,) = proxy._pairs
+        wait_for(lambda: pair.up.chunks, "the proxy to read the end of file")
+
+        def reset_and_thaw() -> None:  # with no turn of the event loop between them
+            target.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            target.close()
+            proxy._set_frozen(False)
+
+        proxy._call(reset_and_thaw)
+        with pytest.raises(ConnectionResetError):
+            read(connection, 1)
 
 
 def test_connections_are_accepted_again_after_refuse(echo_port: int) -> None:

@@ -25,13 +25,17 @@ def test_unknown_ranks_are_rejected(tmp_path: Path, ranks: Any) -> None:
         pull(HOSTS, "/remote", tmp_path, ranks)
 
 
-@pytest.mark.parametrize("mode", ["auto", "plain"])
+def test_an_unknown_kind_of_progress_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHGATE_PROGRESS", "loud")
+    with pytest.raises(ValueError, match="MESHGATE_PROGRESS='loud': expected auto, plain or off"):
+        pull(HOSTS, "/remote", tmp_path)
+
+
 def test_one_line_is_printed_without_a_terminal(
-    mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("MESHGATE_PROGRESS", mode)
     monkeypatch.setattr("meshgate.transfer.pull.time", SimpleNamespace(monotonic=iter((100.0, 102.5)).__next__))
-    with PullProgress("/data") as progress:
+    with PullProgress("/data", "plain") as progress:
         progress.expect(10)
         progress.advance(10)
         progress.done(Pulled(2, 5_000_000, 999, tuple("abcdefg")))
@@ -41,10 +45,7 @@ def test_one_line_is_printed_without_a_terminal(
     )
 
 
-def test_nothing_is_printed_when_progress_is_off(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MESHGATE_PROGRESS", "off")
-    with PullProgress("/data") as progress:
+def test_nothing_is_printed_when_progress_is_off(capsys: pytest.CaptureFixture[str]) -> None:
+    with PullProgress("/data", "off") as progress:
         progress.done(Pulled(1, 1, 1))
     assert capsys.readouterr().err == ""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshgate_slurm.commands import share_of_node
-from meshgate_slurm.errors import SlurmError
+from meshgate_slurm.commands import SlurmError, share_of_node
 
 
 def test_the_share_is_that_of_the_smallest_node_with_enough_gpus() -> None:

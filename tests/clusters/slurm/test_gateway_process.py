@@ -11,7 +11,7 @@ import pytest
 
 from meshgate_processes.identity import identify_process
 from meshgate_slurm import commands
-from meshgate_slurm.errors import SlurmError
+from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.gateway_process import TEMPORARY, end_gateway, own_address, remove_files
 from meshgate_slurm.messages import RunningSlurmJob
 

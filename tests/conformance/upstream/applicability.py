@@ -3,13 +3,15 @@ the reason why a test does not apply.
 
 A test applies if all that it uses of Monarch is public: a name of ``monarch.actor``, ``monarch.config``,
 ``monarch.job``, ``monarch.spmd`` or a mount. It may import it from where Monarch keeps it. What a test uses is what its
-function, its fixtures and its class use, and what the functions and classes of its file that it names use in turn.
+function, its fixtures and its class use, and what the functions and classes of its file that it names use in turn. A
+private attribute that the file reads when it is imported is one of each test.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -123,9 +125,13 @@ class _File:
             decorators = statement.decorator_list if isinstance(statement, _FUNCTIONS) else []
             if any("autouse=True" in ast.unparse(each) for each in decorators):
                 self._autouse.append(statement)
+        self._at_import = _Uses()
+        for statement in _flat(tree.body):
+            if not isinstance(statement, (*_FUNCTIONS, ast.ClassDef, ast.If, ast.Try, ast.With)):
+                deque(self._collect(statement, self._at_import), 0)
 
     def uses_of(self, test: Test) -> _Uses:
-        uses = _Uses(modules=set(self._needed))
+        uses = _Uses(modules=set(self._needed), private=set(self._at_import.private))
         seen: set[int] = set()
         waiting: list[ast.AST] = [test.node, *self._autouse, *self._definitions.get("pytestmark", [])]
         if test.owner is not None:  # its other tests are not this one's

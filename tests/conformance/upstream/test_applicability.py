@@ -120,6 +120,12 @@ def test_a_module_that_the_file_needs_is_one_of_each_test() -> None:
     assert (verdict.rule, verdict.detail) == ("module", "bench")
 
 
+def test_a_private_attribute_that_the_import_needs_is_one_of_each_test() -> None:
+    file = HEAD + "IDS = ProcessJob._allocate(10)\ndef test_one():\n    this_host()\n"
+    (verdict,) = judge(ast.parse(file), "test_a.py", NAMES).values()
+    assert (verdict.rule, verdict.detail) == ("attribute", "_allocate")
+
+
 def test_a_fixture_counts_as_part_of_the_test() -> None:
     assert rule_of("this_host()", "task").startswith("rust ")
 

@@ -147,6 +147,9 @@ class FakeMonarch:
 
     slice_actors = slice_mesh
 
+    async def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {"stop_actor_timeout": "10s", **settings}
+
     async def settings_applied(self) -> None:
         pass
 
@@ -186,12 +189,17 @@ class FakeMonarch:
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any) -> None:
         self.casts.append((endpoint, payload, port))
 
-    def cast_supervised(
-        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any
-    ) -> asyncio.Future[Any]:
+    def call(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any) -> FakePort:
+        port, receiver = self.open_port()
         self.cast(actors, endpoint, explicit_port, payload, port)
+        return receiver
+
+    def call_supervised(
+        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any
+    ) -> tuple[FakePort, asyncio.Future[Any]]:
+        receiver = self.call(actors, endpoint, explicit_port, payload)
         self.faults.append(asyncio.get_running_loop().create_future())
-        return self.faults[-1]
+        return receiver, self.faults[-1]
 
     async def call_engine_actors(self, actors: FakeMesh, count: int, endpoint: str, *args: Any) -> list[Any]:
         self.engine_calls.append((actors, endpoint, args))

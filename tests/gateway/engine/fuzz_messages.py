@@ -19,7 +19,7 @@ from typing import Any
 
 from meshgate_gateway.engine.detached.holders import Applicant
 from meshgate_wire import State
-from meshgate_wire.framing.header_codec import load_header
+from meshgate_wire.framing.message_codec import load_header
 from meshgate_wire.messages import Detach, Done, Header
 from tests.gateway.engine.fakes import FakePort
 from tests.gateway.engine.in_memory import EngineClient
@@ -128,6 +128,7 @@ async def run(seed: int) -> int:
         client.session.send(Detach(call=2**40, name="alive"), stream=PROBE)  # others may wait for an object
         await client.turns(20)
         engine.link.session.validate_state()
+        engine.validate_state()
         alive = any(done.call == 2**40 for done in client.of(Done))
         assert alive or engine.ended.is_set() or engine.link.session.state is State.FAILED, "the engine does not answer"
         await asyncio.wait_for(client.end(), 10)

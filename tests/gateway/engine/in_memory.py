@@ -128,6 +128,7 @@ class EngineClient:
     async def end(self) -> None:
         await self.engine.close("the test is over")
         self.engine.link.session.validate_state()
+        self.engine.validate_state()
         self.session.validate_state()
 
     # --- the engine's connection

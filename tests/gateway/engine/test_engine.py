@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from meshgate_gateway.engine import engine as engine_module
@@ -9,9 +11,11 @@ from meshgate_gateway.engine.calls.channels import MAX_QUEUED
 from meshgate_gateway.engine.monarch.interface import Fault as MonarchFault
 from meshgate_gateway.engine.output.lines import PrintedLine
 from meshgate_wire import Limits
+from meshgate_wire.handshake import PYTHON_VERSION
 from meshgate_wire.messages import (
     Adopt,
     Configure,
+    ConfigureMonarch,
     Done,
     EndSession,
     Failed,
@@ -29,7 +33,6 @@ from meshgate_wire.messages import (
     Stop,
     Values,
 )
-from meshgate_wire.version import PYTHON_VERSION
 from tests.gateway.engine.fakes import async_test
 from tests.gateway.engine.in_memory import MANY, PIECE, EngineClient, call
 from tests.gateway.engine.oversized import OVERSIZED, limited_memory
@@ -54,6 +57,21 @@ async def test_a_mesh_that_was_stopped_and_released_leaves_its_hosts_usable() ->
     await client.turns()
     assert not client.of(Failed)
     assert not client.of(ObjectFailed)
+    await client.end()
+
+
+@async_test
+async def test_the_answer_to_changed_settings_has_all_in_effect() -> None:
+    client = EngineClient()
+    client.send(ConfigureMonarch(call=3, settings={"rdma_qps_per_cq": 5, "use_direct_spawn": True}), stream=0)
+    await client.until(lambda: client.of(Values))
+    (answer,) = (each for each in client.received if isinstance(each.header, Values))
+    assert answer.header == Values(call=3)
+    assert pickle.loads(answer.buffers[0].join()) == {
+        "stop_actor_timeout": "10s",
+        "rdma_qps_per_cq": 5,
+        "use_direct_spawn": True,
+    }
     await client.end()
 
 
@@ -229,6 +247,23 @@ async def test_output_is_read_up_to_a_limit_that_is_higher_while_the_client_is_a
     await client.turns(3)
     assert not reading[-1]
     await client.engine.close("the test is over")
+
+
+@async_test
+async def test_output_is_read_again_once_the_client_has_taken_what_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "MAX_QUEUED_OUTPUT", 1000)
+    monkeypatch.setattr(engine_module, "MAX_QUEUED_OUTPUT_DISCONNECTED", 1000)
+    client = EngineClient()
+    client.engine.link.connection_closed(client, "the laptop sleeps")  # type: ignore[arg-type]
+    client.engine._send_output(printed("x" * 5000))
+    assert client.engine.streams.paused
+    client.session.connection_made()
+    client.engine.link.connection_opened(client)  # type: ignore[arg-type]
+    await client.until(lambda: client.of(Output))
+    await client.turns(3)
+    assert not client.engine.streams.paused
+    assert not client.engine.link.limiting  # nothing is left to be resumed
+    await client.end()
 
 
 @async_test

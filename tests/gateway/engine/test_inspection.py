@@ -92,6 +92,16 @@ def test_old_lines_are_dropped_and_counted() -> None:
     assert kept.after(count).lines == ()
 
 
+def test_lines_have_the_time_at_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = PrintedLines()
+    for now in (100.0, 160.5):
+        monkeypatch.setattr(module.time, "time", lambda now=now: now)
+        kept.add(lines("a line"))
+    page = kept.after(0)
+    assert [line.time for line in page.lines] == [100.0, 160.5]
+    assert page.now == 160.5
+
+
 def test_a_page_has_a_limit_and_the_next_one_follows_it() -> None:
     kept = PrintedLines()
     kept.add(lines(*("x" * (module.MAX_PAGE // 4) for _ in range(5))))

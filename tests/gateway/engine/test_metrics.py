@@ -23,8 +23,8 @@ async def test_counts_are_reported_once_and_only_if_something_was_counted(monkey
     counted.call_ended(0.0025, failed=False)
     counted.call_ended(99999.0, failed=True)
     counted.cast()
-    counted.received(10)
-    counted.sent(20)
+    counted.bytes_received += 10
+    counted.bytes_sent += 20
     counted.printed(3)
     await until(lambda: reported)
     (counts,) = reported

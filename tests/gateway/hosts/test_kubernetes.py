@@ -21,7 +21,7 @@ from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.jobs import objects
 from meshgate_kubernetes.manifests.pods import VERSIONS_PORT_OFFSET, WORKER_BOOTSTRAP
 from meshgate_kubernetes.manifests.spec import JobSpec
-from meshgate_wire.version import monarch_version
+from meshgate_wire.handshake import monarch_version
 from tests.clusters.kubernetes.fake_api import FakeApi, IgnoreProgress
 from tests.clusters.kubernetes.objects import job
 from tests.gateway.engine.fakes import async_test

@@ -19,7 +19,7 @@ from meshgate_gateway.hosts import slurm
 from meshgate_gateway.hosts.provider import Host, HostsUnavailable
 from meshgate_gateway.hosts.slurm import SlurmHosts, Worker, Workers
 from meshgate_gateway.supervisor.supervisor import Kept
-from meshgate_slurm.errors import Unreachable
+from meshgate_slurm.commands import Unreachable
 from meshgate_slurm.spec import SlurmSpec
 from meshgate_slurm.status import JobStatus
 

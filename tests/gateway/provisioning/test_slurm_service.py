@@ -23,7 +23,7 @@ from meshgate_gateway.provisioning import slurm_service
 from meshgate_gateway.provisioning.slurm_policy import Caller, SlurmPolicy
 from meshgate_gateway.provisioning.slurm_service import SlurmProvisioner
 from meshgate_gateway.provisioning.slurm_submission import Account, Record, Submissions
-from meshgate_slurm.errors import SlurmError
+from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.messages import (
     BatchRequest,
     EndJob,

@@ -10,7 +10,7 @@ import pytest
 
 from meshgate_gateway.provisioning import slurm_submission
 from meshgate_gateway.provisioning.slurm_submission import Account, Record, Submissions
-from meshgate_slurm.errors import SlurmError
+from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.messages import GatewayState, Rejected, RunningSlurmJob, StartRequest
 from meshgate_slurm.spec import SlurmSpec
 from meshgate_slurm.status import JobStatus

@@ -96,9 +96,12 @@ def test_the_error_for_a_killed_engine_has_its_last_output(server: ServerProcess
 def test_the_error_for_a_failed_engine_has_its_exit_code(server: ServerProcess) -> None:
     session = uuid.uuid4().hex
     with server.join(session) as connection:
+        connection.command("print the last words")
         connection.send(b"exit 7\n")
         assert connection.closed_by_peer()
-    assert "exit code 7" in server.failed(session, resume=True).body["reason"]
+    ended = server.failed(session, resume=True).body
+    assert ended["reason"] == "the session's engine ended with exit code 7"
+    assert ended["output"] == "the last words\n"
 
 
 def test_an_invalid_control_message_ends_only_its_engine(server: ServerProcess) -> None:

@@ -406,6 +406,22 @@ def test_waiting_ends_when_the_last_host_is_ready() -> None:
     asyncio.run(run())
 
 
+def test_a_wait_that_is_cancelled_as_a_host_reports_ends() -> None:
+    """With ``asyncio.wait_for``, before Python 3.12, the report won: the wait went on for its whole timeout."""
+
+    async def run() -> None:
+        tracker = VersionTracker()
+        waiting = asyncio.ensure_future(tracker.wait(ROOT, ["a", "b"], 10))
+        await asyncio.sleep(0)
+        tracker.add(ROOT, ["a"], {})
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not tracker.is_awaited(ROOT)
+
+    asyncio.run(run())
+
+
 def test_a_failed_host_is_named_with_its_reason_at_once() -> None:
     async def run() -> None:
         tracker = VersionTracker()

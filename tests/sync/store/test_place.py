@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshgate_sync.store.place import default_home
+from meshgate_sync.store.place import default_home, disk_full, used_up
 
 
 @pytest.fixture
@@ -46,3 +47,13 @@ def test_a_home_that_others_can_write_to_or_made_is_refused(temporary: Path) -> 
     temporary.symlink_to(temporary.parent)
     with pytest.raises(PermissionError, match="set MESHGATE_HOME"):
         default_home()
+
+
+@pytest.mark.parametrize(("number", "what"), [(errno.ENOSPC, "space"), (errno.EDQUOT, "quota"), (errno.EACCES, "")])
+@pytest.mark.parametrize("path", ["not/made/yet", "/not/made/yet"])
+def test_an_error_says_what_is_used_up_also_where_nothing_was_made_yet(number: int, what: str, path: str) -> None:
+    error = OSError(number, os.strerror(number))
+    assert used_up(error, path) == what
+    text = disk_full(error, path, "/home/of/meshgate")
+    assert text.startswith(f"no {what} left on the disk that holds {path}: " if what else "")
+    assert bool(text) == bool(what)

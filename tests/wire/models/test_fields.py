@@ -3,10 +3,59 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from meshgate_wire.models.fields import Region
+from meshgate_wire.framing.message_codec import dump_header, load_header
+from meshgate_wire.limits import Limits
+from meshgate_wire.messages import Failed, Failure, Fault
+from meshgate_wire.models.fields import MAX_SENT, Region, shorten
 
 
 def test_a_region_has_a_size_and_a_stride_for_each_label() -> None:
     with pytest.raises(ValidationError, match="as many sizes and strides as labels"):
         Region(labels=("hosts",), offset=0, sizes=(1, 2), strides=(1,))
     assert Region(labels=(), offset=0, sizes=(), strides=()).labels == ()
+
+
+LONG = "first line\n" + "x" * 1_000_000 + "\nlast line"
+
+
+def test_a_long_text_keeps_its_start_and_its_end_and_says_how_much_was_cut() -> None:
+    short = shorten(LONG, 1000)
+    assert len(short) <= 1000
+    assert short.startswith("first line\nxxx")
+    assert short.endswith("xxx\nlast line")
+    head, notice, tail = short.split("\n[")[0], short.split("[")[1].split("]")[0], short.split("]\n")[1]
+    assert notice == f"{len(LONG) - len(head) - len(tail)} characters cut"
+
+
+@pytest.mark.parametrize("text", ["", "short", "x" * 1000, "snow \u2603"])
+def test_a_text_within_the_limit_stays_as_it_is(text: str) -> None:
+    assert shorten(text, 1000) is text or shorten(text, 1000) == text
+
+
+def test_a_text_that_utf_8_cannot_encode_is_made_encodable() -> None:
+    assert shorten("a\udcffb", 10) == "a?b"
+
+
+@pytest.mark.parametrize("character", ["x", "\x01", "\u2603", "\U0001f600", "\udcff"])
+def test_the_longest_failure_fits_into_a_header(character: str) -> None:
+    text = character * 1_000_000
+    names = {rank: character.encode(errors="replace").decode() * 256 for rank in range(64)}
+    failure = Failure(kind="supervision", message=text, step=text, ranks=tuple(range(64)), hosts=names)
+    assert len(dump_header(Failed(call=1, failure=failure))) < Limits().max_header
+
+
+def test_a_failure_names_the_first_of_thousands_of_hosts() -> None:
+    hosts = {rank: f"workers-{rank:0>200}" for rank in range(10_000)}
+    failure = Failure(kind="stale_code", message="behind", hosts=hosts)
+    assert 100 < len(failure.hosts) < 10_000
+    assert failure.hosts == {rank: hosts[rank] for rank in range(len(failure.hosts))}
+    assert len(dump_header(Failed(call=1, failure=failure))) < Limits().max_header
+
+
+def test_a_receiver_rejects_what_a_sender_must_shorten() -> None:
+    header = Fault(object=1, mesh="actors", ranks=(0,), report="text")
+    sent = dump_header(header)
+    assert load_header(sent) == header
+    assert len(Fault(object=1, mesh="actors", ranks=(0,), report=LONG).report) <= MAX_SENT
+    with pytest.raises(ValidationError, match="at most 262144 characters"):
+        load_header(sent.replace(b'"text"', b'"' + b"x" * 262_145 + b'"'))

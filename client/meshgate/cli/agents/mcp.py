@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TextIO
 import typer
 
 from meshgate.cli.agents.run import Edit
-from meshgate_wire.version import SOFTWARE_VERSION
+from meshgate_wire.handshake import SOFTWARE_VERSION
 
 PROTOCOL_VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")
 TIMEOUT = 600.0  # seconds

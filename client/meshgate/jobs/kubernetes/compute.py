@@ -127,23 +127,29 @@ def default_gateway_image() -> str:
 
 
 def _published_image(target: str) -> str:
-    from meshgate_wire.version import SOFTWARE_VERSION  # noqa: PLC0415
+    from meshgate_wire.handshake import SOFTWARE_VERSION  # noqa: PLC0415
 
     return f"ghcr.io/meshgate/meshgate-{target}:{SOFTWARE_VERSION}"
 
 
 def seconds(owner: str, name: str, value: str | float | None) -> int:
     """``value`` (seconds, or ``"90s"``, ``"30m"``, ``"4h"``, ``"1d"``) in seconds; None and 0 are 0."""
-    if value is None:
-        return 0
+    try:
+        return 0 if value is None else duration(value)
+    except ValueError as error:
+        raise ValueError(f"{owner}({name}={value!r}): {error}") from None
+
+
+def duration(value: str | float) -> int:
+    """In seconds. Raises ``ValueError``, which says what is expected."""
     match = _DURATION.fullmatch(str(value).strip())
     if match is None:
-        raise ValueError(f"{owner}({name}={value!r}): expected seconds, or a duration such as '30m' or '4h'")
+        raise ValueError("expected seconds, or a duration such as '30m' or '4h'")
     number, unit = match.groups()
-    duration = float(number) * _UNITS[unit or ""]
-    if duration > MAX_DURATION:
-        raise ValueError(f"{owner}({name}={value!r}): at most {MAX_DURATION // _UNITS['d']} days")
-    return math.ceil(duration)  # a fraction of a second must not become 0
+    found = float(number) * _UNITS[unit or ""]
+    if found > MAX_DURATION:
+        raise ValueError(f"at most {MAX_DURATION // _UNITS['d']} days")
+    return math.ceil(found)  # a fraction of a second must not become 0
 
 
 def _as_image(image: Any) -> Image:

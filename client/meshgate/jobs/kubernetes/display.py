@@ -15,7 +15,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 from typing_extensions import Self
 
-from meshgate.jobs.progress import Block, progress_mode
+from meshgate.progress import Block, progress_mode
 from meshgate_kubernetes.manifests.spec import Object
 from meshgate_kubernetes.status.diagnosis import Stage
 from meshgate_kubernetes.status.readiness import MeshProgress, Progress

@@ -13,7 +13,7 @@ from rich.console import Console
 from typing_extensions import Self
 
 from meshgate.errors import JobStartFailed
-from meshgate.jobs.progress import Block, progress_mode
+from meshgate.progress import Block, progress_mode
 from meshgate_slurm.messages import JobReport
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshgate.proxies.torch_variables import HeldPort, host_name, master_address, rank_variables  # sent along
+from meshgate.proxies.torch_variables import HeldPort, hold_master_port, host_name, rank_variables  # sent along
 from meshgate.ranks.processes import start_guard  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 from meshgate_sync.store.place import default_home  # sent along
@@ -186,14 +186,8 @@ class RankRunner(Actor, metaclass=SentAsSource):
     @endpoint
     def hold_port(self, address: str | None, port: int, hosts: int) -> tuple[str, int, str]:
         """The address and port for rank 0, and why they cannot be used, or "". The port is held until the run ends."""
-        try:
-            place = master_address(address, hosts)
-            self.held = HeldPort(port)
-        except OSError as error:
-            return "", 0, error.strerror or str(error)
-        except ValueError as error:
-            return "", 0, str(error)
-        return place, self.held.port, ""
+        self.held, answer = hold_master_port(address, port, hosts)
+        return answer
 
     @endpoint
     def run(self, plan: Mapping[str, Any], stoppers: Any) -> dict[str, Any]:

@@ -122,7 +122,8 @@ class OutputPrinter:
         self._context = contextvars.Context()
         self._thread = SerialThread("meshgate-output")
         self._used = False
-        self.posted = self.printed = 0  # batches; the first is changed by the caller alone, the other by the thread
+        # Batches. The thread counts those that are printed; several threads post, so the lock keeps their order.
+        self.posted = self.printed = 0
         self._progressed = threading.Condition()
         self._stalled = False  # a wait timed out, and none begins until all is printed
 
@@ -133,24 +134,26 @@ class OutputPrinter:
     def put(self, lines: Sequence[OutputLine], printed: Callable[[], object]) -> None:
         """Prints ``lines`` and then calls ``printed``, both on the printing thread. Never blocks."""
         self._used = True
-        self.posted += 1
-        self._thread.call(lambda: self._print(lines, printed))
+        with self._progressed:
+            self.posted += 1
+            self._thread.call(lambda: self._print(lines, printed))
 
     def unprinted(self) -> Callable[[], object] | None:
         """What waits until everything so far is printed, for ``PRINT_TIMEOUT`` seconds at most; None: it is.
 
         After a wait that timed out, as on a terminal that was stopped, nothing waits until the printing has caught up.
         """
-        last = self.posted
-        if self.printed >= last or self._stalled:
-            return None
+        with self._progressed:
+            last = self.posted
+            if self.printed >= last or self._stalled:
+                return None
         return lambda: self._wait_printed(last)
 
     def _wait_printed(self, last: int) -> None:
-        if self._stalled or self._thread.is_current():  # a stream of the program's own may call actors
+        if self._thread.is_current():  # a stream of the program's own may call actors
             return
         with self._progressed:
-            if not self._progressed.wait_for(lambda: self.printed >= last, PRINT_TIMEOUT):
+            if not self._stalled and not self._progressed.wait_for(lambda: self.printed >= last, PRINT_TIMEOUT):
                 self._stalled = True
 
     def close(self, timeout: float) -> None:

@@ -9,16 +9,22 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
-from meshgate_gateway.engine.calls.pending_calls import GATHER_FAILURES, PendingCall, Response
+from meshgate_gateway.engine.calls.pending_calls import (
+    GATHER_FAILURES,
+    CallEvent,
+    CallState,
+    PendingCall,
+    Response,
+)
 from meshgate_gateway.engine.failures import failure_of
 from meshgate_gateway.engine.interfaces import Send
 from meshgate_gateway.engine.memory import ValueMemory
 from meshgate_gateway.engine.monarch.error_texts import reports_a_stop
-from meshgate_gateway.engine.monarch.interface import Reply
+from meshgate_gateway.engine.monarch.interface import CallSender, Payloads, Reply
 from meshgate_gateway.engine.monarch.settings import FrameTooLarge
 from meshgate_gateway.engine.objects.records import ActorMesh
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, choose
@@ -33,22 +39,8 @@ CALLS_PER_REPORT = 32
 MAX_SUPERVISED = 1024  # parts of meshes whose next fault Monarch is to report; above it, idle ones are dropped
 
 
-class Messaging(Protocol):
-    """What calls need of Monarch; ``interface.Monarch`` documents it."""
-
-    def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None: ...
-
-    def cast_supervised(
-        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any
-    ) -> asyncio.Future[Any]: ...
-
-    def payload_with_trace(self, payload: Any, trace: Mapping[str, str]) -> Any: ...
-
-    def open_port(self) -> tuple[Any, Any]: ...
-
-    def receive(self, receiver: Any) -> asyncio.Future[Any]: ...
-
-    def reply_of(self, message: Any) -> Reply: ...
+class Messaging(Payloads, CallSender, Protocol):
+    """What calls need of Monarch."""
 
 
 class CallMetrics(Protocol):
@@ -119,14 +111,16 @@ class Calling:
         pending = PendingCall(
             header.call, header.adverb, mesh.name, header.endpoint, ranks, mesh.host_of, chosen, header
         )
-        stream = stream_of(header.target.object)
-        totals = mesh.totals_of(header.endpoint)
+        number = header.target.object
+        stream = number if number >= 0 else stream_of(number)
+        totals = pending.totals = mesh.totals.get(header.endpoint) or mesh.totals_of(header.endpoint)
         response = None
         if mesh.failed or mesh.dead:
             response = pending.fail(mesh.failed) if mesh.failed else pending.ranks_died(mesh.dead)
         if response is not None:
             self._metrics.call_ended(0.0, failed=True)
-            totals.call_ended(0.0, failed=True)
+            totals.ended += 1
+            totals.failed += 1
             if header.adverb != "broadcast":
                 self._respond(response, stream)
             return
@@ -156,11 +150,10 @@ class Calling:
         explicit_port: bool = False,
     ) -> None:
         """Sends a call to ``actors``, a part of ``mesh``. Responses go to the client on ``stream``."""
-        port, receiver = self._monarch.open_port()
         if actors in self._supervised:
-            self._monarch.cast(actors, pending.endpoint, explicit_port, payload, port)
+            receiver = self._monarch.call(actors, pending.endpoint, explicit_port, payload)
         else:
-            fault = self._monarch.cast_supervised(actors, pending.endpoint, explicit_port, payload, port)
+            receiver, fault = self._monarch.call_supervised(actors, pending.endpoint, explicit_port, payload)
             fault.add_done_callback(functools.partial(self._part_failed, mesh, actors))
             self._supervised[actors] = fault
             self._drop_idle_parts()
@@ -197,32 +190,38 @@ class Calling:
 
     def _listen(self, pending: PendingCall, receiver: Any, stream: int) -> None:
         def arrived(future: asyncio.Future[Any]) -> None:
-            if future.cancelled() or pending.done:
+            if future.cancelled() or pending.state is CallState.ENDED:
                 return
             error = future.exception()
             if error is not None:
                 self._finish(pending, pending.fail(failure_of(error)), stream)
                 return
             reply = self._monarch.reply_of(future.result())
+            if reply.exception and (up := self._pending[pending.call][1].up) is not None and not up.done():
+                # Monarch itself answers a call to actors that it could not spawn, with little more than that it could
+                # not. Why is known when the spawn has failed, which then ends the call.
+                up.add_done_callback(lambda _: arrived(future))
+                return
             if self._memory.promised:
                 self._memory.arrived(len(reply.data))
             unread = self._output_before(pending, reply)
             if unread is None:
                 take(reply)
             else:
-                pending.answered = pending.adverb != "stream"
+                if pending.adverb != "stream":
+                    pending.apply(CallEvent.LAST_ARRIVED)
                 unread.add_done_callback(lambda _: take(reply))
 
         def take(reply: Reply) -> None:
-            if pending.done:
+            if pending.state is CallState.ENDED:
                 return
             references = _NO_MESHES
             if reply.references:
                 references = Adopted(objects=tuple(self._objects.add_reference(mesh) for mesh in reply.references))
-            first_failure = reply.exception and not pending.failed
+            before = pending.state
             if self._finish(pending, pending.add_reply(reply, references), stream):
                 return
-            if first_failure and pending.adverb != "stream":
+            if before is CallState.OPEN and pending.state is CallState.GATHERING:
                 self._loop.call_later(GATHER_FAILURES, self._finish_early, pending, stream)
             self._listen(pending, receiver, stream)
 
@@ -233,13 +232,16 @@ class Calling:
 
         An item of a stream waits for its own rank.
         """
-        last = pending.adverb == "stream" or pending.is_last(reply)
+        position = pending.chosen if pending.chosen is not None else reply.rank or 0
+        last = pending.adverb == "stream"
+        if not last and position not in pending.replies:
+            last = len(pending.replies) + 1 >= pending.expected
         if pending.header is None or not (last or reply.printed):
             return None
         procs = self._pending[pending.call][1].procs
         if procs is None or not procs.number:
             return None
-        ranks, position = pending.ranks, pending.position(reply)
+        ranks = pending.ranks
         if reply.printed and position < len(ranks):
             self._printed(procs.number, ranks[position], reply.printed)
         if not last:
@@ -256,25 +258,27 @@ class Calling:
         )
 
     def _finish_early(self, pending: PendingCall, stream: int) -> None:
-        if not pending.done and not pending.answered:
+        if pending.state is CallState.GATHERING:
             self._finish(pending, pending.finish(), stream)
 
     def _finish(self, pending: PendingCall, response: Response | None, stream: int) -> bool:
         """Sends ``response``, if there is one. Returns whether the call has ended."""
         if response is not None:
             self._respond(response, stream)
-        if pending.done:
+        if pending.state is CallState.ENDED:
             ended = self._pending.pop(pending.call, None)
-            if ended is not None and pending.header is not None:
+            if ended is not None and (totals := pending.totals) is not None:
                 failed = bool(pending.failed) or (response is not None and isinstance(response.header, Failed))
                 seconds = time.monotonic() - pending.started
                 self._metrics.call_ended(seconds, failed=failed)
-                ended[1].totals_of(pending.endpoint).call_ended(seconds, failed=failed)
+                totals.ended += 1
+                totals.failed += failed
+                totals.seconds += seconds
             if self._memory.promised:
                 self._memory.call_ended()  # replies that come late are dropped
             if not self._pending:
                 self._idle()  # no other response is due that could leave in the same websocket message
-        return pending.done
+        return pending.state is CallState.ENDED
 
     def _report(self) -> None:
         """Sends the progress of the calls that take long, if it has changed."""
@@ -299,6 +303,15 @@ class Calling:
             call, rank = getattr(response.header, "call", 0), getattr(response.header, "rank", None)
             failure = Failure(kind="invalid", message=f"the gateway cannot send the reply: {error}")
             self._send(Failed(call=call, rank=rank, failure=failure), stream=stream)
+
+    def validate_state(self) -> None:
+        """Raises AssertionError if an invariant does not hold between two callbacks of the event loop."""
+        assert not self._waiting.keys() & self._pending.keys()
+        assert self._report_timer is not None or not self._pending, "nothing reports the progress of these calls"
+        for number, (pending, _, _) in self._pending.items():
+            assert number == pending.call
+            assert pending.state is not CallState.ENDED
+            pending.validate_state()
 
     def statuses(self, limit: int) -> tuple[list[CallStatus], int]:
         """The oldest calls in flight, and how many there are."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from meshgate_gateway.engine.calls.backlog import Backlog
-from meshgate_gateway.engine.calls.calling import Messaging
 from meshgate_gateway.engine.interfaces import Handler, Send, StartTask
+from meshgate_gateway.engine.monarch.interface import CallSender, PortSender
 from meshgate_gateway.engine.objects.records import Channel
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, choose
 from meshgate_wire import Fragments
@@ -21,32 +21,30 @@ from meshgate_wire.messages import Adopted, OpenChannel, PortMessage, PortSend, 
 MAX_QUEUED = 4 * 2**20  # bytes per channel that wait to be sent, above which its port is not read
 
 
-class Ports(Messaging, Protocol):
-    """What channels need of Monarch; ``interface.Monarch`` documents it."""
-
-    def port_name(self, port: Any) -> str: ...
-
-    def send_to_port(self, port: Any, payload: Any, *, return_undeliverable: bool = True) -> None: ...
+class ChannelPorts(CallSender, PortSender, Protocol):
+    """What channels need of Monarch."""
 
 
 class Channels:
-    """The channels of a session. ``queued(stream)`` returns how many bytes wait to be sent to the client; ``backlog``
-    makes senders wait."""
+    """The channels of a session. ``queued(stream)`` returns how many bytes wait to be sent to the client. ``paused`` is
+    called when a channel's port is not read because of that: from then on, ``resume`` must be called until none of them
+    is ``full``. ``backlog`` makes senders wait."""
 
     def __init__(
         self,
         objects: ObjectTable,
         lookup: Lookup,
-        monarch: Ports,
+        monarch: ChannelPorts,
         send: Send,
         backlog: Backlog,
         *,
         queued: Callable[[int], int],
+        paused: Callable[[], object],
         start_task: StartTask,
     ) -> None:
         self._objects, self._lookup, self._monarch = objects, lookup, monarch
         self._send_message, self._queued, self._start_task = send, queued, start_task
-        self._backlog = backlog
+        self._backlog, self._paused = backlog, paused
         self.full: dict[int, asyncio.Future[None]] = {}  # by stream, of the channels whose port is not read
 
     def handlers(self) -> Mapping[type, Handler]:
@@ -72,6 +70,7 @@ class Channels:
 
     async def _wait_below_limit(self, stream: int) -> None:
         below_limit = self.full[stream] = asyncio.get_running_loop().create_future()
+        self._paused()
         try:
             await below_limit
         finally:

@@ -1,12 +1,17 @@
-"""Calls that wait for replies: which ranks have replied, and what to answer the client.
+"""Calls that wait for replies: their states, which ranks have replied, and what to answer the client.
 
 Pure: replies and deaths go in, messages for the client come out. A call that fails on some ranks is answered shortly
 after the first failure, so that the same exception on many ranks becomes one message.
+
+``PendingCall.apply`` is the only place that assigns a state; an event that the table does not list for the present
+state is a defect of the engine and raises InvalidTransition.
 """
 
 from __future__ import annotations
 
+import enum
 import hashlib
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,16 +19,74 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from meshgate_gateway.engine.monarch.interface import Reply
-from meshgate_wire.framing.header_codec import with_call_number
+from meshgate_gateway.engine.objects.records import CallTotals
+from meshgate_wire.framing.message_codec import with_call_number
 from meshgate_wire.messages import Adopted, Call, CallProgress, ErrorGroup, Failed, Failure, Header, Item, Values
 
 GATHER_FAILURES = 0.25  # seconds between a call's first failure and its answer
 MAX_RANKS_NAMED = 64
 MAX_DISTINCT_ERRORS = 16
 _PLAIN_VALUES = Values(call=0)
+_data_of = operator.attrgetter("data")
 
 Adverb: TypeAlias = Literal["call", "call_one", "choose", "stream", "broadcast"]
 Data: TypeAlias = bytes | memoryview
+
+
+class CallState(enum.Enum):
+    """Of a call that was sent to actors."""
+
+    OPEN = "open"
+    """Replies are missing, and no rank has raised; or it is a stream, whose replies are passed on one by one."""
+    GATHERING = "gathering"
+    """A rank has raised. The answer waits a moment for others that raise the same."""
+    COMPLETE = "complete"
+    """The last reply has arrived, and waits for what the ranks have printed. Failures come too late."""
+    ENDED = "ended"
+    """It is answered. Whatever still arrives is dropped."""
+
+
+class CallEvent(enum.Enum):
+    """What happens to a call."""
+
+    RAISED = "raised"
+    """A rank's reply is an exception, and replies of others are missing."""
+    LAST_ARRIVED = "last arrived"
+    """The last reply is here, but not what the ranks have printed before."""
+    ANSWERED = "answered"
+    """The answer is made: of all replies, or of those that came while failures were gathered."""
+    ABANDONED = "abandoned"
+    """A rank has died, or the whole mesh has failed: no more replies are expected."""
+
+
+_S, _E = CallState, CallEvent
+
+TRANSITIONS: dict[CallState, dict[CallEvent, CallState]] = {
+    _S.OPEN: {
+        _E.RAISED: _S.GATHERING,
+        _E.LAST_ARRIVED: _S.COMPLETE,
+        _E.ANSWERED: _S.ENDED,
+        _E.ABANDONED: _S.ENDED,
+    },
+    _S.GATHERING: {
+        _E.RAISED: _S.GATHERING,
+        _E.LAST_ARRIVED: _S.COMPLETE,
+        _E.ANSWERED: _S.ENDED,
+        _E.ABANDONED: _S.ENDED,
+    },
+    _S.COMPLETE: {
+        _E.ANSWERED: _S.ENDED,
+    },
+    _S.ENDED: {},
+}
+
+
+class InvalidTransition(RuntimeError):
+    """A defect of the engine: ``event`` is not possible in ``state``."""
+
+    def __init__(self, call: int, state: CallState, event: CallEvent) -> None:
+        self.state, self.event = state, event
+        super().__init__(f"call {call} is {state.value}: event {event.value!r} is not possible")
 
 
 class Response(NamedTuple):
@@ -51,31 +114,40 @@ class PendingCall:
     chosen: int | None = None
     header: Call | None = None  # as the client sent it; None for calls that are not of a program
     part: Any = None  # Monarch's reference to the actors that it went to
+    totals: CallTotals | None = None  # in which it counts when it ends; None for calls that are not of a program
     replies: dict[int, Reply] = field(default_factory=dict)  # by position in ``ranks``
     objects: dict[int, Adopted] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
-    answered: bool = False  # its last reply has arrived, and waits for output: failures come too late
-    done: bool = False
+    state: CallState = CallState.OPEN
     on_success: Callable[[], None] | None = None  # called when every rank has replied without an exception
     started: float = field(default_factory=time.monotonic)
     reported: tuple[int, bool] | None = None  # what the client was last sent of its progress
+
+    def apply(self, event: CallEvent) -> None:
+        """Raises InvalidTransition."""
+        after = TRANSITIONS[self.state].get(event)
+        if after is None:
+            raise InvalidTransition(self.call, self.state, event)
+        self.state = after
+
+    def validate_state(self) -> None:
+        """Raises AssertionError if an invariant does not hold."""
+        missing, stream = self.expected - len(self.replies), self.adverb == "stream"
+        assert self.failed <= self.replies.keys(), (self.failed, self.replies.keys())
+        assert self.objects.keys() <= self.replies.keys()
+        assert self.state is _S.ENDED or missing > 0, (self.state, missing)
+        assert self.state is not _S.OPEN or stream or not self.failed, self.failed
+        assert self.state is not _S.GATHERING or (self.failed and not stream)
+        assert self.state is not _S.COMPLETE or (missing == 1 and not stream), missing
 
     @property
     def expected(self) -> int:
         return len(self.ranks) if self.chosen is None else 1
 
-    def position(self, reply: Reply) -> int:
-        return self.chosen if self.chosen is not None else reply.rank or 0
-
-    def is_last(self, reply: Reply) -> bool:
-        """Whether no other reply is missing once this one is added."""
-        position = self.chosen if self.chosen is not None else reply.rank or 0
-        return position not in self.replies and len(self.replies) + 1 >= self.expected
-
     def add_reply(self, reply: Reply, references: Adopted) -> Response | None:
         """Adds a reply, and returns the response to send now, if any."""
         position = self.chosen if self.chosen is not None else reply.rank or 0
-        if self.done or position in self.replies:
+        if self.state is _S.ENDED or position in self.replies:
             return None  # an endpoint with an explicit port may send more than one
         self.replies[position] = reply
         if references.objects:
@@ -83,16 +155,21 @@ class PendingCall:
         if reply.exception:
             self.failed.add(position)
         if self.adverb == "stream":
-            self.done = len(self.replies) >= self.expected
+            if last := len(self.replies) >= self.expected:
+                self.apply(_E.ANSWERED)
             if reply.exception:
                 failed = Failed(call=self.call, rank=position, failure=self._actor_failure([position]))
-                return Response(failed, (reply.data,), last=self.done)
-            return Response(Item(call=self.call, rank=position, objects=references), (reply.data,), last=self.done)
-        return self.finish() if len(self.replies) >= self.expected else None
+                return Response(failed, (reply.data,), last=last)
+            return Response(Item(call=self.call, rank=position, objects=references), (reply.data,), last=last)
+        if len(self.replies) >= self.expected:
+            return self.finish()
+        if reply.exception:
+            self.apply(_E.RAISED)
+        return None
 
     def finish(self) -> Response:
         """Ends the call with what is known now: all values, or the failures so far."""
-        self.done = True
+        self.apply(_E.ANSWERED)
         if self.failed:
             return self._failures()
         positions = sorted(self.replies)
@@ -106,7 +183,7 @@ class PendingCall:
             header = with_call_number(_PLAIN_VALUES, self.call)
         if self.on_success is not None and len(self.replies) >= self.expected:
             self.on_success()
-        return Response(header, tuple(self.replies[position].data for position in positions))
+        return Response(header, tuple(map(_data_of, map(self.replies.__getitem__, positions))))
 
     def waiting(self) -> dict[int, str]:
         """The first ranks, in the target, that have not replied, and their hosts."""
@@ -130,13 +207,13 @@ class PendingCall:
 
     def ranks_died(self, dead: Mapping[int, str]) -> Response | None:
         """Ends the call if a rank it waits for is among ``dead``, which maps base ranks to reports."""
-        if self.done or self.answered or not dead:
+        if not dead or _E.ABANDONED not in TRANSITIONS[self.state]:
             return None
         called = range(len(self.ranks)) if self.chosen is None else (self.chosen,)
         lost = [at for at in called if self.ranks[at] in dead and at not in self.replies]
         if not lost:
             return None
-        self.done = True
+        self.apply(_E.ABANDONED)
         named = lost[:MAX_RANKS_NAMED]
         failure = Failure(
             kind="supervision",
@@ -151,9 +228,9 @@ class PendingCall:
 
     def fail(self, failure: Failure) -> Response | None:
         """Ends the call with ``failure``, unless it has ended or its last reply has arrived."""
-        if self.done or self.answered:
+        if _E.ABANDONED not in TRANSITIONS[self.state]:
             return None
-        self.done = True
+        self.apply(_E.ABANDONED)
         return Response(Failed(call=self.call, failure=failure))
 
     def _failures(self) -> Response:

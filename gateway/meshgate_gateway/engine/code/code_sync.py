@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
+import async_timeout
 from pydantic import Field, TypeAdapter, ValidationError
 
 from meshgate_gateway.engine.code.host_agents import PROCESS_MODULES, run_until, worker_sources
@@ -36,7 +37,7 @@ from meshgate_sync.upload.protocol import (
 )
 from meshgate_wire import Fragments
 from meshgate_wire.messages import SYNC_STREAM, Sync
-from meshgate_wire.text import shorten
+from meshgate_wire.models.fields import shorten
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +241,8 @@ class CodeSync:
         try:
             while True:
                 found = self._version(root)
-                await asyncio.wait_for(found.offered.wait(), OFFER_TIMEOUT)
+                async with async_timeout.timeout(OFFER_TIMEOUT):
+                    await found.offered.wait()
                 if await run_until((found.superseded, found.rejected), self._wait_on_hosts(root, wanted)):
                     return root.hex()
                 if not found.superseded.done():

@@ -19,11 +19,12 @@ from typing import Any, Protocol
 
 from meshgate_gateway.engine.interfaces import SetUpProcess, StartTask
 from meshgate_gateway.engine.monarch.error_texts import error_text
+from meshgate_gateway.engine.monarch.interface import CallSender, EngineActors, Slicer, Spawner, Stopper
 from meshgate_gateway.engine.objects.records import HostMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_sync.errors import HostsBehind
 from meshgate_sync.relay.plan import GATEWAY, HostSlot, Routes
-from meshgate_wire.messages import Host, Region
+from meshgate_wire.messages import Host
 
 log = logging.getLogger(__name__)
 
@@ -91,26 +92,8 @@ def imported_modules(name: str, source: str) -> list[str]:
     ]
 
 
-class AgentSpawner(Protocol):
-    """What the agents need of Monarch; ``interface.Monarch`` documents it."""
-
-    def slice_mesh(self, mesh: Any, region: Region) -> Any: ...
-
-    def slice_actors(self, actors: Any, region: Region) -> Any: ...
-
-    def spawn_procs(self, hosts: Any, per_host: Mapping[str, int], name: str, bootstrap: Any) -> Any: ...
-
-    def spawn_engine_actors(self, procs: Any, name: str, class_name: str, *args: Any) -> Any: ...
-
-    async def wait_initialized(self, mesh: Any) -> None: ...
-
-    async def call_engine_actors(self, actors: Any, count: int, endpoint: str, *args: Any) -> list[Any]: ...
-
-    def engine_payload(self, *args: Any) -> Any: ...
-
-    def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None: ...
-
-    async def stop_procs(self, procs: Any, reason: str) -> None: ...
+class AgentSpawner(Slicer, Spawner, EngineActors, CallSender, Stopper, Protocol):
+    """What the agents need of Monarch."""
 
 
 class Tree(Protocol):

@@ -16,21 +16,12 @@ from meshgate_gateway.engine.calls.pending_calls import PendingCall
 from meshgate_gateway.engine.code.host_agents import PROCESS_MODULES, run_until, worker_sources
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed, invalid, stale_code
 from meshgate_gateway.engine.interfaces import Handler, StartTask
+from meshgate_gateway.engine.monarch.interface import EngineActors
 from meshgate_gateway.engine.objects.records import ActorMesh, ProcMesh, remember
 from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import Lookup
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Failure, MeshRef, Region, Reload, stream_of
-
-
-class ReloaderSpawner(Protocol):
-    """What reloading needs of Monarch; ``interface.Monarch`` documents it."""
-
-    def spawn_engine_actors(self, procs: Any, name: str, class_name: str, *args: Any) -> Any: ...
-
-    async def call_engine_actors(self, actors: Any, count: int, endpoint: str, *args: Any) -> list[Any]: ...
-
-    def engine_payload(self, *args: Any) -> Any: ...
 
 
 class Calls(Protocol):
@@ -57,7 +48,7 @@ class Reloading:
     def __init__(
         self,
         lookup: Lookup,
-        monarch: ReloaderSpawner,
+        monarch: EngineActors,
         calls: Calls,
         *,
         wait_for_version: Callable[[str, Sequence[str]], Awaitable[str]],

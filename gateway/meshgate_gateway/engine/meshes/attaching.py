@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from typing import Any, Protocol
 
+from meshgate_gateway.control.messages import HostsReply, HostsRequest
 from meshgate_gateway.engine.failures import invalid
 from meshgate_gateway.engine.interfaces import Handler, Send
-from meshgate_gateway.engine.monarch.same_versions import SameVersions
+from meshgate_gateway.engine.monarch.interface import HostAttacher, PortSender, References
 from meshgate_gateway.engine.objects.records import (
     AVAILABLE,
     ActorMesh,
@@ -20,27 +22,13 @@ from meshgate_gateway.engine.objects.records import (
 from meshgate_gateway.engine.objects.regions import check_size, ranks_of
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
-from meshgate_wire.messages import Adopt, AttachHosts, Host, HostsAttached, Region
+from meshgate_wire.messages import Adopt, AttachHosts, Host, HostsAttached
 
 FindHosts = Callable[[str], Awaitable[Sequence[Host]]]
 
 
-class Adopter(Protocol):
-    """What attaching needs of Monarch; ``interface.Monarch`` documents it."""
-
-    def attach(self, name: str, hosts: Sequence[Host]) -> Any: ...
-
-    async def settings_applied(self) -> None: ...
-
-    def port_at(self, address: str) -> Any: ...
-
-    def reference_from_bytes(self, kind: str, data: bytes) -> Any: ...
-
-    def adopt_hosts(self, reference: Any, region: Region) -> Any: ...
-
-    def adopt_procs(self, reference: Any, hosts: Any, region: Region, root: Region) -> Any: ...
-
-    same_versions: SameVersions
+class Adopter(HostAttacher, PortSender, References, Protocol):
+    """What attaching needs of Monarch."""
 
 
 class Attaching:
@@ -115,3 +103,40 @@ class Attaching:
             self._watch(header.parent.object, procs)
             actors.dead.update(procs.dead)
         return actors
+
+
+class HostRequests:
+    """Asks the server for the hosts of a mesh (``FindHosts``). Its replies may come in parts."""
+
+    def __init__(self, send: Callable[[HostsRequest], object]) -> None:
+        self._send = send
+        self._pending: dict[str, asyncio.Future[Sequence[Host]]] = {}  # by mesh
+        self._received: dict[str, list[Host]] = {}
+
+    async def find(self, mesh: str) -> Sequence[Host]:
+        """The hosts of ``mesh`` in rank order. Raises RequestFailed with the server's reason if there are none."""
+        pending = self._pending.get(mesh)
+        if pending is None:
+            pending = self._pending[mesh] = asyncio.get_running_loop().create_future()
+            self._send(HostsRequest(mesh=mesh))
+        return await asyncio.shield(pending)
+
+    def repeat(self) -> None:
+        """Sends the pending requests again, and forgets parts of replies: the server that sent them has ended."""
+        self._received.clear()
+        for mesh in self._pending:
+            self._send(HostsRequest(mesh=mesh))
+
+    def add_reply(self, reply: HostsReply) -> None:
+        hosts = self._received.setdefault(reply.mesh, [])
+        hosts += reply.hosts
+        if reply.more:
+            return
+        del self._received[reply.mesh]
+        pending = self._pending.pop(reply.mesh, None)
+        if pending is None:
+            return
+        if reply.error:
+            pending.set_exception(invalid(reply.error))
+        else:
+            pending.set_result(tuple(hosts))

@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
+import async_timeout
+
 from meshgate_gateway.engine.failures import RequestFailed
 from meshgate_gateway.engine.interfaces import Send
 from meshgate_gateway.engine.monarch.releases import SUPPORTED
 from meshgate_gateway.engine.objects.records import HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_wire.handshake import monarch_version
 from meshgate_wire.messages import Failure, Host, HostsAttached, Region
-from meshgate_wire.version import monarch_version
 
 RETURN_TIMEOUT = 600.0  # seconds that a host which ended may take to return
 
@@ -65,8 +67,10 @@ class HostWatch:
                 known.host_lost(host, reason, returns=returns)
                 self._ended.add(known.addresses[known.names.index(host)])
         for known in self._objects.values():
-            if isinstance(known, ProcMesh) and known.initialized is not None and host in known.host_names:
-                known.initialized.cancel()  # Monarch would wait half a minute longer before it gives up on the host
+            if isinstance(known, ProcMesh) and host in known.host_names:
+                known.lost_hosts.add(host)
+                if known.initialized is not None:
+                    known.initialized.cancel()  # Monarch would wait half a minute longer before it gives up on the host
         self._listener.host_lost(host, reason)
 
     def host_back(self, mesh: str, rank: int, host: Host) -> None:
@@ -116,7 +120,8 @@ class HostWatch:
                 raise RequestFailed(Failure(kind="supervision", message=missing, step=step, mesh=hosts.name))
             self._changed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
+                async with async_timeout.timeout(left):
+                    await self._changed.wait()
 
 
 async def _host_at(address: str, hosts: Sequence[Host]) -> Host | None:

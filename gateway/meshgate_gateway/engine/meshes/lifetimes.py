@@ -4,37 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed, invalid
 from meshgate_gateway.engine.interfaces import Handler, Send, StartTask
-from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh, ProcMesh, SessionObject
+from meshgate_gateway.engine.monarch.interface import Stopper
+from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of, ranks_within
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Done, Initialized, Region, Release, Stop, stream_of
 
-# Seconds that the meshes of an ending session have to stop: the three that Monarch gives a `__cleanup__`, which may be
-# saving something, and the way there. An actor that is in an endpoint, or that has a flood of calls before it, would
-# take longer.
+# Seconds that meshes have to stop if their session ends or one of their hosts is lost: the three that Monarch gives a
+# `__cleanup__`, which may be saving something, and the way there. An actor that is in an endpoint, or that has a flood
+# of calls before it, would take longer.
 STOP_TIMEOUT = 3.5
 STOP_TIMEOUT_HOST_LOST = 1.0  # the same if a host is lost, since Monarch would wait for it until the timeout
-
-
-class Stopper(Protocol):
-    """What lifetimes need of Monarch; ``interface.Monarch`` documents it."""
-
-    async def wait_initialized(self, mesh: Any) -> None: ...
-
-    async def wait_actors_initialized(self, actors: Any) -> str: ...
-
-    async def stop_actors(self, actors: Any, reason: str) -> None: ...
-
-    async def stop_procs(self, procs: Any, reason: str) -> None: ...
-
-    async def stop_hosts(self, hosts: Any) -> None: ...
-
-    async def shut_down_hosts(self, hosts: Any) -> None: ...
 
 
 class _Stopped(NamedTuple):
@@ -46,7 +31,8 @@ class _Stopped(NamedTuple):
 
 class Lifetimes:
     """``wait_available(hosts, region)`` waits for lost hosts to return. ``lost_hosts`` are those that have not.
-    ``ranks_stopped(mesh)`` is called after ranks of an actor mesh were stopped."""
+    ``ranks_stopped(mesh)`` is called after ranks of an actor mesh were stopped, ``end_processes(mesh)`` ends those of
+    the proc mesh with this number."""
 
     def __init__(
         self,
@@ -60,10 +46,12 @@ class Lifetimes:
         wait_available: Callable[[HostMesh, Region | None], Awaitable[None]],
         lost_hosts: Mapping[str, str],
         ranks_stopped: Callable[[ActorMesh], None],
+        end_processes: Callable[[int], None],
     ) -> None:
         self._objects, self._lookup, self._monarch, self._send = objects, lookup, monarch, send
         self._start_task, self._failures = start_task, failures
         self._wait_available, self._lost_hosts, self._ranks_stopped = wait_available, lost_hosts, ranks_stopped
+        self._end_processes = end_processes
 
     def handlers(self) -> Mapping[type, Handler]:
         return {Initialized: self.initialized, Stop: self.stop, Release: self.release}
@@ -128,23 +116,55 @@ class Lifetimes:
         attached = [each for each in self._objects.values() if isinstance(each, HostMesh)]
         return [each for each in attached if (each.name, each.addresses) == (known.name, known.addresses)]
 
-    async def _stop(self, header: Stop, known: SessionObject, stopped: Sequence[_Stopped]) -> None:
+    async def _stop(self, header: Stop, known: HostMesh | ProcMesh | ActorMesh, stopped: Sequence[_Stopped]) -> None:
+        unusable: list[HostMesh] = []  # afterwards, although the host processes run on
+        work: Awaitable[Any]
         if isinstance(known, ActorMesh):
-            await self._monarch.stop_actors(self._lookup.actors(known, header.target)[1], header.reason)
+            work = self._monarch.stop_actors(self._lookup.actors(known, header.target)[1], header.reason)
         elif isinstance(known, ProcMesh):
-            await self._monarch.stop_procs((await self._lookup.procs(header.target))[1], header.reason)
-        elif isinstance(known, HostMesh) and header.shutdown:
-            await self._monarch.shut_down_hosts(self._lookup.attached(known))
-        elif isinstance(known, HostMesh):
-            same = self._same_hosts(known)
-            await asyncio.gather(*(self._monarch.stop_hosts(self._lookup.attached(hosts)) for hosts in same))
-            for hosts in same:
-                hosts.must_attach = True  # Monarch's mesh is unusable now, although the host processes run on
+            work = self._monarch.stop_procs((await self._lookup.procs(header.target))[1], header.reason)
+        elif header.shutdown:
+            work = self._monarch.shut_down_hosts(self._lookup.attached(known))
+        else:
+            unusable = self._same_hosts(known)
+            work = asyncio.gather(*(self._monarch.stop_hosts(self._lookup.attached(hosts)) for hosts in unusable))
+        asked = known.procs if isinstance(known, ActorMesh) else known
+        complete = await self._wait_stopped(work, asked, stopped[0].ranks if stopped else None)
+        for hosts in unusable:
+            hosts.must_attach = True
         for mesh, ranks in stopped:
             report = f"mesh {mesh.name!r} was stopped: {header.reason}"
             mesh.dead.update(dict.fromkeys(ranks if ranks is not None else ranks_of(mesh.region), report))
             if isinstance(mesh, ActorMesh):
                 self._ranks_stopped(mesh)
+            elif not complete and ranks is None and mesh.number:
+                self._end_processes(mesh.number)
+
+    async def _wait_stopped(
+        self, work: Awaitable[Any], known: HostMesh | ProcMesh | None, ranks: set[int] | None
+    ) -> bool:
+        """Waits for ``work``, by which Monarch stops these ranks of ``known``, or actors there. None: all.
+
+        Monarch waits for more than a minute for the answer of a lost host. If there is one, this waits no longer
+        than the others, which are asked at the same time, may take, and returns False. Monarch may not have stopped
+        them, if it knew of the loss.
+        """
+        stop = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait((stop,), timeout=STOP_TIMEOUT))[0]:
+                if self._has_lost(known, ranks):
+                    return False
+            stop.result()
+            return True
+        finally:
+            stop.cancel()
+
+    def _has_lost(self, known: HostMesh | ProcMesh | None, ranks: set[int] | None) -> bool:
+        """Whether a host that is asked is lost, or had been before another took its place."""
+        if isinstance(known, ProcMesh):
+            asked = known.host_names if ranks is None else [known.host_of(rank) for rank in ranks]
+            return not known.lost_hosts.isdisjoint(asked)
+        return known is not None and any(name in self._lost_hosts for name in known.names)
 
     async def _answer(self, header: Stop | Initialized, work: Awaitable[None]) -> None:
         async def done() -> None:

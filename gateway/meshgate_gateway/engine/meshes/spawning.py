@@ -11,44 +11,22 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed, invalid
 from meshgate_gateway.engine.interfaces import Handler, SetUpProcess, StartTask
 from meshgate_gateway.engine.monarch.error_texts import error_text, unreachable_addresses
-from meshgate_gateway.engine.monarch.interface import BootstrapFailed
+from meshgate_gateway.engine.monarch.interface import BootstrapFailed, ControllerActors, Spawner
 from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import procs_region, ranks_of
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
-from meshgate_wire.messages import Failure, GetControllers, Launch, MeshRef, Region, SpawnActors, SpawnProcs
-from meshgate_wire.version import monarch_version
+from meshgate_wire.handshake import monarch_version
+from meshgate_wire.messages import Failure, GetControllers, MeshRef, Region, SpawnActors, SpawnProcs
 
 MAX_HOSTS_NAMED = 8
 NAME = "controllers"
 _NO_ARGUMENTS = b"\x80\x05)}\x86."  # the pickle of ((), {})
-
-
-class Spawner(Protocol):
-    """What spawning needs of Monarch; ``interface.Monarch`` documents it."""
-
-    def spawn_procs(
-        self, hosts: Any, per_host: Mapping[str, int], name: str, bootstrap: Any, launch: Launch | None = None
-    ) -> Any: ...
-
-    def spawn_actors(
-        self,
-        procs: Any,
-        name: str,
-        class_name: str,
-        kind: Literal["sync", "async"],
-        class_data: Sequence[bytes | memoryview],
-        arguments: Any,
-    ) -> Any: ...
-
-    async def wait_initialized(self, mesh: Any) -> None: ...
-
-    async def wait_actors_initialized(self, actors: Any) -> str: ...
 
 
 class Code(Protocol):
@@ -164,14 +142,19 @@ class Spawning:
             await self._bring_up_to_date(header.procs, procs, mesh, header.version, header.paths)
         class_data = buffers[0].fragments
         payload = self._lookup.payload(buffers[1:], await self._lookup.arguments(header.arguments))
-        spawned = self._monarch.spawn_actors(mesh, header.name, header.class_name, header.kind, class_data, payload)
+        try:
+            spawned = self._monarch.spawn_actors(mesh, header.name, header.class_name, header.kind, class_data, payload)
+        except Exception as error:  # Monarch itself may know before the engine that the processes did not come up
+            if failure := await self._procs_failure(header, procs):
+                raise RequestFailed(failure) from error
+            raise
         region = header.procs.region or procs.region
         actors = ActorMesh(spawned, header.name, header.class_name, class_data, region, procs, mesh)
         ranks = set(ranks_of(region))
         self._watch(header.procs.object, procs)
         actors.dead.update({rank: report for rank, report in procs.dead.items() if rank in ranks})
         self._objects.add(header.object, actors)
-        self._start_task(self._watch_actors(header, actors, procs))
+        actors.up = self._start_task(self._watch_actors(header, actors, procs))
 
     async def _watch_actors(self, header: SpawnActors, actors: ActorMesh, procs: ProcMesh) -> None:
         try:
@@ -179,9 +162,7 @@ class Spawning:
         except Exception as error:  # noqa: BLE001 - Monarch's exceptions have no common base
             if actors.stopping:
                 return
-            if procs.up is not None:
-                await asyncio.wait([procs.up])
-            actors.failed = self._procs_failure(header) or Failure(
+            actors.failed = await self._procs_failure(header, procs) or Failure(
                 kind="supervision",
                 message=error_text(error),
                 step=f"spawn({header.name!r}, {header.class_name})",
@@ -192,8 +173,10 @@ class Spawning:
         else:
             self._report_up(actors)
 
-    def _procs_failure(self, header: SpawnActors) -> Failure | None:
-        """The failure of the actors' proc mesh, which explains theirs."""
+    async def _procs_failure(self, header: SpawnActors, procs: ProcMesh) -> Failure | None:
+        """The failure of the actors' proc mesh, which explains theirs. Waits until it is known."""
+        if procs.up is not None:
+            await asyncio.wait([procs.up])
         try:
             self._objects.require(header.procs.object)
         except RequestFailed as error:
@@ -225,16 +208,6 @@ def _spawn_failure(header: SpawnProcs, message: str, kind: Literal["actor", "sup
 # Monarch keeps them in the process of its root client, which is this engine: it could not import the user's classes,
 # and they would share a process with the gateway's. So the actor that keeps them runs in a process on the first host,
 # which is spawned when the client, or an actor of the session, asks for a controller for the first time.
-
-
-class ControllerActors(Protocol):
-    """What controllers need of Monarch; ``interface.Monarch`` documents it."""
-
-    controllers_class: ClassVar[bytes]
-
-    async def wait_actors_initialized(self, actors: Any) -> str: ...
-
-    def dump_actors(self, class_data: Sequence[bytes], name: str, actors: Any, region: Region, procs: Any) -> bytes: ...
 
 
 class RequestSpawner(Protocol):

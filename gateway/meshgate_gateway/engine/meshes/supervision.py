@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from meshgate_gateway.engine.interfaces import CallLater, Send, StartTask
 from meshgate_gateway.engine.monarch.error_texts import error_text
-from meshgate_gateway.engine.monarch.interface import Fault
+from meshgate_gateway.engine.monarch.interface import EngineActors, Fault, Readiness
 from meshgate_gateway.engine.objects.records import ActorMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import ObjectTable
@@ -167,14 +167,8 @@ class Supervision:
 # ends, and then calls on the mesh fail. The owner decides what else a death means: it is not reported as a fault.
 
 
-class WatcherSpawner(Protocol):
-    """What watching needs of Monarch; ``interface.Monarch`` documents it."""
-
-    def process_ids(self, procs: Any) -> tuple[str, ...]: ...
-
-    def spawn_engine_actors(self, procs: Any, name: str, class_name: str, *args: Any) -> Any: ...
-
-    async def wait_actors_initialized(self, actors: Any) -> str: ...
+class WatcherSpawner(EngineActors, Readiness, Protocol):
+    """What watching needs of Monarch."""
 
 
 class Listener(Protocol):

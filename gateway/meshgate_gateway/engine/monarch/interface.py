@@ -46,48 +46,18 @@ class BootstrapFailed(Exception):
 OnFault: TypeAlias = Callable[[Fault], None]
 
 
-class Monarch(Protocol):
-    """This process's Monarch root client. Create one per process, on the thread that runs the event loop."""
+class Readiness(Protocol):
+    """Waiting until meshes are up."""
 
-    controllers_class: ClassVar[bytes]
-    """A pickle of the actor class that keeps controllers by name and has the endpoint ``get_or_spawn``."""
+    async def wait_initialized(self, mesh: Any) -> None:
+        """Waits until a host or proc mesh is up. Raises ``BootstrapFailed``, or what else kept it from coming up."""
 
-    sync_context: ClassVar[str]
-    """``module:name``, on workers, of the context manager in which Monarch runs a bootstrap that is not a coroutine."""
+    async def wait_actors_initialized(self, actors: Any) -> str:
+        """Waits until the actors' constructors have run and returns the mesh's unique name, as in ``Fault.mesh``."""
 
-    log_prefix: ClassVar[str]
-    """``module:name``, on workers, of whether Monarch puts the actor before each message of ``logging``."""
 
-    root: str
-    """The actor id of this process, by which workers recognize its ports."""
-
-    same_versions: SameVersions
-    """Refuses to create actors in processes with other versions."""
-
-    def __init__(self, transport: str | None, on_fault: OnFault) -> None:
-        """Configures and loads Monarch.
-
-        ``transport`` is a channel address such as ``tcp://10.0.0.3:0``, or None for unix sockets. Monarch calls
-        ``on_fault`` on a thread of its own.
-        """
-
-    async def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Sets Monarch's settings and returns all that are in effect, as booleans, numbers, strings and None.
-
-        They apply to this process, and to processes that are spawned from now on; some are kept from hosts, which serve
-        other sessions too. Settings of an earlier call that are
-        missing return to their previous values. Raises ValueError or TypeError, and changes nothing, if Monarch does
-        not have a setting or rejects its value.
-        """
-
-    async def settings_applied(self) -> None:
-        """Waits while settings are withheld because hosts are being attached to."""
-
-    def collector(self, retention: int, host_metrics: float, gpu_metrics: float) -> Collector:
-        """Collects telemetry of this process and those that it spawns. Create it before hosts are attached to.
-        Hosts and GPUs are sampled at these intervals, in seconds, or never (0); releases before 0.8 cannot."""
-
-    # --- meshes
+class HostAttacher(Protocol):
+    """Host meshes."""
 
     def attach(self, name: str, hosts: Sequence[Host]) -> Any:
         """Attaches to hosts, by identity if the release needs it, and returns their mesh.
@@ -95,13 +65,30 @@ class Monarch(Protocol):
         ``wait_initialized`` reports failures.
         """
 
+    async def settings_applied(self) -> None:
+        """Waits while settings are withheld because hosts are being attached to."""
+
+
+class Slicer(Protocol):
+    """Parts of meshes."""
+
+    def slice_mesh(self, mesh: Any, region: Region) -> Any:
+        """The part ``region`` of a host or proc mesh."""
+
+    def slice_actors(self, actors: Any, region: Region) -> Any:
+        """The part ``region`` of an actor mesh."""
+
+    def with_python(self, hosts: Any, python: str) -> Any:
+        """The same hosts, which start processes with the interpreter ``python``."""
+
+
+class Spawner(Readiness, Protocol):
+    """Meshes of the client's."""
+
     def spawn_procs(
         self, hosts: Any, per_host: Mapping[str, int], name: str, bootstrap: Any, launch: Launch | None = None
     ) -> Any:
         """Spawns a proc mesh. Each process runs ``bootstrap`` first."""
-
-    def with_python(self, hosts: Any, python: str) -> Any:
-        """The same hosts, which start processes with the interpreter ``python``."""
 
     def spawn_actors(
         self,
@@ -114,26 +101,25 @@ class Monarch(Protocol):
     ) -> Any:
         """Spawns actors of a pickled class that only the workers can import. ``arguments`` is a ``payload``."""
 
-    def find_controllers_at(self, address: str, secret: str) -> None:
-        """Makes actors that are spawned from now on ask at ``address`` for the session's controllers."""
+
+class EngineActors(Protocol):
+    """Actors of the engine's own, and how the engine calls them."""
 
     def spawn_engine_actors(self, procs: Any, name: str, class_name: str, *args: Any) -> Any:
         """Spawns actors of a class of ``on_worker.code_actors``, which travels by value."""
 
+    async def call_engine_actors(self, actors: Any, count: int, endpoint: str, *args: Any) -> list[Any]:
+        """Calls actors of the engine's own and returns their ``count`` replies by rank. Raises the first exception."""
+
+    def engine_payload(self, *args: Any) -> Any:
+        """The payload of a call with ``args`` that the engine itself makes."""
+
     def process_ids(self, procs: Any) -> tuple[str, ...]:
         """The ids of the processes of a mesh that is up, in the order of ranks; they are the same in every mesh."""
 
-    def slice_mesh(self, mesh: Any, region: Region) -> Any:
-        """The part ``region`` of a host or proc mesh."""
 
-    def slice_actors(self, actors: Any, region: Region) -> Any:
-        """The part ``region`` of an actor mesh."""
-
-    async def wait_initialized(self, mesh: Any) -> None:
-        """Waits until a host or proc mesh is up. Raises ``BootstrapFailed``, or what else kept it from coming up."""
-
-    async def wait_actors_initialized(self, actors: Any) -> str:
-        """Waits until the actors' constructors have run and returns the mesh's unique name, as in ``Fault.mesh``."""
+class Stopper(Readiness, Protocol):
+    """The end of meshes."""
 
     async def stop_actors(self, actors: Any, reason: str) -> None: ...
 
@@ -145,7 +131,9 @@ class Monarch(Protocol):
     async def shut_down_hosts(self, hosts: Any) -> None:
         """Ends the host processes."""
 
-    # --- messages
+
+class Payloads(Protocol):
+    """What the client has pickled."""
 
     def payload(self, data: Fragments, buffers: Sequence[Fragments] = (), objects: Sequence[Any] = ()) -> Any:
         """The value that the pickle ``data`` holds, for ``cast``, ``spawn_actors`` and ``send_to_port``.
@@ -153,41 +141,46 @@ class Monarch(Protocol):
         ``buffers`` are its out-of-band buffers; ``objects`` replace its persistent ids.
         """
 
-    def engine_payload(self, *args: Any) -> Any:
-        """The payload of a call with ``args`` that the engine itself makes."""
-
     def payload_at(self, payload: Any, position: int, region: Region) -> Any:
         """``payload`` for one actor, whose message rank is ``position`` of ``region`` while it handles the message."""
 
     def payload_with_trace(self, payload: Any, trace: Mapping[str, str]) -> Any:
         """``payload``, whose endpoint runs in an OpenTelemetry span below that of ``trace``."""
 
+
+class CallSender(Protocol):
+    """Calls and their replies."""
+
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
         """Sends a call to actors, which may still be coming up. Replies go to ``port``."""
 
-    def cast_supervised(
-        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any
-    ) -> asyncio.Future[Any]:
-        """As ``cast``, and asks for the next fault of the actors, which Monarch may report to another owner or to none.
+    def call(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any) -> Any:
+        """Sends a call to actors, which may still be coming up. Returns the receiver of their replies."""
+
+    def call_supervised(
+        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any
+    ) -> tuple[Any, asyncio.Future[Any]]:
+        """As ``call``, and asks for the next fault of the actors, which Monarch may report to another owner or to none.
 
         The returned future raises an exception with the report when one of the actors fails or stops, when they are
         stopped, or when their owner has not answered for Monarch's ``supervision_watchdog_timeout``. It has no result.
         """
 
-    async def call_engine_actors(self, actors: Any, count: int, endpoint: str, *args: Any) -> list[Any]:
-        """Calls actors of the engine's own and returns their ``count`` replies by rank. Raises the first exception."""
-
     def open_port(self) -> tuple[Any, Any]:
         """A port to send along, and its receiver for ``receive``."""
-
-    def port_name(self, port: Any) -> str:
-        """How workers name the port."""
 
     def receive(self, receiver: Any) -> asyncio.Future[Any]:
         """A future of the receiver's next message, for ``reply_of``."""
 
     def reply_of(self, message: Any) -> Reply:
         """The reply in a message, its pickle unopened."""
+
+
+class PortSender(Protocol):
+    """Ports that the client and workers send to."""
+
+    def port_name(self, port: Any) -> str:
+        """How workers name the port."""
 
     def port_at(self, address: str) -> Any:
         """The port that a worker sent the address of."""
@@ -198,7 +191,9 @@ class Monarch(Protocol):
         A value that cannot be delivered is a fault, or is dropped without ``return_undeliverable``.
         """
 
-    # --- meshes and ports in arguments, and those that workers return
+
+class Arguments(Protocol):
+    """Ports and actors among the arguments of a call."""
 
     def port_argument(self, port: Any) -> Any:
         """``port`` as users see it."""
@@ -206,14 +201,90 @@ class Monarch(Protocol):
     def actors_argument(self, class_data: Fragments, name: str, actors: Any, region: Region, procs: Any) -> Any:
         """An actor mesh as users see it."""
 
+
+class References(Protocol):
+    """Meshes that workers return."""
+
     def reference_from_bytes(self, kind: str, data: bytes) -> Any:
         """The reference to a mesh of ``kind`` ("hosts", "procs" or "actors") that a worker pickled."""
-
-    def dump_actors(self, class_data: Fragments, name: str, actors: Any, region: Region, procs: Any) -> bytes:
-        """A plain pickle of an actor mesh that is up, for a worker."""
 
     def adopt_hosts(self, reference: Any, region: Region) -> Any:
         """The host mesh behind a reference that arrived from a worker."""
 
     def adopt_procs(self, reference: Any, hosts: Any, region: Region, root: Region) -> Any:
         """The proc mesh behind a reference that arrived from a worker."""
+
+    same_versions: SameVersions
+    """Refuses to create actors in processes with other versions."""
+
+
+class ControllerActors(Readiness, Protocol):
+    """Controllers: actors that the session keeps by name."""
+
+    controllers_class: ClassVar[bytes]
+    """A pickle of the actor class that keeps controllers by name and has the endpoint ``get_or_spawn``."""
+
+    def find_controllers_at(self, address: str, secret: str) -> None:
+        """Makes actors that are spawned from now on ask at ``address`` for the session's controllers."""
+
+    def dump_actors(self, class_data: Fragments, name: str, actors: Any, region: Region, procs: Any) -> bytes:
+        """A plain pickle of an actor mesh that is up, for a worker."""
+
+
+class Configurable(Protocol):
+    """Monarch's settings."""
+
+    async def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Sets Monarch's settings and returns all that are in effect, as booleans, numbers, strings and None.
+
+        They apply to this process, and to processes that are spawned from now on; some are kept from hosts, which serve
+        other sessions too. Settings of an earlier call that are
+        missing return to their previous values. Raises ValueError or TypeError, and changes nothing, if Monarch does
+        not have a setting or rejects its value.
+        """
+
+
+class Collecting(Protocol):
+    """Monarch's telemetry."""
+
+    def collector(self, retention: int, host_metrics: float, gpu_metrics: float) -> Collector:
+        """Collects telemetry of this process and those that it spawns. Create it before hosts are attached to.
+        Hosts and GPUs are sampled at these intervals, in seconds, or never (0); releases before 0.8 cannot."""
+
+
+class Monarch(
+    HostAttacher,
+    Slicer,
+    Spawner,
+    EngineActors,
+    Stopper,
+    Payloads,
+    CallSender,
+    PortSender,
+    Arguments,
+    References,
+    ControllerActors,
+    Configurable,
+    Collecting,
+    Protocol,
+):
+    """This process's Monarch root client. Create one per process, on the thread that runs the event loop.
+
+    A part of the engine depends on those of its Protocols that it needs.
+    """
+
+    sync_context: ClassVar[str]
+    """``module:name``, on workers, of the context manager in which Monarch runs a bootstrap that is not a coroutine."""
+
+    log_prefix: ClassVar[str]
+    """``module:name``, on workers, of whether Monarch puts the actor before each message of ``logging``."""
+
+    root: str
+    """The actor id of this process, by which workers recognize its ports."""
+
+    def __init__(self, transport: str | None, on_fault: OnFault) -> None:
+        """Configures and loads Monarch.
+
+        ``transport`` is a channel address such as ``tcp://10.0.0.3:0``, or None for unix sockets. Monarch calls
+        ``on_fault`` on a thread of its own.
+        """

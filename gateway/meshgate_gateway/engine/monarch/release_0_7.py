@@ -5,8 +5,8 @@ The engine forwards what users pickle without opening it, which three facts of t
 
 - A message to an actor is a pickle that only the actor opens, so the client's bytes leave unchanged.
 - Replies to a port of our own arrive as messages with a rank, which the library's own ``call`` does not expose
-  (``replies.py``).
-- Monarch accepts objects that pickle as something else (``forwarding.py``), also as an actor's class.
+  (``pickles.py``).
+- Monarch accepts objects that pickle as something else (``pickles.py`` again), also as an actor's class.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ import asyncio
 import os
 import pickle
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import cloudpickle
 
-from meshgate_gateway.engine.monarch.commands import native_commands
 from meshgate_gateway.engine.monarch.error_texts import explain_fault
-from meshgate_gateway.engine.monarch.forwarding import (
+from meshgate_gateway.engine.monarch.interface import BootstrapFailed, Fault, Fragments, Monarch, OnFault, Reply
+from meshgate_gateway.engine.monarch.pickles import (
     Forward,
     ForwardAt,
     ForwardClass,
     ForwardItem,
     ForwardWithTrace,
+    replace_loads,
+    undecoded,
 )
-from meshgate_gateway.engine.monarch.interface import BootstrapFailed, Fault, Fragments, Monarch, OnFault, Reply
-from meshgate_gateway.engine.monarch.replies import replace_loads, undecoded
 from meshgate_gateway.engine.monarch.same_versions import SameVersions
 from meshgate_gateway.engine.monarch.settings import Settings
 from meshgate_gateway.engine.monarch.telemetry import Collector
 from meshgate_gateway.engine.on_worker import breakpoints, large_messages, output_marks, ports, stacks, tracing
 from meshgate_gateway.engine.on_worker import process as on_worker
 from meshgate_sync.store import place
-from meshgate_wire.messages import Host, Launch, Region
+from meshgate_wire.messages import BootstrapCommand, Host, Launch, Region
 
 ENVIRONMENT: Mapping[str, str] = {
     # Monarch reports a killed process or host within 2 s; the processes' own connections close sooner.
@@ -64,6 +65,15 @@ SPAN_FUNCTIONS = (  # on workers: what opens Monarch's span around an endpoint, 
 )
 PROCESS_ID = re.compile(r"ProcRef \{ proc_id: <(.+?)>, create_rank")  # in the repr of a mesh
 
+ARGUMENTS = ("-m", "monarch._src.actor.bootstrap_main")
+
+# Only the host knows its Python: that of its process, which starts this shell. $0 is the Python of the engine, for
+# systems without /proc, where hosts run on the engine's machine.
+HOSTS_PYTHON = (
+    'python=$0; [ ! -r /proc/$PPID/cmdline ] || python=$(tr "\\000" "\\n" </proc/$PPID/cmdline | head -n 1); '
+    'exec "$python" "$@"'
+)
+
 
 def _native_region(region: Region) -> Any:
     from monarch._rust_bindings.monarch_hyperactor.shape import Region as NativeRegion  # noqa: PLC0415
@@ -82,6 +92,25 @@ def _fault(failure: Any) -> Fault:
     if found:
         ranks = tuple(int(rank) for rank in rest.partition("]")[0].split(",") if rank.strip())
     return Fault(failure.mesh_name, ranks, explain_fault(failure.report()))
+
+
+def native_commands(launch: Launch) -> Callable[[Any], Any] | None:
+    """For ``HostMesh.spawn_procs``: returns the command of the process at a point. None: the host's default."""
+    if not launch.commands:
+        return None
+    commands = [_native_command(command) for command in launch.commands]
+    return lambda point: commands[launch.command_of[point.rank] if launch.command_of else 0]
+
+
+def _native_command(command: BootstrapCommand) -> Any:
+    from monarch._rust_bindings.monarch_hyperactor import host_mesh  # noqa: PLC0415 - loaded by Client
+
+    args = ARGUMENTS if command.args is None else command.args
+    if command.program is None:
+        program, arg0, args = "/bin/sh", None, ("-c", HOSTS_PYTHON, sys.executable, *args)
+    else:
+        program, arg0 = command.program, command.arg0
+    return host_mesh.BootstrapCommand(program, arg0, list(args), dict(command.env), command.inherit_env)
 
 
 class ReadyMessage:
@@ -300,37 +329,44 @@ class Client:
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
         if self._settings.limits_frames:
             self._settings.check_frame(payload.size)
-        self._cast(actors, endpoint, explicit_port, payload, port)
-
-    def _cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
-        actors.cast_unresolved(self._message(endpoint, explicit_port, payload, port), "all", self._native)
-
-    def _message(self, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> Any:
         method = self._explicit_port(endpoint) if explicit_port else self._returns_response(endpoint)
-        return self._pickle.PendingMessage(self._call_method(method, port, None), self._pickled(payload))
+        actors.cast_unresolved(self._message(self._call_method(method, port, None), payload), "all", self._native)
 
-    def cast_supervised(
-        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any
-    ) -> asyncio.Future[Any]:
-        """Only a call of the library's own subscribes to the owner's reports. Replies go to ``port`` and not to that
-        call, which therefore ends with a report alone."""
+    def call(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any) -> Any:
+        """As ``cast`` to a new port, in one step: every call passes here."""
         if self._settings.limits_frames:
             self._settings.check_frame(payload.size)
-        message = ReadyMessage(self._message(endpoint, explicit_port, payload, port))
-        call = self._actor_endpoint(actors, self._returns_response(endpoint), self._no_extent, "", message).call()
-        return asyncio.ensure_future(_report_of(call))
+        port, receiver = self.open_port()
+        method = self._explicit_port(endpoint) if explicit_port else self._returns_response(endpoint)
+        actors.cast_unresolved(self._message(self._call_method(method, port, None), payload), "all", self._native)
+        return receiver
 
-    def _pickled(self, payload: Forward | ForwardAt | ForwardWithTrace) -> Any:
+    def call_supervised(
+        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any
+    ) -> tuple[Any, asyncio.Future[Any]]:
+        """Only a call of the library's own subscribes to the owner's reports. Replies go to the engine's port and not
+        to that call, which therefore ends with a report alone."""
+        if self._settings.limits_frames:
+            self._settings.check_frame(payload.size)
+        port, receiver = self.open_port()
+        method = self._explicit_port(endpoint) if explicit_port else self._returns_response(endpoint)
+        message = ReadyMessage(self._message(self._call_method(method, port, None), payload))
+        call = self._actor_endpoint(actors, self._returns_response(endpoint), self._no_extent, "", message).call()
+        return receiver, asyncio.ensure_future(_report_of(call))
+
+    def _message(self, kind: Any, payload: Forward | ForwardAt | ForwardWithTrace) -> Any:
         if isinstance(payload, Forward) and not payload.buffers and not payload.objects:
             frozen = self._buffers.Buffer()
             for fragment in payload.data:
                 frozen.write(fragment)
-            return self._pickle.PicklingState(frozen.freeze())
-        return self._pickle.pickle(payload, allow_tensor_engine_references=True, allow_mesh_references=True)
+            return self._pickle.PendingMessage(kind, self._pickle.PicklingState(frozen.freeze()))
+        state = self._pickle.pickle(payload, allow_tensor_engine_references=True, allow_mesh_references=True)
+        return self._pickle.PendingMessage(kind, state)
 
     async def call_engine_actors(self, actors: Any, count: int, endpoint: str, *args: Any) -> list[Any]:
         port, receiver = self.open_port()
-        self._cast(actors, endpoint, False, self.engine_payload(*args), port)
+        kind = self._call_method(self._returns_response(endpoint), port, None)
+        actors.cast_unresolved(self._message(kind, self.engine_payload(*args)), "all", self._native)
         values: dict[int, Any] = {}
         for _ in range(count):
             reply = self.reply_of(await self.receive(receiver))
@@ -354,9 +390,9 @@ class Client:
     def reply_of(self, message: Any) -> Reply:
         kind = message.kind
         data, references = undecoded(message)
-        if kind.rank is None:
-            return Reply(None, isinstance(kind, self._exception), data, references)
-        rank, printed = output_marks.without_mark(kind.rank)
+        rank, printed = kind.rank, None
+        if rank is not None and rank >> output_marks.RANK_BITS:
+            rank, printed = output_marks.without_mark(rank)
         return Reply(rank, isinstance(kind, self._exception), data, references, printed)
 
     def port_at(self, address: str) -> Any:
@@ -364,7 +400,7 @@ class Client:
 
     def send_to_port(self, port: Any, payload: Any, *, return_undeliverable: bool = True) -> None:
         kind = self._actor.PythonMessageKind.Result(None)
-        message = self._pickle.PendingMessage(kind, self._pickled(payload)).try_resolve_now()
+        message = self._message(kind, payload).try_resolve_now()
         if message is None:
             raise ValueError("cannot send a mesh that is still coming up through a port: await its `initialized` first")
         port.return_undeliverable = return_undeliverable

@@ -11,7 +11,7 @@ from typing import Any
 
 from meshgate_gateway.engine.on_worker import versions
 from meshgate_wire import Hello
-from meshgate_wire.version import PYTHON_VERSION, monarch_version
+from meshgate_wire.handshake import PYTHON_VERSION, monarch_version
 
 _PROBLEM = re.compile(r"RuntimeError: (worker \S+ has Python .*)")
 

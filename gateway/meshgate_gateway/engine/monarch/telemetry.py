@@ -15,6 +15,8 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+import async_timeout
+
 STOP_TIMEOUT = 5.0  # seconds for the collectors of other hosts to stop
 QUERY_PATH = "/api/query"
 READING_WORDS = ("SELECT", "WITH", "VALUES", "SHOW", "DESCRIBE")
@@ -79,12 +81,9 @@ class Collector:
 
     async def close(self) -> None:
         with contextlib.suppress(Exception):  # their processes end with the session's hosts in any case
-            await asyncio.wait_for(_done(self._actor.stop_worker_collectors.call_one()), STOP_TIMEOUT)
+            async with async_timeout.timeout(STOP_TIMEOUT):
+                await self._actor.stop_worker_collectors.call_one()
         shutil.rmtree(self._directory, ignore_errors=True)
-
-
-async def _done(call: Any) -> None:
-    await call
 
 
 def _make_site(actor: Any) -> Any:

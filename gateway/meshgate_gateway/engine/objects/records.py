@@ -124,10 +124,17 @@ class HostMesh:
         """Which of the hosts ``names`` cannot be used, why, and what to do. Empty if all can be used."""
         if self.refused:
             return self.refused
-        found = [f"{name}: {self.missing[name]}" for name in dict.fromkeys(names) if name in self.missing]
-        if not found:
+        missing = {name: self.missing[name] for name in names if name in self.missing}
+        if not missing:
             return ""
-        return f"mesh {self.name!r} has lost hosts ({'; '.join(found)}). Spawn on a slice of the remaining hosts"
+        found = "; ".join(f"{name}: {health}" for name, health in missing.items())
+        lost = f"mesh {self.name!r} has lost hosts ({found})"
+        if any(health.permanent for health in missing.values()):
+            return f"{lost}. Spawn on a slice of the remaining hosts"
+        return (
+            f"{lost}, which are being replaced. Wait for them with hosts.initialized.get(timeout=...), or spawn on a "
+            "slice of the remaining hosts"
+        )
 
 
 def attached_hosts(mesh: Any, name: str, hosts: Sequence[Host]) -> HostMesh:
@@ -154,6 +161,7 @@ class ProcMesh:
     initialized: asyncio.Future[None] | None = None  # cancelled when a host is lost or refuses
     up: asyncio.Future[None] | None = None  # is done once the outcome of ``initialized`` is reported
     dead: dict[int, str] = field(default_factory=dict)  # base rank to the reason
+    lost_hosts: set[str] = field(default_factory=set)  # by name, also if another host has taken their place
     slices: dict[Region, Any] = field(default_factory=dict)
     number: int = 0  # by which its processes name the mesh in their connections; 0: they have none
 
@@ -186,11 +194,6 @@ class CallTotals:
     seconds: float = 0.0
     casts: int = 0  # calls without replies that were sent
 
-    def call_ended(self, seconds: float, *, failed: bool) -> None:
-        self.ended += 1
-        self.failed += failed
-        self.seconds += seconds
-
 
 class ActorSlice(NamedTuple):
     """A part of an actor mesh: Monarch's reference to it, and its base ranks."""
@@ -216,6 +219,7 @@ class ActorMesh:
     unique_name: str = ""
     returned: bool = False
     stopping: bool = False
+    up: asyncio.Future[None] | None = None  # is done once it is reported whether the actors could be spawned
     failed: Failure | None = None  # the whole mesh failed: a constructor raised
     dead: dict[int, str] = field(default_factory=dict)  # base rank to the reason
     slices: dict[Region, ActorSlice] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from collections.abc import Container, Sequence
 from typing import Any, Protocol
 
 from meshgate_gateway.engine.failures import RequestFailed, invalid
-from meshgate_gateway.engine.monarch.interface import Fragments as Pieces
+from meshgate_gateway.engine.monarch.interface import Arguments, HostAttacher, Payloads, Readiness, Slicer
 from meshgate_gateway.engine.objects.records import (
     ActorMesh,
     ActorSlice,
@@ -25,7 +25,7 @@ from meshgate_gateway.engine.objects.records import (
 )
 from meshgate_gateway.engine.objects.regions import ranks_within
 from meshgate_wire import Fragments
-from meshgate_wire.messages import Argument, Failure, Host, MeshRef, Region
+from meshgate_wire.messages import Argument, Failure, MeshRef, Region
 
 MAX_RELEASED = 65_536  # numbers kept, because late messages of other streams may refer to released objects
 
@@ -146,28 +146,8 @@ def _as_cause(failure: Failure) -> Failure:
 _fragments_of = operator.attrgetter("fragments")
 
 
-class Resolver(Protocol):
+class Resolver(HostAttacher, Slicer, Readiness, Payloads, Arguments, Protocol):
     """What the lookup needs of Monarch."""
-
-    def attach(self, name: str, hosts: Sequence[Host]) -> Any: ...
-
-    def slice_mesh(self, mesh: Any, region: Region) -> Any: ...
-
-    def slice_actors(self, actors: Any, region: Region) -> Any: ...
-
-    def with_python(self, hosts: Any, python: str) -> Any: ...
-
-    async def wait_initialized(self, mesh: Any) -> None: ...
-
-    async def wait_actors_initialized(self, actors: Any) -> str: ...
-
-    def payload(self, data: Pieces, buffers: Sequence[Pieces] = (), objects: Sequence[Any] = ()) -> Any: ...
-
-    def payload_at(self, payload: Any, position: int, region: Region) -> Any: ...
-
-    def port_argument(self, port: Any) -> Any: ...
-
-    def actors_argument(self, class_data: Pieces, name: str, actors: Any, region: Region, procs: Any) -> Any: ...
 
 
 class Lookup:
@@ -256,6 +236,10 @@ class Lookup:
         if argument.kind == "port":
             return self._monarch.port_argument((await self.channel(ref.object)).port)
         mesh, actors, _ = self.actors(await self._objects.wait(ref.object), ref)
+        if mesh.up is not None:
+            await asyncio.wait([mesh.up])  # it knows why actors could not be spawned; Monarch may only know that
+            if mesh.failed is not None:
+                raise RequestFailed(_as_cause(mesh.failed))
         if not mesh.unique_name:
             await self._monarch.wait_actors_initialized(mesh.actors)
         region = ref.region or mesh.region

@@ -2,9 +2,11 @@
 
 Over a network, what a process prints and what it replies take different connections, and the reply may arrive first. So
 the rank in a reply to the engine also carries a mark: for each output stream, the bytes written so far. The
-kernel counts them, and so also what C code, forks and child processes write, wherever descriptor 1 leads meanwhile. A
-reply before which nothing was printed has no mark; to find that out takes a system call for each stream. On a unix
-socket, what was written can be read at once, and no reply has a mark.
+kernel counts them, and so also what C code, forks, other threads and child processes write, wherever descriptor 1 leads
+meanwhile. A reply has a mark if it, or one in the second before it, found that something was printed; to find that out
+takes a system call for each stream. Several have one because those of concurrent endpoints and actors of this process
+may arrive in another order, and because replies to calls that no program waits for are marked, too. On a unix socket,
+what was written can be read at once, and no reply has a mark.
 """
 
 from __future__ import annotations
@@ -15,14 +17,19 @@ import socket
 import struct
 import sys
 import termios
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from meshgate_gateway.engine.on_worker.large_messages import call_in  # by value too
 
-RANK_BITS = 20
-POSITION_BITS = 22  # of a position, which is bytes modulo 4 MiB: the kernel holds less of what has not arrived
+# A rank with a mark: the highest bit, two positions, the rank. A rank above these bits has no mark.
+MARKED = 1 << 63
+RANK_BITS = 17
+POSITION_BITS = 23  # of a position, which is bytes modulo 8 MiB
 POSITIONS = 1 << POSITION_BITS
+MAX_UNDERWAY = POSITIONS // 2 - 1  # bytes between what has arrived and a position
+RECENT = 1.0  # seconds; a result waits less for output
 # In Linux's struct tcp_info:
 ACKNOWLEDGED = "=120xQ"  # bytes, and one for the SYN
 SENT, UNSENT = slice(200, 208), slice(144, 148)  # bytes; they change with each write
@@ -50,7 +57,7 @@ class WrittenBytes:
             before, acknowledged = acknowledged, self._acknowledged()
             if before == acknowledged:
                 break
-        return before + queued - 1
+        return before + min(queued, MAX_UNDERWAY) - 1
 
     def _acknowledged(self) -> int:
         info = self._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, struct.calcsize(ACKNOWLEDGED))
@@ -63,7 +70,8 @@ class OutputMarks:
     def __init__(self, connections: Sequence[socket.socket]) -> None:
         tcp = hasattr(socket, "TCP_INFO") and all(each.family != socket.AF_UNIX for each in connections)
         self._streams = [WrittenBytes(each) for each in connections] if tcp else []
-        self._states = [stream.state() for stream in self._streams]  # when a reply was marked last
+        self._states = [stream.state() for stream in self._streams]  # at the last reply
+        self._changed = float("-inf")  # when a reply last found that they had changed
         # In a task of a concurrent endpoint: the port of the engine's that it replies to.
         self._port: contextvars.ContextVar[Any] = contextvars.ContextVar("meshgate_port", default=None)
 
@@ -90,9 +98,11 @@ class OutputMarks:
         if not self._streams or rank is None:
             return rank
         states = [stream.state() for stream in self._streams]
-        if states == self._states or not (self._port.get() is port or replies_to_the_engine(port, frame)):
+        now = time.monotonic()
+        if states != self._states:
+            self._states, self._changed = states, now
+        if now - self._changed > RECENT or not (self._port.get() is port or replies_to_the_engine(port, frame)):
             return rank
-        self._states = states
         try:
             return with_mark(rank, [stream.position() for stream in self._streams])
         except OSError:
@@ -107,18 +117,22 @@ def replies_to_the_engine(port: Any, frame: Any) -> bool:
 
 
 def with_mark(rank: int, positions: Sequence[int]) -> int:
-    assert rank < 1 << RANK_BITS
-    mark = positions[0] % POSITIONS | positions[1] % POSITIONS << POSITION_BITS
-    return rank | mark << RANK_BITS
+    """``rank`` with the positions of standard output and error, if there is space for them."""
+    if rank >> RANK_BITS:
+        return rank
+    out, err = (position % POSITIONS for position in positions)
+    return MARKED | err << (RANK_BITS + POSITION_BITS) | out << RANK_BITS | rank
 
 
 def without_mark(rank: int) -> tuple[int, tuple[int, int] | None]:
     """The rank of a reply, and its mark, if it has one: the positions of standard output and error."""
-    mark = rank >> RANK_BITS
-    return rank % (1 << RANK_BITS), (mark % POSITIONS, mark >> POSITION_BITS) if mark else None
+    if not rank & MARKED:
+        return rank, None
+    mark = (rank ^ MARKED) >> RANK_BITS
+    return rank % (1 << RANK_BITS), (mark % POSITIONS, mark >> POSITION_BITS)
 
 
 def total(position: int, near: int) -> int:
-    """The whole number of bytes for a position. It is within 2 MiB of ``near``."""
+    """The whole number of bytes for a position. It is within 4 MiB of ``near``."""
     distance = (position - near) % POSITIONS
     return near + distance - (POSITIONS if distance >= POSITIONS // 2 else 0)

@@ -12,7 +12,7 @@ import fcntl
 import selectors
 import struct
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -60,21 +60,31 @@ class OutputConnection:
     unfinished: asyncio.TimerHandle | None = None  # while the splitter has a line without an end
     label: tuple[str, str] = ("", "")  # names of the mesh and the host
     marked: int = 0  # that the process wrote at least, as a reply says
+    missed: int = 0  # so much had been marked when a result was sent without it
 
     @property
     def settled(self) -> bool:
-        """Whether all that was written, as far as that is known here, is in lines that have ended."""
-        return self.handled >= self.reader.received and self.handled >= self.marked and not self.splitter.pending
+        """Whether all that a result would wait for is in lines that have ended."""
+        return self.handled >= max(self.reader.received, self._expected()) and not self.splitter.pending
 
     def written(self) -> int:
         """How much the process has written, as far as a reply says so or it can be read here."""
+        arrived = self.arrived()
+        return self.handled if arrived is None else max(arrived, self._expected())
+
+    def arrived(self) -> int | None:
+        """How much can be read here, or has been; None: the connection is lost."""
         if self.reader.exception() is not None:
-            return self.handled  # the connection is lost, and its descriptor may be that of another one
+            return None  # its descriptor may be that of another connection
         try:
             (unread,) = struct.unpack("i", fcntl.ioctl(self.descriptor, termios.FIONREAD, bytes(4)))
         except (OSError, ValueError):  # the descriptor is closed; ValueError: it was already when this began
-            return self.handled
-        return max(self.marked, self.reader.received + int(unread))
+            return None
+        return self.reader.received + int(unread)
+
+    def _expected(self) -> int:
+        """What a result waits for, whether it has arrived or not: nothing until output that came too late is here."""
+        return self.marked if self.handled >= self.missed else 0
 
     def handle(self, count: int) -> None:
         self.handled += count
@@ -94,20 +104,21 @@ class OutputConnection:
 
 
 class MeshOutput:
-    """The output connections of one proc mesh. A single system call finds those with output that is not read yet."""
+    """The output connections of one proc mesh. One system call of the ``selector`` finds those with output that is not
+    read yet."""
 
     def __init__(self) -> None:
         # Those that are not settled.
         self.busy: dict[OutputConnection, None] = {}
         self._connected: set[OutputConnection] = set()
         self._newest: dict[tuple[int, str], OutputConnection] = {}  # by rank and stream
-        self._selector = selectors.DefaultSelector()
+        self.selector = selectors.DefaultSelector()
 
     def add(self, output: OutputConnection) -> None:
         if output.descriptor >= 0:  # otherwise the connection has been lost since it began
-            if output.descriptor in self._selector.get_map():  # of a connection that was lost, and is not removed yet
-                self._selector.unregister(output.descriptor)
-            self._selector.register(output.descriptor, selectors.EVENT_READ, output)
+            if output.descriptor in self.selector.get_map():  # of a connection that was lost, and is not removed yet
+                self.selector.unregister(output.descriptor)
+            self.selector.register(output.descriptor, selectors.EVENT_READ, output)
         self._connected.add(output)
         self._newest[output.hello.rank, output.hello.stream] = output
         output.reader.fed = lambda: self.busy.setdefault(output)
@@ -121,25 +132,30 @@ class MeshOutput:
         self._connected.discard(output)
         if self._newest.get(key := (output.hello.rank, output.hello.stream)) is output:
             del self._newest[key]
-        registered = self._selector.get_map().get(output.descriptor) if output.descriptor >= 0 else None
+        registered = self.selector.get_map().get(output.descriptor) if output.descriptor >= 0 else None
         if registered is not None and registered.data is output:
-            self._selector.unregister(output.descriptor)
+            self.selector.unregister(output.descriptor)
         if not self._connected:
-            self._selector.close()
+            self.selector.close()
         return not self._connected
 
-    def behind(self) -> list[OutputConnection]:
-        """The connections with output that is not in the lines so far."""
-        readable = self._selector.select(0)
-        if not readable:
-            return list(self.busy)
+    def behind(self, readable: Sequence[tuple[selectors.SelectorKey, int]]) -> list[OutputConnection]:
+        """The connections with output that is not in the lines so far. ``readable`` is from the ``selector``."""
         return list({**{key.data: None for key, _ in readable}, **self.busy})
 
     def mark(self, rank: int, positions: tuple[int, int]) -> None:
         """A reply of this rank comes after that much of its output."""
         for stream, position in zip(("stdout", "stderr"), positions, strict=True):
             output = self._newest.get((rank, stream))
-            if output is not None:
-                output.marked = max(output.marked, total(position, output.reader.received))
+            arrived = output.arrived() if output is not None else None
+            if output is not None and arrived is not None:
+                output.marked = max(output.marked, total(position, arrived))
                 if not output.settled:
                     self.busy.setdefault(output)
+
+    def miss(self, output: OutputConnection) -> None:
+        """A result was sent before the output that was marked. No other one waits until that has arrived."""
+        if output.handled < output.marked:
+            output.missed = output.marked
+        if output.settled:
+            self.busy.pop(output, None)

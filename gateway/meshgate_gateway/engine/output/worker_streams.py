@@ -19,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Literal
 
+import async_timeout
 from pydantic import BaseModel
 
 from meshgate_gateway.engine.interfaces import Answer, Ask
@@ -150,19 +151,19 @@ class WorkerStreams:
         """What to wait for until all that these processes have written is passed to ``printed``; None: it is.
 
         What a process writes to a unix socket is readable here at once; through a network, its reply has a mark. The
-        future is done after ``OUTPUT_TIMEOUT`` in any case, and there is none while
-        reading is paused, because the client does not take what it gets.
+        future is done after ``OUTPUT_TIMEOUT`` in any case, and there is none while reading is paused, because the
+        client does not take what it gets. Output that came too late once is not waited for until it has arrived.
         """
         outputs = self._outputs.get(mesh)
         if outputs is None:
             return None
-        behind = outputs.behind()
-        if not behind:
+        readable = outputs.selector.select(0)
+        if not readable and not outputs.busy:
             if self._batch:
                 self._flush()
             return None
         chosen = set(ranks)
-        behind = [output for output in behind if output.hello.rank in chosen]
+        behind = [output for output in outputs.behind(readable) if output.hello.rank in chosen]
         waiting = [(output, written) for output in behind if (written := output.written()) > output.handled]
         if not waiting or not self._reading.is_set():
             self._show_unfinished(outputs, behind)
@@ -179,7 +180,7 @@ class WorkerStreams:
             self._show_unfinished(outputs, behind)
             done.set_result(None)
             for output, _ in waiting if late else ():
-                output.marked = 0  # the next result does not wait for the same
+                outputs.miss(output)
             if late and loop.time() - self._reported_late > LATE_INTERVAL:
                 self._reported_late = loop.time()
                 self._late(_LATE)
@@ -299,7 +300,8 @@ class WorkerStreams:
     async def _read_hello(self, reader: asyncio.StreamReader) -> tuple[WorkerHello | None, int]:
         """The first line, and its size in bytes."""
         try:
-            line = await asyncio.wait_for(reader.readline(), HELLO_TIMEOUT)  # ValueError past the limit
+            async with async_timeout.timeout(HELLO_TIMEOUT):
+                line = await reader.readline()  # ValueError past the limit
             hello = WorkerHello.model_validate_json(line)
         except ValueError:
             log.warning("closed a connection to the worker socket that did not identify itself as a worker")

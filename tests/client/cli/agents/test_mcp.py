@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from meshgate.cli.agents.mcp import TOOLS, Commands, Outcome, command_of, respond, serve
 from meshgate.cli.app import COMMANDS, app
-from meshgate_wire.version import SOFTWARE_VERSION
+from meshgate_wire.handshake import SOFTWARE_VERSION
 
 
 def call(name: str, arguments: dict[str, Any], outcome: Outcome = Outcome(0, "{}", "")) -> dict[str, Any]:  # noqa: B008

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from meshgate.session.detached.takeover import Takeover
+import pytest
+
+import meshgate as kt
+from meshgate.session.detached.takeover import Takeover, current_tag
 from meshgate.session.objects import ObjectTable
 from meshgate_wire.messages import (
     Argument,
@@ -44,3 +47,20 @@ def test_objects_are_known_at_once_and_numbers_continue() -> None:
     assert objects.create("port", "", "step").number == 10
     assert [header.object for header in takeover.created] == [1, 2, 3, 4]
     assert [call.call for call in takeover.calls] == [1]
+
+
+def test_the_innermost_block_counts() -> None:
+    assert current_tag() == ""
+    with kt.tag("outer"):
+        with kt.tag("inner"):
+            assert current_tag() == "inner"
+        assert current_tag() == "outer"
+    assert current_tag() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "error"), [(1, TypeError), ("", ValueError), ("x" * 257, ValueError), ("\udcff", ValueError)]
+)
+def test_an_invalid_tag_is_refused_before_the_block(text: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match="a tag must be"), kt.tag(text):  # type: ignore[arg-type]
+        raise AssertionError("the block ran")

@@ -240,6 +240,33 @@ def test_no_reader_waits_for_a_stopped_terminal_twice(monkeypatch: pytest.Monkey
     printer.close(timeout=10)
 
 
+def test_batches_of_several_threads_are_counted_and_printed_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timer's thread posts lines that were aggregated, while the connection's thread posts others."""
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    printer = OutputPrinter()
+    call, between = printer._thread.call, threading.Event()
+
+    def call_late(function: Any) -> None:
+        if threading.current_thread() is other:
+            between.set()
+            threading.Event().wait(0.05)  # time for a batch that overtakes this one
+        call(function)
+
+    monkeypatch.setattr(printer._thread, "call", call_late)
+    other = threading.Thread(target=lambda: printer.put([line("first", 0)], lambda: None))
+    other.start()
+    assert between.wait(10)
+    printer.put([line("second", 0)], lambda: None)
+    other.join()
+    wait = printer.unprinted()
+    if wait is not None:
+        wait()
+    assert (printer.posted, printer.printed) == (2, 2)
+    printer.close(timeout=10)
+    assert out.getvalue().splitlines() == ["[trainers rank 0] first", "[trainers rank 0] second"]
+
+
 def test_a_stream_that_calls_actors_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(printer_module, "PRINT_TIMEOUT", 10_000)
     printer = OutputPrinter()

@@ -31,6 +31,7 @@ from meshgate.errors import (
 from meshgate.proxies.client import Client
 from meshgate.session.dialing import UrlDialer
 from meshgate.session.settings import ClientSettings
+from meshgate.session.transport.connection_thread import cancel_all_tasks, new_event_loop
 from meshgate.testing import NetworkProxy
 from meshgate.testing.wire_server import WireServer
 from meshgate_wire import PROTOCOL_VERSION, Header
@@ -573,3 +574,27 @@ def test_a_release_is_sent_after_the_last_message_about_the_object(
     client.close()
     sent = [header for header in gateway.received if isinstance(header, (Stop, Release))]
     assert [type(header) for header in sent if header != Release(objects=(4711,))] == [Stop, Release]
+
+
+def test_the_other_tasks_of_the_loop_are_cancelled_and_awaited() -> None:
+    ended: list[str] = []
+
+    async def wait_for_ever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("waiter")
+
+    async def main() -> None:
+        task = asyncio.ensure_future(wait_for_ever())
+        await asyncio.sleep(0)
+        await cancel_all_tasks()
+        assert task.cancelled()
+
+    loop = new_event_loop()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
+    assert ended == ["waiter"]

@@ -252,3 +252,12 @@ def test_a_gateway_is_gone_with_its_pod_or_its_job(cluster: FakeApi) -> None:
     assert gone_reason(cluster, known) == f"its pod {POD} was replaced"
     cluster.delete("ConfigMap", "trainer", "team")
     assert gone_reason(cluster, known) == "the job was deleted"
+
+
+def test_a_gateway_that_ended_while_its_job_is_being_deleted_is_gone_with_its_job(cluster: FakeApi) -> None:
+    """Kubernetes deletes the parent after all else."""
+    known = find(cluster)
+    cluster.get("ConfigMap", "trainer", "team")["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z"
+    assert gone_reason(cluster, known) is None
+    cluster.delete("Pod", POD, "team")
+    assert gone_reason(cluster, known) == "the job was deleted"

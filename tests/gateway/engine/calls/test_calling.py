@@ -206,6 +206,46 @@ async def test_the_first_exception_is_sent_although_other_ranks_have_not_replied
     assert len(called.sent.messages) == 1
 
 
+NOT_SPAWNED = b"error spawning actor mesh: Cannot spawn new actors on mesh with supervision events"
+
+
+@pytest.mark.parametrize("adverb", ["call", "choose", "stream"])
+@async_test
+async def test_calls_to_actors_that_could_not_be_spawned_fail_with_the_reason(adverb: str) -> None:
+    """Monarch's own answer to the call, which lacks the reason, may come before the spawn has failed."""
+    called = Called()
+    called.actors.up = up = asyncio.get_running_loop().create_future()
+    called.call(adverb=adverb)
+    called.reply(0, NOT_SPAWNED, exception=True)
+    called.reply(1, NOT_SPAWNED, exception=True)
+    await until(lambda: called.monarch.ports[-1].received)
+    await turns()
+    assert called.sent.messages == []
+    _fail(called, called.actors, Failure(kind="supervision", message="worker workers-0 has Python 3.99.1"))
+    up.set_result(None)
+    await turns()
+    assert [failed.failure.message for failed in called.sent.of(Failed)] == ["worker workers-0 has Python 3.99.1"]
+    assert len(called.sent.messages) == 1
+    await cancel_receives()
+
+
+@async_test
+async def test_exceptions_that_come_before_the_spawn_is_known_to_have_succeeded_are_the_answer() -> None:
+    called = Called()
+    called.actors.up = up = asyncio.get_running_loop().create_future()
+    called.call()
+    called.reply(0)
+    called.reply(1, b"boom", exception=True)
+    await until(lambda: called.monarch.ports[-1].received == 2)
+    await turns()
+    assert called.sent.messages == []
+    up.set_result(None)
+    await until(lambda: called.sent.messages)
+    ((header, _, buffers),) = called.sent.messages
+    assert isinstance(header, Failed)
+    assert (header.failure.ranks, buffers) == ((1,), (b"boom",))
+
+
 @async_test
 async def test_the_items_of_a_stream_are_sent_one_by_one() -> None:
     called = Called()

@@ -36,6 +36,7 @@ class Opened:
     def __init__(self, *, once: bool = False) -> None:
         self.monarch, self.objects, self.sent = FakeMonarch(), ObjectTable(), Sent()
         self.queued: dict[int, int] = {}
+        self.limits: list[object] = []
         self.channels = Channels(
             self.objects,
             Lookup(self.objects, self.monarch),
@@ -43,6 +44,7 @@ class Opened:
             self.sent,
             Backlog(Timers(), lambda text: None),
             queued=lambda stream: self.queued.get(stream, 0),
+            paused=lambda: self.limits.append(self.channels.full),
             start_task=start_task,
         )
         self.open(CHANNEL, once=once)
@@ -94,6 +96,7 @@ async def test_a_port_is_not_read_while_its_channel_is_over_the_limit() -> None:
         port.put(b"value")
     await turns()
     assert port.received == 1
+    assert opened.limits  # the engine calls resume from now on
     opened.channels.resume()
     await turns()
     assert port.received == 1

@@ -1,6 +1,18 @@
 from __future__ import annotations
 
-from meshgate_gateway.engine.calls.pending_calls import MAX_DISTINCT_ERRORS, PendingCall, Response
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshgate_gateway.engine.calls.pending_calls import (
+    MAX_DISTINCT_ERRORS,
+    TRANSITIONS,
+    CallEvent,
+    CallState,
+    InvalidTransition,
+    PendingCall,
+    Response,
+)
 from meshgate_gateway.engine.monarch.interface import Reply
 from meshgate_wire.messages import Adopted, Failed, Failure, Item, Values
 
@@ -141,3 +153,59 @@ def test_the_meshes_of_a_value_are_listed_at_its_place_among_the_values() -> Non
     assert response is not None
     assert isinstance(response.header, Values)
     assert response.header.objects == {1: Adopted(objects=(-1, -2))}
+
+
+@pytest.mark.parametrize("state", CallState)
+@pytest.mark.parametrize("event", CallEvent)
+def test_an_event_leads_where_the_table_says_or_is_a_defect(state: CallState, event: CallEvent) -> None:
+    call = pending()
+    call.state = state
+    after = TRANSITIONS[state].get(event)
+    if after is None:
+        with pytest.raises(InvalidTransition, match=f"call 1 is {state.value}: event '{event.value}' is not possible"):
+            call.apply(event)
+    else:
+        call.apply(event)
+    assert call.state is (after or state)
+
+
+def test_once_the_last_reply_is_here_a_call_can_only_be_answered() -> None:
+    call = pending(ranks=(0, 1))
+    call.add_reply(reply(0, b"boom", exception=True), NOTHING)
+    assert call.state is CallState.GATHERING
+    call.apply(CallEvent.LAST_ARRIVED)
+    call.validate_state()
+    assert call.ranks_died({1: "killed"}) is None
+    assert call.fail(Failure(kind="internal", message="late")) is None
+    assert failure(call.add_reply(reply(1), NOTHING)).errors[0].ranks == (0,)
+    assert call.state is CallState.ENDED
+
+
+def arrives(call: PendingCall) -> bool:
+    """Whether the next reply may be the last, and wait."""
+    missing = call.expected - len(call.replies)
+    return missing == 1 and call.adverb != "stream" and CallEvent.LAST_ARRIVED in TRANSITIONS[call.state]
+
+
+EVENTS = st.lists(st.tuples(st.sampled_from(["reply", "raise", "die", "fail", "finish", "arrive"]), st.integers(0, 3)))
+
+
+@given(st.sampled_from(["call", "stream", "choose"]), EVENTS)
+def test_a_call_is_answered_once_whatever_happens_to_it(adverb: str, events: list[tuple[str, int]]) -> None:
+    call = pending(adverb, chosen=2 if adverb == "choose" else None)
+    last = []
+    for event, rank in events:
+        response = None
+        if event in ("reply", "raise"):
+            response = call.add_reply(reply(rank, exception=event == "raise"), NOTHING)
+        elif event == "die":
+            response = call.ranks_died({rank: "killed"})
+        elif event == "fail":
+            response = call.fail(Failure(kind="internal", message="the mesh failed"))
+        elif event == "finish" and call.state is CallState.GATHERING:
+            response = call.finish()
+        elif event == "arrive" and arrives(call):
+            call.apply(CallEvent.LAST_ARRIVED)
+        call.validate_state()
+        last += [response] if response is not None and response.last else []
+        assert len(last) == (call.state is CallState.ENDED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshgate_gateway.engine.detached.ledger import Ledger
+from meshgate_gateway.engine.detached.ledger import MAX_GAP, CallNumbers, Creations, Ledger
 from meshgate_gateway.engine.output.lines import PrintedLine
 from meshgate_wire.messages import (
     Attached,
@@ -83,14 +83,14 @@ async def test_output_faults_and_channels_wait_for_the_new_holder() -> None:
     say(client, "one")
     port.put(b"a")
     for report in ("first", "second"):
-        client.engine.send(Fault(object=None, mesh="actors", ranks=(0,), report=report))
+        client.engine.link.send(Fault(object=None, mesh="actors", ranks=(0,), report=report))
     await client.until(lambda: client.of(PortMessage) and client.of(Output) and len(client.of(Fault)) == 2)
     client.send(Read(output=1, ports={number: 1}, faults=1), stream=0)
     await client.turns()
     await take_over(client)
     say(client, "two")
     port.put(b"b")
-    client.engine.send(Fault(object=None, mesh="actors", ranks=(0,), report="third"))
+    client.engine.link.send(Fault(object=None, mesh="actors", ranks=(0,), report="third"))
     await client.turns()
     assert not client.of(Output)
     assert not client.of(Fault)
@@ -102,7 +102,7 @@ async def test_output_faults_and_channels_wait_for_the_new_holder() -> None:
     assert [(fault.number, fault.report) for fault in client.of(Fault)] == [(2, "second"), (3, "third")]
     client.send(Read(faults=99), stream=0)
     client.engine.notice("the pods move")
-    client.engine.send(Fault(object=None, mesh="actors", ranks=(0,), report="fourth"))
+    client.engine.link.send(Fault(object=None, mesh="actors", ranks=(0,), report="fourth"))
     await client.until(lambda: client.of(Fault)[-1].report == "fourth")
     assert client.of(Output)[-1].lines[0].text == "the pods move"
     client.send(Release(objects=(number,)), stream=number)
@@ -146,6 +146,7 @@ async def test_a_new_holder_learns_what_was_stopped_and_dropped() -> None:
 
 def test_what_was_kept_is_sent_when_the_wire_has_space() -> None:
     posted: list[Any] = []
+    active: list[bool] = []
     queued = 2**30
 
     def post(header: Header, buffers: Sequence[Any] = (), *, stream: int = 0) -> None:
@@ -158,12 +159,13 @@ def test_what_was_kept_is_sent_when_the_wire_has_space() -> None:
         running=lambda number: False,
         open_calls=lambda: [call(1, 3)],
         connected=lambda: False,
+        detached=lambda: active.append(True),
     )
     ledger._detach(Detach(call=2, name="train"), ())
     ledger.add_output((OutputLine(stream="stdout", mesh="actors", text="line"),), wanted=True)
     assert ledger.keep(Values(call=1), (b"value",), 3)
     assert ledger.keep(PortMessage(port=4), (b"message",), 4)
-    assert posted == [Done(call=2)]
+    assert (posted, active) == ([Done(call=2)], [True])
     ledger.feed()
     assert posted == [Done(call=2)]
     queued = 0
@@ -182,3 +184,48 @@ async def test_a_session_describes_itself() -> None:
     assert (facts["hosts"], facts["procs"], facts["actors"]) == (["workers"], ["procs"], ["actors"])
     assert (facts["calls_in_flight"], facts["calls_finished"]) == (1, 0)
     await end(client)
+
+
+def procs(number: int, name: str = "procs") -> SpawnProcs:
+    return SpawnProcs(object=number, hosts=MeshRef(object=1), per_host={}, name=name)
+
+
+def test_creations_come_parents_first_and_then_what_was_stopped() -> None:
+    creations = Creations()
+    for header in (procs(2), AttachHosts(object=1, mesh="workers"), OpenChannel(object=3)):
+        creations.add(header)
+    stop = Stop(call=1, target=MeshRef(object=2))
+    creations.stopped(stop)
+    assert [getattr(each, "object", each) for each in creations] == [1, 2, 3, stop]
+    assert creations.highest == 3
+    assert creations.names(SpawnProcs) == []
+
+
+def test_hosts_that_are_stopped_stay_usable_unless_they_are_shut_down() -> None:
+    creations = Creations()
+    creations.add(AttachHosts(object=1, mesh="workers"))
+    creations.stopped(Stop(call=1, target=MeshRef(object=1)))
+    assert len([*creations]) == 1
+    creations.stopped(Stop(call=1, target=MeshRef(object=1), shutdown=True))
+    assert len([*creations]) == 2
+
+
+def test_a_channel_is_forgotten_when_it_is_released_and_a_mesh_is_not() -> None:
+    creations = Creations()
+    for header in (procs(2), OpenChannel(object=3)):
+        creations.add(header)
+    for number in (2, 3, 4):
+        creations.released(number)
+    assert [each.object for each in creations] == [2]  # type: ignore[union-attr]
+
+
+def test_numbers_of_calls_that_are_missing_were_lost() -> None:
+    numbers = CallNumbers()
+    numbers.start(10)
+    for number in (11, 14, 12, 5):
+        numbers.add(number)
+    assert (numbers.missing, numbers.highest) == (1, 14)
+    numbers.add(14 + 2 * MAX_GAP)  # takes no memory for what is missing
+    assert numbers.missing == 2 * MAX_GAP
+    numbers.start(numbers.highest)
+    assert numbers.highest == 14 + 2 * MAX_GAP

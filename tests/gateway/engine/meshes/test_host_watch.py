@@ -12,8 +12,8 @@ from meshgate_gateway.engine.meshes.host_watch import HostWatch
 from meshgate_gateway.engine.objects.records import HostMesh, attached_hosts
 from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_gateway.engine.objects.table import ObjectTable
+from meshgate_wire.handshake import monarch_version
 from meshgate_wire.messages import Host, HostsAttached
-from meshgate_wire.version import monarch_version
 from tests.gateway.engine.fakes import Sent, async_test, host_mesh, proc_mesh, turns
 
 HOSTS, PROCS = 1, 2
@@ -60,6 +60,7 @@ async def test_processes_that_are_coming_up_on_a_lost_host_are_given_up() -> Non
     assert here.initialized is not None
     assert elsewhere.initialized is not None
     assert (here.initialized.cancelled(), elsewhere.initialized.cancelled()) == (True, False)
+    assert (here.lost_hosts, elsewhere.lost_hosts) == ({"workers-1"}, set())
 
 
 @async_test

@@ -35,6 +35,7 @@ class Session:
     def __init__(self) -> None:
         self.monarch, self.objects, self.sent = FakeMonarch(), ObjectTable(), Sent()
         self.stopped: list[ActorMesh] = []
+        self.ended: list[int] = []  # the numbers of proc meshes
         self.lost_hosts: dict[str, str] = {}
         self.lifetimes = Lifetimes(
             self.objects,
@@ -46,6 +47,7 @@ class Session:
             wait_available=self._wait_available,
             lost_hosts=self.lost_hosts,
             ranks_stopped=self.stopped.append,
+            end_processes=self.ended.append,
         )
         self.hosts = host_mesh()
         self.procs = proc_mesh(self.hosts)
@@ -127,6 +129,59 @@ async def test_stopping_processes_stops_their_actors() -> None:
     assert session.actors.dead == dict.fromkeys((0, 1), "mesh 'actors' was stopped: enough")
     assert session.stopped == [session.actors]
     assert (session.procs.stopping, session.actors.stopping) == (True, True)
+
+
+@pytest.mark.parametrize("target", [HOSTS, PROCS, ACTORS])
+@pytest.mark.parametrize("shutdown", [False, True])
+@async_test
+async def test_stopping_does_not_wait_for_a_lost_host(
+    target: int, shutdown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifetimes, "STOP_TIMEOUT", 0.001)
+    session, asked = Session(), list[str]()
+    session.procs.number = 7
+
+    async def wait_for_ever(*args: object) -> None:
+        asked.append("now")
+        await asyncio.get_running_loop().create_future()
+
+    for name in ("stop_actors", "stop_procs", "stop_hosts", "shut_down_hosts"):
+        monkeypatch.setattr(session.monarch, name, wait_for_ever)
+    ref = MeshRef(object=target)
+    await session.lifetimes.stop(Stop(call=9, target=ref, reason="enough", shutdown=shutdown), ())
+    await until(lambda: asked)
+    await asyncio.sleep(0.01)
+    assert session.sent.messages == []  # the hosts that are there may need their time
+    session.lost_hosts["another"] = "it was killed"
+    session.procs.lost_hosts.add("another")
+    session.procs.dead[1] = "its process crashed"  # but its host answers
+    await asyncio.sleep(0.01)
+    assert session.sent.messages == []
+    session.lost_hosts["workers-1"] = "it was killed"
+    session.procs.lost_hosts.add("workers-1")
+    await until(lambda: session.sent.messages)
+    assert session.sent.of(Done) == [Done(call=9)]
+    assert session.actors.dead
+    assert session.ended == ([] if target == ACTORS else [7])  # Monarch may have left them
+
+
+@pytest.mark.parametrize("target", [PROCS, ACTORS])
+@async_test
+async def test_stopping_does_not_wait_for_ranks_whose_host_was_replaced(
+    target: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifetimes, "STOP_TIMEOUT", 0.001)
+    session = Session()
+
+    async def wait_for_ever(*args: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    for name in ("stop_actors", "stop_procs"):
+        monkeypatch.setattr(session.monarch, name, wait_for_ever)
+    session.procs.lost_hosts.add("workers-1")  # and another has taken its place
+    await session.lifetimes.stop(Stop(call=9, target=MeshRef(object=target), reason="enough"), ())
+    await until(lambda: session.sent.messages)
+    assert session.sent.of(Done) == [Done(call=9)]
 
 
 @async_test

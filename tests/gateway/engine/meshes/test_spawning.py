@@ -297,6 +297,8 @@ async def test_a_constructor_that_raises_fails_the_mesh_and_its_calls() -> None:
     assert (failure.message, failure.step) == ("ValueError: no such model", "spawn('actors', a.Actor)")
     assert spawned.failed == [actors]
     assert actors.failed == failure
+    assert actors.up is not None
+    await actors.up
 
 
 @async_test
@@ -306,11 +308,40 @@ async def test_actors_fail_with_the_failure_of_their_processes_as_the_cause() ->
     actors = await spawned.spawn_actors()
     actors.actors.ready.set_exception(RuntimeError("the proc mesh is gone"))
     await turns()
+    assert actors.up is not None
+    assert not actors.up.done()
     procs.mesh.ready.set_exception(RuntimeError("no memory"))
+    await actors.up
     await until(lambda: len(spawned.sent.messages) == 2)
     failure = spawned.failure(ACTORS)
     assert (failure.kind, failure.message) == ("step", "no memory")
     assert failure.step == "spawn_procs({'gpus': 2}, name='procs')"
+
+
+@pytest.mark.parametrize(
+    ("ended", "reason"), [(None, "Monarch's own"), (RuntimeError("no memory"), "no memory")], ids=["up", "failed"]
+)
+@async_test
+async def test_actors_that_monarch_refuses_to_spawn_fail_with_the_failure_of_their_processes(
+    ended: Exception | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Monarch itself may know that the processes did not come up before the engine has noted it."""
+    spawned = Spawned()
+    procs = await spawned.spawn_procs()
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("Monarch's own")
+
+    monkeypatch.setattr(spawned.monarch, "spawn_actors", refuse)
+    spawning = asyncio.ensure_future(spawned.spawn_actors())
+    await turns()
+    assert not spawning.done()
+    procs.mesh.ready.set_result(None) if ended is None else procs.mesh.ready.set_exception(ended)
+    with pytest.raises(Exception, match=reason) as raised:
+        await spawning
+    if isinstance(raised.value, RequestFailed):
+        assert raised.value.failure == spawned.failure(PROCS).model_copy(update={"kind": "step"})
+    assert isinstance(raised.value, RequestFailed) == (ended is not None)
 
 
 @async_test

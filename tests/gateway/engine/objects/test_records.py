@@ -56,6 +56,17 @@ def test_missing_hosts_are_named_with_their_reasons_and_others_are_not() -> None
     )
 
 
+def test_hosts_that_are_being_replaced_can_be_waited_for() -> None:
+    hosts = host_mesh(3)
+    hosts.host_lost("workers-1", "evicted", returns=True)
+    assert hosts.missing_among(["workers-1"]) == (
+        "mesh 'workers' has lost hosts (workers-1: evicted), which are being replaced. Wait for them with "
+        "hosts.initialized.get(timeout=...), or spawn on a slice of the remaining hosts"
+    )
+    hosts.host_lost("workers-2", "OOMKilled", returns=False)
+    assert hosts.missing_among(hosts.names).endswith(". Spawn on a slice of the remaining hosts")
+
+
 # --- the code that processes run
 
 
@@ -112,7 +123,7 @@ def test_the_oldest_slice_is_evicted() -> None:
 def test_calls_of_endless_endpoints_are_counted_together() -> None:
     actors = actor_mesh()
     for number in range(MAX_ENDPOINTS + 2):
-        actors.totals_of(f"step{number}").call_ended(0.5, failed=False)
+        actors.totals_of(f"step{number}").ended += 1
     assert len(actors.totals) == MAX_ENDPOINTS + 1
     assert (actors.totals["step0"].ended, actors.totals[OTHER_ENDPOINTS].ended) == (1, 2)
 

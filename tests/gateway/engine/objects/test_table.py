@@ -202,6 +202,23 @@ async def test_arguments_become_monarchs_own_objects() -> None:
     ]
 
 
+@async_test
+async def test_actors_that_could_not_be_spawned_fail_what_they_are_an_argument_of_with_the_reason() -> None:
+    known = Known()
+    known.actors.unique_name = ""
+    known.actors.actors.ready = ready = asyncio.get_running_loop().create_future()
+    known.actors.up = up = asyncio.get_running_loop().create_future()
+    passing = asyncio.ensure_future(known.lookup.arguments([Argument(kind="actors", ref=MeshRef(object=ACTORS))]))
+    await turns()
+    ready.set_exception(RuntimeError("Cannot spawn new actors on mesh with supervision events"))
+    await turns()
+    known.actors.failed = Failure(kind="supervision", message="no such model", step="spawn('actors', a.Actor)")
+    up.set_result(None)
+    with pytest.raises(RequestFailed, match="no such model") as caught:
+        await passing
+    assert caught.value.failure.kind == "step"
+
+
 def test_a_message_without_a_pickle_is_rejected() -> None:
     known = Known()
     with pytest.raises(RequestFailed, match="the message has no pickled arguments"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
@@ -13,7 +15,11 @@ from typing import Any
 import pytest
 
 from meshgate_gateway.engine.on_worker.output_marks import (
+    MARKED,
+    MAX_UNDERWAY,
     POSITIONS,
+    RANK_BITS,
+    RECENT,
     OutputMarks,
     WrittenBytes,
     replies_to_the_engine,
@@ -48,8 +54,26 @@ def call(marks: OutputMarks, port: Any) -> int | None:
 
 def test_a_rank_and_its_mark_are_read_as_they_were_written() -> None:
     assert without_mark(with_mark(1000, (5, POSITIONS + 7))) == (1000, (5, 7))
+    assert without_mark(with_mark(0, (POSITIONS, 0))) == (0, (0, 0))
     assert without_mark(1000) == (1000, None)
-    assert with_mark(2**20 - 1, (POSITIONS - 1, POSITIONS - 1)) < 2**64
+    largest = with_mark(2**RANK_BITS - 1, (POSITIONS - 1, POSITIONS - 1))
+    assert largest < 2**64
+    assert without_mark(largest) == (2**RANK_BITS - 1, (POSITIONS - 1, POSITIONS - 1))
+
+
+@pytest.mark.parametrize("rank", [2**RANK_BITS, 2**20, 2**40 + 3, MARKED - 1])
+def test_a_rank_that_leaves_no_space_has_no_mark(rank: int) -> None:
+    assert without_mark(with_mark(rank, (5, 7))) == (rank, None)
+
+
+@linux_only
+def test_a_position_is_never_too_far_away_to_be_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    queued = 3 * POSITIONS  # as in the buffer of a kernel that is set up for long distances
+    monkeypatch.setattr("fcntl.ioctl", lambda descriptor, request, argument: struct.pack("i", queued))
+    with connections() as (here, _):
+        position = WrittenBytes(here).position()
+    assert position == MAX_UNDERWAY
+    assert total(position % POSITIONS, 0) == position
 
 
 @pytest.mark.parametrize("distance", [0, 1, -1, POSITIONS // 2 - 1, -POSITIONS // 2])
@@ -78,13 +102,19 @@ def test_what_is_written_is_counted_before_it_arrives_also_through_copies() -> N
 
 
 @linux_only
-def test_a_reply_has_a_mark_if_something_was_printed_since_the_last_one() -> None:
+def test_a_reply_has_a_mark_if_something_was_printed_in_the_second_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr("time.monotonic", lambda: now)
     with connections() as (out, _), connections() as (err, _):
         marks, port = OutputMarks([out, err]), SimpleNamespace(_rank=3)
         assert call(marks, port) == 3
         out.sendall(b"a line\n")
         assert handle(marks, port, 7) == 3  # the reply to another actor's call
         assert without_mark(call(marks, port) or 0) == (3, (7, 0))
+        now += RECENT / 2
+        other = SimpleNamespace(_rank=4)  # of a concurrent endpoint: its reply may arrive first
+        assert without_mark(call(marks, other) or 0) == (4, (7, 0))
+        now += RECENT
         assert without_mark(call(marks, port) or 0)[1] is None
         err.sendall(b"!")
         assert without_mark(call(marks, port) or 0) == (3, (7, 1))

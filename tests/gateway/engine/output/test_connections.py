@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from meshgate_gateway.engine.on_worker.output_marks import POSITIONS
 from meshgate_gateway.engine.output.connections import CountingReader, MeshOutput, OutputConnection, WorkerHello
 from tests.gateway.engine.fakes import async_test
 
@@ -53,13 +54,13 @@ async def test_a_wait_ends_when_so_much_is_handled_or_the_process_has_ended(
 async def test_a_mesh_knows_which_connections_are_behind(pair: tuple[socket.socket, socket.socket]) -> None:
     output, mesh = connection(pair[0]), MeshOutput()
     mesh.add(output)
-    assert mesh.behind() == []
+    assert mesh.behind(mesh.selector.select(0)) == []
     pair[1].sendall(b"not read")
-    assert mesh.behind() == [output]
+    assert mesh.behind(mesh.selector.select(0)) == [output]
     pair[0].recv(100)
-    assert mesh.behind() == []
+    assert mesh.behind(mesh.selector.select(0)) == []
     output.reader.feed_data(b"not read")
-    assert mesh.behind() == [output]
+    assert mesh.behind(mesh.selector.select(0)) == [output]
     assert mesh.remove(output)
     assert mesh.busy == {}
 
@@ -71,7 +72,7 @@ async def test_what_was_read_with_the_first_line_of_a_connection_is_behind(
     output, mesh = connection(pair[0]), MeshOutput()
     output.reader.feed_data(b"not handled")
     mesh.add(output)
-    assert mesh.behind() == [output]
+    assert mesh.behind(mesh.selector.select(0)) == [output]
     mesh.remove(output)
 
 
@@ -98,7 +99,7 @@ async def test_a_descriptor_that_a_lost_connection_had_serves_the_next_one(
     mesh.add(output)
     pair[1].sendall(b"not read")
     assert not mesh.remove(lost)
-    assert mesh.behind() == [output]
+    assert mesh.behind(mesh.selector.select(0)) == [output]
     assert mesh.remove(output)
 
 
@@ -123,7 +124,7 @@ async def test_a_connection_that_was_closed_before_it_began_is_counted(
     pair[0].close()
     output, mesh = connection(pair[0]), MeshOutput()
     mesh.add(output)
-    assert mesh.behind() == []
+    assert mesh.behind(mesh.selector.select(0)) == []
     assert mesh.remove(output)
 
 
@@ -136,7 +137,7 @@ async def test_what_a_reply_says_was_written_is_waited_for_until_it_is_handled(
     mesh.mark(0, (9, 0))
     mesh.mark(0, (7, 0))  # of an earlier reply
     mesh.mark(1, (100, 0))  # of a rank that has not connected
-    assert mesh.behind() == [output]
+    assert mesh.behind(mesh.selector.select(0)) == [output]
     assert (output.written(), output.settled) == (9, False)
     output.reader.feed_data(b"9 bytes.\n")
     output.handle(9)
@@ -144,3 +145,37 @@ async def test_what_a_reply_says_was_written_is_waited_for_until_it_is_handled(
     mesh.remove(output)
     mesh.mark(0, (100, 0))
     assert mesh.busy == {}
+
+
+@async_test
+async def test_a_mark_is_near_to_what_has_arrived_and_is_not_read_yet(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    output, mesh = connection(pair[0]), MeshOutput()
+    mesh.add(output)
+    pair[1].sendall(b"not read")
+    output.reader.received = POSITIONS // 2 - 4  # so that what was read alone is too far from 0
+    mesh.mark(0, (4 + POSITIONS // 2, 0))
+    assert output.marked == POSITIONS // 2 + 4
+    mesh.mark(0, (2, 0))  # modulo, after so much more
+    assert output.marked == POSITIONS + 2
+    mesh.remove(output)
+
+
+@async_test
+async def test_output_that_came_too_late_is_waited_for_again_once_it_has_arrived(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    output, mesh = connection(pair[0]), MeshOutput()
+    mesh.add(output)
+    mesh.mark(0, (9, 0))
+    mesh.miss(output)
+    assert mesh.behind(mesh.selector.select(0)) == []
+    mesh.mark(0, (18, 0))  # a network that delivers nothing delays one result, not each
+    assert mesh.behind(mesh.selector.select(0)) == []
+    assert output.written() == 0
+    output.reader.feed_data(b"9 bytes.\n")
+    output.handle(9)
+    assert mesh.behind(mesh.selector.select(0)) == [output]
+    assert output.written() == 18
+    mesh.remove(output)

@@ -458,6 +458,16 @@ async def test_what_did_not_arrive_in_time_is_not_waited_for_again(monkeypatch: 
         await unread
         assert len(listener.late) == 1
         assert listener.streams.unread(1, [0]) is None
+        listener.streams.mark(1, 0, (len(listener.hello()) + len("started\n") + 14, 0))
+        assert listener.streams.unread(1, [0]) is None
+        writer.write(b"a line\n")
+        await until(lambda: listener.lines)
+        monkeypatch.setattr(worker_streams, "OUTPUT_TIMEOUT", 1000)
+        unread = listener.streams.unread(1, [0])
+        assert unread is not None
+        writer.write(b"a line\n")
+        await unread
+        assert len(listener.lines) == 2
         writer.close()
 
 
@@ -515,7 +525,9 @@ async def test_processes_that_print_nothing_are_not_looked_at() -> None:
         _, writer = await listener.connect()
         writer.write(listener.hello())
         await until(lambda: listener.streams._outputs)
-        assert listener.streams._outputs[1].behind() == []
+        outputs = listener.streams._outputs[1]
+        assert not outputs.selector.select(0)
+        assert not outputs.busy
         writer.close()
 
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+import async_timeout
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidStatus, WebSocketException
@@ -26,7 +27,7 @@ from websockets.typing import Subprotocol
 from meshgate.jobs.kubernetes.port_forward.local_end import ForwardFailed, LocalEnd
 from meshgate.jobs.kubernetes.port_forward.spdy import SpdyEnd, UpgradeRefused, connect_spdy
 from meshgate_kubernetes.api.client import PortForwardRequest
-from meshgate_kubernetes.api.rejections import rejection_error
+from meshgate_kubernetes.errors import rejection_error
 
 log = logging.getLogger("meshgate.jobs.kubernetes")
 
@@ -85,7 +86,8 @@ async def _forward(
 ) -> None:
     loop = asyncio.get_running_loop()
     local = LocalEnd()
-    remote = await asyncio.wait_for(_connect(request, local), OPEN_TIMEOUT)
+    async with async_timeout.timeout(OPEN_TIMEOUT):
+        remote = await _connect(request, local)
     try:
         await loop.create_connection(lambda: local, sock=forward_end)
         local.start(remote)

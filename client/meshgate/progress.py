@@ -1,17 +1,22 @@
-"""What a job shows on stderr while it waits: ``MESHGATE_PROGRESS`` is ``auto`` (the default), ``plain`` or ``off``."""
+"""What is shown on stderr while a job starts or files are copied.
+
+``MESHGATE_PROGRESS`` is ``auto`` (the default), ``plain`` or ``off``.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 from types import TracebackType
-from typing import Literal, TextIO
+from typing import Literal, TextIO, TypeAlias
 
 from rich.console import Console
 from typing_extensions import Self
 
+Mode: TypeAlias = Literal["live", "plain", "off"]
 
-def progress_mode(stream: TextIO) -> Literal["live", "plain", "off"]:
+
+def progress_mode(stream: TextIO) -> Mode:
     """What the variable and the terminal, or notebook, ask for. Raises ValueError on another value of the variable."""
     mode = os.environ.get("MESHGATE_PROGRESS", "auto").lower()
     if mode not in ("auto", "plain", "off"):

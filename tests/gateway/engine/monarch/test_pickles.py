@@ -1,10 +1,13 @@
+"""Pickles arrive at workers as their values, and replies stay unopened."""
+
 from __future__ import annotations
 
 import pickle
 
 import pytest
 
-from meshgate_gateway.engine.monarch.forwarding import Forward, ForwardClass, ForwardItem
+from meshgate_gateway.engine.monarch import pickles
+from meshgate_gateway.engine.monarch.pickles import COPY_LIMIT, Forward, ForwardClass, ForwardItem
 
 
 class Array:
@@ -51,3 +54,19 @@ def test_a_class_that_cannot_be_imported_lists_where_python_looked() -> None:
     missing = b"cno_such_module\nTrainer\n."
     with pytest.raises(ImportError, match=r"cannot import actor class m\.Trainer on the worker: .*\n  /"):
         pickle.loads(pickle.dumps(ForwardClass([missing], "m.Trainer")))
+
+
+def test_only_replies_are_left_unopened(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pickle.dumps("value")
+    assert pickles._loads_or_bytes(data) == "value"
+    monkeypatch.setattr(pickles._decoding, "references", 0, raising=False)
+    assert pickles._loads_or_bytes(data) == (data, ())
+
+
+@pytest.mark.parametrize("size", [COPY_LIMIT, COPY_LIMIT + 1])
+def test_small_replies_are_copied_and_large_ones_viewed(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = bytearray(size)
+    monkeypatch.setattr(pickles._decoding, "references", 0, raising=False)
+    data, _ = pickles._loads_or_bytes(content)
+    assert bytes(data) == bytes(content)
+    assert isinstance(data, bytes) == (size <= COPY_LIMIT)

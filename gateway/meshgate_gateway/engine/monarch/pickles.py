@@ -1,20 +1,35 @@
-"""Pickles of the client, forwarded to workers without being opened.
+"""Pickles that pass through the engine unopened: those of the client to workers, and the replies of workers.
 
 An object whose ``__reduce__`` is ``(pickle.loads, (data,))`` unpickles as the value that ``data`` holds. So an actor
 class or an argument reaches a worker although this process could not import what it refers to.
+
+Monarch's ``PythonMessage.decode`` unpickles with ``cloudpickle.cloudpickle.loads``, looked up at each call.
+``undecoded`` makes that function return the bytes, on this thread and during one decode.
 """
 
 from __future__ import annotations
 
 import operator
 import pickle
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import cloudpickle
+import cloudpickle.cloudpickle
+
 from meshgate_gateway.engine.monarch.interface import Fragments
 from meshgate_gateway.engine.on_worker import process as on_worker
 from meshgate_gateway.engine.on_worker import tracing
+
+COPY_LIMIT = 16 * 1024  # bytes; copying a smaller reply costs less than a view of it
+
+_decoding = threading.local()
+_real_loads = cloudpickle.loads
+
+
+# --- to workers ---------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
@@ -105,3 +120,36 @@ class ForwardWithTrace:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return tracing.with_trace, self._arguments
+
+
+# --- from workers -------------------------------------------------------------------------------------------
+
+
+def replace_loads() -> None:
+    """Call it before Monarch is imported."""
+    cloudpickle.loads = cloudpickle.cloudpickle.loads = _loads_or_bytes
+
+
+def undecoded(message: Any) -> tuple[bytes | memoryview, tuple[Any, ...]]:
+    """The pickle in a message, and the references to meshes that it refers to."""
+    _decoding.references = len(message.refs)
+    try:
+        data, references = message.decode()
+    finally:
+        _decoding.references = None
+    return data, references
+
+
+def _loads_or_bytes(data: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """``cloudpickle.loads``, except during ``undecoded``: then the data, unopened, and its mesh references."""
+    count = getattr(_decoding, "references", None)
+    if count is None:
+        return _real_loads(data, *args, **kwargs)
+    # The ``format`` of a view of ``data``, a buffer of Monarch's, is a dangling pointer: ``memoryview.format`` and
+    # ``cast`` crash the process. A ``PickleBuffer`` does not read it.
+    unopened = bytes(data) if len(data) <= COPY_LIMIT else pickle.PickleBuffer(data).raw()
+    if count == 0:
+        return unopened, ()
+    from monarch._rust_bindings.monarch_hyperactor.pickle import pop_mesh_reference  # noqa: PLC0415
+
+    return unopened, tuple(pop_mesh_reference() for _ in range(count))

@@ -1,17 +1,22 @@
-"""``procs.setup_torch()``: gives actors the environment of torchrun's ranks."""
+"""Actors that change settings of the processes of a mesh: the environment of torchrun's ranks
+(``procs.setup_torch()``), and the level of the root logger (``procs.logging_option()``).
+
+They need nothing but torchmonarch.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from meshgate.proxies.torch_variables import HeldPort, master_address, rank_variables  # sent along
+from meshgate.proxies.torch_variables import HeldPort, hold_master_port, rank_variables  # sent along
 from meshgate.serialization.sent_as_source import Actor, SentAsSource, endpoint
 
 
 class TorchEnvironment(Actor, metaclass=SentAsSource):
-    """Sets the variables of its process. It needs nothing but torchmonarch."""
+    """Sets the variables of its process."""
 
     rank: int  # worker processes add it to every actor
 
@@ -22,18 +27,20 @@ class TorchEnvironment(Actor, metaclass=SentAsSource):
     def hold_port(self, address: str | None, port: int, hosts: int) -> tuple[str, int, str]:
         """The address and port for rank 0, and why they cannot be used, or "". The port is held until the process
         ends."""
-        try:
-            place = master_address(address, hosts)
-            self.held = HeldPort(port)
-        except OSError as error:
-            return "", 0, error.strerror or str(error)
-        except ValueError as error:
-            return "", 0, str(error)
-        return place, self.held.port, ""
+        self.held, answer = hold_master_port(address, port, hosts)
+        return answer
 
     @endpoint
     def set_up(self, world: int, local_world: int, master: Sequence[Any]) -> None:
         os.environ.update(rank_variables(self.rank, world, local_world, master, os.environ))
+
+
+class LogLevel(Actor, metaclass=SentAsSource):
+    """Sets the level of the root logger of its process."""
+
+    @endpoint
+    def set(self, level: int) -> None:
+        logging.getLogger().setLevel(level)
 
 
 def set_up_ranks(actors: Any, address: str | None, port: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshgate.proxies.torch_environment import set_up_ranks
+from meshgate.proxies.process_settings import set_up_ranks
 from meshgate.session.futures import FutureProxy
 from meshgate.shapes.shape import Extent
 

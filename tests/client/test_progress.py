@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from meshgate.jobs.progress import progress_mode
+from meshgate.progress import progress_mode
 
 
 class Terminal(io.StringIO):

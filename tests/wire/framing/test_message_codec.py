@@ -1,4 +1,4 @@
-"""Messages are assembled from any split into frames; inconsistent ones are rejected early."""
+"""Messages are encoded without copies and assembled from any split into frames; inconsistent ones are rejected."""
 
 from __future__ import annotations
 
@@ -9,13 +9,22 @@ from struct import pack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from meshgate_wire import LimitExceeded, Limits, ProtocolError
-from meshgate_wire.framing.assembly import AssembledMessage, Assembly
-from meshgate_wire.framing.encoding import encode_message
+from meshgate_wire import LimitExceeded, Limits, MessageTooLarge, ProtocolError
+from meshgate_wire import messages as m
 from meshgate_wire.framing.frames import FIRST, LAST
+from meshgate_wire.framing.message_codec import (
+    AssembledMessage,
+    Assembly,
+    dump_header,
+    encode_message,
+    load_header,
+    with_call_number,
+)
 from meshgate_wire.messages import Done, Release
 from tests.wire.channel import KIB, MIB, pattern
+from tests.wire.example_messages import EXAMPLES
 
 LIMITS = Limits(
     max_header=64 * KIB, max_buffers=8 * KIB, max_message=MIB, max_partial_bytes=2 * MIB, max_partial_messages=3
@@ -40,6 +49,115 @@ def feed(assembly: Assembly, data: bytes, cuts: list[int], stream: int = 1) -> A
         message = assembly.receive(flags, stream, b"before" + data[start:end] + b"after", 6, 6 + end - start)
         assembly.validate_state()
     return message
+
+
+# --- headers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("header", EXAMPLES, ids=lambda header: header.type)
+def test_a_header_is_loaded_as_dumped(header: m.Header) -> None:
+    assert load_header(dump_header(header)) == header
+    assert load_header(memoryview(dump_header(header))) == header
+
+
+@pytest.mark.parametrize("header", EXAMPLES, ids=lambda header: header.type)
+def test_unknown_fields_are_ignored(header: m.Header) -> None:
+    data = dump_header(header)
+    assert load_header(data[:-1] + b', "later": [1, {}]}') == header
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"null",
+        b"\xff\xfe",
+        b'{"type": "unheard_of"}',
+        b'{"type": "done"}',
+        b'{"type": "done", "call": -1}',
+        b'{"type": "done", "call": NaN}',
+        b'{"type": "done", "call": 9007199254740993}',
+        b'{"type": "done", "call": ' + b"9" * 100_000 + b"}",
+        b'{"type": "done", "call": 1, "x": ' + b"[" * 100_000,
+        b'{"type": "done", "call": 1, "x": ' + b"[" * 1000 + b"]" * 1000 + b"}",
+        b'{"type": "open_channel", "object": 1e99}',
+        b'{"type": "attach_hosts", "object": 1, "mesh": "' + b"x" * 257 + b'"}',
+    ],
+    ids=lambda data: data[:40].decode("latin-1"),
+)
+def test_an_invalid_header_is_rejected(data: bytes) -> None:
+    with pytest.raises(ValidationError):
+        load_header(data)
+
+
+def test_a_long_list_of_invalid_elements_causes_one_error() -> None:
+    data = b'{"type": "release", "objects": [' + b'"a",' * 100_000 + b'"a"]}'
+    with pytest.raises(ValidationError) as caught:
+        load_header(data)
+    assert caught.value.error_count() == 1
+
+
+@given(calls=st.lists(st.integers(0, 2**53), min_size=2, max_size=5))
+@pytest.mark.parametrize(
+    "header",
+    [
+        m.Call(call=0, target=m.MeshRef(object=7), endpoint="echo", adverb="call"),
+        m.Values(call=0, ranks=(3,), objects={0: m.Adopted(objects=(-1,))}),
+        m.Values(call=0),
+        m.Done(call=0),
+    ],
+    ids=repr,
+)
+def test_headers_that_differ_in_the_call_number_only(header: m.Header, calls: list[int]) -> None:
+    for call in calls:
+        expected = header.model_copy(update={"call": call})
+        other = with_call_number(header, call)
+        loaded = load_header(dump_header(other))
+        assert other == loaded == expected
+        assert repr(other) == repr(loaded) == repr(expected)
+        assert hash(other.model_dump_json()) == hash(loaded.model_dump_json())
+        assert loaded.model_copy() == expected
+
+
+@pytest.mark.parametrize("number", ["-1", "01", str(2**53 + 1), "1.5", "null", '"x"', "9" * 40])
+def test_an_invalid_call_number_is_rejected_in_a_cached_header(number: str) -> None:
+    assert load_header(b'{"type":"done","call":5}') == m.Done(call=5)
+    data = f'{{"type":"done","call":{number}}}'.encode()
+    with pytest.raises(ValidationError):
+        load_header(data)
+
+
+# --- sending ------------------------------------------------------------------------------------------------
+
+
+def test_the_bytes_of_a_message() -> None:
+    head = dump_header(Done(call=1))
+    nbytes, pieces = encode_message(Done(call=1), [b"ab", [b"c", b"de"], b""], Limits())
+    data = b"".join(pieces)
+    assert len(data) == nbytes
+    lengths = (2).to_bytes(8, "big") + (3).to_bytes(8, "big") + bytes(8)
+    assert data == len(head).to_bytes(4, "big") + (3).to_bytes(4, "big") + lengths + head + b"abcde"
+
+
+def test_a_message_without_buffers_is_a_preamble_and_a_header() -> None:
+    nbytes, pieces = encode_message(Done(call=1), (), Limits())
+    assert b"".join(pieces) == (24).to_bytes(4, "big") + bytes(4) + b'{"type":"done","call":1}'
+    assert nbytes == 32
+
+
+def test_a_large_buffer_is_not_copied() -> None:
+    large = bytes(10_000)
+    assert any(piece is large for piece in encode_message(Done(call=1), [large], Limits()).pieces)
+
+
+def test_a_message_that_exceeds_the_limit_is_rejected() -> None:
+    limits = Limits(max_message=65536, max_partial_bytes=65536)
+    with pytest.raises(MessageTooLarge, match="cannot send a message with 65576 bytes: the peer's limit is 65536"):
+        encode_message(Done(call=1), [bytes(65536)], limits)
+
+
+# --- receiving ----------------------------------------------------------------------------------------------
 
 
 @given(
