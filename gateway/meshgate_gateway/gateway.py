@@ -140,6 +140,7 @@ async def _wait_for_shutdown(parts: _Parts, settings: Settings, supervisor: Supe
         lifetime_fd=None if DETACHED in supervisor.kept else settings.lifetime_fd,
         on_detach=lambda: supervisor.keep(DETACHED, {}),
         idle_timeout=settings.idle_timeout,
+        first_session=settings.first_session,
         job_end=nodes.wait_ended if nodes is not None and slurm is not None and slurm.within else None,
         hosts_timeout=None if slurm is not None else HOSTS_TIMEOUT,  # a job may be in the queue for days
     )

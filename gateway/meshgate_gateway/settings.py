@@ -132,6 +132,12 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="seconds without a session until the gateway shuts down; 0: never",
     )
+    first_session: float = Field(
+        0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds that the gateway waits for its first session, if that is longer than --idle-timeout",
+    )
     max_sessions: int = Field(64, ge=1, description="maximum number of concurrent sessions")
     warm_engines: int = Field(1, ge=0, le=8, description="number of engine processes to start ahead of their sessions")
     lifetime_fd: int | None = Field(None, ge=0, description="shut down when this file descriptor reaches end of file")

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import async_timeout
+
 JOB_END_GRACE = 2.0
 HOSTS_TIMEOUT = 3600.0  # seconds for which missing hosts postpone an idle shutdown
 DETACH = b"\n"  # written to the lifetime descriptor: its end of file no longer ends the gateway
@@ -45,20 +47,21 @@ async def wait_for_shutdown(
     lifetime_fd: int | None,
     on_detach: Callable[[], None],
     idle_timeout: float,
+    first_session: float = 0,
     hosts_timeout: float | None = HOSTS_TIMEOUT,
     job_end: Callable[[], Awaitable[str]] | None = None,
 ) -> Shutdown:
-    """Waits for a reason to shut down. ``idle_timeout`` 0: never because of idleness. ``on_detach`` is called if the
-    process that started this gateway detaches it. ``hosts_timeout``: the seconds for which missing hosts postpone an
-    idle shutdown, None for as long as they are missing. ``job_end`` waits for the end of the job in which this gateway
-    runs, and returns the reason."""
+    """Waits for a reason to shut down. ``idle_timeout`` 0: never because of idleness; ``first_session``: see
+    ``wait_idle``. ``on_detach`` is called if the process that started this gateway detaches it. ``hosts_timeout``: the
+    seconds for which missing hosts postpone an idle shutdown, None for as long as they are missing. ``job_end`` waits
+    for the end of the job in which this gateway runs, and returns the reason."""
     requested: asyncio.Future[Shutdown] = asyncio.get_running_loop().create_future()
     _watch_signals(requested)
     if lifetime_fd is not None:
         _watch_lifetime(lifetime_fd, requested, on_detach)
     others: list[asyncio.Task[Shutdown]] = []
     if idle_timeout:
-        others.append(asyncio.create_task(wait_idle(sessions, hosts, idle_timeout, hosts_timeout)))
+        others.append(asyncio.create_task(wait_idle(sessions, hosts, idle_timeout, first_session, hosts_timeout)))
     if job_end is not None:
         others.append(asyncio.create_task(_wait_job_ended(job_end)))
     done, _ = await asyncio.wait([requested, *others], return_when=asyncio.FIRST_COMPLETED)
@@ -114,25 +117,34 @@ def _request(requested: asyncio.Future[Shutdown], reason: str) -> None:
 
 
 async def wait_idle(
-    sessions: SessionActivity, hosts: Hosts, timeout: float, hosts_timeout: float | None = HOSTS_TIMEOUT
+    sessions: SessionActivity,
+    hosts: Hosts,
+    timeout: float,
+    first_session: float = 0,
+    hosts_timeout: float | None = HOSTS_TIMEOUT,
 ) -> Shutdown:
-    """Waits until there has been no session for ``timeout`` seconds.
+    """Waits until there has been no session for ``timeout`` seconds, or for ``first_session`` if that is longer and
+    there has never been one: whoever started this gateway has yet to notice that it is ready.
 
     The time counts from when all hosts were ready, because a client that waits for them has no session yet. Hosts that
     never become ready postpone it by at most ``hosts_timeout``.
     """
     loop = asyncio.get_running_loop()
+    unused_since = sessions.idle_since
     ready_at = loop.time()
     with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(hosts.wait_ready(), hosts_timeout and max(timeout, hosts_timeout))
+        async with async_timeout.timeout(hosts_timeout and max(timeout, hosts_timeout)):
+            await hosts.wait_ready()
         ready_at = loop.time()
     while True:
         sessions.changed.clear()
         idle_since = sessions.idle_since
-        remaining = None if idle_since is None else max(idle_since, ready_at) + timeout - loop.time()
+        allowed = max(timeout, first_session) if idle_since == unused_since else timeout
+        remaining = None if idle_since is None else max(idle_since, ready_at) + allowed - loop.time()
         if remaining is not None and remaining <= 0:
-            return Shutdown(f"it had no session for {timeout:g} s", idle=True)
+            return Shutdown(f"it had no session for {allowed:g} s", idle=True)
         try:
-            await asyncio.wait_for(sessions.changed.wait(), remaining)
+            async with async_timeout.timeout(remaining):
+                await sessions.changed.wait()
         except asyncio.TimeoutError:
             continue

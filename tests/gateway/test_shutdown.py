@@ -38,9 +38,11 @@ class LateHosts:
         await asyncio.sleep(self._ready_at)
 
 
-async def idle_shutdown(activity: Activity, *, hosts_ready_at: float) -> tuple[Shutdown, float]:
+async def idle_shutdown(
+    activity: Activity, *, hosts_ready_at: float, first_session: float = 0
+) -> tuple[Shutdown, float]:
     """The shutdown, and when it comes."""
-    shutdown = await wait_idle(activity, LateHosts(hosts_ready_at), IDLE_TIMEOUT)
+    shutdown = await wait_idle(activity, LateHosts(hosts_ready_at), IDLE_TIMEOUT, first_session)
     return shutdown, asyncio.get_running_loop().time()
 
 
@@ -68,6 +70,26 @@ def test_a_session_restarts_the_idle_time() -> None:
         loop.call_at(500, activity.set_idle_since, 500.0)
         _, at = await idle_shutdown(activity, hosts_ready_at=0)
         assert at == pytest.approx(500 + IDLE_TIMEOUT)
+
+    run_in_virtual_time(test())
+
+
+@pytest.mark.parametrize(("first_session", "idle_for"), [(10, IDLE_TIMEOUT), (300, 300)])
+def test_a_gateway_waits_longer_for_its_first_session(first_session: float, idle_for: float) -> None:
+    async def test() -> None:
+        shutdown, at = await idle_shutdown(Activity(), hosts_ready_at=100, first_session=first_session)
+        assert shutdown == Shutdown(f"it had no session for {idle_for:g} s", idle=True)
+        assert at == pytest.approx(100 + idle_for)
+
+    run_in_virtual_time(test())
+
+
+def test_a_gateway_that_had_a_session_waits_for_the_idle_time_only() -> None:
+    async def test() -> None:
+        activity, loop = Activity(), asyncio.get_running_loop()
+        loop.call_at(50, activity.set_idle_since, 50.0)  # one that began and ended between two looks
+        _, at = await idle_shutdown(activity, hosts_ready_at=0, first_session=300)
+        assert at == pytest.approx(50 + IDLE_TIMEOUT)
 
     run_in_virtual_time(test())
 

@@ -65,9 +65,17 @@ def test_two_jobs_run_side_by_side(namespace: str) -> None:
         assert first_pod(two) == "right-workers-0"
 
 
-def test_an_idle_job_deletes_itself(namespace: str, kubectl: Kubectl, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_idle_job_deletes_itself(
+    namespace: str, kubectl: Kubectl, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     KubernetesJob(compute=Compute(inactivity_ttl="4s"), name="alone", namespace=namespace).apply()
     assert "ends after 4 s without a session" in capfd.readouterr().err
+    use = f"""
+        from meshgate import KubernetesJob
+        job = KubernetesJob(name="alone", namespace={namespace!r})
+        job.state(cached_path=None).workers.spawn_procs().initialized.get(timeout=60)
+        """
+    run(use, tmp_path)  # until its first session, a new job has longer than 4 s
     kubectl.wait_deleted("configmap/alone")
 
 

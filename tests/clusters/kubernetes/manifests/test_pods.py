@@ -14,6 +14,7 @@ from meshgate_gateway.settings import load_settings
 from meshgate_kubernetes.manifests import pods
 from meshgate_kubernetes.manifests.names import JOB_LABEL
 from meshgate_kubernetes.manifests.pods import (
+    FIRST_SESSION,
     MONARCH_REQUIREMENT,
     PYTHONPATH,
     SCRAPE,
@@ -108,8 +109,11 @@ def test_a_complete_template_only_gets_labels() -> None:
 def test_the_gateway_gets_the_lease_and_idle_timeout_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHGATE_TOKEN", "a-token-for-this-test")
     (container,) = gateway_template(job(idle_timeout=60, lease=90))["spec"]["containers"]
+    for variable in container["env"]:
+        if "value" in variable:
+            monkeypatch.setenv(variable["name"], variable["value"])
     settings = load_settings(container["args"])
-    assert (settings.idle_timeout, settings.lease) == (60, 90)
+    assert (settings.idle_timeout, settings.first_session, settings.lease) == (60, FIRST_SESSION, 90)
 
 
 STAY = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
