@@ -133,7 +133,7 @@ class Settings(BaseSettings):
         description="seconds without a session until the gateway shuts down; 0: never",
     )
     first_session: float = Field(
-        0,
+        60,  # a busy laptop may notice seconds late that its new job is ready
         ge=0,
         allow_inf_nan=False,
         description="seconds that the gateway waits for its first session, if that is longer than --idle-timeout",

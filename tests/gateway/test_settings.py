@@ -26,7 +26,7 @@ def errors(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 
 def test_only_the_token_is_required() -> None:
     settings = load_settings([])
-    assert (settings.host, settings.port, settings.lease) == ("127.0.0.1", 0, 14400)
+    assert (settings.host, settings.port, settings.lease, settings.first_session) == ("127.0.0.1", 0, 14400, 60)
     assert settings.read_token().get_secret_value() == TOKEN
 
 

@@ -179,5 +179,5 @@ def test_after_detaching_the_gateway_continues_and_shuts_down_when_idle() -> Non
 
 
 def test_a_gateway_without_sessions_shuts_down_when_idle() -> None:
-    with ServerProcess("--idle-timeout", "0.1") as server:
+    with ServerProcess("--idle-timeout", "0.1", "--first-session", "0") as server:
         assert server.wait() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sys
@@ -57,6 +58,11 @@ class Trainer(Actor):
     def wait(self, seconds: float) -> str:
         time.sleep(seconds)
         return "waited"
+
+    @endpoint
+    async def hang(self) -> None:
+        """Never returns, and leaves the process to its other actors."""
+        await asyncio.Event().wait()
 
     @endpoint
     def capabilities(self) -> int:

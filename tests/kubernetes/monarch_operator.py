@@ -89,22 +89,26 @@ def monarch_operator(kubectl: Kubectl) -> Iterator[None]:
 
 def _operate(api: Api, observer: Observer, stop: threading.Event) -> None:
     version = -1
+    made: set[str] = set()  # the UIDs of meshes: the end of a StatefulSet may be seen before that of its mesh
     while not stop.is_set():
         version = observer.wait(version, timeout=0.5)
         for mesh in observer.objects("MonarchMesh"):
             if "deletionTimestamp" not in mesh["metadata"]:
-                _reconcile(api, mesh, observer.objects("StatefulSet"))
+                _reconcile(api, mesh, observer.objects("StatefulSet"), made)
 
 
-def _reconcile(api: Api, mesh: dict[str, Any], stateful_sets: list[dict[str, Any]]) -> None:
+def _reconcile(api: Api, mesh: dict[str, Any], stateful_sets: list[dict[str, Any]], made: set[str]) -> None:
     name = mesh["metadata"]["name"]
     existing = next((each for each in stateful_sets if each["metadata"]["name"] == name), None)
     if existing is None:
+        if mesh["metadata"]["uid"] in made:
+            return
         for obj in _objects(mesh):
             try:
                 api.create(obj)
             except KubernetesError:  # it exists but is not observed yet, or the mesh is being deleted
                 return
+        made.add(mesh["metadata"]["uid"])
         return
     ready = existing.get("status", {}).get("readyReplicas", 0)
     if mesh.get("status", {}).get("readyReplicas") != ready:

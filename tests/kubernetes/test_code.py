@@ -60,6 +60,9 @@ def test_a_recreated_pod_gets_the_newest_version_in_the_same_session(
         first = hosts.spawn_procs().spawn("first", model())
         assert steps(first) == [1, 1, 1]
         kubectl("delete", "pod", "recreated-workers-1", timeout=90)
+        with pytest.raises(SupervisionError, match="recreated-workers-1"):  # until the gateway knows
+            while True:
+                steps(first)
         (project / "step_of_pods.py").write_text("STEP = 22\n")
         job.state().workers.initialized.get(timeout=90)
         assert job.sync(quiet=True).ready == 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,8 +14,9 @@ from meshgate.errors import GatewayLostError, SupervisionError
 from tests.kubernetes.actors import Trainer
 from tests.kubernetes.api_server import restart_api_server
 from tests.kubernetes.cluster import Kubectl
+from tests.waiting import wait_for
 
-REPORTED_WITHIN = 5.0  # seconds
+REPORTED_WITHIN = 60.0  # seconds: a few on an idle machine; the calls themselves take ten times as long
 
 
 def assert_reports(error: SupervisionError, rank: int, pod: str, reason: str) -> None:
@@ -29,16 +29,15 @@ def assert_reports(error: SupervisionError, rank: int, pod: str, reason: str) ->
 
 def test_a_pod_deleted_during_a_call_is_reported_with_the_reason(namespace: str, kubectl: Kubectl) -> None:
     with KubernetesJob(compute=Compute(replicas=2), name="victim", namespace=namespace) as job:
-        trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
+        procs = job.state().workers.spawn_procs()
+        trainers, others = (procs.spawn(name, Trainer) for name in ("trainers", "others"))
         trainers.pod.call().get(timeout=60)
-        call = trainers.wait.call(10.0)  # rank 0 is busy until then
-        deleted = time.monotonic()
+        call = trainers.hang.call()
         kubectl("delete", "pod", "victim-workers-1", "--wait=false")
         with pytest.raises(SupervisionError) as caught:
-            call.get(timeout=60)
-        assert time.monotonic() - deleted < REPORTED_WITHIN
+            call.get(timeout=REPORTED_WITHIN)
         assert_reports(caught.value, 1, "victim-workers-1", "its pod is being deleted")
-        assert trainers.slice(hosts=0).pod.call_one().get(timeout=60) == "victim-workers-0"
+        assert others.slice(hosts=0).pod.call_one().get(timeout=60) == "victim-workers-0"
 
 
 def test_a_process_out_of_memory_is_reported_with_rank_and_pod(namespace: str) -> None:
@@ -49,10 +48,8 @@ def test_a_process_out_of_memory_is_reported_with_rank_and_pod(namespace: str) -
         ended = sibling.wait_ended.call_one(victim.process.call_one().get(timeout=60))
         filling = victim.fill.call_one(700)
         ended.get(timeout=60)  # a pod near its limit is slow, and how slow depends on its node
-        killed = time.monotonic()
         with pytest.raises(SupervisionError) as caught:
-            filling.get(timeout=60)
-        assert time.monotonic() - killed < REPORTED_WITHIN
+            filling.get(timeout=REPORTED_WITHIN)
         assert_reports(caught.value, 0, "starving-workers-1", "failed: ")  # Monarch does not always report the signal
         assert trainers.slice(hosts=0, gpus=0).pod.call_one().get(timeout=60) == "starving-workers-0"
         again = job.state().workers.spawn_procs().spawn("again", Trainer)
@@ -63,16 +60,15 @@ def test_a_deleted_gateway_is_reported_and_the_job_can_be_applied_again(namespac
     with KubernetesJob(compute=Compute(), name="headless", namespace=namespace) as job:
         trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
         process = trainers.process.call_one().get(timeout=60)
-        call = trainers.wait.call_one(100.0)
-        deleted = time.monotonic()
+        call = trainers.hang.call_one()
         kubectl("delete", "pod", "-l", "meshgate.dev/job=headless,app.kubernetes.io/component=gateway", "--wait=false")
         with pytest.raises(GatewayLostError, match="headless-gateway"):
-            call.get(timeout=60)
-        assert time.monotonic() - deleted < 10
+            call.get(timeout=REPORTED_WITHIN)
         job.apply()
         again = job.state().workers.spawn_procs().spawn("trainers", Trainer)
         assert again.pod.call_one().get(timeout=60) == "headless-workers-0"
-        assert process not in kubectl("exec", "headless-workers-0", "--", "ls", "/proc").split()
+        exists = ("exec", "headless-workers-0", "--", "ls", "/proc")
+        wait_for(lambda: process not in kubectl(*exists).split(), "the process of the lost session to end")
 
 
 @pytest.mark.disturbing
@@ -107,11 +103,11 @@ def test_draining_a_node_spares_the_gateway_and_its_session_reports_the_worker(
     with KubernetesJob(compute=Compute(), name="drained", namespace=namespace) as job:
         trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
         trainers.pod.call_one().get(timeout=60)
-        call = trainers.wait.call_one(60.0)
+        call = trainers.hang.call_one()
         with drained(kubectl, "meshgate.dev/job=drained") as report:
             assert re.search(r"drained-gateway-\S+ .*violate the pod's disruption budget", report)
             with pytest.raises(SupervisionError) as caught:
-                call.get(timeout=60)
+                call.get(timeout=REPORTED_WITHIN)
             assert_reports(caught.value, 0, "drained-workers-0", "its pod is being deleted")
         hosts = job.state().workers  # of the same session; the pod that replaces the evicted one has a node now
         hosts.initialized.get(timeout=90)

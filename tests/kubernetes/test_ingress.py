@@ -41,7 +41,7 @@ print(*counters.add.call(0).get(timeout=60).values())
 CUTS = """
 until = time.monotonic() + 8
 sent = [0]
-while time.monotonic() < until:
+while time.monotonic() < until or len(sent) <= 20:
     sent.append(len(sent))
     counters.add.call(sent[-1]).get(timeout=60)
 assert all(calls == sent for calls in counters.all.call().get(timeout=60).values())

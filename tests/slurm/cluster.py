@@ -50,17 +50,18 @@ def laptop(
 
 
 def pids(*parts: bytes) -> list[int]:
-    """The processes, of all machines of the kit, whose command has these parts."""
+    """The processes, of all machines of the kit, whose command has these parts, in the order of their starts."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
                 command = Path("/proc", entry, "cmdline").read_bytes()
+                started = int(Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[19])
             except OSError:
                 continue
             if all(part in command for part in parts) and b"slurm/on" not in command and b"nsenter" not in command:
-                found.append(int(entry))
-    return found
+                found.append((started, int(entry)))
+    return [pid for _, pid in sorted(found)]
 
 
 def queue(name: str) -> list[str]:

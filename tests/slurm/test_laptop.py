@@ -111,7 +111,7 @@ with make(sys.argv[1]) as job:
     connection, directory = process.stdout.readline().split()
     (master,) = pids(f"ControlPath={connection}/c".encode(), b"-M\0")
     os.kill(master, signal.SIGKILL)
-    server = max(pids(b"meshgate_gateway\0--slurm-job", directory.encode()))  # the other is its supervisor
+    _, server, *_ = pids(b"meshgate_gateway\0--slurm-job", directory.encode())  # the first is its supervisor
     os.kill(server, signal.SIGKILL)
     out, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, err

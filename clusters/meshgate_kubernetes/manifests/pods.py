@@ -20,7 +20,6 @@ from meshgate_kubernetes.manifests.spec import (
 GATEWAY_CONTAINER = "gateway"
 GATEWAY_PORT = 8650
 METRICS_PORT = 8651
-FIRST_SESSION = 60  # seconds: a busy laptop may notice seconds late that its new job is ready
 # Cluster autoscalers must not move pods that hold sessions: what runs in them would be lost.
 STAY = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 SCRAPE = {"prometheus.io/scrape": "true", "prometheus.io/port": str(METRICS_PORT), "prometheus.io/path": "/metrics"}
@@ -282,7 +281,6 @@ def _gateway_container(spec: JobSpec) -> Object:
         "env": [
             _from_field("MESHGATE_ENGINE_HOST", "status.podIP"),
             {"name": "MESHGATE_METRICS_PORT", "value": str(METRICS_PORT)},  # older gateways ignore it, unlike a flag
-            {"name": "MESHGATE_FIRST_SESSION", "value": str(FIRST_SESSION)},
             {"name": "MESHGATE_LOG_OUTPUT", "value": "true" if spec.log_output else "false"},
             {
                 "name": "MESHGATE_TOKEN",

@@ -14,7 +14,6 @@ from meshgate_gateway.settings import load_settings
 from meshgate_kubernetes.manifests import pods
 from meshgate_kubernetes.manifests.names import JOB_LABEL
 from meshgate_kubernetes.manifests.pods import (
-    FIRST_SESSION,
     MONARCH_REQUIREMENT,
     PYTHONPATH,
     SCRAPE,
@@ -113,7 +112,7 @@ def test_the_gateway_gets_the_lease_and_idle_timeout_of_the_job(monkeypatch: pyt
         if "value" in variable:
             monkeypatch.setenv(variable["name"], variable["value"])
     settings = load_settings(container["args"])
-    assert (settings.idle_timeout, settings.first_session, settings.lease) == (60, FIRST_SESSION, 90)
+    assert (settings.idle_timeout, settings.lease) == (60, 90)
 
 
 STAY = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
