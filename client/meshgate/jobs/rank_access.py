@@ -53,6 +53,9 @@ class RankAccess(ABC):
     @abstractmethod
     def _has_ended(self) -> bool: ...
 
+    @abstractmethod
+    def _is_running(self) -> bool: ...
+
     def status(self) -> JobStatus:
         """The job as its gateway sees it: hosts, sessions with their processes and actors, and calls in flight.
 
@@ -234,7 +237,10 @@ class RankAccess(ABC):
         return self._require_telemetry("profile").profile(on_trace_ready)
 
     def _require_telemetry(self, operation: str) -> Telemetry:
-        if self._require_running(operation)._has_ended():
+        running = self._require_running(operation)
+        # A type without ``_is_running`` may say no because the job must not be reused, and its telemetry be active.
+        started = self._telemetry is not None and self._telemetry.started
+        if running._has_ended() or (self._telemetry is not None and not started and not running._is_running()):
             raise JobNotRunning(
                 f"{operation}() of {self!r}: the job is no longer running or healthy. Call state() to start it again"
             )
@@ -243,7 +249,7 @@ class RankAccess(ABC):
                 f"{operation}() of {self!r}: the job has no distributed telemetry configured. Call enable_telemetry(), "
                 f"and then state(), before {operation}()"
             )
-        if not self._telemetry.started:
+        if not started:
             raise JobError(
                 f"{operation}() of {self!r}: distributed telemetry is not active. Call state() before {operation}()"
             )

@@ -356,6 +356,16 @@ def test_telemetry_that_cannot_be_read_is_the_error_of_monarchs_type_and_says_wh
         job.telemetry_query_client()
 
 
+def test_the_telemetry_of_a_job_that_says_it_cannot_run_is_not_asked_for_unless_it_is_active() -> None:
+    job = OwnJob("workers", reusable=False).enable_telemetry()
+    job.apply()
+    with pytest.raises(RuntimeError, match="no longer running or healthy"):
+        job.telemetry_query_client()
+    telemetry: Any = type("Telemetry", (), {"started": True, "query_client": lambda self: "client"})()
+    job._telemetry = telemetry
+    assert job.telemetry_query_client() == "client"
+
+
 def test_an_admin_server_is_started_by_state_and_left_by_kill() -> None:
     calls: list[str] = []
     server: Any = type("Server", (), {})()
