@@ -202,8 +202,12 @@ class HostAgents:
             known.lost = True
             self._unavailable(known, reason)
             for group in self._groups.values():
-                if name in group.names:
+                if name in group.names or self._cut_short(group):
                     group.break_off(f"{name}: {reason}")
+
+    def _cut_short(self, group: _Group) -> bool:
+        """Whether Monarch still waits for a host of the mesh that was lost, whichever of its hosts the group has."""
+        return any(host.hosts.cut_short for host in map(self._hosts.get, group.names) if host is not None)
 
     def host_replaced(self, name: str) -> None:
         """A lost host does not return: nothing waits for it any more."""
@@ -284,6 +288,8 @@ class HostAgents:
 
     async def _start(self, hosts: list[_AgentHost]) -> None:
         """Starts a group of agents. If it raises, none of their processes is left."""
+        if missing := hosts[0].hosts.missing_among(host.name for host in hosts):
+            raise _StartFailed(missing)
         mesh = self._attached(hosts[0].hosts)
         if len(hosts) < len(hosts[0].hosts.names):
             mesh = self._monarch.slice_mesh(mesh, hosts_region(1, hosts[0].rank))

@@ -63,7 +63,9 @@ class Attaching:
         found = (self._monarch.same_versions.difference(host.name, host.python, host.monarch) for host in hosts)
         if difference := next(filter(None, found), ""):
             raise invalid(f"cannot attach to mesh {header.mesh!r}: {difference}")
-        known = attached_hosts(self._monarch.attach(header.mesh, hosts), header.mesh, hosts)
+        known = attached_hosts(None, header.mesh, hosts)
+        known.must_attach = True
+        self._lookup.attached(known)
         await self._monarch.settings_applied()  # before anything is spawned there
         self._objects.add(header.object, known)
         self._hosts_attached(known)

@@ -67,10 +67,8 @@ class HostWatch:
                 known.host_lost(host, reason, returns=returns)
                 self._ended.add(known.addresses[known.names.index(host)])
         for known in self._objects.values():
-            if isinstance(known, ProcMesh) and host in known.host_names:
-                known.lost_hosts.add(host)
-                if known.initialized is not None:
-                    known.initialized.cancel()  # Monarch would wait half a minute longer before it gives up on the host
+            if isinstance(known, ProcMesh):
+                known.host_lost(host)
         self._listener.host_lost(host, reason)
 
     def host_back(self, mesh: str, rank: int, host: Host) -> None:
@@ -97,8 +95,7 @@ class HostWatch:
             if not isinstance(known, HostMesh) or (host := await _host_at(address, known.hosts)) is None:
                 continue
             known.refused = f"cannot attach to mesh {known.name!r}: {_refusal(host, self._laptop())}"
-            for wait in known.waits:
-                wait.cancel()
+            known.give_up_waiting()
             for procs in self._objects.values():
                 if isinstance(procs, ProcMesh) and procs.initialized is not None and procs.hosts is known:
                     procs.initialized.cancel()

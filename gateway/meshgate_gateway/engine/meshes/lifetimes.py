@@ -67,23 +67,41 @@ class Lifetimes:
         if isinstance(known, HostMesh):
             if header.whole:
                 await self._wait_available(known, header.target.region)
-            await self._wait_attached(known)
+            while not await self._wait_attached(known) and header.whole:  # a host was lost meanwhile
+                await self._wait_available(known, header.target.region)
         elif isinstance(known, ProcMesh):
-            await self._monarch.wait_initialized(known.mesh)
+            await self._wait_up(header.target.object, known)
         elif isinstance(known, ActorMesh):
             await self._monarch.wait_actors_initialized(known.actors)
 
-    async def _wait_attached(self, known: HostMesh) -> None:
+    async def _wait_attached(self, known: HostMesh) -> bool:
+        """Waits until all hosts have answered. Returns whether they have: one may be lost before it has."""
+        if known.cut_short:
+            return False
         wait = asyncio.ensure_future(self._monarch.wait_initialized(self._lookup.attached(known)))
         known.waits.add(wait)
         try:
-            await wait
-        except asyncio.CancelledError:
-            if not known.refused:
-                raise
-            raise invalid(known.refused) from None
+            await asyncio.wait((wait,))
         finally:
             known.waits.discard(wait)
+            wait.cancel()
+        if known.refused:
+            raise invalid(known.refused)
+        if wait.cancelled():
+            return False
+        wait.result()
+        return True
+
+    async def _wait_up(self, number: int, known: ProcMesh) -> None:
+        """Waits until the processes are up, but not for those on a lost host, on which Monarch gives up much later."""
+        wait = asyncio.ensure_future(self._monarch.wait_initialized(known.mesh))
+        try:
+            await asyncio.wait((wait,) if known.up is None else (wait, known.up), return_when=asyncio.FIRST_COMPLETED)
+            if known.given_up and (failure := self._objects.failure(number)):
+                raise RequestFailed(failure)
+            await wait
+        finally:
+            wait.cancel()
 
     async def stop(self, header: Stop, buffers: Sequence[Fragments]) -> None:
         known = await self._objects.wait(header.target.object)

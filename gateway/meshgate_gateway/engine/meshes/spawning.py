@@ -111,7 +111,10 @@ class Spawning:
             except RequestFailed:
                 if missing := hosts.missing_among(names):  # a host was lost meanwhile, which explains the failure
                     raise RequestFailed(_spawn_failure(header, missing)) from None
-                raise
+                if hosts.hosts is attached:
+                    raise
+                version = header.version  # the host that has taken the place of the lost one has yet to get it
+                continue
             # If a host was replaced meanwhile, the mesh leads to the old one, and Monarch would wait for its answer.
             if hosts.hosts is attached and not hosts.missing_among(names):
                 return hosts, mesh, names, version
@@ -122,7 +125,7 @@ class Spawning:
         try:
             await initialized
         except (Exception, asyncio.CancelledError) as error:
-            missing = hosts.missing_among(procs.host_names)
+            missing = procs.given_up or hosts.missing_among(procs.host_names)
             if isinstance(error, asyncio.CancelledError) and not missing:
                 raise
             if isinstance(error, BootstrapFailed) and not missing:

@@ -78,6 +78,12 @@ class HostHealth:
 
 
 AVAILABLE = HostHealth(HostState.AVAILABLE)
+_WAIT = "Wait for them with hosts.initialized.get(timeout=...)"
+
+
+def answered(attaching: asyncio.Future[None]) -> bool:
+    """Whether all hosts that were attached to have answered."""
+    return attaching.done() and not attaching.cancelled() and attaching.exception() is None
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +98,8 @@ class HostMesh:
     refused: str = ""  # why it can never be attached to: a host does not accept this gateway
     waits: set[asyncio.Future[None]] = field(default_factory=set)  # for all hosts to answer
     must_attach: bool = False  # ``mesh`` no longer reaches the hosts: they were stopped, or some have restarted
+    attaching: asyncio.Future[None] | None = None  # until all hosts of ``mesh`` have answered Monarch for the first time
+    cut_short: bool = False  # a host was lost before they had: Monarch waits for it, whatever part of ``mesh`` is used
     slices: dict[Region, Any] = field(default_factory=dict)
 
     @property
@@ -107,6 +115,15 @@ class HostMesh:
 
     def host_lost(self, name: str, reason: str, *, returns: bool) -> None:
         self.missing[name] = self.health(name).lost(reason, returns=returns)
+        if self.attaching is not None and not answered(self.attaching):
+            self.cut_short = True
+            self.give_up_waiting()
+
+    def give_up_waiting(self) -> None:
+        """Ends the waits for hosts to answer Monarch, of which one is lost or refuses to."""
+        for wait in (*self.waits, self.attaching):
+            if wait is not None:
+                wait.cancel()
 
     def host_restarted(self, rank: int, host: Host, *, same_address: bool) -> bool:
         """Puts ``host`` in its place. Returns whether the mesh is complete again, and so must be attached to again."""
@@ -117,24 +134,27 @@ class HostMesh:
         if not all(health.ready_to_attach for health in self.missing.values()):
             return False
         self.missing.clear()
-        self.must_attach = True
+        self.must_attach, self.cut_short = True, False
         return True
 
     def missing_among(self, names: Iterable[str]) -> str:
         """Which of the hosts ``names`` cannot be used, why, and what to do. Empty if all can be used."""
         if self.refused:
             return self.refused
+        if self.cut_short:
+            names = self.names
         missing = {name: self.missing[name] for name in names if name in self.missing}
         if not missing:
             return ""
         found = "; ".join(f"{name}: {health}" for name, health in missing.items())
         lost = f"mesh {self.name!r} has lost hosts ({found})"
-        if any(health.permanent for health in missing.values()):
+        permanent = any(health.permanent for health in missing.values())
+        if self.cut_short:
+            lost += " before the gateway had reached all of them, so none can be used"
+            return f"{lost} in this session" if permanent else f"{lost} until they are replaced. {_WAIT}"
+        if permanent:
             return f"{lost}. Spawn on a slice of the remaining hosts"
-        return (
-            f"{lost}, which are being replaced. Wait for them with hosts.initialized.get(timeout=...), or spawn on a "
-            "slice of the remaining hosts"
-        )
+        return f"{lost}, which are being replaced. {_WAIT}, or spawn on a slice of the remaining hosts"
 
 
 def attached_hosts(mesh: Any, name: str, hosts: Sequence[Host]) -> HostMesh:
@@ -159,6 +179,7 @@ class ProcMesh:
     reloads: int = 0
     stopping: bool = False
     initialized: asyncio.Future[None] | None = None  # cancelled when a host is lost or refuses
+    given_up: str = ""  # which host was lost before ``initialized``, and why; another may have its place already
     up: asyncio.Future[None] | None = None  # is done once the outcome of ``initialized`` is reported
     dead: dict[int, str] = field(default_factory=dict)  # base rank to the reason
     lost_hosts: set[str] = field(default_factory=set)  # by name, also if another host has taken their place
@@ -178,6 +199,16 @@ class ProcMesh:
     def reload_finished(self, reload: int, ranks: Iterable[int], version: str) -> None:
         """These ranks run ``version`` now, except for those that another reload has started on since."""
         self.reloaded.update({rank: version for rank in ranks if self.reloaded[rank] == reload})
+
+    def host_lost(self, name: str) -> None:
+        """Gives up the processes if they are coming up: Monarch would wait for the host, half a minute or longer."""
+        if name in self.host_names:
+            self.lost_hosts.add(name)
+        if self.initialized is None or self.initialized.done() or self.hosts is None:
+            return
+        if missing := self.hosts.missing_among(self.host_names):
+            self.given_up = missing
+            self.initialized.cancel()
 
     def host_of(self, rank: int) -> str:
         """The name of the host of a base rank, or an empty string if it is unknown."""

@@ -21,6 +21,7 @@ from meshgate_gateway.engine.objects.records import (
     HostMesh,
     ProcMesh,
     SessionObject,
+    answered,
     remember,
 )
 from meshgate_gateway.engine.objects.regions import ranks_within
@@ -36,7 +37,7 @@ class ObjectTable:
     def __init__(self) -> None:
         self._objects: dict[int, SessionObject | Failure] = {}
         self._released: dict[int, None] = {}  # oldest first
-        self._awaited: dict[int, asyncio.Future[None]] = {}
+        self._awaited: dict[int, asyncio.Future[SessionObject | Failure | None]] = {}  # None: it was released
         self._references: dict[int, Any] = {}
         self._next_reference = -1
 
@@ -48,12 +49,12 @@ class ObjectTable:
         elif number in self._objects or number in self._released:
             raise invalid(f"object {number} already exists")
         self._objects[number] = made
-        self._wake(number)
+        self._wake(number, made)
 
-    def _wake(self, number: int) -> None:
+    def _wake(self, number: int, made: SessionObject | Failure | None) -> None:
         waiting = self._awaited.pop(number, None)
         if waiting is not None and not waiting.done():
-            waiting.set_result(None)
+            waiting.set_result(made)
 
     def require(self, number: int) -> SessionObject | None:
         """The object, or None if it is not created yet. Raises RequestFailed if it failed or was released."""
@@ -75,15 +76,23 @@ class ObjectTable:
         return None if isinstance(found, Failure) else found
 
     async def wait(self, number: int) -> SessionObject:
-        """As ``require``, but waits until the object is created."""
+        """As ``require``, but waits until the object is created. If it is released at once, it still is what was waited
+        for: the release followed the creation in their stream, and only the request on another stream is late."""
         found = self.require(number)
-        while found is None:
-            waiting = self._awaited.get(number)
-            if waiting is None:
-                waiting = self._awaited[number] = asyncio.get_running_loop().create_future()
-            await asyncio.shield(waiting)
-            found = self.require(number)
-        return found
+        if found is not None:
+            return found
+        waiting = self._awaited.get(number)
+        if waiting is None:
+            waiting = self._awaited[number] = asyncio.get_running_loop().create_future()
+        made = await asyncio.shield(waiting)
+        if number not in self._released:
+            made = self.require(number)  # a failure may have replaced it
+        if isinstance(made, Failure):
+            raise RequestFailed(_as_cause(made))
+        if made is None:
+            self.require(number)
+            raise AssertionError(f"object {number} was awaited, and is neither present nor released")
+        return made
 
     def reserve(self) -> int:
         """A number for an object that the engine creates itself."""
@@ -111,7 +120,7 @@ class ObjectTable:
         self._released[number] = None
         if len(self._released) > MAX_RELEASED:
             del self._released[next(iter(self._released))]
-        self._wake(number)
+        self._wake(number, None)
 
     def fail_awaited(self, failure: Failure, being_created: Container[int]) -> int:
         """Makes ``failure`` of every object that requests wait for, that does not exist and is not ``being_created``.
@@ -184,6 +193,8 @@ class Lookup:
         if hosts.must_attach:
             hosts.mesh = self._monarch.attach(hosts.name, hosts.hosts)
             hosts.must_attach = False
+            hosts.attaching = asyncio.ensure_future(self._monarch.wait_initialized(hosts.mesh))
+            hosts.attaching.add_done_callback(answered)  # what uses the hosts reports why they do not answer
             hosts.slices.clear()
         return hosts.mesh
 

@@ -224,6 +224,26 @@ async def test_a_host_that_is_lost_while_its_agent_starts_does_not_keep_the_othe
 
 
 @async_test
+async def test_agents_do_not_wait_for_a_lost_host_that_had_not_answered_and_start_when_it_is_replaced() -> None:
+    provided, hosts = Provided(), host_mesh()
+    await provided.provide(hosts)
+    hosts.attaching = asyncio.get_running_loop().create_future()  # again, after workers-0 has been replaced
+    provided.monarch.hold = True
+    assert provided.agents.process_ended(FIRST_GROUP, 0)
+    await turns()
+    hosts.host_lost("workers-1", "evicted", returns=True)
+    provided.agents.host_lost("workers-1", "evicted")
+    provided.monarch.hold = False
+    await turns()
+    with pytest.raises(HostsBehind) as caught:
+        await provided.ready("workers-0")
+    assert "so none can be used until they are replaced" in caught.value.hosts["workers-0"]
+    hosts.host_restarted(1, Host(name="workers-1", address="tcp://10.0.0.9:1"), same_address=False)
+    await provided.provide(hosts)
+    await provided.ready("workers-0", "workers-1")
+
+
+@async_test
 async def test_an_agent_that_dies_is_restarted_on_its_host_alone() -> None:
     provided = Provided()
     await provided.provide(host_mesh())

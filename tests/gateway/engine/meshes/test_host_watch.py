@@ -64,6 +64,20 @@ async def test_processes_that_are_coming_up_on_a_lost_host_are_given_up() -> Non
 
 
 @async_test
+async def test_processes_on_other_hosts_are_given_up_if_not_all_hosts_had_answered() -> None:
+    watched = Watched()
+    watched.hosts.attaching = asyncio.get_running_loop().create_future()
+    procs = proc_mesh(watched.hosts)
+    procs.host_names = ("workers-0",)
+    procs.initialized = asyncio.get_running_loop().create_future()
+    watched.objects.add(PROCS, procs)
+    watched.watch.host_lost("workers-1", "evicted", returns=True)
+    watched.watch.host_back("workers", 1, REPLACEMENT)  # by then nobody has seen that the host was missing
+    assert procs.initialized.cancelled()
+    assert "workers-1: evicted" in procs.given_up
+
+
+@async_test
 async def test_a_replaced_host_completes_its_mesh_for_the_client_and_the_listener() -> None:
     watched = Watched()
     watched.watch.host_lost("workers-1", "evicted", returns=True)

@@ -12,7 +12,7 @@ from meshgate_gateway.engine.meshes.lifetimes import Lifetimes
 from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
-from meshgate_wire.messages import Done, Failed, Failure, Initialized, MeshRef, Region, Release, Stop, stream_of
+from meshgate_wire.messages import Done, Failed, Failure, Host, Initialized, MeshRef, Region, Release, Stop, stream_of
 from tests.gateway.engine.fakes import (
     FakeMesh,
     FakeMonarch,
@@ -97,6 +97,20 @@ async def test_what_keeps_a_mesh_from_coming_up_is_the_answer() -> None:
 
 
 @async_test
+async def test_processes_that_were_given_up_with_a_lost_host_are_not_waited_for() -> None:
+    session = Session()
+    session.procs.mesh.ready = asyncio.get_running_loop().create_future()  # Monarch waits for the host
+    session.procs.up = asyncio.get_running_loop().create_future()
+    session.initialized(PROCS)
+    await turns()
+    session.procs.given_up = "workers-1: evicted"
+    session.objects.add(PROCS, failure := Failure(kind="supervision", message="workers-1: evicted", mesh="procs"))
+    session.procs.up.set_result(None)
+    await until(lambda: session.sent.messages)
+    assert session.sent.of(Failed) == [Failed(call=9, failure=failure)]
+
+
+@async_test
 async def test_a_bootstrap_that_raised_is_the_answer_and_not_a_cause_of_another_failure() -> None:
     session = Session()
     failure = Failure(kind="actor", message="ValueError: no device", mesh="procs")
@@ -115,6 +129,22 @@ async def test_only_a_request_for_whole_hosts_waits_for_missing_ones() -> None:
     await until(lambda: len(session.sent.messages) == 2)
     assert len(session.sent.of(Done)) == 1
     assert "mesh 'workers' has lost hosts (workers-1: it was killed)" in session.sent.of(Failed)[0].failure.message
+
+
+@async_test
+async def test_hosts_of_which_one_is_lost_before_it_has_answered_are_waited_for_and_attached_to_again() -> None:
+    session = Session()
+    session.hosts.must_attach = session.monarch.hold = True
+    for whole in (True, False):
+        session.initialized(HOSTS, whole=whole)
+    await turns()
+    session.monarch.hold = False
+    session.hosts.host_lost("workers-1", "evicted", returns=True)
+    replacement = Host(name="workers-1b", address="tcp://10.0.0.9:1")
+    assert session.hosts.host_restarted(1, replacement, same_address=False)
+    await until(lambda: len(session.sent.messages) == 2)
+    assert len(session.sent.of(Done)) == 2
+    assert [addresses[1] for _, addresses in session.monarch.attached] == ["tcp://10.0.0.1:1", "tcp://10.0.0.9:1"]
 
 
 # --- stopping

@@ -192,7 +192,28 @@ async def test_a_host_that_is_replaced_while_the_spawn_waits_is_attached_to_and_
     assert procs.host_names == ("workers-0", "workers-9")
     assert spawned.hosts.mesh is not before
     assert not spawned.hosts.must_attach
+    spawned.hosts.mesh.ready.set_result(None)
     procs.mesh.ready.set_result(None)
+
+
+@async_test
+async def test_a_host_that_is_replaced_when_the_lost_one_is_reported_as_without_the_code_gets_it() -> None:
+    spawned, waits = Spawned(), []
+
+    async def replace_host(version: str, hosts: Sequence[str]) -> str:
+        waits.append((version, *hosts))
+        if len(waits) == 1:
+            spawned.hosts.host_lost("workers-1", "evicted", returns=True)
+            replacement = Host(name="workers-9", address="tcp://10.0.0.9:26600")
+            assert spawned.hosts.host_restarted(1, replacement, same_address=False)
+            raise stale_code("workers-1: evicted", ["workers-1"])
+        return version
+
+    spawned.wait_for_version = replace_host  # type: ignore[method-assign]
+    procs = await spawned.spawn_procs(version="v1")
+    assert waits == [("v1", "workers-0", "workers-1"), ("v1", "workers-0", "workers-9")]
+    for mesh in (spawned.hosts.mesh, procs.mesh):
+        mesh.ready.set_result(None)
 
 
 @async_test
@@ -251,6 +272,19 @@ async def test_processes_given_up_because_of_a_lost_host_fail_with_its_reason(tu
     procs.initialized.cancel()
     await until(lambda: spawned.sent.messages)
     assert "workers-1: OOMKilled" in spawned.failure(PROCS).message
+
+
+@async_test
+async def test_processes_on_a_host_that_is_lost_and_replaced_at_once_fail_with_the_reason() -> None:
+    spawned = Spawned()
+    procs = await spawned.spawn_procs()
+    spawned.hosts.host_lost("workers-1", "evicted", returns=True)
+    procs.host_lost("workers-1")
+    replacement = Host(name="workers-1", address="tcp://10.0.0.9:26600")
+    assert spawned.hosts.host_restarted(1, replacement, same_address=False)
+    await until(lambda: spawned.sent.messages)
+    assert "workers-1: evicted" in spawned.failure(PROCS).message
+    assert spawned.ended == [PROCS]
 
 
 # --- actors

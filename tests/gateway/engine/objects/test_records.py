@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from meshgate_gateway.engine.objects.records import (
@@ -13,7 +15,7 @@ from meshgate_gateway.engine.objects.records import (
 )
 from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_wire.messages import Host
-from tests.gateway.engine.fakes import actor_mesh, host_mesh, proc_mesh
+from tests.gateway.engine.fakes import actor_mesh, async_test, host_mesh, proc_mesh
 
 REPLACEMENT = Host(name="workers-1b", address="tcp://10.0.0.9:1")
 RETURNING = AVAILABLE.lost("its pod was deleted", returns=True)
@@ -45,6 +47,27 @@ def test_a_host_back_at_its_old_address_keeps_the_mesh_unusable() -> None:
     assert not hosts.host_restarted(1, hosts.hosts[1], same_address=True)
     assert not hosts.must_attach
     assert hosts.health("workers-1").state is HostState.UNREACHABLE
+
+
+@async_test
+@pytest.mark.parametrize(
+    ("returns", "remedy"),
+    [(True, "until they are replaced. Wait for them with hosts.initialized.get(timeout=...)"), (False, "in this session")],
+)
+async def test_no_host_can_be_used_if_one_is_lost_before_all_have_answered(returns: bool, remedy: str) -> None:
+    hosts = host_mesh(3)
+    hosts.attaching = asyncio.get_running_loop().create_future()
+    hosts.host_lost("workers-1", "evicted", returns=returns)
+    assert hosts.missing_among(["workers-0"]) == (
+        "mesh 'workers' has lost hosts (workers-1: evicted) before the gateway had reached all of them, so none can be "
+        f"used {remedy}"
+    )
+    assert hosts.host_restarted(1, REPLACEMENT, same_address=False)
+    assert hosts.missing_among(hosts.names) == ""
+    hosts.attaching = asyncio.get_running_loop().create_future()
+    hosts.attaching.set_result(None)
+    hosts.host_lost("workers-1b", "evicted", returns=True)
+    assert hosts.missing_among(["workers-0"]) == ""
 
 
 def test_missing_hosts_are_named_with_their_reasons_and_others_are_not() -> None:

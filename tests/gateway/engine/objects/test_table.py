@@ -87,6 +87,21 @@ async def test_a_request_that_waits_for_a_released_object_fails() -> None:
         await waiting
 
 
+@async_test
+async def test_what_waits_for_an_object_gets_it_although_a_release_follows_at_once() -> None:
+    """The program dropped its proxies: the releases queue behind the creation, and are handled in the same turn."""
+    objects, channel = ObjectTable(), Channel("port")
+    made, failed = (asyncio.ensure_future(objects.wait(number)) for number in (7, 8))
+    await turns()
+    objects.add(7, channel)
+    objects.add(8, BROKEN)
+    for number in (7, 8):
+        objects.release(number)
+    assert await made is channel
+    with pytest.raises(RequestFailed, match="out of memory"):
+        await failed
+
+
 def test_a_number_is_defined_once() -> None:
     objects = ObjectTable()
     objects.add(1, Channel("port"))
