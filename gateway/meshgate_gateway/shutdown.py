@@ -124,7 +124,7 @@ async def wait_idle(
     hosts_timeout: float | None = HOSTS_TIMEOUT,
 ) -> Shutdown:
     """Waits until there has been no session for ``timeout`` seconds, or for ``first_session`` if that is longer and
-    there has never been one: whoever started this gateway has yet to notice that it is ready.
+    there has never been one: the program that started this gateway has yet to notice that it is ready.
 
     The time counts from when all hosts were ready, because a client that waits for them has no session yet. Hosts that
     never become ready postpone it by at most ``hosts_timeout``.

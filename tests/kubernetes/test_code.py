@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -50,6 +50,11 @@ def steps(mesh: Any) -> list[int]:
     return list(mesh.step.call().get(timeout=90).values())
 
 
+def call_for_ever(mesh: Any) -> NoReturn:
+    while True:
+        steps(mesh)
+
+
 def test_a_recreated_pod_gets_the_newest_version_in_the_same_session(
     namespace: str, kubectl: Kubectl, project: Path
 ) -> None:
@@ -61,8 +66,7 @@ def test_a_recreated_pod_gets_the_newest_version_in_the_same_session(
         assert steps(first) == [1, 1, 1]
         kubectl("delete", "pod", "recreated-workers-1", timeout=90)
         with pytest.raises(SupervisionError, match="recreated-workers-1"):  # until the gateway knows
-            while True:
-                steps(first)
+            call_for_ever(first)
         (project / "step_of_pods.py").write_text("STEP = 22\n")
         job.state().workers.initialized.get(timeout=90)
         assert job.sync(quiet=True).ready == 3

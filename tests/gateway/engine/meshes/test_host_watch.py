@@ -72,7 +72,7 @@ async def test_processes_on_other_hosts_are_given_up_if_not_all_hosts_had_answer
     procs.initialized = asyncio.get_running_loop().create_future()
     watched.objects.add(PROCS, procs)
     watched.watch.host_lost("workers-1", "evicted", returns=True)
-    watched.watch.host_back("workers", 1, REPLACEMENT)  # by then nobody has seen that the host was missing
+    watched.watch.host_back("workers", 1, REPLACEMENT)  # before the spawn has looked for missing hosts
     assert procs.initialized.cancelled()
     assert "workers-1: evicted" in procs.given_up
 

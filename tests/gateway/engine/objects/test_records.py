@@ -52,7 +52,10 @@ def test_a_host_back_at_its_old_address_keeps_the_mesh_unusable() -> None:
 @async_test
 @pytest.mark.parametrize(
     ("returns", "remedy"),
-    [(True, "until they are replaced. Wait for them with hosts.initialized.get(timeout=...)"), (False, "in this session")],
+    [
+        (True, "until they are replaced. Wait for them with hosts.initialized.get(timeout=...)"),
+        (False, "in this session"),
+    ],
 )
 async def test_no_host_can_be_used_if_one_is_lost_before_all_have_answered(returns: bool, remedy: str) -> None:
     hosts = host_mesh(3)
