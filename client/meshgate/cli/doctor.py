@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from meshgate.cli.console import AsJson, Job, Namespace, emit
+from meshgate.cli.jobs import behind_a_gateway
 from meshgate.cli.models import Result
 from meshgate.doctor.checks import Finding, check_cluster, check_file_watches, check_gateway
 from meshgate.jobs.find import find_job
@@ -43,7 +44,7 @@ def diagnose(
 def _findings(job: str | None, namespace: str | None, watch: float) -> Iterator[Finding]:
     yield from check_file_watches()
     url = os.environ.get("MESHGATE_URL")
-    if namespace is not None:
+    if namespace is not None and not behind_a_gateway(namespace):
         cluster = list(check_cluster(None, namespace))
         yield from cluster
         if cluster[-1].outcome == "problem":
@@ -51,7 +52,9 @@ def _findings(job: str | None, namespace: str | None, watch: float) -> Iterator[
     if job is not None:
         yield from check_gateway(find_job(job, namespace)._dialer(), watch)
     elif url:
-        dialer: Dialer = UrlDialer(url, os.environ.get("MESHGATE_TOKEN", ""))
+        from meshgate.jobs.kubernetes.remote_gateway import find_token  # noqa: PLC0415 - takes a fifth of a second
+
+        dialer: Dialer = UrlDialer(url, find_token())
         yield from check_gateway(dialer, watch)
 
 

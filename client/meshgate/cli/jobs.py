@@ -238,12 +238,17 @@ def _kill_in_cluster(names: list[str], namespace: str, *, all_jobs: bool, report
 def objects_and_events(name: str, namespace: str) -> tuple[list[str], list[Event]]:
     """The objects of the job as ``kind/name``, and what the cluster reported about them last; nothing without a
     kubeconfig, behind a provisioning gateway."""
+    if behind_a_gateway(namespace):
+        return [], []
+    return _call_api(lambda api: _read_objects(api, name, namespace))
+
+
+def behind_a_gateway(namespace: str) -> bool:
+    """Whether the jobs of the namespace are reached through MESHGATE_URL, and not by a kubeconfig."""
     from meshgate.jobs.kubernetes.job import KubernetesJob  # noqa: PLC0415 - takes a fifth of a second
     from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway  # noqa: PLC0415
 
-    if isinstance(KubernetesJob(namespace=namespace)._provider(), RemoteGateway):
-        return [], []
-    return _call_api(lambda api: _read_objects(api, name, namespace))
+    return isinstance(KubernetesJob(namespace=namespace)._provider(), RemoteGateway)
 
 
 def _read_objects(api: Api, name: str, namespace: str) -> tuple[list[str], list[Event]]:

@@ -216,7 +216,7 @@ def _owner(parent: Object) -> str:
 def _groups(parent: Object) -> tuple[str, ...]:
     try:
         groups = json.loads((parent["metadata"].get("annotations") or {}).get(GROUPS_ANNOTATION, "[]"))
-    except ValueError:  # someone has edited it: shared with nobody
+    except ValueError:  # it was edited by hand: shared with no group
         return ()
     return tuple(map(str, groups)) if isinstance(groups, list) else ()
 

@@ -284,6 +284,7 @@ def _gateway_container(spec: JobSpec) -> Object:
             {"name": "MESHGATE_METRICS_PORT", "value": str(METRICS_PORT)},  # older gateways ignore it, unlike a flag
             {"name": "MESHGATE_FIRST_SESSION", "value": str(FIRST_SESSION)},
             {"name": "MESHGATE_LOG_OUTPUT", "value": "true" if spec.log_output else "false"},
+            {"name": "MESHGATE_LOG_FORMAT", "value": "json"},  # as the lines of actors, and for the audit log
             {
                 "name": "MESHGATE_TOKEN",
                 "valueFrom": {"secretKeyRef": {"name": Names(spec.name).secret, "key": "token"}},

@@ -67,7 +67,7 @@ class Identity:
 
     @property
     def caller(self) -> str:
-        """Who is named in the audit log."""
+        """The name in the audit log."""
         return self.end_user or self.name
 
 

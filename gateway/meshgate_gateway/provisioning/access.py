@@ -1,6 +1,7 @@
-"""Who a caller is, and which jobs it may create, use and end: one rule for requests and for forwarded connections.
+"""Identifies a caller, and decides which jobs it may create, use and end: one rule for requests and for forwarded
+connections.
 
-A caller is told that a job exists, and whose it is, only where it could create jobs itself, or by its own permissions.
+An answer shows that a job exists, and whose it is, only to callers that could create jobs in its namespace themselves.
 """
 
 from __future__ import annotations
