@@ -221,8 +221,8 @@ def test_another_user_gets_no_answer_of_the_jobs_gateway(users: dict[str, User],
 
 
 def test_another_user_gets_no_session(users: dict[str, User], job: str) -> None:
-    (session,) = get_json(users["alice"].dialer(job), "/v1/sessions")["sessions"]
-    for session_id in (session["id"], None):
+    sessions = get_json(users["alice"].dialer(job), "/v1/sessions")["sessions"]
+    for session_id in (sessions[0]["id"], None):
         with pytest.raises(AuthenticationError, match=f"belongs to {users['alice'].identity}"):
             Client.connect(users["bob"].dialer(job), session_id=session_id)
 
