@@ -122,7 +122,7 @@ async def _assemble(
     name = gateway_name(settings.read_token().get_secret_value())
     routes = Routes(_authenticator(settings, cluster), sessions, hosts, metrics, provisioner, name=name)
     if cluster is not None:
-        routes.restart_reason = cluster.restart_reason
+        routes.restart_reason, routes.job = cluster.restart_reason, cluster.name
     if nodes is not None:
         nodes.watch_notices(sessions.notify)
         routes.job_facts = lambda: {"slurm": nodes.report().model_dump(mode="json")}

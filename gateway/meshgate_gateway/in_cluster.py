@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import async_timeout
@@ -59,6 +60,11 @@ class ClusterJob:
         """The job of this name in this pod's namespace."""
         api = Api.in_cluster()
         return cls(api, job, api.namespace, supervisor)
+
+    @property
+    def name(self) -> Mapping[str, str]:
+        """What identifies the job in the audit log."""
+        return {"job": self._spec.name, "namespace": self._spec.namespace}
 
     def hosts(self) -> HostProvider:
         return KubernetesHosts(self._api, self._spec, self._supervisor)

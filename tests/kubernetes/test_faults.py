@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from meshgate import Compute, KubernetesJob
-from meshgate.errors import GatewayLostError, SupervisionError
+from meshgate.errors import GatewayLostError, JobError, SupervisionError
 from tests.kubernetes.actors import Trainer
 from tests.kubernetes.api_server import restart_api_server
 from tests.kubernetes.cluster import Kubectl
@@ -38,6 +38,18 @@ def test_a_pod_deleted_during_a_call_is_reported_with_the_reason(namespace: str,
             call.get(timeout=REPORTED_WITHIN)
         assert_reports(caught.value, 1, "victim-workers-1", "its pod is being deleted")
         assert others.slice(hosts=0).pod.call_one().get(timeout=60) == "victim-workers-0"
+
+
+def test_state_waits_for_the_pod_that_replaces_a_lost_one(namespace: str, kubectl: Kubectl) -> None:
+    with KubernetesJob(compute=Compute(replicas=2), name="replaced", namespace=namespace) as job:
+        trainers = job.state(wait=True).workers.spawn_procs().spawn("trainers", Trainer)
+        trainers.pod.call().get(timeout=60)
+        call = trainers.wait.call(100.0)
+        kubectl("delete", "pod", "replaced-workers-1", "--wait=false")
+        with pytest.raises(SupervisionError):
+            call.get(timeout=60)
+        again = job.state(wait=120).workers.spawn_procs().spawn("again", Trainer)
+        assert sorted(again.pod.call().get(timeout=60).values()) == ["replaced-workers-0", "replaced-workers-1"]
 
 
 def test_a_process_out_of_memory_is_reported_with_rank_and_pod(namespace: str) -> None:
@@ -69,6 +81,25 @@ def test_a_deleted_gateway_is_reported_and_the_job_can_be_applied_again(namespac
         assert again.pod.call_one().get(timeout=60) == "headless-workers-0"
         exists = ("exec", "headless-workers-0", "--", "ls", "/proc")
         wait_for(lambda: process not in kubectl(*exists).split(), "the process of the lost session to end")
+
+
+def test_attaching_to_a_session_that_was_lost_with_the_gateway_says_why(namespace: str, kubectl: Kubectl) -> None:
+    job = KubernetesJob(compute=Compute(), name="lost", namespace=namespace, detached="train")
+    try:
+        trainers = job.state(cached_path=None).workers.spawn_procs().spawn("trainers", Trainer)
+        trainers.pod.call_one().get(timeout=60)
+        kubectl("exec", "deployment/lost-gateway", "--", "python", "-c", "import os; os.kill(1, 9); os.kill(1, 15)")
+        with pytest.raises(GatewayLostError):
+            trainers.wait.call_one(100.0).get(timeout=60)
+        job.detach()
+        late = KubernetesJob(name="lost", namespace=namespace)
+        late.state(cached_path=None).workers.initialized.get(timeout=60)  # the gateway that was started again serves
+        again = KubernetesJob(name="lost", namespace=namespace)
+        why = r"does not have session 'train'\..* Sessions end with their gateway: the gateway's container ended at "
+        with pytest.raises(JobError, match=why):
+            again.attach("train", cached_path=None)
+    finally:
+        KubernetesJob(name="lost", namespace=namespace).kill()
 
 
 @pytest.mark.disturbing

@@ -82,7 +82,7 @@ def test_an_idle_job_deletes_itself(
 def test_a_different_job_of_the_same_name_is_a_conflict(namespace: str) -> None:
     with KubernetesJob(compute=Compute(), name="taken", namespace=namespace) as job:
         job.apply()
-        different = "a job 'taken' with a different specification or owner is already running"
+        different = "a job 'taken' with a different specification is already running"
         with pytest.raises(JobStartFailed, match=different):
             KubernetesJob(compute=Compute(replicas=2), name="taken", namespace=namespace).apply()
         with KubernetesJob(compute=Compute(), name="taken", namespace=namespace) as same:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,18 +58,27 @@ def overlay(directory: Path, namespace: str, images: tuple[str, str], *component
     return str(place / "example")
 
 
-@pytest.fixture(scope="module")
-def provider(
-    namespace: str, kubectl: Kubectl, images: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    """The URL, in the cluster, of a gateway that is deployed as documented."""
-    directory = overlay(tmp_path_factory.mktemp("overlay"), namespace, images, "ingress")
+@contextmanager
+def deployed(kubectl: Kubectl, images: tuple[str, str], directory: Path, **policy: Any) -> Iterator[None]:
+    """A gateway that is deployed as documented, with ``policy`` besides the example's."""
+    place = Path(overlay(directory, kubectl.namespace, images, "ingress"))
+    example = json.loads((place / "policy.json").read_text())
+    (place / "policy.json").write_text(json.dumps({**example, **policy}))
     kubectl("create", "secret", "generic", "meshgate", f"--from-literal=token={TOKEN}")
-    kubectl("apply", "-k", directory)
-    kubectl("rollout", "status", "deployment/meshgate", "--timeout=180s", timeout=190)
-    yield kubectl("get", "service", "meshgate", "-o", "jsonpath=ws://{.spec.clusterIP}:8650")
-    kubectl("delete", "-k", directory, timeout=60)
-    kubectl("delete", "secret", "meshgate")
+    try:
+        kubectl("apply", "-k", str(place))
+        kubectl("rollout", "status", "deployment/meshgate", "--timeout=180s", timeout=190)
+        yield
+    finally:
+        kubectl("delete", "-k", str(place), "--ignore-not-found", timeout=60)
+        kubectl("delete", "secret", "meshgate")
+
+
+@pytest.fixture(scope="module")
+def provider(kubectl: Kubectl, images: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of the gateway in the cluster."""
+    with deployed(kubectl, images, tmp_path_factory.mktemp("overlay")):
+        yield kubectl("get", "service", "meshgate", "-o", "jsonpath=ws://{.spec.clusterIP}:8650")
 
 
 def rendered(kubectl: Kubectl, directory: str) -> dict[tuple[str, str], Any]:

@@ -10,10 +10,12 @@ import typer
 from rich.console import Console
 
 from meshgate.cli.console import AsJson, Job, Namespace, emit
+from meshgate.cli.jobs import behind_a_gateway
 from meshgate.cli.models import Result
 from meshgate.doctor.checks import Finding, check_cluster, check_file_watches, check_gateway
+from meshgate.errors import JobError
 from meshgate.jobs.find import find_job
-from meshgate.session.dialing import Dialer, UrlDialer
+from meshgate.session.dialing import UrlDialer
 
 
 class Diagnosis(Result):
@@ -43,7 +45,7 @@ def diagnose(
 def _findings(job: str | None, namespace: str | None, watch: float) -> Iterator[Finding]:
     yield from check_file_watches()
     url = os.environ.get("MESHGATE_URL")
-    if namespace is not None:
+    if namespace is not None and not _behind_a_gateway(namespace):
         cluster = list(check_cluster(None, namespace))
         yield from cluster
         if cluster[-1].outcome == "problem":
@@ -51,8 +53,23 @@ def _findings(job: str | None, namespace: str | None, watch: float) -> Iterator[
     if job is not None:
         yield from check_gateway(find_job(job, namespace)._dialer(), watch)
     elif url:
-        dialer: Dialer = UrlDialer(url, os.environ.get("MESHGATE_TOKEN", ""))
-        yield from check_gateway(dialer, watch)
+        yield from check_gateway(UrlDialer(url, _token()), watch)
+
+
+def _token() -> str:
+    from meshgate.jobs.kubernetes.remote_gateway import find_token  # noqa: PLC0415 - takes a fifth of a second
+
+    try:
+        return find_token()
+    except JobError:  # the gateway says what it needs
+        return ""
+
+
+def _behind_a_gateway(namespace: str) -> bool:
+    try:
+        return behind_a_gateway(namespace)
+    except JobError:  # there is neither a token nor a kubeconfig, which the checks of the cluster report
+        return False
 
 
 def _show(findings: list[Finding], console: Console) -> None:

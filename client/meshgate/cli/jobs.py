@@ -13,11 +13,14 @@ import typer
 
 from meshgate.cli.console import AsJson, Namespace, age_text, emit, fail, meshes_text, new_table
 from meshgate.cli.models import Ended, Event, JobRow, Jobs, Leftover, Leftovers
-from meshgate.errors import JobNotRunning
+from meshgate.errors import JobNotRunning, MeshgateError
 from meshgate.jobs import registry
 from meshgate_processes.marks import end_processes
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from meshgate.jobs.kubernetes.job import JobProvider
     from meshgate_kubernetes.api.client import Api
     from meshgate_kubernetes.jobs.lifecycle import ListedJob
 
@@ -38,15 +41,23 @@ def list_jobs(
 ) -> None:
     """List running jobs.
 
-    Shows the jobs of this machine or, with a namespace, those of the cluster that KUBECONFIG names.
+    Shows the jobs of this machine and those that you may use behind the provisioning gateway of MESHGATE_URL; with a
+    namespace, those of that gateway or of the cluster that KUBECONFIG names.
     """
     if namespace is not None or all_namespaces:
         searched = "" if all_namespaces else namespace or ""
         jobs = cluster_jobs(searched)
         emit(jobs, as_json, lambda console: console.print(_cluster_table(jobs, searched)))
-    else:
-        jobs = local_jobs()
-        emit(jobs, as_json, lambda console: console.print(_local_table(jobs)))
+        return
+    local, provisioned = local_jobs(), provisioned_jobs()
+
+    def show(console: Console) -> None:
+        if local.jobs or not provisioned.jobs:
+            console.print(_local_table(local))
+        if provisioned.jobs:
+            console.print(_cluster_table(provisioned, ""))
+
+    emit(Jobs(jobs=[*local.jobs, *provisioned.jobs]), as_json, show)
 
 
 def kill_jobs(
@@ -143,9 +154,43 @@ def _with_tilde(directory: str) -> str:
 
 def cluster_jobs(namespace: str) -> Jobs:
     """The jobs of ``namespace``, or of all namespaces if that is empty."""
-    from meshgate_kubernetes.jobs import lifecycle  # noqa: PLC0415 - takes a fifth of a second
+    _, jobs = _provided(namespace)
+    return Jobs(jobs=[_cluster_row(job) for job in jobs])
 
-    return Jobs(jobs=[_cluster_row(job) for job in _call_api(lambda api: lifecycle.list_jobs(api, namespace))])
+
+def provisioned_jobs() -> Jobs:
+    """The jobs that this user may use behind the provisioning gateway of MESHGATE_URL, if that is set. If it cannot be
+    asked, says so on stderr."""
+    if not (os.environ.get("MESHGATE_URL") or os.environ.get("KT_API_URL")):
+        return Jobs(jobs=[])
+    from meshgate.jobs.kubernetes.job import KubernetesJob  # noqa: PLC0415 - takes a fifth of a second
+    from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway  # noqa: PLC0415
+    from meshgate.session.gateway_client import CreatesNoJobs  # noqa: PLC0415
+
+    try:
+        provider = KubernetesJob()._provider()
+        found = provider.list_jobs("") if isinstance(provider, RemoteGateway) else []
+    except CreatesNoJobs:
+        found = []
+    except (MeshgateError, ValueError) as error:
+        typer.echo(f"meshgate: the jobs behind MESHGATE_URL are not listed: {error}", err=True)
+        found = []
+    return Jobs(jobs=[_cluster_row(job) for job in found])
+
+
+def _provided(namespace: str) -> tuple[JobProvider, list[ListedJob]]:
+    """What has the jobs of ``namespace`` (empty: of all), and these jobs: the provisioning gateway of MESHGATE_URL,
+    else the cluster of KUBECONFIG."""
+    from meshgate.jobs.kubernetes.cluster import Cluster  # noqa: PLC0415 - takes a fifth of a second
+    from meshgate.jobs.kubernetes.job import KubernetesJob  # noqa: PLC0415
+    from meshgate.session.gateway_client import CreatesNoJobs  # noqa: PLC0415
+
+    provider = KubernetesJob(namespace=namespace or "default")._provider()
+    try:
+        return provider, provider.list_jobs(namespace)
+    except CreatesNoJobs:  # MESHGATE_URL is the gateway of one job
+        provider = Cluster.find(None)
+        return provider, provider.list_jobs(namespace)
 
 
 def _cluster_row(job: ListedJob) -> JobRow:
@@ -171,24 +216,39 @@ def _cluster_table(jobs: Jobs, namespace: str) -> object:
 
 def _kill_in_cluster(names: list[str], namespace: str, *, all_jobs: bool, report: Callable[[str], object]) -> Ended:
     """Reports each job that was ended with a line. Raises JobNotRunning if one is unknown, and ends none."""
-    from meshgate_kubernetes.jobs import lifecycle  # noqa: PLC0415 - takes a fifth of a second
+    from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway  # noqa: PLC0415 - takes a fifth of a second
 
-    running = {job.name: job for job in _call_api(lambda api: lifecycle.list_jobs(api, namespace))}
+    provider, jobs = _provided(namespace)
+    running = {job.name: job for job in jobs}
     if not names and not all_jobs:
         raise typer.BadParameter(f"name the jobs to end, or pass --all; run `meshgate ls -n {namespace}` to list them")
-    if unknown := [name for name in names if name not in running]:
-        raise JobNotRunning(f"there is no job {unknown[0]!r} in namespace {namespace!r}")
+    for name in names:
+        if name not in running:
+            if isinstance(provider, RemoteGateway):
+                provider.find_job(name, namespace)  # raises JobNotRunning, or says whose it is
+            raise JobNotRunning(f"there is no job {name!r} in namespace {namespace!r}")
     ended = []
     for job in running.values() if all_jobs else [running[name] for name in names]:
-        _call_api(lambda api, job=job: lifecycle.end(api, job))  # type: ignore[misc]
+        provider.end(job, quiet=True)
         ended.append(job.name)
         report(f"ended {job.namespace}/{job.name}")
     return Ended(ended=ended)
 
 
 def objects_and_events(name: str, namespace: str) -> tuple[list[str], list[Event]]:
-    """The objects of the job as ``kind/name``, and what the cluster reported about them last."""
+    """The objects of the job as ``kind/name``, and what the cluster reported about them last; nothing without a
+    kubeconfig, behind a provisioning gateway."""
+    if behind_a_gateway(namespace):
+        return [], []
     return _call_api(lambda api: _read_objects(api, name, namespace))
+
+
+def behind_a_gateway(namespace: str) -> bool:
+    """Whether the jobs of the namespace are reached through MESHGATE_URL, and not by a kubeconfig."""
+    from meshgate.jobs.kubernetes.job import KubernetesJob  # noqa: PLC0415 - takes a fifth of a second
+    from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway  # noqa: PLC0415
+
+    return isinstance(KubernetesJob(namespace=namespace)._provider(), RemoteGateway)
 
 
 def _read_objects(api: Api, name: str, namespace: str) -> tuple[list[str], list[Event]]:

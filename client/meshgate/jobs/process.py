@@ -256,9 +256,9 @@ class LocalJob(LocalGatewayJob):
             raise ValueError("no local batch job")
         return self._script
 
-    def state(self, cached_path: str | None = DEFAULT_JOB_PATH) -> JobState:
+    def state(self, cached_path: str | None = DEFAULT_JOB_PATH, *, wait: bool | float = False) -> JobState:
         """The host meshes; applies the job if necessary. Ignores ``cached_path``."""
-        return super().state(None)
+        return super().state(None, wait=wait)
 
     def can_run(self, spec: JobTrait) -> bool:
         """Always False: a LocalJob is never reused."""

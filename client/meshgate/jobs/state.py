@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,12 @@ class JobState:
 
         def __getitem__(self, name):
             raise TypeError(f"a JobState is not subscriptable: write state.{name}, or getattr(state, name)")
+
+    def _wait_for_hosts(self, timeout: float) -> None:
+        """Returns once every host of every mesh is there. Raises TimeoutError, and what ``initialized`` raises."""
+        deadline = time.monotonic() + timeout
+        for waiting in [hosts.initialized for hosts in self._hosts.values()]:
+            waiting.get(timeout=max(0.0, deadline - time.monotonic()))
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._hosts]

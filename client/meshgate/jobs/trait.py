@@ -63,6 +63,9 @@ class CachedRunning:
 Status: TypeAlias = Literal["running", "not_running"] | CachedRunning
 
 
+HOSTS_TIMEOUT = 600.0  # seconds in which a cluster replaces a lost host, a node included
+
+
 class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
     """A job.
 
@@ -175,13 +178,16 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
         """Whether the job has been applied and not killed, as far as this object knows."""
         return self._running is not None
 
-    def state(self, cached_path: str | None = DEFAULT_JOB_PATH) -> JobState:
+    def state(self, cached_path: str | None = DEFAULT_JOB_PATH, *, wait: bool | float = False) -> JobState:
         """The job's host meshes.
 
         Unless this job is applied, looks in the file ``cached_path`` for a running job that can run this one, and uses
         it; otherwise applies this job and saves it there, so that it outlives this process; warns if this type of job
         cannot be saved. With None, no file is read or written. Runs image steps that the hosts have not run yet; raises
         ImageStepFailed if one fails.
+
+        With ``wait``, returns once every host is there, also those that replace lost ones: waits for so many seconds,
+        or with True for ten minutes, and then raises TimeoutError. If a host is not going to return, raises why at once.
         """
         if self._scoped and cached_path == DEFAULT_JOB_PATH:
             cached_path = None
@@ -195,6 +201,8 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
             if self._telemetry is not None:
                 running._before_attaching = self._telemetry.start
             state = running._state()
+            if wait:
+                state._wait_for_hosts(HOSTS_TIMEOUT if wait is True else wait)
             self._push_code(running)
             self._apply_images(state)
             mounted = self._mount(running, state._hosts)

@@ -82,14 +82,15 @@ class Dialer(Protocol):
 class UrlDialer:
     """Reaches a gateway at a ``ws://`` or ``wss://`` (``http://``, ``https://``) URL.
 
-    ``ca`` is a file of certificates to trust besides the system's. For a gateway on this machine, ``alive`` returns
-    whether its process runs, and ``unix_socket`` is a faster route.
+    ``token`` may be a function that returns it, for one that is renewed: it is called for each connection, and may
+    raise OSError or ConnectionFailedError. ``ca`` is a file of certificates to trust besides the system's. For a
+    gateway on this machine, ``alive`` returns whether its process runs, and ``unix_socket`` is a faster route.
     """
 
     def __init__(
         self,
         url: str,
-        token: str,
+        token: str | Callable[[], str],
         *,
         ca: str | Path | None = None,
         alive: Callable[[], bool] | None = None,
@@ -121,7 +122,8 @@ class UrlDialer:
                 self._ssl.load_verify_locations(ca)
 
     async def dial(self) -> Route:
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        token = self._token() if callable(self._token) else self._token
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
         route = Route(self.url, ssl=self._ssl, headers=headers, through_proxy=self._through_proxy)
         return replace(route, unix_socket=self._unix_socket) if _exists(self._unix_socket) else route
 

@@ -46,12 +46,21 @@ class _Connection(ClientConnection):
             raise
 
 
+class CreatesNoJobs(JobError):
+    """The gateway is that of one job, and not a provisioning gateway."""
+
+
 class GatewayClient(Generic[ReplyT]):
-    """One gateway and a token for it. ``parse`` reads its replies and raises ValidationError; ``creates_none`` says
-    what to change if it creates no jobs."""
+    """One gateway and a token for it, or a function that returns the present one. ``parse`` reads its replies and
+    raises ValidationError; ``creates_none`` says what to change if it creates no jobs."""
 
     def __init__(
-        self, url: str, token: str, ca: str | None, parse: Callable[[str | bytes], ReplyT], creates_none: str
+        self,
+        url: str,
+        token: str | Callable[[], str],
+        ca: str | None,
+        parse: Callable[[str | bytes], ReplyT],
+        creates_none: str,
     ) -> None:
         self._dialer = UrlDialer(url, token, ca=ca)
         self._url, self._token, self._ca = self._dialer.url, token, ca
@@ -65,7 +74,7 @@ class GatewayClient(Generic[ReplyT]):
     def _get(self, path: str, token: str | None = None) -> dict[str, Any]:
         """``token``: instead of this client's."""
         address = self._url.replace("ws", "http", 1) + path
-        headers, prover = _request_headers(token or self._token)
+        headers, prover = _request_headers(token or self._present_token())
         request = urllib.request.Request(address, headers=headers)
         try:
             try:
@@ -123,7 +132,7 @@ class GatewayClient(Generic[ReplyT]):
 
     @contextmanager
     def _connected(self) -> Iterator[ClientConnection]:
-        headers, prover = _request_headers(self._token)
+        headers, prover = _request_headers(self._present_token())
         try:
             connection = connect(
                 f"{self._url}/v1/jobs",
@@ -137,7 +146,7 @@ class GatewayClient(Generic[ReplyT]):
             status, body = error.response.status_code, bytes(error.response.body or b"")
             proof = error.response.headers.get(PROOF_HEADER)
             if status == HTTPStatus.NOT_FOUND and prover.prover_of(proof, status, body) is not None:
-                raise JobError(f"{self._dialer} serves one job and creates none. {self._creates_none}") from None
+                raise CreatesNoJobs(f"{self._dialer} serves one job and creates none. {self._creates_none}") from None
             raise self._rejection(status, body, proof, prover) from None
         except (OSError, WebSocketException) as error:
             raise ConnectionFailedError(f"cannot reach {self._dialer}: {error}") from error
@@ -148,6 +157,9 @@ class GatewayClient(Generic[ReplyT]):
             if prover.prover_of(proof, response.status_code, bytes(response.body or b"")) is None:
                 raise self._rejection(response.status_code, b"", proof, prover)
             yield connection
+
+    def _present_token(self) -> str:
+        return self._token() if callable(self._token) else self._token
 
     def _rejection(self, status: int, body: bytes, proof: str | None, prover: Prover) -> Exception:
         proven = prover.prover_of(proof, status, body) is not None

@@ -41,9 +41,9 @@ class FakeJob(JobTrait):
             raise JobNotRunning(f"{self!r} is not running: call apply() or state() first")
         return self._gateway
 
-    def state(self, cached_path: str | None = DEFAULT_JOB_PATH) -> JobState:
+    def state(self, cached_path: str | None = DEFAULT_JOB_PATH, *, wait: bool | float = False) -> JobState:
         """The host meshes; applies the job if it is not running. ``cached_path`` is ignored."""
-        return super().state(None)
+        return super().state(None, wait=wait)
 
     def can_run(self, spec: JobTrait) -> bool:
         """False: a fake job is never found in a file."""

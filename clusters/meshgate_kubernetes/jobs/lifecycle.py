@@ -6,8 +6,9 @@ The client uses it with a kubeconfig, a provisioning gateway for callers without
 from __future__ import annotations
 
 import base64
+import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +19,7 @@ from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Conflict, KubernetesError, NotFound, Rejected
 from meshgate_kubernetes.jobs import objects, permissions
 from meshgate_kubernetes.manifests.job_objects import (
+    GROUPS_ANNOTATION,
     OPERATOR_SELECTOR,
     OWNER_ANNOTATION,
     SPEC_KEY,
@@ -78,19 +80,20 @@ def start(
     *,
     timeout: float | None,
     owner: str = "",
+    groups: Sequence[str] = (),
     forward: bool = False,
     on_new: Callable[[RunningJob], None] = lambda job: None,
 ) -> RunningJob:
     """Creates the job and waits until it is ready. If the same job runs already, uses that.
 
-    ``owner`` is recorded in the job; ``forward``: it will be reached by port-forward. ``on_new`` is called as soon as a
-    new job exists, with what ``end`` needs and neither token nor meshes. On any failure, Ctrl-C included,
-    a new job is deleted. Raises KubernetesError: JobNotReady; Forbidden with all missing permissions, before anything
-    is created; Conflict if a different job has the name.
+    ``owner``, and the ``groups`` it shares the job with, are recorded in the job; ``forward``: it will be reached by
+    port-forward. ``on_new`` is called as soon as a new job exists, with what ``end`` needs and neither token nor
+    meshes. On any failure, Ctrl-C included, a new job is deleted. Raises KubernetesError: JobNotReady; Forbidden with
+    all missing permissions, before anything is created; Conflict if a different job has the name.
     """
     spec = resolve(api, requested)
     permissions.require_permissions(api, spec, forward=forward)
-    parent, new = _create_or_find(api, spec, owner)
+    parent, new = _create_or_find(api, spec, owner, groups)
     uid = str(parent["metadata"]["uid"])
     try:
         if new:
@@ -109,22 +112,27 @@ def start(
         raise
 
 
-def _create_or_find(api: Api, spec: JobSpec, owner: str) -> tuple[Object, bool]:
+def _create_or_find(api: Api, spec: JobSpec, owner: str, groups: Sequence[str]) -> tuple[Object, bool]:
     """The parent of the job, and whether it is new."""
     try:
-        return objects.create_parent(api, spec, owner), True
+        return objects.create_parent(api, spec, owner, groups), True
     except Conflict as error:
         conflict = error
     try:
         existing, parent = objects.read_parent(api, spec.name, spec.namespace)
     except NotFound:  # it is being deleted
         objects.wait_gone(api, spec.name, spec.namespace)
-        return objects.create_parent(api, spec, owner), True
+        return objects.create_parent(api, spec, owner, groups), True
     except ValueError:
         raise conflict from None
-    if existing != spec or _owner(parent) != owner:
+    if _owner(parent) != owner:
+        whose = f"of {_owner(parent)}" if _owner(parent) else "that was created with a kubeconfig"
         raise Conflict(
-            f"a job {spec.name!r} with a different specification or owner is already running in namespace "
+            f"a job {spec.name!r} {whose} is already running in namespace {spec.namespace!r}: choose another name"
+        ) from conflict
+    if existing != spec:
+        raise Conflict(
+            f"a job {spec.name!r} with a different specification is already running in namespace "
             f"{spec.namespace!r}: choose another name, or end it first; {_how_to_end(spec)}"
         ) from conflict
     return parent, False
@@ -156,17 +164,19 @@ def find(api: Api, name: str, namespace: str) -> RunningJob:
     return RunningJob(name=name, namespace=namespace, uid=uid, token=token, meshes=meshes)
 
 
-@dataclass(frozen=True, slots=True)
-class ListedJob:
-    """An existing job. ``created``: seconds since the epoch; ``owner``: of a provisioned job, or "". ``meshes`` and
-    ``gpus`` are None if another version of meshgate created it."""
+class ListedJob(BaseModel):
+    """An existing job. ``created``: seconds since the epoch; ``owner``: of a provisioned job, or "", and the ``groups``
+    it shares the job with. ``meshes`` and ``gpus`` are None if another version of meshgate created it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     namespace: str
     uid: str
-    meshes: Mapping[str, int] | None
+    meshes: dict[str, int] | None
     created: float
     owner: str
+    groups: tuple[str, ...] = ()
     gpus: int | None = None
 
 
@@ -189,17 +199,26 @@ def _listed(parent: Object) -> ListedJob:
         meshes=meshes,
         created=datetime.fromisoformat(metadata["creationTimestamp"].replace("Z", "+00:00")).timestamp(),
         owner=_owner(parent),
+        groups=_groups(parent),
         gpus=gpus,
     )
 
 
-def read_owner(api: Api, name: str, namespace: str) -> str:
-    """The owner of a provisioned job, "" for other jobs. Raises NotFound."""
-    return _owner(api.get("ConfigMap", Names(name).parent, namespace))
+def read_listed(api: Api, name: str, namespace: str) -> ListedJob:
+    """The job as ``list_jobs`` has it. Raises NotFound."""
+    return _listed(api.get("ConfigMap", Names(name).parent, namespace))
 
 
 def _owner(parent: Object) -> str:
     return str((parent["metadata"].get("annotations") or {}).get(OWNER_ANNOTATION, ""))
+
+
+def _groups(parent: Object) -> tuple[str, ...]:
+    try:
+        groups = json.loads((parent["metadata"].get("annotations") or {}).get(GROUPS_ANNOTATION, "[]"))
+    except ValueError:  # it was edited by hand: shared with no group
+        return ()
+    return tuple(map(str, groups)) if isinstance(groups, list) else ()
 
 
 def is_running(api: Api, job: RunningJob) -> bool:

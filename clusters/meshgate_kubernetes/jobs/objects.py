@@ -35,14 +35,14 @@ _EVERY_KIND = [
 ]
 
 
-def create_parent(api: Api, spec: JobSpec, owner: str = "") -> Object:
+def create_parent(api: Api, spec: JobSpec, owner: str = "", groups: Sequence[str] = ()) -> Object:
     """Creates the parent of the job, which owns all its other objects. Raises Conflict if the name is in use.
 
     An interruption at any point leaves no parent behind.
     """
     attempt = secrets.token_hex(8)
     try:
-        return api.create(manifests.parent(spec, owner, attempt))
+        return api.create(manifests.parent(spec, owner, attempt, groups))
     except (Conflict, Forbidden, NotFound):
         raise
     except BaseException:  # the API server may have created it nevertheless

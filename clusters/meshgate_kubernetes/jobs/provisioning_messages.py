@@ -1,6 +1,7 @@
 """The messages between a client and a provisioning gateway: JSON, one per websocket text message.
 
-The client sends one request. The gateway reports progress and finishes with JobUp, JobEnded or RequestRejected.
+The client sends one request. The gateway reports progress and finishes with JobUp, JobsListed, JobEnded or
+RequestRejected. A JobUp has no token of the job: the caller's own leads to the job through this gateway.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from meshgate_kubernetes.errors import KubernetesError, NotFound
-from meshgate_kubernetes.jobs.lifecycle import RunningJob
+from meshgate_kubernetes.jobs.lifecycle import ListedJob, RunningJob
 from meshgate_kubernetes.manifests.spec import JobName, JobSpec, Namespace
 from meshgate_kubernetes.status.readiness import Progress
 
@@ -37,6 +38,13 @@ class FindJob(_Model):
     namespace: Namespace
 
 
+class ListJobs(_Model):
+    """List the jobs that the caller may use, in one namespace or in all of the gateway's."""
+
+    ask: Literal["list"] = "list"
+    namespace: Namespace | None = None
+
+
 class EndJob(_Model):
     """End a job. The reply follows when it is gone."""
 
@@ -61,6 +69,14 @@ class JobUp(_Model):
     job: RunningJob
 
 
+class JobsListed(_Model):
+    """``more``: another part of the list follows."""
+
+    say: Literal["jobs"] = "jobs"
+    jobs: tuple[ListedJob, ...]
+    more: bool = False
+
+
 class JobEnded(_Model):
     say: Literal["ended"] = "ended"
 
@@ -81,8 +97,8 @@ def rejection(error: ValidationError | KubernetesError) -> RequestRejected:
     return RequestRejected(reason=str(error), missing=isinstance(error, NotFound))
 
 
-ProvisioningRequest: TypeAlias = StartJob | FindJob | EndJob
-ProvisioningReply: TypeAlias = ObjectCreated | JobProgress | JobUp | JobEnded | RequestRejected
+ProvisioningRequest: TypeAlias = StartJob | FindJob | ListJobs | EndJob
+ProvisioningReply: TypeAlias = ObjectCreated | JobProgress | JobUp | JobsListed | JobEnded | RequestRejected
 _requests: TypeAdapter[ProvisioningRequest] = TypeAdapter(Annotated[ProvisioningRequest, Field(discriminator="ask")])
 _replies: TypeAdapter[ProvisioningReply] = TypeAdapter(Annotated[ProvisioningReply, Field(discriminator="say")])
 

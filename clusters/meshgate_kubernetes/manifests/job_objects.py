@@ -8,6 +8,8 @@ releases so far, except for those with an entry in ``OLDER_VERSIONS``.
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Sequence
 
 from meshgate_kubernetes.manifests.names import (
     COMPONENT_LABEL,
@@ -32,20 +34,24 @@ SPEC_KEY = "job.json"
 OPTIONAL_KINDS = frozenset({"PodDisruptionBudget"})  # a job works without; some users may not create them
 OLDER_VERSIONS = {"PodDisruptionBudget": "policy/v1beta1"}  # Kubernetes 1.20
 OWNER_ANNOTATION = "meshgate.dev/asked-for-by"
+GROUPS_ANNOTATION = "meshgate.dev/shared-with-groups"  # JSON: names of groups may contain any character
 ATTEMPT_ANNOTATION = "meshgate.dev/attempt"
 OPERATOR_SELECTOR = "app.kubernetes.io/name=monarch-worker,monarch.pytorch.org/mesh-name="
 MONARCH_API = "monarch.pytorch.org/v1alpha1"
 _RBAC = "rbac.authorization.k8s.io/v1"
 
 
-def parent(spec: JobSpec, owner: str = "", attempt: str = "") -> Object:
-    """The object that owns all others and stores the specification and the ``owner`` of the job.
+def parent(spec: JobSpec, owner: str = "", attempt: str = "", groups: Sequence[str] = ()) -> Object:
+    """The object that owns all others and stores the specification of the job, its ``owner``, and the ``groups`` that
+    the owner shares it with.
 
     ``attempt`` lets its creator recognize it.
     """
     head = _head("v1", "ConfigMap", spec, Names(spec.name).parent, "job")
-    if notes := {key: value for key, value in ((OWNER_ANNOTATION, owner), (ATTEMPT_ANNOTATION, attempt)) if value}:
-        head["metadata"]["annotations"] = notes
+    shared = json.dumps(sorted(groups)) if groups else ""
+    notes = {OWNER_ANNOTATION: owner, GROUPS_ANNOTATION: shared, ATTEMPT_ANNOTATION: attempt}
+    if given := {key: value for key, value in notes.items() if value}:
+        head["metadata"]["annotations"] = given
     return {
         **head,
         "data": {SPEC_KEY: spec.model_dump_json(exclude_defaults=True)},

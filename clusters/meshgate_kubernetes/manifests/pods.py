@@ -14,12 +14,22 @@ from meshgate_kubernetes.manifests.spec import (
     JobSpec,
     MeshSpec,
     Object,
+    Spot,
     WorkerSpec,
 )
 
 GATEWAY_CONTAINER = "gateway"
 GATEWAY_PORT = 8650
 METRICS_PORT = 8651
+# By these labels, providers and autoscalers mark nodes that they may take back.
+SPOT_LABELS = {
+    "cloud.google.com/gke-spot": "true",
+    "cloud.google.com/gke-preemptible": "true",
+    "eks.amazonaws.com/capacityType": "SPOT",
+    "karpenter.sh/capacity-type": "spot",
+    "kubernetes.azure.com/scalesetpriority": "spot",
+    "node.kubernetes.io/lifecycle": "spot",
+}
 # Cluster autoscalers must not move pods that hold sessions: what runs in them would be lost.
 STAY = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 SCRAPE = {"prometheus.io/scrape": "true", "prometheus.io/port": str(METRICS_PORT), "prometheus.io/path": "/metrics"}
@@ -159,6 +169,7 @@ def _worker_pod(mesh: MeshSpec, worker: WorkerSpec) -> Object:
             "volumes": volumes,
             "nodeSelector": selector,
             "tolerations": list(worker.tolerations),
+            "affinity": _spot_affinity(worker.spot or "allow"),
             "priorityClassName": worker.priority_class_name,
             "serviceAccountName": worker.service_account_name,
             # User code gets no access to the API unless the user names a service account.
@@ -250,6 +261,7 @@ def gateway_template(spec: JobSpec) -> Object:
                 "automountServiceAccountToken": True,
                 "nodeSelector": dict(gateway.node_selector),
                 "tolerations": list(gateway.tolerations),
+                "affinity": _spot_affinity(gateway.spot or "avoid"),
                 "priorityClassName": gateway.priority_class_name or _gateway_priority(spec),
                 "enableServiceLinks": False,
                 "terminationGracePeriodSeconds": 15,
@@ -260,6 +272,16 @@ def gateway_template(spec: JobSpec) -> Object:
             }
         ),
     }
+
+
+def _spot_affinity(spot: Spot) -> Object:
+    if spot == "allow":
+        return {}
+    others = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in SPOT_LABELS.items()]
+    term = {"matchExpressions": others}
+    if spot == "never":
+        return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": term}]}}
 
 
 def _gateway_priority(spec: JobSpec) -> str | None:
@@ -282,6 +304,7 @@ def _gateway_container(spec: JobSpec) -> Object:
             _from_field("MESHGATE_ENGINE_HOST", "status.podIP"),
             {"name": "MESHGATE_METRICS_PORT", "value": str(METRICS_PORT)},  # older gateways ignore it, unlike a flag
             {"name": "MESHGATE_LOG_OUTPUT", "value": "true" if spec.log_output else "false"},
+            {"name": "MESHGATE_LOG_FORMAT", "value": "json"},  # as the lines of actors, and for the audit log
             {
                 "name": "MESHGATE_TOKEN",
                 "valueFrom": {"secretKeyRef": {"name": Names(spec.name).secret, "key": "token"}},

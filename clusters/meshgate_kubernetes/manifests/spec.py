@@ -169,6 +169,8 @@ Annotations: TypeAlias = Annotated[dict[str, str], AfterValidator(_annotations)]
 Environment: TypeAlias = Annotated[dict[str, str], AfterValidator(_environment)]
 JobName: TypeAlias = Annotated[str, AfterValidator(check_job_name)]
 Namespace: TypeAlias = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+Spot: TypeAlias = Literal["allow", "avoid", "never"]
+"""Whether a pod may run on nodes that the provider may take back at any time: ``avoid`` only if there are no others."""
 PullPolicy: TypeAlias = Literal["Always", "IfNotPresent", "Never"]
 
 
@@ -218,6 +220,7 @@ class WorkerSpec(_Model):
     image_pull_secrets: tuple[ObjectName, ...] = ()
     shared_memory_limit: Size | None = None
     queue_name: Annotated[LabelValue, Field(min_length=1)] | None = None
+    spot: Spot | None = None
     install_monarch: bool = False
     """Installs torchmonarch in each pod before the worker starts, for images without it."""
     fuse: bool = False
@@ -275,6 +278,8 @@ class GatewaySpec(_Model):
     node_selector: Labels = {}
     tolerations: tuple[Annotated[Object, AfterValidator(_toleration)], ...] = ()
     priority_class_name: ObjectName | None = None
+    spot: Spot | None = None
+    """None: it avoids them, because every session ends with this pod."""
     service_account_name: ObjectName | None = None
     """An existing account with the permissions of ``gateway_rules``; None: the job creates one."""
 

@@ -8,34 +8,67 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import socket
 from collections import Counter
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal, Protocol, TypeAlias
+from urllib.parse import quote, unquote
 
 import structlog
 from pydantic import SecretStr
 
-from meshgate_gateway.http.messages import Request, Response
+from meshgate_gateway.http.messages import CALLER_HEADER, PROOF_KEY_HEADER, Request, Response
 from meshgate_wire.proof import NONCE_HEADER, Prover
 
 log = structlog.get_logger()
 
-Action: TypeAlias = Literal["session", "describe job", "start job", "find job", "end job", "forward"]
+Action: TypeAlias = Literal[
+    "session",
+    "describe job",
+    "list sessions",
+    "read status",
+    "read output",
+    "read metrics",
+    "start job",
+    "find job",
+    "list jobs",
+    "end job",
+    "forward",
+]
+READING: dict[str, Action] = {
+    "/v1/job": "describe job",
+    "/v1/sessions": "list sessions",
+    "/v1/status": "read status",
+    "/v1/output": "read output",
+    "/metrics": "read metrics",
+}
+"""What a request for each of these paths does."""
 
 Outcome: TypeAlias = Literal["allowed", "refused"]
 
 audited: Counter[tuple[Action, Outcome]] = Counter()
 """How many events of each kind this process has logged."""
 MAX_CLAIM = 200  # characters
+_PROOF_KEY = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The authenticated caller. A session belongs to the identity that started it."""
+    """The authenticated caller. A session belongs to the identity that started it.
+
+    ``end_user``: for whom a provisioning gateway, which has the job's token, forwards the request. Everyone whom it
+    lets use the job shares the job's sessions.
+    """
 
     name: str
+    end_user: str = ""
+
+    @property
+    def caller(self) -> str:
+        """The name in the audit log."""
+        return self.end_user or self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +109,7 @@ class TokenAuthenticator:
         # Comparing digests in constant time does not even reveal the length of the token.
         if not hmac.compare_digest(_digest(presented), self._digest):
             return Denied("the presented token is not the token of this gateway: set MESHGATE_TOKEN to that")
-        return Identity("job")
+        return Identity("job", unquote(request.header(CALLER_HEADER) or ""))
 
 
 def bearer_token(request: Request) -> str | None:
@@ -88,7 +121,18 @@ def bearer_token(request: Request) -> str | None:
 def prover_of(request: Request) -> Prover | None:
     """What proves the response to ``request`` to its sender; None if the sender does not ask for a proof. Raises
     MalformedRequest."""
+    key = request.header(PROOF_KEY_HEADER)
+    if key is not None and _PROOF_KEY.fullmatch(key):
+        return Prover(key)
     return Prover.of_request(request.header(NONCE_HEADER), bearer_token(request))
+
+
+def credentials_for(request: Request, caller: str, token: SecretStr) -> dict[str, str]:
+    """The headers with which a provisioning gateway forwards the ``request`` of ``caller`` to the gateway of the job
+    with this ``token``. The response is proven to the caller by what the caller itself presented."""
+    headers = {"Authorization": f"Bearer {token.get_secret_value()}", CALLER_HEADER: quote(caller, safe=":@/")}
+    prover = prover_of(request)
+    return headers if prover is None else headers | {PROOF_KEY_HEADER: prover.key}
 
 
 def _digest(token: str) -> bytes:

@@ -25,7 +25,14 @@ MAX_HEAD = 16 * 1024
 MAX_HEADERS = 100
 END_OF_HEAD = b"\r\n\r\n"
 METHOD = re.compile(rb"[A-Z]{1,20}")
-CREDENTIALS = (b"authorization:", b"proxy-authorization:", b"cookie:")
+CALLER_HEADER = "Meshgate-Caller"
+"""For whom a provisioning gateway forwards a request, percent-encoded. Counts only beside the job's token."""
+PROOF_KEY_HEADER = "Meshgate-Proof-Key"
+"""What proves the response to that caller, who has not presented the job's token and does not know it."""
+CREDENTIALS = tuple(
+    f"{name}:".lower().encode()
+    for name in ("Authorization", "Proxy-Authorization", "Cookie", CALLER_HEADER, PROOF_KEY_HEADER)
+)
 
 
 class MalformedRequest(Exception):

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from meshgate_gateway.hosts.provider import HostProvider
-from meshgate_gateway.http.auth import Action, Authenticator, Identity, Origin, audit, origin_of, prover_of
+from meshgate_gateway.http.auth import READING, Action, Authenticator, Identity, Origin, audit, origin_of, prover_of
 from meshgate_gateway.http.messages import MalformedRequest, Request, Response
 from meshgate_gateway.sessions.session_manager import ConnectRequest, SessionManager
 from meshgate_gateway.sessions.session_table import Gone, Reject
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from meshgate_gateway.http.metrics import Metrics
 
 SESSION_PATH = re.compile(r"/v1/sessions/([0-9a-f]{32})")
+AUDIT_INTERVAL = 60.0
+"""Seconds in which a caller that reads the same again, as `meshgate logs --follow` does, is in the audit log once."""
 
 
 class JobService(Protocol):
@@ -37,7 +40,8 @@ class JobService(Protocol):
 class Routes:
     """Responds to requests. ``metrics`` is called at each request for them. ``job_facts``: what else ``/v1/job``
     reports. ``restart_reason``: why an earlier gateway of the job was replaced by this one, or "". ``draining``: why
-    the gateway accepts no more sessions; None while it does. ``name`` is the gateway's in proofs."""
+    the gateway accepts no more sessions; None while it does. ``name`` is the gateway's in proofs. ``job``: what
+    identifies the job in the audit log, if its gateway serves one of several in a cluster."""
 
     authenticator: Authenticator
     sessions: SessionManager
@@ -48,6 +52,8 @@ class Routes:
     restart_reason: Callable[[], Awaitable[str]] | None = None
     draining: str | None = None
     name: str = ""
+    job: Mapping[str, str] = field(default_factory=dict)
+    _read: dict[tuple[str, Action], float] = field(default_factory=dict)  # when that was audited last
 
     async def respond(self, request: Request, connection: socket.socket) -> Response | None:
         """The response, or None if the connection was handed over. Raises MalformedRequest."""
@@ -59,9 +65,10 @@ class Routes:
             return await self._session(session[1], request, connection)
         if self.jobs is not None and (path == "/v1/jobs" or path.startswith("/v1/jobs/")):
             return await self.jobs.respond(path, request, connection)
-        if path in ("/v1/job", "/v1/sessions", "/v1/status", "/v1/output", "/metrics"):
-            identity = await self._authenticate("describe job", request, origin_of(request, connection))
-            return identity if isinstance(identity, Response) else await self._describe(path, request, identity)
+        if action := READING.get(path):
+            origin = origin_of(request, connection)
+            identity = await self._authenticate(action, request, origin)
+            return identity if isinstance(identity, Response) else await self._describe(path, request, identity, origin)
         if path in ("/healthz", "/readyz"):
             return self._health(path)
         known = "/v1/sessions, /v1/sessions/<id>, /v1/job, /v1/status, /v1/output and /metrics"
@@ -78,8 +85,16 @@ class Routes:
         result = await self.authenticator.authenticate(request)
         if isinstance(result, Identity):
             return result
-        audit(action, origin, caller=None, refused=result.reason, **facts)
+        audit(action, origin, caller=None, refused=result.reason, **facts, **self.job)
         return result.response()
+
+    def _audit_reading(self, action: Action, origin: Origin, caller: str) -> None:
+        now = time.monotonic()
+        if now - self._read.get((caller, action), -AUDIT_INTERVAL) < AUDIT_INTERVAL:
+            return
+        self._read = {known: at for known, at in self._read.items() if now - at < AUDIT_INTERVAL}
+        self._read[caller, action] = now
+        audit(action, origin, caller=caller, **self.job)
 
     def _job(self) -> Response:
         python = PYTHON_VERSION.rpartition(".")[0]
@@ -96,7 +111,8 @@ class Routes:
             },
         )
 
-    async def _describe(self, path: str, request: Request, caller: Identity) -> Response:
+    async def _describe(self, path: str, request: Request, caller: Identity, origin: Origin) -> Response:
+        self._audit_reading(READING[path], origin, caller.caller)
         inspection = self.sessions.inspection
         if path == "/v1/job":
             return self._job()
@@ -128,7 +144,7 @@ class Routes:
         connect = ConnectRequest(session, identity.name, resume, request.head, **proof)
         failure = await self.sessions.connect(connect, connection)
         refused = None if failure is None else failure.reason
-        audit("session", origin, caller=identity.name, refused=refused, session=session, resume=resume)
+        audit("session", origin, caller=identity.caller, refused=refused, session=session, resume=resume, **self.job)
         return _failure(failure) if failure else None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
@@ -130,23 +130,27 @@ async def _drain(source: socket.socket) -> None:
         continue
 
 
-async def proxy_bytes(connection: socket.socket, request: Request, path: str, host: str, port: int) -> None:
-    """Sends ``request``, with ``path`` in place of its own, to ``host``; then copies bytes both ways until one side
-    ends. Owns ``connection``."""
+async def proxy_bytes(
+    connection: socket.socket, request: Request, path: str, host: str, port: int, credentials: Mapping[str, str]
+) -> None:
+    """Sends ``request``, with ``path`` and ``credentials`` in place of its own, to ``host``; then copies bytes both
+    ways until one side ends. Owns ``connection``."""
     upstream = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     upstream.setblocking(False)
     upstream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with connection, upstream, suppress(OSError, asyncio.TimeoutError):
         async with async_timeout.timeout(CONNECT_TIMEOUT):
             await asyncio.get_running_loop().sock_connect(upstream, (host, port))
-        await forward_bytes(connection, request, path, upstream)
+        await forward_bytes(connection, request, path, upstream, credentials)
 
 
-async def forward_bytes(connection: socket.socket, request: Request, path: str, upstream: socket.socket) -> None:
+async def forward_bytes(
+    connection: socket.socket, request: Request, path: str, upstream: socket.socket, credentials: Mapping[str, str]
+) -> None:
     """As ``proxy_bytes``, to a server that ``upstream`` is connected to. Owns both sockets."""
     with connection, upstream, suppress(OSError):
         connection.setblocking(False)
-        await asyncio.get_running_loop().sock_sendall(upstream, _head(request, path))
+        await asyncio.get_running_loop().sock_sendall(upstream, _head(request, path, credentials))
         directions = ((connection, upstream), (upstream, connection))
         copying = [asyncio.create_task(_copy(source, target)) for source, target in directions]
         try:
@@ -166,10 +170,11 @@ async def _copy(source: socket.socket, target: socket.socket) -> None:
         target.shutdown(socket.SHUT_WR)
 
 
-def _head(request: Request, path: str) -> bytes:
-    """The request head for ``path``, including the credentials, which ``Request.head`` omits."""
+def _head(request: Request, path: str, credentials: Mapping[str, str]) -> bytes:
+    """The request head for ``path``, which has no query, with ``credentials``; ``Request.head`` has none."""
     first, _, rest = request.head.partition(b"\r\n")
-    method, _, version = first.split(b" ", 2)
-    credentials = request.header("Authorization")
-    authorization = f"Authorization: {credentials}\r\n".encode("latin-1") if credentials is not None else b""
-    return b" ".join((method, path.encode("latin-1"), version)) + b"\r\n" + authorization + rest
+    method, asked, version = first.split(b" ", 2)
+    if query := asked.partition(b"?")[2]:
+        path = f"{path}?{query.decode('latin-1')}"
+    added = "".join(f"{name}: {value}\r\n" for name, value in credentials.items()).encode("latin-1")
+    return b" ".join((method, path.encode("latin-1"), version)) + b"\r\n" + added + rest

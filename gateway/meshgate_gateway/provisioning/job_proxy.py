@@ -1,8 +1,10 @@
 """Forwards connections through a provisioning gateway to the gateways of jobs.
 
-A job's gateway authenticates every request itself. The proxy authenticates it first, by the same rule, so that a
-caller without access cannot find out which jobs exist or hold connections open: its error is the same whether the job
-exists or not. Without a token the proxy asks the cluster nothing; with one, the number of concurrent checks is limited.
+The proxy authenticates a caller by the job's token or by ``Access``, and forwards its request with the job's token and
+the caller's name, which the job's gateway writes to its own audit log. A connection that stays open is checked again at
+intervals, and closed when its caller has lost access. To callers that may not create jobs there the error is the same
+whether the job exists or not. Without a token the proxy asks the cluster nothing; with one, the number of concurrent
+checks is limited.
 """
 
 from __future__ import annotations
@@ -14,15 +16,28 @@ import secrets
 import socket
 import time
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
+from typing import TypeAlias
 
 import structlog
 from pydantic import SecretStr
 
-from meshgate_gateway.http.auth import Identity, TokenAuthenticator, audit, bearer_token, origin_of
-from meshgate_gateway.http.kubernetes_auth import KubernetesAuthenticator, KubernetesUsers
+from meshgate_gateway.http.auth import (
+    READING,
+    Denied,
+    Identity,
+    TokenAuthenticator,
+    audit,
+    bearer_token,
+    credentials_for,
+    origin_of,
+)
 from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.http.text_websocket import proxy_bytes
+from meshgate_gateway.provisioning.access import USE, Access, owner_name
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import KubernetesError, NotFound
 from meshgate_kubernetes.jobs.lifecycle import find_gateway
@@ -35,29 +50,54 @@ MAX_CHECKS = 16
 CACHE_SIZE = 1024
 CACHE_TTL = 10.0
 """Seconds for which a successful check is reused, because a cut connection is dialled again at once."""
+CHECK_INTERVAL = 15.0
+"""Seconds between the checks of an open connection. With both caches, a caller loses access within 35 s."""
+
+
+Audit: TypeAlias = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """A caller with access to a job, by its name, and the job's token."""
+
+    caller: str
+    token: SecretStr
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """Why a caller has no access now, and its name if that is known."""
+
+    denied: Denied
+    caller: str | None = None
 
 
 class JobProxy:
     """Forwards authenticated requests to the gateways of jobs."""
 
-    def __init__(self, api: Api, users: KubernetesUsers) -> None:
-        self._api, self._users = api, users
+    def __init__(self, api: Api, access: Access) -> None:
+        self._api, self._access = api, access
         self._connections: set[asyncio.Task[None]] = set()
+        self._watching: set[asyncio.Task[None]] = set()
         self._checks = 0
-        self._authenticated: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # caller, end of validity
+        self._authenticated: OrderedDict[bytes, tuple[_Admitted, float]] = OrderedDict()  # and the end of its validity
 
     async def respond(
         self, namespace: str, name: str, path: str, request: Request, connection: socket.socket
     ) -> Response | None:
         """The response, or None if the connection is now forwarded to ``path`` of the job's gateway."""
         origin = origin_of(request, connection)
-        caller = await self._authenticate(namespace, name, request)
-        if isinstance(caller, Response):
-            refused = str(caller.body.get("error", ""))
-            audit("forward", origin, caller=None, refused=refused, job=name, namespace=namespace)
-            return caller
+        verb = READING.get(path, "session")
+        audited = partial(audit, "forward", origin, verb=verb, job=name, namespace=namespace)
+        admitted = await self._authenticate(namespace, name, request)
+        if isinstance(admitted, _Refused):
+            audited(caller=admitted.caller, refused=admitted.denied.reason)
+            gone = admitted.denied.status is HTTPStatus.NOT_FOUND and verb == "session"
+            return _gone(admitted.denied.reason) if gone else admitted.denied.response()
         if len(self._connections) >= MAX_CONNECTIONS:
-            return _busy(f"this gateway is at its limit of {MAX_CONNECTIONS} forwarded connections: retry later")
+            reason = f"this gateway is at its limit of {MAX_CONNECTIONS} forwarded connections: retry later"
+            return _busy(reason).response()
         try:
             pod = await asyncio.to_thread(find_gateway, self._api, name, namespace)
         except KubernetesError as error:
@@ -65,52 +105,73 @@ class JobProxy:
         if pod is None:
             reason = f"the gateway of job {name!r} in namespace {namespace!r} is not ready"
             return Response.error(HTTPStatus.BAD_GATEWAY, reason)
-        audit("forward", origin, caller=caller, job=name, namespace=namespace)
-        task = asyncio.create_task(proxy_bytes(connection.dup(), request, path, pod.host, pod.port))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        audited(caller=admitted.caller)
+        credentials = credentials_for(request, admitted.caller, admitted.token)
+        copying = asyncio.create_task(proxy_bytes(connection.dup(), request, path, pod.host, pod.port, credentials))
+        watching = asyncio.create_task(self._watch(copying, namespace, name, request, audited))
+        for tasks, task in ((self._connections, copying), (self._watching, watching)):
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
         return None
 
     async def close(self) -> None:
-        for task in self._connections:
+        tasks = [*self._watching, *self._connections]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _authenticate(self, namespace: str, name: str, request: Request) -> Response | str:
-        """The error response for a caller without access to the job; the name of a caller with access."""
+    async def _watch(
+        self, copying: asyncio.Task[None], namespace: str, name: str, request: Request, audited: Audit
+    ) -> None:
+        """Ends ``copying`` when the caller has lost access to the job. It keeps it while the API server is away."""
+        try:
+            while not (await asyncio.wait([copying], timeout=CHECK_INTERVAL))[0]:
+                found = await self._authenticate(namespace, name, request)
+                if isinstance(found, _Refused) and found.denied.status is not HTTPStatus.SERVICE_UNAVAILABLE:
+                    audited(caller=found.caller, refused=f"the open connection is closed: {found.denied.reason}")
+                    return
+        finally:
+            copying.cancel()
+            await asyncio.gather(copying, return_exceptions=True)
+
+    async def _authenticate(self, namespace: str, name: str, request: Request) -> _Admitted | _Refused:
         token = bearer_token(request)
         if token is None:
-            return _no_access(namespace, name, "no token was presented")
+            return _Refused(_no_access(namespace, name, "no token was presented"))
         key = hashlib.sha256(f"{namespace}/{name} {token}".encode("utf-8", "surrogateescape")).digest()
-        caller, valid_until = self._authenticated.get(key, ("", 0.0))
-        if valid_until > time.monotonic():
-            return caller
+        known = self._authenticated.get(key)
+        if known is not None and known[1] > time.monotonic():
+            return known[0]
         if self._checks >= MAX_CHECKS:
-            return _busy("too many requests are being authenticated: retry later")
+            return _Refused(_busy("too many requests are being authenticated: retry later"))
         self._checks += 1
         try:
             result = await self._check(namespace, name, request)
+        except KubernetesError as error:
+            log.warning("cannot authenticate the caller of a job", job=name, namespace=namespace, reason=str(error))
+            return _Refused(_busy("the API server cannot authenticate callers now: retry later"))
         finally:
             self._checks -= 1
-        if isinstance(result, str):
+        if isinstance(result, _Admitted):
             self._authenticated[key] = result, time.monotonic() + CACHE_TTL
             while len(self._authenticated) > CACHE_SIZE:
                 self._authenticated.popitem(last=False)
         return result
 
-    async def _check(self, namespace: str, name: str, request: Request) -> Response | str:
+    async def _check(self, namespace: str, name: str, request: Request) -> _Admitted | _Refused:
+        """Raises KubernetesError."""
+        token = await asyncio.to_thread(self._read_token, namespace, name)
+        if isinstance(identity := await TokenAuthenticator(token).authenticate(request), Identity):
+            return _Admitted(identity.name, token)
+        caller = await self._access.identify(request)
+        if isinstance(caller, Denied):
+            unknown = caller.status is HTTPStatus.UNAUTHORIZED
+            return _Refused(_no_access(namespace, name, caller.reason) if unknown else caller)
         try:
-            token = await asyncio.to_thread(self._read_token, namespace, name)
-        except KubernetesError as error:
-            log.warning("cannot read a job's token", job=name, namespace=namespace, reason=str(error))
-            return _busy("the API server cannot authenticate callers now: retry later")
-        authenticator = KubernetesAuthenticator(TokenAuthenticator(token), self._users, namespace)
-        result = await authenticator.authenticate(request)
-        if isinstance(result, Identity):
-            return result.name
-        if result.status is HTTPStatus.UNAUTHORIZED:
-            return _no_access(namespace, name, result.reason)
-        return result.response()
+            denied = await self._access.why_not(caller, name, namespace, USE)
+        except NotFound as missing:
+            denied = Denied(str(missing), HTTPStatus.NOT_FOUND)
+        return _Admitted(owner_name(caller), token) if denied is None else _Refused(denied, owner_name(caller))
 
     def _read_token(self, namespace: str, name: str) -> SecretStr:
         """The job's token; a random one if the job does not exist, so that both cases take the same path."""
@@ -121,11 +182,15 @@ class JobProxy:
             return SecretStr(secrets.token_urlsafe(32))
 
 
-def _no_access(namespace: str, name: str, reason: str) -> Response:
+def _no_access(namespace: str, name: str, reason: str) -> Denied:
     """``reason`` must not reveal whether the job exists."""
-    error = f"no job {name!r} in namespace {namespace!r} accepts these credentials (it may have ended): {reason}"
-    return Response.error(HTTPStatus.UNAUTHORIZED, error, headers={"WWW-Authenticate": "Bearer"})
+    return Denied(f"no job {name!r} in namespace {namespace!r} accepts these credentials (it may have ended): {reason}")
 
 
-def _busy(reason: str) -> Response:
-    return Response.error(HTTPStatus.SERVICE_UNAVAILABLE, reason, headers={"Retry-After": "1"})
+def _busy(reason: str) -> Denied:
+    return Denied(reason, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _gone(reason: str) -> Response:
+    """Ends the session of a client that still has one."""
+    return Response.error(HTTPStatus.GONE, reason, kind="unknown", reason=reason)

@@ -45,6 +45,10 @@ class Policy(BaseModel):
     callers: tuple[str, ...] = ()
     """Names and groups of Kubernetes identities that may create jobs without permissions of their own, such as
     ``system:serviceaccount:training:*`` or ``system:serviceaccounts:training``."""
+    sharing_groups: tuple[str, ...] = ()
+    """Groups of Kubernetes identities whose members use and end each other's jobs, such as
+    ``system:serviceaccounts:training``. A job is shared with those of its owner's groups that this names when it is
+    created."""
     namespaces: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
     """Prefixes of image references, such as ``ghcr.io/our-team/``."""
@@ -115,7 +119,7 @@ def violations(policy: Policy, job: JobSpec) -> list[str]:
 
 
 def _violations(policy: Policy, job: JobSpec) -> Iterator[str]:
-    if not _matches(job.namespace, policy.namespaces):
+    if not matches(job.namespace, policy.namespaces):
         yield f"namespace {job.namespace!r} is not allowed (allowed: {_listed(policy.namespaces)})"
     pods = sum(mesh.replicas for mesh in job.meshes)
     if pods > policy.max_replicas:
@@ -143,7 +147,7 @@ def _mesh_violations(policy: Policy, mesh: MeshSpec) -> Iterator[str]:
         yield f"selector {mesh.selector!r} is not allowed: use only key=value terms"
     elif own := [key for key in labels if key.startswith(_RESERVED_PREFIXES)]:
         yield f"selector {mesh.selector!r} uses {own[0]}: a job cannot use the pods of another job"
-    elif not any(_matches(label, policy.selectors) for label in _as_text(labels)):
+    elif not any(matches(label, policy.selectors) for label in _as_text(labels)):
         yield f"selector {mesh.selector!r} needs an allowed label (allowed: {_listed(policy.selectors)})"
 
 
@@ -242,7 +246,7 @@ def _equalities(selector: str) -> dict[str, str] | None:
 
 def _not_allowed(kind: str, values: Iterable[str], allowed: tuple[str, ...]) -> Iterator[str]:
     for value in values:
-        if not _matches(value, allowed):
+        if not matches(value, allowed):
             yield f"{kind} {value!r} is not allowed (allowed: {_listed(allowed)})"
 
 
@@ -254,7 +258,8 @@ def _as_text(labels: Mapping[str, str]) -> list[str]:
     return [f"{key}={value}" for key, value in labels.items()]
 
 
-def _matches(value: str, patterns: tuple[str, ...]) -> bool:
+def matches(value: str, patterns: tuple[str, ...]) -> bool:
+    """Whether one of the shell ``patterns`` matches."""
     return any(fnmatchcase(value, pattern) for pattern in patterns)
 
 
@@ -267,9 +272,14 @@ def counted_namespaces(policy: Policy, namespace: str) -> list[str]:
     namespaces if the policy has patterns of namespaces."""
     if policy.max_jobs_per_caller is None and policy.max_gpus_per_caller is None:
         return []
+    return searched_namespaces(policy, namespace)
+
+
+def searched_namespaces(policy: Policy, *others: str) -> list[str]:
+    """Where jobs can be that the policy allows, and ``others``: in all namespaces if it has patterns of namespaces."""
     if any(_PATTERN_CHARACTERS & set(allowed) for allowed in policy.namespaces):
         return [ALL_NAMESPACES]
-    return sorted({*policy.namespaces, namespace})
+    return sorted({*policy.namespaces, *others})
 
 
 def exceeded_quota(policy: Policy, job: JobSpec, owner: str, existing: Iterable[ListedJob]) -> str | None:

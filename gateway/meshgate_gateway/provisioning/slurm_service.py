@@ -218,7 +218,8 @@ class SlurmProvisioner:
             upstream.close()
             return await self._why_silent(record, str(error) or "it does not answer")
         audit("forward", origin, caller="job", job=apply_id)
-        task = asyncio.create_task(forward_bytes(connection.dup(), request, path, upstream))
+        credentials = {"Authorization": f"Bearer {presented}"}
+        task = asyncio.create_task(forward_bytes(connection.dup(), request, path, upstream, credentials))
         self._forwarding.add(task)
         task.add_done_callback(self._forwarding.discard)
         return None

@@ -154,11 +154,11 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs that were ended, in a cluster with the jobs ``old`` and ``new``."""
     created = time.time() - 7200
     jobs = [
-        ListedJob("old", "team", "1", None, created, "alice"),
-        ListedJob("new", "team", "2", {"workers": 2}, created, ""),
+        ListedJob(name="old", namespace="team", uid="1", meshes=None, created=created, owner="alice"),
+        ListedJob(name="new", namespace="team", uid="2", meshes={"workers": 2}, created=created, owner=""),
     ]
     ended: list[str] = []
-    monkeypatch.setattr(Api, "from_kubeconfig", lambda: None)
+    monkeypatch.setattr(Api, "from_kubeconfig", lambda *path: None)
     monkeypatch.setattr(lifecycle, "list_jobs", lambda api, namespace: jobs if namespace in ("team", "") else [])
     monkeypatch.setattr(lifecycle, "end", lambda api, job: ended.append(job.name))
     return ended
@@ -202,7 +202,7 @@ def test_a_user_who_may_not_list_the_cluster_is_advised_to_name_a_namespace(
     def forbid(*_: Any) -> None:
         raise Forbidden("list", "configmaps", "", user="bob")
 
-    monkeypatch.setattr(Api, "from_kubeconfig", lambda: None)
+    monkeypatch.setattr(Api, "from_kubeconfig", lambda *path: None)
     monkeypatch.setattr(lifecycle, "list_jobs", forbid)
     result = run.invoke(app, ["ls", "-A"])
     assert result.exit_code == 1

@@ -14,7 +14,11 @@ from meshgate_gateway.http.text_websocket import TextWebSocket, proxy_bytes
 from tests.ports import closed_port
 
 DEADLINE = 60.0
-HEAD = b"GET /v1/jobs/team/trainer/v1/job HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token\r\n\r\n"
+CREDENTIALS = {"Authorization": "Bearer of-the-job", "Meshgate-Caller": "alice"}
+HEAD = (
+    b"GET /v1/jobs/team/trainer/v1/job?one=1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token\r\n"
+    b"Meshgate-caller: bob\r\nMeshgate-Proof-Key: 00\r\n\r\n"
+)
 
 
 def with_websocket(test: Callable[[TextWebSocket, ClientConnection], Awaitable[None]]) -> None:
@@ -106,7 +110,9 @@ def with_proxy(test: Callable[[socket.socket, socket.socket], Awaitable[None]]) 
         client.setblocking(False)
         with listen("127.0.0.1", 0) as listener, client:
             port = listener.getsockname()[1]
-            proxying = asyncio.create_task(proxy_bytes(connection, parsed(HEAD), "/v1/job", "127.0.0.1", port))
+            proxying = asyncio.create_task(
+                proxy_bytes(connection, parsed(HEAD), "/v1/job", "127.0.0.1", port, CREDENTIALS)
+            )
             upstream, _ = await loop.sock_accept(listener)
             with upstream:
                 await test(client, upstream)
@@ -122,11 +128,16 @@ async def read(source: socket.socket, size: int) -> bytes:
     return data
 
 
-def test_the_upstream_server_receives_the_head_with_the_new_path_and_the_credentials() -> None:
-    expected = b"GET /v1/job HTTP/1.1\r\nAuthorization: Bearer token\r\nHost: x\r\n\r\n"
+FORWARDED = (
+    b"GET /v1/job?one=1 HTTP/1.1\r\nAuthorization: Bearer of-the-job\r\nMeshgate-Caller: alice\r\nHost: x\r\n\r\n"
+)
+
+
+def test_the_upstream_server_receives_the_head_with_the_new_path_and_other_credentials() -> None:
+    """What the client says about the caller does not get there."""
 
     async def test(client: socket.socket, upstream: socket.socket) -> None:
-        assert await read(upstream, len(expected)) == expected
+        assert await read(upstream, len(FORWARDED)) == FORWARDED
 
     with_proxy(test)
 
@@ -134,7 +145,7 @@ def test_the_upstream_server_receives_the_head_with_the_new_path_and_the_credent
 def test_bytes_are_copied_in_both_directions_until_one_side_ends() -> None:
     async def test(client: socket.socket, upstream: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        await read(upstream, len(HEAD) - len("/v1/jobs/team/trainer"))
+        await read(upstream, len(FORWARDED))
         await loop.sock_sendall(client, b"question")
         assert await read(upstream, 8) == b"question"
         await loop.sock_sendall(upstream, b"answer")
@@ -153,7 +164,7 @@ def test_the_connection_is_closed_if_the_upstream_server_does_not_listen() -> No
         client, connection = socket.socketpair()
         client.setblocking(False)
         with client, closed_port() as port:
-            await proxy_bytes(connection, parsed(HEAD), "/v1/job", "127.0.0.1", port)
+            await proxy_bytes(connection, parsed(HEAD), "/v1/job", "127.0.0.1", port, CREDENTIALS)
             assert await read(client, 1) == b""
 
     asyncio.run(asyncio.wait_for(run(), DEADLINE))

@@ -10,27 +10,35 @@ from http import HTTPStatus
 from typing import Any, TypeVar, cast
 
 import pytest
+from pydantic import SecretStr
 
+from meshgate_gateway.http.auth import TokenAuthenticator
 from meshgate_gateway.http.kubernetes_auth import KubernetesUsers
 from meshgate_gateway.http.messages import HeadParser, Request, Response
 from meshgate_gateway.provisioning import job_proxy
+from meshgate_gateway.provisioning.access import Access
 from meshgate_gateway.provisioning.job_proxy import JobProxy
+from meshgate_gateway.provisioning.policy import Policy
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Forbidden, Unreachable
-from meshgate_kubernetes.manifests.job_objects import token_secret
+from meshgate_kubernetes.manifests.job_objects import parent, token_secret
 from tests.clusters.kubernetes.fake_api import FakeApi
 from tests.clusters.kubernetes.objects import job
 
 T = TypeVar("T")
 JOB_TOKEN = "the-token-of-this-job"
+OPERATORS_TOKEN = "the-token-of-the-provisioning-gateway"
+POLICY = Policy(callers=("carol", "dave"), namespaces=("team",), gateway_image="gateway:1")
 
 
 @pytest.fixture
 def api() -> FakeApi:
-    """A job whose gateway is not ready. Alice may exec into the pods of its namespace, Bob may not."""
+    """Carol's job, whose gateway is not ready. The policy allows Carol and Dave to create jobs. Alice may exec into the
+    pods of its namespace, Bob may not."""
     api = FakeApi()
+    api.create(parent(job(), "kubernetes:carol"))
     api.create(token_secret(job(), JOB_TOKEN))
-    api.users = {"alices": {"username": "alice"}, "bobs": {"username": "bob"}}
+    api.users = {f"{name}s": {"username": name} for name in ("alice", "bob", "carol", "dave")}
     api.permissions = {("alice", "create", "pods/exec")}
     return api
 
@@ -45,7 +53,8 @@ def request(token: str | None) -> Request:
 def with_proxy(api: FakeApi, test: Callable[[JobProxy, socket.socket], Awaitable[T]]) -> T:
     async def run() -> T:
         seen = cast("Api", api)
-        proxy = JobProxy(seen, KubernetesUsers(seen))
+        access = Access(seen, POLICY, TokenAuthenticator(SecretStr(OPERATORS_TOKEN)), KubernetesUsers(seen))
+        proxy = JobProxy(seen, access)
         near, far = socket.socketpair()
         with near, far:
             try:
@@ -73,7 +82,7 @@ def responses(api: FakeApi, *tokens: str | None, name: str = "trainer") -> list[
     return with_proxy(api, test)
 
 
-@pytest.mark.parametrize("token", [JOB_TOKEN, "alices"])
+@pytest.mark.parametrize("token", [JOB_TOKEN, OPERATORS_TOKEN, "alices", "carols"])
 def test_a_caller_with_access_gets_the_state_of_the_gateway(api: FakeApi, token: str) -> None:
     ((status, reason),) = responses(api, token)
     assert status is HTTPStatus.BAD_GATEWAY
@@ -85,6 +94,25 @@ def test_a_caller_without_access_cannot_find_out_whether_a_job_exists(api: FakeA
     existing, missing = responses(api, token), responses(api, token, name="missing")
     assert existing[0][0] in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
     assert existing == [(status, reason.replace("missing", "trainer")) for status, reason in missing]
+
+
+def test_a_caller_that_may_create_jobs_learns_whose_a_job_is_or_that_there_is_none(api: FakeApi) -> None:
+    ((status, reason),) = responses(api, "daves")
+    assert status is HTTPStatus.FORBIDDEN
+    assert "job 'trainer' in namespace 'team' belongs to kubernetes:carol" in reason
+    ((status, reason),) = responses(api, "daves", name="missing")
+    assert status is HTTPStatus.NOT_FOUND
+    assert "there is no job 'missing' in namespace 'team' (it may have ended)" in reason
+
+
+def test_the_session_of_a_job_that_is_gone_is_over(api: FakeApi) -> None:
+    async def test(proxy: JobProxy, connection: socket.socket) -> tuple[HTTPStatus, str]:
+        path = f"/v1/sessions/{'0' * 32}"
+        return status_and_body(await proxy.respond("team", "missing", path, request("carols"), connection))
+
+    status, body = with_proxy(api, test)
+    assert status is HTTPStatus.GONE
+    assert json.loads(body)["kind"] == "unknown"
 
 
 def test_a_request_without_a_token_causes_no_api_call(api: FakeApi) -> None:

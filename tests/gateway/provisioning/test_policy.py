@@ -217,7 +217,7 @@ def policy(**limits: int) -> Policy:
 
 
 def listed(name: str, gpus: int | None = 0, owner: str = "kubernetes:alice", namespace: str = "team") -> ListedJob:
-    return ListedJob(name, namespace, name, {}, 0.0, owner, gpus)
+    return ListedJob(name=name, namespace=namespace, uid=name, meshes={}, created=0.0, owner=owner, gpus=gpus)
 
 
 def requested(gpus: int = 0, replicas: int = 2) -> JobSpec:

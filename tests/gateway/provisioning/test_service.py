@@ -10,6 +10,8 @@ from structlog.testing import capture_logs
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from meshgate_gateway.provisioning import service
+from meshgate_gateway.provisioning.policy import Policy
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Unreachable
 from meshgate_kubernetes.jobs import objects
@@ -18,7 +20,9 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
     FindJob,
     JobEnded,
     JobProgress,
+    JobsListed,
     JobUp,
+    ListJobs,
     ObjectCreated,
     RequestRejected,
     StartJob,
@@ -225,11 +229,87 @@ def test_only_the_owner_of_a_job_finds_and_ends_it(api: FakeApi) -> None:
     up = request(api, StartJob(job=requested_job()))[-1]
     here = {"name": "trainer", "namespace": "team"}
     assert request(api, FindJob(**here)) == [up]
-    assert "carol may not get secrets in namespace 'team'" in rejected(api, FindJob(**here), "trainers").reason
-    assert "carol may not delete statefulsets.apps" in rejected(api, EndJob(**here), "trainers").reason
+    belongs = "job 'trainer' in namespace 'team' belongs to kubernetes:alice, and carol may not "
+    assert f"{belongs}create pods/exec in namespace 'team'" in rejected(api, FindJob(**here), "trainers").reason
+    assert f"{belongs}delete statefulsets.apps" in rejected(api, EndJob(**here), "trainers").reason
     assert request(api, EndJob(**here)) == [JobEnded()]
     assert api.left() == []
-    assert rejected(api, FindJob(**here)).missing
+    gone = rejected(api, FindJob(**here))
+    assert (gone.missing, gone.reason) == (True, "there is no job 'trainer' in namespace 'team' (it may have ended)")
+
+
+@pytest.mark.parametrize("token", ["alices", TOKEN])
+def test_no_caller_gets_the_token_of_a_job(api: FakeApi, token: str) -> None:
+    up = request(api, StartJob(job=requested_job()), token)[-1]
+    found = request(api, FindJob(name="trainer", namespace="team"), token)[-1]
+    assert isinstance(up, JobUp)
+    assert isinstance(found, JobUp)
+    assert (up.job.token, found.job.token) == ("", "")
+
+
+def listed(api: FakeApi, token: str, namespace: str | None = "team", policy: Policy = POLICY) -> list[str]:
+    (reply,) = request(api, ListJobs(namespace=namespace), token, policy)
+    assert isinstance(reply, JobsListed)
+    assert not reply.more
+    return [job.name for job in reply.jobs]
+
+
+def test_callers_list_the_jobs_that_they_may_use(api: FakeApi) -> None:
+    api.permissions = {("bob", "create", "pods/exec")}
+    for name, token in (("alices-job", "alices"), ("carols-job", "trainers"), ("operators-job", TOKEN)):
+        request(api, StartJob(job=requested_job().model_copy(update={"name": name})), token)
+    for namespace in ("team", None):
+        assert listed(api, "alices", namespace) == ["alices-job"]
+        assert listed(api, "trainers", namespace) == ["carols-job"]
+        assert listed(api, "strangers", namespace) == []
+        assert listed(api, "bobs", namespace) == listed(api, TOKEN, namespace)
+    assert sorted(listed(api, TOKEN)) == ["alices-job", "carols-job", "operators-job"]
+    assert listed(api, "alices", "elsewhere") == []
+
+
+def test_a_long_list_of_jobs_comes_in_parts(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "LISTED_TOGETHER", 2)
+    names = ["a", "b", "c"]
+    for name in names:
+        request(api, StartJob(job=requested_job().model_copy(update={"name": name})))
+    first, second = request(api, ListJobs())
+    assert isinstance(first, JobsListed)
+    assert isinstance(second, JobsListed)
+    assert (first.more, second.more) == (True, False)
+    assert sorted(job.name for job in (*first.jobs, *second.jobs)) == names
+
+
+SHARING = POLICY.model_copy(update={"sharing_groups": ("trainers", "wheel")})
+
+
+def test_members_of_a_group_that_the_policy_names_use_and_end_each_others_jobs(api: FakeApi) -> None:
+    api.users["daves"] = {"username": "dave", "groups": ["trainers", "others"]}
+    request(api, StartJob(job=requested_job()), "trainers", SHARING)
+    here = {"name": "trainer", "namespace": "team"}
+    assert listed(api, "daves", policy=SHARING) == ["trainer"]
+    assert isinstance(request(api, FindJob(**here), "daves", SHARING)[0], JobUp)
+    for policy, token in ((SHARING, "alices"), (POLICY, "daves")):  # no member; the policy names the group no more
+        (reply,) = request(api, FindJob(**here), token, policy)
+        assert isinstance(reply, RequestRejected)
+        assert "belongs to kubernetes:carol" in reply.reason
+    assert request(api, EndJob(**here), "daves", SHARING) == [JobEnded()]
+
+
+def test_a_job_is_not_shared_with_a_group_that_was_named_later(api: FakeApi) -> None:
+    request(api, StartJob(job=requested_job()), "trainers")
+    assert listed(api, "trainers", policy=SHARING) == ["trainer"]
+    api.users["daves"] = {"username": "dave", "groups": ["trainers"]}
+    assert listed(api, "daves", policy=SHARING) == []
+
+
+def test_a_caller_that_the_policy_names_no_more_cannot_use_its_own_job(api: FakeApi) -> None:
+    request(api, StartJob(job=requested_job()))
+    revoked = POLICY.model_copy(update={"callers": ("trainers",)})
+    (reply,) = request(api, FindJob(name="trainer", namespace="team"), policy=revoked)
+    assert isinstance(reply, RequestRejected)
+    assert "alice may not create pods/exec" in reply.reason
+    assert "belongs" not in reply.reason
+    assert listed(api, "alices", policy=revoked) == []
 
 
 def test_a_job_that_is_not_ready_can_be_ended(api: FakeApi) -> None:
@@ -240,7 +320,7 @@ def test_a_job_that_is_not_ready_can_be_ended(api: FakeApi) -> None:
 
 def test_permissions_in_the_namespace_give_access_to_the_jobs_of_others(api: FakeApi) -> None:
     request(api, StartJob(job=requested_job()))
-    api.permissions = {("bob", "get", "secrets"), ("bob", "delete", "statefulsets")}
+    api.permissions = {("bob", "create", "pods/exec"), ("bob", "delete", "statefulsets")}
     assert isinstance(request(api, FindJob(name="trainer", namespace="team"), "bobs")[0], JobUp)
     assert request(api, EndJob(name="trainer", namespace="team"), "bobs") == [JobEnded()]
 
@@ -249,7 +329,7 @@ def test_requesting_the_job_of_another_owner_is_rejected(api: FakeApi) -> None:
     request(api, StartJob(job=requested_job()))
     *_, reply = request(api, StartJob(job=requested_job()), "trainers")
     assert isinstance(reply, RequestRejected)
-    assert "a job 'trainer' with a different specification or owner is already running" in reply.reason
+    assert "a job 'trainer' of kubernetes:alice is already running in namespace 'team'" in reply.reason
 
 
 def test_a_caller_without_permission_cannot_find_out_which_jobs_exist(api: FakeApi) -> None:
@@ -273,14 +353,14 @@ def test_no_identity_name_passes_for_the_token_holder(api: FakeApi, name: str) -
     api.users["posers"] = {"username": name}
     request(api, StartJob(job=requested_job()), TOKEN)
     assert "may not create statefulsets" in rejected(api, StartJob(job=requested_job()), "posers").reason
-    assert "may not get secrets" in rejected(api, FindJob(name="trainer", namespace="team"), "posers").reason
+    assert "may not create pods/exec" in rejected(api, FindJob(name="trainer", namespace="team"), "posers").reason
     assert "may not delete statefulsets" in rejected(api, EndJob(name="trainer", namespace="team"), "posers").reason
 
 
 def test_an_identity_does_not_own_a_job_without_an_owner(api: FakeApi) -> None:
     objects.create_parent(cast("Api", api), requested_job())
     reason = rejected(api, EndJob(name="trainer", namespace="team"), "alices").reason
-    assert "alice may not delete statefulsets" in reason
+    assert "was created with a kubeconfig, and alice may not delete statefulsets" in reason
 
 
 # --- authentication -------------------------------------------------------------------------------------------

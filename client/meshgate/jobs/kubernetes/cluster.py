@@ -18,7 +18,7 @@ from meshgate.session.dialing import Dialer, Route, UrlDialer, call_in_thread
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Forbidden, KubernetesError, NoCluster, NotFound
 from meshgate_kubernetes.jobs import lifecycle
-from meshgate_kubernetes.jobs.lifecycle import GatewayPod, RunningJob, find_gateway, gateway_gone_reason
+from meshgate_kubernetes.jobs.lifecycle import GatewayPod, ListedJob, RunningJob, find_gateway, gateway_gone_reason
 from meshgate_kubernetes.manifests.names import generate_job_name
 
 _USE_A_GATEWAY = ". To start jobs from a pod without these permissions, set MESHGATE_URL to a provisioning gateway"
@@ -85,14 +85,24 @@ class Cluster:
         except KubernetesError as error:
             raise JobError(str(error)) from error
 
+    def list_jobs(self, namespace: str = "") -> list[ListedJob]:
+        """The jobs of a namespace, or of all. Raises JobError."""
+        try:
+            return lifecycle.list_jobs(self._api, namespace)
+        except Forbidden as error:
+            hint = "" if error.namespace else " in all namespaces; name one namespace with -n NAMESPACE"
+            raise JobError(f"{error}{hint}") from error
+        except KubernetesError as error:
+            raise JobError(str(error)) from error
+
     def runs(self, job: RunningJob) -> bool:
         """Whether the job still exists. Raises JobError if that is unknown."""
         with _as_job_error():
             return lifecycle.is_running(self._api, job)
 
-    def end(self, job: RunningJob) -> None:
+    def end(self, job: RunningJob | ListedJob, *, quiet: bool = False) -> None:
         """Deletes the job and waits until all its objects are gone. May be called again."""
-        with choose_display(f"{job.namespace}/{job.name}") as display:
+        with choose_display(f"{job.namespace}/{job.name}", quiet=quiet) as display:
             display.activity("is being deleted")
             try:
                 lifecycle.end(self._api, job)

@@ -36,7 +36,9 @@ class Compute:
     text such as ``"30m"``; the job ends after ``inactivity_ttl`` without a session (default: one hour; 0: never).
     ``selector`` uses existing pods instead, all of them or ``replicas``. ``pod_spec`` is merged over the pod that the
     other arguments describe. ``install_monarch`` is for images without torchmonarch: each pod installs it with pip
-    before it is ready. Raises TypeError on an unknown argument or a wrong type, ValueError on an invalid value.
+    before it is ready. ``spot`` says whether pods may run on nodes that the provider may take back: ``"allow"``,
+    ``"never"``, or ``"avoid"``, if there are others (default: workers may, a gateway avoids them). Raises TypeError on
+    an unknown argument or a wrong type, ValueError on an invalid value.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Compute:
         resources: Mapping[str, str | int] | None = None,
         pod_spec: Any = None,
         install_monarch: bool = False,
+        spot: str | None = None,
     ) -> None:
         if gpu_memory is not None:
             raise ValueError(
@@ -106,6 +109,7 @@ class Compute:
             shared_memory_limit=shared_memory_limit,
             queue_name=queue_name,
             install_monarch=install_monarch,
+            spot=spot,
             pod_spec=_check_pod_spec(pod_spec),
         )
         if self.selector is not None:

@@ -44,8 +44,10 @@ class Display(Protocol):
         """Shows the final line, which remains."""
 
 
-def choose_display(title: str, stream: TextIO | None = None) -> Display:
-    """The display for ``MESHGATE_PROGRESS`` and the terminal."""
+def choose_display(title: str, stream: TextIO | None = None, *, quiet: bool = False) -> Display:
+    """The display for ``MESHGATE_PROGRESS`` and the terminal; none if ``quiet``."""
+    if quiet:
+        return SilentDisplay()
     stream = stream or sys.stderr
     match progress_mode(stream):
         case "off":

@@ -39,7 +39,7 @@ from meshgate_kubernetes.manifests.names import POD_INDEX_LABEL, check_job_name
 from meshgate_kubernetes.manifests.spec import DEFAULT_LEASE, DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from meshgate_kubernetes.jobs.lifecycle import RunningJob
+    from meshgate_kubernetes.jobs.lifecycle import ListedJob, RunningJob
 
 __all__ = ["ImageSpec", "KubeConfig", "KubernetesJob"]
 
@@ -63,9 +63,13 @@ class JobProvider(Protocol):
     def find_job(self, name: str | None, namespace: str) -> RunningJob:
         """The running job of this name. Raises JobNotRunning."""
 
+    def list_jobs(self, namespace: str) -> list[ListedJob]:
+        """The running jobs in a namespace, or, if that is empty, in all."""
+
     def runs(self, job: RunningJob) -> bool: ...
 
-    def end(self, job: RunningJob) -> None: ...
+    def end(self, job: RunningJob | ListedJob, *, quiet: bool = False) -> None:
+        """Returns when nothing of the job is left. ``quiet``: shows no progress."""
 
     def dialer(self, job: RunningJob) -> Dialer: ...
 
@@ -290,11 +294,11 @@ def _find_provider(request: JobRequest) -> JobProvider:
     # Deferred imports: they take a fifth of a second, and not every program has a job in a cluster.
     ca = os.environ.get("MESHGATE_CA") or None
     exported = any(os.path.exists(each) for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each)
-    use_cluster = request.kubeconfig or (exported and not os.environ.get("MESHGATE_TOKEN"))
-    if request.gateway_url is not None and not use_cluster:
-        from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway, find_token  # noqa: PLC0415
+    if request.gateway_url is not None and not request.kubeconfig:
+        from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway, has_own_token  # noqa: PLC0415
 
-        return RemoteGateway(request.gateway_url, find_token(), ca)
+        if has_own_token() or not exported:
+            return RemoteGateway(request.gateway_url, None, ca)
     from meshgate.jobs.kubernetes.cluster import Cluster  # noqa: PLC0415
 
     return Cluster.find(request.kubeconfig, url=request.gateway_url, ca=ca)

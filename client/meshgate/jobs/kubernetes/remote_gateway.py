@@ -1,7 +1,7 @@
 """A gateway behind a URL, for a driver without permissions in the cluster.
 
 It is either the gateway of one job, which is used as it is, or a provisioning gateway, which starts jobs within its
-operator's policy and proxies connections to their gateways.
+operator's policy, and to which the driver's own token leads back to them: it proxies connections to their gateways.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from meshgate.errors import JobError, JobNotRunning, JobStartFailed
+from meshgate.errors import AuthenticationError, ConnectionFailedError, JobError, JobNotRunning, JobStartFailed
 from meshgate.jobs.kubernetes.display import choose_display, ready_message
 from meshgate.jobs.kubernetes.requests import JobRequest
 from meshgate.session.dialing import Dialer, UrlDialer
-from meshgate.session.gateway_client import GatewayClient
-from meshgate_kubernetes.jobs.lifecycle import RunningJob
+from meshgate.session.gateway_client import CreatesNoJobs, GatewayClient
+from meshgate_kubernetes.jobs.lifecycle import ListedJob, RunningJob
 from meshgate_kubernetes.jobs.provisioning_messages import (
     EndJob,
     FindJob,
     JobEnded,
     JobProgress,
+    JobsListed,
     JobUp,
+    ListJobs,
     ObjectCreated,
     ProvisioningReply,
     RequestRejected,
@@ -40,22 +42,45 @@ CREATES_NONE = (
 
 
 def find_token() -> str:
-    """The token for a gateway: ``$MESHGATE_TOKEN``, or that of the pod's service account."""
+    """The token for a gateway now: ``$MESHGATE_TOKEN``, the content of ``$MESHGATE_TOKEN_FILE``, or the token of the
+    pod's service account. Files are renewed by others, before the token in them expires."""
     if token := os.environ.get("MESHGATE_TOKEN"):
         return token.strip()
+    file = os.environ.get("MESHGATE_TOKEN_FILE")
     try:
-        return SERVICE_ACCOUNT_TOKEN.read_text().strip()
-    except OSError:
-        raise JobError("no token for the gateway of MESHGATE_URL: set MESHGATE_TOKEN as well") from None
+        return (Path(file) if file else SERVICE_ACCOUNT_TOKEN).read_text().strip()
+    except OSError as error:
+        if file:
+            raise JobError(f"cannot read the token of MESHGATE_TOKEN_FILE: {error}") from None
+        raise JobError(
+            "no token for the gateway of MESHGATE_URL: set MESHGATE_TOKEN as well, or MESHGATE_TOKEN_FILE"
+        ) from None
+
+
+def has_own_token() -> bool:
+    """Whether the environment has a token for the gateway."""
+    return bool(os.environ.get("MESHGATE_TOKEN") or os.environ.get("MESHGATE_TOKEN_FILE"))
+
+
+def _token_to_dial() -> str:
+    """As ``find_token``, for a connection: a file that is being replaced may be missing for a moment."""
+    try:
+        return find_token()
+    except JobError as error:
+        raise ConnectionFailedError(str(error)) from None
 
 
 class RemoteGateway(GatewayClient[ProvisioningReply]):
-    """One gateway and its token."""
+    """One gateway, and the driver's token for it."""
 
     name_is_optional = True
 
-    def __init__(self, url: str, token: str, ca: str | None) -> None:
-        super().__init__(url, token, ca, parse_reply, CREATES_NONE)
+    def __init__(self, url: str, token: str | None, ca: str | None) -> None:
+        """``token``: instead of the one that ``find_token`` finds for each connection. Raises JobError if that finds
+        none now."""
+        if token is None:
+            find_token()
+        super().__init__(url, _token_to_dial if token is None else token, ca, parse_reply, CREATES_NONE)
 
     def start(self, request: JobRequest, created: Callable[[RunningJob], None] = lambda job: None) -> RunningJob:
         """Starts the job through the gateway. Raises JobStartFailed, leaving nothing behind, and
@@ -78,14 +103,52 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
 
     def find_job(self, name: str | None, namespace: str) -> RunningJob:
         """The job of this gateway, or the job of this name if it is a provisioning gateway. Raises JobNotRunning."""
-        about = self._get("/v1/job")
-        if about["meshes"] or name is None:
-            return RunningJob(name=name or "", namespace=namespace, uid="", token=self._token, meshes=about["meshes"])
-        for reply in self._ask_with_retries(FindJob(name=name, namespace=namespace)):
-            if isinstance(reply, JobUp):
-                return reply.job
-            if isinstance(reply, RequestRejected):
-                raise (JobNotRunning if reply.missing else JobError)(f"{self._dialer}: {reply.reason}")
+        if name is not None:
+            try:
+                return self._find_provisioned(name, namespace)
+            except CreatesNoJobs:
+                pass  # it has one job, whatever its name
+        try:
+            meshes = self._get("/v1/job")["meshes"]
+        except AuthenticationError as error:  # of a provisioning gateway, the operator's token alone may ask this
+            raise self._name_it(namespace, error) from None
+        if not meshes:
+            raise self._name_it(namespace, JobError(f"{self._dialer} has no job"))
+        return RunningJob(name=name or "", namespace=namespace, uid="", token="", meshes=meshes)
+
+    def _find_provisioned(self, name: str, namespace: str) -> RunningJob:
+        with closing(self._ask_with_retries(FindJob(name=name, namespace=namespace))) as replies:
+            for reply in replies:
+                if isinstance(reply, JobUp):
+                    return reply.job
+                if isinstance(reply, RequestRejected):
+                    raise (JobNotRunning if reply.missing else JobError)(f"{self._dialer}: {reply.reason}")
+        raise AssertionError("the last reply is one of these")
+
+    def _name_it(self, namespace: str, error: Exception) -> Exception:
+        """What is wrong with a request for the gateway's own job: ``error``, unless it creates jobs for this caller."""
+        try:
+            jobs = self.list_jobs(namespace)
+        except (CreatesNoJobs, AuthenticationError):
+            return error
+        names = ", ".join(job.name for job in jobs) or "none"
+        return JobError(
+            f"{self._dialer} starts jobs and has none of its own: pass KubernetesJob(name=…) to use a running one, or "
+            f"compute= to start one. You may use, in namespace {namespace!r}: {names}"
+        )
+
+    def list_jobs(self, namespace: str = "") -> list[ListedJob]:
+        """The jobs that this caller may use in the namespace, or in all of the gateway's. Raises CreatesNoJobs."""
+        found: list[ListedJob] = []
+        with closing(self._ask_with_retries(ListJobs(namespace=namespace or None))) as replies:
+            for reply in replies:
+                if isinstance(reply, RequestRejected):
+                    raise JobError(f"{self._dialer}: {reply.reason}")
+                if isinstance(reply, JobsListed):
+                    found += reply.jobs
+                    if not reply.more:
+                        # A connection that was cut midway, and the request repeated: the newest of each job counts.
+                        return list({job.uid: job for job in found}.values())
         raise AssertionError("the last reply is one of these")
 
     def runs(self, job: RunningJob) -> bool:
@@ -97,17 +160,19 @@ class RemoteGateway(GatewayClient[ProvisioningReply]):
         except JobNotRunning:
             return False
 
-    def end(self, job: RunningJob) -> None:
+    def end(self, job: RunningJob | ListedJob, *, quiet: bool = False) -> None:
         """Ends a job that the gateway started. A job whose own gateway this is keeps running."""
         if not job.uid:
             return
-        for reply in self._ask_with_retries(EndJob(name=job.name, namespace=job.namespace), END_TIMEOUT):
-            if isinstance(reply, RequestRejected) and not reply.missing:
-                raise JobError(f"{self._dialer}: {reply.reason}")
-            if isinstance(reply, (RequestRejected, JobEnded)):
-                return
+        request = EndJob(name=job.name, namespace=job.namespace)
+        with closing(self._ask_with_retries(request, END_TIMEOUT)) as replies:
+            for reply in replies:
+                if isinstance(reply, RequestRejected) and not reply.missing:
+                    raise JobError(f"{self._dialer}: {reply.reason}")
+                if isinstance(reply, (RequestRejected, JobEnded)):
+                    return
 
     def dialer(self, job: RunningJob) -> Dialer:
         if not job.uid:
             return self._dialer
-        return UrlDialer(f"{self._url}/v1/jobs/{job.namespace}/{job.name}", job.token, ca=self._ca)
+        return UrlDialer(f"{self._url}/v1/jobs/{job.namespace}/{job.name}", job.token or self._token, ca=self._ca)

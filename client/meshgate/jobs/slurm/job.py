@@ -210,8 +210,8 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
             )
         self._job = surrounding
 
-    def state(self, cached_path: str | None = DEFAULT_JOB_PATH) -> JobState:
-        return super().state(cached_path if surrounding_job() is None else None)
+    def state(self, cached_path: str | None = DEFAULT_JOB_PATH, *, wait: bool | float = False) -> JobState:
+        return super().state(cached_path if surrounding_job() is None else None, wait=wait)
 
     state.__doc__ = JobTrait.state.__doc__
 

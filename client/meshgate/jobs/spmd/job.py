@@ -95,10 +95,10 @@ class SPMDJob(JobTrait):
 
     # --- implementation of JobTrait
 
-    def state(self, cached_path: str | None = DEFAULT_JOB_PATH) -> JobState:
+    def state(self, cached_path: str | None = DEFAULT_JOB_PATH, *, wait: bool | float = False) -> JobState:
         """The job's host meshes. A job that ends with this process is not saved in ``cached_path``."""
         ends_with_driver = isinstance(self._job, (LocalJob, TorchXJob))
-        return super().state(None if ends_with_driver else cached_path)
+        return super().state(None if ends_with_driver else cached_path, wait=wait)
 
     def __enter__(self) -> Self:
         self._job.__enter__()

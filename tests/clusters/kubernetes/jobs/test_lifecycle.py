@@ -103,7 +103,7 @@ def test_a_different_job_of_the_same_name_is_a_conflict() -> None:
     start(api)
     with pytest.raises(
         Conflict,
-        match=r"'trainer' with a different specification or owner is already running .*"
+        match=r"'trainer' with a different specification is already running .*"
         r"`meshgate kill -n team trainer` ends",
     ):
         start(api, job(mesh(replicas=3)))

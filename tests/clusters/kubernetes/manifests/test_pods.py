@@ -144,6 +144,29 @@ def test_autoscalers_do_not_move_pods_unless_the_user_says_so() -> None:
     assert worker_template(spec, raw)["metadata"]["annotations"] == {**STAY, **own}
 
 
+def node_affinity(template: Any) -> Any:
+    return template["spec"].get("affinity", {}).get("nodeAffinity")
+
+
+def test_the_gateway_avoids_nodes_that_are_taken_back_unless_the_user_says_so() -> None:
+    ((rule, (term,)),) = node_affinity(gateway_template(job())).items()
+    assert rule == "preferredDuringSchedulingIgnoredDuringExecution"
+    wanted = term["preference"]
+    assert {"key": "karpenter.sh/capacity-type", "operator": "NotIn", "values": ["spot"]} in wanted["matchExpressions"]
+    never = job().model_copy(update={"gateway": GatewaySpec(spot="never")})
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [wanted]}}
+    assert node_affinity(gateway_template(never)) == required
+    allowed = job().model_copy(update={"gateway": GatewaySpec(spot="allow")})
+    assert node_affinity(gateway_template(allowed)) is None
+
+
+def test_workers_run_on_nodes_that_are_taken_back_unless_the_user_says_so() -> None:
+    assert node_affinity(worker_template(job(), mesh())) is None
+    assert set(node_affinity(worker_template(job(), mesh(spot="avoid")))) == {
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    }
+
+
 def test_the_gateway_has_the_priority_class_of_its_workers() -> None:
     assert "priorityClassName" not in gateway_template(job())["spec"]
     assert gateway_template(job(mesh(priority_class_name="research")))["spec"]["priorityClassName"] == "research"
