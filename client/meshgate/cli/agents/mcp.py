@@ -26,9 +26,11 @@ INVALID_REQUEST, UNKNOWN_METHOD, INVALID_ARGUMENTS = -32600, -32601, -32602
 
 # Runs the command whose arguments are on stdin, as JSON; nothing, if stdin ends.
 _COMMAND = (
-    "import json, sys, meshgate.cli.agents.call; from meshgate.cli.app import app; "
+    "import json, sys, {modules}; from meshgate.cli.app import app; "
     "text = sys.stdin.read(); text and app(json.loads(text))"
 )
+_MODULES = "meshgate.cli.agents.call"
+_MODULES_IN_CLUSTER = "meshgate.jobs.kubernetes.job, meshgate_kubernetes.api.credentials"
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer", "minimum": 0}
 _SECONDS = {"type": "number", "description": "seconds"}
@@ -235,23 +237,33 @@ def _error(number: Any, code: int, text: str) -> dict[str, Any]:
 
 
 class Commands:
-    """Runs each command in a process of its own, which is started before it is needed: its imports take a second."""
+    """Runs each command in a process of its own, which is started before it is needed: its imports take a second.
+
+    One process cannot fork for each: importing Monarch, where it is installed, starts threads.
+    """
 
     def __init__(self) -> None:
         self._next: subprocess.Popen[str] | None = None
+        self._modules = _MODULES
 
     def prepare(self) -> None:
         """Starts the process of the next command. It ends if it gets no command."""
         if self._next is None:
             pipe = subprocess.PIPE
             self._next = subprocess.Popen(
-                [sys.executable, "-c", _COMMAND], text=True, stdin=pipe, stdout=pipe, stderr=pipe
+                [sys.executable, "-c", _COMMAND.format(modules=self._modules)],
+                text=True,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
             )
 
     def run(self, arguments: list[str]) -> Outcome:
         self.prepare()
         process, self._next = self._next, None
         assert process is not None
+        if any(each.startswith("--namespace=") for each in arguments):  # then the next command probably has one, too
+            self._modules = f"{_MODULES}, {_MODULES_IN_CLUSTER}"
         with process:
             try:
                 stdout, stderr = process.communicate(json.dumps(arguments), TIMEOUT)

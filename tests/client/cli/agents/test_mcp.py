@@ -149,6 +149,16 @@ def test_the_process_of_the_next_command_is_ready_before_it_and_ends_without_one
     assert waiting.returncode == 0
 
 
+def test_after_a_command_in_a_cluster_the_next_process_has_what_it_needs() -> None:
+    commands = Commands()
+    for arguments, imported in ((["version"], False), (["version", "--namespace=a"], True), (["version"], True)):
+        commands.run(arguments)
+        commands.prepare()
+        assert commands._next is not None
+        assert ("meshgate.jobs.kubernetes" in str(commands._next.args)) is imported
+    commands.close()
+
+
 def test_the_skill_names_commands_that_exist(run: CliRunner) -> None:
     text = run.invoke(app, ["mcp", "--skill"]).output
     named = {
