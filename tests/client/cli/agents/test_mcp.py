@@ -85,6 +85,19 @@ def test_every_tool_is_a_command_that_has_its_options(run: CliRunner) -> None:
         assert all(f"--{option}" in text for option in ("json", *namespace, *tool.options)), name
 
 
+def test_tools_say_what_they_return_and_whether_they_change_anything() -> None:
+    listed = respond({"id": 1, "method": "tools/list"}, lambda command: Outcome(0, "", ""))
+    assert listed is not None
+    tools = {tool["name"]: tool for tool in listed["result"]["tools"]}
+    assert all(tool["outputSchema"]["type"] == "object" for tool in tools.values())
+    assert "values" in tools["call"]["outputSchema"]["properties"]
+    assert "text" in tools["logs"]["outputSchema"]["properties"]["lines"]["items"]["properties"]
+    reading = {name for name, tool in tools.items() if tool["annotations"]["readOnlyHint"]}
+    assert reading == {"ls", "status", "why", "stacks", "logs", "doctor"}
+    assert tools["sync"]["annotations"]["idempotentHint"] is True
+    assert tools["call"]["annotations"]["destructiveHint"] is True
+
+
 def test_results_are_data() -> None:
     result = call("status", {}, Outcome(0, '{"sessions": []}', ""))["result"]
     assert (result["structuredContent"], result["isError"]) == ({"sessions": []}, False)
