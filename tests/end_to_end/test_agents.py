@@ -43,6 +43,15 @@ job.sync(quiet=True)
 hosts.spawn_procs(name="train").spawn("models", Model, 2.0).step.call(1).get()
 """
 
+ORDINARY_DRIVER = """
+from meshgate import ProcessJob
+from model import Model
+
+job = ProcessJob({"workers": 2}, detached="train")
+job.state().workers.spawn_procs().spawn("models", Model, 2.0).step.call(1).get()
+"""
+MESHGATE = [sys.executable, "-c", "from meshgate.cli.app import app; app()"]
+
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, job_of_its_own: ProcessJob) -> Path:
@@ -57,9 +66,8 @@ def project(tmp_path_factory: pytest.TempPathFactory, job_of_its_own: ProcessJob
 @pytest.fixture(scope="module")
 def tool(job_of_its_own: ProcessJob, project: Path) -> Iterator[Any]:
     """Calls a tool of one MCP server in the project."""
-    command = [sys.executable, "-c", "from meshgate.cli.app import app; app()", "mcp"]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=project, text=True, stdin=pipe, stdout=pipe) as server:
+    with subprocess.Popen([*MESHGATE, "mcp"], cwd=project, text=True, stdin=pipe, stdout=pipe) as server:
         assert server.stdin is not None
         assert server.stdout is not None
 
@@ -132,3 +140,19 @@ def test_a_session_is_not_taken_from_a_program_that_holds_it(tool: Any, job_of_i
     assert "is held by" in refused["error"]["message"]
     assert attached.actors["models"].step.call(1).get().values() == [2.0, 2.0]
     other._leave()
+
+
+def test_an_edit_runs_in_the_actors_of_a_driver_that_never_synced(tmp_path: Path) -> None:
+    for name, text in {"model": MODEL, "knobs": "def scale(x): return x\n", "drive": ORDINARY_DRIVER}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    subprocess.run([sys.executable, "drive.py"], cwd=tmp_path, check=True)
+    try:
+        for factor in (10, 100):
+            edit = json.dumps({"file": "knobs.py", "new": f"def scale(x): return x * {factor}\n"})
+            command = [*MESHGATE, "call", "--json", "models.step", "3", "--edit", edit]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+            found = json.loads(done.stdout)
+            assert values(found) == [6.0 * factor] * 2
+            assert set(found["reload"]["modules"]) == {"knobs", "model"}
+    finally:
+        subprocess.run([*MESHGATE, "kill", ".monarch/job_state.pkl"], cwd=tmp_path, check=True)

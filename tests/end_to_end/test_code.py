@@ -165,12 +165,16 @@ def test_a_save_is_pushed_while_watching(job: Any, project: Path) -> None:
     assert steps(job.state().workers.spawn_procs().spawn("saved", model())) == [66, 66]
 
 
-def test_a_spawn_on_processes_older_than_the_first_sync_is_rejected(job: Any) -> None:
+@pytest.mark.parametrize("how", ["reload", "spawn"])
+def test_processes_older_than_the_first_sync_get_the_newest_code(job: Any, project: Path, how: str) -> None:
     procs = job.state().workers.spawn_procs()
     assert steps(procs.spawn("first", model())) == [1, 1]
+    (project / "settings_of_test.py").write_text(SETTINGS.format(step=2))
     job.sync(quiet=True)
-    with pytest.raises(MeshgateError, match=r"spawned before the first sync\(\): spawn them again"):
-        steps(procs.spawn("second", model()))
+    if how == "reload":
+        reports = procs.reload().get(timeout=60).values()
+        assert [set(each["modules"]) for each in reports] == [{"settings_of_test", "model_of_test"}] * 2
+    assert steps(procs.spawn("second", model())) == [2, 2]
 
 
 def test_surviving_processes_can_be_updated_after_one_died(job: Any, project: Path) -> None:

@@ -25,6 +25,7 @@ import os
 import re
 import symtable
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -268,8 +269,11 @@ class Plan:
         return assigned(self.current[name]) - assigned(self.new[name])
 
 
-def plan_reload(before: Sequence[str], path: str) -> Plan:
+def plan_reload(before: Sequence[str], path: str, paths: Sequence[str] = ("",)) -> Plan:
     """Plans the move of this process from the snapshots ``before`` to the one at ``path``. Changes nothing.
+
+    A process that was started before the first sync has no snapshots: its modules are those that the version has in
+    ``paths`` under the same names. Which code they were loaded from is not known, so all of them are reloaded.
 
     Raises SyntaxError if a file to reload is invalid, and CannotReload if a compiled module has changed.
     """
@@ -280,7 +284,11 @@ def plan_reload(before: Sequence[str], path: str) -> Plan:
             current[name] = os.path.join(directory, relative)
             if (file := _file_in(path, relative)) is not None:
                 new[name] = file
-    differ = [name for name, file in new.items() if not _same(current[name], file)]
+    if not before:
+        for name, file in _by_name(sys.modules, path, paths).items():
+            current[name], new[name] = str(sys.modules[name].__file__), file
+    unknown = {name for name in new if not before and not current[name].endswith(EXTENSIONS)}
+    differ = [name for name, file in new.items() if name in unknown or not _same(current[name], file)]
     if compiled := [name for name in differ if current[name].endswith(EXTENSIONS)]:
         raise CannotReload(compiled)
     vanished = [name for name in current if name not in new]
@@ -296,14 +304,39 @@ def modules_from(modules: Mapping[str, ModuleType], before: Iterable[str]) -> di
     """The ``modules`` that were loaded from the directories ``before``: the directory and the file relative to it."""
     directories = [os.path.realpath(directory) for directory in before]
     found = {}
+    for name, file in _files(modules).items():
+        for directory in directories:
+            if file.startswith(directory + os.sep):
+                found[name] = (directory, os.path.relpath(file, directory))
+    return found
+
+
+def _by_name(modules: Mapping[str, ModuleType], path: str, paths: Sequence[str]) -> dict[str, str]:
+    """The ``modules`` that the snapshot ``path`` has in ``paths``, with their files there, except for those of Python
+    and of installed packages: processes have such before they enter a version, too."""
+    schemes = ("stdlib", "platstdlib", "purelib", "platlib")
+    installed = tuple(os.path.realpath(sysconfig.get_path(scheme)) + os.sep for scheme in schemes)
+    found = {}
+    for name, file in _files(modules).items():
+        *package, last = name.split(".")
+        base = os.path.basename(file)
+        relative = os.path.join(*package, last, base) if base == "__init__.py" else os.path.join(*package, base)
+        if base != "__init__.py" and base.partition(".")[0] != last:
+            continue  # no import by this name finds that file
+        if file.endswith(os.sep + relative) and not file.startswith(installed):
+            here = next(filter(None, (_file_in(os.path.join(path, each), relative) for each in paths)), None)
+            if here is not None:
+                found[name] = here
+    return found
+
+
+def _files(modules: Mapping[str, ModuleType]) -> dict[str, str]:
+    """The real files of the modules that have one, except for the program's own."""
+    found = {}
     for name, module in list(modules.items()):
         file = read_attribute(module, "__file__")  # ``sys.modules`` may have any object
-        if not isinstance(file, str) or not file.endswith((".py", *EXTENSIONS)) or name == "__main__":
-            continue
-        real = os.path.realpath(file)
-        for directory in directories:
-            if real.startswith(directory + os.sep):
-                found[name] = (directory, os.path.relpath(real, directory))
+        if isinstance(file, str) and file.endswith((".py", *EXTENSIONS)) and name != "__main__":
+            found[name] = os.path.realpath(file)
     return found
 
 

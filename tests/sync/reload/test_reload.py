@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from meshgate_sync.errors import CannotReload
-from meshgate_sync.reload.reload import Reloaded, affected, assigned, imports_in, old_classes, plan_reload
+from meshgate_sync.reload.reload import EXTENSIONS, Reloaded, affected, assigned, imports_in, old_classes, plan_reload
 
 _names = itertools.count()
 
@@ -40,8 +40,9 @@ class Project:
     def names(self, modules: tuple[str, ...]) -> list[str]:
         return [name.removeprefix(self.prefix) for name in modules]
 
-    def execute(self) -> Reloaded:
-        plan = plan_reload([str(self.before)], str(self.after))
+    def execute(self, *, versioned: bool = True) -> Reloaded:
+        """``versioned``: the process is known to run from the first snapshot."""
+        plan = plan_reload([str(self.before)] if versioned else [], str(self.after), ("", "lib"))
         earlier = list(sys.path)
         sys.path[:] = [str(self.after), *(place for place in sys.path if place != str(self.before))]
         try:
@@ -140,6 +141,49 @@ def test_what_lies_beside_a_module_that_did_not_change_is_the_new_one(project: P
     assert a.f() == "before"
     assert project.reload() == []
     assert a.f() == "after"
+
+
+def test_a_process_without_a_version_reloads_what_the_version_has(project: Project) -> None:
+    for version in (project.before, project.after):  # saved before the first sync: the files are equal
+        project.write(version, pkg____init____="", pkg__part="X = 2", user="from @pkg import part\nY = part.X")
+    project.write(project.before, own="Z = 0")
+    user, own = project.load("user"), project.load("own")
+    sys.modules[f"{project.prefix}pkg.part"].X = 1  # type: ignore[attr-defined]
+    done = project.execute(versioned=False)
+    assert project.names(done.modules) == ["pkg", "pkg.part", "user"]
+    assert (user.Y, own.Z, done.vanished) == (2, 0, ())
+    assert user.__file__ == str(project.after / f"{project.prefix}user.py")
+
+
+def test_a_process_without_a_version_finds_modules_in_all_directories_of_the_version(project: Project) -> None:
+    project.write(project.before, lib="X = 1")
+    project.load("lib")
+    project.write(project.after / "lib", lib="X = 2")
+    assert project.execute(versioned=False).modules == (f"{project.prefix}lib",)
+    assert project.load("lib").X == 2
+
+
+def test_a_process_without_a_version_keeps_installed_modules(project: Project) -> None:
+    for name in ("ast", "pytest"):
+        (project.after / f"{name}.py").write_text("raise AssertionError")
+    assert plan_reload([], str(project.after)).to_reload == []
+
+
+@pytest.mark.parametrize(("content", "refused"), [(b"old", False), (b"new", True)])
+def test_a_process_without_a_version_keeps_compiled_modules(
+    project: Project, content: bytes, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"{project.prefix}compiled"
+    module = ModuleType(name)
+    module.__file__ = str(project.before / f"{name}{EXTENSIONS[0]}")
+    (project.before / f"{name}{EXTENSIONS[0]}").write_bytes(b"old")
+    (project.after / f"{name}{EXTENSIONS[0]}").write_bytes(content)
+    monkeypatch.setitem(sys.modules, name, module)
+    if refused:
+        with pytest.raises(CannotReload, match=name):
+            plan_reload([], str(project.after))
+    else:
+        assert plan_reload([], str(project.after)).to_reload == []
 
 
 def test_a_compiled_module_that_changed_is_refused(project: Project, tmp_path: Path) -> None:

@@ -187,10 +187,12 @@ def call_endpoint(
     """
     parsed = parse_target(target)
     arguments, constructor = parse_values(values), parse_values(init)
-    found = find_job(job, namespace)
+    steps = _Steps()
+    with steps("find"):
+        found = find_job(job, namespace)
     make_edits(edits)
     syncs = sync or bool(edits) or bool(parsed.module)
-    work = _Work(found, parsed, arguments, constructor, syncs, directories, procs, timeout)
+    work = _Work(found, parsed, arguments, constructor, syncs, directories, procs, timeout, steps)
     error, output = _run(work, session, take_over=take_over)
     result = Called(
         target=target,

@@ -26,9 +26,11 @@ INVALID_REQUEST, UNKNOWN_METHOD, INVALID_ARGUMENTS = -32600, -32601, -32602
 
 # Runs the command whose arguments are on stdin, as JSON; nothing, if stdin ends.
 _COMMAND = (
-    "import json, sys, meshgate.cli.agents.call; from meshgate.cli.app import app; "
+    "import json, sys, {modules}; from meshgate.cli.app import app; "
     "text = sys.stdin.read(); text and app(json.loads(text))"
 )
+_MODULES = "meshgate.cli.agents.call"
+_MODULES_IN_CLUSTER = "meshgate.jobs.kubernetes.job, meshgate_kubernetes.api.credentials"
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer", "minimum": 0}
 _SECONDS = {"type": "number", "description": "seconds"}
@@ -42,7 +44,8 @@ class Tool:
     """A command. ``options`` are arguments that become options of the same name, repeated for each item of a list.
 
     ``positional`` are arguments that the command takes in this order: of a list each item, of ``args`` in JSON, and of
-    ``kwargs`` as ``NAME=JSON``. ``job``: whether it takes a job, and as its first argument or as an option.
+    ``kwargs`` as ``NAME=JSON``. ``job``: whether it takes a job, and as its first argument or as an option. ``effect``:
+    whether it changes nothing, something that a repetition does not change further, or anything.
     """
 
     description: str
@@ -51,6 +54,7 @@ class Tool:
     in_cluster: bool = True
     positional: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     required: tuple[str, ...] = ()
+    effect: Literal["none", "idempotent", "any"] = "none"
 
     def schema(self) -> dict[str, Any]:
         properties: dict[str, Mapping[str, Any]] = {"job": _JOB} if self.job else {}
@@ -58,6 +62,11 @@ class Tool:
         properties |= {**self.options, **self.positional}
         required = list(self.required)
         return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+    def annotations(self) -> dict[str, bool]:
+        reads = self.effect == "none"
+        changes = {"destructiveHint": self.effect == "any", "idempotentHint": self.effect == "idempotent"}
+        return {"readOnlyHint": reads, "openWorldHint": not reads, **({} if reads else changes)}
 
 
 TOOLS: dict[str, Tool] = {
@@ -69,12 +78,14 @@ TOOLS: dict[str, Tool] = {
     "sync": Tool(
         "Pushes the code of this directory to all hosts of a job; the next program or reload() runs it.",
         {"dir": {"type": "array", "items": _TEXT}},
+        effect="idempotent",
     ),
     "exec": Tool(
         "Runs a command on hosts of a job and returns the output and exit code of each.",
         {"rank": {"type": "array", "items": _NUMBER}, "timeout": _SECONDS},
         positional={"command": {"type": "array", "items": _TEXT, "minItems": 1}},
         required=("job", "command"),
+        effect="any",
     ),
     "call": Tool(
         "Edits files, brings the code to all hosts, reloads it there, and calls an endpoint on every rank: returns the "
@@ -98,6 +109,7 @@ TOOLS: dict[str, Tool] = {
             "kwargs": {"type": "object", "description": "keyword arguments"},
         },
         required=("target",),
+        effect="any",
     ),
     "run": Tool(
         "Runs a Python program on this machine, such as a driver: returns its exit code, output, and the exception "
@@ -113,6 +125,7 @@ TOOLS: dict[str, Tool] = {
             "program": {"type": "string", "description": "a Python file"},
             "arguments": {"type": "array", "items": _TEXT},
         },
+        effect="any",
     ),
     "doctor": Tool("Checks this machine, the cluster and the way to a job, with a remedy for each problem."),
 }
@@ -182,9 +195,30 @@ def respond(message: Any, run: Run) -> dict[str, Any] | None:
     if method == "initialize":
         return _result(number, _greeting(parameters.get("protocolVersion")))
     if method in ("ping", "tools/list"):
-        tools = [{"name": name, "description": t.description, "inputSchema": t.schema()} for name, t in TOOLS.items()]
-        return _result(number, {"tools": tools} if method == "tools/list" else {})
+        return _result(number, {"tools": _tools()} if method == "tools/list" else {})
     return _error(number, UNKNOWN_METHOD, f"unknown method {method}")
+
+
+def _tools() -> list[dict[str, Any]]:
+    from meshgate.cli.schemas import SCHEMAS  # noqa: PLC0415 - imports the modules of all commands
+
+    found = []
+    for name, tool in TOOLS.items():
+        output = SCHEMAS[name].model_json_schema(mode="serialization")
+        if name == "logs":
+            definitions = {"$defs": output.pop("$defs", {})}
+            lines = {"type": "array", "items": output}
+            output = {"type": "object", "properties": {"lines": lines}, "required": ["lines"], **definitions}
+        found.append(
+            {
+                "name": name,
+                "description": tool.description,
+                "inputSchema": tool.schema(),
+                "outputSchema": output,
+                "annotations": tool.annotations(),
+            }
+        )
+    return found
 
 
 def _call(number: Any, parameters: Mapping[str, Any], run: Run) -> dict[str, Any]:
@@ -235,23 +269,33 @@ def _error(number: Any, code: int, text: str) -> dict[str, Any]:
 
 
 class Commands:
-    """Runs each command in a process of its own, which is started before it is needed: its imports take a second."""
+    """Runs each command in a process of its own, which is started before it is needed: its imports take a second.
+
+    One process cannot fork for each: importing Monarch, where it is installed, starts threads.
+    """
 
     def __init__(self) -> None:
         self._next: subprocess.Popen[str] | None = None
+        self._modules = _MODULES
 
     def prepare(self) -> None:
         """Starts the process of the next command. It ends if it gets no command."""
         if self._next is None:
             pipe = subprocess.PIPE
             self._next = subprocess.Popen(
-                [sys.executable, "-c", _COMMAND], text=True, stdin=pipe, stdout=pipe, stderr=pipe
+                [sys.executable, "-c", _COMMAND.format(modules=self._modules)],
+                text=True,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
             )
 
     def run(self, arguments: list[str]) -> Outcome:
         self.prepare()
         process, self._next = self._next, None
         assert process is not None
+        if any(each.startswith("--namespace=") for each in arguments):  # then the next command probably has one, too
+            self._modules = f"{_MODULES}, {_MODULES_IN_CLUSTER}"
         with process:
             try:
                 stdout, stderr = process.communicate(json.dumps(arguments), TIMEOUT)

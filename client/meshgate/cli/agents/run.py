@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -117,17 +120,40 @@ class Edit(BaseModel):
 
 
 def apply_edits(edits: Sequence[Edit], directory: Path) -> None:
-    """Writes the files below ``directory``. Raises ValueError, before anything is written, if an edit does not fit."""
+    """Writes the files below ``directory``. Raises ValueError, and changes no file, if an edit does not fit or a file
+    cannot be written."""
     contents: dict[Path, str] = {}
     for edit in edits:
         path = (directory / edit.file).resolve()
         if not path.is_relative_to(directory.resolve()):
             raise ValueError(f"{edit.file} is outside {directory}")
         contents[path] = edit.new if edit.old is None else _replaced(edit, edit.old, path, contents)
-    for path, content in contents.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8", newline="") as file:
-            file.write(content)
+    with contextlib.ExitStack() as drafts:
+        for path, content in contents.items():
+            try:
+                if path.is_dir():
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+                drafts.callback(_draft(path).unlink, missing_ok=True)
+                _write_draft(path, content)
+            except OSError as error:
+                name = path.relative_to(directory.resolve())
+                raise ValueError(f"cannot write {name}: {error.strerror}. No file was changed") from error
+        for path in contents:
+            _draft(path).replace(path)
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.meshgate-edit")
+
+
+def _write_draft(path: Path, content: str) -> None:
+    if path.exists():
+        path.open("r+b").close()  # raises if the file may not be written, though its directory may be
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _draft(path).open("w", encoding="utf-8", newline="") as file:
+        file.write(content)
+    if path.exists():
+        shutil.copymode(path, _draft(path))
 
 
 def _replaced(edit: Edit, old: str, path: Path, contents: dict[Path, str]) -> str:

@@ -89,6 +89,10 @@ class GatewayConnection(ClientConnection):
         for frame, other in self._frames.feed(data):
             if other:
                 super().data_received(frame)
+                if self.protocol.close_rcvd is not None:
+                    # Both sides have closed the websocket. RFC 6455 (7.1.1) lets the server end the TCP connection, but
+                    # in a port-forward that end arrives a second later: containerd waits that long for the client's.
+                    self.transport.close()
             elif self.protocol.state is OPEN:
                 self._receiver.connection_data(self, frame)
 

@@ -102,8 +102,6 @@ class Reloading:
         """The actors that reload the processes ``target``, and the version that their hosts have."""
         region = target.region or procs.region
         ranks = ranks_of(region)
-        if procs.version is None:
-            raise invalid(f"the processes of {procs.name!r} were spawned before the first sync(): spawn them again")
         if dead := sorted(procs.dead.keys() & set(ranks)):
             raise invalid(
                 f"cannot reload {procs.name!r}: ranks {dead} are dead. Use a slice without them, or spawn new processes"

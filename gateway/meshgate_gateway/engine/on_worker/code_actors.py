@@ -81,7 +81,7 @@ class ProcessReloader(Actor):
             before = home.active_paths()
             version = home.open_version(home.default_home(), root)
             try:
-                plan = reloading.plan_reload(before, version.path)
+                plan = reloading.plan_reload(before, version.path, paths)
             except BaseException:
                 version.close()
                 raise

@@ -85,6 +85,19 @@ def test_every_tool_is_a_command_that_has_its_options(run: CliRunner) -> None:
         assert all(f"--{option}" in text for option in ("json", *namespace, *tool.options)), name
 
 
+def test_tools_say_what_they_return_and_whether_they_change_anything() -> None:
+    listed = respond({"id": 1, "method": "tools/list"}, lambda command: Outcome(0, "", ""))
+    assert listed is not None
+    tools = {tool["name"]: tool for tool in listed["result"]["tools"]}
+    assert all(tool["outputSchema"]["type"] == "object" for tool in tools.values())
+    assert "values" in tools["call"]["outputSchema"]["properties"]
+    assert "text" in tools["logs"]["outputSchema"]["properties"]["lines"]["items"]["properties"]
+    reading = {name for name, tool in tools.items() if tool["annotations"]["readOnlyHint"]}
+    assert reading == {"ls", "status", "why", "stacks", "logs", "doctor"}
+    assert tools["sync"]["annotations"]["idempotentHint"] is True
+    assert tools["call"]["annotations"]["destructiveHint"] is True
+
+
 def test_results_are_data() -> None:
     result = call("status", {}, Outcome(0, '{"sessions": []}', ""))["result"]
     assert (result["structuredContent"], result["isError"]) == ({"sessions": []}, False)
@@ -147,6 +160,16 @@ def test_the_process_of_the_next_command_is_ready_before_it_and_ends_without_one
     assert waiting is not None
     commands.close()
     assert waiting.returncode == 0
+
+
+def test_after_a_command_in_a_cluster_the_next_process_has_what_it_needs() -> None:
+    commands = Commands()
+    for arguments, imported in ((["version"], False), (["version", "--namespace=a"], True), (["version"], True)):
+        commands.run(arguments)
+        commands.prepare()
+        assert commands._next is not None
+        assert ("meshgate.jobs.kubernetes" in str(commands._next.args)) is imported
+    commands.close()
 
 
 def test_the_skill_names_commands_that_exist(run: CliRunner) -> None:

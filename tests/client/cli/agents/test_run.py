@@ -89,3 +89,21 @@ def test_no_file_changes_if_an_edit_does_not_fit(edit: Edit, message: str, tmp_p
         apply_edits([Edit(file="a.py", new="changed"), edit][edit.file == "a.py" :], tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["a.py"]
     assert (tmp_path / "a.py").read_text() == "x = x\n"
+
+
+def test_no_file_changes_if_one_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "folder").mkdir()
+    edits = [Edit(file="new/b.py", new=""), Edit(file="a.py", old="1", new="2"), Edit(file="folder", new="")]
+    with pytest.raises(ValueError, match=r"cannot write folder: Is a directory\. No file was changed"):
+        apply_edits(edits, tmp_path)
+    assert (tmp_path / "a.py").read_text() == "x = 1\n"
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.py"]
+
+
+def test_edits_keep_the_mode_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "a.py").chmod(0o750)
+    apply_edits([Edit(file="a.py", old="1", new="2")], tmp_path)
+    assert ((tmp_path / "a.py").read_text(), (tmp_path / "a.py").stat().st_mode & 0o777) == ("x = 2\n", 0o750)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.py"]

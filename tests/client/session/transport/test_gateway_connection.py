@@ -76,13 +76,47 @@ class Receiver:
     def connection_writable(self, connection: GatewayConnection) -> None: ...
 
 
-async def accept(end: socket.socket) -> None:
+async def accept(end: socket.socket) -> ServerProtocol:
     """The gateway's side of the handshake."""
     loop, protocol = asyncio.get_running_loop(), ServerProtocol()
     while not (requests := protocol.events_received()):
         protocol.receive_data(await loop.sock_recv(end, 65_536))
     protocol.send_response(protocol.accept(requests[0]))  # type: ignore[arg-type]
     await loop.sock_sendall(end, b"".join(protocol.data_to_send()))
+    return protocol
+
+
+async def connect_to(near: socket.socket) -> GatewayConnection:
+    return await open_connection(
+        Route("ws://gateway", sock=near, through_proxy=False),
+        "/",
+        {},
+        Receiver(),
+        max_size=1 << 20,
+        is_gateways=lambda response: True,
+    )
+
+
+def test_closing_does_not_wait_for_the_end_of_the_gateways_tcp_connection() -> None:
+    near, far = socket.socketpair()
+    for end in (near, far):
+        end.setblocking(False)
+
+    async def close() -> None:
+        loop = asyncio.get_running_loop()
+        accepting = asyncio.ensure_future(accept(far))
+        connection = await connect_to(near)
+        protocol = await accepting
+        started = loop.time()
+        closing = asyncio.ensure_future(connection.close())
+        while data := await loop.sock_recv(far, 65_536):
+            protocol.receive_data(data)
+            await loop.sock_sendall(far, b"".join(protocol.data_to_send()))
+        await closing
+        assert loop.time() == started  # this end of the TCP connection has not been closed
+
+    with near, far:
+        run_in_virtual_time(close())
 
 
 def test_a_gateway_that_vanishes_during_an_upload_is_noticed() -> None:
@@ -93,14 +127,7 @@ def test_a_gateway_that_vanishes_during_an_upload_is_noticed() -> None:
     async def upload() -> None:
         loop = asyncio.get_running_loop()
         accepting = asyncio.ensure_future(accept(far))
-        connection = await open_connection(
-            Route("ws://gateway", sock=near, through_proxy=False),
-            "/",
-            {},
-            Receiver(),
-            max_size=1 << 20,
-            is_gateways=lambda response: True,
-        )
+        connection = await connect_to(near)
         await accepting
         connection.write([bytes(8 << 20)])  # the kernel takes a part of it, and there is no space for a ping
         for _ in range(5):

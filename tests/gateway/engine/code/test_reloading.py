@@ -190,12 +190,13 @@ async def test_after_a_reload_that_raised_on_a_rank_nothing_is_known_about_any()
 
 
 @async_test
-async def test_processes_that_run_no_version_cannot_be_reloaded() -> None:
+async def test_processes_that_run_no_version_can_be_reloaded() -> None:
     reloaded = Reloaded(version=None)
     await reloaded.reload()
-    (failed,) = reloaded.sent.of(Failed)
-    assert (failed.call, failed.failure.kind) == (5, "invalid")
-    assert failed.failure.message == ("the processes of 'procs' were spawned before the first sync(): spawn them again")
+    ((pending, _),) = reloaded.calls
+    for rank in (0, 1):
+        pending.add_reply(Reply(rank, False, b"report", ()), Adopted())
+    assert reloaded.procs.runs("v2", [0, 1])
 
 
 @async_test
