@@ -60,14 +60,16 @@ class Trainer(Actor):
         return "waited"
 
     @endpoint
-    async def hang(self) -> None:
-        """Never returns, and leaves the process to its other actors."""
-        await asyncio.Event().wait()
-
-    @endpoint
     def capabilities(self) -> int:
         with open("/proc/self/status") as status:
             return next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
+
+
+class Hanging(Actor):
+    @endpoint
+    async def hang(self) -> None:
+        """Never returns, and leaves the process to its other actors."""
+        await asyncio.Event().wait()
 
 
 class Counter(Actor):

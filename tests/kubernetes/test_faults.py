@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 from meshgate import Compute, KubernetesJob
-from meshgate.errors import GatewayLostError, JobError, SupervisionError
-from tests.kubernetes.actors import Trainer
+from meshgate.errors import GatewayLostError, JobError, StepFailedError, SupervisionError
+from tests.kubernetes.actors import Hanging, Trainer
 from tests.kubernetes.api_server import restart_api_server
 from tests.kubernetes.cluster import Kubectl
 from tests.waiting import wait_for
@@ -30,14 +30,14 @@ def assert_reports(error: SupervisionError, rank: int, pod: str, reason: str) ->
 def test_a_pod_deleted_during_a_call_is_reported_with_the_reason(namespace: str, kubectl: Kubectl) -> None:
     with KubernetesJob(compute=Compute(replicas=2), name="victim", namespace=namespace) as job:
         procs = job.state().workers.spawn_procs()
-        trainers, others = (procs.spawn(name, Trainer) for name in ("trainers", "others"))
+        trainers = procs.spawn("trainers", Trainer)
         trainers.pod.call().get(timeout=60)
-        call = trainers.hang.call()
+        call = procs.spawn("hanging", Hanging).hang.call()
         kubectl("delete", "pod", "victim-workers-1", "--wait=false")
         with pytest.raises(SupervisionError) as caught:
             call.get(timeout=REPORTED_WITHIN)
         assert_reports(caught.value, 1, "victim-workers-1", "its pod is being deleted")
-        assert others.slice(hosts=0).pod.call_one().get(timeout=60) == "victim-workers-0"
+        assert trainers.slice(hosts=0).pod.call_one().get(timeout=60) == "victim-workers-0"
 
 
 def test_state_waits_for_the_pod_that_replaces_a_lost_one(namespace: str, kubectl: Kubectl) -> None:
@@ -70,12 +70,13 @@ def test_a_process_out_of_memory_is_reported_with_rank_and_pod(namespace: str) -
 
 def test_a_deleted_gateway_is_reported_and_the_job_can_be_applied_again(namespace: str, kubectl: Kubectl) -> None:
     with KubernetesJob(compute=Compute(), name="headless", namespace=namespace) as job:
-        trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
-        process = trainers.process.call_one().get(timeout=60)
-        call = trainers.hang.call_one()
+        procs = job.state().workers.spawn_procs()
+        process = procs.spawn("trainers", Trainer).process.call_one().get(timeout=60)
+        call = procs.spawn("hanging", Hanging).hang.call_one()
         kubectl("delete", "pod", "-l", "meshgate.dev/job=headless,app.kubernetes.io/component=gateway", "--wait=false")
         with pytest.raises(GatewayLostError, match="headless-gateway"):
             call.get(timeout=REPORTED_WITHIN)
+        kubectl("rollout", "status", "deployment/headless-gateway", "--timeout=180s", timeout=190)
         job.apply()
         again = job.state().workers.spawn_procs().spawn("trainers", Trainer)
         assert again.pod.call_one().get(timeout=60) == "headless-workers-0"
@@ -100,6 +101,28 @@ def test_attaching_to_a_session_that_was_lost_with_the_gateway_says_why(namespac
             again.attach("train", cached_path=None)
     finally:
         KubernetesJob(name="lost", namespace=namespace).kill()
+
+
+def test_a_job_goes_on_when_its_pods_are_deleted_by_force_as_soon_as_others_have_returned(
+    namespace: str, kubectl: Kubectl
+) -> None:
+    def spawned() -> list[str] | None:
+        hosts = job.state().workers
+        try:
+            hosts.initialized.get(timeout=90)
+            return list(hosts.spawn_procs().spawn("again", Trainer).pod.call().get(timeout=60).values())
+        except (StepFailedError, SupervisionError):  # never TimeoutError: nothing waits for a pod that is gone
+            return None
+
+    with KubernetesJob(compute=Compute(replicas=2), name="forced", namespace=namespace) as job:
+        assert spawned() == ["forced-workers-0", "forced-workers-1"]
+        for rank in (0, 1, 1):
+            pod = f"forced-workers-{rank}"
+            before = kubectl("get", "pod", pod, "-o", "jsonpath={.metadata.uid}")
+            kubectl("delete", "pod", pod, "--force", "--grace-period=0")
+            state = "{.metadata.uid} {.status.containerStatuses[0].ready}"
+            kubectl.watch_pod(pod, state, lambda state, old=before: old not in state and state.endswith("true"))  # type: ignore[misc]
+        assert wait_for(spawned, "a spawn on both pods") == ["forced-workers-0", "forced-workers-1"]
 
 
 @pytest.mark.disturbing
@@ -132,9 +155,9 @@ def test_draining_a_node_spares_the_gateway_and_its_session_reports_the_worker(
     namespace: str, kubectl: Kubectl
 ) -> None:
     with KubernetesJob(compute=Compute(), name="drained", namespace=namespace) as job:
-        trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
-        trainers.pod.call_one().get(timeout=60)
-        call = trainers.hang.call_one()
+        procs = job.state().workers.spawn_procs()
+        procs.spawn("trainers", Trainer).pod.call_one().get(timeout=60)
+        call = procs.spawn("hanging", Hanging).hang.call_one()
         with drained(kubectl, "meshgate.dev/job=drained") as report:
             assert re.search(r"drained-gateway-\S+ .*violate the pod's disruption budget", report)
             with pytest.raises(SupervisionError) as caught:

@@ -25,8 +25,17 @@ from meshgate_wire.proof import NONCE_HEADER, PROOF_HEADER, Prover, new_nonce
 REPLY_TIMEOUT = 30.0
 RECONNECT_TIMEOUT = 60.0
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
+CUTS = 6  # of one question in a row, before the gateway counts as unreachable: an ingress may cut any connection
 
 ReplyT = TypeVar("ReplyT")
+
+
+_CUT = (ConnectionResetError, http.client.RemoteDisconnected, http.client.IncompleteRead)
+
+
+def _delays(count: int) -> Iterator[float]:
+    for doubling in range(count):
+        yield min(FIRST_DELAY * 2**doubling, LONGEST_DELAY)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -76,19 +85,26 @@ class GatewayClient(Generic[ReplyT]):
         address = self._url.replace("ws", "http", 1) + path
         headers, prover = _request_headers(token or self._present_token())
         request = urllib.request.Request(address, headers=headers)
-        try:
+        for delay in (*_delays(CUTS - 1), None):
             try:
-                response = self._opener.open(request, timeout=REPLY_TIMEOUT)
-            except urllib.error.HTTPError as error:
-                response = error
-            with response:
-                status, body, proof = int(response.status), response.read(), response.headers.get(PROOF_HEADER)
-        except (OSError, http.client.HTTPException) as error:
-            raise ConnectionFailedError(f"cannot reach {self._dialer}: {error}") from error
+                status, body, proof = self._answer(request)
+                break
+            except (OSError, http.client.HTTPException) as error:
+                if delay is None or not isinstance(error, _CUT):
+                    raise ConnectionFailedError(f"cannot reach {self._dialer}: {error}") from error
+                time.sleep(delay)
         if status != HTTPStatus.OK or prover.prover_of(proof, status, body) is None:
             raise self._rejection(status, body, proof, prover)
         found: dict[str, Any] = json.loads(body)
         return found
+
+    def _answer(self, request: urllib.request.Request) -> tuple[int, bytes, str | None]:
+        try:
+            response = self._opener.open(request, timeout=REPLY_TIMEOUT)
+        except urllib.error.HTTPError as error:
+            response = error
+        with response:
+            return int(response.status), response.read(), response.headers.get(PROOF_HEADER)
 
     def _ask(self, request: BaseModel, timeout: float) -> Iterator[ReplyT]:
         """The gateway's replies until it closes the connection; each comes within ``timeout`` seconds."""

@@ -220,10 +220,11 @@ def test_a_sync_succeeds_if_the_cache_of_the_scan_cannot_be_saved(
     code.close()
 
 
+@pytest.mark.parametrize("value", ["-" * 100_000 + "1", "1" + " + 1" * 100_000], ids=["MemoryError", "RecursionError"])
 def test_a_file_that_is_nested_too_deeply_is_named_and_pushed(
-    repository: Path, client: Client, hosts: FakeHosts, capsys: pytest.CaptureFixture[str]
+    repository: Path, client: Client, hosts: FakeHosts, capsys: pytest.CaptureFixture[str], value: str
 ) -> None:
-    (repository / "src/deep.py").write_text("x = " + "-" * 100_000 + "1\n")
+    (repository / "src/deep.py").write_text(f"x = {value}\n")
     code = CodeSync(client, Tree(repository))
     try:
         assert code.push().ready == 2

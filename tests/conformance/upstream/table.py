@@ -45,9 +45,6 @@ BY_DESIGN: dict[str, str] = {
     "test_collector_telemetry_is_ingested_once": "the session's engine collects: telemetry has no host mesh",
     "test_custom_metric": "metrics that the program itself records are dropped: only actors' are kept",
     "test_query_after_stopping_actor_mesh": "a call to a stopped mesh is refused before it becomes a message",
-    "test_telemetry_query_client_reports_unhealthy_job": (
-        "a job that state() was not called for raises JobNotRunning, which says so"
-    ),
     "test_supervision_with_sending_error": (
         "the call fails with the cause, 'rejecting oversize frame', where Monarch reports the actor as unhealthy"
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,12 +47,17 @@ class FakeGateway:
         self.about = {"meshes": about or {}}
         self.status = status
         self.proves = True
+        self.cuts = 0  # connections that are closed without an answer
         self.redirects_to: RemoteGateway | None = None
         self.asked: list[str] = []
         self.requests: list[ProvisioningRequest] = []
 
     def respond(self, connection: ServerConnection, request: Request) -> Response | None:
         self.asked.append(request.path)
+        if self.cuts:
+            self.cuts -= 1
+            connection.socket.shutdown(socket.SHUT_RDWR)
+            return None
         if self.redirects_to is not None:
             url = self.redirects_to._url
             url = url if "Upgrade" in request.headers else url.replace("ws", "http")
@@ -108,6 +114,18 @@ def test_a_request_is_repeated_after_a_lost_connection() -> None:
     with running(gateway) as remote:
         assert remote.start(REQUEST) == JOB
     assert len(gateway.requests) == 3
+
+
+def test_a_question_is_repeated_after_an_ingress_has_cut_its_connection_but_not_for_ever() -> None:
+    gateway = FakeGateway(about={"workers": 1})
+    running_job = RunningJob(name="", namespace="team", uid="", token="token", meshes={"workers": 1})
+    with running(gateway) as remote:
+        gateway.cuts = gateway_client.CUTS - 1
+        assert remote.runs(running_job)
+        gateway.cuts = gateway_client.CUTS
+        with pytest.raises(ConnectionFailedError, match="cannot reach"):
+            remote.runs(running_job)
+    assert gateway.cuts == 0
 
 
 def test_a_gateway_that_was_reached_once_may_be_unreachable_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
