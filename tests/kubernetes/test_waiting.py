@@ -105,7 +105,40 @@ def test_a_pod_rejected_by_admission(namespace: str) -> None:
             start(Compute(memory="3Gi"), kubectl.namespace, "large", gateway=Compute(memory="1Gi"))
         assert "statefulset large-workers: FailedCreate" in str(caught.value)
         assert "maximum memory usage per Container is 2Gi, but limit is 3Gi" in str(caught.value)
+        assert "Set Compute(memory=…)" in str(caught.value)
         assert_nothing_left(kubectl)
+        with start_failure() as caught:
+            start(Compute(memory="1Gi"), kubectl.namespace, "gateway")
+        assert "Set gateway=Compute(memory=…)" in str(caught.value)
+        assert_nothing_left(kubectl)
+
+
+@pytest.mark.parametrize("asks", ["ResourceQuota", "LimitRange"])
+def test_cpus_are_a_limit_where_the_namespace_asks_for_one(namespace: str, asks: str) -> None:
+    with own_namespace(f"{namespace}-{asks.lower()}") as kubectl:
+        quota = {"hard": {"limits.cpu": "16"}}
+        limits = {"limits": [{"type": "Container", "default": {"cpu": "100m"}}]}  # less than the request
+        spec = quota if asks == "ResourceQuota" else limits
+        kubectl.apply({"apiVersion": "v1", "kind": asks, "metadata": {"name": "cpu"}, "spec": spec})
+        with KubernetesJob(compute=Compute(cpus="200m"), name="bound", namespace=kubectl.namespace) as job:
+            job.apply()
+            path = "jsonpath={.spec.containers[0].resources.limits.cpu}"
+            assert kubectl("get", "pod", "bound-workers-0", "-o", path) == "200m"
+        if asks == "ResourceQuota":
+            with start_failure() as caught:
+                start(Compute(), kubectl.namespace, "unbound")
+            assert "must specify limits.cpu" in str(caught.value)
+            assert "Set Compute(cpus=…)" in str(caught.value)
+        assert_nothing_left(kubectl)
+
+
+def test_a_label_that_no_node_has_is_named(namespace: str, kubectl: Kubectl) -> None:
+    (arch,) = {*kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.labels.kubernetes\\.io/arch}").split()}
+    compute = Compute(node_selector={"kubernetes.io/arch": "sparc"}, gpus=0)
+    with start_failure() as caught:
+        start(compute, namespace, "elsewhere", gateway=Compute(node_selector={"kubernetes.io/arch": arch}))
+    assert f"No node has the label kubernetes.io/arch=sparc: nodes have {arch}" in str(caught.value)
+    assert_nothing_left(kubectl)
 
 
 def test_a_crashing_worker_is_reported_with_its_last_output(namespace: str, images: tuple[str, str]) -> None:

@@ -187,7 +187,7 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
         ImageStepFailed if one fails.
 
         With ``wait``, returns once every host is there, also those that replace lost ones: waits for so many seconds,
-        or with True for ten minutes, and then raises TimeoutError. If a host is not going to return, raises why at once.
+        or with True for ten minutes, and then raises TimeoutError. If a host will not return, raises why at once.
         """
         if self._scoped and cached_path == DEFAULT_JOB_PATH:
             cached_path = None

@@ -160,8 +160,10 @@ KINDS: Mapping[str, Kind] = {
     for kind in (
         Kind("ConfigMap", "v1", "configmaps"),
         Kind("Event", "v1", "events"),
+        Kind("LimitRange", "v1", "limitranges"),
         Kind("Node", "v1", "nodes", namespaced=False),
         Kind("Pod", "v1", "pods"),
+        Kind("ResourceQuota", "v1", "resourcequotas"),
         Kind("Secret", "v1", "secrets"),
         Kind("Service", "v1", "services"),
         Kind("ServiceAccount", "v1", "serviceaccounts"),

@@ -16,7 +16,7 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict, Field
 
 from meshgate_kubernetes.api.client import Api
-from meshgate_kubernetes.errors import Conflict, KubernetesError, NotFound, Rejected
+from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError, NotFound, Rejected
 from meshgate_kubernetes.jobs import objects, permissions
 from meshgate_kubernetes.manifests.job_objects import (
     GROUPS_ANNOTATION,
@@ -55,7 +55,33 @@ def resolve(api: Api, spec: JobSpec) -> JobSpec:
     matches the pods of another job, which the network policies would then open.
     """
     monarch = any(mesh.worker is not None for mesh in spec.meshes) and api.serves("MonarchMesh")
+    if any(mesh.worker is not None and mesh.worker.cpu for mesh in spec.meshes):
+        spec = _with_cpu_limits(spec, _limits_cpu(api, spec.namespace))
     return spec.model_copy(update={"meshes": tuple(_resolved(api, spec, mesh, monarch) for mesh in spec.meshes)})
+
+
+def _limits_cpu(api: Api, namespace: str) -> bool:
+    """Whether a quota asks pods for a CPU limit, or a limit range gives them one, which may be below what they request.
+    False for users who may not know."""
+    try:
+        quotas, _ = api.list_objects("ResourceQuota", namespace)
+        ranges, _ = api.list_objects("LimitRange", namespace)
+    except Forbidden:
+        return False
+    limits = [each for limit in ranges for each in limit["spec"]["limits"] if each["type"] == "Container"]
+    return any("limits.cpu" in (quota["spec"].get("hard") or {}) for quota in quotas) or any(
+        "cpu" in (each.get("default") or {}) for each in limits
+    )
+
+
+def _with_cpu_limits(spec: JobSpec, limited: bool) -> JobSpec:
+    meshes = [
+        mesh.model_copy(update={"worker": mesh.worker.model_copy(update={"cpu_is_limit": limited})})
+        if mesh.worker is not None
+        else mesh
+        for mesh in spec.meshes
+    ]
+    return spec.model_copy(update={"meshes": tuple(meshes)})
 
 
 def _resolved(api: Api, spec: JobSpec, mesh: MeshSpec, monarch: bool) -> MeshSpec:
@@ -130,7 +156,7 @@ def _create_or_find(api: Api, spec: JobSpec, owner: str, groups: Sequence[str]) 
         raise Conflict(
             f"a job {spec.name!r} {whose} is already running in namespace {spec.namespace!r}: choose another name"
         ) from conflict
-    if existing != spec:
+    if _with_cpu_limits(existing, False) != _with_cpu_limits(spec, False):  # the namespace may have changed
         raise Conflict(
             f"a job {spec.name!r} with a different specification is already running in namespace "
             f"{spec.namespace!r}: choose another name, or end it first; {_how_to_end(spec)}"

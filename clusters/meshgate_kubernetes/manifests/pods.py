@@ -145,7 +145,7 @@ def worker_template(spec: JobSpec, mesh: MeshSpec) -> Object:
     assert worker is not None, mesh
     labels = worker_labels(spec, mesh)
     if worker.template is not None:
-        return _labelled(worker.template, labels)
+        return _labelled(_with_command(worker.template, mesh), labels)
     pod = _overlaid(_worker_pod(mesh, worker), worker.pod_spec)
     recommended = recommended_labels(spec) if mesh.way == "statefulset" else {}  # the operator sets its own name
     labels = {**recommended, **worker.labels, **labels}
@@ -182,8 +182,36 @@ def _worker_pod(mesh: MeshSpec, worker: WorkerSpec) -> Object:
     )
 
 
-def _worker_container(mesh: MeshSpec, worker: WorkerSpec, mounts: list[Object]) -> Object:
+def _with_command(template: Object, mesh: MeshSpec) -> Object:
+    """``template`` with the worker's command and variables in the container that has none: the only one, or the one
+    named ``worker``."""
+    containers: list[Object] = template["spec"].get("containers") or []
+    worker = next((each for each in containers if len(containers) == 1 or each.get("name") == "worker"), None)
+    if worker is None or worker.get("command") or worker.get("args"):
+        return template
+    named = {each["name"] for each in worker.get("env") or []}
+    own = [each for each in _worker_variables({"MONARCH_PORT": str(mesh.port)}) if each["name"] not in named]
+    started = {**worker, "command": _worker_command(mesh), "env": [*own, *(worker.get("env") or [])]}
+    changed = [started if each is worker else each for each in containers]
+    return {**template, "spec": {**template["spec"], "containers": changed}}
+
+
+def _worker_command(mesh: MeshSpec) -> list[str]:
     address = f"tcp://$(POD_IP):{mesh.port}@tcp://0.0.0.0:{mesh.port}"
+    return ["python", "-u", "-c", WORKER_BOOTSTRAP, address]
+
+
+def _worker_variables(more: dict[str, str]) -> list[Object]:
+    return [
+        _from_field("POD_IP", "status.podIP"),
+        _from_field("POD_NAME", "metadata.name"),
+        _from_field("MONARCH_POD_UID", "metadata.uid"),
+        _from_field("POD_NAMESPACE", "metadata.namespace"),
+        *({"name": name, "value": value} for name, value in more.items()),
+    ]
+
+
+def _worker_container(mesh: MeshSpec, worker: WorkerSpec, mounts: list[Object]) -> Object:
     # In images of others, the user has no home.
     variables = {"MONARCH_PORT": str(mesh.port), "HOME": _HOME, **worker.env_vars}
     if worker.install_monarch:
@@ -193,14 +221,8 @@ def _worker_container(mesh: MeshSpec, worker: WorkerSpec, mounts: list[Object]) 
             "name": "worker",
             "image": worker.image,
             "imagePullPolicy": worker.image_pull_policy,
-            "command": ["python", "-u", "-c", WORKER_BOOTSTRAP, address],
-            "env": [
-                _from_field("POD_IP", "status.podIP"),
-                _from_field("POD_NAME", "metadata.name"),
-                _from_field("MONARCH_POD_UID", "metadata.uid"),
-                _from_field("POD_NAMESPACE", "metadata.namespace"),
-                *({"name": name, "value": value} for name, value in variables.items()),
-            ],
+            "command": _worker_command(mesh),
+            "env": _worker_variables(variables),
             "envFrom": [{"secretRef": {"name": name}} for name in worker.secrets],
             "ports": [{"name": "monarch", "containerPort": mesh.port, "protocol": "TCP"}],
             "readinessProbe": {"tcpSocket": {"port": mesh.port}, "periodSeconds": 1, "failureThreshold": 2},
@@ -215,8 +237,9 @@ def _worker_container(mesh: MeshSpec, worker: WorkerSpec, mounts: list[Object]) 
 
 def _resources(worker: WorkerSpec) -> Object:
     """Requests and limits are equal for memory, disk and devices. CPU has only a request, so pods may use idle CPUs
-    and are never throttled."""
+    and are never throttled, unless the namespace asks for a limit."""
     limits = {
+        **({"cpu": worker.cpu} if worker.cpu and worker.cpu_is_limit else {}),
         **({"memory": worker.memory} if worker.memory else {}),
         **({"ephemeral-storage": worker.disk_size} if worker.disk_size else {}),
         **({GPU_RESOURCE: str(worker.gpus)} if worker.gpus else {}),

@@ -221,6 +221,8 @@ class WorkerSpec(_Model):
     shared_memory_limit: Size | None = None
     queue_name: Annotated[LabelValue, Field(min_length=1)] | None = None
     spot: Spot | None = None
+    cpu_is_limit: bool = False
+    """Whether ``cpu`` is a limit as well, which it is only where the namespace asks for one."""
     install_monarch: bool = False
     """Installs torchmonarch in each pod before the worker starts, for images without it."""
     fuse: bool = False

@@ -9,6 +9,7 @@ autoscaler adds one.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -41,6 +42,8 @@ _ARCHITECTURE_HINT = (
 _QUOTA = re.compile(
     r"exceeded quota: (?P<quota>[^,]+), requested: (?P<requested>.+?), used: (?P<used>.+?), limited: (?P<limited>.+)"
 )
+_LIMIT_RANGE = re.compile(r"(maximum|minimum) .* per (Container|Pod) is|must be less than or equal to \w+ limit")
+_VALUES_SHOWN = 8
 _INSUFFICIENT = re.compile(r"Insufficient ([\w./-]+?)(?=[,.;]?(?:\s|$))")
 
 
@@ -302,8 +305,50 @@ def _unschedulable(
     impossible = any(each.impossible for each in missing) or (
         cluster is not None and "Insufficient" not in message and ("didn't match" in message or "had taint" in message)
     )
-    text = ". ".join([*(str(each) for each in missing), message])
+    text = ". ".join([*(str(each) for each in missing), *_mismatches(pod, cluster, message), message])
     return Problem(subject, "Unschedulable", text, AUTOSCALER_TIMEOUT if impossible else None)
+
+
+def _mismatches(pod: Object, cluster: Cluster | None, message: str) -> Iterator[str]:
+    """Which labels of nodes the pod asks for in vain, with the values that there are, and which taints keep it away."""
+    if cluster is None:
+        return
+    if "didn't match" in message:
+        labels = [node["metadata"].get("labels") or {} for node in cluster.nodes]
+        for key, value in (pod["spec"].get("nodeSelector") or {}).items():
+            known = sorted({each[key] for each in labels if key in each})
+            if value not in known:
+                others = f"nodes have {', '.join(known[:_VALUES_SHOWN])}" if known else "no node has this label"
+                yield f"No node has the label {key}={value}: {others}"
+    if "taint" in message:
+        tolerations = pod["spec"].get("tolerations") or []
+        taints = [taint for node in cluster.nodes for taint in _taints(node)]
+        kept = Counter((_taint_text(each), each["key"]) for each in taints if not _tolerated(each, tolerations))
+        for (text, key), count in sorted(kept.items()):
+            nodes = "A node has" if count == 1 else f"{count} nodes have"
+            yield f'{nodes} the taint {text}, which tolerations=[{{"key": "{key}", "operator": "Exists"}}] tolerates'
+
+
+def _taints(node: Object) -> list[Object]:
+    """Those that keep pods away."""
+    return [each for each in node.get("spec", {}).get("taints") or [] if each["effect"] != "PreferNoSchedule"]
+
+
+def _taint_text(taint: Object) -> str:
+    value = f"={taint['value']}" if taint.get("value") else ""
+    return f"{taint['key']}{value}:{taint['effect']}"
+
+
+def _tolerated(taint: Object, tolerations: Sequence[Object]) -> bool:
+    return any(
+        each.get("effect") in (None, "", taint["effect"])
+        and (
+            each.get("key") in (None, "", taint["key"])
+            if each.get("operator") == "Exists"
+            else each.get("key") == taint["key"] and each.get("value", "") == taint.get("value", "")
+        )
+        for each in tolerations
+    )
 
 
 def _container_problem(pod: Object, subject: str, status: Object, events: Sequence[Object]) -> Problem | None:
@@ -390,8 +435,19 @@ def _failed_create(subject: str, message: str) -> Problem:
         )
         return Problem(subject, "QuotaExceeded", text, 0)
     if "failed quota" in reason:
-        return Problem(subject, "QuotaExceeded", reason, 0)
+        return Problem(subject, "QuotaExceeded", reason + _resources_hint(subject, reason), 0)
     if "failed calling webhook" in reason or "error looking up service account" in reason:
         return Problem(subject, "FailedCreate", reason, PULL_TIMEOUT)
     definite = any(word in reason for word in ("forbidden", "denied", "is invalid"))
-    return Problem(subject, "FailedCreate", reason, 0 if definite else SHORT_TIMEOUT)
+    hint = _resources_hint(subject, reason) if _LIMIT_RANGE.search(reason) else ""
+    return Problem(subject, "FailedCreate", reason + hint, 0 if definite else SHORT_TIMEOUT)
+
+
+def _resources_hint(subject: str, reason: str) -> str:
+    """Which arguments set the resources that a quota or a limit range rejects. Only the gateway has a Deployment."""
+    arguments = {"cpu": "cpus=…", "memory": "memory=…", "ephemeral-storage": "disk_size=…"}
+    named = ", ".join(text for resource, text in arguments.items() if resource in reason)
+    if not named:
+        return ""
+    owner = "gateway=Compute" if subject.startswith(("deployment", "replicaset")) else "Compute"
+    return f". Set {owner}({named})"

@@ -129,7 +129,7 @@ def test_the_policy_covers_every_field_of_a_worker() -> None:
     """Before you add a field here, decide on it in the policy."""
     checked = {name for worker, _, _ in CHOICES for name in worker}
     checked |= {"image", "cpu", "memory", "disk_size", "resources", "volumes", "fuse", "pod_spec", "template"}
-    harmless = {"env_vars", "image_pull_policy", "install_monarch", "shared_memory_limit"}
+    harmless = {"env_vars", "image_pull_policy", "install_monarch", "shared_memory_limit", "spot", "cpu_is_limit"}
     assert set(WorkerSpec.model_fields) == checked | harmless
 
 

@@ -100,9 +100,32 @@ def test_a_complete_template_only_gets_labels() -> None:
     template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "mine", "image": "x"}]}}
     spec = job(mesh(template=template))
     made = worker_template(spec, spec.meshes[0])
-    assert made["spec"] == template["spec"]
+    assert made["spec"]["containers"][0].items() >= template["spec"]["containers"][0].items()
     assert made["metadata"]["labels"]["a"] == "b"
     assert made["metadata"]["labels"][JOB_LABEL] == "trainer"
+
+
+def templated(*containers: dict[str, Any]) -> list[Any]:
+    given = mesh(template={"spec": {"containers": list(containers)}}).model_copy(update={"port": 999})
+    return list(worker_template(job(given), given)["spec"]["containers"])
+
+
+def test_a_template_without_a_command_runs_the_worker() -> None:
+    given = {"name": "mine", "image": "x", "env": [{"name": "MONARCH_PORT", "value": "7"}]}
+    (made,) = templated(given)
+    assert made["command"][-1] == "tcp://$(POD_IP):999@tcp://0.0.0.0:999"
+    assert [each["value"] for each in made["env"] if each["name"] == "MONARCH_PORT"] == ["7"]
+    assert "POD_IP" in [each["name"] for each in made["env"]]
+    assert given == {"name": "mine", "image": "x", "env": [{"name": "MONARCH_PORT", "value": "7"}]}
+    sidecar, worker = templated({"name": "proxy"}, {"name": "worker"})
+    assert sidecar == {"name": "proxy"}
+    assert worker["command"][:2] == ["python", "-u"]
+
+
+@pytest.mark.parametrize("given", [{"command": ["run"]}, {"args": ["--port=1"]}])
+def test_a_template_with_a_command_keeps_it(given: dict[str, Any]) -> None:
+    assert templated({"name": "mine", **given}) == [{"name": "mine", **given}]
+    assert templated({"name": "one"}, {"name": "two"}) == [{"name": "one"}, {"name": "two"}]
 
 
 def test_the_gateway_gets_the_lease_and_idle_timeout_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,40 @@ def test_without_access_to_nodes_the_message_is_the_schedulers() -> None:
     assert problem.timeout is None
 
 
+def tainted(name: str, labels: dict[str, str], *taints: tuple[str, str, str]) -> Object:
+    found = node(name)
+    found["metadata"]["labels"] = labels
+    found["spec"] = {"taints": [dict(zip(("key", "value", "effect"), taint, strict=True)) for taint in taints]}
+    return found
+
+
+def test_a_label_that_no_node_has_is_named_with_the_values_that_there_are() -> None:
+    pending = unschedulable("0/2 nodes are available: 2 node(s) didn't match node selector.")
+    pending["spec"]["nodeSelector"] = {"gpu": "H100", "zone": "a", "pool": "fast"}
+    nodes = [tainted("one", {"gpu": "A100", "zone": "a"}), tainted("two", {"gpu": "L4"})]
+    problem = the_problem(pending, cluster=Cluster(nodes))
+    assert "No node has the label gpu=H100: nodes have A100, L4. " in problem.message
+    assert "No node has the label pool=fast: no node has this label. " in problem.message
+    assert "zone" not in problem.message
+
+
+def test_a_taint_that_keeps_a_pod_away_is_named_with_what_tolerates_it() -> None:
+    pending = unschedulable("0/3 nodes are available: 3 node(s) had taint {dedicated: infra}, that it didn't tolerate.")
+    pending["spec"]["tolerations"] = [{"key": "spot", "operator": "Exists"}, {"key": "team", "value": "a"}]
+    infra = ("dedicated", "infra", "NoSchedule")
+    nodes = [
+        tainted("one", {}, infra, ("spot", "", "NoExecute"), ("soft", "", "PreferNoSchedule")),
+        tainted("two", {}, infra, ("team", "a", "NoSchedule")),
+        tainted("three", {}, ("team", "b", "NoSchedule")),
+    ]
+    message = the_problem(pending, cluster=Cluster(nodes)).message
+    tolerates = '[{"key": "dedicated", "operator": "Exists"}]'
+    assert f"2 nodes have the taint dedicated=infra:NoSchedule, which tolerations={tolerates} tolerates. " in message
+    assert "A node has the taint team=b:NoSchedule" in message
+    assert "spot" not in message
+    assert "soft" not in message
+
+
 def test_a_selector_that_no_node_matches_has_the_autoscalers_timeout() -> None:
     message = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity."
     assert the_problem(unschedulable(message), cluster=Cluster([node()])).timeout == 15.0
@@ -210,6 +244,28 @@ def test_other_rejections_of_pods(reason: str, timeout: float) -> None:
     failed = event(replica_set, "FailedCreate", f"Error creating: {reason}")
     (problem,) = controller_problems([failed], {"replicaset trainer-gateway": 1})
     assert (problem.message, problem.timeout) == (reason, timeout)
+
+
+MAXIMUM = 'pods "a" is forbidden: maximum cpu usage per Container is 2, but limit is 4'
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "hint"),
+    [
+        ("ReplicaSet", MAXIMUM, "gateway=Compute(cpus=…)"),
+        ("StatefulSet", MAXIMUM, "Compute(cpus=…)"),
+        ("StatefulSet", 'pods "a" is forbidden: failed quota: q: must specify limits.cpu,limits.memory',
+         "Compute(cpus=…, memory=…)"),
+        ("StatefulSet", 'Pod "a" is invalid: "4": must be less than or equal to cpu limit', "Compute(cpus=…)"),
+    ],
+)  # fmt: skip
+def test_resources_that_the_namespace_rejects_are_named_with_the_arguments_that_set_them(
+    kind: str, reason: str, hint: str
+) -> None:
+    controller = {"kind": kind, "metadata": {"name": "trainer-x"}}
+    failed = event(controller, "FailedCreate", f"Error creating: {reason}")
+    (problem,) = controller_problems([failed], {f"{kind.lower()} trainer-x": 1})
+    assert (problem.message, problem.timeout) == (f"{reason}. Set {hint}", 0)
 
 
 def test_a_failed_mount_is_reported() -> None:
