@@ -18,9 +18,10 @@ DETACH = b"\n"  # written to the lifetime descriptor: its end of file no longer 
 
 
 class SessionActivity(Protocol):
-    """Whether the gateway has sessions; the session manager is one."""
+    """Whether the gateway has sessions, or programs that run; the session manager is one."""
 
-    changed: asyncio.Event
+    @property
+    def changed(self) -> asyncio.Event: ...
 
     @property
     def idle_since(self) -> float | None: ...
@@ -124,7 +125,7 @@ async def wait_idle(
     hosts_timeout: float | None = HOSTS_TIMEOUT,
 ) -> Shutdown:
     """Waits until there has been no session for ``timeout`` seconds, or for ``first_session`` if that is longer and
-    there has never been one: whoever started this gateway has yet to notice that it is ready.
+    there has never been one: the driver that started this gateway has yet to notice that it is ready.
 
     The time counts from when all hosts were ready, because a client that waits for them has no session yet. Hosts that
     never become ready postpone it by at most ``hosts_timeout``.

@@ -22,7 +22,9 @@ from meshgate_wire.proof import NONCE_HEADER, Prover
 
 log = structlog.get_logger()
 
-Action: TypeAlias = Literal["session", "describe job", "start job", "find job", "end job", "forward"]
+Action: TypeAlias = Literal[
+    "session", "describe job", "start job", "find job", "end job", "forward", "submit run", "stop run"
+]
 
 Outcome: TypeAlias = Literal["allowed", "refused"]
 

@@ -24,6 +24,7 @@ from meshgate_wire.handshake import PROTOCOL_VERSION, PYTHON_VERSION, SOFTWARE_V
 if TYPE_CHECKING:
     from meshgate_gateway.http.metrics import Metrics
 
+RUNS_PATH = "/v1/runs"
 SESSION_PATH = re.compile(r"/v1/sessions/([0-9a-f]{32})")
 
 
@@ -31,6 +32,12 @@ class JobService(Protocol):
     """Handles requests below ``/v1/jobs`` in a provisioning gateway."""
 
     async def respond(self, path: str, request: Request, connection: socket.socket) -> Response | None: ...
+
+
+class RunService(Protocol):
+    """Handles authenticated requests at and below ``/v1/runs``."""
+
+    async def respond(self, request: Request, caller: Identity, origin: Origin) -> Response: ...
 
 
 @dataclass(slots=True)
@@ -44,6 +51,7 @@ class Routes:
     hosts: HostProvider
     metrics: Callable[[], Metrics]
     jobs: JobService | None = None
+    runs: RunService | None = None
     job_facts: Callable[[], dict[str, Any]] = dict
     restart_reason: Callable[[], Awaitable[str]] | None = None
     draining: str | None = None
@@ -52,19 +60,21 @@ class Routes:
     async def respond(self, request: Request, connection: socket.socket) -> Response | None:
         """The response, or None if the connection was handed over. Raises MalformedRequest."""
         path = urlsplit(request.path).path
-        if request.method not in ("GET", "HEAD"):
+        of_runs = self.runs is not None and (path == RUNS_PATH or path.startswith(f"{RUNS_PATH}/"))
+        of_jobs = self.jobs is not None and (path == "/v1/jobs" or path.startswith("/v1/jobs/"))
+        posts = request.method == "POST" and (of_runs or (of_jobs and path != "/v1/jobs"))
+        if request.method not in ("GET", "HEAD") and not posts:
             reason = f"the method {request.method} is not allowed: use GET"
             return Response.error(HTTPStatus.METHOD_NOT_ALLOWED, reason, headers={"Allow": "GET, HEAD"})
         if session := SESSION_PATH.fullmatch(path):
             return await self._session(session[1], request, connection)
-        if self.jobs is not None and (path == "/v1/jobs" or path.startswith("/v1/jobs/")):
+        if self.jobs is not None and of_jobs:
             return await self.jobs.respond(path, request, connection)
-        if path in ("/v1/job", "/v1/sessions", "/v1/status", "/v1/output", "/metrics"):
-            identity = await self._authenticate("describe job", request, origin_of(request, connection))
-            return identity if isinstance(identity, Response) else await self._describe(path, request, identity)
+        if of_runs or path in ("/v1/job", "/v1/sessions", "/v1/status", "/v1/output", "/metrics"):
+            return await self._describe(path, request, origin_of(request, connection))
         if path in ("/healthz", "/readyz"):
             return self._health(path)
-        known = "/v1/sessions, /v1/sessions/<id>, /v1/job, /v1/status, /v1/output and /metrics"
+        known = "/v1/sessions, /v1/sessions/<id>, /v1/job, /v1/status, /v1/output, /v1/runs and /metrics"
         return Response.error(HTTPStatus.NOT_FOUND, f"this gateway serves {known}")
 
     def _health(self, path: str) -> Response:
@@ -96,18 +106,28 @@ class Routes:
             },
         )
 
-    async def _describe(self, path: str, request: Request, caller: Identity) -> Response:
+    async def _describe(self, path: str, request: Request, origin: Origin) -> Response:
+        posts = request.method == "POST"
+        action: Action = "describe job" if not posts else "submit run" if path == RUNS_PATH else "stop run"
+        caller = await self._authenticate(action, request, origin)
+        if isinstance(caller, Response):
+            return caller
+        if self.runs is not None and path.startswith(RUNS_PATH):
+            draining = posts and self.draining is not None
+            return _unavailable(self.draining or "") if draining else await self.runs.respond(request, caller, origin)
         inspection = self.sessions.inspection
-        if path == "/v1/job":
-            return self._job()
         if path == "/metrics":
             return self.metrics().response()
+        if path == "/v1/job":
+            return self._job()
         if path == "/v1/sessions":
             reason = await self.restart_reason() if self.restart_reason is not None else ""
-            return Response(HTTPStatus.OK, {"sessions": await self.sessions.describe(caller.name), "restarted": reason})
-        if path == "/v1/status":
-            return Response(HTTPStatus.OK, (await inspection.status()).model_dump(mode="json"))
-        return Response(HTTPStatus.OK, (await inspection.output(_lines_seen(request))).model_dump(mode="json"))
+            body: dict[str, Any] = {"sessions": await self.sessions.describe(caller.name), "restarted": reason}
+        elif path == "/v1/status":
+            body = (await inspection.status()).model_dump(mode="json")
+        else:
+            body = (await inspection.output(_lines_seen(request))).model_dump(mode="json")
+        return Response(HTTPStatus.OK, body)
 
     async def _session(self, session: str, request: Request, connection: socket.socket) -> Response | None:
         # The engine completes the handshake, but an invalid one must not start a session.

@@ -146,7 +146,7 @@ async def forward_bytes(connection: socket.socket, request: Request, path: str, 
     """As ``proxy_bytes``, to a server that ``upstream`` is connected to. Owns both sockets."""
     with connection, upstream, suppress(OSError):
         connection.setblocking(False)
-        await asyncio.get_running_loop().sock_sendall(upstream, _head(request, path))
+        await asyncio.get_running_loop().sock_sendall(upstream, _head(request, path) + request.body)
         directions = ((connection, upstream), (upstream, connection))
         copying = [asyncio.create_task(_copy(source, target)) for source, target in directions]
         try:
