@@ -1,6 +1,6 @@
 """What a run may use: limits that the kernel holds for each process, and a look at all processes of the run together.
 
-The kernel limits a process, and a run is many. So the runner, which adopts whatever the program leaves behind
+The kernel limits a process, and a run is many; what it limits of a user's processes does not hold for root. So the runner, which adopts whatever the program leaves behind
 (``PR_SET_CHILD_SUBREAPER``), adds up its descendants several times a second and ends a run that uses too much. If the
 machine runs out of memory first, the kernel ends the processes of runs before all others (``oom_score_adj``).
 
@@ -22,6 +22,7 @@ from pathlib import Path
 PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
 OOM_SCORE = 1000  # the kernel ends such processes first
 DEFAULT_PROCESSES = 4096
+THREADS = 4  # that the kernel allows for each process of the limit: it counts threads, and those of other containers
 DEFAULT_DISK = 4_000_000_000
 DISK_RESERVE = 256_000_000  # bytes that a run must leave free on the disk of its directory
 DISK_SHARE = 0.05  # of a small disk, in place of that
@@ -47,14 +48,19 @@ class Limits:
             return f"it had {processes} processes, and its limit is {self.processes}"
         return ""
 
-    def disk_exceeded(self, used: int, free: int, total: int) -> str:
-        """As above, of the disk: ``used`` by the run, ``free`` and ``total`` on the file system."""
+    def disk_exceeded(self, used: int, disk: os.statvfs_result) -> str:
+        """As above: ``used`` by the run on this file system."""
         if used > self.disk:
             return f"its directory holds {_size(used)}, and its limit is {_size(self.disk)}"
-        reserve = min(DISK_RESERVE, int(total * DISK_SHARE))
-        if free < reserve and used > free:
+        free = disk.f_bavail * disk.f_frsize
+        if nearly_full(disk) and used > free:
             return f"its directory holds {_size(used)}, and only {_size(free)} are left on that disk"
         return ""
+
+
+def nearly_full(disk: os.statvfs_result) -> bool:
+    """Whether a file system has so little left that a run that uses much of it must end."""
+    return disk.f_bavail < min(DISK_RESERVE / disk.f_frsize, disk.f_blocks * DISK_SHARE)
 
 
 def _size(size: int) -> str:
@@ -84,7 +90,7 @@ def limit_this_process(limits: Limits) -> None:
     _lower(resource.RLIMIT_FSIZE, limits.disk)
     if LINUX:  # elsewhere, also the processes that do not belong to the run count, or address space does
         _lower(resource.RLIMIT_DATA, limits.memory)
-        _lower(resource.RLIMIT_NPROC, _threads_of_user() + limits.processes)
+        _lower(resource.RLIMIT_NPROC, _threads_of_user() + limits.processes * THREADS)
 
 
 def _lower(kind: int, value: int) -> None:

@@ -2,8 +2,7 @@
 
 A process of its own for each run, under the supervisor, so that it outlives servers. It copies the synced version,
 starts the program, keeps what that prints, holds its limits, starts it again if it may, and notes how it ended.
-``DESCRIPTOR`` is at its end of file once the gateway has ended: the run then ends too. SIGTERM means that there is a
-request to stop in the directory.
+``DESCRIPTOR`` is at its end of file once the gateway has ended: the run then ends too.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from meshgate_gateway.runs.limits import (
     kill_descendants,
     limit_this_process,
     memory_of,
+    nearly_full,
 )
 from meshgate_gateway.runs.records import OutputWriter, Record, RunDirectory, Submitted
 from meshgate_sync.errors import SyncError
@@ -54,8 +54,7 @@ class Runner:
         for end in (self._wake, wake_writer):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
-        for signum in (signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(signum, lambda *_: None)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         self._gateway_ended = False
         self._deadline: float | None = None  # when the program is killed; it is then not started again
         self._excess = ""  # the limit that it has exceeded
@@ -151,6 +150,7 @@ class Runner:
     def _attend(self, program: subprocess.Popen[bytes], output: int) -> int:
         """Keeps what the program prints, and ends it when it must end. Returns its exit code."""
         look = look_at_disk = time.monotonic()
+        directory = self._directory.path
         reading = [self._wake, self._lifetime, output]
         while (code := self._reap(program)) is None:
             now = time.monotonic()
@@ -158,12 +158,10 @@ class Runner:
                 kill_descendants(program.pid)
             elif now >= look:
                 self._look(program)
-                took = time.monotonic() - now
-                look = now + max(LOOK, SHARE * took)
-            if now >= look_at_disk:
+                look = now + max(LOOK, SHARE * (time.monotonic() - now))
+            if now >= look_at_disk or nearly_full(os.statvfs(directory)):
                 self._look_at_disk(program)
-                took = time.monotonic() - now
-                look_at_disk = now + max(LOOK_AT_DISK, SHARE * took)
+                look_at_disk = now + max(LOOK_AT_DISK, SHARE * (time.monotonic() - now))
             self._stop_if_asked(program)
             for ready in select.select(reading, [], [], LOOK)[0]:
                 if ready == output and not self._read(output):
@@ -205,9 +203,8 @@ class Runner:
             self._end_for(exceeded, program)
 
     def _look_at_disk(self, program: subprocess.Popen[bytes]) -> None:
-        disk = os.statvfs(self._directory.path)
         used = disk_used(self._directory.path)
-        exceeded = self._limits.disk_exceeded(used, disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize)
+        exceeded = self._limits.disk_exceeded(used, os.statvfs(self._directory.path))
         if exceeded:
             self._end_for(exceeded, program)
 
@@ -248,8 +245,7 @@ class Runner:
         self._say(f"{self._record.reason}. {restart} in {seconds:g} s")
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            ready = select.select([self._wake, self._lifetime], [], [], left)[0]
-            _empty(self._wake)
+            ready = select.select([self._lifetime], [], [], min(left, LOOK))[0]
             if self._directory.stop_grace() is not None or self._lifetime in ready:
                 self._deadline = time.monotonic()
                 return False

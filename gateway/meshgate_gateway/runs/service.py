@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -106,9 +105,8 @@ class Service:
 
     async def close(self) -> None:
         """Ends all runs, with a few seconds for their programs, and removes their files."""
-        for name, runner in self._runners.items():
+        for name in self._runners:
             RunDirectory(self._home() / name).request_stop(END_TIMEOUT - 1.5)
-            runner.signal(signal.SIGTERM)
         await asyncio.gather(*(runner.stop(END_TIMEOUT) for runner in [*self._runners.values()]))
         for task in self._ends.values():
             task.cancel()
@@ -195,9 +193,8 @@ class Service:
             reason = 'the body must be {"grace": <seconds>}, at most a day'
             raise MalformedRequest(HTTPStatus.BAD_REQUEST, reason)
         audit("stop run", origin, caller=caller.name, run=run.name)
-        if (runner := self._runners.get(run.name)) is not None:
-            run.request_stop(grace)
-            runner.signal(signal.SIGTERM)
+        if run.name in self._runners:
+            run.request_stop(grace)  # which its runner looks for
         return Response(HTTPStatus.OK, run.status().model_dump(mode="json"))
 
     async def _status(self, run: RunDirectory, request: Request) -> Response:
