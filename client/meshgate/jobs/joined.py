@@ -8,6 +8,7 @@ name and namespace or, without a name, its meshes. It belongs to the user who su
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import sys
@@ -15,11 +16,14 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
-from meshgate.errors import JobError
+from meshgate.actors.local_monarch import allow_local_monarch
+from meshgate.errors import JobError, JobUnsupported
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait
 from meshgate.session.dialing import UrlDialer
+from meshgate.session.gateway_http import request_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,27 @@ class JoinedJob(JobTrait):
 
     def _allocation(self) -> None:
         return None
+
+
+def native_hosts(name: str) -> Any:
+    """Monarch's own ``HostMesh`` of the job's host mesh ``name``, in a program that was submitted to the job.
+
+    Such a program runs beside the workers, so it can have what needs that: distributed tensors, RDMA, and all else of
+    Monarch. The hosts are the job's: stop the processes that you spawn, never shut the mesh down. Raises JobUnsupported
+    elsewhere, and ValueError if the job has no mesh of this name.
+    """
+    here = surroundings()
+    if here is None:
+        raise JobUnsupported(
+            f"native_hosts({name!r}): Monarch's own HostMesh is for programs that run beside the workers. Submit this "
+            "program to a job, with job.submit() or `meshgate submit`; here, take the hosts from job.state()"
+        )
+    hosts = request_json(here.dialer(), f"/v1/hosts?mesh={quote(name)}", refusals={404, 409})["hosts"]
+    allow_local_monarch()
+    # The gateway is installed where it runs. What is bound to a release of Monarch is in its adapter only.
+    releases = importlib.import_module("meshgate_gateway.engine.monarch.releases")
+    address = os.environ.get("MESHGATE_ENGINE_HOST")  # at which workers reach this pod or node
+    return releases.native_hosts(name, hosts, f"tcp://{address}:0" if address else None)
 
 
 @functools.cache

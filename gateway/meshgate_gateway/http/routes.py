@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
-from meshgate_gateway.hosts.provider import HostProvider
+from meshgate_gateway.hosts.provider import HostProvider, HostsUnavailable
 from meshgate_gateway.http.auth import Action, Authenticator, Identity, Origin, audit, origin_of, prover_of
 from meshgate_gateway.http.messages import MalformedRequest, Request, Response
 from meshgate_gateway.sessions.session_manager import ConnectRequest, SessionManager
@@ -70,11 +70,11 @@ class Routes:
             return await self._session(session[1], request, connection)
         if self.jobs is not None and of_jobs:
             return await self.jobs.respond(path, request, connection)
-        if of_runs or path in ("/v1/job", "/v1/sessions", "/v1/status", "/v1/output", "/metrics"):
+        if of_runs or path in ("/v1/job", "/v1/hosts", "/v1/sessions", "/v1/status", "/v1/output", "/metrics"):
             return await self._describe(path, request, origin_of(request, connection))
         if path in ("/healthz", "/readyz"):
             return self._health(path)
-        known = "/v1/sessions, /v1/sessions/<id>, /v1/job, /v1/status, /v1/output, /v1/runs and /metrics"
+        known = "/v1/sessions, /v1/sessions/<id>, /v1/job, /v1/hosts, /v1/status, /v1/output, /v1/runs and /metrics"
         return Response.error(HTTPStatus.NOT_FOUND, f"this gateway serves {known}")
 
     def _health(self, path: str) -> Response:
@@ -120,6 +120,8 @@ class Routes:
             return self.metrics().response()
         if path == "/v1/job":
             return self._job()
+        if path == "/v1/hosts":
+            return await self._hosts(request)
         if path == "/v1/sessions":
             reason = await self.restart_reason() if self.restart_reason is not None else ""
             body: dict[str, Any] = {"sessions": await self.sessions.describe(caller.name), "restarted": reason}
@@ -128,6 +130,18 @@ class Routes:
         else:
             body = (await inspection.output(_lines_seen(request))).model_dump(mode="json")
         return Response(HTTPStatus.OK, body)
+
+    async def _hosts(self, request: Request) -> Response:
+        """The hosts of ``?mesh=<name>``, by which a program beside the gateway attaches to them itself."""
+        mesh = parse_qs(urlsplit(request.path).query, max_num_fields=16).get("mesh", [""])[-1]
+        if mesh not in (meshes := self.hosts.meshes()):
+            known = ", ".join(meshes) or "none"
+            return Response.error(HTTPStatus.NOT_FOUND, f"the job has no mesh {mesh!r}; its meshes: {known}")
+        try:
+            hosts = await self.hosts.hosts(mesh)
+        except HostsUnavailable as error:
+            return Response.error(HTTPStatus.CONFLICT, str(error))
+        return Response(HTTPStatus.OK, {"hosts": [host.model_dump(mode="json") for host in hosts]})
 
     async def _session(self, session: str, request: Request, connection: socket.socket) -> Response | None:
         # The engine completes the handshake, but an invalid one must not start a session.

@@ -1,8 +1,9 @@
 """What a run may use: limits that the kernel holds for each process, and a look at all processes of the run together.
 
-The kernel limits a process, and a run is many; what it limits of a user's processes does not hold for root. So the runner, which adopts whatever the program leaves behind
-(``PR_SET_CHILD_SUBREAPER``), adds up its descendants several times a second and ends a run that uses too much. If the
-machine runs out of memory first, the kernel ends the processes of runs before all others (``oom_score_adj``).
+The kernel limits a process, and a run is many; what it limits of a user's processes does not hold for root. So the
+runner, which adopts whatever the program leaves behind (``PR_SET_CHILD_SUBREAPER``), adds up its descendants several
+times a second and ends a run that uses too much. If the machine runs out of memory first, the kernel ends the processes
+of runs before all others (``oom_score_adj``).
 
 Outside of Linux only the limits of a process are held, and only the program's own process group is ended.
 """

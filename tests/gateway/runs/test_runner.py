@@ -84,7 +84,9 @@ def test_a_program_has_time_to_save_when_it_is_stopped(tmp_path: Path) -> None:
 
 
 def test_a_program_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
-    program = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\nwhile True: signal.pause()\n"
+    program = (
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\nwhile True: signal.pause()\n"
+    )
     with run(tmp_path, program) as night:
         night.wait_printed("ready")
         night.stop(grace=0.1)
@@ -163,10 +165,7 @@ def test_processes_that_need_too_much_memory_together_end_their_run(tmp_path: Pa
 
 def test_too_many_processes_end_their_run(tmp_path: Path) -> None:
     program = (
-        "import os, signal\n"
-        "for _ in range(15):\n"
-        "    if not os.fork(): signal.pause()\n"
-        "while True: signal.pause()\n"
+        "import os, signal\nfor _ in range(15):\n    if not os.fork(): signal.pause()\nwhile True: signal.pause()\n"
     )
     with run(tmp_path, program, processes=10) as night:
         record = night.wait()

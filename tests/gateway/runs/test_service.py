@@ -97,7 +97,7 @@ def test_a_program_learns_what_it_needs_to_reach_its_job(gateway: Gateway) -> No
     assert "MESHGATE_TOKEN" not in variables
 
 
-def test_an_end_that_nobody_saw_is_reported_once(gateway: Gateway) -> None:
+def test_an_end_is_news_until_it_was_listed(gateway: Gateway) -> None:
     gateway.submit("news", "pass\n")
     gateway.server.wait_logged("run ended", run="news")
     news = [[run["news"] for run in gateway.get("/v1/runs")["runs"] if run["name"] == "news"] for _ in range(2)]
