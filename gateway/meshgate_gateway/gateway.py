@@ -298,7 +298,8 @@ def _place_of_runs(
         variables["MESHGATE_RUN_SOCKET"] = local.path
     # A program may start a gateway, or be a driver of another one: this one's settings are not for it.
     set_aside = ("MESHGATE_URL", "KT_API_URL", *(f"MESHGATE_{name.upper()}" for name in Settings.model_fields))
-    return runs.Place(environment, variables, hosts.meshes, set_aside)
+    refusal = "" if settings.runs else "this gateway runs no programs (--no-runs): run yours where your driver runs"
+    return runs.Place(environment, variables, hosts.meshes, set_aside, refusal)
 
 
 def _metrics(sessions: SessionManager, hosts: HostProvider) -> Metrics:

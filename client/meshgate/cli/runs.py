@@ -63,9 +63,9 @@ def submit_program(
 
 
 def list_runs(job: Job = None, namespace: Namespace = None, as_json: AsJson = False) -> None:
-    """List the programs that were submitted to a job, and how they ended.
+    """List the programs that were submitted to a job.
 
-    Marks those that have ended since they were last listed with a star.
+    Shows how they ended, and marks those that have ended since they were last listed with a star.
     """
     found = find_job(job, namespace)
     runs = Runs(runs=tuple(run.status() if run._last is None else run._last for run in found.runs()))
@@ -81,9 +81,9 @@ def stop_run(
     namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
-    """End a submitted program: SIGTERM, and SIGKILL if it does not end in time.
+    """End a submitted program, and give it time to save.
 
-    Waits until it has ended.
+    Sends SIGTERM, and SIGKILL if it does not end in time. Waits until it has ended.
     """
     found = find_job(job, namespace).run(run)
     found.stop(grace)

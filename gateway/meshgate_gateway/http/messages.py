@@ -79,12 +79,15 @@ class HeadParser:
 
     def __init__(self) -> None:
         self._data = bytearray()
+        self._end = -1  # of the head; what follows is the body
 
     def feed(self, data: bytes) -> Request | None:
         """The request once it is complete, until then None. Raises MalformedRequest."""
         searched = max(0, len(self._data) - len(END_OF_HEAD))
         self._data += data
-        end = self._data.find(END_OF_HEAD, searched)
+        if self._end < 0:
+            self._end = self._data.find(END_OF_HEAD, searched)
+        end = self._end
         if end > MAX_HEAD or (end < 0 and len(self._data) > MAX_HEAD):
             raise MalformedRequest(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head of the request exceeds {MAX_HEAD} bytes"

@@ -50,7 +50,7 @@ COMMAND = (sys.executable, "-m", "meshgate_gateway.runs.runner")
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where runs run. ``variables`` tell a program how to reach this gateway; ``set_aside`` are variables of the
-    gateway that are not for programs. ``allowed``: why this gateway runs no programs, or ""."""
+    gateway that are not for programs. ``refusal``: why this gateway runs no programs, or ""."""
 
     environment: Mapping[str, str]
     variables: Mapping[str, str]

@@ -81,7 +81,7 @@ def test_no_job_is_joined_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert joined(ProcessJob({"workers": 2})) is None
 
 
-def test_the_job_is_left_to_its_owner_and_that_is_said_once(inside: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_job_is_left_to_its_owner_as_one_line_reports(inside: Any, capfd: pytest.CaptureFixture[str]) -> None:
     inside("ProcessJob", workers=2)
     for _ in range(2):
         with ProcessJob({"workers": 2}) as job:
