@@ -40,7 +40,7 @@ class Surroundings:
     socket: str | None
 
     def dialer(self) -> UrlDialer:
-        return UrlDialer(self.url, self.token, unix_socket=self.socket)
+        return UrlDialer(self.url, self.token, unix_socket=self.socket, here=True)
 
 
 def surroundings() -> Surroundings | None:

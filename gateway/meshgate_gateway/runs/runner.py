@@ -84,7 +84,8 @@ class Runner:
         if self._excess:
             self._end("failed", self._excess, code)
         elif self._deadline is not None:
-            self._end("stopped", self._record.reason or _ending(code), code)
+            killed = code == -signal.SIGKILL  # by this process, after the grace
+            self._end("stopped", self._record.reason or ("was killed by SIGKILL" if killed else _ending(code)), code)
         else:
             self._end("failed" if code else "succeeded", _ending(code), code)
 
@@ -269,6 +270,8 @@ class Runner:
 def _ending(code: int) -> str:
     if code >= 0:
         return f"exited with code {code}"
+    if code == -signal.SIGKILL:
+        return "was killed by SIGKILL, which is how the kernel ends a process if the machine or job is out of memory"
     try:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
