@@ -136,10 +136,11 @@ def follow_lines(job: JobTrait, tail: int | None, since: float = math.inf) -> It
 
 def show_run(run: Run, pattern: re.Pattern[str] | None, tail: int | None, *, follow: bool) -> None:
     """Prints what a run printed: all of it, or of the lines that are there now only the last ``tail``."""
-    lines = run.logs()
+    position = [0]
+    lines = run._lines(position, follow=False)
     if tail is not None:
         lines = iter(deque(lines, maxlen=tail))
-    for line in itertools.chain(lines, run._rest() if follow else ()):
+    for line in itertools.chain(lines, run._lines(position, follow=True) if follow else ()):
         if pattern is None or pattern.search(line):
             write_text(sys.stdout, line)
 

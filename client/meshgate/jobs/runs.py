@@ -53,7 +53,6 @@ class Run:
         self.name = name
         self._dialer = dialer
         self._last: RunStatus | None = None
-        self._read = 0  # bytes of its output
 
     def __repr__(self) -> str:
         state = "" if self._last is None else f", {self._last.state}"
@@ -76,14 +75,13 @@ class Run:
 
         With ``follow``, goes on until the run has ended. The gateway keeps the last 64 MB.
         """
-        self._read = 0
-        return self._rest(follow=follow)
+        return self._lines([0], follow=follow)
 
-    def _rest(self, *, follow: bool = True) -> Iterator[str]:
-        """What the program printed after what was read before, in lines."""
+    def _lines(self, position: list[int], *, follow: bool) -> Iterator[str]:
+        """What the program printed after ``position[0]`` bytes, which grows with what was read."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = ""
-        for data in self._output(follow=follow):
+        for data in self._output(position, follow=follow):
             text += decoder.decode(data)
             end = 0
             for line in LINE.finditer(text):
@@ -114,15 +112,14 @@ class Run:
         answer = request_json(self._dialer, f"{PATH}/{quote(self.name)}/stop", body, refusals=REFUSALS)
         self._note(RunStatus.model_validate(answer))
 
-    def _output(self, *, follow: bool) -> Iterator[bytes]:
-        """What the program printed after what was read before."""
+    def _output(self, position: list[int], *, follow: bool) -> Iterator[bytes]:
         wait = WAIT if follow else 0
         while True:
-            page = RunOutput.model_validate(self._patiently(f"/output?after={self._read}&wait={wait}"))
+            page = RunOutput.model_validate(self._patiently(f"/output?after={position[0]}&wait={wait}"))
             data = base64.b64decode(page.data)
-            if page.start > self._read:
-                yield b"\n[meshgate: %d bytes of older output are no longer kept]\n" % (page.start - self._read)
-            self._read = page.start + len(data)
+            if page.start > position[0]:
+                yield b"\n[meshgate: %d bytes of older output are no longer kept]\n" % (page.start - position[0])
+            position[0] = page.start + len(data)
             self._note(page.run)
             if data:
                 yield data

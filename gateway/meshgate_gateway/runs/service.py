@@ -23,14 +23,14 @@ from urllib.parse import parse_qs, urlsplit
 import structlog
 from pydantic import ValidationError
 
-from meshgate_gateway.child_process import ChildProcess
+from meshgate_gateway.child_process import ChildProcess, ExitStatus
 from meshgate_gateway.http.auth import Identity, Origin, audit
 from meshgate_gateway.http.messages import MalformedRequest, Request, Response
 from meshgate_gateway.http.routes import RUNS_PATH
 from meshgate_gateway.runs.records import RunDirectory, Submitted, read_output
 from meshgate_gateway.supervisor.link import SupervisedProcess, SupervisorLink
 from meshgate_processes.marks import end_processes
-from meshgate_wire.status import RUN_NAME, RunOutput, Runs, RunStatus, Submission
+from meshgate_wire.status import RUN_NAME, RunOutput, Runs, Submission
 
 log = structlog.get_logger()
 
@@ -89,7 +89,7 @@ class Service:
         """The response to an authenticated request below ``PATH``. Raises MalformedRequest."""
         path = urlsplit(request.path).path
         if path == PATH:
-            return self._submit(request, caller, origin) if request.method == "POST" else self._list()
+            return await self._submit(request, caller, origin) if request.method == "POST" else self._list()
         found = RUN_PATH.fullmatch(path)
         run = None if found is None else self._find(found[1])
         if found is None or run is None:
@@ -115,13 +115,16 @@ class Service:
 
     # --- requests
 
-    def _submit(self, request: Request, caller: Identity, origin: Origin) -> Response:
+    async def _submit(self, request: Request, caller: Identity, origin: Origin) -> Response:
         try:
             submission = Submission.model_validate_json(request.body)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise MalformedRequest(HTTPStatus.BAD_REQUEST, f"invalid submission: {where}: {first['msg']}") from None
+        end = self._ends.get(submission.name)
+        if end is not None and not RunDirectory(self._home() / submission.name).record().live:
+            await asyncio.wait([end], timeout=MAX_WAIT)  # its program has ended, and its runner is about to
         refused = self._refusal(submission)
         audit("submit run", origin, caller=caller.name, refused=refused, run=submission.name)
         if refused is not None:
@@ -251,19 +254,25 @@ class Service:
 
     async def _wait_ended(self, name: str, runner: ChildProcess, process: SupervisedProcess) -> None:
         end = await runner.wait()
-        run = RunDirectory(self._home() / name)
-        record = run.record()
-        if record.live:  # it was killed before it could note anything
-            mark = f"MESHGATE_RUN_PROJECT={run.project}"
-            await asyncio.to_thread(end_processes, mark)
-            reason = f"its runner {end.reason}"
-            run.write_record(record.model_copy(update={"state": "failed", "reason": reason, "ended": time.time()}))
-        status: RunStatus = run.status()
-        log.info("run ended", run=name, state=status.state, exit_code=status.exit_code, reason=status.reason)
+        try:
+            await self._note_end(RunDirectory(self._home() / name), end)
+        except OSError as error:
+            log.warning("cannot note the end of a run", run=name, reason=str(error))
         process.forget()
         del self._runners[name], self._ends[name]
         self._ended_at = self._loop.time()
         self._changed.set()
+
+    async def _note_end(self, run: RunDirectory, end: ExitStatus) -> None:
+        """Raises OSError."""
+        record = run.record()
+        if record.live:  # its runner was killed before it could note anything
+            mark = f"MESHGATE_RUN_PROJECT={run.project}"
+            await asyncio.to_thread(end_processes, mark)
+            reason = f"its runner {end.reason}"
+            run.write_record(record.model_copy(update={"state": "failed", "reason": reason, "ended": time.time()}))
+        status = run.status()
+        log.info("run ended", run=run.name, state=status.state, exit_code=status.exit_code, reason=status.reason)
 
 
 def _number(request: Request, name: str, limit: float) -> float:
