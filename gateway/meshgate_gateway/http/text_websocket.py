@@ -12,6 +12,7 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import async_timeout
 from typing_extensions import Self
@@ -167,9 +168,12 @@ async def _copy(source: socket.socket, target: socket.socket) -> None:
 
 
 def _head(request: Request, path: str) -> bytes:
-    """The request head for ``path``, including the credentials, which ``Request.head`` omits."""
+    """The request head for ``path`` with the query of the request, including the credentials, which ``Request.head``
+    omits."""
+    query = urlsplit(request.path).query
     first, _, rest = request.head.partition(b"\r\n")
     method, _, version = first.split(b" ", 2)
     credentials = request.header("Authorization")
     authorization = f"Authorization: {credentials}\r\n".encode("latin-1") if credentials is not None else b""
-    return b" ".join((method, path.encode("latin-1"), version)) + b"\r\n" + authorization + rest
+    target = f"{path}?{query}" if query else path
+    return b" ".join((method, target.encode("latin-1"), version)) + b"\r\n" + authorization + rest
