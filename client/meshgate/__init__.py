@@ -65,9 +65,11 @@ if TYPE_CHECKING:
     )
     from meshgate.images.dockerfile import DockerfileError
     from meshgate.images.image import Image
+    from meshgate.jobs.joined import native_hosts
     from meshgate.jobs.kubernetes.compute import Compute
     from meshgate.jobs.kubernetes.job import ImageSpec, KubeConfig, KubernetesJob
     from meshgate.jobs.process import LocalJob, ProcessJob
+    from meshgate.jobs.runs import Run
     from meshgate.jobs.sessions import SessionInfo
     from meshgate.jobs.slurm.job import SlurmJob
     from meshgate.jobs.state import JobState
@@ -99,6 +101,7 @@ if TYPE_CHECKING:
     from meshgate.shapes.shape import Extent, Point, Region, Shape
     from meshgate.shapes.value_mesh import ValueMesh
     from meshgate_sync.errors import LinkLeavesTree, TreeError, TreeTooLarge, UnstableFile
+    from meshgate_wire.status import RunStatus
 
 __version__ = "0.1.0"
 
@@ -126,12 +129,14 @@ _HOMES = {
     ),
     "meshgate.session.futures": "Future FutureProxy",
     "meshgate.session.returns_future": "returns_future",
+    "meshgate.jobs.joined": "native_hosts",
     "meshgate.jobs.kubernetes.compute": "Compute",
     "meshgate.images.dockerfile": "DockerfileError",
     "meshgate.images.image": "Image",
     "meshgate.jobs.kubernetes.job": "ImageSpec KubeConfig KubernetesJob",
     "meshgate.jobs.slurm.job": "SlurmJob",
     "meshgate.jobs.process": "LocalJob ProcessJob",
+    "meshgate.jobs.runs": "Run",
     "meshgate.jobs.state": "JobState",
     "meshgate.jobs.trait": "JobTrait job_load job_loads",
     "meshgate.proxies": ("Accumulator ActorMeshProxy EndpointProxy HostMesh HostMeshProxy ProcMesh ProcMeshProxy send"),
@@ -139,6 +144,7 @@ _HOMES = {
     "meshgate.shapes.ndslice": "Slice",
     "meshgate.shapes.shape": "Extent Point Region Shape",
     "meshgate.shapes.value_mesh": "ValueMesh",
+    "meshgate_wire.status": "RunStatus",
     "meshgate_sync.errors": "LinkLeavesTree TreeError TreeTooLarge UnstableFile",  # job.sync() raises these
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -203,6 +209,8 @@ __all__ = [
     "RankedPortReceiver",
     "Region",
     "Route",
+    "Run",
+    "RunStatus",
     "SPMDFailed",
     "SessionExpiredError",
     "SessionInfo",
@@ -236,6 +244,7 @@ __all__ = [
     "get_or_spawn_controller",
     "job_load",
     "job_loads",
+    "native_hosts",
     "returns_future",
     "send",
     "shutdown_context",

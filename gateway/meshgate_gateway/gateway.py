@@ -12,7 +12,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -23,6 +23,7 @@ from meshgate_gateway.hosts.provider import CombinedHosts, HostProvider, StaticH
 from meshgate_gateway.http.auth import Authenticator, TokenAuthenticator
 from meshgate_gateway.http.routes import Routes
 from meshgate_gateway.http.server import LocalSocket, Server, listen
+from meshgate_gateway.runs import service as runs
 from meshgate_gateway.sessions.engine_processes import ENGINE_KEY, EnginePool, EngineProcess
 from meshgate_gateway.sessions.session_manager import EndedSessions, SessionManager
 from meshgate_gateway.sessions.session_table import Sessions
@@ -67,8 +68,28 @@ class _Parts:
     nodes: SlurmHosts | None
     provisioner: Provisioner | SlurmProvisioner | None
     routes: Routes
+    runs: runs.Service
     servers: Sequence[Server]
     local: LocalSocket | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Activity:
+    """What keeps the gateway from being idle: sessions, and runs that have not ended."""
+
+    sessions: SessionManager
+    runs: runs.Service
+
+    @property
+    def changed(self) -> asyncio.Event:
+        return self.sessions.changed  # the runs set it too
+
+    @property
+    def idle_since(self) -> float | None:
+        since = self.sessions.idle_since
+        if since is None or self.runs.live:
+            return None
+        return since if self.runs.idle_since is None else max(since, self.runs.idle_since)
 
 
 async def serve(settings: Settings, listener: socket.socket, commands: Commands, supervisor: SupervisorLink) -> None:
@@ -127,15 +148,17 @@ async def _assemble(
         nodes.watch_notices(sessions.notify)
         routes.job_facts = lambda: {"slurm": nodes.report().model_dump(mode="json")}
     local = _local_socket(supervisor) if settings.local_socket else None
+    place = _place_of_runs(settings, environment, listener, local, hosts)
+    routes.runs = service = runs.Service(place, supervisor, sessions.changed, routes.job)
     server = Server([listener, local.listener] if local else [listener], routes.respond, name=name)
     servers = [server, *_metrics_server(settings, metrics)]
-    return _Parts(sessions, hosts, cluster, slurm, nodes, provisioner, routes, servers, local)
+    return _Parts(sessions, hosts, cluster, slurm, nodes, provisioner, routes, service, servers, local)
 
 
 async def _wait_for_shutdown(parts: _Parts, settings: Settings, supervisor: SupervisorLink) -> Shutdown:
     slurm, nodes = parts.slurm, parts.nodes
     return await wait_for_shutdown(
-        parts.sessions,
+        _Activity(parts.sessions, parts.runs),
         parts.hosts,
         lifetime_fd=None if DETACHED in supervisor.kept else settings.lifetime_fd,
         on_detach=lambda: supervisor.keep(DETACHED, {}),
@@ -151,6 +174,7 @@ async def _close(parts: _Parts, reason: str) -> None:
     try:
         if parts.provisioner is not None:
             await parts.provisioner.close()
+        await parts.runs.close()
         await parts.sessions.close(reason)
         await asyncio.gather(*(server.close() for server in parts.servers))
     finally:
@@ -259,6 +283,23 @@ def _hosts(
     if nodes is not None:
         providers.append(nodes)
     return CombinedHosts(providers)
+
+
+def _place_of_runs(
+    settings: Settings,
+    environment: Mapping[str, str],
+    listener: socket.socket,
+    local: LocalSocket | None,
+    hosts: HostProvider,
+) -> runs.Place:
+    url = _url(listener).replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
+    variables = {"MESHGATE_RUN_URL": url, "MESHGATE_RUN_TOKEN": settings.read_token().get_secret_value()}
+    if local is not None:
+        variables["MESHGATE_RUN_SOCKET"] = local.path
+    # A program may start a gateway, or be a driver of another one: this one's settings are not for it.
+    set_aside = ("MESHGATE_URL", "KT_API_URL", *(f"MESHGATE_{name.upper()}" for name in Settings.model_fields))
+    refusal = "" if settings.runs else "this gateway runs no programs (--no-runs): run yours where your driver runs"
+    return runs.Place(environment, variables, hosts.meshes, set_aside, refusal)
 
 
 def _metrics(sessions: SessionManager, hosts: HostProvider) -> Metrics:

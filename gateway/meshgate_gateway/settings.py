@@ -139,6 +139,7 @@ class Settings(BaseSettings):
         description="seconds that the gateway waits for its first session, if that is longer than --idle-timeout",
     )
     max_sessions: int = Field(64, ge=1, description="maximum number of concurrent sessions")
+    runs: bool = Field(True, description="run programs that callers submit, beside this gateway")
     warm_engines: int = Field(1, ge=0, le=8, description="number of engine processes to start ahead of their sessions")
     lifetime_fd: int | None = Field(None, ge=0, description="shut down when this file descriptor reaches end of file")
     announce_fd: int | None = Field(None, ge=0, description="file descriptor to write one line of JSON to once serving")

@@ -18,9 +18,10 @@ DETACH = b"\n"  # written to the lifetime descriptor: its end of file no longer 
 
 
 class SessionActivity(Protocol):
-    """Whether the gateway has sessions; the session manager is one."""
+    """Whether the gateway has sessions, or programs that run; the session manager is one."""
 
-    changed: asyncio.Event
+    @property
+    def changed(self) -> asyncio.Event: ...
 
     @property
     def idle_since(self) -> float | None: ...

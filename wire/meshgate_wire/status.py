@@ -1,4 +1,4 @@
-"""What a gateway says about its job: the models behind ``GET /v1/status`` and ``GET /v1/output``.
+"""What a gateway says about its job and its runs: the models behind ``/v1/status``, ``/v1/output`` and ``/v1/runs``.
 
 They are the documented schema of ``meshgate status --json`` as well, so a field keeps its name and meaning. Times are
 durations in seconds, because clocks of different machines differ.
@@ -6,11 +6,15 @@ durations in seconds, because clocks of different machines differ.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 HostState: TypeAlias = Literal["ready", "missing"]
+RunState: TypeAlias = Literal["starting", "running", "restarting", "stopping", "succeeded", "failed", "stopped"]
+LIVE_STATES = frozenset({"starting", "running", "restarting", "stopping"})
+RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+MAX_SUBMISSION = 48 * 1024  # bytes of JSON
 
 
 class _Model(BaseModel):
@@ -132,3 +136,75 @@ class OutputPage(_Model):
     """What the actors of a job printed, by session."""
 
     sessions: tuple[SessionOutput, ...] = ()
+
+
+# --- runs: programs that the gateway runs beside itself -----------------------------------------------------
+
+
+_Short: TypeAlias = Annotated[str, Field(max_length=4096)]
+
+
+class JoinableJob(_Model):
+    """What makes a job of a program the one that it runs in: its type, and in a cluster its name and namespace."""
+
+    kind: Annotated[str, Field(max_length=256)]
+    name: Annotated[str, Field(max_length=256)] = ""
+    namespace: Annotated[str, Field(max_length=256)] = ""
+
+
+class Submission(_Model):
+    """A program to run, the body of ``POST /v1/runs``. ``directory`` and ``paths`` are relative to the synced project.
+
+    Limits: ``memory`` and ``disk`` are in bytes, of all processes of the run; None: the gateway's defaults."""
+
+    name: Annotated[str, Field(pattern=RUN_NAME)]
+    command: Annotated[tuple[Annotated[str, Field(max_length=16_384)], ...], Field(min_length=1, max_length=1024)]
+    version: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    directory: _Short = ""
+    paths: Annotated[tuple[_Short, ...], Field(max_length=256)] = ("",)
+    environment: Annotated[dict[_Short, Annotated[str, Field(max_length=16_384)]], Field(max_length=512)] = {}
+    restarts: Annotated[int, Field(ge=0, le=1000)] = 0
+    memory: Annotated[int, Field(ge=1 << 20, le=1 << 50)] | None = None
+    processes: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    disk: Annotated[int, Field(ge=1 << 20, le=1 << 50)] | None = None
+    job: JoinableJob
+
+
+class RunStatus(_Model):
+    """A run: a submitted program beside the gateway."""
+
+    name: str
+    state: RunState
+    command: tuple[str, ...]
+    age: float = Field(description="seconds since it was submitted")
+    seconds: float = Field(default=0.0, description="that it has run, or ran, restarts included")
+    exit_code: int | None = Field(
+        default=None, description="of the program, negative for a signal; null while it runs or if it never started"
+    )
+    reason: str = Field(default="", description="why it ended, or why it is restarted or stopped")
+    restarts: int = Field(default=0, description="how often it was started again")
+    max_restarts: int = 0
+    pid: int | None = Field(default=None, description="of the program, where the gateway runs")
+    owner: str = Field(default="", description="who submitted it")
+    version: str = Field(default="", description="of the code that it runs")
+    news: bool = Field(default=False, description="it has ended, and no earlier list of runs has said so")
+
+    @property
+    def live(self) -> bool:
+        """Whether it has not ended yet."""
+        return self.state in LIVE_STATES
+
+
+class Runs(_Model):
+    """The runs of a job, the oldest first."""
+
+    runs: tuple[RunStatus, ...] = ()
+
+
+class RunOutput(_Model):
+    """A part of what a run printed. ``data`` is in base64 and begins at byte ``start``, which is above the one that
+    was requested if the bytes in between are no longer kept."""
+
+    start: int
+    data: str
+    run: RunStatus

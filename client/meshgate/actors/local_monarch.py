@@ -31,9 +31,16 @@ _REFUSED_RDMA = (
 _REFUSED_TENSORS = (
     "functions marked with @monarch.remote, fetch_shard(), inspect() and show() need distributed tensors, which do not "
     "work through a gateway, because each torch operation is a message: run torch in an actor, and return from its "
-    "endpoint what they would fetch"
+    "endpoint what they would fetch. Or submit the program to the job, and use meshgate.native_hosts() in it"
 )
 _guarded = False
+_allowed = False
+
+
+def allow_local_monarch() -> None:
+    """From now on nothing is refused: this program runs beside the workers, which its Monarch can reach."""
+    global _allowed  # noqa: PLW0603 - Monarch's client is one per process too
+    _allowed = True
 
 
 def refuse_local_monarch(session_open: Callable[[], bool]) -> None:
@@ -49,7 +56,7 @@ def refuse_local_monarch(session_open: Callable[[], bool]) -> None:
     start = lazy._init
 
     def start_unless_refused() -> Any:
-        if session_open():
+        if session_open() and not _allowed:
             raise InvalidRequestError(_REFUSED_RDMA if _called_by("monarch._src.rdma.rdma") else _REFUSED)
         return start()
 
@@ -78,7 +85,12 @@ def _refuse_tensors(session_open: Callable[[], bool]) -> None:
         return
 
     def check_unless_refused(self: Any, ambient_mesh: Any, stream: Any) -> Any:
-        if ambient_mesh is None and session_open() and not any(hasattr(each, "mesh") for each in self.tensors):
+        if (
+            ambient_mesh is None
+            and session_open()
+            and not _allowed
+            and not any(hasattr(each, "mesh") for each in self.tensors)
+        ):
             raise InvalidRequestError(_REFUSED_TENSORS)
         return check(self, ambient_mesh, stream)
 

@@ -15,7 +15,7 @@ _IN_ENGINE = "the root client runs in the gateway's engine, which the job config
 _CODE = "job.sync() brings the code to the workers, and procs.reload() into running processes"
 _TENSORS = (
     "distributed tensors need the program's process beside the workers, because each torch operation is a message: "
-    "run them in an actor"
+    "run them in an actor, or submit the program to the job and use meshgate.native_hosts() in it"
 )
 _PARAMETRIZE = "use pytest.mark.parametrize and configured()"
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Annotated
 
@@ -15,6 +17,7 @@ import typer
 from meshgate.cli.console import AsJson, Job, Namespace, fail
 from meshgate.errors import ranks_text
 from meshgate.jobs.find import find_job
+from meshgate.jobs.runs import Run
 from meshgate.jobs.trait import JobTrait
 from meshgate.session.output.printer import kind_of, write_text
 from meshgate.session.output.screen import Screen
@@ -44,14 +47,22 @@ def show_logs(
     grep: Annotated[
         str | None, typer.Option("--grep", metavar="PATTERN", help="Only lines that match this regular expression.")
     ] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="NAME", help="What this submitted program printed instead.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print what the actors of all sessions printed.
 
-    The gateway keeps the last 4 MB of each session.
+    The gateway keeps the last 4 MB of each session, and the last 64 MB of each run.
     """
     age, pattern = _seconds(since), _pattern(grep)
     found = find_job(job, namespace)
+    if run is not None:
+        if as_json or rank is not None or since is not None:
+            raise typer.BadParameter("cannot be combined with --json, --rank or --since", param_hint="--run")
+        show_run(found.run(run), pattern, tail, follow=follow)
+        return
     if follow and rank is not None and (unknown := unknown_rank(found.status(), rank)):
         typer.echo(f"meshgate: {unknown} so far", err=True)
     lines = follow_lines(found, tail, age) if follow else printed_lines(found._output, {}, tail, age)
@@ -121,6 +132,17 @@ def follow_lines(job: JobTrait, tail: int | None, since: float = math.inf) -> It
         yield from printed_lines(job._output, seen, tail, since)
         tail, since = None, math.inf
         time.sleep(POLL_INTERVAL)
+
+
+def show_run(run: Run, pattern: re.Pattern[str] | None, tail: int | None, *, follow: bool) -> None:
+    """Prints what a run printed: all of it, or of the lines that are there now only the last ``tail``."""
+    position = [0]
+    lines = run._lines(position, follow=False)
+    if tail is not None:
+        lines = iter(deque(lines, maxlen=tail))
+    for line in itertools.chain(lines, run._lines(position, follow=True) if follow else ()):
+        if pattern is None or pattern.search(line):
+            write_text(sys.stdout, line)
 
 
 def show(lines: Iterator[LogLine], rank: int | None, pattern: re.Pattern[str] | None = None, *, as_json: bool) -> bool:

@@ -56,7 +56,7 @@ def run_command(
         command,
         ranks,
         mesh,
-        env=_variables(env),
+        env=parse_variables(env),
         workdir=workdir,
         capture_output=as_json,
         stdin=sys.stdin.buffer if interactive else None,
@@ -78,7 +78,7 @@ def open_shell(
     """Open a terminal on a host, and exit with its shell's exit code."""
     found = find_job(job, namespace)
     found._state()
-    raise typer.Exit(found.shell(rank, mesh, env=_variables(env), workdir=workdir))
+    raise typer.Exit(found.shell(rank, mesh, env=parse_variables(env), workdir=workdir))
 
 
 def debug_actors(
@@ -201,7 +201,7 @@ def _show(result: Why, console: Console) -> None:
         console.print()
 
 
-def _variables(settings: list[str] | None) -> dict[str, str]:
+def parse_variables(settings: list[str] | None) -> dict[str, str]:
     if wrong := [setting for setting in settings or () if "=" not in setting]:
         raise typer.BadParameter(f"--env {wrong[0]}: expected NAME=VALUE")
     return dict(setting.split("=", 1) for setting in settings or ())

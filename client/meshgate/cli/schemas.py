@@ -14,7 +14,7 @@ from meshgate.cli.logs import LogLine
 from meshgate.cli.models import Called, Ended, Executed, Jobs, Leftovers, Pull, Ran, StackGroups, Sync, Top
 from meshgate.cli.ranks import Why
 from meshgate.cli.status import Description, Sessions
-from meshgate_wire.status import JobStatus
+from meshgate_wire.status import JobStatus, Runs, RunStatus
 
 SCHEMAS: dict[str, type[BaseModel]] = {
     "ls": Jobs,
@@ -23,6 +23,9 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "status": JobStatus,
     "describe": Description,
     "logs": LogLine,
+    "submit": RunStatus,
+    "runs": Runs,
+    "stop": RunStatus,
     "sync": Sync,
     "pull": Pull,
     "exec": Executed,

@@ -20,6 +20,8 @@ from pathlib import Path
 
 from meshgate_sync.tree.scan import git_root
 
+RUN_PROJECT = "MESHGATE_RUN_PROJECT"
+"""In a program that was submitted: its copy of the project."""
 _OWN_PACKAGES = frozenset({"__main__", "meshgate"}) | {
     f"meshgate_{part}" for part in ("kubernetes", "processes", "slurm", "sync", "wire")
 }
@@ -86,6 +88,8 @@ def _find_project(search_path: Sequence[str], script: str | None) -> Path:
     roots = [Path(root).resolve() for root in map(git_root, directories) if root is not None]
     # A repository of the home directory, such as one of dotfiles, does not make that a project.
     candidates = [root for root in roots if not _is_root_or_home(root)]
+    if RUN_PROJECT in os.environ:  # a synced project has no repository
+        candidates.insert(0, Path(os.environ[RUN_PROJECT]).resolve())
     # Without git, the directory of the program: the working directory may hold anything.
     candidates += [Path(directory).resolve() for directory in reversed(directories)]
     for entry in search_path:

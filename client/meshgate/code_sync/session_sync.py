@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshgate.code_sync.project import (
+    RUN_PROJECT,
     Tree,
     directories_outside,
     driver_import_paths,
@@ -142,7 +143,7 @@ def _is_in_repository() -> bool:
         top = driver_tree().top
     except ValueError:
         return False
-    return git_root(top) == str(top)
+    return git_root(top) == str(top) or os.environ.get(RUN_PROJECT) == str(top)
 
 
 def _print(line: str) -> None:

@@ -47,6 +47,8 @@ LOG_TAIL_BYTES = 4096
 NOT_INHERITED = frozenset(  # settings of the gateway whose worker may be running this driver
     f"MESHGATE_{name}"
     for name in ("TOKEN_FILE", "HOST", "PORT", "MESH", "LOCAL_MESH", "LIFETIME_FD", "ANNOUNCE_FD", "KUBERNETES_JOB")
+) | frozenset(  # a job that a submitted program starts is not the one that it runs in
+    f"MESHGATE_RUN{name}" for name in ("", "_JOB", "_URL", "_TOKEN", "_SOCKET", "_PROJECT")
 )
 DETACH = b"\n"  # sent through the lifetime pipe: the gateway then ignores the end of file
 

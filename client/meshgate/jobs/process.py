@@ -21,6 +21,7 @@ from typing_extensions import Self
 from meshgate.errors import JobError, JobNotRunning, JobUnsupported
 from meshgate.images.image import Image
 from meshgate.jobs import registry
+from meshgate.jobs.joined import JoinedJob, join
 from meshgate.jobs.local_gateway import (
     SHORT_STOP_TIMEOUT,
     STOP_TIMEOUT,
@@ -146,6 +147,17 @@ class LocalGatewayJob(JobTrait):
             raise JobNotRunning(f"{self!r} is not running")
         record = gateway.record
         return UrlDialer(record.url, record.token, alive=lambda: gateway.alive, unix_socket=record.socket)
+
+    def _find_joined(self) -> JobTrait | None:
+        return join(self, None, "", self._request.meshes)
+
+    def _push_code(self, running: JobTrait) -> None:
+        """Hosts import from where the gateway was started; those of a submitted program need its version."""
+        if isinstance(running, JoinedJob):
+            from meshgate.code_sync.session_sync import push_automatically  # noqa: PLC0415 - only such programs sync
+
+            assert running._client is not None
+            push_automatically(running._client, None, watch=False)
 
     def _mesh_names(self) -> Collection[str]:
         return self._request.meshes

@@ -29,6 +29,7 @@ from meshgate.errors import JobCacheWarning, JobError, JobNotRunning, JobUnsuppo
 from meshgate.html import card
 from meshgate.images.image import Image
 from meshgate.jobs.rank_access import RankAccess
+from meshgate.jobs.runs import RunAccess
 from meshgate.jobs.saved import (
     DEFAULT_JOB_PATH,
     SavedJob,
@@ -66,7 +67,7 @@ Status: TypeAlias = Literal["running", "not_running"] | CachedRunning
 HOSTS_TIMEOUT = 600.0  # seconds in which a cluster replaces a lost host, a node included
 
 
-class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
+class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
     """A job.
 
     A ``with`` block kills the job at its end, also after an exception, Ctrl-C, SIGTERM or SIGHUP and, if the job type
@@ -132,6 +133,10 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
         """The route to the running job's gateway."""
         raise JobUnsupported(f"{type(self).__name__} does not say how to reach its gateway")
 
+    def _find_joined(self) -> JobTrait | None:
+        """The running job, if this program was submitted to it. For job types; see ``joined.py``."""
+        return None
+
     def _find_existing(self) -> bool:
         """Finds the running job without its file, as ``_create`` would leave it. Returns whether this job has what that
         takes. Raises JobNotRunning."""
@@ -157,6 +162,7 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
     def apply(self, client_script: str | None = None) -> None:
         """Starts the job unless it is running. Starts a new one if it has ended."""
         with self._lock:
+            self._use_joined()
             running = self._running
             if running is not None and running._has_ended():
                 self.kill()
@@ -192,6 +198,7 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
         if self._scoped and cached_path == DEFAULT_JOB_PATH:
             cached_path = None
         with self._lock:
+            self._use_joined()
             running = self._running
             if running is None and cached_path is not None:
                 running = self._find_or_save(cached_path)
@@ -372,8 +379,14 @@ class JobTrait(SessionAccess, RankAccess, Mounting, ABC):
 
     def _use_existing(self) -> None:
         """Finds the running job without its file, if this type of job can. Raises JobNotRunning."""
+        self._use_joined()
         if self._running is None and self._find_existing():
             self._apply_id, self._status = str(uuid.uuid4()), "running"
+
+    def _use_joined(self) -> None:
+        if self._running is None and (joined := self._find_joined()) is not None:
+            joined._detached = self._detached
+            self._status = CachedRunning(joined)
 
     @property
     def _running(self) -> JobTrait | None:

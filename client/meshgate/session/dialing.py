@@ -85,6 +85,7 @@ class UrlDialer:
     ``token`` may be a function that returns it, for one that is renewed: it is called for each connection, and may
     raise OSError or ConnectionFailedError. ``ca`` is a file of certificates to trust besides the system's. For a
     gateway on this machine, ``alive`` returns whether its process runs, and ``unix_socket`` is a faster route.
+    ``here``: it is on this machine, at an address that other machines can reach, too.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class UrlDialer:
         ca: str | Path | None = None,
         alive: Callable[[], bool] | None = None,
         unix_socket: str | None = None,
+        here: bool = False,
     ) -> None:
         parts = urlsplit(url)
         scheme = _SCHEMES.get(parts.scheme, "")
@@ -109,7 +111,7 @@ class UrlDialer:
         self._token = token
         self._alive = alive
         self._unix_socket = unix_socket
-        self._through_proxy = not _is_loopback(parts.hostname or "")
+        self._through_proxy = not here and not _is_loopback(parts.hostname or "")
         if scheme == "ws" and token and self._through_proxy:
             warn_caller(
                 f"{self.url}: the token and all data are sent unencrypted, so everyone on the way can use this "

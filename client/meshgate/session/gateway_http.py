@@ -7,11 +7,12 @@ import contextlib
 import http.client
 import json
 import socket
+from collections.abc import Container
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from meshgate.errors import ConnectionFailedError
+from meshgate.errors import ConnectionFailedError, InvalidRequestError
 from meshgate.session.dialing import Dialer, Route, describe_response, error_of_response
 from meshgate_wire.proof import NONCE_HEADER, PROOF_HEADER, Prover, new_nonce
 
@@ -20,36 +21,48 @@ MAX_RESPONSE = 64 * 2**20
 
 
 def get_json(dialer: Dialer, path: str) -> Any:
-    """The JSON that the gateway answers to ``GET path`` with.
+    """The JSON that the gateway answers to ``GET path`` with. Raises as ``request_json``."""
+    return request_json(dialer, path)
 
-    Raises ConnectionFailedError if it cannot be reached or its answer is no JSON, and the error that a rejection means.
+
+def request_json(
+    dialer: Dialer, path: str, body: bytes | None = None, *, refusals: Container[int] = frozenset()
+) -> Any:
+    """The JSON that the gateway answers to ``GET path`` with, or to ``POST path`` if there is a ``body``.
+
+    Raises InvalidRequestError with the gateway's reason if it answers with a status of ``refusals``,
+    ConnectionFailedError if it cannot be reached or its answer is no JSON, and the error that a rejection means.
     """
     try:
         with ThreadPoolExecutor(1) as thread:  # the caller may be inside an event loop, as in a notebook
             route = thread.submit(asyncio.run, dialer.dial()).result()
-        status, body, proven = get(route, path)
+        status, answer, proven = get(route, path, body)
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionFailedError(f"cannot reach {dialer}: {error or type(error).__name__}") from error
     if status != 200 or not proven:
-        rejected = error_of_response(status, body, str(dialer), proven=proven)
-        described = describe_response(status, body, proven=proven)
+        rejected = error_of_response(status, answer, str(dialer), proven=proven)
+        described = describe_response(status, answer, proven=proven)
+        if proven and status in refusals:
+            rejected = InvalidRequestError(str(json.loads(answer).get("error")))
         raise rejected or ConnectionFailedError(f"{dialer} did not answer {path}: {described}")
     try:
-        return json.loads(body)
+        return json.loads(answer)
     except ValueError as error:
         raise ConnectionFailedError(f"{dialer} answered {path} with something other than JSON") from error
 
 
-def get(route: Route, path: str) -> tuple[int, bytes, bool]:
-    """The status and the body of the response to ``GET path``, and whether a gateway has made it."""
+def get(route: Route, path: str, body: bytes | None = None) -> tuple[int, bytes, bool]:
+    """The status and the body of the response to ``GET path``, or to ``POST path`` with a ``body``, and whether a
+    gateway has made it."""
     url, nonce = urlsplit(route.url), new_nonce()
     prover = Prover.of_request(nonce, route.token)
     with contextlib.closing(_connect(route)) as connection:
-        connection.request("GET", url.path.rstrip("/") + path, headers={**route.headers, NONCE_HEADER: nonce})
+        headers = {**route.headers, NONCE_HEADER: nonce}
+        connection.request("GET" if body is None else "POST", url.path.rstrip("/") + path, body, headers)
         response = connection.getresponse()
-        body = response.read(MAX_RESPONSE)
+        answer = response.read(MAX_RESPONSE)
         proof = response.getheader(PROOF_HEADER)
-    return response.status, body, prover is not None and prover.prover_of(proof, response.status, body) is not None
+    return response.status, answer, prover is not None and prover.prover_of(proof, response.status, answer) is not None
 
 
 def _connect(route: Route) -> http.client.HTTPConnection:

@@ -31,6 +31,9 @@ Action: TypeAlias = Literal[
     "read status",
     "read output",
     "read metrics",
+    "list runs",
+    "submit run",
+    "stop run",
     "start job",
     "find job",
     "list jobs",
@@ -39,12 +42,14 @@ Action: TypeAlias = Literal[
 ]
 READING: dict[str, Action] = {
     "/v1/job": "describe job",
+    "/v1/hosts": "describe job",
     "/v1/sessions": "list sessions",
     "/v1/status": "read status",
     "/v1/output": "read output",
     "/metrics": "read metrics",
 }
 """What a request for each of these paths does."""
+RUNS_PATH = "/v1/runs"
 
 Outcome: TypeAlias = Literal["allowed", "refused"]
 
@@ -165,6 +170,13 @@ def _address(connection: socket.socket) -> str:
     except OSError as error:  # it has disconnected
         return f"unknown ({error.strerror})"
     return str(peer[0]) if peer and isinstance(peer, tuple) else "this machine"
+
+
+def action_of(path: str, method: str) -> Action:
+    """What a request for a path of a job's gateway does."""
+    if path == RUNS_PATH or path.startswith(f"{RUNS_PATH}/"):
+        return "list runs" if method != "POST" else "submit run" if path == RUNS_PATH else "stop run"
+    return READING.get(path, "session")
 
 
 def audit(action: Action, origin: Origin, *, caller: str | None, refused: str | None = None, **facts: object) -> None:

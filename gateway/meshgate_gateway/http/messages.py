@@ -1,7 +1,7 @@
-"""HTTP/1.1 messages: parses the head of a request, within limits, and encodes responses. No I/O.
+"""HTTP/1.1 messages: parses requests, within limits, and encodes responses. No I/O.
 
-Only the head is ever read: a request with a body is rejected, and the bytes after a websocket handshake are for the
-engine. ``websockets`` checks the grammar.
+Only a POST may have a body, whose length its head must give. Of other requests only the head is ever read: one with a
+body is rejected, and the bytes after a websocket handshake are for the engine. ``websockets`` checks the grammar.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from websockets.streams import StreamReader
 from meshgate_wire.proof import ANY_GATEWAY, PROOF_HEADER, Prover
 
 MAX_HEAD = 16 * 1024
+MAX_BODY = 48 * 1024
 MAX_HEADERS = 100
 END_OF_HEAD = b"\r\n\r\n"
 METHOD = re.compile(rb"[A-Z]{1,20}")
+CONTENT_LENGTH = re.compile(rb"\r\nContent-Length:[ \t]*(\d{1,12})[ \t]*(?=\r\n)", re.IGNORECASE)
 CALLER_HEADER = "Meshgate-Caller"
 """For whom a provisioning gateway forwards a request, percent-encoded. Counts only beside the job's token."""
 PROOF_KEY_HEADER = "Meshgate-Proof-Key"
@@ -51,6 +53,7 @@ class Request:
     path: str
     head: bytes = field(repr=False)
     headers: Headers = field(repr=False)
+    body: bytes = field(default=b"", repr=False)
 
     def header(self, name: str) -> str | None:
         """The value of a header; None if absent. Raises MalformedRequest if the header is repeated."""
@@ -79,16 +82,19 @@ class Request:
 
 
 class HeadParser:
-    """Collects bytes until they form a request head."""
+    """Collects bytes until they form a request: its head and, of a POST, its body."""
 
     def __init__(self) -> None:
         self._data = bytearray()
+        self._end = -1  # of the head; what follows is the body
 
     def feed(self, data: bytes) -> Request | None:
-        """The request once its head is complete, until then None. Raises MalformedRequest."""
+        """The request once it is complete, until then None. Raises MalformedRequest."""
         searched = max(0, len(self._data) - len(END_OF_HEAD))
         self._data += data
-        end = self._data.find(END_OF_HEAD, searched)
+        if self._end < 0:
+            self._end = self._data.find(END_OF_HEAD, searched)
+        end = self._end
         if end > MAX_HEAD or (end < 0 and len(self._data) > MAX_HEAD):
             raise MalformedRequest(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head of the request exceeds {MAX_HEAD} bytes"
@@ -96,12 +102,23 @@ class HeadParser:
         if end < 0:
             return None
         head = bytes(self._data[: end + len(END_OF_HEAD)])
-        if len(head) < len(self._data):
-            raise MalformedRequest(HTTPStatus.BAD_REQUEST, "data follows the head of the request")
-        return _parse(head)
+        length = 0
+        if head.startswith(b"POST ") and (given := CONTENT_LENGTH.search(head)) is not None:
+            length = int(given[1])
+            if length > MAX_BODY:
+                raise MalformedRequest(
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body of the request exceeds {MAX_BODY} bytes"
+                )
+        if len(self._data) > len(head) + length:
+            raise MalformedRequest(
+                HTTPStatus.BAD_REQUEST, f"data follows the {'body' if length else 'head'} of the request"
+            )
+        if len(self._data) < len(head) + length:
+            return None
+        return _parse(head, bytes(self._data[len(head) :]))
 
 
-def _parse(head: bytes) -> Request:
+def _parse(head: bytes, body: bytes) -> Request:
     if head.count(b"\n") - 2 > MAX_HEADERS:
         raise MalformedRequest(
             HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the request has more than {MAX_HEADERS} headers"
@@ -110,6 +127,8 @@ def _parse(head: bytes) -> Request:
     if not METHOD.fullmatch(method):
         raise MalformedRequest(HTTPStatus.BAD_REQUEST, "the request has no method")
     reader = StreamReader()
+    if method == b"POST":
+        rest = CONTENT_LENGTH.sub(b"", rest, count=1)  # websockets knows no bodies; a second one is an error
     reader.feed_data(b"GET " + rest)  # some versions of websockets accept no other method
     parsing = http11.Request.parse(reader.read_line)
     try:
@@ -127,7 +146,7 @@ def _parse(head: bytes) -> Request:
     except ValueError as error:
         raise MalformedRequest(HTTPStatus.BAD_REQUEST, "the path of the request is not valid") from error
     lines = (line for line in head.split(b"\r\n") if not line.lower().startswith(CREDENTIALS))
-    return Request(method.decode(), parsed.path, b"\r\n".join(lines), parsed.headers)
+    return Request(method.decode(), parsed.path, b"\r\n".join(lines), parsed.headers, body)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,19 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
-from meshgate_gateway.hosts.provider import HostProvider
-from meshgate_gateway.http.auth import READING, Action, Authenticator, Identity, Origin, audit, origin_of, prover_of
+from meshgate_gateway.hosts.provider import HostProvider, HostsUnavailable
+from meshgate_gateway.http.auth import (
+    READING,
+    RUNS_PATH,
+    Action,
+    Authenticator,
+    Identity,
+    Origin,
+    action_of,
+    audit,
+    origin_of,
+    prover_of,
+)
 from meshgate_gateway.http.messages import MalformedRequest, Request, Response
 from meshgate_gateway.sessions.session_manager import ConnectRequest, SessionManager
 from meshgate_gateway.sessions.session_table import Gone, Reject
@@ -36,6 +47,12 @@ class JobService(Protocol):
     async def respond(self, path: str, request: Request, connection: socket.socket) -> Response | None: ...
 
 
+class RunService(Protocol):
+    """Handles authenticated requests at and below ``/v1/runs``."""
+
+    async def respond(self, request: Request, caller: Identity, origin: Origin) -> Response: ...
+
+
 @dataclass(slots=True)
 class Routes:
     """Responds to requests. ``metrics`` is called at each request for them. ``job_facts``: what else ``/v1/job``
@@ -48,6 +65,7 @@ class Routes:
     hosts: HostProvider
     metrics: Callable[[], Metrics]
     jobs: JobService | None = None
+    runs: RunService | None = None
     job_facts: Callable[[], dict[str, Any]] = dict
     restart_reason: Callable[[], Awaitable[str]] | None = None
     draining: str | None = None
@@ -58,20 +76,21 @@ class Routes:
     async def respond(self, request: Request, connection: socket.socket) -> Response | None:
         """The response, or None if the connection was handed over. Raises MalformedRequest."""
         path = urlsplit(request.path).path
-        if request.method not in ("GET", "HEAD"):
+        of_runs = self.runs is not None and (path == RUNS_PATH or path.startswith(f"{RUNS_PATH}/"))
+        of_jobs = self.jobs is not None and (path == "/v1/jobs" or path.startswith("/v1/jobs/"))
+        posts = request.method == "POST" and (of_runs or (of_jobs and path != "/v1/jobs"))
+        if request.method not in ("GET", "HEAD") and not posts:
             reason = f"the method {request.method} is not allowed: use GET"
             return Response.error(HTTPStatus.METHOD_NOT_ALLOWED, reason, headers={"Allow": "GET, HEAD"})
         if session := SESSION_PATH.fullmatch(path):
             return await self._session(session[1], request, connection)
-        if self.jobs is not None and (path == "/v1/jobs" or path.startswith("/v1/jobs/")):
+        if self.jobs is not None and of_jobs:
             return await self.jobs.respond(path, request, connection)
-        if action := READING.get(path):
-            origin = origin_of(request, connection)
-            identity = await self._authenticate(action, request, origin)
-            return identity if isinstance(identity, Response) else await self._describe(path, request, identity, origin)
+        if of_runs or path in READING:
+            return await self._of_job(path, request, origin_of(request, connection))
         if path in ("/healthz", "/readyz"):
             return self._health(path)
-        known = "/v1/sessions, /v1/sessions/<id>, /v1/job, /v1/status, /v1/output and /metrics"
+        known = "/v1/sessions, /v1/sessions/<id>, /v1/job, /v1/hosts, /v1/status, /v1/output, /v1/runs and /metrics"
         return Response.error(HTTPStatus.NOT_FOUND, f"this gateway serves {known}")
 
     def _health(self, path: str) -> Response:
@@ -111,19 +130,48 @@ class Routes:
             },
         )
 
-    async def _describe(self, path: str, request: Request, caller: Identity, origin: Origin) -> Response:
-        self._audit_reading(READING[path], origin, caller.caller)
+    async def _of_job(self, path: str, request: Request, origin: Origin) -> Response:
+        posts = request.method == "POST"
+        action = action_of(path, request.method)
+        caller = await self._authenticate(action, request, origin)
+        if isinstance(caller, Response):
+            return caller
+        if not posts:
+            self._audit_reading(action, origin, caller.caller)
+        if path in READING:
+            return await self._describe(path, request, caller)
+        assert self.runs is not None
+        draining = posts and self.draining is not None
+        return _unavailable(self.draining or "") if draining else await self.runs.respond(request, caller, origin)
+
+    async def _describe(self, path: str, request: Request, caller: Identity) -> Response:
         inspection = self.sessions.inspection
-        if path == "/v1/job":
-            return self._job()
         if path == "/metrics":
             return self.metrics().response()
+        if path == "/v1/job":
+            return self._job()
+        if path == "/v1/hosts":
+            return await self._hosts(request)
         if path == "/v1/sessions":
             reason = await self.restart_reason() if self.restart_reason is not None else ""
-            return Response(HTTPStatus.OK, {"sessions": await self.sessions.describe(caller.name), "restarted": reason})
-        if path == "/v1/status":
-            return Response(HTTPStatus.OK, (await inspection.status()).model_dump(mode="json"))
-        return Response(HTTPStatus.OK, (await inspection.output(_lines_seen(request))).model_dump(mode="json"))
+            body: dict[str, Any] = {"sessions": await self.sessions.describe(caller.name), "restarted": reason}
+        elif path == "/v1/status":
+            body = (await inspection.status()).model_dump(mode="json")
+        else:
+            body = (await inspection.output(_lines_seen(request))).model_dump(mode="json")
+        return Response(HTTPStatus.OK, body)
+
+    async def _hosts(self, request: Request) -> Response:
+        """The hosts of ``?mesh=<name>``, by which a program beside the gateway attaches to them itself."""
+        mesh = parse_qs(urlsplit(request.path).query, max_num_fields=16).get("mesh", [""])[-1]
+        if mesh not in (meshes := self.hosts.meshes()):
+            known = ", ".join(meshes) or "none"
+            return Response.error(HTTPStatus.NOT_FOUND, f"the job has no mesh {mesh!r}; its meshes: {known}")
+        try:
+            hosts = await self.hosts.hosts(mesh)
+        except HostsUnavailable as error:
+            return Response.error(HTTPStatus.CONFLICT, str(error))
+        return Response(HTTPStatus.OK, {"hosts": [host.model_dump(mode="json") for host in hosts]})
 
     async def _session(self, session: str, request: Request, connection: socket.socket) -> Response | None:
         # The engine completes the handshake, but an invalid one must not start a session.

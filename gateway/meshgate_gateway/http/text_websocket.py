@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import async_timeout
 from typing_extensions import Self
@@ -150,7 +151,8 @@ async def forward_bytes(
     """As ``proxy_bytes``, to a server that ``upstream`` is connected to. Owns both sockets."""
     with connection, upstream, suppress(OSError):
         connection.setblocking(False)
-        await asyncio.get_running_loop().sock_sendall(upstream, _head(request, path, credentials))
+        head = _head(request, path, credentials)
+        await asyncio.get_running_loop().sock_sendall(upstream, head + request.body)
         directions = ((connection, upstream), (upstream, connection))
         copying = [asyncio.create_task(_copy(source, target)) for source, target in directions]
         try:

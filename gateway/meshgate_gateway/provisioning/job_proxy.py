@@ -26,10 +26,10 @@ import structlog
 from pydantic import SecretStr
 
 from meshgate_gateway.http.auth import (
-    READING,
     Denied,
     Identity,
     TokenAuthenticator,
+    action_of,
     audit,
     bearer_token,
     credentials_for,
@@ -88,7 +88,7 @@ class JobProxy:
     ) -> Response | None:
         """The response, or None if the connection is now forwarded to ``path`` of the job's gateway."""
         origin = origin_of(request, connection)
-        verb = READING.get(path, "session")
+        verb = action_of(path, request.method)
         audited = partial(audit, "forward", origin, verb=verb, job=name, namespace=namespace)
         admitted = await self._authenticate(namespace, name, request)
         if isinstance(admitted, _Refused):

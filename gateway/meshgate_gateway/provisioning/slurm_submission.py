@@ -35,7 +35,7 @@ log = structlog.get_logger()
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 RECORDS = Path("~/.meshgate/slurm/provisioned")
 COMMAND_TIMEOUT = 180.0
-KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "SLURM_CONF", "SLURM_CLUSTERS")
+KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "SLURM_CONF", "SLURM_CLUSTERS", "MESHGATE_RUNS")
 
 
 class Account(BaseModel):

@@ -62,6 +62,26 @@ def populate(objects: Objects, tree: Directory, path: bytes) -> Iterator[None]:
     yield
 
 
+def copy(objects: Objects, tree: Directory, path: bytes) -> None:
+    """Creates the directory ``path`` with copies of the files of ``tree``, which may be modified. Raises ObjectsDamaged
+    if an object is missing or was written to."""
+    os.mkdir(path, 0o755)
+    for name, node in tree.entries.items():
+        entry = path + b"/" + name
+        if isinstance(node, Directory):
+            copy(objects, node, entry)
+        elif isinstance(node, File):
+            if node.pieces and not objects.is_unchanged(node):
+                raise ObjectsDamaged(objects.path(node))
+            handle = os.open(entry, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755 if node.executable else 0o644)
+            with open(handle, "wb") as target:
+                if node.pieces:
+                    with open(objects.path(node), "rb") as source:
+                        shutil.copyfileobj(source, target)
+        else:
+            os.symlink(node.target, entry)
+
+
 def update(objects: Objects, path: bytes, old: Directory, new: Directory) -> None:
     """Updates the directory ``path`` from ``old`` to ``new``. Raises ObjectsDamaged."""
     for operation in diff(old, new).operations:

@@ -25,7 +25,7 @@ from .home import is_unlocked, locked
 from .objects import Fetch, Objects, distinct_objects
 from .place import disk_of, used_up
 from .records import Records
-from .snapshots import Snapshots
+from .snapshots import Snapshots, copy
 
 _DIRECTORIES = ("objects", "versions", "snapshots", "opened", "checks", "spares", "pins", "held", "work")
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -171,6 +171,16 @@ class Store:
         """See ``Snapshots.hold``. Raises StoreError."""
         with store_errors(self.home):
             self.snapshots.hold(owner, root)
+
+    def copy_version(self, root: bytes, path: str) -> None:
+        """Writes version ``root`` as a new directory ``path`` of its own: whatever is written there, the store stays as
+        it is. Raises BaseUnknown if the version is not recorded here, and StoreError if it is not complete."""
+        self.records.refresh()
+        tree = self.records.tree(root)
+        if tree is None:
+            raise BaseUnknown(root)
+        with store_errors(self.home):
+            copy(self.objects, tree, os.fsencode(path))
 
     def check(self, root: bytes) -> None:
         """Checks the files of a version after ``finish``, if processes may have modified them, and lets processes run

@@ -115,7 +115,7 @@ def test_what_needs_no_client_imports_none(arguments: list[str], needed: list[st
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [
-        ("meshgate st", "status stacks"),
+        ("meshgate st", "status stop stacks"),
         ("meshgate logs --f", "--follow"),
         ("meshgate top --sort ", "rank cpu memory gpu"),
         ("meshgate x", ""),

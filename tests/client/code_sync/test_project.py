@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from meshgate.code_sync.project import (
+    RUN_PROJECT,
     Tree,
     directories_outside,
     driver_import_paths,
@@ -61,6 +62,15 @@ def test_without_git_the_project_is_the_directory_of_the_program(
     assert find_tree(None, [str(script.parent), str(tmp_path)], str(script)).top == script.parent.resolve()
     monkeypatch.chdir(tmp_path / "project")  # python -m package.train
     assert find_tree(None, [str(script.parent)], str(program)).top == script.parent.resolve()
+
+
+def test_the_project_of_a_submitted_program_is_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "project/recipes").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "project/recipes")
+    monkeypatch.setenv(RUN_PROJECT, str(tmp_path / "project"))
+    recipes = str(tmp_path / "project/recipes")
+    tree = find_tree(None, [recipes], f"{recipes}/train.py")
+    assert (tree.top, tree.paths) == ((tmp_path / "project").resolve(), ("recipes",))
 
 
 def test_a_repository_of_the_home_directory_does_not_make_it_a_project(

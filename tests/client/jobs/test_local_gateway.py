@@ -54,9 +54,11 @@ def test_the_environment_has_token_and_marker_and_no_settings_of_another_gateway
     options: LaunchOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MESHGATE_MESH", "others=tcp://127.0.0.1:1")
+    monkeypatch.setenv("MESHGATE_RUN_TOKEN", "of the job that a submitted program runs in")
     monkeypatch.setenv("INHERITED", "yes")
     environment = options.process_environment("secret", "/tmp/job")
     assert "MESHGATE_MESH" not in environment
+    assert "MESHGATE_RUN_TOKEN" not in environment
     assert (environment["INHERITED"], environment["COLOUR"]) == ("yes", "green")
     assert (environment["MESHGATE_TOKEN"], environment[JOB_VARIABLE]) == ("secret", APPLY_ID)
     assert environment["TMPDIR"] == "/tmp/job"

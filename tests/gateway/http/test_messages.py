@@ -48,6 +48,23 @@ def test_any_bytes_are_a_request_malformed_or_incomplete(data: bytes) -> None:
         assert request is None or b"\r\n\r\n" in data
 
 
+BODY = b"POST /v1/runs HTTP/1.1\r\nHost: gateway\r\ncontent-length:  5 \r\nAccept: */*\r\n\r\n12345"
+
+
+@given(st.lists(st.integers(0, len(BODY)), max_size=3))
+def test_a_body_may_come_in_any_pieces(cuts: list[int]) -> None:
+    parser, bounds = HeadParser(), [0, *sorted(cuts), len(BODY)]
+    results = [parser.feed(BODY[start:end]) for start, end in itertools.pairwise(bounds)]
+    found = [result for result in results if result is not None]
+    assert {result.body for result in found} == {b"12345"}
+    assert (found[0].method, found[0].header("Accept")) == ("POST", "*/*")
+    assert b"content-length" in found[0].head
+
+
+def test_a_post_may_have_no_body() -> None:
+    assert parse(b"POST /v1/runs/a/stop HTTP/1.1\r\nHost: gateway\r\n\r\n").body == b""
+
+
 def test_the_head_excludes_credentials() -> None:
     head = parse(HEAD).head
     assert b"secret" not in head

@@ -48,10 +48,24 @@ def test_an_unknown_path_is_not_found(server: ServerProcess) -> None:
     assert server.ask(f"/v1/sessions/{uuid.uuid4().hex.upper()}").status == 404
 
 
-def test_other_methods_are_not_allowed(server: ServerProcess) -> None:
-    answer = server.ask("/v1/job", method="DELETE", token=TOKEN)
+@pytest.mark.parametrize(("method", "path"), [("DELETE", "/v1/job"), ("POST", "/v1/job"), ("DELETE", "/v1/runs")])
+def test_other_methods_are_not_allowed(server: ServerProcess, method: str, path: str) -> None:
+    answer = server.ask(path, method=method, token=TOKEN)
     assert answer.status == 405
     assert answer.headers["Allow"] == "GET, HEAD"
+
+
+def test_the_hosts_of_a_mesh_are_listed(server: ServerProcess) -> None:
+    hosts = server.ask("/v1/hosts?mesh=workers", token=TOKEN).body["hosts"]
+    assert [host["address"] for host in hosts] == ["ipc:///nowhere/a", "ipc:///nowhere/b"]
+    unknown = server.ask("/v1/hosts?mesh=others", token=TOKEN)
+    assert (unknown.status, unknown.error) == (404, "the job has no mesh 'others'; its meshes: workers")
+    assert server.ask("/v1/hosts?mesh=workers").status == 401
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(server: ServerProcess) -> None:
+    answer = server.ask("/v1/runs", method="POST", token=TOKEN, Content_Length=str(49 * 1024))
+    assert answer.status == 413
 
 
 # --- proofs -----------------------------------------------------------------------------------------------
@@ -163,7 +177,10 @@ def test_the_error_for_an_older_client_asks_to_upgrade_the_client(server: Server
         b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
         b"GET / HTTP/1.1\r\nA: b\x00c\r\n\r\n",
         b"GET / HTTP/1.1\r\n folded: x\r\n\r\n",
-        b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nfive and more",
+        b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n1",
+        b"POST / HTTP/1.1\r\nContent-Length: +1\r\n\r\n1",
         b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\nmore",
         b"\r\n\r\n",

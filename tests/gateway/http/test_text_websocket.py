@@ -101,7 +101,7 @@ def parsed(head: bytes) -> Request:
     return request
 
 
-def with_proxy(test: Callable[[socket.socket, socket.socket], Awaitable[None]]) -> None:
+def with_proxy(test: Callable[[socket.socket, socket.socket], Awaitable[None]], head: bytes = HEAD) -> None:
     """Runs ``test`` with the client's and the upstream server's socket."""
 
     async def run() -> None:
@@ -111,7 +111,7 @@ def with_proxy(test: Callable[[socket.socket, socket.socket], Awaitable[None]]) 
         with listen("127.0.0.1", 0) as listener, client:
             port = listener.getsockname()[1]
             proxying = asyncio.create_task(
-                proxy_bytes(connection, parsed(HEAD), "/v1/job", "127.0.0.1", port, CREDENTIALS)
+                proxy_bytes(connection, parsed(head), "/v1/job", "127.0.0.1", port, CREDENTIALS)
             )
             upstream, _ = await loop.sock_accept(listener)
             with upstream:
@@ -140,6 +140,16 @@ def test_the_upstream_server_receives_the_head_with_the_new_path_and_other_crede
         assert await read(upstream, len(FORWARDED)) == FORWARDED
 
     with_proxy(test)
+
+
+def test_the_upstream_server_receives_query_and_body() -> None:
+    head = b"POST /v1/jobs/team/trainer/v1/job?after=3&wait=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody"
+    expected = b"POST /v1/job?after=3&wait=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody"
+
+    async def test(client: socket.socket, upstream: socket.socket) -> None:
+        assert await read(upstream, len(expected)) == expected
+
+    with_proxy(test, head)
 
 
 def test_bytes_are_copied_in_both_directions_until_one_side_ends() -> None:

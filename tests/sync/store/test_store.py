@@ -61,6 +61,30 @@ def test_a_gateways_store_makes_no_snapshots(tmp_path: Path, content: Content) -
     assert host.store.verify() == []
 
 
+def test_a_copy_of_a_version_is_independent_of_the_store(tmp_path: Path, content: Content) -> None:
+    host = Host(tmp_path / "home", content, snapshots=False)
+    tree = content.tree(MODEL)
+    host.sync(tree)
+    copy = tmp_path / "copy"
+    host.store.copy_version(tree.digest, str(copy))
+    assert on_disk(str(copy)) == plain(MODEL)
+    for file in copy.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            file.write_bytes(b"other")
+    assert host.store.verify() == []
+
+
+def test_a_version_that_is_not_complete_is_not_copied(tmp_path: Path, host: Host, content: Content) -> None:
+    with pytest.raises(BaseUnknown):
+        host.store.copy_version(bytes(31) + b"1", str(tmp_path / "unknown"))
+    tree = content.tree({b"a": b"1"})
+    host.sync(tree)
+    for path in objects(host):
+        os.unlink(path)
+    with pytest.raises(StoreError):
+        host.store.copy_version(tree.digest, str(tmp_path / "copy"))
+
+
 @given(st.lists(models, min_size=2, max_size=5), st.randoms(use_true_random=False))
 @ANY
 def test_any_sequence_of_versions_is_byte_identical(

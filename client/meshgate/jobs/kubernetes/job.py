@@ -15,6 +15,7 @@ from typing_extensions import Self
 
 from meshgate.errors import JobError
 from meshgate.jobs.cluster_job import ClusterJob
+from meshgate.jobs.joined import join
 from meshgate.jobs.kubernetes.compute import (
     DEFAULT_INACTIVITY_TTL,
     Compute,
@@ -37,6 +38,7 @@ from meshgate.jobs.trait import JobTrait
 from meshgate.session.dialing import Dialer
 from meshgate_kubernetes.manifests.names import POD_INDEX_LABEL, check_job_name
 from meshgate_kubernetes.manifests.spec import DEFAULT_LEASE, DEFAULT_PORT
+from meshgate_wire.status import JoinableJob
 
 if TYPE_CHECKING:
     from meshgate_kubernetes.jobs.lifecycle import ListedJob, RunningJob
@@ -252,6 +254,13 @@ class KubernetesJob(ClusterJob["RunningJob"]):
 
     def _dialer(self) -> Dialer:
         return self._provider().dialer(self._require_job())
+
+    def _find_joined(self) -> JobTrait | None:
+        meshes = {mesh.name: mesh.replicas for mesh in self._request.meshes}
+        return join(self, self._request.name, self._request.namespace, meshes)
+
+    def _joinable(self) -> JoinableJob:
+        return JoinableJob(kind="KubernetesJob", name=self.name or "", namespace=self.namespace)
 
     def _find_existing(self) -> bool:
         """A job with a name is found by it, from any machine."""

@@ -17,6 +17,7 @@ from typing_extensions import Self
 from meshgate.errors import ConnectionFailedError, JobError, JobNotRunning, JobStartFailed
 from meshgate.images.image import Image
 from meshgate.jobs.cluster_job import ClusterJob
+from meshgate.jobs.joined import join
 from meshgate.jobs.saved import DEFAULT_JOB_PATH
 from meshgate.jobs.sessions import check_detached
 from meshgate.jobs.slurm.access import Access, LoginAccess, NodeAccess, UrlAccess, check_gateway_url
@@ -177,6 +178,9 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
 
     def _mesh_names(self) -> Collection[str]:
         return tuple(self._arguments["meshes"])
+
+    def _find_joined(self) -> JobTrait | None:
+        return join(self, None, "", self._arguments["meshes"])
 
     def _create(self, client_script: str | None) -> None:
         spec = build_spec(self._arguments)

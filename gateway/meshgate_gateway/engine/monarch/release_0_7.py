@@ -155,6 +155,32 @@ class _ActorMesh:
         return ActorMesh, self._fields
 
 
+def service_address(host: Host) -> str:
+    return host.address
+
+
+def attach_natively(
+    name: str,
+    hosts: Sequence[Host],
+    transport: str | None,
+    address_of: Callable[[Host], str] = service_address,
+) -> Any:
+    """Monarch's own mesh of ``hosts``, in a process that is not an engine: a program that was submitted to the job.
+
+    Attaching hands settings to the hosts, where they hold for other sessions too, so they are those of an engine.
+    """
+    for variable, value in ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    import monarch.actor as api  # noqa: PLC0415 - Monarch reads the environment when it is imported
+    from monarch import config  # noqa: PLC0415
+
+    config.configure(**SETTINGS)
+    if transport is not None:
+        api.enable_transport(transport)
+    workers = [address_of(host) for host in hosts]
+    return api.attach_to_workers(name=name, ca="trust_all_connections", workers=workers)
+
+
 class Client:
     """Implements ``interface.Monarch``, which documents the methods."""
 
@@ -220,7 +246,7 @@ class Client:
         return mesh
 
     def _service_address(self, host: Host) -> str:
-        return host.address
+        return service_address(host)
 
     def spawn_procs(
         self, hosts: Any, per_host: Mapping[str, int], name: str, bootstrap: Any, launch: Launch | None = None

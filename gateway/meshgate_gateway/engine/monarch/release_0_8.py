@@ -12,6 +12,7 @@ import asyncio
 import pickle
 import uuid
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from meshgate_gateway.engine.monarch import release_0_7
@@ -20,6 +21,26 @@ from meshgate_gateway.engine.monarch.telemetry import Collector
 from meshgate_wire.messages import Host
 
 DRAIN_EVERY = 1024  # messages
+
+
+def attach_natively(name: str, hosts: Sequence[Host], transport: str | None) -> Any:
+    """As that of 0.7."""
+    return release_0_7.attach_natively(name, hosts, transport, service_address)
+
+
+def service_address(host: Host) -> str:
+    from monarch._src.job import service_identity  # noqa: PLC0415 - loaded once Monarch is
+
+    try:
+        identity = service_identity.service_proc_id_from_uuid(str(uuid.UUID(host.identity)))
+    except ValueError:
+        identity = host.identity
+    if not identity:
+        raise ValueError(
+            f"worker {host.name} ({host.address}) has no identity, by which torchmonarch 0.8 attaches: give its "
+            "address as IDENTITY@ADDRESS"
+        )
+    return f"{identity}@{host.address}"
 
 
 class Client(release_0_7.Client):
@@ -33,18 +54,7 @@ class Client(release_0_7.Client):
         self._no_state = self._actor.PythonMessage(self._actor.PythonMessageKind.Result(None), nothing.freeze(), [])
 
     def _service_address(self, host: Host) -> str:
-        from monarch._src.job import service_identity  # noqa: PLC0415 - loaded once Monarch is
-
-        try:
-            identity = service_identity.service_proc_id_from_uuid(str(uuid.UUID(host.identity)))
-        except ValueError:
-            identity = host.identity
-        if not identity:
-            raise ValueError(
-                f"worker {host.name} ({host.address}) has no identity, by which torchmonarch 0.8 attaches: give its "
-                "address as IDENTITY@ADDRESS"
-            )
-        return f"{identity}@{host.address}"
+        return service_address(host)
 
     def collector(self, retention: int, host_metrics: float, gpu_metrics: float) -> Collector:
         return Collector(self._instance, retention, host_metrics, gpu_metrics)

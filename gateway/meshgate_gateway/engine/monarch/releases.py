@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from meshgate_gateway.engine.monarch.interface import Monarch, OnFault
+from meshgate_wire.messages import Host
 
 # Each supported release and its module, which defines ``Client``, an implementation of ``Monarch``.
 SUPPORTED: Mapping[str, str] = {
@@ -41,6 +43,13 @@ def installed_version() -> str | None:
         return importlib.metadata.version("torchmonarch")
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def native_hosts(name: str, hosts: Sequence[Mapping[str, Any]], transport: str | None) -> Any:
+    """Monarch's own ``HostMesh`` of these hosts of the job, for a program that was submitted to it; see
+    ``meshgate.native_hosts``. ``transport``: as of ``connect``. Raises UnsupportedMonarch."""
+    release = importlib.import_module(module_for(installed_version()))
+    return release.attach_natively(name, [Host.model_validate(host) for host in hosts], transport)
 
 
 def connect(transport: str | None, on_fault: OnFault) -> Monarch:

@@ -1,0 +1,239 @@
+"""Runs as their gateway answers, and what a submission consists of. How they run is tested end to end."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshgate.code_sync import session_sync
+from meshgate.code_sync.project import Tree
+from meshgate.errors import ConnectionFailedError, JobNotRunning
+from meshgate.jobs import runs
+from meshgate.jobs.runs import Run
+from meshgate_wire.status import RunStatus
+from tests.client.jobs.fake_job import FakeJob
+
+VERSION = "ab" * 32
+
+
+def status(state: str = "running", **facts: Any) -> dict[str, Any]:
+    return {"name": "night", "state": state, "command": ["python"], "age": 1.0, **facts}
+
+
+def page(start: int, data: bytes, state: str = "running") -> dict[str, Any]:
+    return {"start": start, "data": base64.b64encode(data).decode(), "run": status(state)}
+
+
+class Gateway:
+    """Answers requests from a list, and keeps what it was asked."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+        self.bodies: list[Any] = []
+
+    def __call__(self, dialer: object, path: str, body: bytes | None = None, *, refusals: object) -> Any:
+        self.asked.append(path)
+        self.bodies.append(None if body is None else json.loads(body))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Gateway]:
+    def answer(*answers: Any) -> Gateway:
+        found = Gateway(*answers)
+        monkeypatch.setattr(runs, "request_json", found)
+        return found
+
+    monkeypatch.setattr(runs, "RETRY", 0.0)
+    return answer
+
+
+def night() -> Run:
+    return Run("night", "the route")  # type: ignore[arg-type]
+
+
+def test_the_exit_code_is_there_once_the_run_has_ended(gateway: Any) -> None:
+    gateway(status(), status("failed", exit_code=3))
+    run = night()
+    assert run.exit_code is None
+    assert run.exit_code == 3
+    assert run.exit_code == 3  # without asking again
+    assert repr(run) == "Run('night', failed)"
+
+
+def test_waiting_goes_on_while_the_gateway_cannot_be_reached(gateway: Any) -> None:
+    asked = gateway(status(), ConnectionFailedError("asleep"), status("stopped", exit_code=-15))
+    assert night().wait() == -15
+    assert asked.asked == ["/v1/runs/night?wait=10.0"] * 3
+
+
+def test_an_outage_ends_a_wait_after_a_while(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "OUTAGE", -1.0)
+    gateway(ConnectionFailedError("gone"))
+    with pytest.raises(ConnectionFailedError, match="gone"):
+        night().wait()
+
+
+def test_a_wait_has_a_timeout(gateway: Any) -> None:
+    gateway(status())
+    with pytest.raises(TimeoutError, match="the run night has not ended within 0 s: it is running"):
+        night().wait(timeout=0)
+
+
+def test_logs_are_lines_with_their_ends(gateway: Any) -> None:
+    asked = gateway(
+        page(0, b"one\n50%\r"),
+        page(8, b"100%\r\nt\xc3"),
+        page(16, b"\xa9"),
+        page(17, b"end"),
+        page(20, b"", "succeeded"),
+    )
+    assert list(night().logs(follow=True)) == ["one\n", "50%\r", "100%\r\n", "t\u00e9end"]
+    assert asked.asked[2] == "/v1/runs/night/output?after=16&wait=10.0"
+
+
+def test_logs_that_are_not_followed_end_with_what_is_there(gateway: Any) -> None:
+    asked = gateway(page(0, b"one\n"), page(4, b""))
+    assert list(night().logs()) == ["one\n"]
+    assert asked.asked[0] == "/v1/runs/night/output?after=0&wait=0"
+
+
+def test_output_that_is_no_longer_kept_is_noted(gateway: Any) -> None:
+    gateway(page(100, b"late\n"), page(105, b""))
+    assert "".join(night().logs()) == "\n[meshgate: 100 bytes of older output are no longer kept]\nlate\n"
+
+
+def test_a_request_to_stop_has_the_grace(gateway: Any) -> None:
+    asked = gateway(status("stopping"))
+    night().stop(grace=2.5)
+    assert (asked.asked, asked.bodies) == (["/v1/runs/night/stop"], [{"grace": 2.5}])
+
+
+# --- submissions ------------------------------------------------------------------------------------------
+
+
+class Submitting(FakeJob):
+    """A job whose code is the directory ``top``."""
+
+    def _dialer(self) -> str:  # type: ignore[override]
+        return "the route"
+
+    def sync(self, **options: Any) -> Any:
+        return type("Report", (), {"version": VERSION})
+
+
+@pytest.fixture
+def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project; its directory ``recipes`` is the working directory."""
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes/train.py").touch()
+    monkeypatch.chdir(tmp_path / "recipes")
+    tree = Tree(tmp_path, (), ("src", ""))
+    monkeypatch.setattr(session_sync, "sync_for", lambda client, sync_dirs: type("Sync", (), {"tree": tree}))
+    return tmp_path
+
+
+def submitted(gateway: Any, *command: str, **options: Any) -> Any:
+    """The body of the submission of ``command``."""
+    asked = gateway(status("starting"))
+    job = Submitting(1)
+    run = job.submit(command, **options)
+    job.kill()
+    assert isinstance(run, Run)
+    return asked.bodies[0]
+
+
+def test_a_submission_has_command_version_and_directory(gateway: Any, top: Path) -> None:
+    body = submitted(gateway, "python", "train.py", "--lr", "1e-3", name="night", env={"A": "b"}, restarts=2)
+    assert body == {
+        "name": "night",
+        "command": ["python", "train.py", "--lr", "1e-3"],
+        "version": VERSION,
+        "directory": "recipes",
+        "paths": ["src", ""],
+        "environment": {"A": "b"},
+        "restarts": 2,
+        "job": {"kind": "Submitting"},
+    }
+
+
+def test_what_names_this_machine_is_translated(gateway: Any, top: Path) -> None:
+    (top / "data.csv").touch()
+    body = submitted(gateway, sys.executable, str(top / "recipes/train.py"), str(top / "data.csv"), "/etc/hostname")
+    assert body["command"] == ["python", "train.py", "../data.csv", "/etc/hostname"]
+    assert body["name"].startswith("train-")
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["python3.11", "-u", "my train.py"], "my-train-"),
+        (["python", "-m", "torch.distributed.run"], "torch-"),
+        (["bash", "-c", "x"], "bash-"),
+        (["python"], "python-"),
+    ],
+)
+def test_a_run_without_a_name_is_called_after_its_program(command: list[str], name: str) -> None:
+    assert runs._name_of(command).startswith(name)
+    assert runs._name_of(command) != runs._name_of(command)
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "text"),
+    [
+        (["python", "nothing.py"], {}, r"the script nothing.py does not exist in .*recipes"),
+        (["python", "train.py"], {"name": "a/b"}, r"submit\(name='a/b'\): String should match pattern"),
+        (["python", "train.py"], {"restarts": -1}, r"submit\(restarts=-1\)"),
+    ],
+)
+def test_what_cannot_run_there_is_refused(gateway: Any, top: Path, command: Any, options: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        submitted(gateway, *command, **options)
+
+
+def test_a_script_outside_of_the_project_is_refused(gateway: Any, top: Path, tmp_path_factory: Any) -> None:
+    script = tmp_path_factory.mktemp("elsewhere") / "train.py"
+    script.touch()
+    with pytest.raises(ValueError, match="is outside of the synced project"):
+        submitted(gateway, "python", str(script))
+
+
+def test_a_working_directory_outside_of_the_project_is_refused(
+    gateway: Any, top: Path, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    with pytest.raises(ValueError, match=r"the working directory .* is outside of the synced project"):
+        submitted(gateway, "python")
+
+
+def test_the_runs_of_a_job_are_listed(gateway: Any) -> None:
+    asked = gateway({"runs": [status("succeeded", exit_code=0), status()]}, status())
+    job = Submitting(1)
+    with pytest.raises(JobNotRunning, match=r"call state\(\) first"):
+        job.runs()
+    job.apply()
+    found = job.runs()
+    assert [(run.name, run._last.state) for run in found if run._last is not None] == [
+        ("night", "succeeded"),
+        ("night", "running"),
+    ]
+    assert found[0].exit_code == 0
+    assert job.run("night").name == "night"
+    assert asked.asked == ["/v1/runs", "/v1/runs/night"]
+    job.kill()
+
+
+def test_a_status_knows_whether_the_run_is_live() -> None:
+    states = ("starting", "running", "restarting", "stopping", "succeeded", "failed", "stopped")
+    live = [RunStatus.model_validate(status(state)).live for state in states]
+    assert live == [True] * 4 + [False] * 3
