@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 import async_timeout
 from typing_extensions import Self

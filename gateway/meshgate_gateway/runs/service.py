@@ -98,7 +98,8 @@ class Service:
             known = ", ".join(each.name for each in self._runs()) or "none"
             return Response.error(HTTPStatus.NOT_FOUND, f"there is no run{name}; the runs of this job: {known}")
         if (found[2] == "/stop") is not (request.method == "POST"):
-            reason = f"the method {request.method} is not allowed here: POST is for {RUNS_PATH} and {RUNS_PATH}/<name>/stop"
+            posts = f"{RUNS_PATH} and {RUNS_PATH}/<name>/stop"
+            reason = f"the method {request.method} is not allowed here: POST is for {posts}"
             return Response.error(HTTPStatus.METHOD_NOT_ALLOWED, reason)
         if found[2] == "/stop":
             return self._stop(run, request, caller, origin)
