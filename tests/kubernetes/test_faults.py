@@ -87,18 +87,20 @@ def test_a_deleted_gateway_is_reported_and_the_job_can_be_applied_again(namespac
 def test_attaching_to_a_session_that_was_lost_with_the_gateway_says_why(namespace: str, kubectl: Kubectl) -> None:
     job = KubernetesJob(compute=Compute(), name="lost", namespace=namespace, detached="train")
     try:
-        trainers = job.state(cached_path=None).workers.spawn_procs().spawn("trainers", Trainer)
-        trainers.pod.call_one().get(timeout=60)
-        kubectl("exec", "deployment/lost-gateway", "--", "python", "-c", "import os; os.kill(1, 9); os.kill(1, 15)")
-        with pytest.raises(GatewayLostError):
-            trainers.wait.call_one(100.0).get(timeout=60)
-        job.detach()
-        late = KubernetesJob(name="lost", namespace=namespace)
-        late.state(cached_path=None).workers.initialized.get(timeout=60)  # the gateway that was started again serves
-        again = KubernetesJob(name="lost", namespace=namespace)
+        with job:
+            trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
+            trainers.pod.call_one().get(timeout=60)
+            (pod,) = kubectl("get", "pod", "-l", "app.kubernetes.io/component=gateway,meshgate.dev/job=lost",
+                             "-o", "jsonpath={.items[*].metadata.name}").split()  # fmt: skip
+            call = trainers.wait.call_one(100.0)
+            kubectl("exec", pod, "--", "python", "-c", "import os; os.kill(1, 15)")
+            with pytest.raises(GatewayLostError):
+                call.get(timeout=60)
+        status = ".status.containerStatuses[0]"
+        kubectl.watch_pod(pod, f"{{{status}.restartCount}}{{{status}.ready}}", lambda seen: seen == "1true")
         why = r"does not have session 'train'\..* Sessions end with their gateway: the gateway's container ended at "
         with pytest.raises(JobError, match=why):
-            again.attach("train", cached_path=None)
+            KubernetesJob(name="lost", namespace=namespace).attach("train", cached_path=None)
     finally:
         KubernetesJob(name="lost", namespace=namespace).kill()
 

@@ -310,7 +310,7 @@ def _unschedulable(
 
 
 def _mismatches(pod: Object, cluster: Cluster | None, message: str) -> Iterator[str]:
-    """Which labels of nodes the pod asks for in vain, with the values that there are, and which taints keep it away."""
+    """Labels that the pod requires and no node has, with the values that there are, and taints that keep it away."""
     if cluster is None:
         return
     if "didn't match" in message:

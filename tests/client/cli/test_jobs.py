@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 from meshgate import job_load
 from meshgate.cli.app import app
 from meshgate.cli.jobs import end_leftovers, find_leftovers
+from meshgate.errors import JobError
 from meshgate.jobs import registry
+from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway
 from meshgate.jobs.registry import LocalEntry
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Forbidden
@@ -174,6 +176,51 @@ def test_ls_shows_the_jobs_of_a_namespace_or_of_all(run: CliRunner) -> None:
             ["new", "team", "workers=2", "2h"],
         ]
     assert run.invoke(app, ["ls", "-n", "empty"]).output == "no jobs in namespace 'empty'\n"
+
+
+@pytest.fixture
+def behind(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The jobs that were ended behind a provisioning gateway, where this user may use the job ``mine``."""
+    ended: list[str] = []
+    mine = ListedJob(name="mine", namespace="team", uid="1", meshes={"workers": 2}, created=time.time(), owner="me")
+
+    def find(gateway: Any, name: str, namespace: str) -> None:
+        raise JobError(f"job {name!r} belongs to bob")
+
+    monkeypatch.setenv("MESHGATE_URL", "ws://127.0.0.1:1")
+    monkeypatch.setenv("MESHGATE_TOKEN", "mine")
+    monkeypatch.setattr(RemoteGateway, "list_jobs", lambda gateway, namespace="": [mine])
+    monkeypatch.setattr(RemoteGateway, "end", lambda gateway, job, quiet: ended.append(job.name))
+    monkeypatch.setattr(RemoteGateway, "find_job", find)
+    return ended
+
+
+def test_ls_also_shows_the_jobs_behind_a_provisioning_gateway(
+    run: CliRunner, behind: list[str], jobs: list[LocalEntry]
+) -> None:
+    output = run.invoke(app, ["ls"]).output
+    assert ["mine", "team", "workers=2", "0s", "me"] in [line.split() for line in output.splitlines()]
+    assert "0f00d" in output
+    assert [row["id"] for row in json.loads(run.invoke(app, ["ls", "-n", "team", "--json"]).output)["jobs"]] == ["mine"]
+
+
+def test_ls_shows_the_jobs_of_this_machine_if_the_gateway_does_not_answer(
+    run: CliRunner, jobs: list[LocalEntry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESHGATE_URL", "ws://127.0.0.1:1")
+    monkeypatch.setenv("MESHGATE_TOKEN", "mine")
+    result = run.invoke(app, ["ls"])
+    assert result.exit_code == 0
+    assert "meshgate: the jobs behind MESHGATE_URL are not listed: cannot reach the gateway" in result.output
+    assert "0f00d" in result.output
+
+
+def test_kill_behind_a_provisioning_gateway(run: CliRunner, behind: list[str]) -> None:
+    assert run.invoke(app, ["kill", "-n", "team", "mine"]).output == "ended team/mine\n"
+    assert behind == ["mine"]
+    result = run.invoke(app, ["kill", "-n", "team", "mine", "theirs"])
+    assert (result.exit_code, "job 'theirs' belongs to bob" in result.output) == (1, True)
+    assert behind == ["mine"]
 
 
 @pytest.mark.parametrize(("arguments", "names"), [(["new"], ["new"]), (["--all"], ["old", "new"])])

@@ -92,6 +92,16 @@ def test_the_job_is_left_to_its_owner_as_one_line_reports(inside: Any, capfd: py
     assert capfd.readouterr().err == f"meshgate: {line} this program\n"
 
 
+def test_the_session_of_a_joined_job_is_closed(inside: Any) -> None:
+    inside("ProcessJob", workers=2)
+    closed: list[bool] = []
+    with ProcessJob({"workers": 2}) as job:
+        job.apply()
+        client = type("Client", (), {"close": lambda self: closed.append(True)})()
+        job._running._client = client  # type: ignore[union-attr]
+    assert closed == [True]
+
+
 def test_kill_does_not_end_a_job_that_was_not_applied(inside: Any, capfd: pytest.CaptureFixture[str]) -> None:
     inside("KubernetesJob", "trainer", "ml", workers=2)
     kubernetes("trainer").kill()

@@ -8,8 +8,17 @@ from http import HTTPStatus
 import pytest
 from pydantic import SecretStr
 
-from meshgate_gateway.http.auth import Denied, Identity, TokenAuthenticator, bearer_token, origin_of
+from meshgate_gateway.http.auth import (
+    Denied,
+    Identity,
+    TokenAuthenticator,
+    bearer_token,
+    credentials_for,
+    origin_of,
+    prover_of,
+)
 from meshgate_gateway.http.messages import HeadParser, MalformedRequest, Request
+from meshgate_wire.proof import Prover, new_nonce
 from tests.gateway import server_process
 from tests.gateway.server_process import ServerProcess
 
@@ -41,6 +50,40 @@ def test_any_other_value_is_denied(value: str) -> None:
     assert isinstance(denied, Denied)
     assert "MESHGATE_TOKEN" in denied.reason
     assert denied.status is HTTPStatus.UNAUTHORIZED
+
+
+def asking(**headers: str) -> Request:
+    lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    parsed = HeadParser().feed("\r\n".join(["GET / HTTP/1.1", *lines, "", ""]).encode("latin-1"))
+    assert parsed is not None
+    return parsed
+
+
+def test_a_provisioning_gateway_names_the_end_user_and_proves_by_what_that_user_knows() -> None:
+    nonce = new_nonce()
+    asked = asking(Authorization="Bearer of-alice", Meshgate_Nonce=nonce, Meshgate_Caller="bob")
+    forwarded = asking(**credentials_for(asked, "kubernetes:Zoë @x", SecretStr(TOKEN)), Meshgate_Nonce=nonce)
+    identity = asyncio.run(TokenAuthenticator(SecretStr(TOKEN)).authenticate(forwarded))
+    assert identity == Identity("job", "kubernetes:Zoë @x")
+    assert identity.caller == "kubernetes:Zoë @x"
+    assert prover_of(forwarded) == Prover.of_request(nonce, "of-alice")
+    assert prover_of(forwarded) != prover_of(asking(Authorization=f"Bearer {TOKEN}", Meshgate_Nonce=nonce))
+
+
+def test_the_name_of_a_caller_counts_with_the_token_alone() -> None:
+    asked = asking(Authorization="Bearer guessed", Meshgate_Caller="alice")
+    assert isinstance(asyncio.run(TokenAuthenticator(SecretStr(TOKEN)).authenticate(asked)), Denied)
+    assert Identity("job").caller == "job"
+
+
+def test_what_a_client_says_about_a_caller_is_not_forwarded() -> None:
+    asked = asking(Meshgate_Caller="bob", Meshgate_Proof_Key="0" * 64, Host="x")
+    assert asked.head == b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("key", ["", "0" * 63, "g" * 64])
+def test_an_invalid_key_for_proofs_is_ignored(key: str) -> None:
+    assert prover_of(asking(Meshgate_Proof_Key=key)) is None
 
 
 def test_missing_credentials_are_denied() -> None:

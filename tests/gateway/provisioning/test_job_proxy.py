@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
 from typing import Any, TypeVar, cast
 
 import pytest
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
+from meshgate_gateway.http import kubernetes_auth
 from meshgate_gateway.http.auth import TokenAuthenticator
 from meshgate_gateway.http.kubernetes_auth import KubernetesUsers
 from meshgate_gateway.http.messages import HeadParser, Request, Response
+from meshgate_gateway.http.server import listen
 from meshgate_gateway.provisioning import job_proxy
 from meshgate_gateway.provisioning.access import Access
 from meshgate_gateway.provisioning.job_proxy import JobProxy
 from meshgate_gateway.provisioning.policy import Policy
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Forbidden, Unreachable
+from meshgate_kubernetes.jobs.lifecycle import GatewayPod
 from meshgate_kubernetes.manifests.job_objects import parent, token_secret
 from tests.clusters.kubernetes.fake_api import FakeApi
 from tests.clusters.kubernetes.objects import job
@@ -173,3 +177,78 @@ def test_the_number_of_forwarded_connections_is_limited(api: FakeApi, monkeypatc
 
 def test_a_failed_check_is_not_cached(api: FakeApi) -> None:
     assert [status for status, _ in responses(api, "guessed", "guessed")] == [HTTPStatus.UNAUTHORIZED] * 2
+
+
+# --- forwarded connections
+
+
+@pytest.fixture
+def ready(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """The listener of a gateway of the job that is ready. Open connections are checked all the time."""
+    with listen("127.0.0.1", 0) as listener:
+        found = GatewayPod("trainer-gateway", "127.0.0.1", "1", "c", listener.getsockname()[1])
+        monkeypatch.setattr(job_proxy, "find_gateway", lambda *arguments: found)
+        for module, name in ((job_proxy, "CHECK_INTERVAL"), (job_proxy, "CACHE_TTL"), (kubernetes_auth, "CACHE_TTL")):
+            monkeypatch.setattr(module, name, 0.0)
+        yield listener
+
+
+async def forwarded(proxy: JobProxy, listener: socket.socket, *, token: str = "carols") -> tuple[Any, ...]:
+    """The head that the job's gateway receives, and both ends of the connection."""
+    loop = asyncio.get_running_loop()
+    client, connection = socket.socketpair()
+    with connection:
+        assert await proxy.respond("team", "trainer", "/v1/job", request(token), connection) is None
+    upstream, _ = await loop.sock_accept(listener)
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += await loop.sock_recv(upstream, 4096)
+    for each in (client, upstream):
+        each.setblocking(False)
+    return head.decode(), client, upstream
+
+
+@pytest.mark.parametrize(
+    ("token", "caller"), [("carols", "kubernetes:carol"), (OPERATORS_TOKEN, "token"), (JOB_TOKEN, "job")]
+)
+def test_a_request_is_forwarded_with_the_token_of_the_job_and_the_name_of_the_caller(
+    api: FakeApi, ready: socket.socket, token: str, caller: str
+) -> None:
+    async def test(proxy: JobProxy, connection: socket.socket) -> str:
+        head, client, upstream = await forwarded(proxy, ready, token=token)
+        with client, upstream:
+            return str(head)
+
+    lines = with_proxy(api, test).split("\r\n")
+    assert f"Authorization: Bearer {JOB_TOKEN}" in lines
+    assert f"Meshgate-Caller: {caller}" in lines
+
+
+def test_an_open_connection_is_closed_when_its_caller_loses_access(api: FakeApi, ready: socket.socket) -> None:
+    async def test(proxy: JobProxy, connection: socket.socket) -> None:
+        _, client, upstream = await forwarded(proxy, ready)
+        with client, upstream:
+            del api.users["carols"]
+            assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+            assert await asyncio.get_running_loop().sock_recv(upstream, 1) == b""
+
+    with capture_logs() as events:
+        with_proxy(api, test)
+    (refused,) = [each for each in events if each["event"] == "audit" and each["outcome"] == "refused"]
+    assert (refused["action"], refused["verb"], refused["job"]) == ("forward", "describe job", "trainer")
+    assert "the open connection is closed: no job 'trainer'" in refused["reason"]
+
+
+def test_an_open_connection_outlasts_an_api_server_that_is_away(api: FakeApi, ready: socket.socket) -> None:
+    async def test(proxy: JobProxy, connection: socket.socket) -> None:
+        _, client, upstream = await forwarded(proxy, ready)
+        with client, upstream:
+            loop = asyncio.get_running_loop()
+            api.down = Unreachable("the API server is away")
+            checked = api.reviews
+            while api.reviews < checked + 3:  # noqa: ASYNC110 - the connection is checked in between
+                await asyncio.sleep(0)
+            await loop.sock_sendall(upstream, b"alive")
+            assert await loop.sock_recv(client, 5) == b"alive"
+
+    with_proxy(api, test)

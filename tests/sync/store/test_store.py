@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshgate_sync.errors import BaseUnknown, StoreError, StoreFull
+from meshgate_sync.errors import BaseUnknown, ObjectsDamaged, StoreError, StoreFull
 from meshgate_sync.store.home import open_version, snapshot_path
 from meshgate_sync.store.store import Store
 from meshgate_sync.tree.delta import diff, full_delta
@@ -79,10 +79,13 @@ def test_a_version_that_is_not_complete_is_not_copied(tmp_path: Path, host: Host
         host.store.copy_version(bytes(31) + b"1", str(tmp_path / "unknown"))
     tree = content.tree({b"a": b"1"})
     host.sync(tree)
-    for path in objects(host):
-        os.unlink(path)
+    (path,) = objects(host)
+    damage(path, keep_time=False)
+    with pytest.raises(ObjectsDamaged):
+        host.store.copy_version(tree.digest, str(tmp_path / "damaged"))
+    path.unlink()
     with pytest.raises(StoreError):
-        host.store.copy_version(tree.digest, str(tmp_path / "copy"))
+        host.store.copy_version(tree.digest, str(tmp_path / "missing"))
 
 
 @given(st.lists(models, min_size=2, max_size=5), st.randoms(use_true_random=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http
 import json
 import socket
@@ -22,11 +23,13 @@ from meshgate.jobs.kubernetes import remote_gateway
 from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway, find_token
 from meshgate.jobs.kubernetes.requests import JobRequest, mesh_from_compute
 from meshgate.session import gateway_client
-from meshgate_kubernetes.jobs.lifecycle import RunningJob
+from meshgate_kubernetes.jobs.lifecycle import ListedJob, RunningJob
 from meshgate_kubernetes.jobs.provisioning_messages import (
     FindJob,
     JobEnded,
+    JobsListed,
     JobUp,
+    ListJobs,
     ObjectCreated,
     ProvisioningRequest,
     RequestRejected,
@@ -185,6 +188,48 @@ def test_a_job_is_found_by_its_name() -> None:
             remote.find_job("trainer", "team")
         assert str(remote.dialer(JOB)).endswith("/v1/jobs/team/trainer")
     assert gateway.requests[0] == FindJob(name="trainer", namespace="team")
+
+
+def test_a_job_is_reached_with_the_drivers_own_token_as_it_is_now(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    monkeypatch.delenv("MESHGATE_TOKEN", raising=False)
+    monkeypatch.setenv("MESHGATE_TOKEN_FILE", str(file))
+    dialer = RemoteGateway("ws://127.0.0.1:1", None, None).dialer(JOB.model_copy(update={"token": ""}))
+    assert asyncio.run(dialer.dial()).token == "first"
+    file.write_text("renewed\n")
+    assert asyncio.run(dialer.dial()).token == "renewed"
+    file.unlink()
+    with pytest.raises(ConnectionFailedError, match="MESHGATE_TOKEN_FILE"):
+        asyncio.run(dialer.dial())
+
+
+LISTED = ListedJob(name="trainer", namespace="team", uid="1", meshes={"workers": 1}, created=0.0, owner="alice")
+
+
+def test_jobs_are_listed_in_parts() -> None:
+    other = LISTED.model_copy(update={"name": "other", "uid": "2"})
+    gateway = FakeGateway((JobsListed(jobs=(LISTED,), more=True), JobsListed(jobs=(other,))))
+    with running(gateway) as remote:
+        assert remote.list_jobs("team") == [LISTED, other]
+    assert gateway.requests == [ListJobs(namespace="team")]
+
+
+def test_a_list_that_was_cut_off_is_asked_for_again() -> None:
+    gateway = FakeGateway((JobsListed(jobs=(LISTED,), more=True),), (JobsListed(jobs=(LISTED,)),))
+    with running(gateway) as remote:
+        assert remote.list_jobs("") == [LISTED]
+    assert gateway.requests[-1] == ListJobs(namespace=None)
+
+
+def test_a_provisioning_gateway_without_a_name_lists_what_can_be_named() -> None:
+    with (
+        running(FakeGateway((JobsListed(jobs=(LISTED,)),))) as remote,
+        pytest.raises(JobError, match=r"pass KubernetesJob\(name=…\).* in namespace 'team': trainer"),
+    ):
+        remote.find_job(None, "team")
 
 
 def test_a_job_with_another_uid_is_not_the_same_job() -> None:
