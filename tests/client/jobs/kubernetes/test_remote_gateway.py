@@ -217,7 +217,7 @@ def test_jobs_are_listed_in_parts() -> None:
     assert gateway.requests == [ListJobs(namespace="team")]
 
 
-def test_a_list_that_was_cut_off_is_asked_for_again() -> None:
+def test_a_list_that_was_cut_off_is_requested_again() -> None:
     gateway = FakeGateway((JobsListed(jobs=(LISTED,), more=True),), (JobsListed(jobs=(LISTED,)),))
     with running(gateway) as remote:
         assert remote.list_jobs("") == [LISTED]
