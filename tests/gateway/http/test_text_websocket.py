@@ -144,7 +144,9 @@ def test_the_upstream_server_receives_the_head_with_the_new_path_and_other_crede
 
 def test_the_upstream_server_receives_query_and_body() -> None:
     head = b"POST /v1/jobs/team/trainer/v1/job?after=3&wait=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody"
-    expected = b"POST /v1/job?after=3&wait=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody"
+    credentials = b"Authorization: Bearer of-the-job\r\nMeshgate-Caller: alice\r\n"
+    rest = b"Host: x\r\nContent-Length: 4\r\n\r\nbody"
+    expected = b"POST /v1/job?after=3&wait=1 HTTP/1.1\r\n" + credentials + rest
 
     async def test(client: socket.socket, upstream: socket.socket) -> None:
         assert await read(upstream, len(expected)) == expected
