@@ -78,7 +78,7 @@ class GatewayClient(Generic[ReplyT]):
         request = urllib.request.Request(address, headers=headers)
         for delay in (*_delays(CUTS - 1), None):
             try:
-                status, body, proof = self._get_once(request)
+                status, body, proof = self._exchange(request)
                 break
             except (OSError, http.client.HTTPException) as error:
                 if delay is None or not isinstance(error, _CUT):
@@ -89,7 +89,7 @@ class GatewayClient(Generic[ReplyT]):
         found: dict[str, Any] = json.loads(body)
         return found
 
-    def _get_once(self, request: urllib.request.Request) -> tuple[int, bytes, str | None]:
+    def _exchange(self, request: urllib.request.Request) -> tuple[int, bytes, str | None]:
         try:
             response = self._opener.open(request, timeout=REPLY_TIMEOUT)
         except urllib.error.HTTPError as error:
