@@ -299,9 +299,11 @@ class HostAgents:
         group = _Group(procs, tuple(host.name for host in hosts), self._loop.create_future())
         self._groups[number] = group
         try:
-            if not await run_until((group.broken,), self._configure(group, hosts), timeout=START_TIMEOUT):
-                late = f"the sync agent did not start within {START_TIMEOUT:.0f} s"
-                raise _StartFailed(group.broken.result() if group.broken.done() else late)  # noqa: TRY301
+            started = await run_until((group.broken,), self._configure(group, hosts), timeout=START_TIMEOUT)
+            if group.broken.done():  # perhaps just now: an agent that has no group yet is not restarted when it ends
+                raise _StartFailed(group.broken.result())  # noqa: TRY301
+            if not started:
+                raise _StartFailed(f"the sync agent did not start within {START_TIMEOUT:.0f} s")  # noqa: TRY301
         except BaseException:
             self._end_processes(number)
             raise

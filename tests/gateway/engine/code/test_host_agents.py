@@ -224,6 +224,23 @@ async def test_a_host_that_is_lost_while_its_agent_starts_does_not_keep_the_othe
 
 
 @async_test
+async def test_an_agent_that_dies_as_it_has_started_is_started_again() -> None:
+    provided, start = Provided(), []
+
+    def die_at_the_end(endpoint: str, args: Any) -> Any:
+        if endpoint == "configure" and not start:
+            start.append(endpoint)
+            assert provided.agents.process_ended(FIRST_GROUP, 1)
+        return provided._start(endpoint, args)
+
+    provided.monarch.on_engine_call = die_at_the_end
+    await provided.provide(host_mesh())
+    await provided.ready("workers-0", "workers-1")
+    assert provided.starts() == [["workers-0", "workers-1"], ["workers-0"], ["workers-1"]]
+    assert provided.ended == [FIRST_GROUP]
+
+
+@async_test
 async def test_agents_do_not_wait_for_a_lost_host_that_had_not_answered_and_start_when_it_is_replaced() -> None:
     provided, hosts = Provided(), host_mesh()
     await provided.provide(hosts)
