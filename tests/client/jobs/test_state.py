@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import copy
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from meshgate.jobs import state as state_module
 from meshgate.jobs.state import JobState, attach_meshes
 
 
@@ -33,6 +35,31 @@ def test_a_state_can_be_copied_and_pickled() -> None:
 
 def test_the_repr_shows_the_meshes() -> None:
     assert repr(JobState({"a": 1})) == "JobState(hosts={'a': 1})"
+
+
+class Waited:
+    """A host mesh that takes ``lasts`` seconds until it is there."""
+
+    def __init__(self, clock: list[float], lasts: float) -> None:
+        self.clock, self.lasts, self.initialized = clock, lasts, self
+        self.timeouts: list[float] = []
+
+    def get(self, timeout: float) -> None:
+        self.timeouts.append(timeout)
+        self.clock[0] += min(self.lasts, timeout)
+        if self.lasts > timeout:
+            raise TimeoutError
+
+
+def test_all_meshes_are_waited_for_within_one_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(state_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    first, second = Waited(clock, 4.0), Waited(clock, 7.0)
+    meshes: Any = {"first": first, "second": second}
+    JobState(meshes)._wait_for_hosts(11.0)
+    assert (first.timeouts, second.timeouts) == ([11.0], [7.0])
+    with pytest.raises(TimeoutError):
+        JobState(meshes)._wait_for_hosts(10.0)
 
 
 class FakeMesh:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from meshgate_gateway.http import routes as routes_module
+from meshgate_gateway.http.auth import Origin
+from meshgate_gateway.http.routes import Routes
 from meshgate_wire import PROTOCOL_VERSION
 from meshgate_wire.proof import Prover, gateway_name, new_nonce
 from tests.gateway.server_process import TOKEN, ServerProcess, handshake, request
@@ -236,3 +242,22 @@ def test_silent_connections_do_not_block_others(server: ServerProcess) -> None:
     assert server.ask("/healthz").status == 200
     for connection in silent:
         connection.close()
+
+
+# --- the audit log of what is read
+
+
+def test_what_a_caller_reads_again_is_in_the_audit_log_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(routes_module, "time", SimpleNamespace(monotonic=lambda: now))
+    unused: Any = None
+    routes = Routes(unused, unused, unused, unused, job={"job": "trainer"})
+    with capture_logs() as events:
+        for caller in ("alice", "alice", "bob"):
+            routes._audit_reading("read output", Origin("10.0.0.1"), caller)
+        routes._audit_reading("read status", Origin("10.0.0.1"), "alice")
+        now += 61
+        routes._audit_reading("read output", Origin("10.0.0.1"), "alice")
+    read = [(each["caller"], each["action"], each["job"]) for each in events]
+    again = ("alice", "read output", "trainer")
+    assert read == [again, ("bob", "read output", "trainer"), ("alice", "read status", "trainer"), again]

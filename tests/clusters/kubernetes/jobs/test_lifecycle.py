@@ -98,6 +98,41 @@ def test_the_same_job_is_reused() -> None:
     assert api.made == made
 
 
+def quota(**hard: str) -> Object:
+    spec = {"hard": {name.replace("_", "."): value for name, value in hard.items()}}
+    return {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": "team"}, "spec": spec}
+
+
+def limit_range(**default: str) -> Object:
+    spec = {"limits": [{"type": "Container", "default": default}, {"type": "Pod", "max": {"cpu": "8"}}]}
+    return {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "l", "namespace": "team"}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("asking", "limited"),
+    [
+        ([], False),
+        ([quota(limits_cpu="8")], True),
+        ([quota(requests_cpu="8", limits_memory="8Gi"), limit_range(memory="1Gi")], False),
+        ([limit_range(cpu="1")], True),
+    ],
+)
+def test_cpus_are_a_limit_where_the_namespace_asks_for_one(asking: list[Object], limited: bool) -> None:
+    api = FakeApi()
+    first = start(api, job(mesh(cpu="2")))
+    for each in asking:
+        api.create(each)
+    (resolved,) = lifecycle.resolve(cast("Api", api), job(mesh(cpu="2"))).meshes
+    assert resolved.worker is not None
+    assert resolved.worker.cpu_is_limit is limited
+    assert start(api, job(mesh(cpu="2"))) == first  # the job that runs is the same, although it has no limit
+
+
+def test_a_job_without_cpus_does_not_ask_for_quotas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "_limits_cpu", lambda *arguments: pytest.fail("asked"))
+    start(FakeApi())
+
+
 def test_a_different_job_of_the_same_name_is_a_conflict() -> None:
     api = FakeApi()
     start(api)
