@@ -193,6 +193,11 @@ class CallTotals:
     failed: int = 0
     seconds: float = 0.0
     casts: int = 0  # calls without replies that were sent
+    expected: float | None = None  # seconds that a call is expected to run; None: unknown
+
+    def took(self, seconds: float) -> None:
+        """A call has run for ``seconds``. A long one counts for some time."""
+        self.expected = seconds if self.expected is None else max(seconds, self.expected * 0.75)
 
 
 class ActorSlice(NamedTuple):
