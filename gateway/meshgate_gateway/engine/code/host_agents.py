@@ -293,7 +293,8 @@ class HostAgents:
         group = _Group(procs, tuple(host.name for host in hosts), self._loop.create_future())
         self._groups[number] = group
         try:
-            if not await run_until((group.broken,), self._configure(group, hosts), timeout=START_TIMEOUT):
+            configured = await run_until((group.broken,), self._configure(group, hosts), timeout=START_TIMEOUT)
+            if group.broken.done() or not configured:  # an agent may also die in the moment in which all are ready
                 late = f"the sync agent did not start within {START_TIMEOUT:.0f} s"
                 raise _StartFailed(group.broken.result() if group.broken.done() else late)  # noqa: TRY301
         except BaseException:

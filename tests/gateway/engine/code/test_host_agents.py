@@ -235,6 +235,25 @@ async def test_an_agent_that_dies_is_restarted_on_its_host_alone() -> None:
 
 
 @async_test
+async def test_an_agent_that_dies_as_its_group_becomes_ready_is_started_again() -> None:
+    provided = Provided()
+
+    async def configure_and_die() -> list[None]:
+        if len(provided.starts()) == 1:
+            asyncio.get_running_loop().call_soon(provided.agents.process_ended, FIRST_GROUP, 1)
+        return [None, None]
+
+    start = provided.monarch.on_engine_call
+    provided.monarch.on_engine_call = lambda endpoint, args: (
+        configure_and_die() if endpoint == "configure" else start(endpoint, args)
+    )
+    await provided.provide(host_mesh())
+    await provided.ready("workers-0", "workers-1")
+    assert provided.starts() == [["workers-0", "workers-1"], ["workers-0"], ["workers-1"]]
+    assert provided.ended == [FIRST_GROUP]
+
+
+@async_test
 async def test_an_agent_that_keeps_dying_is_restarted_only_for_a_request() -> None:
     provided = Provided()
     await provided.provide(host_mesh(1))
