@@ -2,8 +2,8 @@
 
 The engine sends many short calls to the same actors as one message to a method that no actor has. This process runs
 them through Monarch's own handler, one after the other, each with a port that collects replies. What is finished leaves
-in one message to the port of the batch: at the end, after ``PATIENCE``, and before a call that is not known to be short.
-So a result neither waits for a long call behind it nor is lost with the process that such a call ends.
+in one message to the port of the batch: at the end, after ``PATIENCE``, and before a call that is not known to be
+short. So a result neither waits for a long call behind it nor is lost with the process that such a call ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_MICROSECONDS = 2**32 - 1
 
 
 def decode_replies(data: bytes | memoryview) -> Iterator[tuple[int, bool, float, bytes | memoryview]]:
-    """The replies in a message: of each, the number of its call, whether it is an exception, seconds, and its pickle."""
+    """Of each reply in a message: the number of its call, whether it is an exception, its seconds and its pickle."""
     _, count = struct.unpack_from(HEAD, data)
     start = struct.calcsize(HEAD)
     at = start + struct.calcsize(ENTRY) * count
@@ -195,15 +195,14 @@ class ReplyPort:
     def _resolve_and_send_blocking(self, result: Any) -> None:
         pending = self._add(result)
         if pending is not None:
-            message, data = pending
-            self._batch.add(self, data, references=message.resolve().get().refs)
+            self._batch.add(self, pending[1], references=pending[0].resolve().get().refs)
 
     def _resolve_and_send(self, result: Any) -> Any:
         pending = self._add(result)
         return None if pending is None else self._add_resolved(*pending)
 
-    async def _add_resolved(self, message: Any, data: Any) -> None:
-        self._batch.add(self, data, references=(await message.resolve()).refs)
+    async def _add_resolved(self, pending: Any, data: Any) -> None:
+        self._batch.add(self, data, references=(await pending.resolve()).refs)
 
     def _add(self, result: Any) -> tuple[Any, Any] | None:
         """Answers the call, unless the result names a mesh that is still coming up: then the message that names it, and
@@ -211,29 +210,29 @@ class ReplyPort:
         if type(result) in PLAIN and (type(result) not in (str, bytes) or len(result) < JOIN_LIMIT):
             self._batch.add(self, pickle.dumps(result, 5))  # as Monarch's pickle of it
             return None
-        state = pickled(result)
-        data = state.buffer()
+        pending, data = self._pickle(result)
         if len(data) >= LARGE:
             self._batch.ask(len(data), reply=True)
-        pending = self._batch.monarch.PendingMessage(self._batch.monarch.PythonMessageKind.Result(None), state)
         message = pending.try_resolve_now()
         if message is None:
             return pending, data
         self._batch.add(self, data, references=message.refs)
         return None
 
+    def _pickle(self, value: Any) -> tuple[Any, Any]:
+        """A message of Monarch's, which finds the meshes that ``value`` refers to, and the pickle."""
+        monarch, state = self._batch.monarch, pickled(value)
+        data = state.buffer()
+        return monarch.PendingMessage(monarch.PythonMessageKind.Result(None), state), data
+
     def exception(self, error: Any) -> None:
-        monarch = self._batch.monarch
         try:
-            state = pickled(error)
-            data = state.buffer()
-            message = monarch.PendingMessage(monarch.PythonMessageKind.Exception(None), state).try_resolve_now()
-            if message is None:
-                raise ValueError("it refers to a mesh that is still coming up")
-            references = message.refs
+            pending, data = self._pickle(error)
+            message = pending.try_resolve_now() or pending.resolve().get()
         except Exception as reason:  # noqa: BLE001 - whatever a user's __reduce__ raises
-            data, references = pickled(self._batch.standin(error, reason)).buffer(), ()
-        self._batch.add(self, data, exception=True, references=references)
+            pending, data = self._pickle(self._batch.standin(error, reason))
+            message = pending.try_resolve_now()
+        self._batch.add(self, data, exception=True, references=message.refs)
 
 
 class LateReplies:
