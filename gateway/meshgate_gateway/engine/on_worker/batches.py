@@ -222,7 +222,9 @@ class ReplyPort:
     def _pickle(self, value: Any) -> tuple[Any, Any]:
         """A message of Monarch's, which finds the meshes that ``value`` refers to, and the pickle."""
         monarch, state = self._batch.monarch, pickled(value)
-        data = state.buffer()
+        buffer = state.buffer()
+        # The ``format`` of a view of a buffer of Monarch's is a dangling pointer. A ``PickleBuffer`` does not read it.
+        data = bytes(buffer) if len(buffer) <= JOIN_LIMIT else pickle.PickleBuffer(buffer).raw()
         return monarch.PendingMessage(monarch.PythonMessageKind.Result(None), state), data
 
     def exception(self, error: Any) -> None:
