@@ -67,7 +67,7 @@ class Recorder(Actor):
 
 @dataclass(frozen=True)
 class Way:
-    """A way of calling: up to ``depth`` calls in flight to ``ranks``, which are posted together if it is a ``burst``."""
+    """A way of calling: up to ``depth`` calls in flight to ``ranks``, posted together if it is a ``burst``."""
 
     depth: int
     ranks: tuple[int, ...]

@@ -261,10 +261,14 @@ class LateReplies:
             self._waiting.wait()
             self._waiting.clear()
             pause.wait(PATIENCE)
-            for batch in list(self._batches):
-                self._batches.discard(batch)  # before looking: ``watch`` may add it again meanwhile
-                overdue = batch.overdue()
-                if overdue:
-                    batch.send()
-                elif overdue is not None:
-                    self.watch(batch)
+            self.send_overdue()
+
+    def send_overdue(self) -> None:
+        """Sends what has waited for ``PATIENCE``."""
+        for batch in list(self._batches):
+            self._batches.discard(batch)  # before looking: ``watch`` may add it again meanwhile
+            overdue = batch.overdue()
+            if overdue:
+                batch.send()
+            elif overdue is not None:
+                self.watch(batch)

@@ -71,7 +71,7 @@ class MonarchWithMailboxes(FakeMonarch):
 
     def call_batch(self, actors: FakeMesh, calls: Sequence[tuple[str, Any]]) -> FakePort:
         if self.broken:
-            raise BaseException("Monarch panics")  # noqa: TRY002 - as it does
+            raise BaseException("Monarch panics")
         port, receiver = self.open_port()
         self.sizes.append(len(calls))
         for number, (_, payload) in enumerate(calls):
@@ -110,7 +110,9 @@ class Called:
 
     def cast(self) -> None: ...
 
-    def post(self, part: str = "first", adverb: str = "call", endpoint: str = "step", size: int = 0, **more: Any) -> int:
+    def post(
+        self, part: str = "first", adverb: str = "call", endpoint: str = "step", size: int = 0, **more: Any
+    ) -> int:
         number = len(self.calls)
         header = Call(
             call=number,
@@ -436,7 +438,9 @@ async def _run(steps: list[Any]) -> None:
     for rank, numbers in delivered.items():
         assert numbers == sorted(numbers), f"rank {rank} has run calls in another order"
     for header in called.calls:
-        _check_answer(called, header, {rank: failed for (call, rank), failed in answered.items() if call == header.call})
+        _check_answer(
+            called, header, {rank: failed for (call, rank), failed in answered.items() if call == header.call}
+        )
     await called.close()
 
 
