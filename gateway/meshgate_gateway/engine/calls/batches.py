@@ -1,7 +1,8 @@
 """Short calls that arrive while others are open leave together: one message of Monarch's, answered together.
 
-A call on its own leaves at once (``Calling.start``). While calls are open, those that arrive in the same turn of the
-event loop and go to the same actors are collected, as long as they are expected to run for ``MAX_SECONDS`` together.
+A call on its own leaves at once (``Calling.start``). While calls are open, those that go to the same actors and arrive
+in the same turn of the event loop are collected, or while two earlier batches are under way to these actors, for at
+most ``PATIENCE``. A batch is expected to run for ``MAX_SECONDS`` at most.
 Only calls that Monarch would have run one right after the other are collected, and whatever else is sent waits for
 ``flush``, so the actors see everything in the order in which it arrived. What an endpoint takes is known from the
 replies to its calls in batches: the first batch of an endpoint, and each batch of a long one, has one call.
@@ -10,6 +11,7 @@ replies to its calls in batches: the first batch of an endpoint, and each batch 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -22,6 +24,8 @@ OPEN_CALLS = 8  # below this number of open calls, a call leaves at once
 MAX_CALLS = 128
 MAX_BYTES = 64 * 1024
 MAX_CALL_BYTES = 16 * 1024
+PATIENCE = 0.001  # seconds that a batch waits for earlier ones
+UNDER_WAY = 2  # batches to the same actors, from which on the next one waits
 MAX_SECONDS = 0.002  # that the calls of a batch may take together: peers that call the same actors wait for it
 ADVERBS = frozenset({"call", "call_one", "stream"})
 
@@ -71,6 +75,7 @@ class Batches:
         self._monarch, self._replied, self._failed = monarch, replied, failed
         self._loop = asyncio.get_running_loop()
         self.open: dict[Any, Batch] = {}  # by the part of a mesh, in the order of their first calls
+        self._under_way: Counter[Any] = Counter()  # batches, by the part
 
     def add(self, pending: PendingCall, mesh: ActorMesh, stream: int, payload: Any) -> bool:
         """Adds a call to ``pending.part`` of ``mesh``, unless it must be sent alone. Returns whether it has."""
@@ -101,7 +106,9 @@ class Batches:
             return batch
         if any(other.mesh is mesh and not other.ranks.isdisjoint(pending.ranks) for other in self.open.values()):
             self.flush()
-        if not self.open:
+        if self._under_way[pending.part] >= UNDER_WAY:
+            self._loop.call_later(PATIENCE, self.flush)
+        else:
             self._loop.call_soon(self.flush)
         batch = self.open[pending.part] = Batch(mesh, pending.part, frozenset(pending.ranks))
         return batch
@@ -121,6 +128,7 @@ class Batches:
                     self._failed(call, error)
                 continue
             batch.calls = [call._replace(payload=None) for call in batch.calls]
+            self._under_way[batch.part] += 1
             self._listen(batch, receiver)
 
     def _listen(self, batch: Batch, receiver: Any) -> None:
@@ -133,6 +141,7 @@ class Batches:
         if error is not None:
             for call in batch.calls:
                 self._failed(call, error)
+            self._ended(batch)
             return
         message: dict[Any, Any] = {}
         for number, seconds, reply in self._monarch.replies_of(future.result()):
@@ -146,3 +155,11 @@ class Batches:
                 self._replied(call, reply, message)
         if any(call.pending.state is not CallState.ENDED for call in batch.calls):
             self._listen(batch, receiver)
+        else:
+            self._ended(batch)
+
+    def _ended(self, batch: Batch) -> None:
+        self._under_way[batch.part] -= 1
+        if not self._under_way[batch.part]:
+            del self._under_way[batch.part]
+        self.flush()

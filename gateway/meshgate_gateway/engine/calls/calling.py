@@ -155,7 +155,7 @@ class Calling:
         """Sends a call to ``actors``, a part of ``mesh``. Responses go to the client on ``stream``."""
         pending.part = actors
         supervised = actors in self._supervised
-        if len(self._pending) >= OPEN_CALLS:
+        if len(self._pending) >= OPEN_CALLS or self._batches.open:
             if supervised and self._batches.add(pending, mesh, stream, payload):
                 self._pending[pending.call] = (pending, mesh, stream)
                 return

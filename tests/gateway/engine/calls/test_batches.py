@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshgate_gateway.engine.calls import calling
+from meshgate_gateway.engine.calls import batches, calling
 from meshgate_gateway.engine.calls.batches import MAX_BYTES, MAX_CALL_BYTES, MAX_CALLS, MAX_SECONDS, OPEN_CALLS
 from meshgate_gateway.engine.calls.calling import Calling
 from meshgate_gateway.engine.memory import ValueMemory
@@ -21,13 +21,18 @@ from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
 from meshgate_wire.messages import Call, Failed, Item, MeshRef, Region, Values
-from tests.gateway.engine.fakes import FakeMesh, FakeMonarch, FakePort, Sent, actor_mesh, async_test, turns
+from tests.gateway.engine.fakes import FakeMesh, FakeMonarch, FakePort, Sent, actor_mesh, async_test, turns, until
 
 ACTORS = 3
 RANKS = 2
 REGION = Region(labels=("hosts",), offset=0, sizes=(RANKS,), strides=(1,))
 ONE = {rank: Region(labels=(), offset=rank, sizes=(), strides=()) for rank in range(RANKS)}
 PARTS: dict[str, Region | None] = {"all": None, "first": ONE[0], "second": ONE[1]}
+
+
+@pytest.fixture(autouse=True)
+def _no_batch_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "UNDER_WAY", 1000)
 
 
 @dataclass
@@ -265,6 +270,54 @@ def test_what_must_be_sent_alone_does_not_overtake_what_was_collected(alone: dic
 
 
 @async_test
+async def test_calls_wait_while_two_batches_are_under_way_until_one_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "PATIENCE", 3600)
+    monkeypatch.setattr(batches, "UNDER_WAY", 2)
+    called = Called()
+    open_calls = await called.warm_up()
+    for _ in range(2):
+        called.post()
+        await turns()
+    assert called.monarch.sizes == [1, 1]
+    for _ in range(3):
+        called.post()
+        await turns()
+    assert called.monarch.sizes == [1, 1]
+    await called.answer(0, open_calls + 1)
+    assert called.monarch.sizes == [1, 1, 3]
+    await called.close()
+
+
+@async_test
+async def test_calls_wait_for_earlier_batches_only_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "UNDER_WAY", 2)
+    called = Called()
+    await called.warm_up()
+    for _ in range(3):
+        called.post()
+        await turns()
+    await until(lambda: len(called.monarch.sizes) == 3)
+    await called.close()
+
+
+@async_test
+async def test_a_call_does_not_overtake_one_that_waits_although_few_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "PATIENCE", 3600)
+    monkeypatch.setattr(batches, "UNDER_WAY", 2)
+    called = Called()
+    open_calls = await called.warm_up()
+    numbers = []
+    for _ in range(3):
+        numbers.append(called.post())
+        await turns()
+    await called.answer(0, open_calls)
+    numbers.append(called.post())
+    called.calling.flush()
+    assert [each.number for each in called.monarch.mailboxes[0]] == numbers
+    await called.close()
+
+
+@async_test
 async def test_what_is_not_a_call_waits_for_flush() -> None:
     called = Called()
     await called.warm_up()
@@ -397,10 +450,12 @@ STEPS = st.lists(
 )
 
 
-@given(steps=STEPS)
-def test_each_call_runs_in_order_and_is_answered_as_if_it_were_alone(steps: list[Any]) -> None:
+@given(steps=STEPS, under_way=st.sampled_from([1, 2, 1000]))
+def test_each_call_runs_in_order_and_is_answered_as_if_it_were_alone(steps: list[Any], under_way: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calling, "GATHER_FAILURES", 0)
+        patch.setattr(batches, "PATIENCE", 3600)
+        patch.setattr(batches, "UNDER_WAY", under_way)
         async_test(_run)(steps)
 
 
@@ -431,6 +486,7 @@ async def _run(steps: list[Any]) -> None:
             case _:
                 await turns()
         called.calling.validate_state()
+    called.calling.flush()
     await turns()
     for rank in range(RANKS):
         await answer(rank, 1000, 0.0, False)
