@@ -16,12 +16,14 @@ import pytest
 from meshgate import (
     Actor,
     ActorError,
+    Channel,
     MeshFailure,
     SupervisionError,
     concurrent_endpoint,
     context,
     current_rank,
     endpoint,
+    send,
 )
 
 COUNT = 200  # calls in flight
@@ -168,6 +170,7 @@ def test_each_rank_of_a_mesh_answers_each_call(flown: Any) -> None:
 
 def test_calls_to_overlapping_parts_of_a_mesh_and_broadcasts_keep_their_order(procs: Any) -> None:
     actors = procs.spawn("overlapping", Flown)
+    port, _receiver = Channel.open()
     fly(actors.slice(hosts=0, gpus=0))
     before = [len(noted) for noted in actors.noted.call().get().values()]
     expected: list[list[int]] = [[], [], [], []]
@@ -178,8 +181,10 @@ def test_calls_to_overlapping_parts_of_a_mesh_and_broadcasts_keep_their_order(pr
             futures.append(actors.slice(hosts=rank // 2, gpus=rank % 2).note.call_one(number))
             expected[rank].append(number)
             continue
-        if number % 2:
+        if number % 3 == 0:
             actors.note.broadcast(number)
+        elif number % 3 == 1:
+            send(actors.note, (number,), {}, port)
         else:
             futures.append(actors.note.call(number))
         for each in expected:

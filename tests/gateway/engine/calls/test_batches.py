@@ -422,8 +422,10 @@ async def test_output_is_looked_for_once_for_replies_that_arrive_together() -> N
     await called.answer(0, 10)
     assert called.asked == 1
     assert not any(called.responses(number) for number in numbers)
-    called.mesh.dead[0] = "killed"  # too late for calls whose last reply is here
+    called.mesh.dead[0] = "killed"  # too late for calls whose last reply is here, as is what Monarch says itself
     called.calling.fail(called.mesh)
+    called.monarch.ports[-1].put(b"no such actor", 0, exception=True)
+    await turns()
     called.unread.set_result(None)
     await turns()
     assert all(isinstance(called.responses(number)[0][0], Values) for number in numbers)
