@@ -17,7 +17,6 @@ import structlog
 
 from meshgate import EngineDiedError, SessionExpiredError, SupervisionError
 from meshgate.session.dispatch import Dispatcher
-from meshgate.session.errors.unread import FailedCall
 from meshgate.session.serial_thread import SerialThread
 from meshgate.session.transport.connection_thread import ConnectionThread
 from meshgate_gateway.engine.engine import Engine
@@ -358,11 +357,6 @@ def _replaced(world: World) -> Iterator[None]:
         for target, name, replacement in (
             (ConnectionThread, "start", start_on_this_loop),
             (SerialThread, "call", call_soon),
-            (
-                FailedCall,
-                "watch",
-                lambda *_: None,
-            ),  # they are dropped once time is real again: a thread would start
             (gc, "freeze", lambda: None),
             *((Dispatcher, name, _expected(world, name)) for name in ("_values", "_failed")),
         ):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from unittest import mock
 
+from meshgate_gateway.engine.calls import batches
 from meshgate_gateway.engine.calls.batches import OPEN_CALLS
 from meshgate_wire import Limits
 from meshgate_wire.messages import Done, EndSession, Failed, MeshRef, OpenChannel, PortSend, Release, SendTo, Values
@@ -68,14 +70,20 @@ async def test_more_messages_than_one_turn_handles_stay_in_order() -> None:
 
 @async_test
 async def test_other_messages_do_not_overtake_calls_that_are_collected() -> None:
+    with mock.patch.object(batches, "PATIENCE", 3600):
+        await _send_between_calls()
+
+
+async def _send_between_calls() -> None:
     client = EngineClient()
     actors = client.spawn_all()
     channel = await client.open_channel()
     numbers = [str(number).encode() for number in range(2 * OPEN_CALLS)]
     for number, data in enumerate(numbers):
         client.send(call(number, actors), data, stream=actors)
+        await client.turns(5)
+    assert len(client.monarch.casts) < len(numbers), "no call waits for earlier batches"
     client.send(SendTo(target=MeshRef(object=actors), endpoint="step", port=channel), b"sent", stream=actors)
-    await client.until(lambda: client.monarch.batches)
     await client.until(lambda: len(client.monarch.casts) > len(numbers))
     assert [payload for _, payload, _ in client.monarch.casts] == [*numbers, b"sent"]
     for _, _, port in client.monarch.casts[:-1]:

@@ -27,7 +27,6 @@ MAX_CALL_BYTES = 16 * 1024
 PATIENCE = 0.001  # seconds that a batch waits for earlier ones
 UNDER_WAY = 2  # batches to the same actors, from which on the next one waits
 MAX_SECONDS = 0.002  # that the calls of a batch may take together: peers that call the same actors wait for it
-ADVERBS = frozenset({"call", "call_one", "stream"})
 
 
 class BatchSender(Protocol):
@@ -80,7 +79,7 @@ class Batches:
     def add(self, pending: PendingCall, mesh: ActorMesh, stream: int, payload: Any) -> bool:
         """Adds a call to ``pending.part`` of ``mesh``, unless it must be sent alone. Returns whether it has."""
         header, totals = pending.header, pending.totals
-        if header is None or totals is None or header.explicit_port or header.trace or header.adverb not in ADVERBS:
+        if header is None or totals is None or header.explicit_port:
             return False
         if mesh.returned or mesh.procs is None or not mesh.procs.number or (mesh.up is not None and not mesh.up.done()):
             return False  # the processes are not the engine's to set up, or the actors may turn out not to exist

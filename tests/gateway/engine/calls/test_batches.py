@@ -429,6 +429,7 @@ async def test_output_is_looked_for_once_for_replies_that_arrive_together() -> N
     called.unread.set_result(None)
     await turns()
     assert all(isinstance(called.responses(number)[0][0], Values) for number in numbers)
+    assert called.asked == 1
     await called.close()
 
 
