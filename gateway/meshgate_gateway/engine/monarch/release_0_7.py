@@ -209,6 +209,7 @@ class Client:
         self.same_versions = SameVersions()
         self.same_versions.check_before(actor_mesh.ActorInitArgs)
         self._settings = Settings()
+        self._collects = False  # telemetry, which has a row for each message and names its endpoint
 
     async def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         return await self._settings.configure(settings)
@@ -217,6 +218,7 @@ class Client:
         await self._settings.wait_applied()
 
     def collector(self, retention: int, host_metrics: float, gpu_metrics: float) -> Collector:
+        self._collects = True
         return Collector(self._instance, retention)
 
     # --- meshes -----------------------------------------------------------------------------------------
@@ -352,7 +354,9 @@ class Client:
         return receiver
 
     def size_in_batch(self, payload: Any) -> int | None:
-        if type(payload) is not Forward or payload.buffers or payload.objects or self._settings.limits_frames:
+        if type(payload) is not Forward or payload.buffers or payload.objects:
+            return None
+        if self._settings.limits_frames or self._collects:
             return None
         return sum(map(len, payload.data))
 
@@ -420,7 +424,7 @@ class Client:
     def replies_of(self, message: Any) -> list[BatchedReply]:
         together = self.reply_of(message)
         rank, exception, data, references, printed = together
-        if exception or data[: len(batches.MAGIC)] != batches.MAGIC:
+        if exception or bytes(data[: len(batches.MAGIC)]) != batches.MAGIC:
             return [BatchedReply(None, 0.0, together)]
         found = []
         for number, exception, seconds, part in batches.decode_replies(data):
