@@ -5,7 +5,8 @@ in the same turn of the event loop are collected, or while two earlier batches a
 most ``PATIENCE``. A batch is expected to run for ``MAX_SECONDS`` at most.
 Only calls that Monarch would have run one right after the other are collected, and whatever else is sent waits for
 ``flush``, so the actors see everything in the order in which it arrived. What an endpoint takes is known from the
-replies to its calls in batches: the first batch of an endpoint, and each batch of a long one, has one call.
+replies to its calls in batches. While it is unknown, a batch has one call; if it is long, calls are sent alone, but one
+in some is measured again.
 """
 
 from __future__ import annotations
@@ -83,6 +84,9 @@ class Batches:
             return False
         if mesh.returned or mesh.procs is None or not mesh.procs.number or (mesh.up is not None and not mesh.up.done()):
             return False  # the processes are not the engine's to set up, or the actors may turn out not to exist
+        if totals.expected is not None and totals.expected > MAX_SECONDS:
+            totals.sent_alone()
+            return False
         nbytes = self._monarch.size_in_batch(payload)
         if nbytes is None or nbytes > MAX_CALL_BYTES:
             return False

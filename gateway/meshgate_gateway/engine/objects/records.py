@@ -14,6 +14,7 @@ from meshgate_wire.messages import Failure, Host, Region
 MAX_SLICES = 512  # per mesh
 MAX_ENDPOINTS = 64  # of a mesh whose calls are counted by endpoint
 OTHER_ENDPOINTS = "…"
+FORGETTING = 0.75  # of the time that a call is expected to take, with each later call
 
 S = TypeVar("S")
 
@@ -197,7 +198,12 @@ class CallTotals:
 
     def took(self, seconds: float) -> None:
         """A call has run for ``seconds``. A long one counts for some time."""
-        self.expected = seconds if self.expected is None else max(seconds, self.expected * 0.75)
+        self.expected = seconds if self.expected is None else max(seconds, self.expected * FORGETTING)
+
+    def sent_alone(self) -> None:
+        """A long call was sent of which nobody will say how long it took: after some of them, one is measured again."""
+        if self.expected is not None:
+            self.expected *= FORGETTING
 
 
 class ActorSlice(NamedTuple):
