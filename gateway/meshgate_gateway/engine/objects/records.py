@@ -197,8 +197,11 @@ class CallTotals:
     expected: float | None = None  # seconds that a call is expected to run; None: unknown
 
     def took(self, seconds: float) -> None:
-        """A call has run for ``seconds``. A long one counts for some time."""
-        self.expected = seconds if self.expected is None else max(seconds, self.expected * FORGETTING)
+        """A call has run for ``seconds``. What is expected is an average, in which the last calls count most."""
+        if self.expected is None:
+            self.expected = seconds
+        else:
+            self.expected = self.expected * FORGETTING + seconds * (1 - FORGETTING)
 
     def sent_alone(self) -> None:
         """A long call was sent of which nobody will say how long it took: after some of them, one is measured again."""

@@ -213,7 +213,7 @@ async def test_a_batch_is_limited_in_calls_bytes_and_time() -> None:
         called.post(size=size)
     await turns()
     assert called.monarch.sizes[2:] == [7, 1]
-    called.mesh.totals_of("step").took(MAX_SECONDS / 4)
+    called.mesh.totals_of("step").expected = MAX_SECONDS / 4
     for _ in range(5):
         called.post()
     await turns()
