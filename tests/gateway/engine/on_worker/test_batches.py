@@ -240,20 +240,41 @@ class Handled:
         return "context", specifier, message.freeze(), None, [], [], self.port, None
 
 
-def deliver(handle: Callable[..., None], inbox: Any, arguments: tuple[Any, ...]) -> None:
-    """As Monarch's loop, two frames below which a batch finds the inbox."""
-    deliver_message(handle, arguments)
-    del inbox
+class Inbox:
+    """Monarch's, which has one message for an actor with endpoints that are not async."""
+
+    def __init__(self, arguments: tuple[Any, ...], stopping: Callable[[], bool]) -> None:
+        context, method, data, _, local_state, references, port, correlation_id = arguments
+        message = SimpleNamespace(
+            context=context,
+            method=method,
+            bytes=data,
+            local_state=local_state,
+            refs=references,
+            response_port=port,
+            correlation_id=correlation_id,
+            _report_complete=lambda: None,
+            _report_failed=lambda: None,
+        )
+        self._items = [None, message]
+        self.next, self.stopping = self._items.pop, stopping
 
 
-def deliver_message(handle: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    handle(*arguments)
+def deliver(handled: Handled, arguments: tuple[Any, ...], stopping: Callable[[], bool] = lambda: False) -> list[str]:
+    """Runs Monarch's own loop. Returns why the actor was killed."""
+    killed: list[str] = []
+    actor_mesh._sync_dispatch_loop(
+        handled.actor,
+        Inbox(arguments, stopping),  # type: ignore[arg-type]
+        SimpleNamespace(kill=killed.append),  # type: ignore[arg-type]
+    )
+    return killed
 
 
 def test_a_batch_is_run_by_monarchs_handler_call_by_call(monkeypatch: pytest.MonkeyPatch) -> None:
     handled = Handled(monkeypatch, lambda endpoint, value: (endpoint, value))
     calls = [("one", 1), ("other", 2), ("one", 3)]
-    deliver(handled.actor.handle_sync, None, handled.arguments(METHOD, calls))
+    assert deliver(handled, handled.arguments(METHOD, calls)) == []
     assert [reply for message in handled.port.replies() for reply in message] == [
         (number, False, call) for number, call in enumerate(calls)
     ]
@@ -262,7 +283,7 @@ def test_a_batch_is_run_by_monarchs_handler_call_by_call(monkeypatch: pytest.Mon
 
 def test_any_other_message_is_left_to_monarch(monkeypatch: pytest.MonkeyPatch) -> None:
     handled = Handled(monkeypatch, lambda endpoint, value: None)
-    deliver(handled.actor.handle_sync, None, handled.arguments("alone", []))
+    assert deliver(handled, handled.arguments("alone", [])) == []
     asyncio.run(handled.actor.handle(*handled.arguments("alone", [])))
     assert (handled.contexts, handled.port.messages) == (["context"] * 2, [])
 
@@ -270,8 +291,8 @@ def test_any_other_message_is_left_to_monarch(monkeypatch: pytest.MonkeyPatch) -
 def test_an_actor_that_is_stopped_discards_the_rest_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
     handled = Handled(monkeypatch, lambda endpoint, value: ran.append(value))
-    inbox = SimpleNamespace(stopping=lambda: len(ran) >= 2)
-    deliver(handled.actor.handle_sync, inbox, handled.arguments(METHOD, [("step", number) for number in range(5)]))
+    arguments = handled.arguments(METHOD, [("step", number) for number in range(5)])
+    assert deliver(handled, arguments, lambda: len(ran) >= 2) == []
     assert ran == [0, 1]
     assert [number for message in handled.port.replies() for number, *_ in message] == [0, 1]
 
@@ -282,15 +303,13 @@ def test_results_before_what_ends_an_actor_are_sent(monkeypatch: pytest.MonkeyPa
             raise SystemExit
         return value
 
-    for handle in (
-        lambda actor, arguments: deliver(actor.handle_sync, None, arguments),
-        lambda actor, arguments: asyncio.run(actor.handle(*arguments)),
-    ):
-        handled = Handled(monkeypatch, run)
-        arguments = handled.arguments(METHOD, [("step", number) for number in range(5)])
-        with pytest.raises(SystemExit):
-            handle(handled.actor, arguments)
-        assert [number for message in handled.port.replies() for number, *_ in message] == [0, 1]
+    handled = Handled(monkeypatch, run)
+    arguments = handled.arguments(METHOD, [("step", number) for number in range(5)])
+    ((reason),) = deliver(handled, arguments)
+    assert "SystemExit" in reason
+    with pytest.raises(SystemExit):
+        asyncio.run(handled.actor.handle(*arguments))
+    assert [number for message in handled.port.replies() for number, *_ in message] == [0, 1, 0, 1]
 
 
 def test_other_tasks_of_an_async_actor_run_during_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
