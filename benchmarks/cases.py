@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from benchmarks.processes import ROOT
+from benchmarks.peer import RunningPeer
+from benchmarks.processes import ROOT, descendants, usage_of
 from benchmarks.results import Case, Check, Value, at_least, at_most, median, percentile
 from benchmarks.run import Peers, Run
 
@@ -96,18 +97,44 @@ def _sequential(peers: Peers) -> Rows:
 
 def _in_flight(peers: Peers) -> Rows:
     names = ("direct", "meshgate", "ray")
-    gathered = peers.turns(*names, method="in_flight_async", calls=1000)
-    listed = peers.turns(*names, method="in_flight", calls=1000)
+    gathered, gathered_cpu = _with_processor_time(peers, names, "in_flight_async")
+    listed, listed_cpu = _with_processor_time(peers, names, "in_flight")
     reference = {**_rates(gathered), "ray": _best(_rates(gathered), _rates(listed), "ray")}
-    for how, found in (("asyncio", gathered), ("list of futures", listed)):
+    for how, found, used in (("asyncio", gathered, gathered_cpu), ("list of futures", listed, listed_cpu)):
         columns = {name: value for name, value in _rates(found).items() if value is not None}
         case = Case(f"1,000 calls in flight, {how}", columns)
         for peer, what, minimum in (("direct", "compared with direct:", 0.9), ("ray", "compared with Ray:", 4)):
             beside = reference.get(peer)
             if beside is not None and "meshgate" in columns:
                 case.checks += at_least(what, columns["meshgate"].number / beside.number, minimum)
-        case.note = "compared with direct Monarch's gather and the better one of Ray's"
+        taken = ", ".join(f"{name} {median(each) * 1e3:.0f} µs" for name, each in used.items() if name != "ray")
+        case.note = (
+            f"compared with direct Monarch's gather and the better one of Ray's; processor time of all processes of a "
+            f"driver, for each call: {taken}"
+        )
         yield case
+
+
+def _with_processor_time(
+    peers: Peers, names: tuple[str, ...], method: str
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Of each round of 1,000 calls, the seconds, and those of processors in the peer's process and its descendants."""
+
+    def ask(peer: RunningPeer) -> tuple[float, float]:
+        before = _processor_time(peer)
+        seconds = peer.ask(method, calls=1000)
+        return seconds, _processor_time(peer) - before
+
+    found = peers.turns_of(ask, names, None, warm=True)
+    return (
+        {name: [seconds for seconds, _ in rounds] for name, rounds in found.items()},
+        {name: [used for _, used in rounds] for name, rounds in found.items()},
+    )
+
+
+def _processor_time(peer: RunningPeer) -> float:
+    usages = [usage_of(pid) for pid in (peer.pid, *descendants(peer.pid))]
+    return sum(usage.cpu for usage in usages if usage is not None)
 
 
 def _best(one: dict[str, Value], other: dict[str, Value], name: str) -> Value | None:

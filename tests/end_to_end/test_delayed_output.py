@@ -20,6 +20,7 @@ from tests.gateway.server_process import TOKEN, ServerProcess
 DELAY = 0.2  # seconds; a reply takes a few milliseconds
 MB = 2**20
 COUNT = 4  # calls of each kind
+IN_FLIGHT = 60  # calls that may leave the engine together
 
 
 def write(text: str) -> None:
@@ -151,6 +152,21 @@ def test_what_a_concurrent_endpoint_printed_is_shown_before_the_result(
     for number in range(COUNT):
         assert list(speakers.say.call(f"concurrent {number}.").get().values()) == [0, 1, 2, 3]
         assert ranks_shown(f"concurrent {number}.", capsys) == 4
+
+
+@pytest.mark.parametrize("Class", [Speaker, AsyncSpeaker])
+def test_what_calls_in_flight_printed_is_shown_before_the_result_of_each(
+    procs: Any, Class: type, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = procs.spawn("in_flight", Class).slice(hosts=0, gpus=0)
+    for future in [one.say.call_one("before.") for _ in range(IN_FLIGHT)]:
+        future.get()
+    futures = [one.say.call_one(f"in flight {number}.") for number in range(IN_FLIGHT)]
+    shown = ""
+    for number, future in enumerate(futures):
+        future.get()
+        shown += capsys.readouterr().out
+        assert f"in flight {number}." in shown
 
 
 @pytest.mark.parametrize("Class", [Speaker, AsyncSpeaker])

@@ -67,12 +67,13 @@ class Recorder(Actor):
 
 @dataclass(frozen=True)
 class Way:
-    """A way of calling: up to ``depth`` calls in flight to ``ranks``."""
+    """A way of calling: up to ``depth`` calls in flight to ``ranks``, posted together if it is a ``burst``."""
 
     depth: int
     ranks: tuple[int, ...]
     call: Callable[[Driver, int], Any]
     expected: Callable[[int], object]
+    burst: bool = False
 
 
 WAYS: dict[str, Way] = {
@@ -81,6 +82,7 @@ WAYS: dict[str, Way] = {
     "large": Way(2, (1,), lambda to, n: to.rank(1).echo.call_one(n, _data(n)), lambda n: (n, _data(n))),
     "slow": Way(2, (0,), lambda to, n: to.rank(0).wait.call_one(n, (n % 7) ** 2 / 10), lambda n: n),
     "lines": Way(2, (1,), lambda to, n: to.rank(1).say.call_one(n), lambda n: n),
+    "burst": Way(24, (0,), lambda to, n: to.rank(0).record.call_one("burst", n), lambda n: n, burst=True),
     "messages": Way(2, (0,), lambda to, n: to.rank(0).answer.call_one(to.port, n), lambda n: n),
 }
 
@@ -168,6 +170,7 @@ class Driver:
         dialer = UrlDialer("ws://127.0.0.1:1", TOKEN)
         sizes = {"workers": HOSTS}
         client = Client(dialer, settings=settings, session_id=account.session or None, mesh_sizes=sizes)
+        client.unread.watching = False  # some calls end once time is real again: a thread would start
         self._process.facts["client"] = client
         await client._connection.established
         if account.session:
@@ -207,8 +210,10 @@ class Driver:
             pending.append((number, earlier[0].future))
             number += 1
         while pending or not account.ending:
-            while len(pending) < way.depth and not account.ending:
-                await asyncio.sleep(self._chance.choice((0, 0, 0.001, 0.1)))
+            filling = not (way.burst and pending)
+            while filling and len(pending) < way.depth and not account.ending:
+                if not (way.burst and pending):
+                    await asyncio.sleep(self._chance.choice((0, 0, 0.001, 0.1)))
                 with kt.tag(f"{name}-{number}"):
                     pending.append((number, way.call(self, number)))
                 number += 1

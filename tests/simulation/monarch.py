@@ -8,12 +8,12 @@ import functools
 import json
 import math
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from meshgate.testing.fake_process import unpickle
-from meshgate_gateway.engine.monarch.interface import OnFault
+from meshgate_gateway.engine.monarch.interface import BatchedReply, OnFault, Reply
 from meshgate_gateway.engine.objects.regions import ranks_of
 from tests.gateway.engine.fakes import FakeMesh, FakeMonarch, FakePort
 from tests.simulation.code import Agent, agents_called, call_in, open_version
@@ -21,6 +21,7 @@ from tests.simulation.processes import Process, current_process
 
 AGENTS = "meshgate_code"
 MESH = "procs"  # the processes of the drivers' actors
+SENT_EARLY = 0.2  # of the replies in a batch: they leave before the batch ends
 
 
 @dataclass
@@ -107,9 +108,24 @@ class SimulatedMonarch(FakeMonarch):
             for agent in self._agents[actors]:
                 agent.request(endpoint, *payload)
             return
+        for worker in self._workers_of(actors):
+            worker.deliver([(endpoint, payload)], port, batch=False)
+
+    def size_in_batch(self, payload: Any) -> int | None:
+        buffers, objects = payload
+        return None if objects or len(buffers) > 1 else len(buffers[0])
+
+    def call_batch(self, actors: FakeMesh, calls: Sequence[tuple[str, Any]]) -> FakePort:
+        port, receiver = self.open_port()
+        if len(calls) > 1:
+            self._engine.world.facts["batched"] += len(calls)
+        for worker in self._workers_of(actors):
+            worker.deliver(calls, port, batch=True)
+        return receiver
+
+    def _workers_of(self, actors: FakeMesh) -> list[Worker]:
         workers = self._ranks[actors.name]
-        for rank in range(len(workers)) if actors.region is None else ranks_of(actors.region):
-            workers[rank].deliver(endpoint, payload, port)
+        return workers if actors.region is None else [workers[rank] for rank in ranks_of(actors.region)]
 
 
 class Worker:
@@ -120,7 +136,7 @@ class Worker:
         self._workers, self.engine, self.rank = workers, engine, rank
         self.recorded = workers.recorded.setdefault(self.process.name, {}) if mesh == MESH else {}
         self.mesh = mesh
-        self._mailbox: asyncio.Queue[tuple[str, Any, FakePort | None]] = asyncio.Queue()
+        self._mailbox: asyncio.Queue[tuple[Sequence[tuple[str, Any]], FakePort | None, bool]] = asyncio.Queue()
         workers.alive.append(self)
 
     def start(self, address: str, secret: str, mesh: int, version: str) -> None:
@@ -130,9 +146,10 @@ class Worker:
     def _ended(self, code: int) -> None:
         self._workers.alive.remove(self)
 
-    def deliver(self, endpoint: str, payload: Any, port: FakePort | None) -> None:
+    def deliver(self, calls: Sequence[tuple[str, Any]], port: FakePort | None, *, batch: bool) -> None:
+        """A message of Monarch's: a call, or several. Replies go to ``port``, those to a ``batch`` together."""
         if self.process.alive:
-            self.process.loop.call_soon_threadsafe(self._mailbox.put_nowait, (endpoint, payload, port))
+            self.process.loop.call_soon_threadsafe(self._mailbox.put_nowait, (calls, port, batch))
 
     async def _run(self, path: str, secret: str, mesh: int, version: str) -> None:
         try:
@@ -154,11 +171,24 @@ class Worker:
         if version:
             await self.load(version)
         while True:
-            endpoint, (buffers, objects), port = await self._mailbox.get()
-            args, _ = unpickle(buffers, objects)
-            result = await getattr(self, endpoint)(output, *args)
-            if port is not None:
-                self._send(port, result)
+            calls, port, batch = await self._mailbox.get()
+            replies: list[BatchedReply] = []
+            for number, (endpoint, (buffers, objects)) in enumerate(calls):
+                args, _ = unpickle(buffers, objects)
+                start = self.process.loop.time()
+                result = await getattr(self, endpoint)(output, *args)
+                if port is not None and not batch:
+                    self._send(port, result)
+                elif port is not None:
+                    seconds = self.process.loop.time() - start
+                    replies.append(BatchedReply(number, seconds, Reply(self.rank, False, pickle.dumps(result, 5), ())))
+                    if number == len(calls) - 1 or self.process.world.chance.random() < SENT_EARLY:
+                        self._reply(port, replies)
+                        replies = []
+
+    def _reply(self, port: FakePort, replies: list[BatchedReply]) -> None:
+        if self.engine.alive:
+            self.engine.loop.call_soon_threadsafe(port.messages.put_nowait, replies)
 
     def _send(self, port: FakePort, value: object) -> None:
         if self.engine.alive:

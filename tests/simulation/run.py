@@ -17,7 +17,6 @@ import structlog
 
 from meshgate import EngineDiedError, SessionExpiredError, SupervisionError
 from meshgate.session.dispatch import Dispatcher
-from meshgate.session.errors.unread import FailedCall
 from meshgate.session.serial_thread import SerialThread
 from meshgate.session.transport.connection_thread import ConnectionThread
 from meshgate_gateway.engine.engine import Engine
@@ -50,6 +49,7 @@ class Outcome:
     edits: int = 0
     stale: int = 0
     callbacks: int = 0
+    batched: int = 0  # calls that left the engine together with others
     faults: Counter[str] = field(default_factory=Counter)
     trace: list[str] = field(default_factory=list)
 
@@ -88,6 +88,7 @@ class Simulation:
         self.world, self.chance = world, world.chance
         self.workers: Workers = Workers()
         world.facts["workers"] = self.workers
+        world.facts["batched"] = 0
         settings = Settings(token=TOKEN, mesh="workers=tcp://host-0:1,tcp://host-1:1", lease=LEASE)
         self.supervisor = Supervisor(world, settings)
         self.supervisor.start_server()
@@ -116,6 +117,7 @@ class Simulation:
         self.world.run(self.nothing_left, LIMIT)
         self._check_account()
         self.outcome.calls, self.outcome.callbacks = self.account.calls, self.world.steps
+        self.outcome.batched = self.world.facts["batched"]
         self.outcome.edits, self.outcome.stale = self.account.edited, self.account.stale
         self.outcome.trace = self.world.trace
         return self.outcome
@@ -355,11 +357,6 @@ def _replaced(world: World) -> Iterator[None]:
         for target, name, replacement in (
             (ConnectionThread, "start", start_on_this_loop),
             (SerialThread, "call", call_soon),
-            (
-                FailedCall,
-                "watch",
-                lambda *_: None,
-            ),  # they are dropped once time is real again: a thread would start
             (gc, "freeze", lambda: None),
             *((Dispatcher, name, _expected(world, name)) for name in ("_values", "_failed")),
         ):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence, Sized
 from types import TracebackType
@@ -93,6 +94,7 @@ def get_meter() -> Meter:
 
 
 TRACE_MODULE = "opentelemetry.trace"  # a program that has not imported it traces nothing
+PROVIDER_IN_ENVIRONMENT = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ  # OpenTelemetry then loads one by itself
 
 
 class CallSpan:
@@ -128,6 +130,9 @@ def start_span(label: str, adverb: str, ranks: Sized) -> CallSpan | None:
     """
     trace = sys.modules.get(TRACE_MODULE)
     if trace is None:
+        return None
+    # Without a provider, ``get_tracer_provider`` reads the environment, which takes a seventh of the time of a call.
+    if getattr(trace, "_TRACER_PROVIDER", trace) is None and not PROVIDER_IN_ENVIRONMENT:
         return None
     provider = trace.get_tracer_provider()
     if isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):

@@ -35,7 +35,8 @@ class Records(Protocol):
 
 class Dispatch:
     """``session()`` is the present wire session. ``flush_soon`` is called after a message that had to wait: its credit
-    is returned. ``notice(text)`` shows the user a line."""
+    is returned. ``notice(text)`` shows the user a line. ``flush_calls`` is called before a message that is not a call:
+    it must not overtake calls that are collected."""
 
     def __init__(
         self,
@@ -46,9 +47,11 @@ class Dispatch:
         ledger: Records,
         flush_soon: Callable[[], object],
         notice: Callable[[str], object],
+        flush_calls: Callable[[], object] = lambda: None,
     ) -> None:
         self._session, self._failures, self._start_task = session, failures, start_task
         self._ledger, self._flush_soon, self._notice = ledger, flush_soon, notice
+        self._flush_calls = flush_calls
         self._handlers: dict[type, Handler] = {}
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[int, deque[MessageReceived]] = {}  # what queues in the streams that wait
@@ -111,6 +114,8 @@ class Dispatch:
     def _handle(self, message: MessageReceived) -> Awaitable[None] | None:
         header = message.header
         try:
+            if not isinstance(header, Call):
+                self._flush_calls()
             if not isinstance(header, _FLOODS):  # of which a later holder need not know
                 self._ledger.record(header)
             if message.refused:

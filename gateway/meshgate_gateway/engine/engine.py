@@ -172,6 +172,7 @@ class Engine:
             ledger=self._ledger,
             flush_soon=self.link.flush_soon,
             notice=self.notice,
+            flush_calls=self._calling.flush,
         )
         self._channels = Channels(
             objects,

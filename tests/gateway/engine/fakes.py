@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import ParamSpec
 
-from meshgate_gateway.engine.monarch.interface import Reply
+from meshgate_gateway.engine.monarch.interface import BatchedReply, Reply
 from meshgate_gateway.engine.monarch.same_versions import SameVersions
 from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh, ProcMesh, attached_hosts
 from meshgate_gateway.engine.objects.regions import hosts_region, procs_region
@@ -59,11 +59,24 @@ class FakePort:
     """A port and its receiver."""
 
     def __init__(self) -> None:
-        self.messages: asyncio.Queue[Reply] = asyncio.Queue()
+        self.messages: asyncio.Queue[Reply | list[BatchedReply]] = asyncio.Queue()
         self.received = 0
 
     def put(self, data: bytes, rank: int | None = None, *, exception: bool = False, references: Any = ()) -> None:
         self.messages.put_nowait(Reply(rank, exception, data, references))
+
+
+class FakeBatchPort:
+    """The port of a batch, for the replies to one of its calls, which seems to take ``seconds``."""
+
+    seconds = 0.0
+
+    def __init__(self, port: FakePort, number: int) -> None:
+        self.port, self.number = port, number
+
+    def put(self, data: bytes, rank: int | None = None, *, exception: bool = False, references: Any = ()) -> None:
+        reply = Reply(rank, exception, data, references)
+        self.port.messages.put_nowait([BatchedReply(self.number, self.seconds, reply)])
 
 
 @dataclass(eq=False)
@@ -88,7 +101,8 @@ class FakeMonarch:
     meshes: list[FakeMesh] = field(default_factory=list)
     launches: list[tuple[FakeMesh, Launch | None]] = field(default_factory=list)  # (hosts, launch)
     attached: list[tuple[str, list[str]]] = field(default_factory=list)
-    casts: list[tuple[str, Any, FakePort | None]] = field(default_factory=list)  # (endpoint, payload, port)
+    casts: list[tuple[str, Any, Any]] = field(default_factory=list)  # (endpoint, payload, port)
+    batches: list[list[str]] = field(default_factory=list)  # the endpoints of each; their calls are in ``casts`` too
     sent: list[tuple[Any, Any]] = field(default_factory=list)  # (port, payload)
     dropped_if_undeliverable: list[bool] = field(default_factory=list)  # for each of ``sent``
     ports: list[FakePort] = field(default_factory=list)
@@ -194,6 +208,19 @@ class FakeMonarch:
         self.cast(actors, endpoint, explicit_port, payload, port)
         return receiver
 
+    def size_in_batch(self, payload: Any) -> int | None:
+        return len(payload) if isinstance(payload, bytes) else None
+
+    def call_batch(self, actors: Any, calls: Sequence[tuple[str, Any]]) -> FakePort:
+        port, receiver = self.open_port()
+        self.batches.append([endpoint for endpoint, _ in calls])
+        for number, (endpoint, payload) in enumerate(calls):
+            self.cast(actors, endpoint, False, payload, FakeBatchPort(port, number))
+        return receiver
+
+    def replies_of(self, message: Reply | list[BatchedReply]) -> list[BatchedReply]:
+        return message if isinstance(message, list) else [BatchedReply(None, 0.0, message)]
+
     def call_supervised(
         self, actors: Any, endpoint: str, explicit_port: bool, payload: Any
     ) -> tuple[FakePort, asyncio.Future[Any]]:
@@ -216,12 +243,12 @@ class FakeMonarch:
     def port_name(self, port: FakePort) -> str:
         return f"port {self.ports.index(port)}"
 
-    async def _receive(self, port: FakePort) -> Reply:
+    async def _receive(self, port: FakePort) -> Any:
         reply = await port.messages.get()
         port.received += 1
         return reply
 
-    def receive(self, receiver: FakePort) -> asyncio.Future[Reply]:
+    def receive(self, receiver: FakePort) -> asyncio.Future[Any]:
         return asyncio.ensure_future(self._receive(receiver))
 
     def reply_of(self, message: Reply) -> Reply:

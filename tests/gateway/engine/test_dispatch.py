@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from unittest import mock
 
+from meshgate_gateway.engine.calls import batches
+from meshgate_gateway.engine.calls.batches import OPEN_CALLS
 from meshgate_wire import Limits
 from meshgate_wire.messages import Done, EndSession, Failed, MeshRef, OpenChannel, PortSend, Release, SendTo, Values
 from tests.gateway.engine.fakes import FakeMesh, async_test
@@ -62,6 +65,31 @@ async def test_more_messages_than_one_turn_handles_stay_in_order() -> None:
     assert len(client.monarch.casts) < MANY
     await client.until(lambda: len(client.monarch.casts) == MANY)
     assert [payload for _, payload, _ in client.monarch.casts] == [str(number).encode() for number in range(MANY)]
+    await client.end()
+
+
+@async_test
+async def test_other_messages_do_not_overtake_calls_that_are_collected() -> None:
+    with mock.patch.object(batches, "PATIENCE", 3600):
+        await _send_between_calls()
+
+
+async def _send_between_calls() -> None:
+    client = EngineClient()
+    actors = client.spawn_all()
+    channel = await client.open_channel()
+    numbers = [str(number).encode() for number in range(2 * OPEN_CALLS)]
+    for number, data in enumerate(numbers):
+        client.send(call(number, actors), data, stream=actors)
+        await client.turns(5)
+    assert len(client.monarch.casts) < len(numbers), "no call waits for earlier batches"
+    client.send(SendTo(target=MeshRef(object=actors), endpoint="step", port=channel), b"sent", stream=actors)
+    await client.until(lambda: len(client.monarch.casts) > len(numbers))
+    assert [payload for _, payload, _ in client.monarch.casts] == [*numbers, b"sent"]
+    for _, _, port in client.monarch.casts[:-1]:
+        for rank in range(2):
+            port.put(b"value", rank)
+    await client.until(lambda: len(client.of(Values)) == len(numbers))
     await client.end()
 
 

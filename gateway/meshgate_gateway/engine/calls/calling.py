@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
+from meshgate_gateway.engine.calls.batches import OPEN_CALLS, BatchedCall, Batches, BatchSender
 from meshgate_gateway.engine.calls.pending_calls import (
     GATHER_FAILURES,
     CallEvent,
@@ -39,7 +40,7 @@ CALLS_PER_REPORT = 32
 MAX_SUPERVISED = 1024  # parts of meshes whose next fault Monarch is to report; above it, idle ones are dropped
 
 
-class Messaging(Payloads, CallSender, Protocol):
+class Messaging(Payloads, CallSender, BatchSender, Protocol):
     """What calls need of Monarch."""
 
 
@@ -79,6 +80,7 @@ class Calling:
         self._supervised: dict[Any, asyncio.Future[Any]] = {}  # the next fault of a part of a mesh
         self._report_timer: asyncio.TimerHandle | None = None
         self._waiting: dict[int, Call] = {}  # for their target or arguments
+        self._batches = Batches(monarch, self._replied_in_batch, self._failed_in_batch)
 
     def call(self, header: Call, buffers: Sequence[Fragments]) -> Awaitable[None] | None:
         target = self._objects.require(header.target.object)
@@ -131,6 +133,7 @@ class Calling:
             payload = self._monarch.payload_with_trace(payload, header.trace)
         try:
             if header.adverb == "broadcast":
+                self.flush()
                 self._monarch.cast(actors, header.endpoint, header.explicit_port, payload, None)
                 self._metrics.cast()
                 totals.casts += 1
@@ -150,18 +153,29 @@ class Calling:
         explicit_port: bool = False,
     ) -> None:
         """Sends a call to ``actors``, a part of ``mesh``. Responses go to the client on ``stream``."""
-        if actors in self._supervised:
+        pending.part = actors
+        supervised = actors in self._supervised
+        if len(self._pending) >= OPEN_CALLS or self._batches.open:
+            if supervised and self._batches.add(pending, mesh, stream, payload):
+                self._pending[pending.call] = (pending, mesh, stream)
+                return
+            self._batches.flush()
+        if supervised:
             receiver = self._monarch.call(actors, pending.endpoint, explicit_port, payload)
         else:
             receiver, fault = self._monarch.call_supervised(actors, pending.endpoint, explicit_port, payload)
             fault.add_done_callback(functools.partial(self._part_failed, mesh, actors))
             self._supervised[actors] = fault
             self._drop_idle_parts()
-        pending.part = actors
         self._pending[pending.call] = (pending, mesh, stream)
         if self._report_timer is None:
             self._report_timer = self._loop.call_later(REPORT_INTERVAL, self._report)
         self._listen(pending, receiver, stream)
+
+    def flush(self) -> None:
+        """Sends the calls that were collected. Whatever else is sent to actors must not overtake them."""
+        if self._batches.open:
+            self._batches.flush()
 
     def _drop_idle_parts(self) -> None:
         if len(self._supervised) <= MAX_SUPERVISED:
@@ -204,30 +218,63 @@ class Calling:
                 return
             if self._memory.promised:
                 self._memory.arrived(len(reply.data))
-            unread = self._output_before(pending, reply)
+            unread = self._output_before(pending, reply, self._unread_output)
             if unread is None:
-                take(reply)
+                self._take(pending, reply, stream, receiver)
             else:
                 if pending.adverb != "stream":
                     pending.apply(CallEvent.LAST_ARRIVED)
-                unread.add_done_callback(lambda _: take(reply))
-
-        def take(reply: Reply) -> None:
-            if pending.state is CallState.ENDED:
-                return
-            references = _NO_MESHES
-            if reply.references:
-                references = Adopted(objects=tuple(self._objects.add_reference(mesh) for mesh in reply.references))
-            before = pending.state
-            if self._finish(pending, pending.add_reply(reply, references), stream):
-                return
-            if before is CallState.OPEN and pending.state is CallState.GATHERING:
-                self._loop.call_later(GATHER_FAILURES, self._finish_early, pending, stream)
-            self._listen(pending, receiver, stream)
+                unread.add_done_callback(lambda _: self._take(pending, reply, stream, receiver))
 
         self._monarch.receive(receiver).add_done_callback(arrived)
 
-    def _output_before(self, pending: PendingCall, reply: Reply) -> asyncio.Future[None] | None:
+    def _take(self, pending: PendingCall, reply: Reply, stream: int, receiver: Any) -> None:
+        """Takes a reply, and listens for the next one. ``receiver`` is None in a batch, which listens itself."""
+        if pending.state is CallState.ENDED:
+            return
+        references = _NO_MESHES
+        if reply.references:
+            references = Adopted(objects=tuple(self._objects.add_reference(mesh) for mesh in reply.references))
+        before = pending.state
+        if self._finish(pending, pending.add_reply(reply, references), stream):
+            return
+        if before is CallState.OPEN and pending.state is CallState.GATHERING:
+            self._loop.call_later(GATHER_FAILURES, self._finish_early, pending, stream)
+        if receiver is not None:
+            self._listen(pending, receiver, stream)
+
+    def _replied_in_batch(self, call: BatchedCall, reply: Reply, message: dict[Any, Any]) -> None:
+        """``message`` keeps what is known of output that has not been read, for all replies in a message."""
+        pending = call.pending
+        if pending.state in (CallState.COMPLETE, CallState.ENDED):
+            return
+
+        def unread_output(procs: int, ranks: Sequence[int]) -> asyncio.Future[None] | None:
+            key = (ranks[0], len(ranks))  # which say all, within a batch
+            if key not in message:
+                message[key] = self._unread_output(procs, ranks)
+            unread: asyncio.Future[None] | None = message[key]
+            return unread
+
+        if self._memory.promised:
+            self._memory.arrived(len(reply.data))
+        unread = self._output_before(pending, reply, unread_output)
+        if unread is None:
+            self._take(pending, reply, call.stream, None)
+            return
+        if pending.adverb != "stream":
+            pending.apply(CallEvent.LAST_ARRIVED)
+        unread.add_done_callback(lambda _: self._take(pending, reply, call.stream, None))
+
+    def _failed_in_batch(self, call: BatchedCall, error: BaseException) -> None:
+        self._finish(call.pending, call.pending.fail(failure_of(error)), call.stream)
+
+    def _output_before(
+        self,
+        pending: PendingCall,
+        reply: Reply,
+        unread_output: Callable[[int, Sequence[int]], asyncio.Future[None] | None],
+    ) -> asyncio.Future[None] | None:
         """What the ranks have printed comes before the result: what to wait for, if ``reply`` is sent at once.
 
         An item of a stream waits for its own rank.
@@ -248,7 +295,7 @@ class Calling:
             return None
         if pending.adverb in ("stream", "choose"):
             ranks = ranks[position : position + 1]
-        return self._unread_output(procs.number, ranks)
+        return unread_output(procs.number, ranks)
 
     def awaits(self, procs: int, rank: int) -> bool:
         """Whether a call in flight may still get a reply of this process."""

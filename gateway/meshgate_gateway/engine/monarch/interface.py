@@ -39,6 +39,15 @@ class Reply(NamedTuple):
     printed: tuple[int, int] | None = None
 
 
+class BatchedReply(NamedTuple):
+    """A reply to one call of a batch, by its position. None: Monarch itself has replied, to all that the rank has not.
+    ``seconds``: the time that the call took there."""
+
+    number: int | None
+    seconds: float
+    reply: Reply
+
+
 class BootstrapFailed(Exception):
     """The bootstrap of a process raised an exception. The message is the traceback."""
 
@@ -156,6 +165,16 @@ class CallSender(Protocol):
 
     def call(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any) -> Any:
         """Sends a call to actors, which may still be coming up. Returns the receiver of their replies."""
+
+    def size_in_batch(self, payload: Any) -> int | None:
+        """The bytes that a call with ``payload`` takes in a batch; None if it must be sent alone."""
+
+    def call_batch(self, actors: Any, calls: Sequence[tuple[str, Any]]) -> Any:
+        """Sends calls, each an endpoint without an explicit port and a payload, in one message to actors whose
+        processes the engine has set up. They run in this order. Returns the receiver of their replies."""
+
+    def replies_of(self, message: Any) -> list[BatchedReply]:
+        """The replies in a message to a batch, their pickles unopened."""
 
     def call_supervised(
         self, actors: Any, endpoint: str, explicit_port: bool, payload: Any

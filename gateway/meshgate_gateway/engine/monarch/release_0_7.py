@@ -22,8 +22,17 @@ from typing import Any, ClassVar, Literal
 import cloudpickle
 
 from meshgate_gateway.engine.monarch.error_texts import explain_fault
-from meshgate_gateway.engine.monarch.interface import BootstrapFailed, Fault, Fragments, Monarch, OnFault, Reply
+from meshgate_gateway.engine.monarch.interface import (
+    BatchedReply,
+    BootstrapFailed,
+    Fault,
+    Fragments,
+    Monarch,
+    OnFault,
+    Reply,
+)
 from meshgate_gateway.engine.monarch.pickles import (
+    COPY_LIMIT,
     Forward,
     ForwardAt,
     ForwardClass,
@@ -35,7 +44,7 @@ from meshgate_gateway.engine.monarch.pickles import (
 from meshgate_gateway.engine.monarch.same_versions import SameVersions
 from meshgate_gateway.engine.monarch.settings import Settings
 from meshgate_gateway.engine.monarch.telemetry import Collector
-from meshgate_gateway.engine.on_worker import breakpoints, large_messages, output_marks, ports, stacks, tracing
+from meshgate_gateway.engine.on_worker import batches, breakpoints, large_messages, output_marks, ports, stacks, tracing
 from meshgate_gateway.engine.on_worker import process as on_worker
 from meshgate_sync.store import place
 from meshgate_wire.messages import BootstrapCommand, Host, Launch, Region
@@ -200,7 +209,7 @@ class Client:
         from monarch._rust_bindings.monarch_hyperactor.proc_mesh import ProcMesh  # noqa: PLC0415
         from monarch._src.actor import actor_mesh  # noqa: PLC0415
 
-        for module in (on_worker, breakpoints, large_messages, output_marks, ports, stacks, tracing, place):
+        for module in (on_worker, batches, breakpoints, large_messages, output_marks, ports, stacks, tracing, place):
             cloudpickle.register_pickle_by_value(module)
         self._api, self._actor, self._buffers, self._mailbox = api, actor, buffers, mailbox
         self._pickle, self._actor_mesh, self._native_procs = monarch_pickle, actor_mesh, ProcMesh
@@ -221,10 +230,12 @@ class Client:
         self._call_method = actor.PythonMessageKind.CallMethod
         self._returns_response = actor.MethodSpecifier.ReturnsResponse
         self._explicit_port = actor.MethodSpecifier.ExplicitPort
+        self._batch = actor.MethodSpecifier.ReturnsResponse(batches.METHOD)
 
         self.same_versions = SameVersions()
         self.same_versions.check_before(actor_mesh.ActorInitArgs)
         self._settings = Settings()
+        self._collects = False  # telemetry, which has a row for each message and names its endpoint
 
     async def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         return await self._settings.configure(settings)
@@ -233,6 +244,7 @@ class Client:
         await self._settings.wait_applied()
 
     def collector(self, retention: int, host_metrics: float, gpu_metrics: float) -> Collector:
+        self._collects = True
         return Collector(self._instance, retention)
 
     # --- meshes -----------------------------------------------------------------------------------------
@@ -367,6 +379,20 @@ class Client:
         actors.cast_unresolved(self._message(self._call_method(method, port, None), payload), "all", self._native)
         return receiver
 
+    def size_in_batch(self, payload: Any) -> int | None:
+        if type(payload) is not Forward or payload.buffers or payload.objects:
+            return None
+        if self._settings.limits_frames or self._collects:
+            return None
+        return sum(map(len, payload.data))
+
+    def call_batch(self, actors: Any, calls: Sequence[tuple[str, Any]]) -> Any:
+        port, receiver = self.open_port()
+        payload = [(endpoint, b"".join(arguments.data)) for endpoint, arguments in calls]
+        kind = self._call_method(self._batch, port, None)
+        actors.cast_unresolved(self._message(kind, Forward([pickle.dumps(payload)])), "all", self._native)
+        return receiver
+
     def call_supervised(
         self, actors: Any, endpoint: str, explicit_port: bool, payload: Any
     ) -> tuple[Any, asyncio.Future[Any]]:
@@ -420,6 +446,17 @@ class Client:
         if rank is not None and rank >> output_marks.RANK_BITS:
             rank, printed = output_marks.without_mark(rank)
         return Reply(rank, isinstance(kind, self._exception), data, references, printed)
+
+    def replies_of(self, message: Any) -> list[BatchedReply]:
+        together = self.reply_of(message)
+        rank, exception, data, references, printed = together
+        if exception or bytes(data[: len(batches.MAGIC)]) != batches.MAGIC:
+            return [BatchedReply(None, 0.0, together)]
+        found = []
+        for number, exception, seconds, part in batches.decode_replies(data):
+            own = bytes(part) if len(part) <= COPY_LIMIT else part
+            found.append(BatchedReply(number, seconds, Reply(rank, exception, own, references, printed)))
+        return found
 
     def port_at(self, address: str) -> Any:
         return self._mailbox.PortRef(self._mailbox.PortId.from_string(address))

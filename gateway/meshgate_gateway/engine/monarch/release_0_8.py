@@ -57,6 +57,7 @@ class Client(release_0_7.Client):
         return service_address(host)
 
     def collector(self, retention: int, host_metrics: float, gpu_metrics: float) -> Collector:
+        self._collects = True
         return Collector(self._instance, retention, host_metrics, gpu_metrics)
 
     def open_port(self) -> tuple[Any, Any]:

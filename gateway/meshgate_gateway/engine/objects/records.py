@@ -14,6 +14,7 @@ from meshgate_wire.messages import Failure, Host, Region
 MAX_SLICES = 512  # per mesh
 MAX_ENDPOINTS = 64  # of a mesh whose calls are counted by endpoint
 OTHER_ENDPOINTS = "…"
+FORGETTING = 0.75  # of the time that a call is expected to take, with each later call
 
 S = TypeVar("S")
 
@@ -224,6 +225,19 @@ class CallTotals:
     failed: int = 0
     seconds: float = 0.0
     casts: int = 0  # calls without replies that were sent
+    expected: float | None = None  # seconds that a call is expected to run; None: unknown
+
+    def took(self, seconds: float) -> None:
+        """A call has run for ``seconds``. What is expected is an average, in which the last calls count most."""
+        if self.expected is None:
+            self.expected = seconds
+        else:
+            self.expected = self.expected * FORGETTING + seconds * (1 - FORGETTING)
+
+    def sent_alone(self) -> None:
+        """A long call was sent of which nobody will say how long it took: after some of them, one is measured again."""
+        if self.expected is not None:
+            self.expected *= FORGETTING
 
 
 class ActorSlice(NamedTuple):

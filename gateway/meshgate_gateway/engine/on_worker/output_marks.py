@@ -95,14 +95,28 @@ class OutputMarks:
     def rank(self, port: Any, frame: Any) -> int | None:
         """The rank for a reply to ``port``, with a mark if it has one. ``frame`` is that of the code that sends it."""
         rank: int | None = port._rank
-        if not self._streams or rank is None:
+        if not self._printed() or not (self._port.get() is port or replies_to_the_engine(port, frame)):
             return rank
+        return self._marked(rank)
+
+    def rank_for_engine(self, port: Any) -> int | None:
+        """As ``rank``, of a port that is known to be the engine's."""
+        rank: int | None = port._rank
+        return self._marked(rank) if self._printed() else rank
+
+    def _printed(self) -> bool:
+        """Whether something was printed within the last second."""
+        if not self._streams:
+            return False
         states = [stream.state() for stream in self._streams]
         now = time.monotonic()
         if states != self._states:
             self._states, self._changed = states, now
-        if now - self._changed > RECENT or not (self._port.get() is port or replies_to_the_engine(port, frame)):
-            return rank
+        return now - self._changed <= RECENT
+
+    def _marked(self, rank: int | None) -> int | None:
+        if rank is None:
+            return None
         try:
             return with_mark(rank, [stream.position() for stream in self._streams])
         except OSError:

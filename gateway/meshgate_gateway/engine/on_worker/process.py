@@ -30,8 +30,9 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 # By value too: the adapter registers these modules.
+from meshgate_gateway.engine.on_worker.batches import run_batches
 from meshgate_gateway.engine.on_worker.breakpoints import install_breakpoints
-from meshgate_gateway.engine.on_worker.large_messages import ask_before_large_messages, pickled, send_pickled
+from meshgate_gateway.engine.on_worker.large_messages import ask, ask_before_large_messages, pickled, send_pickled
 from meshgate_gateway.engine.on_worker.output_marks import OutputMarks
 from meshgate_gateway.engine.on_worker.ports import report_what_is_sent
 from meshgate_gateway.engine.on_worker.stacks import serve_stacks
@@ -109,7 +110,7 @@ async def set_up_process(
     4. Lets other processes read its stacks and debug it, if its mesh has a ``name``.
     5. Asks before it sends the engine, whose actor id is ``root``, a large message, and says with each reply how much
        it had printed. Makes ``Port.send`` wait while the engine has too many unread messages, and ``Port.exception``
-       send every exception.
+       send every exception. Runs calls that arrive as one message.
     6. Runs the user's ``bootstrap``, inside the context manager ``sync_context`` (``module:name``) if it is not async.
     """
     from monarch.actor import current_rank  # noqa: PLC0415 - resolved on the worker
@@ -133,6 +134,7 @@ async def set_up_process(
     send = ask_before_large_messages(connect_again, hello, root, marks.rank)
     report_what_is_sent(connect_again, hello, send)
     send_every_exception(marks.rank)
+    run_batches(marks.rank_for_engine, functools.partial(ask, connect_again, hello), standin_for)
     if bootstrap is not None:
         await run_bootstrap(bootstrap, sync_context)
 
@@ -201,7 +203,7 @@ def send_every_exception(rank_of: Callable[[Any, Any], int | None]) -> None:
     ``rank_of(port, frame)`` is the rank in a reply.
     """
     from monarch._src.actor.actor_mesh import PythonMessageKind  # noqa: PLC0415 - resolved on the worker
-    from monarch.actor import ActorError, Port  # noqa: PLC0415 - resolved on the worker
+    from monarch.actor import Port  # noqa: PLC0415 - resolved on the worker
 
     send_now = Port.exception
 
@@ -214,17 +216,24 @@ def send_every_exception(rank_of: Callable[[Any, Any], int | None]) -> None:
         try:
             send(self, obj, rank)
         except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ raises
-            wrapped: Any = obj if isinstance(obj, ActorError) else None
-            text = "".join(traceback.format_exception_only(wrapped.exception if wrapped else obj)).strip()
-            reason = "".join(traceback.format_exception_only(error)).strip()
-            standin: Any = RuntimeError(f"{text}\n(this exception cannot be pickled: {reason})")
-            if wrapped:
-                standin = ActorError(standin, wrapped.message)
-                standin.exception_formatted = wrapped.exception_formatted
-            send(self, standin, rank)
+            send(self, standin_for(obj, error), rank)
 
     exception.__doc__ = send_now.__doc__
     Port.exception = exception
+
+
+def standin_for(error: Exception, reason: Exception) -> Any:
+    """What is sent in place of an exception that cannot be pickled, for this ``reason``."""
+    from monarch.actor import ActorError  # noqa: PLC0415 - resolved on the worker
+
+    wrapped: Any = error if isinstance(error, ActorError) else None
+    text = "".join(traceback.format_exception_only(wrapped.exception if wrapped else error)).strip()
+    why = "".join(traceback.format_exception_only(reason)).strip()
+    standin: Any = RuntimeError(f"{text}\n(this exception cannot be pickled: {why})")
+    if wrapped:
+        standin = ActorError(standin, wrapped.message)
+        standin.exception_formatted = wrapped.exception_formatted
+    return standin
 
 
 def import_sources(sources: Sources) -> str:

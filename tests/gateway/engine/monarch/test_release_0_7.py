@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from meshgate_gateway.engine.monarch import release_0_7
-from meshgate_gateway.engine.monarch.interface import BootstrapFailed, Fault
+from meshgate_gateway.engine.monarch.interface import BatchedReply, BootstrapFailed, Fault, Reply
 from meshgate_gateway.engine.monarch.release_0_7 import ARGUMENTS, HOSTS_PYTHON, native_commands
-from meshgate_wire.messages import BootstrapCommand, Launch
+from meshgate_gateway.engine.on_worker.batches import encode_replies
+from meshgate_wire.messages import BootstrapCommand, Launch, Region
 
 
 @dataclass
@@ -95,6 +96,42 @@ def test_the_ids_of_processes_are_read_from_the_repr_of_their_mesh() -> None:
     assert client.process_ids(procs) == tuple(
         f"'anon-{rank}' anon-{rank}<FQEUXHHxDxr>@anon-{rank}<FQEUXHHxDxr>.ipc:///tmp/w_0" for rank in range(2)
     )
+
+
+def client_that_batches(*, limits_frames: bool = False, collects: bool = False) -> Any:
+    client: Any = object.__new__(release_0_7.Client)
+    client._settings = SimpleNamespace(limits_frames=limits_frames)
+    client._collects = collects
+    return client
+
+
+def test_what_is_more_than_one_pickle_cannot_be_in_a_batch() -> None:
+    client = client_that_batches()
+    plain = client.payload([b"12", b"345"])
+    region = Region(labels=("gpus",), offset=0, sizes=(2,), strides=(1,))
+    assert client.size_in_batch(plain) == 5
+    assert client.size_in_batch(client.payload([b"1"], buffers=[[b"2"]])) is None
+    assert client.size_in_batch(client.payload([b"1"], objects=["mesh"])) is None
+    assert client.size_in_batch(client.payload_at(plain, 1, region)) is None
+    assert client.size_in_batch(client.payload_with_trace(plain, {})) is None
+
+
+@pytest.mark.parametrize("reason", ["limits_frames", "collects"])
+def test_nothing_is_batched_while_monarch_counts_messages(reason: str) -> None:
+    client = client_that_batches(**{reason: True})
+    assert client.size_in_batch(client.payload([b"1"])) is None
+
+
+def test_the_replies_to_a_batch_share_what_the_message_says() -> None:
+    client = client_that_batches()
+    data = b"".join(encode_replies([(4, False, 0.5, b"value"), (2, True, 0.25, b"error")]))
+    client.reply_of = lambda message: message
+    assert client.replies_of(Reply(3, False, data, (), (7, 8))) == [
+        BatchedReply(4, 0.5, Reply(3, False, b"value", (), (7, 8))),
+        BatchedReply(2, 0.25, Reply(3, True, b"error", (), (7, 8))),
+    ]
+    for own in (Reply(3, True, data, ()), Reply(3, False, b"\x80\x05N.", ())):
+        assert client.replies_of(own) == [BatchedReply(None, 0.0, own)]
 
 
 def test_without_commands_the_hosts_use_their_own() -> None:

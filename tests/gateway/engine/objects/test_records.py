@@ -9,6 +9,7 @@ from meshgate_gateway.engine.objects.records import (
     MAX_ENDPOINTS,
     MAX_SLICES,
     OTHER_ENDPOINTS,
+    CallTotals,
     HostHealth,
     HostState,
     remember,
@@ -23,6 +24,25 @@ GONE = AVAILABLE.lost("it was killed", returns=False)
 RESTARTED = RETURNING.restarted(same_address=False)
 UNREACHABLE = RETURNING.restarted(same_address=True)
 ALL = [AVAILABLE, RETURNING, GONE, RESTARTED, UNREACHABLE]
+
+
+# --- calls
+
+
+def test_what_a_call_is_expected_to_take_follows_the_last_calls() -> None:
+    totals = CallTotals()
+    totals.sent_alone()
+    assert totals.expected is None
+    totals.took(1.0)
+    assert totals.expected == 1.0
+    for _ in range(20):
+        totals.took(0.0)
+    assert 0 < totals.expected < 0.01
+    totals.took(1.0)
+    assert 0.2 < totals.expected < 0.3
+    before = totals.expected
+    totals.sent_alone()
+    assert totals.expected < before
 
 
 # --- the hosts of a mesh
