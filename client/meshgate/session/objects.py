@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from meshgate_wire.messages import Failure, Host
 
-Kind: TypeAlias = Literal["hosts", "procs", "actors", "port"]
+Kind: TypeAlias = Literal["hosts", "procs", "actors", "port", "kept"]
 
 
 @dataclass(slots=True, eq=False)

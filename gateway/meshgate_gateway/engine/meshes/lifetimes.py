@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed, invalid
 from meshgate_gateway.engine.interfaces import Handler, Send, StartTask
 from meshgate_gateway.engine.monarch.interface import Stopper
-from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh, ProcMesh
+from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh, KeptMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of, ranks_within
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
@@ -32,7 +32,7 @@ class _Stopped(NamedTuple):
 class Lifetimes:
     """``wait_available(hosts, region)`` waits for lost hosts to return. ``lost_hosts`` are those that have not.
     ``ranks_stopped(mesh)`` is called after ranks of an actor mesh were stopped, ``end_processes(mesh)`` ends those of
-    the proc mesh with this number."""
+    the proc mesh with this number, ``release_kept(mesh)`` drops values that stay in processes."""
 
     def __init__(
         self,
@@ -47,8 +47,10 @@ class Lifetimes:
         lost_hosts: Mapping[str, str],
         ranks_stopped: Callable[[ActorMesh], None],
         end_processes: Callable[[int], None],
+        release_kept: Callable[[KeptMesh], None],
     ) -> None:
         self._objects, self._lookup, self._monarch, self._send = objects, lookup, monarch, send
+        self._release_kept = release_kept
         self._start_task, self._failures = start_task, failures
         self._wait_available, self._lost_hosts, self._ranks_stopped = wait_available, lost_hosts, ranks_stopped
         self._end_processes = end_processes
@@ -105,8 +107,8 @@ class Lifetimes:
 
     async def stop(self, header: Stop, buffers: Sequence[Fragments]) -> None:
         known = await self._objects.wait(header.target.object)
-        if isinstance(known, Channel):
-            raise invalid(f"object {header.target.object} is a port; only meshes can be stopped")
+        if isinstance(known, (Channel, KeptMesh)):
+            raise invalid(f"object {header.target.object} is no mesh of hosts, processes or actors, and cannot be stopped")
         stopped = self._stopped_with(known, header.target.region)
         for mesh, ranks in stopped:
             mesh.stopping = mesh.stopping or ranks is None
@@ -203,6 +205,8 @@ class Lifetimes:
                 continue
             if isinstance(known, Channel):
                 known.stop_reading()
+            elif isinstance(known, KeptMesh):
+                self._release_kept(known)
             self._objects.release(number)
 
     async def stop_all(self, reason: str) -> None:
