@@ -307,10 +307,14 @@ class Adopt(Model):
 
 
 class Release(Model):
-    """The laptop no longer uses these objects (channels, kept meshes, negative objects)."""
+    """The laptop no longer uses these objects (channels, kept meshes, negative objects).
+
+    They are released with the last of ``parts`` such messages, one on each stream that had messages which name them.
+    """
 
     type: Literal["release"] = "release"
     objects: ObjectIds
+    parts: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
 
 
 class Configure(Model):

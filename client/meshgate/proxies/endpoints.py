@@ -14,7 +14,7 @@ from meshgate.actors.actor_class import EndpointSpec
 from meshgate.actors.telemetry import NO_SPAN, TRACE_MODULE, CallSpan, start_span
 from meshgate.errors import InvalidRequestError, UnpicklableArgument
 from meshgate.monarch_classes import monarch_api
-from meshgate.proxies.kept import KeptMesh, keep_results, refuse_kept, require_same_extent
+from meshgate.proxies.kept import KeptMesh, keep_results, refuse_kept, use_in_call
 from meshgate.proxies.mesh import MeshProxy
 from meshgate.proxies.ports import Port
 from meshgate.serialization.pickling import Pickled, dumps_call
@@ -101,11 +101,6 @@ class EndpointProxy(Generic[P, R]):
 
         A failure of the call is the error of what uses the results.
         """
-        if self._spec.placeholders != 1:
-            raise InvalidRequestError(
-                f"{self._label} replies through a port that it gets, so keep() cannot keep its result: use an endpoint "
-                "that returns it"
-            )
         label = f"{self._label}.keep()"
         call = PendingValueMesh(self._target, label, self._shape)
         kept = keep_results(self._mesh, label, call)
@@ -160,7 +155,7 @@ class EndpointProxy(Generic[P, R]):
             worker_python=client.worker_python,
         )
         if pickled.arguments:
-            require_same_extent(client, pickled.arguments, self._shape, self._label)
+            use_in_call(client, pickled.arguments, self._shape, self._label, self._mesh._stream)
         return pickled
 
     def _keeping_header(self, pickled: Pickled, span: CallSpan | None, keep: int, number: int) -> Call:

@@ -14,7 +14,7 @@ from meshgate.errors import InvalidRequestError, UnpicklableArgument
 from meshgate.monarch_classes import SeenAsMonarchs
 from meshgate.proxies.actor_mesh import ActorMeshProxy
 from meshgate.proxies.actor_signatures import actor_class_to_spawn, check_init, parameters_of, signatures_of
-from meshgate.proxies.kept import KeptMesh, put_value, require_same_extent
+from meshgate.proxies.kept import KeptMesh, put_value, use_in_call
 from meshgate.proxies.launch import BootstrapCommand, launch_of
 from meshgate.proxies.mesh import MeshProxy, OwnedObject, require_name, require_string
 from meshgate.serialization.pickling import dump_class, dumps, dumps_call
@@ -67,13 +67,13 @@ class ProcMeshProxy(SeenAsMonarchs, MeshProxy):
             parameters=parameters_of(actor.Class),
             worker_python=client.worker_python,
         )
-        if pickled.arguments:
-            require_same_extent(client, pickled.arguments, self._shape, f"{name}.__init__")
         step = f"spawn({name!r}, {actor.name})"
         # Actors do not depend on kept values once they have taken them.
         needed = (argument.ref.object for argument in pickled.arguments if argument.kind != "kept")
         parents = (self._object, *needed)
         remote = client.objects.create("actors", name, step, parents)
+        if pickled.arguments:
+            use_in_call(client, pickled.arguments, self._shape, f"{name}.__init__", stream_of(remote.number))
         header = SpawnActors(
             object=remote.number,
             procs=self._ref,

@@ -190,9 +190,11 @@ class AllValues(RemoteReference):
 
 def keep_results(mesh: MeshProxy, label: str, call: PendingValueMesh) -> KeptMesh[Any]:
     """The kept mesh that the results of ``call`` on ``mesh`` become, once it is sent with the number of its object."""
+    mesh._client.post_released()  # so that there is room for what is about to be kept
     # The values are in the processes: they outlive the actors.
     procs = mesh._owned.remote.parents[:1] if mesh._kind == "actors" else (mesh._object,)
     remote = mesh._client.objects.create("kept", label, label, procs or (mesh._object,))
+    remote.streams = (mesh._stream,)
     return KeptMesh(OwnedValues(mesh._client, remote, mesh._shape, call), mesh._shape)
 
 
@@ -223,9 +225,12 @@ def put_value(mesh: MeshProxy, value: object) -> KeptMesh[Any]:
     return kept
 
 
-def require_same_extent(session: ClientSession, arguments: Sequence[Argument], shape: Shape, label: str) -> None:
-    """Raises ``ValueError`` if kept values among ``arguments`` do not fit the ranks of ``label``, which has ``shape``,
-    and the reason if they can no longer be used."""
+def use_in_call(session: ClientSession, arguments: Sequence[Argument], shape: Shape, label: str, stream: int) -> None:
+    """Call it before a message of ``stream`` with these arguments.
+
+    Raises ``ValueError`` if kept values among them do not fit the ranks of ``label``, which has ``shape``, and the
+    reason if they can no longer be used.
+    """
     for argument in arguments:
         region = argument.ref.region
         if argument.kind != "kept" or region is None:
@@ -241,6 +246,7 @@ def require_same_extent(session: ClientSession, arguments: Sequence[Argument], s
                 f"of the same extent with slice(), one rank, whose value all get, or .all(), to pass all values to each "
                 "rank"
             )
+        session.objects.named_on(argument.ref.object, stream)
 
 
 def refuse_kept(arguments: Sequence[Argument], label: str) -> None:

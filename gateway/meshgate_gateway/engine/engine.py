@@ -104,7 +104,13 @@ class Engine:
         self._connect_parts(monarch, find_hosts, host)
         self.link.received = self._dispatch.received
         self.admission = Admission(
-            self.link, self._ledger, self._dispatch, self._objects, self.code, connection_refused
+            self.link,
+            self._ledger,
+            self._dispatch,
+            self._objects,
+            self.code,
+            connection_refused,
+            lambda: self._kept.holder_changed(self._open_calls()),
         )
         self._dispatch.add(
             {
@@ -200,7 +206,7 @@ class Engine:
             end_processes=self.streams.drop,
         )
         self.code = code = CodeSync(self._objects, self.link.send, make_agents, host, self._metrics)
-        self.inspection = Inspection(self._objects, calling, code)
+        self.inspection = Inspection(self._objects, calling, code, self._kept.kept_bytes)
         self._telemetry = Telemetry(
             monarch,
             self.link.send,

@@ -155,7 +155,9 @@ def _actor_error(
     error.endpoint = failure.step or endpoint
     error.report = _report(error, failure.unanswered) + _remedy(kinds, shared_environment)
     if failure.step and endpoint != failure.step:
-        error.report = f"{endpoint or 'this'} could not run, because the call whose result it takes failed.\n{error.report}"
+        error.report = (
+            f"{endpoint or 'this'} could not run, because the call whose result it takes failed.\n{error.report}"
+        )
     return error
 
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import io
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from meshgate_gateway.engine.calls.pending_calls import MAX_RANKS_NAMED, PendingCall, Response
 from meshgate_gateway.engine.failures import RequestFailed, invalid
@@ -56,6 +57,7 @@ class Servers:
     procs: ProcMesh
     ranks: frozenset[int]
     up: asyncio.Future[None]
+    dropping: set[asyncio.Future[Any]] = field(default_factory=set)  # until the processes have dropped values
 
 
 @dataclass(slots=True)
@@ -112,7 +114,9 @@ class KeptValues:
         kept = None
         label = f"{mesh.name}.{header.endpoint}.keep()"
         if header.keep:
-            kept = self._add(header.keep, label, await self._served(procs, region), region, ranks)
+            servers = await self._served(procs, region)
+            await self._wait_dropped(servers)
+            kept = self._add(header.keep, label, servers, region, ranks)
 
         def ended(response: Response | None) -> None:
             if kept is not None:
@@ -223,10 +227,7 @@ class KeptValues:
 
     def _add(self, number: int, label: str, servers: Servers, region: Region, ranks: Sequence[int]) -> KeptMesh:
         kept = KeptMesh(number, label, servers, region, tuple(ranks), self._loop.create_future())
-        if self._objects.was_released(number):  # the program does not use the results
-            kept.released = True
-        else:
-            self._objects.add(number, kept)
+        self._objects.add(number, kept)
         return kept
 
     def _answered(self, kept: KeptMesh, response: Response | None) -> None:
@@ -237,7 +238,12 @@ class KeptValues:
             kept.done.set_result((response.header.failure, response.buffers))
             self._drop(kept, late=True)
             return
-        kept.sizes = tuple(_size(data) for data in (response.buffers if response is not None else ()))
+        sizes = [_size(data) for data in (response.buffers if response is not None else ())]
+        kept.sizes = tuple(size or 0 for size in sizes)
+        if None in sizes:
+            message = f"{kept.label} kept nothing: the reply was sent from another process than that of the call"
+            kept.done.set_result((Failure(kind="invalid", message=message), ()))
+            return
         kept.done.set_result(None)
         self._drop_unused(kept)
 
@@ -279,6 +285,7 @@ class KeptValues:
         region = header.target.region or found.region
         ranks = ranks_within(region, found.region, found.name)
         servers = await self._served(procs, region)
+        await self._wait_dropped(servers)
         kept = self._add(header.keep, f"{found.name}.put()", servers, region, ranks)
         pending = PendingCall(header.call, "call", found.name, "put", ranks, procs.host_of)
         pending.on_end = functools.partial(self._answered, kept)
@@ -339,13 +346,25 @@ class KeptValues:
             procs = servers.procs
             if procs.stopping:
                 continue
-            payload = self._monarch.engine_payload(numbers, late)
             if not procs.dead:
-                self._monarch.cast(servers.actors.actors, "drop", False, payload, None)
+                drop = self._monarch.call_engine_actors(
+                    servers.actors.actors, len(servers.ranks), "drop", numbers, late
+                )
+                dropping = asyncio.ensure_future(drop)
+                servers.dropping.add(dropping)
+                dropping.add_done_callback(functools.partial(_dropped, servers))
                 continue
+            payload = self._monarch.engine_payload(numbers, late)
             for rank in servers.ranks - procs.dead.keys():
                 alone = MeshRef(object=0, region=Region(labels=(), offset=rank, sizes=(), strides=()))
                 self._monarch.cast(self._lookup.actors(servers.actors, alone)[1], "drop", False, payload, None)
+
+    async def _wait_dropped(self, servers: Servers) -> None:
+        """Waits until what was released is dropped, so that there is room for more."""
+        if self._dropped:
+            self._send_dropped()
+        while servers.dropping:
+            await asyncio.wait(set(servers.dropping))
 
     def process_died(self, mesh: int, rank: int, report: str) -> None:
         """Ends what waits for a dead process."""
@@ -356,6 +375,8 @@ class KeptValues:
             for servers in known if procs.number == mesh else ():
                 if rank in servers.ranks:
                     servers.actors.dead[rank] = report
+                    for dropping in servers.dropping:
+                        dropping.cancel()  # nobody waits for a process that is dead
                     self.calls.fail(servers.actors)
 
     def kept_bytes(self, procs: ProcMesh) -> int:
@@ -400,6 +421,12 @@ class KeptValues:
         await self._monarch.call_engine_actors(actors.actors, extent_of(actors.region), "statistics")
 
 
+def _dropped(servers: Servers, dropping: asyncio.Future[Any]) -> None:
+    servers.dropping.discard(dropping)
+    if not dropping.cancelled():
+        dropping.exception()  # of a process that has ended, with all its values
+
+
 def _procs_of(mesh: ActorMesh, what: str) -> ProcMesh:
     if mesh.procs is None:
         raise invalid(
@@ -409,7 +436,18 @@ def _procs_of(mesh: ActorMesh, what: str) -> ProcMesh:
     return mesh.procs
 
 
-def _size(description: bytes | memoryview) -> int:
-    """The bytes of a value, from the description that its process sent."""
-    found = pickle.loads(description)
-    return int(found["nbytes"]) if isinstance(found, dict) else 0
+class _Plain(pickle.Unpickler):
+    """Unpickles what the engine's own code on workers describes: numbers, texts, containers."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
+        raise pickle.UnpicklingError(f"a description does not contain {module_name}.{global_name}")
+
+
+def _size(description: bytes | memoryview) -> int | None:
+    """The bytes of a value, from the description that its process sent; None if it is none."""
+    try:
+        found = _Plain(io.BytesIO(description)).load()
+    except Exception:  # noqa: BLE001 - whatever a process has sent
+        return None
+    nbytes = found.get("nbytes") if isinstance(found, dict) else None
+    return nbytes if isinstance(nbytes, int) else None

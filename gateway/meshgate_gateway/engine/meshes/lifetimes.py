@@ -51,6 +51,7 @@ class Lifetimes:
     ) -> None:
         self._objects, self._lookup, self._monarch, self._send = objects, lookup, monarch, send
         self._release_kept = release_kept
+        self._parts: dict[int, int] = {}  # of releases that have not arrived completely
         self._start_task, self._failures = start_task, failures
         self._wait_available, self._lost_hosts, self._ranks_stopped = wait_available, lost_hosts, ranks_stopped
         self._end_processes = end_processes
@@ -108,7 +109,9 @@ class Lifetimes:
     async def stop(self, header: Stop, buffers: Sequence[Fragments]) -> None:
         known = await self._objects.wait(header.target.object)
         if isinstance(known, (Channel, KeptMesh)):
-            raise invalid(f"object {header.target.object} is no mesh of hosts, processes or actors, and cannot be stopped")
+            raise invalid(
+                f"object {header.target.object} is no mesh of hosts, processes or actors, and cannot be stopped"
+            )
         stopped = self._stopped_with(known, header.target.region)
         for mesh, ranks in stopped:
             mesh.stopping = mesh.stopping or ranks is None
@@ -200,6 +203,8 @@ class Lifetimes:
         meshes are dropped earlier.
         """
         for number in header.objects:
+            if header.parts > 1 and not self._is_last(number, header.parts):
+                continue
             known = self._objects.get(number)
             if number > 0 and isinstance(known, (ProcMesh, ActorMesh)):
                 continue
@@ -208,6 +213,14 @@ class Lifetimes:
             elif isinstance(known, KeptMesh):
                 self._release_kept(known)
             self._objects.release(number)
+
+    def _is_last(self, number: int, parts: int) -> bool:
+        """Whether all ``parts`` of a release have arrived: what other streams have before theirs may name the object."""
+        self._parts[number] = arrived = self._parts.get(number, 0) + 1
+        if arrived < parts:
+            return False
+        del self._parts[number]
+        return True
 
     async def stop_all(self, reason: str) -> None:
         """Stops every proc mesh that this session spawned, and with it every actor, within the timeout.

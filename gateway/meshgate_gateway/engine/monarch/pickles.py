@@ -22,8 +22,8 @@ import cloudpickle
 import cloudpickle.cloudpickle
 
 from meshgate_gateway.engine.monarch.interface import Fragments
-from meshgate_gateway.engine.on_worker import process as on_worker
 from meshgate_gateway.engine.on_worker import kept_values, tracing
+from meshgate_gateway.engine.on_worker import process as on_worker
 
 COPY_LIMIT = 16 * 1024  # bytes; copying a smaller reply costs less than a view of it
 

@@ -210,7 +210,17 @@ class Client:
         from monarch._rust_bindings.monarch_hyperactor.proc_mesh import ProcMesh  # noqa: PLC0415
         from monarch._src.actor import actor_mesh  # noqa: PLC0415
 
-        for module in (on_worker, breakpoints, kept_values, large_messages, output_marks, ports, stacks, tracing, place):
+        for module in (
+            on_worker,
+            breakpoints,
+            kept_values,
+            large_messages,
+            output_marks,
+            ports,
+            stacks,
+            tracing,
+            place,
+        ):
             cloudpickle.register_pickle_by_value(module)
         self._api, self._actor, self._buffers, self._mailbox = api, actor, buffers, mailbox
         self._pickle, self._actor_mesh, self._native_procs = monarch_pickle, actor_mesh, ProcMesh

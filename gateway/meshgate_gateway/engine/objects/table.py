@@ -66,9 +66,6 @@ class ObjectTable:
             raise RequestFailed(_as_cause(found))
         return found
 
-    def was_released(self, number: int) -> bool:
-        return number in self._released
-
     def failure(self, number: int) -> Failure | None:
         """Why the object could not be created, if it could not."""
         found = self._objects.get(number)
