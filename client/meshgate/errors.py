@@ -213,8 +213,11 @@ class BootstrapFailed(StepFailedError, ActorError):
 
 
 class ValueLostError(MeshgateError, RuntimeError):
-    """A process has ended that kept a value. ``call`` is the call that it was the result of, ``ranks`` are the positions
-    in that call whose values are lost, and ``hosts`` where they were."""
+    """A process has ended that kept a value.
+
+    ``call`` is the call whose result it was, ``ranks`` are the ranks of that call whose values are lost, and ``hosts``
+    where they were, by rank.
+    """
 
     def __init__(
         self, message: str, *, call: str = "", ranks: Sequence[int] = (), hosts: Mapping[int, str] | None = None

@@ -218,7 +218,7 @@ class EndpointProxy(Generic[P, R]):
             raise TypeError(
                 f"{self._label} runs in the actors' processes: use .call({text}) (every rank), .call_one({text}) (a "
                 f"mesh of one), .choose({text}) (any rank), .stream({text}) (every rank, each with a future of its "
-                f"own), .broadcast({text}) (every rank, without results) or .keep({text}) (every rank, with results that "
+                f"own), .broadcast({text}) (every rank, without results) or .keep({text}) (every rank, whose results "
                 "stay there)"
             )
 

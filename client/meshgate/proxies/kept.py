@@ -25,8 +25,8 @@ from meshgate_wire.messages import Argument, MeshRef, PutValue, ReadKept, stream
 
 R = TypeVar("R")
 _ONLY_AS_ARGUMENT = (
-    "a kept mesh can be an argument of endpoints and of actors' constructors only. Fetch the values with .get(), or let "
-    "an endpoint take them"
+    "a kept mesh can be an argument of endpoints and of actors' constructors only. Fetch the values with .get(), or "
+    "let an endpoint take them"
 )
 
 
@@ -242,9 +242,9 @@ def use_in_call(session: ClientSession, arguments: Sequence[Argument], shape: Sh
         if not argument.whole and extent.nelements != 1 and extent != shape.extent:
             name = remote.name if remote is not None else "its argument"
             raise ValueError(
-                f"{label} runs on {shape.extent}, but the values of {name} have {extent}. Nothing was sent. Pass a part "
-                f"of the same extent with slice(), one rank, whose value all get, or .all(), to pass all values to each "
-                "rank"
+                f"{label} runs on {shape.extent}, but the values of {name} have {extent}. Nothing was sent. Pass a "
+                "part of the same extent with slice(); one rank, whose value all get; or .all(), to pass all values to "
+                "each rank"
             )
         session.objects.named_on(argument.ref.object, stream)
 

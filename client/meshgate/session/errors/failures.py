@@ -83,6 +83,10 @@ def _build(
         return StepFailedError(f"{dependent}{step}\n{readable_report(failure.message)}", failure.step)
     if failure.kind == "lost":
         return _lost_error(failure, endpoint)
+    return _refusal(failure)
+
+
+def _refusal(failure: messages.Failure) -> MeshgateError:
     if failure.kind == "invalid":
         return InvalidRequestError(failure.message)
     if failure.kind == "stale_code":

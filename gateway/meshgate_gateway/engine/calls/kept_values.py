@@ -1,9 +1,9 @@
 """Values that stay in their processes: what ``keep()`` and ``put()`` leave there, and how calls get it.
 
-An actor of the engine's own in each process (``on_worker/code_actors.py``) serves the kept values of that process. It is
-spawned when the mesh of the process first keeps or uses one. Before a call with kept values in its arguments is sent,
-these actors of the called processes get the values from those that keep them, in Monarch's messages: the engine sees
-neither. The call then finds them in its own process. Until then it holds up its own stream only.
+An actor of the engine's own in each process (``on_worker/code_actors.py``) serves the kept values of that process. It
+is spawned when the mesh of the process first keeps or uses one. Before a call with kept values in its arguments is sent,
+these actors of the called processes get the values from those that keep them, in Monarch's messages, which do not pass
+the engine. The call then finds them in its own process. Until then it holds up its own stream only.
 
 A kept mesh lives until the client releases it, and longer while a call is getting its values. Values of which nothing
 is known any more, because their call has failed on another rank, are dropped when they come.
@@ -99,7 +99,7 @@ class KeptValues:
     # --- calls that keep, and calls that use
 
     async def prepare(self, header: Call, target: object, arguments: Sequence[Any]) -> Prepared | None:
-        """Gets everything ready that ``header`` needs of kept values; None if it needs nothing. Raises RequestFailed."""
+        """Gets everything ready that a call needs of kept values; None: it needs nothing. Raises RequestFailed."""
         used = [argument for argument in arguments if isinstance(argument, KeptArgument)]
         if not used and not header.keep:
             return None

@@ -109,9 +109,8 @@ class Lifetimes:
     async def stop(self, header: Stop, buffers: Sequence[Fragments]) -> None:
         known = await self._objects.wait(header.target.object)
         if isinstance(known, (Channel, KeptMesh)):
-            raise invalid(
-                f"object {header.target.object} is no mesh of hosts, processes or actors, and cannot be stopped"
-            )
+            kind = "a port" if isinstance(known, Channel) else "kept values"
+            raise invalid(f"object {header.target.object} is {kind}; only meshes can be stopped")
         stopped = self._stopped_with(known, header.target.region)
         for mesh, ranks in stopped:
             mesh.stopping = mesh.stopping or ranks is None
@@ -215,7 +214,7 @@ class Lifetimes:
             self._objects.release(number)
 
     def _is_last(self, number: int, parts: int) -> bool:
-        """Whether all ``parts`` of a release have arrived: what other streams have before theirs may name the object."""
+        """Whether all ``parts`` of a release have arrived: messages before them may name the object."""
         self._parts[number] = arrived = self._parts.get(number, 0) + 1
         if arrived < parts:
             return False
