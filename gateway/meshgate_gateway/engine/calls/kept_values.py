@@ -1,9 +1,9 @@
 """Values that stay in their processes: what ``keep()`` and ``put()`` leave there, and how calls get it.
 
 An actor of the engine's own in each process (``on_worker/code_actors.py``) serves the kept values of that process. It
-is spawned when the mesh of the process first keeps or uses one. Before a call with kept values in its arguments is sent,
-these actors of the called processes get the values from those that keep them, in Monarch's messages, which do not pass
-the engine. The call then finds them in its own process. Until then it holds up its own stream only.
+is spawned when the mesh of the process first keeps or uses one. Before a call with kept values in its arguments is
+sent, these actors of the called processes get the values from those that keep them, in Monarch's messages, which do not
+pass the engine. The call then finds them in its own process. Until then it holds up its own stream only.
 
 A kept mesh lives until the client releases it, and longer while a call is getting its values. Values of which nothing
 is known any more, because their call has failed on another rank, are dropped when they come.
