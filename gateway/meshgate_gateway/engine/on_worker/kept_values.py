@@ -17,14 +17,15 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
-
-from meshgate_gateway.engine.on_worker.ports import size_in_message  # by value too
 
 MODULE = "_meshgate_kept"
 MAX_LATE = 4096  # objects that were dropped before their value was kept
 HOLDERS_NAMED = 8
 FRAMES = 16
+SAMPLE = 32  # items of a container whose size is looked at
+DEPTH = 5  # of containers
 LIMIT_VARIABLE = "MESHGATE_KEPT_MEMORY"
 GROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -152,17 +153,36 @@ def megabytes(nbytes: int) -> str:
 
 
 def describe(value: Any) -> dict[str, Any]:
-    """The type, the approximate size in a message and, of an array or a tensor, dtype and shape."""
+    """The type, the approximate size in memory and, of an array or a tensor, dtype and shape."""
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    description: dict[str, Any] = {"type": name, "nbytes": size_in_message(value), "dtype": "", "shape": None}
+    description: dict[str, Any] = {"type": name, "nbytes": 0, "dtype": "", "shape": None}
     try:
+        description["nbytes"] = size_of(value, DEPTH)
         if isinstance(shape := getattr(value, "shape", None), tuple):
             description["shape"] = tuple(int(size) for size in shape)
             description["dtype"] = str(getattr(value, "dtype", ""))
     except Exception:  # noqa: BLE001 - user code, and the value is kept all the same
         description["shape"] = None
     return description
+
+
+def size_of(value: Any, depth: int) -> int:
+    """Roughly the bytes that ``value`` takes in memory. Of large containers, some items stand for all."""
+    nbytes = getattr(value, "nbytes", None)
+    if isinstance(nbytes, int):
+        return nbytes  # of an array or a tensor
+    own = sys.getsizeof(value)
+    if isinstance(value, (str, bytes, bytearray)) or not depth:
+        return own
+    content: Any = getattr(value, "__dict__", {}).values()
+    if isinstance(value, dict):
+        content = value.values()
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        content = value
+    sampled = list(islice(content, SAMPLE))
+    inside = sum(size_of(item, depth - 1) for item in sampled)
+    return own + (inside * len(content) // len(sampled) if sampled else 0)
 
 
 def port_of_call(frame: Any) -> Any:

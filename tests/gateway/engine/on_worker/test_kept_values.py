@@ -32,7 +32,7 @@ def test_the_result_of_a_call_that_keeps_stays_and_its_port_gets_a_description(r
     assert store.keep("arguments", 7, CALL) == "arguments"
     assert store.result(other, value) is value
     description = store.result(response_port, value)
-    assert description == {"type": "bytes", "nbytes": 100, "dtype": "", "shape": None}
+    assert description == {"type": "bytes", "nbytes": sys.getsizeof(value), "dtype": "", "shape": None}
     assert store.result(response_port, value) is value  # what else is sent to it
     kept = store.find(7, 2)
     assert kept is not None
@@ -61,17 +61,17 @@ def test_a_release_whose_call_has_no_port_to_be_seen_is_named() -> None:
 def test_a_full_process_refuses_the_next_value_and_says_who_keeps_what() -> None:
     store = KeptStore(10_000_000)
     for position in range(2):
-        store.add(1, position, CALL, bytes(3_000_000))
-    store.add(2, 0, "procs.put()", bytes(1_000_000))
+        store.add(1, position, CALL, np.zeros(3_000_000, dtype="uint8"))
+    store.add(2, 0, "procs.put()", np.zeros(1_000_000, dtype="uint8"))
     with pytest.raises(MemoryError) as refused:
-        store.add(3, 0, CALL, bytes(4_000_000))
+        store.add(3, 0, CALL, np.zeros(4_000_000, dtype="uint8"))
     text = str(refused.value)
     assert "the result has 4.0 MB, but this process already keeps 7.0 MB of the 10.0 MB" in text
     assert "(makers.make.keep() 6.0 MB, procs.put() 1.0 MB)" in text
     assert ".release()" in text
     assert "MESHGATE_KEPT_MEMORY" in text
     store.drop([1], late=False)
-    store.add(3, 0, CALL, bytes(4_000_000))
+    store.add(3, 0, CALL, np.zeros(4_000_000, dtype="uint8"))
     assert store.statistics() == {"values": 2, "nbytes": 5_000_000, "deliveries": 0}
 
 
@@ -105,6 +105,14 @@ def test_arrays_are_described_by_type_and_shape() -> None:
         "dtype": "float32",
         "shape": (3, 4),
     }
+
+    class Holder:
+        def __init__(self) -> None:
+            self.parts = {"a": [np.zeros(1000), np.zeros(1000)]}
+
+    assert 16_000 < describe(Holder())["nbytes"] < 17_000
+    numbers = [[0.5] * 1000 for _ in range(100)]
+    assert 100 * 1000 * 8 < describe(numbers)["nbytes"] < 100 * 1000 * 40
 
     class Odd:
         @property
