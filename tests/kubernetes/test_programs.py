@@ -187,6 +187,12 @@ def test_training_waits_for_the_pod_that_replaces_a_deleted_one(
     assert training.returncode == 128 + signal.SIGTERM
 
 
+def test_samples_stay_in_their_pods(namespace: str, images: tuple[str, str], tmp_path: Path) -> None:
+    example = [str(ROOT / "examples" / "kept_samples.py"), "--kubernetes", images[1], "--namespace", namespace]
+    done = run(example, tmp_path)
+    assert re.search(r"^step 20: weight [23]\.\d\d, \d\d+ kB of samples stayed$", done.stdout, re.MULTILINE)
+
+
 def test_the_program_in_the_document_runs_as_pasted(tmp_path: Path, images: tuple[str, str], laptop: str) -> None:
     (program,) = programs_in("docs/kubernetes.md")
     (tmp_path / "program.py").write_text(program)
