@@ -7,9 +7,11 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
+import meshgate as kt
 from meshgate import (
     Actor,
     ActorError,
@@ -21,6 +23,7 @@ from meshgate import (
     endpoint,
     send,
 )
+from meshgate.testing import NetworkProxy
 from tests.end_to_end.test_server_restart import kill_server
 
 MB = 2**20
@@ -292,6 +295,22 @@ def test_memory_stays_flat_when_values_are_kept_and_dropped(makers: Any, takers:
     del made
     gc.collect()
     until(lambda: counts(makers) == {(0, 0)})
+
+
+def test_values_do_not_cross_the_link_of_the_laptop(own_job: ProcessJob) -> None:
+    own_job.apply()
+    gateway: Any = own_job._gateway
+    with (
+        NetworkProxy("127.0.0.1", urlsplit(own_job.gateway_url).port or 0) as proxy,
+        kt.Client(kt.UrlDialer(f"ws://127.0.0.1:{proxy.port}", gateway.record.token)) as client,
+    ):
+        hosts = client.attach_hosts("workers", 2)
+        makers = hosts.spawn_procs(name="made").spawn("makers", Maker)
+        takers = hosts.spawn_procs(name="taken").spawn("takers", Taker)
+        takers.first_byte.call(makers.make.keep(10)).get(TIMEOUT)
+        before = proxy.forwarded
+        assert list(takers.first_byte.call(makers.make.keep(3 * MB)).get(TIMEOUT).values()) == [0, 1]
+        assert proxy.forwarded - before < 10_000
 
 
 def test_status_shows_what_processes_keep(job: ProcessJob, makers: Any) -> None:
