@@ -275,8 +275,9 @@ class ConnectionThread:
             except Exception as error:
                 log.exception("cannot send a %s message", type(header).__name__)
                 self._listener.message_not_sent(header, error)
-        for header, stream in self._take_released(released):
-            self._session.send(header, stream=stream)
+        if released:
+            for header, stream in self._take_released(released):
+                self._session.send(header, stream=stream)
         while self._consumed:
             self._session.consume(self._consumed.popleft())
         self._flush()
