@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ from meshgate import (
     ValueLostError,
     concurrent_endpoint,
     endpoint,
+    job_load,
     send,
 )
 from meshgate.testing import NetworkProxy
@@ -338,6 +340,28 @@ def test_values_of_another_session_are_refused(shared_job: ProcessJob, takers: A
 def own_job() -> Iterator[ProcessJob]:
     with ProcessJob({"workers": 2}, env={"MESHGATE_KEPT_MEMORY": str(4 * MB)}) as job:
         yield job
+
+
+def test_the_next_holder_of_a_session_keeps_values_of_its_own(
+    own_job: ProcessJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hosts = own_job.state(cached_path=None).workers
+    left = hosts.spawn_procs(name="made").spawn("makers", Maker)
+    kept = left.make.keep(10)
+    kept.info(TIMEOUT)
+    assert counts(left) == {(1, 0)}
+    own_job.detach("kept")
+    next_job: Any = job_load(str(tmp_path / ".monarch" / "job_state.pkl"))
+    try:
+        makers = next_job.attach()["makers"]
+        until(lambda: counts(makers) == {(0, 0)})
+        again = makers.make.keep(10)
+        assert again._remote.number > kept._remote.number
+        assert list(makers.add.call(again, 1).get(TIMEOUT).values()) == [1, 2]
+    finally:
+        next_job._client.close()
+        own_job.kill()
 
 
 def test_limits_deaths_and_a_server_restart(own_job: ProcessJob) -> None:
