@@ -57,6 +57,17 @@ def test_training_goes_on_from_its_checkpoint_after_a_rank_was_killed(tmp_path: 
     assert os.listdir(tmp_path) == []
 
 
+def test_samples_that_stay_in_the_cluster_train_a_model(tmp_path: Path) -> None:
+    printed = run_program(ROOT / "examples" / "kept_samples.py", tmp_path)
+    weights = [
+        float(weight) for weight in re.findall(r"^step \d+: weight (.+), \d\d+ kB of samples", printed, re.MULTILINE)
+    ]
+    assert len(weights) == 4
+    assert weights[-1] == pytest.approx(3.0, abs=0.5)
+    assert "one group, fetched to look at: [" in printed
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.timeout(300)
 def test_a_grpo_loop_learns_and_goes_on_after_its_driver_was_killed(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "grpo.py"), "--steps", "18"]

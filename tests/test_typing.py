@@ -95,6 +95,11 @@ TRAINER = "class Trainer(Actor):\n    @endpoint\n    def step(self, number: int)
 DEFINED = {
     "code": TRAINER,
     "images": "job: KubernetesJob\n",
+    "kept_values": (
+        "class Trainer(Actor):\n    @endpoint\n    def evaluate(self, data: list[int], rate: float) -> float:\n"
+        "        return rate\n"
+        "procs: kt.ProcMeshProxy\ndataset: list[int]\ntrainers = procs.spawn('trainers', Trainer)\n"
+    ),
     "jobs": "job: KubernetesJob\n",
     "lost_hosts": (
         "from typing import NamedTuple\nimport meshgate\nfrom meshgate.errors import SupervisionError\n"

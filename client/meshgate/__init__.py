@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         SupervisionError,
         UnpicklableArgument,
         UnreadableResult,
+        ValueLostError,
         VersionMismatchError,
     )
     from meshgate.images.dockerfile import DockerfileError
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from meshgate.proxies.channels import Channel
     from meshgate.proxies.client import Client, current_client, shutdown_context, use_client
     from meshgate.proxies.controllers import get_or_spawn_controller
+    from meshgate.proxies.kept import KeptInfo, KeptMesh
     from meshgate.proxies.launch import BootstrapCommand, default_bootstrap_cmd
     from meshgate.proxies.ports import Port, PortReceiver, RankedPortReceiver
     from meshgate.proxies.static_types import Actor, Endpoint, concurrent_endpoint, endpoint
@@ -115,6 +117,7 @@ _HOMES = {
     "meshgate.proxies.channels": "Channel",
     "meshgate.proxies.controllers": "get_or_spawn_controller",
     "meshgate.proxies.client": "Client current_client shutdown_context use_client",
+    "meshgate.proxies.kept": "KeptInfo KeptMesh",
     "meshgate.proxies.launch": "BootstrapCommand default_bootstrap_cmd",
     "meshgate.proxies.ports": "Port PortReceiver RankedPortReceiver",
     "meshgate.ranks.telemetry": "MeshAdminConfig TelemetryConfig",
@@ -125,7 +128,8 @@ _HOMES = {
         "ErrorKind GatewayError GatewayFault GatewayLostError ImageStepFailed InvalidRequestError JobCacheWarning "
         "JobError JobFileError JobNotRunning JobStartFailed JobUnsupported MeshFailure MeshgateError "
         "PullFailed SPMDFailed SessionExpiredError SessionTakenOverError StaleCodeError StaleCodeWarning "
-        "StepFailedError SupervisionError UnpicklableArgument UnreadableResult VersionMismatchError"
+        "StepFailedError SupervisionError UnpicklableArgument UnreadableResult ValueLostError "
+        "VersionMismatchError"
     ),
     "meshgate.session.futures": "Future FutureProxy",
     "meshgate.session.returns_future": "returns_future",
@@ -192,6 +196,8 @@ __all__ = [
     "JobState",
     "JobTrait",
     "JobUnsupported",
+    "KeptInfo",
+    "KeptMesh",
     "KubeConfig",
     "KubernetesJob",
     "LinkLeavesTree",
@@ -229,6 +235,7 @@ __all__ = [
     "UnreadableResult",
     "UnstableFile",
     "UrlDialer",
+    "ValueLostError",
     "ValueMesh",
     "VersionMismatchError",
     "as_endpoint",

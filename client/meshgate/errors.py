@@ -7,6 +7,7 @@
     ├── SupervisionError             an actor, process or host died (also a RuntimeError); carries a MeshFailure
     ├── StepFailedError              an earlier step that this one depends on failed; names that step
     │   └── BootstrapFailed         the bootstrap of its processes raised; an ActorError, too
+    ├── ValueLostError               the process that kept a value has ended (also a RuntimeError)
     ├── InvalidRequestError          the gateway rejected a request (also a ValueError)
     ├── StaleCodeError               a host could not get the code version that a call needs
     ├── UnpicklableArgument          an argument cannot be pickled (also a TypeError); nothing was sent
@@ -76,6 +77,7 @@ __all__ = [
     "SupervisionError",
     "UnpicklableArgument",
     "UnreadableResult",
+    "ValueLostError",
     "VersionMismatchError",
 ]
 
@@ -208,6 +210,22 @@ class BootstrapFailed(StepFailedError, ActorError):
         ActorError.__init__(self, None, message)
         self.args = (message,)
         vars(self).update({} if raised is None else vars(raised), step=step, report=message)
+
+
+class ValueLostError(MeshgateError, RuntimeError):
+    """A process has ended that kept a value.
+
+    ``call`` is the call whose result it was, ``ranks`` are the ranks of that call whose values are lost, and ``hosts``
+    where they were, by rank.
+    """
+
+    def __init__(
+        self, message: str, *, call: str = "", ranks: Sequence[int] = (), hosts: Mapping[int, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.call = call
+        self.ranks = tuple(ranks)
+        self.hosts: Mapping[int, str] = hosts or {}
 
 
 class InvalidRequestError(MeshgateError, ValueError):

@@ -122,7 +122,13 @@ with KubernetesJob(compute=Compute(replicas=8), name="live", namespace=sys.argv[
 
 
 def run(
-    program: list[str], cwd: Path, *, python: str = sys.executable, returncode: int = 0, **variables: str
+    program: list[str],
+    cwd: Path,
+    *,
+    python: str = sys.executable,
+    returncode: int = 0,
+    timeout: float = 110,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [python, *program],
@@ -130,7 +136,7 @@ def run(
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=timeout,
         check=False,
     )
     assert done.returncode == returncode, done.stderr
@@ -185,6 +191,12 @@ def test_training_waits_for_the_pod_that_replaces_a_deleted_one(
         training.terminate()  # ends the block that the job is in
         training.stdout.read()
     assert training.returncode == 128 + signal.SIGTERM
+
+
+def test_samples_stay_in_their_pods(namespace: str, images: tuple[str, str], tmp_path: Path) -> None:
+    example = [str(ROOT / "examples" / "kept_samples.py"), "--kubernetes", images[1], "--namespace", namespace]
+    done = run(example, tmp_path, timeout=300)
+    assert re.search(r"^step 20: weight [23]\.\d\d, \d\d+ kB of samples stayed$", done.stdout, re.MULTILINE)
 
 
 def test_the_program_in_the_document_runs_as_pasted(tmp_path: Path, images: tuple[str, str], laptop: str) -> None:

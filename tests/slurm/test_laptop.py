@@ -66,6 +66,21 @@ with make(sys.argv[1], meshes={"trainers": 2, "data": 1}, gpus_per_node=1) as jo
     assert len({node for node, _ in trainers + data}) == 3
 
 
+def test_values_pass_from_node_to_node(name: str, tmp_path: Path) -> None:
+    body = """
+with make(sys.argv[1], meshes={"trainers": 2}) as job:
+    makers, takers = [job.state().trainers.spawn_procs(name=name).spawn(name, Trainer) for name in ("make", "take")]
+    made = makers.where.keep()
+    kept = made.get().values()
+    print(takers.same.call(made.slice(hosts=1)).get().values() == [kept[1]] * 2, kept[0] != kept[1])
+    print(makers.put(7).get().values())
+"""
+    file = program(tmp_path, body)
+    same = "\n    @endpoint\n    def same(self, value):\n        return value\n\ndef make("
+    file.write_text(file.read_text().replace("\ndef make(", same))
+    assert output(file, name) == "True True\n[7, 7]\n"
+
+
 def test_a_program_of_two_files_without_git_runs(name: str, tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("def answer():\n    return 42\n")
     file = program(

@@ -22,6 +22,8 @@ EXAMPLES: list[m.Header] = [
     m.SpawnActors(object=3, procs=REF, name="trainers", class_name="a.B", kind="async", arguments=ARGUMENTS),
     m.GetControllers(object=5, version="abc", paths=("src",)),
     m.Call(call=1, target=REF, endpoint="step", adverb="choose", arguments=ARGUMENTS),
+    m.PutValue(call=6, target=REF, keep=8, arguments=ARGUMENTS),
+    m.ReadKept(call=7, target=REF),
     m.SendTo(target=REF, endpoint="step", port=-9, selection="choose"),
     m.Sync(body='{"type": "have"}'),
     m.Reload(call=5, target=REF, version="abc", paths=("src",)),

@@ -97,8 +97,9 @@ MAX_PER_HOST = 65_536  # processes in one dimension
 class Argument(Model):
     """The object that a persistent id in a pickled argument stands for; its index is the id."""
 
-    kind: Literal["hosts", "procs", "actors", "port"]
+    kind: Literal["hosts", "procs", "actors", "port", "kept"]
     ref: MeshRef
+    whole: bool = False  # of a kept mesh: every rank gets all its values, not the value of its own rank
 
 
 Arguments: TypeAlias = Annotated[tuple[Argument, ...], Field(fail_fast=True)]
@@ -200,6 +201,28 @@ class Call(Model):
     arguments: Arguments = ()
     tag: Label = ""  # of the program, for a later holder of the session
     trace: dict[Label, Line] = Field(default={}, max_length=16)  # the caller's span, as its propagator writes it
+    keep: ObjectId = 0  # of ``call``: the results stay in their processes and become this object
+
+
+class PutValue(Model):
+    """``mesh.put(value)``: one value stays in each process of a proc or actor mesh, and they become ``keep``.
+
+    Buffers: the pickled ``((keep, label, value), {})``, then its out-of-band buffers. Reply: as of a Call that keeps.
+    """
+
+    type: Literal["put_value"] = "put_value"
+    call: Count
+    target: MeshRef
+    keep: ObjectId
+    arguments: Arguments = ()
+
+
+class ReadKept(Model):
+    """``kept.get()``. Reply: Values with the values of a kept mesh, or Failed."""
+
+    type: Literal["read_kept"] = "read_kept"
+    call: Count
+    target: MeshRef
 
 
 class SendTo(Model):
@@ -284,10 +307,14 @@ class Adopt(Model):
 
 
 class Release(Model):
-    """The laptop no longer uses these objects (channels, negative objects)."""
+    """The laptop no longer uses these objects (channels, kept meshes, negative objects).
+
+    They are released with the last of ``parts`` such messages, one on each stream that had messages which name them.
+    """
 
     type: Literal["release"] = "release"
     objects: ObjectIds
+    parts: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
 
 
 class Configure(Model):
@@ -346,6 +373,8 @@ Header: TypeAlias = Annotated[
     | SpawnActors
     | GetControllers
     | Call
+    | PutValue
+    | ReadKept
     | SendTo
     | Sync
     | Reload

@@ -61,6 +61,7 @@ class MeshStatus(_Model):
     calls: CallCounts | None = Field(default=None, description="of actors; null: the gateway is older")
     endpoints: dict[str, CallCounts] = Field(default={}, description="of actors: the calls by endpoint that was called")
     hosts: tuple[str, ...] = Field(default=(), description="of procs, which are divided evenly among them, in order")
+    kept: int = Field(default=0, description="of procs: roughly the bytes of the values that stay in them")
 
 
 class HostStatus(_Model):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from meshgate.actors.actor_class import ActorClass, EndpointSpec
 from meshgate.monarch_classes import SeenAsMonarchs
 from meshgate.proxies.endpoints import EndpointProxy
+from meshgate.proxies.kept import KeptMesh, put_value
 from meshgate.proxies.mesh import MeshProxy, OwnedObject, require_string
 from meshgate.serialization.stale_source import current_class, restart_hint, source_defines
 from meshgate.session.futures import FutureProxy
@@ -16,6 +17,8 @@ from meshgate.session.pending_calls import PendingAck
 from meshgate.shapes.shape import Shape
 from meshgate.suggestions import did_you_mean, names_text
 from meshgate_wire.messages import Initialized
+
+R = TypeVar("R")
 
 
 class ActorMeshProxy(MeshProxy):
@@ -67,6 +70,10 @@ class ActorMeshProxy(MeshProxy):
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._actor.endpoints]
+
+    def put(self, value: R) -> KeptMesh[R]:
+        """Sends ``value`` to stay in each actor's process, as ``put`` of their processes does."""
+        return put_value(self, value)
 
     def stop(self, reason: str = "stopped by client") -> FutureProxy[None]:
         """Stops the actors. Stopping them again does nothing; stopping a slice fails, as in Monarch."""

@@ -1,4 +1,4 @@
-"""Endpoints of spawned actors: the five ways to call them, and what builds on these."""
+"""Endpoints of spawned actors: the ways to call them, and what builds on these."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from meshgate.actors.actor_class import EndpointSpec
 from meshgate.actors.telemetry import NO_SPAN, TRACE_MODULE, CallSpan, start_span
 from meshgate.errors import InvalidRequestError, UnpicklableArgument
 from meshgate.monarch_classes import monarch_api
+from meshgate.proxies.kept import KeptMesh, keep_results, refuse_kept, use_in_call
 from meshgate.proxies.mesh import MeshProxy
 from meshgate.proxies.ports import Port
 from meshgate.serialization.pickling import Pickled, dumps_call
@@ -95,13 +96,26 @@ class EndpointProxy(Generic[P, R]):
         if span is not None:
             span.end()
 
+    def keep(self, *args: P.args, **kwargs: P.kwargs) -> KeptMesh[R]:
+        """Calls every actor; the results stay in their processes, and later calls can take them as arguments.
+
+        A failure of the call is the error of what uses the results.
+        """
+        label = f"{self._label}.keep()"
+        call = PendingValueMesh(self._target, label, self._shape)
+        kept = keep_results(self._mesh, label, call)
+        self._request("call", call, args, kwargs, keep=kept._remote.number)
+        return kept
+
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> NoReturn:
         """Not available: distributed tensors need a driver next to the processes."""
         raise InvalidRequestError(
             f"{self._label}.rref() is not available through a gateway: use call(), and keep tensors in the actors"
         )
 
-    def _request(self, adverb: Adverb, call: PendingCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _request(
+        self, adverb: Adverb, call: PendingCall, args: tuple[Any, ...], kwargs: dict[str, Any], *, keep: int = 0
+    ) -> None:
         pickled = self._pickle(args, kwargs)
         mesh, client, span = self._mesh, self._mesh._owned.session, None
         if self._is_users:
@@ -111,8 +125,11 @@ class EndpointProxy(Generic[P, R]):
             if span is not None:
                 call.follow(span)
         make_header: Callable[[int], Call]
-        if adverb in self._headers and not pickled.arguments and span is None and not current_tag():
+        if adverb in self._headers and not pickled.arguments and span is None and not current_tag() and not keep:
             make_header = functools.partial(with_call_number, self._headers[adverb])
+        elif keep:
+            client.require_usable(self._target, self._label)
+            make_header = functools.partial(self._keeping_header, pickled, span, keep)
         else:
             make_header = functools.partial(self._header, adverb, pickled, span)
         with span or NO_SPAN:
@@ -129,7 +146,7 @@ class EndpointProxy(Generic[P, R]):
         if not kwargs and _PLAIN.issuperset(map(type, args)):
             return Pickled(pickle.dumps((args, kwargs), 5))  # contains no proxies and no code
         client = self._mesh._client
-        return dumps_call(
+        pickled = dumps_call(
             args,
             kwargs,
             client.resolve,
@@ -137,6 +154,12 @@ class EndpointProxy(Generic[P, R]):
             parameters=spec.parameters,
             worker_python=client.worker_python,
         )
+        if pickled.arguments:
+            use_in_call(client, pickled.arguments, self._shape, self._label, self._mesh._stream)
+        return pickled
+
+    def _keeping_header(self, pickled: Pickled, span: CallSpan | None, keep: int, number: int) -> Call:
+        return self._header("call", pickled, span, number).model_copy(update={"keep": keep})
 
     def _header(self, adverb: Adverb, pickled: Pickled, span: CallSpan | None, number: int) -> Call:
         tag, trace = current_tag(), {} if span is None else span.carrier
@@ -175,6 +198,7 @@ class EndpointProxy(Generic[P, R]):
             )
         mesh, client = self._mesh, self._mesh._client
         pickled = self._pickle(args, kwargs)
+        refuse_kept(pickled.arguments, f"send() to {self._label}")
         client.require_usable(self._target, self._label)
         header = SendTo(
             target=mesh._ref,
@@ -194,7 +218,8 @@ class EndpointProxy(Generic[P, R]):
             raise TypeError(
                 f"{self._label} runs in the actors' processes: use .call({text}) (every rank), .call_one({text}) (a "
                 f"mesh of one), .choose({text}) (any rank), .stream({text}) (every rank, each with a future of its "
-                f"own) or .broadcast({text}) (every rank, without results)"
+                f"own), .broadcast({text}) (every rank, without results) or .keep({text}) (every rank, whose results "
+                "stay there)"
             )
 
         def __getattr__(self, attr):
@@ -202,7 +227,7 @@ class EndpointProxy(Generic[P, R]):
                 raise AttributeError(attr)
             raise AttributeError(
                 f"{self._label} has no attribute {attr!r}: an endpoint is called with .call(), .call_one(), .choose(), "
-                ".stream() or .broadcast()",
+                ".stream(), .broadcast() or .keep()",
                 name=attr,
             )
 

@@ -14,6 +14,7 @@ from meshgate.errors import InvalidRequestError, UnpicklableArgument
 from meshgate.monarch_classes import SeenAsMonarchs
 from meshgate.proxies.actor_mesh import ActorMeshProxy
 from meshgate.proxies.actor_signatures import actor_class_to_spawn, check_init, parameters_of, signatures_of
+from meshgate.proxies.kept import KeptMesh, put_value, use_in_call
 from meshgate.proxies.launch import BootstrapCommand, launch_of
 from meshgate.proxies.mesh import MeshProxy, OwnedObject, require_name, require_string
 from meshgate.serialization.pickling import dump_class, dumps, dumps_call
@@ -27,6 +28,7 @@ from meshgate_wire.messages import MAX_PER_HOST, Initialized, MeshRef, Reload, S
 
 T = TypeVar("T")
 P = ParamSpec("P")
+R = TypeVar("R")
 
 _SHUT_DOWN = "HostMesh has already been shut down"
 _STOPPED = "`ProcMesh` has already been stopped"
@@ -66,8 +68,12 @@ class ProcMeshProxy(SeenAsMonarchs, MeshProxy):
             worker_python=client.worker_python,
         )
         step = f"spawn({name!r}, {actor.name})"
-        parents = (self._object, *(argument.ref.object for argument in pickled.arguments))
+        # Actors do not depend on kept values once they have taken them.
+        needed = (argument.ref.object for argument in pickled.arguments if argument.kind != "kept")
+        parents = (self._object, *needed)
         remote = client.objects.create("actors", name, step, parents)
+        if pickled.arguments:
+            use_in_call(client, pickled.arguments, self._shape, f"{name}.__init__", stream_of(remote.number))
         header = SpawnActors(
             object=remote.number,
             procs=self._ref,
@@ -82,6 +88,14 @@ class ProcMeshProxy(SeenAsMonarchs, MeshProxy):
         client.post(header, (class_data, pickled.data, *pickled.buffers), stream=stream_of(remote.number))
         mesh = ActorMeshProxy(OwnedObject(client, remote, self._shape), self._shape, actor, self)
         return cast("T", mesh)
+
+    def put(self, value: R) -> KeptMesh[R]:
+        """Sends ``value`` over this machine's link once, to stay in each process, and returns at once.
+
+        Calls can then take it as an argument: each process that has it uses its own, without a copy. Raises
+        ``UnpicklableArgument``.
+        """
+        return put_value(self, value)
 
     def reload(self) -> FutureProxy[ValueMesh[Any]]:
         """Reloads the modules that the latest sync changed, and those that import them, in order.

@@ -38,6 +38,8 @@ class Port(RemoteReference, Generic[R]):
     def send(self, obj: R) -> None:
         """Sends ``obj``, without waiting for anything."""
         pickled = self._session.pickle(obj)
+        if any(argument.kind == "kept" for argument in pickled.arguments):
+            raise InvalidRequestError("a port cannot send kept values: pass them to an endpoint. Nothing was sent")
         header = PortSend(
             port=self._remote.number,
             arguments=pickled.arguments,

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from meshgate.actors import standins
+from meshgate.proxies.kept import KeptMesh
 from meshgate.proxies.ports import Port
 from meshgate.session.futures import FutureProxy
 from meshgate.shapes.value_mesh import ValueMesh
@@ -47,6 +48,9 @@ class Endpoint(Protocol[P, R]):
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Calls every actor of the mesh without waiting for replies."""
+
+    def keep(self, *args: P.args, **kwargs: P.kwargs) -> KeptMesh[R]:
+        """Calls every actor of the mesh; the results stay in their processes."""
 
 
 class EndpointProperty(Generic[P, R]):

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from meshgate_wire.messages import Failure, Host
 
-Kind: TypeAlias = Literal["hosts", "procs", "actors", "port"]
+Kind: TypeAlias = Literal["hosts", "procs", "actors", "port", "kept"]
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +29,7 @@ class RemoteObject:
     stopped: str = ""  # why, once the user has stopped it
     unreferenced: bool = False  # the program holds no proxy of it
     expected_hosts: int = 0  # of a job's host mesh: its size according to the job
+    streams: tuple[int, ...] = ()  # of kept values: those with messages that name them
     hosts: tuple[Host, ...] = ()
     lost: dict[int, str] = field(default_factory=dict)  # why, by rank of the mesh
     ancestors: tuple[RemoteObject, ...] = field(default=(), repr=False, compare=False)  # parents and theirs, each once
@@ -91,6 +92,12 @@ class ObjectTable:
 
     def __len__(self) -> int:
         return len(self._objects)
+
+    def named_on(self, number: int, stream: int) -> None:
+        """Notes that a message of ``stream`` is about to name kept values."""
+        remote = self._objects.get(number)
+        if remote is not None and stream not in remote.streams:
+            remote.streams = (*remote.streams, stream)
 
     def remove(self, number: int) -> bool:
         """Removes an object. Returns whether it was in the table."""

@@ -204,8 +204,13 @@ class ClientSession:
 
     def release(self, number: int) -> None:
         """Releases object ``number``, which nothing refers to any more. For finalizers: takes no lock, never blocks."""
+        remote = self.objects.get(number)
         if self.objects.remove(number):
-            self._connection.release(number)
+            self._connection.release(number, remote.streams if remote is not None else ())
+
+    def post_released(self) -> None:
+        """Lets the gateway know of what was released before what is posted from now on."""
+        self._connection.post_released()
 
     def unreference(self, number: int) -> None:
         """Releases mesh ``number`` if it has failed or was stopped; otherwise once that happens.

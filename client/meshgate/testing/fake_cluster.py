@@ -34,6 +34,8 @@ from meshgate_wire.messages import (
     ObjectFailed,
     PortMessage,
     PortSend,
+    PutValue,
+    ReadKept,
     Reload,
     SendTo,
     SpawnActors,
@@ -100,6 +102,8 @@ class FakeGateway(WireServer):
             Initialized: self._initialized,
             Stop: self._stop_mesh,
             Reload: self._refuse_reload,
+            PutValue: self._refuse_kept,
+            ReadKept: self._refuse_kept,
             Adopt: self._refuse_adopt,
             EndSession: lambda session, header, _: session.send(Done(call=header.call)),
         }
@@ -297,6 +301,9 @@ class FakeGateway(WireServer):
             failure = Failure(kind="invalid", message=f"object {header.target.object} is not a mesh of actors")
             session.send(Failed(call=header.call, failure=failure), stream=stream)
             return
+        if header.keep or any(argument.kind == "kept" for argument in header.arguments):
+            self._refuse_kept(session, header, buffers)
+            return
         region, ranks = _part(mesh, header.target)
         if header.adverb == "choose":
             ranks = _choose(ranks, mesh)
@@ -385,6 +392,10 @@ class FakeGateway(WireServer):
 
     def _refuse_reload(self, session: _Session, header: Reload, _: Sequence[Fragments]) -> None:
         failure = Failure(kind="invalid", message=UNSUPPORTED.format("reload()"))
+        session.send(Failed(call=header.call, failure=failure), stream=stream_of(header.target.object))
+
+    def _refuse_kept(self, session: _Session, header: Call | PutValue | ReadKept, _: Sequence[Fragments]) -> None:
+        failure = Failure(kind="invalid", message=UNSUPPORTED.format("keep() and put()"))
         session.send(Failed(call=header.call, failure=failure), stream=stream_of(header.target.object))
 
     def _refuse_adopt(self, session: _Session, header: Adopt, _: Sequence[Fragments]) -> None:

@@ -44,6 +44,7 @@ class NetworkProxy:
         self.delay = delay
         self.frozen = False
         self.accepted = 0
+        self.forwarded = 0  # bytes that arrived so far, from either end
         self.port = 0
         self._pairs: set[_Pair] = set()
         self._budgets: dict[str, int] = {}  # by direction: bytes that may pass before the next cut
@@ -165,6 +166,7 @@ class _Side(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self.outgoing is not None
+        self.proxy.forwarded += len(data)
         self.outgoing.put(data)
 
     def eof_received(self) -> bool:

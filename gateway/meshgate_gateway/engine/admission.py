@@ -19,7 +19,8 @@ _NEVER_ARRIVED = Failure(
 
 
 class Admission:
-    """``connection_refused`` is called when a client may not connect, or has not."""
+    """``connection_refused`` is called when a client may not connect, or has not, and ``holder_changed`` when another
+    takes over."""
 
     def __init__(
         self,
@@ -29,10 +30,11 @@ class Admission:
         objects: ObjectTable,
         code: CodeSync,
         connection_refused: Callable[[], object],
+        holder_changed: Callable[[], object],
     ) -> None:
         self._link, self._ledger, self._dispatch = link, ledger, dispatch
         self._objects, self._code = objects, code
-        self.connection_refused = connection_refused
+        self.connection_refused, self._holder_changed = connection_refused, holder_changed
 
     def claim(self, applicant: Applicant) -> Refusal | None:
         """Whether a client may connect, before its handshake is answered. The order of these calls counts."""
@@ -54,6 +56,7 @@ class Admission:
         creations = self._ledger.creations
         next_object = max(creations.highest, self._objects.fail_awaited(_NEVER_ARRIVED, creations)) + 1
         self._objects.forget_adopted()
+        self._holder_changed()
         for header in creations:
             self._link.post(header)
         for number, failure in self._objects.failures():

@@ -16,6 +16,7 @@ from meshgate_gateway.engine.admission import Admission
 from meshgate_gateway.engine.calls.backlog import Backlog
 from meshgate_gateway.engine.calls.calling import Calling
 from meshgate_gateway.engine.calls.channels import MAX_QUEUED, Channels
+from meshgate_gateway.engine.calls.kept_values import KeptValues
 from meshgate_gateway.engine.client_connection import ClientLink
 from meshgate_gateway.engine.code.code_sync import CodeSync
 from meshgate_gateway.engine.code.host_agents import HostAgents
@@ -103,7 +104,13 @@ class Engine:
         self._connect_parts(monarch, find_hosts, host)
         self.link.received = self._dispatch.received
         self.admission = Admission(
-            self.link, self._ledger, self._dispatch, self._objects, self.code, connection_refused
+            self.link,
+            self._ledger,
+            self._dispatch,
+            self._objects,
+            self.code,
+            connection_refused,
+            lambda: self._kept.holder_changed(self._open_calls()),
         )
         self._dispatch.add(
             {
@@ -116,6 +123,7 @@ class Engine:
             self._spawning.handlers(),
             self._controllers.handlers(),
             self._lifetimes.handlers(),
+            self._kept.handlers(),
             self._channels.handlers(),
             self.code.handlers(),
             self._reloading.handlers(),
@@ -145,6 +153,7 @@ class Engine:
 
     def _connect_calls(self, monarch: Monarch) -> None:
         objects, lookup = self._objects, self._lookup
+        self._kept = KeptValues(objects, lookup, monarch)
         self._calling = Calling(
             objects,
             lookup,
@@ -153,9 +162,11 @@ class Engine:
             idle=self.link.flush,
             metrics=self._metrics,
             memory=self._memory,
+            kept=self._kept,
             unread_output=self.streams.unread,
             printed=self.streams.mark,
         )
+        self._kept.calls = self._calling
         self._ledger = Ledger(
             self.link.post,
             self.link.queued,
@@ -196,7 +207,7 @@ class Engine:
             end_processes=self.streams.drop,
         )
         self.code = code = CodeSync(self._objects, self.link.send, make_agents, host, self._metrics)
-        self.inspection = Inspection(self._objects, calling, code)
+        self.inspection = Inspection(self._objects, calling, code, self._kept.kept_bytes)
         self._telemetry = Telemetry(
             monarch,
             self.link.send,
@@ -223,7 +234,7 @@ class Engine:
             self._loop.call_later,
             host_reasons=hosts.reasons,
             ranks_died=fail,
-            process_died=self._reloading.process_died,
+            process_died=self._process_died,
         )
         self._watching = watching = Watching(
             objects, monarch, self.streams, start_task=self._start_task, ranks_died=fail
@@ -252,6 +263,7 @@ class Engine:
             actors_failed=fail,
             watch=watching.watch,
             version_problem=self._supervision.version_problem,
+            deliver_kept=self._kept.deliver,
         )
         self._controllers = Controllers(objects, monarch, self._spawning)
         self._lifetimes = Lifetimes(
@@ -265,6 +277,7 @@ class Engine:
             lost_hosts=hosts.reasons,
             ranks_stopped=fail,
             end_processes=self.streams.drop,
+            release_kept=self._kept.release,
         )
 
     async def listen(self, host: str | None) -> None:
@@ -353,6 +366,10 @@ class Engine:
         self._memory.process_ended(mesh, rank)
         if not (self.code.process_ended(mesh, rank) or self._watching.process_ended(mesh, rank, pid)):
             self._supervision.process_ended(mesh, rank, pid)
+
+    def _process_died(self, mesh: int, rank: int, report: str) -> None:
+        self._reloading.process_died(mesh, rank, report)
+        self._kept.process_died(mesh, rank, report)
 
     async def _dump_controllers(self) -> bytes:
         return await self._controllers.dump()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from meshgate_gateway.engine.interfaces import CONTROL_STREAM, Send
 from meshgate_gateway.engine.monarch.error_texts import error_text
@@ -15,11 +15,11 @@ log = logging.getLogger(__name__)
 
 
 class RequestFailed(Exception):
-    """A request fails with ``failure``, which the client receives."""
+    """A request fails with ``failure``, which the client receives, and with the ``buffers`` that it refers to."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: Failure, buffers: Sequence[bytes | memoryview] = ()) -> None:
         super().__init__(failure.message)
-        self.failure = failure
+        self.failure, self.buffers = failure, buffers
 
 
 def invalid(message: str) -> RequestFailed:
@@ -62,7 +62,9 @@ class FailureReports:
         if call is not None:
             target = getattr(header, "target", None)
             stream = stream_of(target.object) if target is not None else CONTROL_STREAM
-            self._send(Failed(call=call, failure=failure), stream=stream)
+            if keep := getattr(header, "keep", 0):
+                self._define(keep, failure)  # the client knows it from the failure of the call
+            self._send(Failed(call=call, failure=failure), getattr(error, "buffers", ()), stream=stream)
         elif number is not None:
             self.object_failed(number, failure)
         else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from meshgate_gateway.control.messages import Inspect, Inspected
@@ -85,8 +85,12 @@ class PrintedLines:
 
 
 class Inspection:
-    def __init__(self, objects: ObjectTable, calls: CallsInFlight, code: Code) -> None:
-        self._objects, self._calls, self._code = objects, calls, code
+    """``kept_bytes(procs)``: of the values that stay in the processes of a mesh."""
+
+    def __init__(
+        self, objects: ObjectTable, calls: CallsInFlight, code: Code, kept_bytes: Callable[[ProcMesh], int]
+    ) -> None:
+        self._objects, self._calls, self._code, self._kept_bytes = objects, calls, code, kept_bytes
         self.output = PrintedLines()
 
     def answer(self, request: Inspect) -> Iterator[Inspected]:
@@ -112,7 +116,9 @@ class Inspection:
         items = [(number, mesh) for number, mesh in self._objects.items() if isinstance(mesh, (ProcMesh, ActorMesh))]
         numbers = {id(mesh): number for number, mesh in items}
         in_flight = self._calls.in_flight()
-        return tuple(_mesh(mesh, number, numbers, in_flight) for number, mesh in items)
+        found = [_mesh(mesh, number, numbers, in_flight) for number, mesh in items]
+        kept = {number: self._kept_bytes(mesh) for number, mesh in items if isinstance(mesh, ProcMesh)}
+        return tuple(each.model_copy(update={"kept": kept.get(each.number, 0)}) for each in found)
 
     def _hosts(self, mesh: HostMesh) -> Iterator[HostStatus]:
         for rank, name in enumerate(mesh.names):

@@ -61,8 +61,8 @@ class ValueMemory:
         if room is not None and nbytes > room:
             fact = self._explain("the result" if reply else "the message", nbytes, room)
             return (
-                f"{fact} Leave the value in the cluster and pass it between actors, save it to a file and fetch that "
-                "with job.pull(), or send it in parts"
+                f"{fact} Leave the value in the cluster, with endpoint.keep() in place of call(), and pass it to other "
+                "calls; save it to a file and fetch that with job.pull(), or send it in parts"
             )
         if reply and self._awaited(mesh, rank):
             self.promised.append(_Promise(mesh, rank, nbytes))

@@ -128,8 +128,8 @@ def test_an_endpoint_that_is_called_like_a_function_says_how_to_call_it(gateway:
     with pytest.raises(AttributeError) as missing:
         mesh.add.remote(3)
     assert str(missing.value) == (
-        "counters.add has no attribute 'remote': an endpoint is called with .call(), .call_one(), .choose(), .stream() "
-        "or .broadcast()"
+        "counters.add has no attribute 'remote': an endpoint is called with .call(), .call_one(), .choose(), "
+        ".stream(), .broadcast() or .keep()"
     )
     assert gateway.got(Call) == []
 

@@ -294,3 +294,11 @@ def test_notebooks_show_jobs() -> None:
         assert "session: none" in (job.apply(), job._repr_html_())[1]
         assert "hosts &#x27;workers&#x27;" in job.state()._repr_html_()
         assert "hosts &#x27;workers&#x27;" in job._repr_html_()
+
+
+def test_values_that_stay_are_refused(procs: kt.ProcMeshProxy, counters: Any) -> None:
+    refusal = r"meshgate\.testing does not support keep\(\) and put\(\): test it with ProcessJob"
+    kept = counters.add.keep(1)
+    for use in (kept.info, kept.get, procs.put(1).info, counters.add.call(kept).get):
+        with pytest.raises(kt.InvalidRequestError, match=refusal):
+            use()

@@ -191,8 +191,14 @@ class FakeMonarch:
     def payload(self, data: Any, buffers: Any = (), objects: Any = ()) -> Any:
         return (b"".join(data), *objects) if objects else b"".join(data)
 
-    def engine_payload(self, *args: Any) -> Any:
+    def engine_payload(self, *args: Any, objects: Sequence[Any] = ()) -> Any:
         return args
+
+    def payload_keeping(self, payload: Any, number: int, label: str) -> Any:
+        return ("keep", number, label, payload)
+
+    def kept_argument(self, delivery: int, argument: int) -> Any:
+        return ("take", delivery, argument)
 
     def payload_at(self, payload: Any, position: int, region: Region) -> Any:
         return ("at", position, region.sizes, payload)

@@ -23,6 +23,7 @@ from meshgate.errors import (
     StaleCodeError,
     StepFailedError,
     SupervisionError,
+    ValueLostError,
     ranks_text,
 )
 from meshgate.serialization.unpickling import RemoteException
@@ -80,11 +81,29 @@ def _build(
         dependent = f"{endpoint or 'this'} could not run because an earlier step failed"
         step = f": {failure.step}" if failure.step else ""
         return StepFailedError(f"{dependent}{step}\n{readable_report(failure.message)}", failure.step)
+    if failure.kind == "lost":
+        return _lost_error(failure, endpoint)
+    return _refusal(failure)
+
+
+def _refusal(failure: messages.Failure) -> MeshgateError:
     if failure.kind == "invalid":
         return InvalidRequestError(failure.message)
     if failure.kind == "stale_code":
         return StaleCodeError(readable_report(failure.message), tuple(failure.hosts.values()))
     return GatewayFault(failure.message)
+
+
+def _lost_error(failure: messages.Failure, endpoint: str) -> ValueLostError:
+    where = _where(failure.ranks, failure.hosts)
+    is_, values = ("is", "the value") if len(failure.ranks) == 1 else ("are", "the values")
+    who = f"{endpoint or 'this'} could not run: " if endpoint != failure.step else ""
+    text = (
+        f"{who}{values} of {failure.step} on {where} {is_} lost, because the process ended: "
+        f"{readable_report(failure.message)}\nCall keep() or put() again, on a slice of the living ranks "
+        "or on processes that are spawned again"
+    )
+    return ValueLostError(text, call=failure.step, ranks=failure.ranks, hosts=dict(failure.hosts))
 
 
 def _supervision_text(died: MeshFailure, endpoint: str) -> str:
@@ -137,8 +156,12 @@ def _actor_error(
     error.hosts = dict(failure.hosts)
     error.host = failure.hosts.get(error.rank, "") if error.rank is not None else ""
     error.mesh = failure.mesh
-    error.endpoint = endpoint
+    error.endpoint = failure.step or endpoint
     error.report = _report(error, failure.unanswered) + _remedy(kinds, shared_environment)
+    if failure.step and endpoint != failure.step:
+        error.report = (
+            f"{endpoint or 'this'} could not run, because the call whose result it takes failed.\n{error.report}"
+        )
     return error
 
 

@@ -16,7 +16,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
 from websockets.frames import CloseCode
@@ -98,7 +98,7 @@ class ConnectionThread:
             settings.queue_limit, self._session.limits.small_message, self._session, consumer=self._thread
         )
         self._consumed: deque[MessageReceived] = deque()
-        self._released: deque[int] = deque()
+        self._released: deque[tuple[int, Collection[int]]] = deque()
         self._woken = False  # whether a wake-up of the loop is under way
         # Used by the loop alone:
         self._reconnector = Reconnector(dialer, settings, session_id, self, self._session.limits, takes_over=takes_over)
@@ -135,10 +135,30 @@ class ConnectionThread:
             self._consumed.append(message)
             self._wake()
 
-    def release(self, number: int) -> None:
-        """Releases object ``number``. Takes no lock: finalizers call it, at any point of any thread."""
-        self._released.append(number)
+    def release(self, number: int, streams: Collection[int] = ()) -> None:
+        """Releases object ``number``. Takes no lock: finalizers call it, at any point of any thread.
+
+        ``streams``: those besides the object's own that had messages which name it, if the gateway may release it only
+        when it has handled them. A message may overtake those of another stream.
+        """
+        self._released.append((number, streams))
         self._wake()
+
+    def post_released(self) -> None:
+        """Queues what was released so far before all that is posted from now on."""
+        for header, stream in self._take_released(len(self._released)):
+            self.post(header, stream=stream)
+
+    def _take_released(self, most: int) -> Iterator[tuple[Release, int]]:
+        """The messages that release the first ``most`` objects, with their streams. Thread-safe."""
+        for _ in range(most):
+            try:
+                number, named_on = self._released.popleft()
+            except IndexError:  # another thread has taken them
+                return
+            streams = {stream_of(number), *named_on}
+            header = Release(objects=(number,), parts=len(streams))
+            yield from ((header, stream) for stream in streams)
 
     def post_later(self, delay: float, make: Callable[[], Header | None], *, stream: int) -> None:
         """Sends what ``make`` returns, if anything, on the loop in ``delay`` seconds. For finalizers: takes no lock."""
@@ -255,9 +275,9 @@ class ConnectionThread:
             except Exception as error:
                 log.exception("cannot send a %s message", type(header).__name__)
                 self._listener.message_not_sent(header, error)
-        for _ in range(released):
-            number = self._released.popleft()
-            self._session.send(Release(objects=(number,)), stream=stream_of(number))
+        if released:
+            for header, stream in self._take_released(released):
+                self._session.send(header, stream=stream)
         while self._consumed:
             self._session.consume(self._consumed.popleft())
         self._flush()

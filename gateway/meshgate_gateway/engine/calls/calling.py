@@ -44,6 +44,23 @@ class Messaging(Payloads, CallSender, BatchSender, Protocol):
     """What calls need of Monarch."""
 
 
+class Prepared(Protocol):
+    """What a call is sent with that keeps or uses kept values; ``kept_values.Prepared``."""
+
+    objects: Sequence[Any]
+    chosen: int | None
+    label: str
+
+    @property
+    def ended(self) -> Callable[[Response | None], None]: ...
+
+
+class KeptValues(Protocol):
+    """What calls need of values that stay in the cluster; ``kept_values.KeptValues``."""
+
+    async def prepare(self, header: Call, target: object, arguments: Sequence[Any]) -> Prepared | None: ...
+
+
 class CallMetrics(Protocol):
     """What counts calls; ``metrics.EngineMetrics`` does."""
 
@@ -69,12 +86,13 @@ class Calling:
         idle: Callable[[], None],
         metrics: CallMetrics,
         memory: ValueMemory,
+        kept: KeptValues,
         unread_output: Callable[[int, Sequence[int]], asyncio.Future[None] | None] = lambda procs, ranks: None,
         printed: Callable[[int, int, tuple[int, int]], None] = lambda procs, rank, positions: None,
     ) -> None:
         self._objects, self._lookup, self._monarch, self._send, self._idle = objects, lookup, monarch, send, idle
         self._metrics, self._unread_output, self._memory = metrics, unread_output, memory
-        self._printed = printed
+        self._printed, self._kept = printed, kept
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, tuple[PendingCall, ActorMesh, int]] = {}
         self._supervised: dict[Any, asyncio.Future[Any]] = {}  # the next fault of a part of a mesh
@@ -84,7 +102,7 @@ class Calling:
 
     def call(self, header: Call, buffers: Sequence[Fragments]) -> Awaitable[None] | None:
         target = self._objects.require(header.target.object)
-        if target is None or header.arguments:
+        if target is None or header.arguments or header.keep:
             return self._call_later(header, buffers)
         self._dispatch(header, buffers, target, ())
         return None
@@ -94,9 +112,17 @@ class Calling:
         try:
             target = await self._objects.wait(header.target.object)
             arguments = await self._lookup.arguments(header.arguments)
+            prepared = await self._kept.prepare(header, target, arguments)
         finally:
             del self._waiting[header.call]
-        self._dispatch(header, buffers, target, arguments)
+        if prepared is None:
+            self._dispatch(header, buffers, target, arguments)
+            return
+        try:
+            self._dispatch(header, buffers, target, prepared.objects, prepared)
+        except BaseException as error:
+            prepared.ended(Response(Failed(call=header.call, failure=failure_of(error))))
+            raise
 
     def is_running(self, number: int) -> bool:
         """Whether the call waits for replies of actors."""
@@ -107,9 +133,18 @@ class Calling:
         running = [pending.header for pending, *_ in self._pending.values() if pending.header is not None]
         return [*running, *self._waiting.values()]
 
-    def _dispatch(self, header: Call, buffers: Sequence[Fragments], target: object, objects: Sequence[Any]) -> None:
+    def _dispatch(
+        self,
+        header: Call,
+        buffers: Sequence[Fragments],
+        target: object,
+        objects: Sequence[Any],
+        prepared: Prepared | None = None,
+    ) -> None:
         mesh, actors, ranks = self._lookup.actors(target, header.target)
-        chosen = choose(mesh, ranks) if header.adverb == "choose" else None
+        chosen = prepared.chosen if prepared is not None else None
+        if chosen is None and header.adverb == "choose":
+            chosen = choose(mesh, ranks)
         pending = PendingCall(
             header.call, header.adverb, mesh.name, header.endpoint, ranks, mesh.host_of, chosen, header
         )
@@ -123,10 +158,16 @@ class Calling:
             self._metrics.call_ended(0.0, failed=True)
             totals.ended += 1
             totals.failed += 1
+            if prepared is not None:
+                prepared.ended(response)
             if header.adverb != "broadcast":
                 self._respond(response, stream)
             return
         payload = self._lookup.payload(buffers, objects)
+        if prepared is not None:
+            pending.on_end = prepared.ended
+            if header.keep:
+                payload = self._monarch.payload_keeping(payload, header.keep, prepared.label)
         if chosen is not None:
             actors, payload = self._lookup.one_actor(mesh, header.target, ranks[chosen], chosen, payload)
         if header.trace:
@@ -323,6 +364,8 @@ class Calling:
                 totals.seconds += seconds
             if self._memory.promised:
                 self._memory.call_ended()  # replies that come late are dropped
+            if pending.on_end is not None:
+                pending.on_end(response)
             if not self._pending:
                 self._idle()  # no other response is due that could leave in the same websocket message
         return pending.state is CallState.ENDED

@@ -120,6 +120,7 @@ class PendingCall:
     failed: set[int] = field(default_factory=set)
     state: CallState = CallState.OPEN
     on_success: Callable[[], None] | None = None  # called when every rank has replied without an exception
+    on_end: Callable[[Response | None], None] | None = None  # called with the answer, when the call has ended
     started: float = field(default_factory=time.monotonic)
     reported: tuple[int, bool] | None = None  # what the client was last sent of its progress
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed, invalid
 from meshgate_gateway.engine.interfaces import Handler, Send, StartTask
 from meshgate_gateway.engine.monarch.interface import Stopper
-from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh, ProcMesh
+from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh, KeptMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of, ranks_within
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
@@ -32,7 +32,7 @@ class _Stopped(NamedTuple):
 class Lifetimes:
     """``wait_available(hosts, region)`` waits for lost hosts to return. ``lost_hosts`` are those that have not.
     ``ranks_stopped(mesh)`` is called after ranks of an actor mesh were stopped, ``end_processes(mesh)`` ends those of
-    the proc mesh with this number."""
+    the proc mesh with this number, ``release_kept(mesh)`` drops values that stay in processes."""
 
     def __init__(
         self,
@@ -47,8 +47,11 @@ class Lifetimes:
         lost_hosts: Mapping[str, str],
         ranks_stopped: Callable[[ActorMesh], None],
         end_processes: Callable[[int], None],
+        release_kept: Callable[[KeptMesh], None],
     ) -> None:
         self._objects, self._lookup, self._monarch, self._send = objects, lookup, monarch, send
+        self._release_kept = release_kept
+        self._parts: dict[int, int] = {}  # of releases that have not arrived completely
         self._start_task, self._failures = start_task, failures
         self._wait_available, self._lost_hosts, self._ranks_stopped = wait_available, lost_hosts, ranks_stopped
         self._end_processes = end_processes
@@ -105,8 +108,9 @@ class Lifetimes:
 
     async def stop(self, header: Stop, buffers: Sequence[Fragments]) -> None:
         known = await self._objects.wait(header.target.object)
-        if isinstance(known, Channel):
-            raise invalid(f"object {header.target.object} is a port; only meshes can be stopped")
+        if isinstance(known, (Channel, KeptMesh)):
+            kind = "a port" if isinstance(known, Channel) else "kept values"
+            raise invalid(f"object {header.target.object} is {kind}; only meshes can be stopped")
         stopped = self._stopped_with(known, header.target.region)
         for mesh, ranks in stopped:
             mesh.stopping = mesh.stopping or ranks is None
@@ -198,12 +202,24 @@ class Lifetimes:
         meshes are dropped earlier.
         """
         for number in header.objects:
+            if header.parts > 1 and not self._is_last(number, header.parts):
+                continue
             known = self._objects.get(number)
             if number > 0 and isinstance(known, (ProcMesh, ActorMesh)):
                 continue
             if isinstance(known, Channel):
                 known.stop_reading()
+            elif isinstance(known, KeptMesh):
+                self._release_kept(known)
             self._objects.release(number)
+
+    def _is_last(self, number: int, parts: int) -> bool:
+        """Whether all ``parts`` of a release have arrived: messages before them may name the object."""
+        self._parts[number] = arrived = self._parts.get(number, 0) + 1
+        if arrived < parts:
+            return False
+        del self._parts[number]
+        return True
 
     async def stop_all(self, reason: str) -> None:
         """Stops every proc mesh that this session spawned, and with it every actor, within the timeout.

@@ -44,6 +44,11 @@ class BringUpToDate(Protocol):
         """Reloads running processes, ``mesh`` of Monarch's, so that they run ``version``."""
 
 
+class DeliverKept(Protocol):
+    async def __call__(self, name: str, procs: ProcMesh, region: Region, arguments: Sequence[Any]) -> tuple[Any, Any]:
+        """Gets the kept values among ``arguments`` into processes, as ``KeptValues.deliver``."""
+
+
 class Spawning:
     """``end_processes(mesh)`` ends all processes of a mesh; ``actors_up(mesh)`` and ``actors_failed(mesh)`` are called
     when the constructors of an actor mesh have run, or one has raised; ``watch(number, procs)`` when actors are spawned
@@ -65,12 +70,13 @@ class Spawning:
         actors_failed: Callable[[ActorMesh], None],
         watch: Callable[[int, ProcMesh], None],
         version_problem: Callable[[Sequence[str]], str],
+        deliver_kept: DeliverKept,
     ) -> None:
         self._objects, self._lookup, self._monarch, self._code = objects, lookup, monarch, code
         self._start_task, self._failures, self._set_up_process = start_task, failures, set_up_process
         self._bring_up_to_date, self._end_processes = bring_up_to_date, end_processes
         self._report_up, self._report_failed, self._watch = actors_up, actors_failed, watch
-        self._version_problem = version_problem
+        self._version_problem, self._deliver_kept = version_problem, deliver_kept
         self.latest_code: tuple[str | None, tuple[str, ...]] = (None, ())
         """The version and paths that the client's latest processes were spawned with."""
 
@@ -144,7 +150,11 @@ class Spawning:
         if header.version is not None:
             await self._bring_up_to_date(header.procs, procs, mesh, header.version, header.paths)
         class_data = buffers[0].fragments
-        payload = self._lookup.payload(buffers[1:], await self._lookup.arguments(header.arguments))
+        arguments: Sequence[Any] = await self._lookup.arguments(header.arguments)
+        if any(argument.kind == "kept" for argument in header.arguments):
+            name, region = f"{header.name}.__init__", header.procs.region or procs.region
+            arguments, _ = await self._deliver_kept(name, procs, region, arguments)
+        payload = self._lookup.payload(buffers[1:], arguments)
         try:
             spawned = self._monarch.spawn_actors(mesh, header.name, header.class_name, header.kind, class_data, payload)
         except Exception as error:  # Monarch itself may know before the engine that the processes did not come up

@@ -120,8 +120,8 @@ class EngineActors(Protocol):
     async def call_engine_actors(self, actors: Any, count: int, endpoint: str, *args: Any) -> list[Any]:
         """Calls actors of the engine's own and returns their ``count`` replies by rank. Raises the first exception."""
 
-    def engine_payload(self, *args: Any) -> Any:
-        """The payload of a call with ``args`` that the engine itself makes."""
+    def engine_payload(self, *args: Any, objects: Sequence[Any] = ()) -> Any:
+        """The payload of a call with ``args`` that the engine itself makes. ``objects``: those of Monarch's in them."""
 
     def process_ids(self, procs: Any) -> tuple[str, ...]:
         """The ids of the processes of a mesh that is up, in the order of ranks; they are the same in every mesh."""
@@ -155,6 +155,13 @@ class Payloads(Protocol):
 
     def payload_with_trace(self, payload: Any, trace: Mapping[str, str]) -> Any:
         """``payload``, whose endpoint runs in an OpenTelemetry span below that of ``trace``."""
+
+    def payload_keeping(self, payload: Any, number: int, label: str) -> Any:
+        """``payload`` of a call whose results stay in their processes as object ``number``; a description replaces each
+        in its reply. ``label`` names the call."""
+
+    def kept_argument(self, delivery: int, argument: int) -> Any:
+        """What unpickles as a kept value that was delivered to the process for this ``argument`` of a call."""
 
 
 class CallSender(Protocol):

@@ -9,8 +9,10 @@ Monarch's ``PythonMessage.decode`` unpickles with ``cloudpickle.cloudpickle.load
 
 from __future__ import annotations
 
+import io
 import operator
 import pickle
+import pkgutil
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +22,8 @@ import cloudpickle
 import cloudpickle.cloudpickle
 
 from meshgate_gateway.engine.monarch.interface import Fragments
+from meshgate_gateway.engine.on_worker import kept_values, tracing
 from meshgate_gateway.engine.on_worker import process as on_worker
-from meshgate_gateway.engine.on_worker import tracing
 
 COPY_LIMIT = 16 * 1024  # bytes; copying a smaller reply costs less than a view of it
 
@@ -110,7 +112,7 @@ class ForwardWithTrace:
 
     def __init__(
         self,
-        payload: Forward | ForwardAt,
+        payload: Forward | ForwardAt | OnKept,
         trace: Mapping[str, str],
         span_functions: Sequence[str],
         context_variable: str,
@@ -120,6 +122,43 @@ class ForwardWithTrace:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return tracing.with_trace, self._arguments
+
+
+class OnKept:
+    """Unpickles as the result of a method of the process's ``KeptStore``."""
+
+    __slots__ = ("_arguments", "_method", "size")
+
+    def __init__(self, method: str, *arguments: Any, size: int = 0) -> None:
+        self._method, self._arguments, self.size = method, arguments, size
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return operator.methodcaller(self._method, *self._arguments), (_StoreOfProcess(),)
+
+
+class _StoreOfProcess:
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pkgutil.resolve_name, (f"{kept_values.MODULE}:store",)
+
+
+class _WithObjects(pickle.Pickler):
+    """Pickles the objects in a list as their index there."""
+
+    def __init__(self, file: io.BytesIO, objects: Sequence[Any]) -> None:
+        super().__init__(file)
+        self._indexes = {id(each): index for index, each in enumerate(objects)}
+
+    def persistent_id(self, obj: Any) -> int | None:
+        return self._indexes.get(id(obj))
+
+
+def dumps_with_objects(value: Any, objects: Sequence[Any]) -> bytes:
+    """A pickle of ``value`` for ``Forward``, with persistent ids in place of ``objects``."""
+    file = io.BytesIO()
+    _WithObjects(file, objects).dump(value)
+    return file.getvalue()
 
 
 # --- from workers -------------------------------------------------------------------------------------------

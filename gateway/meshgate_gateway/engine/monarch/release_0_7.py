@@ -38,13 +38,24 @@ from meshgate_gateway.engine.monarch.pickles import (
     ForwardClass,
     ForwardItem,
     ForwardWithTrace,
+    OnKept,
+    dumps_with_objects,
     replace_loads,
     undecoded,
 )
 from meshgate_gateway.engine.monarch.same_versions import SameVersions
 from meshgate_gateway.engine.monarch.settings import Settings
 from meshgate_gateway.engine.monarch.telemetry import Collector
-from meshgate_gateway.engine.on_worker import batches, breakpoints, large_messages, output_marks, ports, stacks, tracing
+from meshgate_gateway.engine.on_worker import (
+    batches,
+    breakpoints,
+    kept_values,
+    large_messages,
+    output_marks,
+    ports,
+    stacks,
+    tracing,
+)
 from meshgate_gateway.engine.on_worker import process as on_worker
 from meshgate_sync.store import place
 from meshgate_wire.messages import BootstrapCommand, Host, Launch, Region
@@ -209,7 +220,8 @@ class Client:
         from monarch._rust_bindings.monarch_hyperactor.proc_mesh import ProcMesh  # noqa: PLC0415
         from monarch._src.actor import actor_mesh  # noqa: PLC0415
 
-        for module in (on_worker, batches, breakpoints, large_messages, output_marks, ports, stacks, tracing, place):
+        by_value = (batches, breakpoints, kept_values, large_messages, output_marks, ports, stacks, tracing)
+        for module in (on_worker, place, *by_value):
             cloudpickle.register_pickle_by_value(module)
         self._api, self._actor, self._buffers, self._mailbox = api, actor, buffers, mailbox
         self._pickle, self._actor_mesh, self._native_procs = monarch_pickle, actor_mesh, ProcMesh
@@ -315,8 +327,10 @@ class Client:
         from meshgate_gateway.engine.on_worker import code_actors  # noqa: PLC0415 - it imports Monarch
 
         cloudpickle.register_pickle_by_value(code_actors)
-        class_data = [cloudpickle.dumps(getattr(code_actors, class_name))]
-        return self.spawn_actors(procs, name, class_name, "sync", class_data, self.engine_payload(*args))
+        Class = getattr(code_actors, class_name)
+        kind: Literal["sync", "async"] = "async" if Class is code_actors.KeptValuesActor else "sync"
+        class_data = [cloudpickle.dumps(Class)]
+        return self.spawn_actors(procs, name, class_name, kind, class_data, self.engine_payload(*args))
 
     def process_ids(self, procs: Any) -> tuple[str, ...]:
         return tuple(PROCESS_ID.findall(repr(procs._proc_mesh.poll())))
@@ -355,14 +369,22 @@ class Client:
     def payload(self, data: Fragments, buffers: Sequence[Fragments] = (), objects: Sequence[Any] = ()) -> Any:
         return Forward(data, buffers, objects)
 
-    def engine_payload(self, *args: Any) -> Any:
+    def engine_payload(self, *args: Any, objects: Sequence[Any] = ()) -> Any:
+        if objects:
+            return Forward([dumps_with_objects((args, {}), objects)], (), objects)
         return Forward([pickle.dumps((args, {}))])
 
     def payload_at(self, payload: Forward, position: int, region: Region) -> Any:
         return ForwardAt(payload, position, region.labels, region.sizes, CONTEXT)
 
-    def payload_with_trace(self, payload: Forward | ForwardAt, trace: Mapping[str, str]) -> Any:
+    def payload_with_trace(self, payload: Forward | ForwardAt | OnKept, trace: Mapping[str, str]) -> Any:
         return ForwardWithTrace(payload, trace, SPAN_FUNCTIONS, CONTEXT)
+
+    def payload_keeping(self, payload: Forward, number: int, label: str) -> Any:
+        return OnKept("keep", payload, number, label, size=payload.size)
+
+    def kept_argument(self, delivery: int, argument: int) -> Any:
+        return OnKept("take", delivery, argument)
 
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
         if self._settings.limits_frames:
@@ -406,7 +428,7 @@ class Client:
         call = self._actor_endpoint(actors, self._returns_response(endpoint), self._no_extent, "", message).call()
         return receiver, asyncio.ensure_future(_report_of(call))
 
-    def _message(self, kind: Any, payload: Forward | ForwardAt | ForwardWithTrace) -> Any:
+    def _message(self, kind: Any, payload: Forward | ForwardAt | ForwardWithTrace | OnKept) -> Any:
         if isinstance(payload, Forward) and not payload.buffers and not payload.objects:
             frozen = self._buffers.Buffer()
             for fragment in payload.data:

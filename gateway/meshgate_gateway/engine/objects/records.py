@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from meshgate_gateway.engine.objects.regions import extent_of, hosts_region
+from meshgate_gateway.engine.objects.regions import extent_of, hosts_region, ranks_within
 from meshgate_wire.messages import Failure, Host, Region
 
 MAX_SLICES = 512  # per mesh
@@ -293,7 +293,34 @@ class Channel:
             self.reader.cancel()
 
 
-SessionObject: TypeAlias = HostMesh | ProcMesh | ActorMesh | Channel
+@dataclass(slots=True, eq=False)
+class KeptMesh:
+    """Values that stay in processes, as ``region`` of their mesh: those of a call ``label``.
+
+    ``ranks`` are the base ranks, by position in the call. ``done``: None once the values are there, or the failure of
+    the call and its buffers.
+    """
+
+    number: int
+    label: str
+    servers: Any  # ``calls.kept_values.Servers``: the actors that serve them
+    region: Region
+    ranks: tuple[int, ...]
+    done: asyncio.Future[tuple[Failure, Sequence[Any]] | None]
+    sizes: tuple[int, ...] = ()  # bytes, by position
+    uses: int = 0  # calls that are getting the values
+    released: bool = False
+
+    def positions(self, region: Region) -> tuple[int, ...]:
+        """The positions of a part, in its order; empty if it is the whole."""
+        ranks = tuple(ranks_within(region, self.region, self.label))
+        if ranks == self.ranks:
+            return ()
+        known = {rank: position for position, rank in enumerate(self.ranks)}
+        return tuple(known[rank] for rank in ranks)
+
+
+SessionObject: TypeAlias = HostMesh | ProcMesh | ActorMesh | Channel | KeptMesh
 
 
 def remember(slices: dict[Region, S], region: Region, made: S) -> S:

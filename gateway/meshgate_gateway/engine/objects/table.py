@@ -10,7 +10,7 @@ import asyncio
 import operator
 import random
 from collections.abc import Container, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from meshgate_gateway.engine.failures import RequestFailed, invalid
 from meshgate_gateway.engine.monarch.interface import Arguments, HostAttacher, Payloads, Readiness, Slicer
@@ -19,6 +19,7 @@ from meshgate_gateway.engine.objects.records import (
     ActorSlice,
     Channel,
     HostMesh,
+    KeptMesh,
     ProcMesh,
     SessionObject,
     answered,
@@ -152,6 +153,14 @@ def _as_cause(failure: Failure) -> Failure:
     return failure.model_copy(update={"kind": "step", "step": failure.step or failure.mesh})
 
 
+class KeptArgument(NamedTuple):
+    """Kept values in the arguments of a call: ``region`` of ``kept``. ``whole``: each rank gets all of them."""
+
+    kept: KeptMesh
+    region: Region
+    whole: bool
+
+
 _fragments_of = operator.attrgetter("fragments")
 
 
@@ -198,6 +207,10 @@ class Lookup:
             hosts.slices.clear()
         return hosts.mesh
 
+    def part(self, procs: ProcMesh, region: Region) -> Any:
+        """Monarch's mesh of the part ``region`` of ``procs``."""
+        return self._slice(procs, procs.mesh, region)
+
     async def channel(self, number: int) -> Channel:
         found = await self._objects.wait(number)
         if not isinstance(found, Channel):
@@ -232,7 +245,8 @@ class Lookup:
         return self.actors(mesh, alone)[1], self._monarch.payload_at(payload, position, region)
 
     async def arguments(self, arguments: Sequence[Argument]) -> list[Any]:
-        """Monarch's own objects for what a pickled argument refers to."""
+        """Monarch's own objects for what a pickled argument refers to, and a ``KeptArgument`` for kept values, which
+        ``KeptValues.deliver`` replaces."""
         return [await self._argument(argument) for argument in arguments]
 
     async def _argument(self, argument: Argument) -> Any:
@@ -244,6 +258,11 @@ class Lookup:
             return hosts
         if argument.kind == "procs":
             return (await self.procs(ref))[1]
+        if argument.kind == "kept":
+            kept = await self._objects.wait(ref.object)
+            if not isinstance(kept, KeptMesh):
+                raise invalid(f"object {ref.object} is not a kept mesh")
+            return KeptArgument(kept, ref.region or kept.region, argument.whole)
         if argument.kind == "port":
             return self._monarch.port_argument((await self.channel(ref.object)).port)
         mesh, actors, _ = self.actors(await self._objects.wait(ref.object), ref)
@@ -261,6 +280,8 @@ class Lookup:
         of the pickle's persistent ids."""
         if not buffers:
             raise invalid("the message has no pickled arguments")
+        if objects and any(isinstance(each, KeptArgument) for each in objects):
+            raise invalid("kept values can be arguments of endpoints and of constructors only")
         data, *beside = map(_fragments_of, buffers)
         return self._monarch.payload(data, beside, objects)
 

@@ -1,5 +1,5 @@
-"""The engine's own actors on workers, delivered by value: they keep the code on hosts and in processes up to date, and
-watch processes that other actors have spawned.
+"""The engine's own actors on workers, delivered by value: they keep the code on hosts and in processes up to date,
+watch processes that other actors have spawned, and hand kept values from process to process.
 
 What they need of ``meshgate_sync`` arrives in their arguments as source text, because a pod may have nothing but
 torchmonarch. Importing this module imports Monarch, so the adapter does it once Monarch's environment is set.
@@ -7,15 +7,18 @@ torchmonarch. Importing this module imports Monarch, so the adapter does it once
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from monarch.actor import Actor, endpoint
+from monarch.actor import Actor, concurrent_endpoint, context, endpoint
 
+from meshgate_gateway.engine.on_worker.kept_values import process_store
 from meshgate_gateway.engine.on_worker.process import Sources, connect, import_sources
 
 Address = tuple[str, int]
@@ -105,3 +108,89 @@ class ProcessWatcher(Actor):
         connection = connect(address)
         connection.sendall(json.dumps(hello).encode() + b"\n")
         connection.detach()  # stays open until the process ends, even if Monarch drops this actor
+
+
+class KeptValuesActor(Actor):
+    """Serves the kept values of its process to other processes, and gets those that calls here need from them.
+
+    Values travel in Monarch's own messages, from the process that keeps them to the one that uses them.
+    """
+
+    def __init__(self, processes: int) -> None:
+        self._store = process_store(processes, type(self))
+
+    @endpoint
+    async def put(self, number: int, label: str, value: Any) -> Any:
+        return self._store.add(number, context().message_rank.rank, label, value)
+
+    @endpoint
+    async def read(self, number: int, positions: Sequence[int]) -> Any:
+        """The value of the object at the position of the message. ``positions``: of those that are called, if not 0, 1
+        and so on."""
+        rank = context().message_rank.rank
+        return self._find(number, positions[rank] if positions else rank)
+
+    @endpoint
+    async def read_at(self, number: int, position: int) -> Any:
+        return self._find(number, position)
+
+    def _find(self, number: int, position: int) -> Any:
+        kept = self._store.find(number, position)
+        if kept is None:
+            raise KeyError(f"the value at position {position} of object {number} is not kept in this process")
+        return kept.value
+
+    @concurrent_endpoint
+    async def deliver(self, delivery: int, at: int | None, requests: Sequence[Sequence[Any]]) -> None:
+        """Gets the values that a call needs here. ``at``: the position of this process in the call, if it is not that
+        of the message. ``requests`` are the arguments of ``_get``, after the index of the argument."""
+        position = context().message_rank.rank if at is None else at
+        values = [self._get(position, *request) for _, *request in requests]
+        gathered = await asyncio.gather(*values)
+        self._store.deliver(delivery, {index: value for (index, *_), value in zip(requests, gathered, strict=True)})
+
+    async def _get(
+        self,
+        position: int,
+        number: int,
+        holders: Any,
+        labels: Sequence[str],
+        sizes: Sequence[int],
+        positions: Sequence[int],
+        whole: bool,
+    ) -> Any:
+        """The value of object ``number`` for ``position``, or with ``whole`` all its values.
+
+        ``holders`` are the actors in the processes that keep it, a mesh of these ``sizes``. ``positions`` are as in
+        ``read``.
+        """
+        count = math.prod(sizes)
+
+        async def at(rank: int) -> Any:
+            kept_as = positions[rank] if positions else rank
+            if (kept := self._store.find(number, kept_as)) is not None:
+                return kept.value
+            coordinates, rest = {}, rank
+            for label, size in reversed(list(zip(labels, sizes, strict=True))):
+                rest, coordinates[label] = divmod(rest, size)
+            holder = holders.slice(**coordinates) if coordinates else holders
+            return await holder.read_at.call_one(number, kept_as)
+
+        if not whole:
+            return await at(position if count > 1 else 0)
+        from monarch.actor import Extent, ValueMesh  # noqa: PLC0415 - resolved on the worker
+
+        values = await asyncio.gather(*[at(rank) for rank in range(count)])
+        return ValueMesh(Extent(list(labels), list(sizes)).region.as_shape(), list(values))
+
+    @endpoint
+    async def forget(self, delivery: int) -> None:
+        self._store.forget(delivery)
+
+    @endpoint
+    async def drop(self, numbers: Sequence[int], late: bool) -> None:
+        self._store.drop(numbers, late)
+
+    @endpoint
+    async def statistics(self) -> dict[str, int]:
+        return self._store.statistics()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import pytest
 
 from meshgate_gateway.engine.calls import calling
 from meshgate_gateway.engine.calls.calling import Calling
+from meshgate_gateway.engine.calls.kept_values import Prepared
+from meshgate_gateway.engine.calls.pending_calls import Response
+from meshgate_gateway.engine.failures import RequestFailed
 from meshgate_gateway.engine.memory import ValueMemory
 from meshgate_gateway.engine.objects.records import ActorMesh
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
@@ -42,6 +45,8 @@ class Called:
         self.casts = 0
         self.memory = ValueMemory(self._awaits, limit=100)
         lookup = Lookup(self.objects, self.monarch)
+        self.prepared: Prepared | None = None
+        self.refusal: RequestFailed | None = None
         self.unread: asyncio.Future[None] | None = None  # what the next response waits for
         self.asked: list[tuple[int, list[int]]] = []
         self.calling = Calling(
@@ -52,10 +57,17 @@ class Called:
             idle=self._idle,
             metrics=self,
             memory=self.memory,
+            kept=self,
             unread_output=self._unread_output,
         )
         self.actors = actor_mesh()
         self.objects.add(ACTORS, self.actors)
+
+    async def prepare(self, header: Call, target: object, arguments: Sequence[object]) -> Prepared | None:
+        """As ``KeptValues.prepare``."""
+        if self.refusal is not None:
+            raise self.refusal
+        return self.prepared
 
     def _awaits(self, mesh: int, rank: int) -> bool:
         return self.calling.awaits(mesh, rank)
@@ -82,6 +94,11 @@ class Called:
         self, rank: int, data: bytes = b"value", *, exception: bool = False, references: tuple[str, ...] = ()
     ) -> None:
         self.monarch.ports[-1].put(data, rank, exception=exception, references=references)
+
+
+def _header(response: Response | None) -> Header:
+    assert response is not None
+    return response.header
 
 
 async def cancel_receives() -> None:
@@ -604,3 +621,56 @@ async def test_a_second_reply_of_a_rank_is_no_result_and_its_mesh_may_fail() -> 
     called.calling.fail(called.actors)
     assert isinstance(called.sent.messages[0][0], Failed)
     await cancel_receives()
+
+
+@async_test
+async def test_a_call_that_keeps_says_so_to_the_actors_and_reports_its_end() -> None:
+    called = Called()
+    ended: list[Response | None] = []
+    called.prepared = Prepared(("a value",), None, ended.append, "actors.step.keep()")
+    waiting = called.calling.call(
+        Call(call=1, target=MeshRef(object=ACTORS), endpoint="step", adverb="call", keep=9), ARGUMENTS
+    )
+    assert isinstance(waiting, Awaitable)
+    await waiting
+    ((_, payload, _),) = called.monarch.casts
+    assert payload == ("keep", 9, "actors.step.keep()", (b"arguments", "a value"))
+    assert not ended
+    called.reply(0)
+    called.reply(1)
+    await until(lambda: called.sent.of(Values))
+    assert [type(each) for each in map(_header, ended)] == [Values]
+    await cancel_receives()
+
+
+@async_test
+async def test_a_prepared_call_that_is_not_sent_has_ended() -> None:
+    called = Called()
+    ended: list[Response | None] = []
+    called.prepared = Prepared((), None, ended.append)
+    header = Call(call=1, target=MeshRef(object=ACTORS), endpoint="step", adverb="call", keep=9)
+    called.actors.dead[0] = "killed"
+    waiting = called.calling.call(header, ARGUMENTS)
+    assert isinstance(waiting, Awaitable)
+    await waiting
+    assert [type(each) for each in map(_header, ended)] == [Failed]
+    del called.actors.dead[0]
+    waiting = called.calling.call(header, ())  # without a pickle
+    assert isinstance(waiting, Awaitable)
+    with pytest.raises(RequestFailed, match="no pickled arguments"):
+        await waiting
+    assert [type(each) for each in map(_header, ended)] == [Failed, Failed]
+
+
+@async_test
+async def test_a_call_whose_kept_arguments_have_failed_is_not_sent() -> None:
+    called = Called()
+    called.refusal = RequestFailed(Failure(kind="lost", message="gone"))
+    waiting = called.calling.call(
+        Call(call=1, target=MeshRef(object=ACTORS), endpoint="step", adverb="call", keep=9), ARGUMENTS
+    )
+    assert isinstance(waiting, Awaitable)
+    with pytest.raises(RequestFailed, match="gone"):
+        await waiting
+    assert not called.monarch.casts
+    assert not called.calling.open_calls()

@@ -9,7 +9,7 @@ import pytest
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed
 from meshgate_gateway.engine.meshes import lifetimes
 from meshgate_gateway.engine.meshes.lifetimes import Lifetimes
-from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh
+from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh, KeptMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire.messages import Done, Failed, Failure, Host, Initialized, MeshRef, Region, Release, Stop, stream_of
@@ -37,6 +37,7 @@ class Session:
         self.stopped: list[ActorMesh] = []
         self.ended: list[int] = []  # the numbers of proc meshes
         self.lost_hosts: dict[str, str] = {}
+        self.dropped: list[KeptMesh] = []
         self.lifetimes = Lifetimes(
             self.objects,
             Lookup(self.objects, self.monarch),
@@ -48,6 +49,7 @@ class Session:
             lost_hosts=self.lost_hosts,
             ranks_stopped=self.stopped.append,
             end_processes=self.ended.append,
+            release_kept=self.dropped.append,
         )
         self.hosts = host_mesh()
         self.procs = proc_mesh(self.hosts)
@@ -309,3 +311,29 @@ async def test_a_mesh_that_does_not_stop_is_given_up_sooner_if_a_host_is_lost(
     session.monarch.stopping = stopping
     await asyncio.wait_for(session.lifetimes.stop_all("the session ended"), 60)
     assert session.procs.mesh.stopped is None
+
+
+@async_test
+async def test_kept_values_are_released_with_the_last_part_of_their_release() -> None:
+    session = Session()
+    region = hosts_region(2)
+    kept = KeptMesh(9, "makers.make.keep()", None, region, (0, 1), asyncio.get_running_loop().create_future())
+    session.objects.add(9, kept)
+    session.lifetimes.release(Release(objects=(9,), parts=2), ())
+    assert session.dropped == []
+    assert session.objects.get(9) is kept
+    session.lifetimes.release(Release(objects=(9,), parts=2), ())
+    assert session.dropped == [kept]
+    assert session.objects.get(9) is None
+    session.objects.add(10, kept)
+    session.lifetimes.release(Release(objects=(10,)), ())
+    assert session.dropped == [kept, kept]
+
+
+@async_test
+async def test_kept_values_are_not_stopped() -> None:
+    session = Session()
+    kept = KeptMesh(9, "x", None, hosts_region(1), (0,), asyncio.get_running_loop().create_future())
+    session.objects.add(9, kept)
+    with pytest.raises(RequestFailed, match="object 9 is kept values; only meshes"):
+        await session.lifetimes.stop(Stop(call=1, target=MeshRef(object=9)), ())

@@ -11,11 +11,12 @@ import pytest
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed, stale_code
 from meshgate_gateway.engine.meshes.spawning import Controllers, Spawning, answer, explain_unreachable
 from meshgate_gateway.engine.monarch.interface import BootstrapFailed
-from meshgate_gateway.engine.objects.records import ActorMesh, ProcMesh
+from meshgate_gateway.engine.objects.records import ActorMesh, KeptMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
 from meshgate_wire.messages import (
+    Argument,
     BootstrapCommand,
     Failure,
     GetControllers,
@@ -55,6 +56,7 @@ class Spawned:
         self.failed: list[ActorMesh] = []
         self.watched: list[tuple[int, ProcMesh]] = []
         self.reloaded: list[tuple[str, Sequence[str]]] = []
+        self.delivered: list[tuple[str, str, tuple[int, ...], int]] = []
         self.refused = False
         self.version_problems: dict[str, str] = {}
         self.spawning = Spawning(
@@ -71,6 +73,7 @@ class Spawned:
             actors_failed=self.failed.append,
             watch=lambda number, procs: self.watched.append((number, procs)),
             version_problem=lambda hosts: self.version_problems.get(hosts[0], ""),
+            deliver_kept=self._deliver_kept,
         )
 
     async def wait_for_version(self, version: str, hosts: Sequence[str]) -> str:
@@ -80,6 +83,12 @@ class Spawned:
 
     def process_code(self, version: str | None, paths: Sequence[str]) -> Any:
         return (version, paths)
+
+    async def _deliver_kept(
+        self, name: str, procs: ProcMesh, region: Region, arguments: Sequence[Any]
+    ) -> tuple[Any, Any]:
+        self.delivered.append((name, procs.name, region.sizes, len(arguments)))
+        return ["a kept value"], None
 
     async def _bring_up_to_date(
         self, target: MeshRef, procs: ProcMesh, mesh: Any, version: str, paths: Sequence[str]
@@ -508,3 +517,23 @@ async def test_a_session_without_available_hosts_has_no_controllers() -> None:
     with pytest.raises(RequestFailed, match="no host for controllers"):
         await kept.get(5)
     assert (await answer(kept.controllers.dump)()).startswith(b"-there is no host for controllers")
+
+
+@async_test
+async def test_kept_values_are_delivered_to_the_processes_before_actors_take_them() -> None:
+    spawned = Spawned()
+    spawned.objects.add(PROCS, proc_mesh(spawned.hosts))
+    kept = KeptMesh(9, "x", None, hosts_region(2), (0, 1), asyncio.get_running_loop().create_future())
+    spawned.objects.add(9, kept)
+    header = SpawnActors(
+        object=ACTORS,
+        procs=MeshRef(object=PROCS),
+        name="actors",
+        class_name="a.Actor",
+        kind="sync",
+        arguments=(Argument(kind="kept", ref=MeshRef(object=9)),),
+    )
+    spawned.monarch.hold = False
+    await spawned.spawning.spawn_actors(header, CLASS_AND_ARGUMENTS)
+    assert spawned.delivered == [("actors.__init__", "procs", (2,), 1)]
+    await until(lambda: spawned.up)

@@ -1,0 +1,259 @@
+"""Values that stay in the cluster: ``KeptMesh``, which ``endpoint.keep()`` and ``put()`` return.
+
+A kept mesh names values in the processes of a mesh, one for each rank. As an argument, it travels as a reference: the
+gateway has the called processes get the values from those that keep them, before the call is sent to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from meshgate.errors import InvalidRequestError, UnpicklableArgument
+from meshgate.proxies.mesh import MeshProxy, OwnedObject
+from meshgate.serialization.pickling import dumps_call
+from meshgate.session.futures import FutureProxy
+from meshgate.session.objects import RemoteObject
+from meshgate.session.pending_calls import PendingValueMesh
+from meshgate.session.session import ClientSession, RemoteReference
+from meshgate.shapes.mesh_trait import MeshTrait
+from meshgate.shapes.ndslice import Slice
+from meshgate.shapes.shape import Extent, Shape
+from meshgate.shapes.value_mesh import ValueMesh
+from meshgate_wire.messages import Argument, MeshRef, PutValue, ReadKept, stream_of
+
+R = TypeVar("R")
+_ONLY_AS_ARGUMENT = (
+    "a kept mesh can be an argument of endpoints and of actors' constructors only. Fetch the values with .get(), or "
+    "let an endpoint take them"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptInfo:
+    """What a rank keeps: the ``type`` of the value, its approximate size in ``bytes``, and of an array or a tensor its
+    ``dtype`` and ``shape``."""
+
+    type: str
+    bytes: int
+    dtype: str = ""
+    shape: tuple[int, ...] | None = None
+
+
+class OwnedValues(OwnedObject):
+    """The kept values of one call, shared by all slices of their mesh. They are released when the last one is gone."""
+
+    __slots__ = ("described", "released", "request")
+
+    def __init__(self, session: ClientSession, remote: RemoteObject, shape: Shape, call: PendingValueMesh) -> None:
+        super().__init__(session, remote, shape, release=True)
+        self.described: FutureProxy[ValueMesh[Any]] = call.future
+        self.request: PendingValueMesh | None = call
+        self.released = False
+
+    def use(self) -> None:
+        """The program learns of a failure of the call from what uses the values."""
+        if self.request is not None:
+            self.request.unread = None
+            self.request = None
+            if self.described.done():
+                self.described.exception()
+
+
+class KeptMesh(MeshTrait, RemoteReference, Generic[R]):
+    """Values that stay in the processes of a mesh: results of ``endpoint.keep()``, or what ``put()`` has sent.
+
+    As an argument of an endpoint or of an actor's constructor, a mesh with the extent of the called mesh passes to each
+    rank the value of its own rank; a mesh of one rank passes its value to all; ``all()`` passes all values to each. The
+    values travel inside the cluster. A process that keeps a value itself gets the object, not a copy.
+
+    The values are dropped when the program holds no slice of the mesh any more and no call is getting them, and with
+    ``release()``.
+    """
+
+    _not_for_workers = _ONLY_AS_ARGUMENT
+
+    def __init__(self, values: OwnedValues, shape: Shape) -> None:
+        self._values = values
+        self._shape = shape
+
+    def get(self, timeout: float | None = None) -> ValueMesh[R]:
+        """Fetches the values to this machine. Each ``get`` fetches them again.
+
+        Raises the error of the call if it failed, ``ValueLostError`` if a process with a value has ended, and
+        ``TimeoutError`` after ``timeout`` seconds.
+        """
+        return self._fetch().get(timeout)
+
+    def __await__(self) -> Generator[object, None, ValueMesh[R]]:
+        return self._fetch().__await__()
+
+    def _fetch(self) -> FutureProxy[ValueMesh[R]]:
+        remote, session = self._remote, self._session
+        self._require_kept()
+        self._values.use()
+        call = PendingValueMesh(remote.number, remote.name, self._shape)
+        ref = self._ref
+        stream = stream_of(remote.number)
+        session.request(call, lambda number: ReadKept(call=number, target=ref), stream=stream)
+        return call.future
+
+    def info(self, timeout: float | None = None) -> ValueMesh[KeptInfo]:
+        """What each rank keeps. Waits until the values are there; they are not fetched. Raises as ``get``."""
+        self._require_kept()
+        described = self._values.described.get(timeout)
+        owned = self._values.shape.ndslice
+        found = [KeptInfo(**_renamed(described.get(owned.index(rank)))) for rank in self._shape.ranks()]
+        return ValueMesh(self._shape, found)
+
+    def all(self) -> AllValues:
+        """For an argument: every rank gets a ``ValueMesh`` of all values."""
+        return AllValues(self)
+
+    def release(self) -> None:
+        """Drops the values now, for all slices of the mesh. Calls that were made before still get them."""
+        if not self._values.released:
+            self._values.released = True
+            self._session.release(self._remote.number)
+
+    @property
+    def _remote(self) -> RemoteObject:
+        return self._values.remote
+
+    @property
+    def _session(self) -> ClientSession:
+        return self._values.session
+
+    @property
+    def _ref(self) -> MeshRef:
+        return MeshRef(object=self._remote.number, region=self._shape.to_wire())
+
+    def _require_kept(self) -> None:
+        if self._values.released:
+            raise InvalidRequestError(f"the values of {self._remote.name} were released with release()")
+
+    def _as_argument(self, session: ClientSession) -> Argument:
+        if session is not self._session:
+            raise InvalidRequestError(
+                f"{self!r} belongs to another session, whose processes cannot be reached from here. Nothing was sent. "
+                "Fetch its values with get(), and pass those"
+            )
+        self._require_kept()
+        self._values.use()
+        return Argument(kind="kept", ref=self._ref)
+
+    @property
+    def _ndslice(self) -> Slice:
+        return self._shape.ndslice
+
+    @property
+    def _labels(self) -> Iterable[str]:
+        return self._shape.labels
+
+    def _new_with_shape(self, shape: Shape) -> KeptMesh[R]:
+        return self if shape == self._shape else KeptMesh(self._values, shape)
+
+    def __repr__(self) -> str:
+        return f"<KeptMesh {self._remote.name}: {self.extent}, {self._state()}>"
+
+    def _state(self) -> str:
+        if self._values.released:
+            return "released"
+        described = self._values.described
+        if not described.done():
+            return "not there yet"
+        try:
+            values = self.info().values()
+        except Exception as error:  # noqa: BLE001 - whatever the endpoint has raised
+            return f"failed: {type(error).__name__}"
+        return f"{sum(each.bytes for each in values) / 1e6:,.1f} MB"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UnpicklableArgument(f"{self!r} cannot be pickled: {_ONLY_AS_ARGUMENT}")
+
+
+class AllValues(RemoteReference):
+    """The values of a kept mesh, as one argument for each rank."""
+
+    _not_for_workers = _ONLY_AS_ARGUMENT
+
+    def __init__(self, kept: KeptMesh[Any]) -> None:
+        self._kept = kept
+
+    def _as_argument(self, session: ClientSession) -> Argument:
+        return self._kept._as_argument(session).model_copy(update={"whole": True})
+
+    def __repr__(self) -> str:
+        return f"{self._kept!r}.all()"
+
+
+def keep_results(mesh: MeshProxy, label: str, call: PendingValueMesh) -> KeptMesh[Any]:
+    """The kept mesh that the results of ``call`` on ``mesh`` become, once it is sent with the number of its object."""
+    mesh._client.post_released()  # so that there is room for what is about to be kept
+    # The values are in the processes: they outlive the actors.
+    procs = mesh._owned.remote.parents[:1] if mesh._kind == "actors" else (mesh._object,)
+    remote = mesh._client.objects.create("kept", label, label, procs or (mesh._object,))
+    remote.streams = (mesh._stream,)
+    return KeptMesh(OwnedValues(mesh._client, remote, mesh._shape, call), mesh._shape)
+
+
+def put_value(mesh: MeshProxy, value: object) -> KeptMesh[Any]:
+    """Sends ``value`` to each process of ``mesh``, where it stays."""
+    client, label = mesh._client, f"{mesh._name}.put()"
+    call = PendingValueMesh(mesh._object, label, mesh._shape)
+    kept = keep_results(mesh, label, call)
+    number = kept._remote.number
+    pickled = dumps_call(
+        (number, label, value),
+        {},
+        client.resolve,
+        called=f"{mesh._name}.put",
+        parameters=("number", "label", "value"),
+        worker_python=client.worker_python,
+    )
+    refuse_kept(pickled.arguments, label)
+    client.require_usable(mesh._object, label)
+    call.unread = client.unread
+    ref = mesh._ref
+    client.request(
+        call,
+        lambda made: PutValue(call=made, target=ref, keep=number, arguments=pickled.arguments),
+        (pickled.data, *pickled.buffers),
+        stream=mesh._stream,
+    )
+    return kept
+
+
+def use_in_call(session: ClientSession, arguments: Sequence[Argument], shape: Shape, label: str, stream: int) -> None:
+    """Call it before a message of ``stream`` with these arguments.
+
+    Raises ``ValueError`` if kept values among them do not fit the ranks of ``label``, which has ``shape``, and the
+    reason if they can no longer be used.
+    """
+    for argument in arguments:
+        region = argument.ref.region
+        if argument.kind != "kept" or region is None:
+            continue
+        remote = session.objects.get(argument.ref.object)
+        if remote is not None and session.objects.any_failed:
+            session.require_usable(remote.number, label)
+        extent = Extent(region.labels, region.sizes)
+        if not argument.whole and extent.nelements != 1 and extent != shape.extent:
+            name = remote.name if remote is not None else "its argument"
+            raise ValueError(
+                f"{label} runs on {shape.extent}, but the values of {name} have {extent}. Nothing was sent. Pass a "
+                "part of the same extent with slice(); one rank, whose value all get; or .all(), to pass all values to "
+                "each rank"
+            )
+        session.objects.named_on(argument.ref.object, stream)
+
+
+def refuse_kept(arguments: Sequence[Argument], label: str) -> None:
+    """Raises ``InvalidRequestError`` if kept values are among the arguments."""
+    if any(argument.kind == "kept" for argument in arguments):
+        raise InvalidRequestError(f"{label} cannot take kept values: {_ONLY_AS_ARGUMENT}. Nothing was sent")
+
+
+def _renamed(description: dict[str, Any]) -> dict[str, Any]:
+    return {"bytes" if name == "nbytes" else name: value for name, value in description.items()}

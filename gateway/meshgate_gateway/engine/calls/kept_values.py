@@ -1,0 +1,453 @@
+"""Values that stay in their processes: what ``keep()`` and ``put()`` leave there, and how calls get it.
+
+An actor of the engine's own in each process (``on_worker/code_actors.py``) serves the kept values of that process. It
+is spawned when the mesh of the process first keeps or uses one. Before a call with kept values in its arguments is
+sent, these actors of the called processes get the values from those that keep them, in Monarch's messages, which do not
+pass the engine. The call then finds them in its own process. Until then it holds up its own stream only.
+
+A kept mesh lives until the client releases it, and longer while a call is getting its values. Values of which nothing
+is known any more, because their call has failed on another rank, are dropped when they come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import pickle
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, NoReturn, Protocol
+
+from meshgate_gateway.engine.calls.pending_calls import MAX_RANKS_NAMED, PendingCall, Response
+from meshgate_gateway.engine.failures import RequestFailed, invalid
+from meshgate_gateway.engine.interfaces import Handler
+from meshgate_gateway.engine.monarch.error_texts import error_text
+from meshgate_gateway.engine.monarch.interface import Arguments, CallSender, EngineActors, Payloads, Readiness, Reply
+from meshgate_gateway.engine.objects.records import ActorMesh, KeptMesh, ProcMesh
+from meshgate_gateway.engine.objects.regions import extent_of, ranks_of, ranks_within
+from meshgate_gateway.engine.objects.table import KeptArgument, Lookup, ObjectTable, choose
+from meshgate_gateway.engine.on_worker.kept_values import MODULE
+from meshgate_wire import Fragments
+from meshgate_wire.messages import Adopted, Call, Failed, Failure, MeshRef, PutValue, ReadKept, Region, stream_of
+
+CLASS = "KeptValuesActor"
+CLASS_DATA = (f"c{MODULE}\n{CLASS}\n.".encode(),)  # a pickle that refers to it by name
+NOTHING = Adopted()
+
+
+class KeptMessaging(Payloads, CallSender, EngineActors, Arguments, Readiness, Protocol):
+    """What kept values need of Monarch."""
+
+
+class Calls(Protocol):
+    """What kept values need of ``calling.Calling``."""
+
+    def start(self, pending: PendingCall, mesh: ActorMesh, actors: Any, payload: Any, stream: int) -> None: ...
+
+    def fail(self, mesh: ActorMesh) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Servers:
+    """The actors that serve the kept values of processes, ``ranks`` of ``procs``."""
+
+    actors: ActorMesh
+    procs: ProcMesh
+    ranks: frozenset[int]
+    up: asyncio.Future[None]
+    dropping: set[asyncio.Future[Any]] = field(default_factory=set)  # until the processes have dropped values
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What a call is sent with, and ``ended``, to be called with its answer: the objects in its arguments, the position
+    of the chosen rank, and the object that its results become."""
+
+    objects: Sequence[Any]
+    chosen: int | None
+    ended: Callable[[Response | None], None]
+    label: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class _Watch:
+    """Waits for the death of a process, ``ranks`` of ``procs``."""
+
+    procs: ProcMesh
+    ranks: Collection[int]
+    died: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class KeptValues:
+    """The kept values of a session. Set ``calls`` before a message is handled."""
+
+    calls: Calls
+
+    def __init__(self, objects: ObjectTable, lookup: Lookup, monarch: KeptMessaging) -> None:
+        self._objects, self._lookup, self._monarch = objects, lookup, monarch
+        self._loop = asyncio.get_running_loop()
+        self._servers: dict[ProcMesh, list[Servers]] = {}
+        self._deliveries = count(1)
+        self._watches: dict[_Watch, None] = {}
+        self._dropped: dict[tuple[Servers, bool], list[int]] = {}  # what to drop in this turn of the event loop
+
+    def handlers(self) -> Mapping[type, Handler]:
+        return {PutValue: self._put, ReadKept: self._read}
+
+    # --- calls that keep, and calls that use
+
+    async def prepare(self, header: Call, target: object, arguments: Sequence[Any]) -> Prepared | None:
+        """Gets everything ready that a call needs of kept values; None: it needs nothing. Raises RequestFailed."""
+        used = [argument for argument in arguments if isinstance(argument, KeptArgument)]
+        if not used and not header.keep:
+            return None
+        mesh, _, ranks = self._lookup.actors(target, header.target)
+        procs, region = _procs_of(mesh, header.endpoint), header.target.region or mesh.region
+        chosen = choose(mesh, ranks) if header.adverb == "choose" else None
+        forget: Callable[[], None] | None = None
+        if used:
+            arguments, forget = await self.deliver(
+                f"{mesh.name}.{header.endpoint}", procs, region, arguments, chosen=chosen, call=header.call
+            )
+        kept = None
+        label = f"{mesh.name}.{header.endpoint}.keep()"
+        if header.keep:
+            servers = await self._served(procs, region)
+            await self._wait_dropped(servers)
+            kept = self._add(header.keep, label, servers, region, ranks)
+
+        def ended(response: Response | None) -> None:
+            if kept is not None:
+                self._answered(kept, response)
+            if forget is not None and response is not None and isinstance(response.header, Failed):
+                forget()
+
+        return Prepared(arguments, chosen, ended, label)
+
+    async def deliver(
+        self,
+        name: str,
+        procs: ProcMesh,
+        region: Region,
+        arguments: Sequence[Any],
+        *,
+        chosen: int | None = None,
+        call: int = 0,
+    ) -> tuple[Sequence[Any], Callable[[], None]]:
+        """Gets kept values into the processes ``region`` of ``procs``, and returns what takes their place among
+        ``arguments``, and a function to forget them if the call ``name`` is not sent, or may not have arrived.
+
+        ``chosen``: the position of the only process that needs them. Raises RequestFailed: with the error of the call
+        that should have kept them, if it has failed, or if a process has died.
+        """
+        used = {index: each for index, each in enumerate(arguments) if isinstance(each, KeptArgument)}
+        for argument in used.values():
+            await self._wait_kept(argument.kept)
+            self._require_alive(argument.kept, ranks_of(argument.region))
+        ranks = ranks_of(region)
+        at = region
+        if chosen is not None:
+            at = Region(labels=(), offset=ranks[chosen], sizes=(), strides=())
+        for argument in used.values():
+            argument.kept.uses += 1
+        try:
+            servers = await self._served(procs, at)
+            delivery = next(self._deliveries)
+            _, actors, called = self._lookup.actors(servers.actors, MeshRef(object=0, region=at))
+            payload = self._request(delivery, chosen, len(ranks), used, name)
+            pending = PendingCall(call, "call", name.partition(".")[0], name.partition(".")[2], called, procs.host_of)
+            receiver = self._monarch.call(actors, "deliver", True, payload)
+            await self._collect(pending, receiver, procs, used.values())
+        finally:
+            for argument in used.values():
+                argument.kept.uses -= 1
+                self._drop_unused(argument.kept)
+        objects = list(arguments)
+        for index in used:
+            objects[index] = self._monarch.kept_argument(delivery, index)
+        forget = functools.partial(
+            self._monarch.cast, actors, "forget", False, self._monarch.engine_payload(delivery), None
+        )
+        return objects, forget
+
+    def _request(
+        self, delivery: int, chosen: int | None, size: int, used: Mapping[int, KeptArgument], name: str
+    ) -> Any:
+        """The arguments of ``deliver``."""
+        holders, requests = [], []
+        for index, argument in used.items():
+            kept, region = argument.kept, argument.region
+            if not argument.whole and extent_of(region) not in (1, size):
+                raise invalid(f"{name} runs on {size} ranks and takes kept values of {extent_of(region)}")
+            mesh, actors, _ = self._lookup.actors(kept.servers.actors, MeshRef(object=0, region=region))
+            holder = self._monarch.actors_argument(CLASS_DATA, CLASS, actors, region, mesh.procs_mesh)
+            holders.append(holder)
+            sizes, labels = region.sizes, region.labels
+            requests.append((index, kept.number, holder, labels, sizes, kept.positions(region), argument.whole))
+        return self._monarch.engine_payload(delivery, chosen, requests, objects=holders)
+
+    async def _collect(
+        self, pending: PendingCall, receiver: Any, procs: ProcMesh, used: Collection[KeptArgument]
+    ) -> None:
+        """Waits until all processes have what they need. Raises RequestFailed if one cannot get it, or dies."""
+        consumers = _Watch(procs, pending.ranks)
+        holders = {_Watch(each.kept.servers.procs, ranks_of(each.region)): each.kept for each in used}
+        self._watches.update(dict.fromkeys((consumers, *holders)))
+        receiving: asyncio.Future[Any] | None = None
+        deaths = [watch.died for watch in (consumers, *holders)]
+        try:
+            while True:
+                receiving = self._monarch.receive(receiver)
+                await asyncio.wait((receiving, *deaths), return_when=asyncio.FIRST_COMPLETED)
+                for watch, kept in holders.items():
+                    if watch.died.done():
+                        self._require_alive(kept, watch.ranks)
+                if consumers.died.done():
+                    dead = pending.ranks_died(procs.dead)
+                    raise RequestFailed(dead.header.failure) if dead is not None else invalid("a process has ended")  # type: ignore[union-attr]
+                if not receiving.done():
+                    continue
+                reply: Reply = self._monarch.reply_of(receiving.result())
+                response = pending.add_reply(reply, NOTHING)
+                if response is None and pending.failed:
+                    response = pending.finish()
+                if response is not None:
+                    if isinstance(response.header, Failed):
+                        raise RequestFailed(response.header.failure, response.buffers)
+                    return
+        finally:
+            if receiving is not None:
+                receiving.cancel()
+            for watch in (consumers, *holders):
+                del self._watches[watch]
+
+    # --- kept meshes
+
+    def _add(self, number: int, label: str, servers: Servers, region: Region, ranks: Sequence[int]) -> KeptMesh:
+        kept = KeptMesh(number, label, servers, region, tuple(ranks), self._loop.create_future())
+        self._objects.add(number, kept)
+        return kept
+
+    def _answered(self, kept: KeptMesh, response: Response | None) -> None:
+        """The call that keeps has been answered."""
+        if kept.done.done():
+            return
+        if response is not None and isinstance(response.header, Failed):
+            kept.done.set_result((response.header.failure, response.buffers))
+            self._drop(kept, late=True)
+            return
+        sizes = [_size(data) for data in (response.buffers if response is not None else ())]
+        kept.sizes = tuple(size or 0 for size in sizes)
+        if None in sizes:
+            message = f"{kept.label} kept nothing: the reply was sent from another process than that of the call"
+            kept.done.set_result((Failure(kind="invalid", message=message), ()))
+            return
+        kept.done.set_result(None)
+        self._drop_unused(kept)
+
+    async def _wait_kept(self, kept: KeptMesh) -> None:
+        """Waits until the values are there. Raises RequestFailed if the call that returns them fails."""
+        failed = await asyncio.shield(kept.done)
+        if failed is None:
+            return
+        failure, buffers = failed
+        if failure.kind == "supervision":
+            failure = failure.model_copy(update={"kind": "lost"})
+        raise RequestFailed(failure.model_copy(update={"step": failure.step or kept.label}), buffers)
+
+    def _require_alive(self, kept: KeptMesh, ranks: Collection[int]) -> None:
+        """Raises RequestFailed if a process has ended that kept one of the values of these base ranks."""
+        procs = kept.servers.procs
+        if not procs.dead or not (lost := [rank for rank in ranks if rank in procs.dead]):
+            return
+        positions = [kept.ranks.index(rank) for rank in lost[:MAX_RANKS_NAMED]]
+        hosts = {position: procs.host_of(kept.ranks[position]) for position in positions}
+        raise RequestFailed(
+            Failure(
+                kind="lost",
+                message=procs.dead[lost[0]],
+                step=kept.label,
+                mesh=procs.name,
+                ranks=tuple(positions),
+                hosts=hosts,
+                total=len(kept.ranks),
+            )
+        )
+
+    async def _put(self, header: PutValue, buffers: Sequence[Fragments]) -> None:
+        found = await self._objects.wait(header.target.object)
+        if not isinstance(found, (ProcMesh, ActorMesh)):
+            raise invalid(f"object {header.target.object} is neither a proc mesh nor an actor mesh")
+        procs = found if isinstance(found, ProcMesh) else _procs_of(found, "put()")
+        payload = self._lookup.payload(buffers, await self._lookup.arguments(header.arguments))
+        region = header.target.region or found.region
+        ranks = ranks_within(region, found.region, found.name)
+        servers = await self._served(procs, region)
+        await self._wait_dropped(servers)
+        kept = self._add(header.keep, f"{found.name}.put()", servers, region, ranks)
+        pending = PendingCall(header.call, "call", found.name, "put", ranks, procs.host_of)
+        pending.on_end = functools.partial(self._answered, kept)
+        self._start(pending, servers, region, payload, header.target.object)
+
+    async def _read(self, header: ReadKept, buffers: Sequence[Fragments]) -> None:
+        kept = await self._objects.wait(header.target.object)
+        if not isinstance(kept, KeptMesh):
+            raise invalid(f"object {header.target.object} is not a kept mesh")
+        region = header.target.region or kept.region
+        await self._wait_kept(kept)
+        ranks = ranks_within(region, kept.region, kept.label)
+        self._require_alive(kept, ranks)
+        procs = kept.servers.procs
+        pending = PendingCall(header.call, "call", procs.name, "read", ranks, procs.host_of)
+        kept.uses += 1
+        pending.on_end = lambda _: self._used(kept)
+        payload = self._monarch.engine_payload(kept.number, kept.positions(region))
+        self._start(pending, kept.servers, region, payload, header.target.object)
+
+    def _start(self, pending: PendingCall, servers: Servers, region: Region, payload: Any, target: int) -> None:
+        _, actors, _ = self._lookup.actors(servers.actors, MeshRef(object=0, region=region))
+        self.calls.start(pending, servers.actors, actors, payload, stream_of(target))
+
+    def _used(self, kept: KeptMesh) -> None:
+        kept.uses -= 1
+        self._drop_unused(kept)
+
+    # --- the end
+
+    def release(self, kept: KeptMesh) -> None:
+        """The client no longer refers to the mesh."""
+        kept.released = True
+        self._drop_unused(kept)
+
+    def holder_changed(self, waiting: Collection[Call]) -> None:
+        """Another client is the holder, which cannot name what the earlier one kept: releases all but what its
+        ``waiting`` calls use."""
+        used = {argument.ref.object for call in waiting for argument in call.arguments if argument.kind == "kept"}
+        for number, known in self._objects.items():
+            if isinstance(known, KeptMesh) and number not in used:
+                self._objects.release(number)
+                self.release(known)
+
+    def _drop_unused(self, kept: KeptMesh) -> None:
+        if kept.released and not kept.uses and kept.done.done() and kept.done.result() is None:
+            self._drop(kept, late=False)
+
+    def _drop(self, kept: KeptMesh, *, late: bool) -> None:
+        kept.sizes = ()
+        if not self._dropped:
+            self._loop.call_soon(self._send_dropped)
+        self._dropped.setdefault((kept.servers, late), []).append(kept.number)
+
+    def _send_dropped(self) -> None:
+        dropped, self._dropped = self._dropped, {}
+        for (servers, late), numbers in dropped.items():
+            procs = servers.procs
+            if procs.stopping:
+                continue
+            if not procs.dead:
+                drop = self._monarch.call_engine_actors(
+                    servers.actors.actors, len(servers.ranks), "drop", numbers, late
+                )
+                dropping = asyncio.ensure_future(drop)
+                servers.dropping.add(dropping)
+                dropping.add_done_callback(functools.partial(_dropped, servers))
+                continue
+            payload = self._monarch.engine_payload(numbers, late)
+            for rank in servers.ranks - procs.dead.keys():
+                alone = MeshRef(object=0, region=Region(labels=(), offset=rank, sizes=(), strides=()))
+                self._monarch.cast(self._lookup.actors(servers.actors, alone)[1], "drop", False, payload, None)
+
+    async def _wait_dropped(self, servers: Servers) -> None:
+        """Waits until what was released is dropped, so that there is room for more."""
+        if self._dropped:
+            self._send_dropped()
+        while servers.dropping:
+            await asyncio.wait(set(servers.dropping))
+
+    def process_died(self, mesh: int, rank: int, report: str) -> None:
+        """Ends what waits for a dead process."""
+        for watch in self._watches:
+            if watch.procs.number == mesh and rank in watch.ranks and not watch.died.done():
+                watch.died.set_result(rank)
+        for procs, known in self._servers.items():
+            for servers in known if procs.number == mesh else ():
+                if rank in servers.ranks:
+                    servers.actors.dead[rank] = report
+                    for dropping in servers.dropping:
+                        dropping.cancel()  # nobody waits for a process that is dead
+                    self.calls.fail(servers.actors)
+
+    def kept_bytes(self, procs: ProcMesh) -> int:
+        """Roughly the bytes of the values that stay in the processes of a mesh."""
+        known = self._objects.values()
+        return sum(sum(each.sizes) for each in known if isinstance(each, KeptMesh) and each.servers.procs is procs)
+
+    # --- the actors that serve kept values
+
+    async def _served(self, procs: ProcMesh, region: Region) -> Servers:
+        """The actors in the processes ``region``. Raises RequestFailed if there can be none."""
+        ranks = frozenset(ranks_of(region))
+        known = self._servers.setdefault(procs, [])
+        servers = next((each for each in known if ranks <= each.ranks), None)
+        if servers is None:
+            if dead := sorted(procs.dead.keys() & ranks):
+                raise RequestFailed(
+                    Failure(kind="supervision", message=procs.dead[dead[0]], mesh=procs.name, ranks=tuple(dead))
+                )
+            servers = self._spawn(procs, region if procs.dead else procs.region)
+            known.append(servers)
+        try:
+            await asyncio.shield(servers.up)
+        except Exception as error:
+            if servers in known:
+                known.remove(servers)
+            self._objects.require(procs.number)  # raises why the processes did not come up, if they did not
+            message = f"cannot keep values in the processes of {procs.name!r}: {error_text(error)}"
+            raise RequestFailed(Failure(kind="supervision", message=message, mesh=procs.name)) from error
+        return servers
+
+    def _spawn(self, procs: ProcMesh, region: Region) -> Servers:
+        mesh = self._lookup.part(procs, region)
+        per_host = extent_of(procs.region) // len(procs.host_names) if procs.host_names else 1
+        spawned = self._monarch.spawn_engine_actors(mesh, "meshgate_kept", CLASS, per_host)
+        actors = ActorMesh(spawned, procs.name, CLASS, (), region, procs, mesh)
+        return Servers(actors, procs, frozenset(ranks_of(region)), asyncio.ensure_future(self._wait_up(actors)))
+
+    async def _wait_up(self, actors: ActorMesh) -> None:
+        """Waits until the processes have their stores: Monarch may report actors before their constructors have run."""
+        actors.unique_name = await self._monarch.wait_actors_initialized(actors.actors)
+        await self._monarch.call_engine_actors(actors.actors, extent_of(actors.region), "statistics")
+
+
+def _dropped(servers: Servers, dropping: asyncio.Future[Any]) -> None:
+    servers.dropping.discard(dropping)
+    if not dropping.cancelled():
+        dropping.exception()  # of a process that has ended, with all its values
+
+
+def _procs_of(mesh: ActorMesh, what: str) -> ProcMesh:
+    if mesh.procs is None:
+        raise invalid(
+            f"{mesh.name}.{what} cannot use kept values: its processes are not known to the session, because an "
+            "endpoint returned the actors"
+        )
+    return mesh.procs
+
+
+class _Plain(pickle.Unpickler):
+    """Unpickles what the engine's own code on workers describes: numbers, texts, containers."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
+        raise pickle.UnpicklingError(f"a description does not contain {module_name}.{global_name}")
+
+
+def _size(description: bytes | memoryview) -> int | None:
+    """The bytes of a value, from the description that its process sent; None if it is none."""
+    try:
+        found = _Plain(io.BytesIO(description)).load()
+    except Exception:  # noqa: BLE001 - whatever a process has sent
+        return None
+    nbytes = found.get("nbytes") if isinstance(found, dict) else None
+    return nbytes if isinstance(nbytes, int) else None

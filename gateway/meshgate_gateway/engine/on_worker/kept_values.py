@@ -1,0 +1,253 @@
+"""The values that stay in a worker process: results of ``keep()``, and of ``put()``. Delivered by value.
+
+The first actor of the engine's own that serves kept values (``code_actors.KeptValuesActor``) makes this process's
+``KeptStore``, and puts it into ``sys.modules`` under a name of its own, by which the pickled arguments of calls reach
+it: code that is delivered by value has no module to keep something in.
+
+- ``keep`` is in the arguments of a call whose results stay. It takes effect while they are unpickled: the call's port
+  then takes a description in place of the result.
+- ``take`` is in the place of a kept value in the arguments of a call. The value has been delivered before, by the actor
+  mentioned above, from the process that keeps it: the actor that is called does not wait, and its event loop goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+MODULE = "_meshgate_kept"
+MAX_LATE = 4096  # objects that were dropped before their value was kept
+HOLDERS_NAMED = 8
+FRAMES = 16
+SAMPLE = 32  # items of a container whose size is looked at
+DEPTH = 5  # of containers
+LIMIT_VARIABLE = "MESHGATE_KEPT_MEMORY"
+GROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+class Kept:
+    """A value that stays. ``label`` is the call that it is the result of, for people."""
+
+    def __init__(self, value: Any, label: str, nbytes: int) -> None:
+        self.value, self.label, self.nbytes = value, label, nbytes
+
+
+class KeptStore:
+    """The kept values of one process. ``limit``: the bytes that they may have together; None: any number. Thread-safe.
+
+    A value is named by the number of its object in the session and by its position in the call that returned it.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[int, int], Kept] = {}
+        self._late: deque[int] = deque(maxlen=MAX_LATE)
+        self._keeping: dict[int, tuple[Any, int, int, str]] = {}  # by the id of the port that the result is sent to
+        self._delivered: dict[int, dict[int, Any]] = {}  # by delivery: what was not taken yet, by argument
+
+    # --- results that stay
+
+    def keep(self, arguments: Any, number: int, label: str) -> Any:
+        """Returns ``arguments``, which are being unpickled, and makes the result of their call stay as ``number``."""
+        from monarch.actor import context  # noqa: PLC0415 - resolved on the worker
+
+        port = port_of_call(sys._getframe(1))
+        with self._lock:
+            # With the port itself, so that its id is not another's as long as the entry exists.
+            self._keeping[id(port)] = (port, number, context().message_rank.rank, label)
+        return arguments
+
+    def result(self, port: Any, value: Any) -> Any:
+        """What to send to ``port`` in place of ``value``: a description, if it is the result of a call that keeps it.
+
+        Raises MemoryError if there is no room for it.
+        """
+        if not self._keeping:
+            return value
+        with self._lock:
+            _, number, position, label = self._keeping.pop(id(port), (None, 0, 0, ""))
+        return self.add(number, position, label, value) if number else value
+
+    def failed(self, port: Any) -> None:
+        """``port`` gets an exception."""
+        if self._keeping:
+            with self._lock:
+                self._keeping.pop(id(port), None)
+
+    def add(self, number: int, position: int, label: str, value: Any) -> dict[str, Any]:
+        """Keeps ``value`` and returns its description. Raises MemoryError if there is no room for it."""
+        description = describe(value)
+        nbytes = description["nbytes"]
+        with self._lock:
+            if number in self._late:
+                return description  # nothing refers to it any more
+            used = sum(each.nbytes for each in self._kept.values())
+            if self._limit is not None and used + nbytes > self._limit:
+                raise MemoryError(self._refusal(nbytes, used))
+            self._kept[number, position] = Kept(value, label, nbytes)
+        return description
+
+    def _refusal(self, nbytes: int, used: int) -> str:
+        by_label: dict[str, int] = {}
+        for each in self._kept.values():
+            by_label[each.label] = by_label.get(each.label, 0) + each.nbytes
+        largest = sorted(by_label.items(), key=lambda item: item[1], reverse=True)
+        holders = ", ".join(f"{label} {megabytes(size)}" for label, size in largest[:HOLDERS_NAMED])
+        more = f", and {len(largest) - HOLDERS_NAMED} others" if len(largest) > HOLDERS_NAMED else ""
+        return (
+            f"the result has {megabytes(nbytes)}, but this process already keeps {megabytes(used)} of the "
+            f"{megabytes(self._limit or 0)} that kept values may have here ({holders or 'nothing'}{more}). Release "
+            f"what is no longer used with .release(), or set {LIMIT_VARIABLE}, in bytes, in the environment of the "
+            "workers"
+        )
+
+    def find(self, number: int, position: int) -> Kept | None:
+        """The value, if this process keeps it."""
+        return self._kept.get((number, position))
+
+    def drop(self, numbers: Sequence[int], late: bool) -> None:
+        """Forgets these objects. ``late``: values that are kept for them afterwards are forgotten at once."""
+        dropped = set(numbers)
+        with self._lock:
+            for key in [key for key in self._kept if key[0] in dropped]:
+                del self._kept[key]
+            if late:
+                self._late.extend(numbers)
+
+    def statistics(self) -> dict[str, int]:
+        """How many values and deliveries there are, and the bytes of the values."""
+        with self._lock:
+            nbytes = sum(each.nbytes for each in self._kept.values())
+            return {"values": len(self._kept), "nbytes": nbytes, "deliveries": len(self._delivered)}
+
+    # --- arguments
+
+    def deliver(self, delivery: int, values: dict[int, Any]) -> None:
+        """The values for a call that is about to arrive, by argument."""
+        with self._lock:
+            self._delivered[delivery] = values
+
+    def take(self, delivery: int, argument: int) -> Any:
+        """A value that was delivered, which is forgotten here. Each can be taken once."""
+        with self._lock:
+            values = self._delivered[delivery]
+            value = values.pop(argument)
+            if not values:
+                del self._delivered[delivery]
+        return value
+
+    def forget(self, delivery: int) -> None:
+        """The call is not going to arrive."""
+        with self._lock:
+            self._delivered.pop(delivery, None)
+
+
+def megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.1f} MB"
+
+
+def describe(value: Any) -> dict[str, Any]:
+    """The type, the approximate size in memory and, of an array or a tensor, dtype and shape."""
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    description: dict[str, Any] = {"type": name, "nbytes": 0, "dtype": "", "shape": None}
+    try:
+        description["nbytes"] = size_of(value, DEPTH)
+        if isinstance(shape := getattr(value, "shape", None), tuple):
+            description["shape"] = tuple(int(size) for size in shape)
+            description["dtype"] = str(getattr(value, "dtype", ""))
+    except Exception:  # noqa: BLE001 - user code, and the value is kept all the same
+        description["shape"] = None
+    return description
+
+
+def size_of(value: Any, depth: int) -> int:
+    """Roughly the bytes that ``value`` takes in memory. Of large containers, some items stand for all."""
+    nbytes = getattr(value, "nbytes", None)
+    if isinstance(nbytes, int):
+        return nbytes  # of an array or a tensor
+    own = sys.getsizeof(value)
+    if isinstance(value, (str, bytes, bytearray)) or not depth:
+        return own
+    content: Any = getattr(value, "__dict__", {}).values()
+    if isinstance(value, dict):
+        content = value.values()
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        content = value
+    sampled = list(islice(content, SAMPLE))
+    inside = sum(size_of(item, depth - 1) for item in sampled)
+    return own + (inside * len(content) // len(sampled) if sampled else 0)
+
+
+def port_of_call(frame: Any) -> Any:
+    """The port for the result of the call whose arguments are unpickled in ``frame``: Monarch's code that does so has
+    it, and nothing else."""
+    for _ in range(FRAMES):
+        if frame is None:
+            break
+        if "response_port" in frame.f_locals:
+            return frame.f_locals["response_port"]
+        frame = frame.f_back
+    raise RuntimeError("this release of torchmonarch does not show where a result goes, so keep() cannot work with it")
+
+
+def memory_limit(processes: int) -> int | None:
+    """The bytes of kept values that a process may have: what ``MESHGATE_KEPT_MEMORY`` says, or its part of half of the
+    memory of the machine or the container, which ``processes`` share. None: unknown, so any number."""
+    if given := os.environ.get(LIMIT_VARIABLE):
+        return int(given)
+    sizes = []
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            sizes.append(int(file.readline().split()[1]) * 1024)
+    except OSError:
+        return None
+    for name in GROUP_LIMITS:
+        try:
+            with open(name, encoding="ascii") as file:
+                if (text := file.read().strip()).isdigit():
+                    sizes.append(int(text))
+        except OSError:
+            pass  # another version of control groups, or none
+    return min(sizes) // 2 // max(processes, 1)
+
+
+def process_store(processes: int, actor_class: type) -> KeptStore:
+    """This process's store, made by the first call. Other processes name ``actor_class``, which serves it, by
+    ``MODULE``."""
+    if MODULE in sys.modules:
+        store: KeptStore = sys.modules[MODULE].store
+        return store
+    module: Any = type(sys)(MODULE)
+    module.store = store = KeptStore(memory_limit(processes))
+    module.KeptValuesActor = actor_class
+    keep_results(store)
+    sys.modules[MODULE] = module
+    return store
+
+
+def keep_results(store: KeptStore) -> None:
+    """From now on, a result that stays is described to its caller. A result goes through one of three methods."""
+    from monarch._src.actor import actor_mesh  # noqa: PLC0415 - resolved on the worker
+
+    Port: Any = actor_mesh.Port
+    pending_result_now, send_now, exception_now = Port._pending_result, Port.send, Port.exception
+
+    def pending_result(self: Any, value: Any) -> Any:
+        return pending_result_now(self, store.result(self, value))
+
+    def send(self: Any, obj: Any) -> None:
+        send_now(self, store.result(self, obj))
+
+    def exception(self: Any, obj: Exception) -> None:
+        store.failed(self)
+        exception_now(self, obj)
+
+    send.__doc__, exception.__doc__ = send_now.__doc__, exception_now.__doc__
+    Port._pending_result, Port.send, Port.exception = pending_result, send, exception

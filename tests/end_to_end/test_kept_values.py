@@ -1,0 +1,393 @@
+"""Values that stay in the cluster: ``keep()``, ``put()`` and the calls that use them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import meshgate as kt
+from meshgate import (
+    Actor,
+    ActorError,
+    Channel,
+    InvalidRequestError,
+    ProcessJob,
+    ValueLostError,
+    concurrent_endpoint,
+    endpoint,
+    job_load,
+    send,
+)
+from meshgate.testing import NetworkProxy
+from tests.end_to_end.test_server_restart import kill_server
+
+MB = 2**20
+TIMEOUT = 120.0
+
+
+class Maker(Actor):
+    """Makes values, and says whether a value is the object that it made."""
+
+    rank: int
+
+    def __init__(self) -> None:
+        self.made: Any = None
+
+    @endpoint
+    def make(self, size: int) -> bytearray:
+        self.made = made = bytearray([self.rank]) * size
+        return made
+
+    @endpoint
+    def is_made_here(self, value: Any) -> bool:
+        return value is self.made
+
+    @endpoint
+    def fail(self, at: int) -> int:
+        if self.rank == at:
+            raise ValueError("no sample")
+        return self.rank
+
+    @endpoint
+    def add(self, value: Any, number: int) -> Any:
+        return value[0] + number  # of whatever type
+
+    @endpoint
+    def die(self) -> None:
+        import os
+
+        os._exit(3)
+
+    @endpoint
+    def kept(self) -> dict[str, int]:
+        """The statistics of this process's store."""
+        import sys
+
+        found: dict[str, int] = sys.modules["_meshgate_kept"].store.statistics()
+        return found
+
+
+class Taker(Actor):
+    def __init__(self, value: Any = b"\0") -> None:
+        self.first = value[0]
+
+    @endpoint
+    async def first_byte(self, value: Any, *, more: Any = None) -> Any:
+        return value[0] if more is None else (value[0], more["deep"][0][0])
+
+    @endpoint
+    async def all_first_bytes(self, values: Any) -> list[int]:
+        return [value[0] for value in values.values()]
+
+    @endpoint
+    async def given(self) -> int:
+        return int(self.first)
+
+
+class Concurrent(Actor):
+    rank: int
+
+    @concurrent_endpoint
+    async def make(self, size: int) -> bytes:
+        await asyncio.sleep(0)
+        return bytes([self.rank]) * size
+
+
+class PortReplier(Actor):
+    @endpoint(explicit_response_port=True)
+    def reply(self, port: Any) -> None:
+        port.send([9])
+
+
+@pytest.fixture(scope="module")
+def makers(hosts: Any) -> Any:
+    return hosts.spawn_procs(per_host={"gpus": 2}, name="made").spawn("makers", Maker)
+
+
+@pytest.fixture(scope="module")
+def takers(hosts: Any) -> Any:
+    return hosts.spawn_procs(per_host={"gpus": 2}, name="taken").spawn("takers", Taker)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def counts(makers: Any) -> set[tuple[int, int]]:
+    """How many values and deliveries each process has."""
+    found = makers.kept.call().get(TIMEOUT).values()
+    return {(each["values"], each["deliveries"]) for each in found}
+
+
+def test_each_rank_gets_the_value_of_its_own_rank_and_the_process_itself_the_object(makers: Any, takers: Any) -> None:
+    made = makers.make.keep(1000)
+    assert list(takers.first_byte.call(made).get(TIMEOUT).values()) == [0, 1, 2, 3]
+    assert all(makers.is_made_here.call(made).get(TIMEOUT).values())
+    (info, *_) = made.info(TIMEOUT).values()
+    assert (info.type, info.bytes // 100, info.shape) == ("bytearray", 10, None)
+    assert repr(made) == "<KeptMesh makers.make.keep(): {hosts: 2, gpus: 2}, 0.0 MB>"
+    assert [each[0] for each in made.get(TIMEOUT).values()] == [0, 1, 2, 3]
+    assert (made.sizes, len(made), len(made.slice(hosts=1))) == ({"hosts": 2, "gpus": 2}, 4, 2)
+
+
+def test_parts_single_values_and_all_values_can_be_passed_in_any_argument(makers: Any, takers: Any) -> None:
+    made = makers.make.keep(10)
+    one = made.slice(hosts=1, gpus=0)
+    assert set(takers.first_byte.call(one).get(TIMEOUT).values()) == {2}
+    assert set(takers.first_byte.call(made.slice(hosts=0, gpus=slice(1, 2))).get(TIMEOUT).values()) == {1}
+    assert list(takers.slice(hosts=0).first_byte.call(made.slice(hosts=1)).get(TIMEOUT).values()) == [2, 3]
+    assert list(takers.slice(gpus=1).first_byte.call(made.slice(gpus=1)).get(TIMEOUT).values()) == [1, 3]
+    assert takers.all_first_bytes.call(made.all()).get(TIMEOUT).get(3) == [0, 1, 2, 3]
+    assert takers.all_first_bytes.call(made.slice(hosts=1).all()).get(TIMEOUT).get(0) == [2, 3]
+    assert makers.slice(hosts=1, gpus=1).add.call_one(one, 40).get(TIMEOUT) == 42
+    pairs = takers.first_byte.call(made, more={"deep": [one, one]}).get(TIMEOUT)
+    assert list(pairs.values()) == [(0, 2), (1, 2), (2, 2), (3, 2)]
+    assert sorted(future.get(TIMEOUT) for future in takers.first_byte.stream(made)) == [0, 1, 2, 3]
+    assert takers.first_byte.choose(made).get(TIMEOUT) in range(4)
+    takers.first_byte.broadcast(made)
+    assert [each[0] for each in made.slice(gpus=1).get(TIMEOUT).values()] == [1, 3]
+    assert one.get(TIMEOUT).item()[0] == 2
+
+
+def test_a_chosen_rank_gets_the_value_of_its_rank(makers: Any) -> None:
+    made = makers.make.keep(10)
+    assert {makers.is_made_here.choose(made).get(TIMEOUT) for _ in range(8)} == {True}
+
+
+def test_a_kept_mesh_can_be_awaited(makers: Any, takers: Any) -> None:
+    async def main() -> tuple[list[int], Any]:
+        made = makers.make.keep(10)
+        return [each[0] for each in (await made).values()], await takers.first_byte.call(made)
+
+    fetched, taken = asyncio.run(main())
+    assert fetched == list(taken.values()) == [0, 1, 2, 3]
+
+
+def test_results_of_calls_with_kept_values_can_stay_too(makers: Any, takers: Any) -> None:
+    sums = makers.add.keep(makers.make.keep(10), 1)
+    assert list(sums.get(TIMEOUT).values()) == [1, 2, 3, 4]
+    failed = makers.add.keep(takers.first_byte.keep(makers.make.keep(10)), 1)
+    with pytest.raises(ActorError, match="not subscriptable"):
+        failed.get(TIMEOUT)
+
+
+def test_constructors_take_kept_values(makers: Any, hosts: Any) -> None:
+    made = makers.make.keep(10)
+    taken = hosts.spawn_procs(per_host={"gpus": 2}).spawn("constructed", Taker, made)
+    del made
+    assert list(taken.given.call().get(TIMEOUT).values()) == [0, 1, 2, 3]
+
+
+def test_what_is_put_once_serves_many_calls(makers: Any, takers: Any) -> None:
+    data = makers.put([7] * 100)
+    assert [set(makers.add.call(data, number).get(TIMEOUT).values()) for number in range(3)] == [{7}, {8}, {9}]
+    assert set(takers.first_byte.call(data).get(TIMEOUT).values()) == {7}
+    assert makers._procs.put(b"x").info(TIMEOUT).get(0).type == "bytes"
+    with pytest.raises(InvalidRequestError, match=r"makers\.put\(\) cannot take kept values"):
+        makers.put([data])
+
+
+def test_a_concurrent_endpoint_keeps_what_it_returns(hosts: Any, takers: Any) -> None:
+    concurrent = hosts.spawn_procs(per_host={"gpus": 2}).spawn("concurrent", Concurrent)
+    made = [concurrent.make.keep(size) for size in (10, 20)]
+    concurrent.make.call(1).get(TIMEOUT)
+    assert [made[index].info(TIMEOUT).get(0).bytes for index in (0, 1)] == [43, 53]
+    assert list(takers.first_byte.call(made[1]).get(TIMEOUT).values()) == [0, 1, 2, 3]
+
+
+def test_an_endpoint_with_a_port_keeps_what_it_sends_to_it(procs: Any, takers: Any) -> None:
+    sent = procs.spawn("repliers", PortReplier).reply.keep()
+    assert set(takers.first_byte.call(sent).get(TIMEOUT).values()) == {9}
+
+
+def test_a_mesh_of_another_extent_is_refused_before_anything_is_sent(makers: Any, takers: Any, procs: Any) -> None:
+    made = makers.make.keep(10)
+    with pytest.raises(ValueError, match=r"takers\.first_byte runs on \{gpus: 2\}, but .* \{hosts: 2, gpus: 2\}"):
+        takers.slice(hosts=0).first_byte.call(made)
+    with pytest.raises(ValueError, match=r"new\.__init__ runs on \{hosts: 2\}, but .* \{gpus: 2\}"):
+        procs.slice(gpus=0).spawn("new", Taker, made.slice(hosts=0))
+    renamed = made.slice(hosts=0).rename(gpus="hosts")
+    assert list(takers.slice(gpus=0).first_byte.call(renamed).get(TIMEOUT).values()) == [0, 1]
+
+
+def test_places_that_cannot_take_kept_values_say_so(makers: Any, takers: Any, procs: Any) -> None:
+    made = makers.make.keep(10)
+    port, _receiver = Channel.open()
+    with pytest.raises(InvalidRequestError, match="a port cannot send kept values"):
+        port.send(made)
+    with pytest.raises(InvalidRequestError, match=r"send\(\) to takers\.first_byte cannot take kept values"):
+        send(takers.first_byte, (made,), {}, port)
+    made.release()
+    with pytest.raises(InvalidRequestError, match="released with release"):
+        takers.first_byte.call(made)
+    assert repr(made).endswith("released>")
+
+
+def test_an_error_of_the_kept_call_is_that_of_each_use(
+    makers: Any, takers: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    failed = makers.fail.keep(2)
+    for future in (takers.first_byte.call(failed), makers.add.call(failed, 1)):
+        with pytest.raises(ActorError, match="could not run, because the call whose result it takes failed") as raised:
+            future.get(TIMEOUT)
+        assert isinstance(raised.value.exception, ValueError)
+        assert "Actor call makers.fail.keep() failed on rank 2" in str(raised.value)
+    with pytest.raises(ActorError, match="no sample"):
+        failed.get(TIMEOUT)
+    assert repr(failed).endswith("failed: ActorError>")
+    until(lambda: counts(makers) == {(0, 0)})
+    del failed
+    gc.collect()
+    assert "has not read its result" not in capfd.readouterr().err
+
+
+def test_a_constructor_that_takes_a_failed_value_names_the_call(makers: Any) -> None:
+    taken = makers._procs.spawn("unhappy", Taker, makers.fail.keep(2))
+    with pytest.raises(Exception, match=r"makers\.fail\.keep\(\)"):
+        taken.given.call().get(TIMEOUT)
+
+
+def test_a_failed_call_whose_values_nobody_uses_is_reported(makers: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    failed = makers.fail.keep(1)
+    until(failed._values.described.done)
+    del failed
+    shown = ""
+
+    def reported() -> bool:
+        nonlocal shown
+        gc.collect()
+        shown += capfd.readouterr().err
+        return "a call of makers.fail.keep() failed, and the program has not read its result" in shown
+
+    until(reported)
+
+
+def test_values_are_dropped_with_their_last_reference(makers: Any, takers: Any) -> None:
+    made = makers.make.keep(10)
+    part = made.slice(hosts=0)
+    takers.first_byte.call(made).get(TIMEOUT)
+    assert counts(makers) == {(1, 0)}
+    del made
+    gc.collect()
+    assert [each[0] for each in part.get(TIMEOUT).values()] == [0, 1]
+    used = makers.add.call(part.slice(gpus=0), 1)  # under way when the reference is gone
+    del part
+    gc.collect()
+    assert set(used.get(TIMEOUT).values()) == {1}
+    until(lambda: counts(makers) == {(0, 0)})
+    makers.make.keep(10)  # of which the program uses nothing
+    until(lambda: counts(makers) == {(0, 0)})
+
+
+def test_memory_stays_flat_when_values_are_kept_and_dropped(makers: Any, takers: Any) -> None:
+    for _ in range(200):
+        made = makers.make.keep(10)
+        last = takers.first_byte.call(made)
+    assert list(last.get(TIMEOUT).values()) == [0, 1, 2, 3]
+    del made
+    gc.collect()
+    until(lambda: counts(makers) == {(0, 0)})
+
+
+def test_values_do_not_cross_the_link_of_the_laptop(own_job: ProcessJob) -> None:
+    own_job.apply()
+    gateway: Any = own_job._gateway
+    with (
+        NetworkProxy("127.0.0.1", urlsplit(own_job.gateway_url).port or 0) as proxy,
+        kt.Client(kt.UrlDialer(f"ws://127.0.0.1:{proxy.port}", gateway.record.token)) as client,
+    ):
+        hosts = client.attach_hosts("workers", 2)
+        makers = hosts.spawn_procs(name="made").spawn("makers", Maker)
+        takers = hosts.spawn_procs(name="taken").spawn("takers", Taker)
+        takers.first_byte.call(makers.make.keep(10)).get(TIMEOUT)
+        before = proxy.forwarded
+        assert list(takers.first_byte.call(makers.make.keep(3 * MB)).get(TIMEOUT).values()) == [0, 1]
+        assert proxy.forwarded - before < 10_000
+
+
+def test_status_shows_what_processes_keep(job: ProcessJob, makers: Any) -> None:
+    made = makers.make.keep(1000)
+    made.info(TIMEOUT)
+
+    def kept() -> list[int]:
+        return [mesh.kept for session in job.status().sessions for mesh in session.meshes if mesh.name == "made"]
+
+    until(lambda: [size // 1000 for size in kept()] == [4])
+    made.release()
+    until(lambda: kept() == [0])
+
+
+def test_values_of_another_session_are_refused(shared_job: ProcessJob, takers: Any) -> None:
+    with ProcessJob({"workers": 1}) as other:
+        theirs = other.state(cached_path=None).workers.spawn_procs(per_host={"gpus": 2}).spawn("theirs", Maker)
+        made = theirs.make.keep(10)
+        with pytest.raises(InvalidRequestError, match="belongs to another session"):
+            takers.first_byte.call(made)
+        assert made.get(TIMEOUT).get(1)[0] == 1
+
+
+@pytest.fixture
+def own_job() -> Iterator[ProcessJob]:
+    with ProcessJob({"workers": 2}, env={"MESHGATE_KEPT_MEMORY": str(4 * MB)}) as job:
+        yield job
+
+
+def test_the_next_holder_of_a_session_keeps_values_of_its_own(
+    own_job: ProcessJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hosts = own_job.state(cached_path=None).workers
+    left = hosts.spawn_procs(name="made").spawn("makers", Maker)
+    kept = left.make.keep(10)
+    kept.info(TIMEOUT)
+    assert counts(left) == {(1, 0)}
+    own_job.detach("kept")
+    next_job: Any = job_load(str(tmp_path / ".monarch" / "job_state.pkl"))
+    try:
+        makers = next_job.attach()["makers"]
+        until(lambda: counts(makers) == {(0, 0)})
+        again = makers.make.keep(10)
+        assert again._remote.number > kept._remote.number
+        assert list(makers.add.call(again, 1).get(TIMEOUT).values()) == [1, 2]
+    finally:
+        next_job._client.close()
+        own_job.kill()
+
+
+def test_limits_deaths_and_a_server_restart(own_job: ProcessJob) -> None:
+    """In one test, because they need a job of their own."""
+    hosts = own_job.state(cached_path=None).workers
+    makers = hosts.spawn_procs(per_host={"gpus": 1}, name="made").spawn("makers", Maker)
+    takers = hosts.spawn_procs(per_host={"gpus": 1}, name="taken").spawn("takers", Taker)
+    first, second = makers.make.keep(3 * MB), makers.make.keep(2 * MB)
+    with pytest.raises(ActorError, match=r"keeps 3\.1 MB of the 4\.2 MB .*makers\.make\.keep\(\) 3\.1 MB.*release"):
+        second.get(TIMEOUT)
+    first.info(TIMEOUT)
+    first.release()
+    kept = makers.make.keep(2 * MB)
+    kept.info(TIMEOUT)
+    kill_server(own_job)
+    assert list(takers.first_byte.call(kept).get(TIMEOUT).values()) == [0, 1]
+    makers.slice(hosts=1).die.broadcast()
+    until(lambda: takers.first_byte.call(kept).exception(TIMEOUT) is not None)
+    with pytest.raises(
+        ValueLostError, match=r"takers\.first_byte could not run: the value of makers\.make\.keep"
+    ) as lost:
+        takers.first_byte.call(kept).get(TIMEOUT)
+    assert (lost.value.ranks, lost.value.call) == ((1,), "makers.make.keep()")
+    with pytest.raises(ValueLostError, match="keep"):
+        kept.get(TIMEOUT)
+    living = kept.slice(hosts=0)
+    assert set(takers.first_byte.call(living).get(TIMEOUT).values()) == {0}
+    again = makers.slice(hosts=0).make.keep(10)
+    assert set(takers.first_byte.call(again).get(TIMEOUT).values()) == {0}

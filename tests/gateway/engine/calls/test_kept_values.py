@@ -1,0 +1,304 @@
+"""Which values the engine has kept, delivered, dropped and lost, with Monarch's part in the hands of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from typing import Any
+
+import pytest
+
+from meshgate_gateway.engine.calls.kept_values import KeptValues, Prepared, _size
+from meshgate_gateway.engine.calls.pending_calls import PendingCall, Response
+from meshgate_gateway.engine.failures import RequestFailed
+from meshgate_gateway.engine.objects.records import ActorMesh, KeptMesh
+from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
+from meshgate_wire import Fragments
+from meshgate_wire.messages import Argument, Call, Failed, Failure, MeshRef, PutValue, ReadKept, Region, Values
+from tests.gateway.engine.fakes import FakeMonarch, actor_mesh, async_test, proc_mesh, turns, until
+
+MAKERS, TAKERS, KEPT = 3, 4, 5
+ONE = Region(labels=(), offset=1, sizes=(), strides=())
+HOSTS = Region(labels=("hosts",), offset=0, sizes=(2,), strides=(1,))
+DESCRIPTION = pickle.dumps({"type": "bytes", "nbytes": 100, "dtype": "", "shape": None})
+
+
+class Keeping:
+    """Makers and takers in processes of their own, two each."""
+
+    def __init__(self) -> None:
+        self.monarch, self.objects = FakeMonarch(), ObjectTable()
+        self.lookup = Lookup(self.objects, self.monarch)
+        self.kept = KeptValues(self.objects, self.lookup, self.monarch)
+        self.kept.calls = self
+        self.started: list[tuple[PendingCall, Any, int]] = []
+        self.failed: list[ActorMesh] = []
+        self.makers, self.takers = actor_mesh(proc_mesh(name="made")), actor_mesh(proc_mesh(name="taken"))
+        self.makers.name, self.takers.name = "makers", "takers"
+        self.makers.procs.number, self.takers.procs.number = 1, 2  # type: ignore[union-attr]
+        self.objects.add(1, self.makers.procs)  # type: ignore[arg-type]
+        self.objects.add(2, self.takers.procs)  # type: ignore[arg-type]
+        self.objects.add(MAKERS, self.makers)
+        self.objects.add(TAKERS, self.takers)
+
+    # as ``kept_values.Calls``
+
+    def start(self, pending: PendingCall, mesh: ActorMesh, actors: Any, payload: Any, stream: int) -> None:
+        self.started.append((pending, payload, stream))
+
+    def fail(self, mesh: ActorMesh) -> None:
+        self.failed.append(mesh)
+
+    # calls
+
+    async def keep(self, number: int = KEPT) -> Prepared:
+        header = Call(call=1, target=MeshRef(object=MAKERS), endpoint="make", adverb="call", keep=number)
+        prepared = await self.kept.prepare(header, self.makers, ())
+        assert prepared is not None
+        return prepared
+
+    async def kept_mesh(self, number: int = KEPT) -> KeptMesh:
+        """Values that are there."""
+        (await self.keep(number)).ended(Response(Values(call=1), (DESCRIPTION, DESCRIPTION)))
+        found = self.objects.get(number)
+        assert isinstance(found, KeptMesh)
+        return found
+
+    async def use(self, *, adverb: str = "call", region: Region | None = None, whole: bool = False) -> Prepared:
+        ref = Argument(kind="kept", ref=MeshRef(object=KEPT, region=region), whole=whole)
+        header: Any = Call(
+            call=2,
+            target=MeshRef(object=TAKERS),
+            endpoint="take",
+            adverb=adverb,
+            arguments=(ref,),  # type: ignore[arg-type]
+        )
+        arguments = await self.lookup.arguments(header.arguments)
+        prepared = await self.kept.prepare(header, self.takers, arguments)
+        assert prepared is not None
+        return prepared
+
+    def deliveries(self) -> list[tuple[Any, ...]]:
+        return [payload for endpoint, payload, _ in self.monarch.casts if endpoint == "deliver"]
+
+    def drops(self) -> list[tuple[Any, ...]]:
+        return [args for _, endpoint, args in self.monarch.engine_calls if endpoint == "drop"]
+
+
+async def delivered(keeping: Keeping, using: asyncio.Task[Prepared], ranks: int = 2) -> Prepared:
+    """Answers the delivery that ``using`` waits for."""
+    await until(keeping.deliveries)
+    for rank in range(ranks):
+        keeping.monarch.ports[-1].put(b"done", rank)
+    return await using
+
+
+@async_test
+async def test_a_call_without_kept_values_needs_nothing() -> None:
+    keeping = Keeping()
+    header = Call(call=1, target=MeshRef(object=MAKERS), endpoint="make", adverb="call")
+    assert await keeping.kept.prepare(header, keeping.makers, ("a port",)) is None
+    assert not keeping.monarch.meshes
+
+
+@async_test
+async def test_values_are_delivered_to_all_ranks_before_the_call_is_sent() -> None:
+    keeping = Keeping()
+    kept = await keeping.kept_mesh()
+    assert keeping.kept.kept_bytes(keeping.makers.procs) == 200  # type: ignore[arg-type]
+    using = asyncio.create_task(keeping.use())
+    await until(keeping.deliveries)
+    assert kept.uses == 1
+    ((delivery, at, ((argument, number, _, labels, sizes, positions, whole),)),) = keeping.deliveries()
+    assert (at, argument, number, labels, sizes, positions, whole) == (None, 0, KEPT, ("hosts",), (2,), (), False)
+    assert not using.done()
+    prepared = await delivered(keeping, using)
+    assert prepared.objects == [("take", delivery, 0)]
+    assert (kept.uses, prepared.chosen) == (0, None)
+
+
+@async_test
+async def test_a_part_is_named_by_its_positions_and_a_chosen_rank_by_its_own() -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    prepared = await delivered(keeping, asyncio.create_task(keeping.use(adverb="choose", region=ONE)), ranks=1)
+    ((_, at, ((*_, positions, _whole),)),) = keeping.deliveries()
+    assert at == prepared.chosen
+    assert positions == (1,)
+
+
+@async_test
+async def test_a_use_waits_for_the_call_that_keeps_and_fails_with_its_error() -> None:
+    keeping = Keeping()
+    prepared = await keeping.keep()
+    using = asyncio.create_task(keeping.use())
+    await turns()
+    assert not keeping.deliveries()
+    failure = Failure(kind="actor", message="no", mesh="makers", ranks=(1,))
+    prepared.ended(Response(Failed(call=1, failure=failure), (b"the exception",)))
+    with pytest.raises(RequestFailed) as raised:
+        await using
+    assert raised.value.failure == failure.model_copy(update={"step": "makers.make.keep()"})
+    assert raised.value.buffers == (b"the exception",)
+    await until(keeping.drops)
+    assert keeping.drops() == [([KEPT], True)]  # what other ranks keep, also later
+
+
+@async_test
+async def test_released_values_are_dropped_when_no_call_is_getting_them() -> None:
+    keeping = Keeping()
+    kept = await keeping.kept_mesh()
+    using = asyncio.create_task(keeping.use())
+    await until(keeping.deliveries)
+    keeping.kept.release(kept)
+    await turns()
+    assert not keeping.drops()
+    await delivered(keeping, using)
+    await until(keeping.drops)
+    assert keeping.drops() == [([KEPT], False)]
+    assert keeping.kept.kept_bytes(keeping.makers.procs) == 0  # type: ignore[arg-type]
+
+
+@async_test
+async def test_values_that_are_released_before_they_are_there_are_dropped_then() -> None:
+    keeping = Keeping()
+    prepared = await keeping.keep()
+    kept = keeping.objects.get(KEPT)
+    assert isinstance(kept, KeptMesh)
+    keeping.kept.release(kept)
+    await turns()
+    assert not keeping.drops()
+    prepared.ended(Response(Values(call=1), (DESCRIPTION, DESCRIPTION)))
+    await until(keeping.drops)
+
+
+@async_test
+async def test_the_next_keep_waits_until_what_was_released_is_dropped() -> None:
+    keeping = Keeping()
+    dropped = asyncio.get_running_loop().create_future()
+
+    async def drop(endpoint: str) -> None:
+        if endpoint == "drop":
+            await dropped
+
+    keeping.monarch.on_engine_call = lambda endpoint, args: drop(endpoint)
+    keeping.kept.release(await keeping.kept_mesh())
+    keeping_more = asyncio.create_task(keeping.keep(number=9))
+    await turns()
+    assert not keeping_more.done()
+    dropped.set_result(None)
+    await keeping_more
+
+
+@async_test
+async def test_a_process_that_has_died_has_lost_its_values() -> None:
+    keeping = Keeping()
+    kept = await keeping.kept_mesh()
+    procs: Any = keeping.makers.procs
+    using = asyncio.create_task(keeping.use())
+    await until(keeping.deliveries)
+    procs.dead[1] = "killed"
+    keeping.kept.process_died(1, 1, "killed")
+    with pytest.raises(RequestFailed) as raised:
+        await using
+    failure = raised.value.failure
+    assert (failure.kind, failure.step, failure.ranks) == ("lost", "makers.make.keep()", (1,))
+    assert failure.hosts == {1: "workers-1"}
+    with pytest.raises(RequestFailed, match="killed"):
+        await keeping.kept._read(ReadKept(call=3, target=MeshRef(object=KEPT)), ())
+    assert keeping.failed == [kept.servers.actors]
+    living = Region(labels=("hosts",), offset=0, sizes=(1,), strides=(1,))
+    await delivered(keeping, asyncio.create_task(keeping.use(region=living)))
+
+
+@async_test
+async def test_the_death_of_a_process_that_gets_values_ends_its_call() -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    using = asyncio.create_task(keeping.use())
+    await until(keeping.deliveries)
+    keeping.takers.procs.dead[0] = "killed"  # type: ignore[union-attr]
+    keeping.kept.process_died(2, 0, "killed")
+    with pytest.raises(RequestFailed) as raised:
+        await using
+    assert (raised.value.failure.kind, raised.value.failure.mesh) == ("supervision", "takers")
+
+
+@async_test
+async def test_a_value_that_a_process_cannot_take_fails_the_call_and_forgets_nothing_else() -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    using = asyncio.create_task(keeping.use())
+    await until(keeping.deliveries)
+    keeping.monarch.ports[-1].put(b"ImportError", 1, exception=True)
+    with pytest.raises(RequestFailed) as raised:
+        await using
+    assert raised.value.failure.message == "Actor call takers.take failed."
+    assert raised.value.buffers == (b"ImportError",)
+
+
+@async_test
+async def test_the_values_for_a_call_that_fails_are_forgotten() -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    prepared = await delivered(keeping, asyncio.create_task(keeping.use()))
+    prepared.ended(Response(Values(call=2)))
+    assert not [each for each in keeping.monarch.casts if each[0] == "forget"]
+    prepared.ended(Response(Failed(call=2, failure=Failure(kind="supervision", message="died"))))
+    assert [payload for endpoint, payload, _ in keeping.monarch.casts if endpoint == "forget"] == [(1,)]
+
+
+@async_test
+async def test_put_and_get_are_calls_of_the_actors_that_serve_the_values() -> None:
+    keeping = Keeping()
+    put = PutValue(call=1, target=MeshRef(object=1), keep=KEPT)
+    await keeping.kept._put(put, [Fragments((b"pickle",))])
+    ((pending, payload, stream),) = keeping.started
+    assert (pending.endpoint, pending.mesh, payload, stream) == ("put", "made", b"pickle", 1)
+    assert pending.on_end is not None
+    pending.on_end(Response(Values(call=1), (DESCRIPTION, DESCRIPTION)))
+    await keeping.kept._read(ReadKept(call=2, target=MeshRef(object=KEPT, region=ONE)), ())
+    _, (read, payload, stream) = keeping.started
+    assert (read.endpoint, read.ranks, payload, stream) == ("read", [1], (KEPT, (1,)), KEPT)
+    kept = keeping.objects.get(KEPT)
+    assert isinstance(kept, KeptMesh)
+    assert kept.uses == 1
+    assert read.on_end is not None
+    read.on_end(None)
+    assert kept.uses == 0
+
+
+@async_test
+async def test_another_holder_releases_what_no_waiting_call_uses() -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    await keeping.kept_mesh(number=9)
+    argument = Argument(kind="kept", ref=MeshRef(object=9))
+    waiting = Call(call=8, target=MeshRef(object=TAKERS), endpoint="take", adverb="call", arguments=(argument,))
+    keeping.kept.holder_changed([waiting])
+    await until(keeping.drops)
+    assert keeping.drops() == [([KEPT], False)]
+    assert (keeping.objects.get(KEPT), keeping.objects.get(9) is None) == (None, False)
+
+
+@async_test
+async def test_a_reply_that_is_no_description_kept_nothing() -> None:
+    keeping = Keeping()
+    prepared = await keeping.keep()
+    prepared.ended(Response(Values(call=1), (DESCRIPTION, pickle.dumps(4))))
+    with pytest.raises(RequestFailed, match="kept nothing"):
+        await keeping.use()
+    assert _size(b"\x80\x04cos\nsystem\n.") is None  # nothing that a process sends is imported here
+
+
+@async_test
+async def test_processes_that_cannot_serve_values_fail_the_call() -> None:
+    keeping = Keeping()
+    keeping.monarch.hold = True
+    starting = asyncio.create_task(keeping.keep())
+    await until(lambda: keeping.monarch.meshes)
+    keeping.monarch.meshes[-1].ready.set_exception(RuntimeError("no room"))  # type: ignore[union-attr]
+    with pytest.raises(RequestFailed, match="cannot keep values in the processes of 'made': no room"):
+        await starting
+    keeping.monarch.hold = False
+    await keeping.keep()  # the next one tries again
