@@ -99,6 +99,7 @@ class Called:
             idle=lambda: None,
             metrics=self,
             memory=ValueMemory(lambda mesh, rank: False),
+            kept=self,
             unread_output=self._unread_output,
         )
         self.mesh = actor_mesh()
@@ -110,6 +111,9 @@ class Called:
     def _unread_output(self, procs: int, ranks: Sequence[int]) -> asyncio.Future[None] | None:
         self.asked += 1
         return self.unread
+
+    async def prepare(self, header: Call, target: object, arguments: Sequence[object]) -> None:
+        """As ``KeptValues.prepare``, of calls without kept values."""
 
     def call_ended(self, seconds: float, *, failed: bool) -> None: ...
 
