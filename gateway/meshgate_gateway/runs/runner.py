@@ -78,7 +78,7 @@ class Runner:
                 if not self._pause(min(FIRST_DELAY * 2**self._record.restarts, MAX_DELAY)):
                     break
                 self._note(restarts=self._record.restarts + 1)
-        except (OSError, SyncError) as error:
+        except (OSError, SyncError, subprocess.SubprocessError) as error:
             self._end("failed", f"it could not be started: {error}", None)
             return
         if self._excess:
@@ -158,11 +158,13 @@ class Runner:
             if self._deadline is not None and now >= self._deadline:
                 kill_descendants(program.pid)
             elif now >= look:
+                used = time.process_time()  # on a busy machine looking takes longer, but must not be rarer
                 self._look(program)
-                look = now + max(LOOK, SHARE * (time.monotonic() - now))
+                look = now + max(LOOK, SHARE * (time.process_time() - used))
             if now >= look_at_disk or nearly_full(os.statvfs(directory)):
+                used = time.process_time()
                 self._look_at_disk(program)
-                look_at_disk = now + max(LOOK_AT_DISK, SHARE * (time.monotonic() - now))
+                look_at_disk = now + max(LOOK_AT_DISK, SHARE * (time.process_time() - used))
             self._stop_if_asked(program)
             for ready in select.select(reading, [], [], LOOK)[0]:
                 if ready == output and not self._read(output):
