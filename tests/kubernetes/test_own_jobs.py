@@ -264,6 +264,7 @@ def test_the_audit_logs_of_both_gateways_name_the_user_the_verb_the_job_and_the_
     assert {caller for caller, *_ in in_the_job} == {alice.identity}
 
 
+@pytest.mark.slow
 def test_members_of_a_group_that_the_policy_names_share_their_jobs(users: dict[str, User]) -> None:
     carol, dave, alice = users["carol"], users["dave"], users["alice"]
     carol.runs(STARTS, "shared", carol.namespace)
@@ -278,6 +279,7 @@ def _call_for_ever(trainers: Any) -> None:
         trainers.pod.call_one().get(timeout=90)
 
 
+@pytest.mark.slow
 def test_a_user_whose_account_is_deleted_is_out_within_a_minute(
     users: dict[str, User], kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
