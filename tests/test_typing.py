@@ -61,6 +61,8 @@ SHOWN = {
     "trainers.step.call(3).get()": "meshgate.shapes.value_mesh.ValueMesh[float]",
     "trainers.step.call_one(3).get()": "float",
     "trainers.step.choose(3).get()": "float",
+    "trainers.step.keep(3).get()": "meshgate.shapes.value_mesh.ValueMesh[float]",
+    "trainers.step.call(trainers.step.keep(3)).get()": "meshgate.shapes.value_mesh.ValueMesh[float]",
     "trainers.name.call_one().get()": "str",
     "trainers.wait.call(1.0).get()": "meshgate.shapes.value_mesh.ValueMesh[bytes]",
     "trainers.wait_quietly.call_one().get()": "int",

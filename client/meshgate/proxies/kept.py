@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from meshgate.errors import InvalidRequestError, UnpicklableArgument
 from meshgate.proxies.mesh import MeshProxy, OwnedObject
@@ -22,6 +22,12 @@ from meshgate.shapes.ndslice import Slice
 from meshgate.shapes.shape import Extent, Shape
 from meshgate.shapes.value_mesh import ValueMesh
 from meshgate_wire.messages import Argument, MeshRef, PutValue, ReadKept, stream_of
+
+if TYPE_CHECKING:
+    # Type checkers accept a kept mesh for any parameter: what an endpoint gets is the value, not the mesh.
+    _AnyArgument = Any
+else:
+    _AnyArgument = object
 
 R = TypeVar("R")
 _ONLY_AS_ARGUMENT = (
@@ -61,7 +67,7 @@ class OwnedValues(OwnedObject):
                 self.described.exception()
 
 
-class KeptMesh(MeshTrait, RemoteReference, Generic[R]):
+class KeptMesh(MeshTrait, RemoteReference, Generic[R], _AnyArgument):  # type: ignore[misc]
     """Values that stay in the processes of a mesh: results of ``endpoint.keep()``, or what ``put()`` has sent.
 
     As an argument of an endpoint or of an actor's constructor, a mesh with the extent of the called mesh passes to each
@@ -173,7 +179,7 @@ class KeptMesh(MeshTrait, RemoteReference, Generic[R]):
         raise UnpicklableArgument(f"{self!r} cannot be pickled: {_ONLY_AS_ARGUMENT}")
 
 
-class AllValues(RemoteReference):
+class AllValues(RemoteReference, _AnyArgument):  # type: ignore[misc]
     """The values of a kept mesh, as one argument for each rank."""
 
     _not_for_workers = _ONLY_AS_ARGUMENT

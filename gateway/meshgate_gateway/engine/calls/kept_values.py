@@ -204,6 +204,7 @@ class KeptValues:
                 for watch, kept in holders.items():
                     if watch.died.done():
                         self._require_alive(kept, watch.ranks)
+                        raise invalid(f"a process that keeps a value of {kept.label} has ended")
                 if consumers.died.done():
                     dead = pending.ranks_died(procs.dead)
                     raise RequestFailed(dead.header.failure) if dead is not None else invalid("a process has ended")  # type: ignore[union-attr]
