@@ -257,7 +257,7 @@ def test_a_constructor_that_takes_a_failed_value_names_the_call(makers: Any) -> 
         taken.given.call().get(TIMEOUT)
 
 
-def test_a_failed_call_whose_values_nobody_uses_is_reported(makers: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_call_whose_values_are_not_used_is_reported(makers: Any, capfd: pytest.CaptureFixture[str]) -> None:
     failed = makers.fail.keep(1)
     until(failed._values.described.done)
     del failed

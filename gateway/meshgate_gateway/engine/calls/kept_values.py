@@ -377,7 +377,7 @@ class KeptValues:
                 if rank in servers.ranks:
                     servers.actors.dead[rank] = report
                     for dropping in servers.dropping:
-                        dropping.cancel()  # nobody waits for a process that is dead
+                        dropping.cancel()  # no call waits for a process that is dead
                     self.calls.fail(servers.actors)
 
     def kept_bytes(self, procs: ProcMesh) -> int:
@@ -445,7 +445,7 @@ class _Plain(pickle.Unpickler):
 
 
 def _size(description: bytes | memoryview) -> int | None:
-    """The bytes of a value, from the description that its process sent; None if it is none."""
+    """The bytes of a value, from the description that its process sent; None if that is something else."""
     try:
         found = _Plain(io.BytesIO(description)).load()
     except Exception:  # noqa: BLE001 - whatever a process has sent

@@ -235,7 +235,7 @@ class CallTotals:
             self.expected = self.expected * FORGETTING + seconds * (1 - FORGETTING)
 
     def sent_alone(self) -> None:
-        """A long call was sent of which nobody will say how long it took: after some of them, one is measured again."""
+        """A long call was sent that is not measured; after some of them, one is measured again."""
         if self.expected is not None:
             self.expected *= FORGETTING
 

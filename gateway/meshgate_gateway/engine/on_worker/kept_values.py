@@ -7,7 +7,7 @@ it: code that is delivered by value has no module to keep something in.
 - ``keep`` is in the arguments of a call whose results stay. It takes effect while they are unpickled: the call's port
   then takes a description in place of the result.
 - ``take`` is in the place of a kept value in the arguments of a call. The value has been delivered before, by the actor
-  mentioned above, from the process that keeps it: the actor that is called does not wait, and its event loop goes on.
+  mentioned above, from the process that keeps it: the actor that is called does not wait, and its event loop is free.
 """
 
 from __future__ import annotations

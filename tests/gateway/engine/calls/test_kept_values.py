@@ -282,7 +282,7 @@ async def test_another_holder_releases_what_no_waiting_call_uses() -> None:
 
 
 @async_test
-async def test_a_reply_that_is_no_description_kept_nothing() -> None:
+async def test_a_reply_without_a_description_kept_nothing() -> None:
     keeping = Keeping()
     prepared = await keeping.keep()
     prepared.ended(Response(Values(call=1), (DESCRIPTION, pickle.dumps(4))))
