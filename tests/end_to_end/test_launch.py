@@ -144,6 +144,7 @@ def test_a_delivery_timeout_applies_to_the_processes_of_the_session_only() -> No
 def test_a_call_above_the_frame_limit_of_the_program_fails_and_is_a_fault(hosts: Any, faults_of: FaultsOf) -> None:
     faults = faults_of("limited")
     process = hosts.slice(hosts=0).spawn_procs().spawn("limited", Process)
+    process.initialized.get(timeout=60)  # what sets up a process is larger than the limit
     with kt.config.configured(codec_max_frame_length=100_000):
         assert process.environment.call_one("x" * 90_000).get(timeout=60) is None
         # Monarch may lose the connection with the message, and then takes the process for crashed.

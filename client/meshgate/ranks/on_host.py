@@ -104,13 +104,13 @@ class StreamWriter(Actor, metaclass=SentAsSource):
     @endpoint
     def resize(self, rows: int, columns: int) -> None:
         """Tells the programs on the terminal its new size."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None and self._process.returncode is None:
             _set_size(self._terminal, rows, columns)
 
     @endpoint
     def signal(self, number: int) -> None:
         """Sends a signal to the command and what it started in its process group."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None and self._process.returncode is None:  # poll() would reap it, before _watch()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 

@@ -95,6 +95,20 @@ def test_a_signal_reaches_the_command_and_is_in_its_exit_code(writer: Any) -> No
     do(writer, "signal", int(signal.SIGTERM))  # it has ended
 
 
+def test_a_signal_to_a_command_that_has_just_ended_leaves_its_exit_code(
+    writer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched: list[Any] = []
+    watch = on_host._watch
+    monkeypatch.setattr(on_host, "_watch", lambda *arguments: watched.append(arguments))
+    do(writer, "run", ["sh", "-c", "exit 3"], {}, None, False)
+    os.waitid(os.P_PID, writer._process.pid, os.WEXITED | os.WNOWAIT)
+    do(writer, "signal", int(signal.SIGTERM))
+    watch(*watched[0])
+    _, event = until_exit()
+    assert event.number == 3
+
+
 def test_a_terminal_has_a_size_and_edits_lines(writer: Any) -> None:
     code = "import os, sys; print(os.isatty(0), os.get_terminal_size()); input(); print(os.get_terminal_size())"
     do(writer, "open_terminal", [sys.executable, "-c", code], {}, None, 24, 80)

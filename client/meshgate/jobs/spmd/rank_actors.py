@@ -126,7 +126,7 @@ class RankProcess:
         with self._ending:
             if self._ended.is_set():
                 return
-            self._process.send_signal(signal.SIGTERM)
+            os.kill(self._process.pid, signal.SIGTERM)  # send_signal() reaps a script that has ended, before wait()
         if self._ended.wait(timeout):
             return
         with self._ending:

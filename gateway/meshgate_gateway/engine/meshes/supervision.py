@@ -56,9 +56,12 @@ class Supervision:
         del self._unclaimed[:-MAX_UNCLAIMED]
 
     def version_problem(self, hosts: Iterable[str]) -> str:
-        """What an actor of the engine's own reported that found other versions on one of ``hosts``; else empty."""
+        """What an actor of the engine's own reported that found other versions on one of ``hosts``; else empty. It
+        explains one failed spawn, and no later one."""
         heads = tuple(f"worker {host} has Python " for host in hosts)
-        return next((fault.report for fault in self._unclaimed if fault.report.startswith(heads)), "")
+        found = [fault for fault in self._unclaimed if fault.report.startswith(heads)]
+        self._unclaimed = [fault for fault in self._unclaimed if fault not in found]
+        return found[0].report if found else ""
 
     def actors_up(self, actors: ActorMesh) -> None:
         """The unique name of ``actors`` is known: reports the faults that arrived before it was."""

@@ -224,6 +224,25 @@ def test_stop_kills_a_script_that_ignores_sigterm(tmp_path: Path) -> None:
     assert process.wait() == -signal.SIGKILL
 
 
+def test_stop_of_a_script_that_has_just_ended_leaves_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start("raise SystemExit(3)", tmp_path)
+    os.waitid(os.P_PID, process._process.pid, os.WEXITED | os.WNOWAIT)
+    killed, kill_group = threading.Event(), os.killpg
+
+    def note(group: int, number: int) -> None:
+        killed.set()
+        kill_group(group, number)
+
+    monkeypatch.setattr(os, "killpg", note)
+    stopping = threading.Thread(target=process.stop, args=(0,))
+    stopping.start()
+    assert killed.wait(60)  # SIGTERM and SIGKILL have been sent, and neither reaped the script
+    assert process.wait() == 3
+    stopping.join()
+
+
 def test_stop_after_the_end_does_nothing(tmp_path: Path) -> None:
     process = start("pass", tmp_path)
     process.wait()

@@ -125,6 +125,7 @@ def test_what_the_actors_of_the_setup_found_is_known_by_host() -> None:
     supervised.supervision.fault(Fault("setup-unique", (0,), "worker workers-1 has Python 3.99.1 and no more"))
     assert supervised.supervision.version_problem(["workers-0"]) == ""
     assert supervised.supervision.version_problem(["workers-0", "workers-1"]).startswith("worker workers-1 has Python")
+    assert supervised.supervision.version_problem(["workers-1"]) == ""  # a later spawn there failed for another reason
 
 
 # --- connections of processes that close
