@@ -88,7 +88,7 @@ def test_attaching_to_a_session_that_was_lost_with_the_gateway_says_why(namespac
     job = KubernetesJob(compute=Compute(), name="lost", namespace=namespace, detached="train")
     try:
         with job:
-            trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
+            trainers = job.state(cached_path=None).workers.spawn_procs().spawn("trainers", Trainer)
             trainers.pod.call_one().get(timeout=60)
             (pod,) = kubectl("get", "pod", "-l", "app.kubernetes.io/component=gateway,meshgate.dev/job=lost",
                              "-o", "jsonpath={.items[*].metadata.name}").split()  # fmt: skip
