@@ -299,6 +299,8 @@ def _place_of_runs(
     # A program may start a gateway, or be a driver of another one: this one's settings are not for it.
     set_aside = ("MESHGATE_URL", "KT_API_URL", *(f"MESHGATE_{name.upper()}" for name in Settings.model_fields))
     refusal = "" if settings.runs else "this gateway runs no programs (--no-runs): run yours where your driver runs"
+    if settings.provision_policy is not None or settings.slurm_policy is not None:  # it has the rights of its operator
+        refusal = "this gateway starts jobs for others and runs no programs itself: submit yours to a job"
     return runs.Place(environment, variables, hosts.meshes, set_aside, refusal)
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from meshgate_gateway.gateway import _place_of_runs
+from meshgate_gateway.hosts.provider import CombinedHosts
+from meshgate_gateway.settings import load_settings
 from tests.gateway.server_process import TOKEN, ServerProcess, request
 
 
@@ -51,3 +54,16 @@ def test_a_port_in_use_is_one_readable_error() -> None:
         with pytest.raises(RuntimeError) as error:
             ServerProcess("--port", str(server.port))
         assert f"cannot listen on 127.0.0.1:{server.port}: Address already in use" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refuses"), [([], False), (["--provision-policy", "p"], True), (["--slurm-policy", "p"], True)]
+)
+def test_a_gateway_that_starts_jobs_for_others_runs_no_programs_itself(
+    arguments: list[str], refuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program would have the rights of the gateway's operator."""
+    monkeypatch.setenv("MESHGATE_TOKEN", TOKEN)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = _place_of_runs(load_settings(arguments), {}, listener, None, CombinedHosts([]))
+    assert ("starts jobs for others" in place.refusal) is refuses

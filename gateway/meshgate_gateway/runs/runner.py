@@ -7,6 +7,7 @@ starts the program, keeps what that prints, holds its limits, starts it again if
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import shutil
@@ -57,6 +58,7 @@ class Runner:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._gateway_ended = False
         self._deadline: float | None = None  # when the program is killed; it is then not started again
+        self._grace: float | None = None  # the shortest that was requested
         self._excess = ""  # the limit that it has exceeded
         submission = self._submitted.submission
         self._limits = Limits(
@@ -79,7 +81,8 @@ class Runner:
                     break
                 self._note(restarts=self._record.restarts + 1)
         except (OSError, SyncError, subprocess.SubprocessError) as error:
-            self._end("failed", f"it could not be started: {error}", None)
+            began = "it was ended because its runner failed" if self._record.started else "it could not be started"
+            self._end("failed", f"{began}: {error}", None)
             return
         if self._excess:
             self._end("failed", self._excess, code)
@@ -109,9 +112,11 @@ class Runner:
             raise
         finally:
             os.close(theirs)
-        self._note(state="running", started=self._record.started or time.time(), pid=program.pid, reason="")
-        code = self._attend(program, output)
-        kill_descendants(program.pid)
+        try:
+            self._note(state="running", started=self._record.started or time.time(), pid=program.pid, reason="")
+            code = self._attend(program, output)
+        finally:  # also if the disk is full: no program goes on without its runner
+            kill_descendants(program.pid)
         self._drain(output)
         return code
 
@@ -189,15 +194,16 @@ class Runner:
                 return program.returncode
 
     def _stop_if_asked(self, program: subprocess.Popen[bytes]) -> None:
-        if self._deadline is not None:
-            return
         grace = self._directory.stop_grace()
-        if grace is None and not self._gateway_ended:
+        if self._gateway_ended:
+            grace = END_GRACE if grace is None else min(grace, END_GRACE)
+        if grace is None or (self._grace is not None and grace >= self._grace):
             return
-        reason = "" if grace is not None else "its gateway has ended"
-        self._deadline = time.monotonic() + (END_GRACE if grace is None else grace)
-        self._note(state="stopping", reason=reason)
-        _signal_group(program.pid, signal.SIGTERM)
+        first, self._grace = self._deadline is None, grace  # a later request can only shorten the time to save
+        self._deadline = min(self._deadline or math.inf, time.monotonic() + grace)
+        if first:
+            _signal_group(program.pid, signal.SIGTERM)
+            self._note(state="stopping", reason="its gateway has ended" if self._gateway_ended else "")
 
     def _look(self, program: subprocess.Popen[bytes]) -> None:
         pids = descendants(os.getpid())

@@ -94,6 +94,12 @@ class RunProcess:
             assert self.process.poll() is None, self.output
             time.sleep(0.01)
 
+    def wait_recorded(self, state: str) -> None:
+        deadline = time.monotonic() + DEADLINE
+        while self.directory.record().state != state:
+            assert time.monotonic() < deadline, self.directory.record()
+            time.sleep(0.01)
+
     def stop(self, grace: float) -> None:
         self.directory.request_stop(grace)
 

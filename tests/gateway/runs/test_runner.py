@@ -218,3 +218,35 @@ def test_the_end_of_the_runner_is_not_held_up_by_a_process_that_ignores_signals(
         record = night.wait()
     assert (record.state, record.exit_code) == ("stopped", -signal.SIGTERM)
     assert os.path.isdir(night.directory.project)
+
+
+WAITS = (
+    "import os, signal\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "print(os.getpid())\n"
+    "print('ready')\n"
+    "while True: signal.pause()\n"
+)
+
+
+@pytest.mark.parametrize("how", ["stop", "end of the gateway"])
+def test_the_time_to_save_can_be_shortened(tmp_path: Path, how: str) -> None:
+    with run(tmp_path, WAITS) as night:
+        night.wait_printed("ready")
+        night.stop(grace=3600)
+        night.wait_recorded("stopping")
+        if how == "stop":
+            night.stop(grace=0)
+        else:
+            night.close_lifetime()
+        record = night.wait()
+    assert (record.state, record.exit_code) == ("stopped", -signal.SIGKILL)
+
+
+def test_a_program_ends_with_a_runner_that_fails(tmp_path: Path) -> None:
+    with run(tmp_path, WAITS) as night:
+        night.wait_printed("ready")
+        program = int(night.output.splitlines()[0])
+        night.directory.path.rename(tmp_path / "elsewhere")
+        night.process.wait(60)
+        wait_gone(program)
