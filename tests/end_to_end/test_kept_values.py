@@ -18,7 +18,10 @@ from meshgate import (
     ActorError,
     Channel,
     InvalidRequestError,
+    MeshgateError,
     ProcessJob,
+    StepFailedError,
+    SupervisionError,
     ValueLostError,
     concurrent_endpoint,
     endpoint,
@@ -66,6 +69,10 @@ class Maker(Actor):
         os._exit(3)
 
     @endpoint
+    def make_slow(self, seconds: float) -> SlowToUnpickle:
+        return SlowToUnpickle(seconds)
+
+    @endpoint
     def kept(self) -> dict[str, int]:
         """The statistics of this process's store."""
         import sys
@@ -89,6 +96,19 @@ class Taker(Actor):
     @endpoint
     async def given(self) -> int:
         return int(self.first)
+
+
+def unpickle_slowly(seconds: float) -> SlowToUnpickle:
+    time.sleep(seconds)
+    return SlowToUnpickle(seconds)
+
+
+class SlowToUnpickle:
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __reduce__(self) -> Any:
+        return unpickle_slowly, (self.seconds,)
 
 
 class Concurrent(Actor):
@@ -379,7 +399,7 @@ def test_limits_deaths_and_a_server_restart(own_job: ProcessJob) -> None:
     kill_server(own_job)
     assert list(takers.first_byte.call(kept).get(TIMEOUT).values()) == [0, 1]
     makers.slice(hosts=1).die.broadcast()
-    until(lambda: takers.first_byte.call(kept).exception(TIMEOUT) is not None)
+    until(lambda: isinstance(takers.first_byte.call(kept).exception(TIMEOUT), ValueLostError))
     with pytest.raises(
         ValueLostError, match=r"takers\.first_byte could not run: the value of makers\.make\.keep"
     ) as lost:
@@ -391,3 +411,30 @@ def test_limits_deaths_and_a_server_restart(own_job: ProcessJob) -> None:
     assert set(takers.first_byte.call(living).get(TIMEOUT).values()) == {0}
     again = makers.slice(hosts=0).make.keep(10)
     assert set(takers.first_byte.call(again).get(TIMEOUT).values()) == {0}
+
+
+def test_what_uses_kept_values_in_a_dead_or_stopped_process_fails(hosts: Any) -> None:
+    holders = hosts.spawn_procs(name="holding").spawn("holders", Maker)
+    users = hosts.spawn_procs(name="using")
+    uses = users.spawn("uses", Maker)
+    kept = holders.make.keep(10)
+    assert set(uses.is_made_here.call(kept).get(TIMEOUT).values()) == {False}
+    uses.slice(hosts=1).die.broadcast()
+    until(lambda: uses.kept.call().exception(TIMEOUT) is not None)
+    with pytest.raises(SupervisionError):
+        uses.is_made_here.call(kept).get(TIMEOUT)
+    with pytest.raises((SupervisionError, StepFailedError)):
+        users.put(b"x").get(TIMEOUT)
+    living = uses.slice(hosts=0)  # whose messages wait for nothing
+    assert living.is_made_here.call_one(kept.slice(hosts=0)).get(TIMEOUT) is False
+
+
+def test_stopping_processes_ends_a_delivery_to_them(hosts: Any) -> None:
+    holders = hosts.spawn_procs(name="holding").spawn("holders", Maker)
+    users = hosts.spawn_procs(name="using")
+    uses = users.spawn("uses", Maker)
+    assert set(uses.is_made_here.call(holders.make.keep(10)).get(TIMEOUT).values()) == {False}
+    call = uses.is_made_here.call(holders.make_slow.keep(TIMEOUT))
+    users.stop().get(TIMEOUT)
+    with pytest.raises(MeshgateError):
+        call.get(TIMEOUT / 2)

@@ -276,6 +276,7 @@ class Engine:
             wait_available=hosts.wait_available,
             lost_hosts=hosts.reasons,
             ranks_stopped=fail,
+            process_stopped=self._kept.process_died,
             end_processes=self.streams.drop,
             release_kept=self._kept.release,
         )

@@ -12,6 +12,7 @@ in some is measured again.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ class Batch:
     calls: list[BatchedCall] = field(default_factory=list)
     nbytes: int = 0
     seconds: float = 0.0
+    unended: int = 0  # of the calls that were sent
+    receiving: asyncio.Future[Any] | None = None
 
 
 class Batches:
@@ -132,10 +135,14 @@ class Batches:
                 continue
             batch.calls = [call._replace(payload=None) for call in batch.calls]
             self._under_way[batch.part] += 1
+            batch.unended = len(batch.calls)
+            for call in batch.calls:
+                call.pending.on_end = functools.partial(self._call_ended, batch, call.pending)
             self._listen(batch, receiver)
 
     def _listen(self, batch: Batch, receiver: Any) -> None:
-        self._monarch.receive(receiver).add_done_callback(lambda future: self._arrived(batch, receiver, future))
+        batch.receiving = self._monarch.receive(receiver)
+        batch.receiving.add_done_callback(lambda future: self._arrived(batch, receiver, future))
 
     def _arrived(self, batch: Batch, receiver: Any, future: asyncio.Future[Any]) -> None:
         if future.cancelled():
@@ -144,7 +151,6 @@ class Batches:
         if error is not None:
             for call in batch.calls:
                 self._failed(call, error)
-            self._ended(batch)
             return
         message: dict[Any, Any] = {}
         for number, seconds, reply in self._monarch.replies_of(future.result()):
@@ -156,13 +162,18 @@ class Batches:
                 continue
             for call in batch.calls:  # Monarch itself has replied
                 self._replied(call, reply, message)
-        if any(call.pending.state is not CallState.ENDED for call in batch.calls):
+        if any(call.pending.state in (CallState.OPEN, CallState.GATHERING) for call in batch.calls):
             self._listen(batch, receiver)
-        else:
-            self._ended(batch)
 
-    def _ended(self, batch: Batch) -> None:
+    def _call_ended(self, batch: Batch, pending: PendingCall, response: object) -> None:
+        """A call has ended, by its replies, a death or a stop; with the last one, so has the batch."""
+        pending.on_end = None
+        batch.unended -= 1
+        if batch.unended:
+            return
+        if batch.receiving is not None:
+            batch.receiving.cancel()
         self._under_way[batch.part] -= 1
         if not self._under_way[batch.part]:
             del self._under_way[batch.part]
-        self.flush()
+        self._loop.call_soon(self.flush)  # this call may be one of many that end now

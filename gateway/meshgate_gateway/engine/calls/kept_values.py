@@ -154,10 +154,13 @@ class KeptValues:
             argument.kept.uses += 1
         try:
             servers = await self._served(procs, at)
+            for argument in used.values():  # nothing would wake this for a process that died while it waited
+                self._require_alive(argument.kept, ranks_of(argument.region))
             delivery = next(self._deliveries)
             _, actors, called = self._lookup.actors(servers.actors, MeshRef(object=0, region=at))
             payload = self._request(delivery, chosen, len(ranks), used, name)
             pending = PendingCall(call, "call", name.partition(".")[0], name.partition(".")[2], called, procs.host_of)
+            _require_living(pending, procs)
             receiver = self._monarch.call(actors, "deliver", True, payload)
             await self._collect(pending, receiver, procs, used.values())
         finally:
@@ -206,8 +209,8 @@ class KeptValues:
                         self._require_alive(kept, watch.ranks)
                         raise invalid(f"a process that keeps a value of {kept.label} has ended")
                 if consumers.died.done():
-                    dead = pending.ranks_died(procs.dead)
-                    raise RequestFailed(dead.header.failure) if dead is not None else invalid("a process has ended")  # type: ignore[union-attr]
+                    _require_living(pending, procs)
+                    raise invalid("a process has ended")
                 if not receiving.done():
                     continue
                 reply: Reply = self._monarch.reply_of(receiving.result())
@@ -287,8 +290,9 @@ class KeptValues:
         ranks = ranks_within(region, found.region, found.name)
         servers = await self._served(procs, region)
         await self._wait_dropped(servers)
-        kept = self._add(header.keep, f"{found.name}.put()", servers, region, ranks)
         pending = PendingCall(header.call, "call", found.name, "put", ranks, procs.host_of)
+        _require_living(pending, procs)
+        kept = self._add(header.keep, f"{found.name}.put()", servers, region, ranks)
         pending.on_end = functools.partial(self._answered, kept)
         self._start(pending, servers, region, payload, header.target.object)
 
@@ -368,7 +372,7 @@ class KeptValues:
             await asyncio.wait(set(servers.dropping))
 
     def process_died(self, mesh: int, rank: int, report: str) -> None:
-        """Ends what waits for a dead process."""
+        """Ends what waits for a process that has died or was stopped."""
         for watch in self._watches:
             if watch.procs.number == mesh and rank in watch.ranks and not watch.died.done():
                 watch.died.set_result(rank)
@@ -420,6 +424,14 @@ class KeptValues:
         """Waits until the processes have their stores: Monarch may report actors before their constructors have run."""
         actors.unique_name = await self._monarch.wait_actors_initialized(actors.actors)
         await self._monarch.call_engine_actors(actors.actors, extent_of(actors.region), "statistics")
+
+
+def _require_living(pending: PendingCall, procs: ProcMesh) -> None:
+    """Raises RequestFailed if a process that ``pending`` is for has ended."""
+    response = pending.ranks_died(procs.dead)
+    if response is not None:
+        assert isinstance(response.header, Failed)
+        raise RequestFailed(response.header.failure)
 
 
 def _dropped(servers: Servers, dropping: asyncio.Future[Any]) -> None:

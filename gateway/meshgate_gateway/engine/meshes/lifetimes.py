@@ -31,8 +31,9 @@ class _Stopped(NamedTuple):
 
 class Lifetimes:
     """``wait_available(hosts, region)`` waits for lost hosts to return. ``lost_hosts`` are those that have not.
-    ``ranks_stopped(mesh)`` is called after ranks of an actor mesh were stopped, ``end_processes(mesh)`` ends those of
-    the proc mesh with this number, ``release_kept(mesh)`` drops values that stay in processes."""
+    ``ranks_stopped(mesh)`` is called after ranks of an actor mesh were stopped, ``process_stopped(mesh, rank, report)``
+    for each of a proc mesh; ``end_processes(mesh)`` ends those of the proc mesh with this number,
+    ``release_kept(mesh)`` drops values that stay in processes."""
 
     def __init__(
         self,
@@ -46,11 +47,12 @@ class Lifetimes:
         wait_available: Callable[[HostMesh, Region | None], Awaitable[None]],
         lost_hosts: Mapping[str, str],
         ranks_stopped: Callable[[ActorMesh], None],
+        process_stopped: Callable[[int, int, str], None],
         end_processes: Callable[[int], None],
         release_kept: Callable[[KeptMesh], None],
     ) -> None:
         self._objects, self._lookup, self._monarch, self._send = objects, lookup, monarch, send
-        self._release_kept = release_kept
+        self._release_kept, self._process_stopped = release_kept, process_stopped
         self._parts: dict[int, int] = {}  # of releases that have not arrived completely
         self._start_task, self._failures = start_task, failures
         self._wait_available, self._lost_hosts, self._ranks_stopped = wait_available, lost_hosts, ranks_stopped
@@ -156,10 +158,14 @@ class Lifetimes:
             hosts.must_attach = True
         for mesh, ranks in stopped:
             report = f"mesh {mesh.name!r} was stopped: {header.reason}"
-            mesh.dead.update(dict.fromkeys(ranks if ranks is not None else ranks_of(mesh.region), report))
+            ended = ranks if ranks is not None else ranks_of(mesh.region)
+            mesh.dead.update(dict.fromkeys(ended, report))
             if isinstance(mesh, ActorMesh):
                 self._ranks_stopped(mesh)
-            elif not complete and ranks is None and mesh.number:
+                continue
+            for rank in ended:
+                self._process_stopped(mesh.number, rank, report)
+            if not complete and ranks is None and mesh.number:
                 self._end_processes(mesh.number)
 
     async def _wait_stopped(

@@ -530,3 +530,37 @@ def _check_answer(called: Called, header: Call, answered: dict[int, bool]) -> No
     else:
         assert isinstance(response, Failed)
         assert response.failure.kind in (("actor",) if whole else ("actor", "supervision"))
+
+
+@async_test
+async def test_a_batch_ends_with_its_calls_although_their_replies_wait_for_output() -> None:
+    called = Called()
+    opened = await called.warm_up()
+    for rank in (0, 1):
+        called.monarch.mailboxes[rank].clear()
+    calls = [called.post() for _ in range(4)]
+    await turns()
+    called.unread = asyncio.get_running_loop().create_future()
+    for rank in (0, 1):
+        await called.answer(rank, 4)
+    assert sum(called.calling._batches._under_way.values()) == 1
+    called.unread.set_result(None)
+    await turns()
+    assert all(called.responses(call) for call in calls)
+    assert opened
+    assert not called.calling._batches._under_way
+    await called.close()
+
+
+@async_test
+async def test_a_batch_ends_with_its_calls_if_a_rank_dies() -> None:
+    called = Called()
+    await called.warm_up()
+    called.post()
+    await turns()
+    assert sum(called.calling._batches._under_way.values()) == 1
+    called.mesh.dead[0] = "killed"
+    called.calling.fail(called.mesh)
+    await turns()
+    assert not called.calling._batches._under_way
+    await called.close()

@@ -35,6 +35,7 @@ class Session:
     def __init__(self) -> None:
         self.monarch, self.objects, self.sent = FakeMonarch(), ObjectTable(), Sent()
         self.stopped: list[ActorMesh] = []
+        self.processes_stopped: list[tuple[int, int, str]] = []
         self.ended: list[int] = []  # the numbers of proc meshes
         self.lost_hosts: dict[str, str] = {}
         self.dropped: list[KeptMesh] = []
@@ -48,6 +49,7 @@ class Session:
             wait_available=self._wait_available,
             lost_hosts=self.lost_hosts,
             ranks_stopped=self.stopped.append,
+            process_stopped=lambda mesh, rank, report: self.processes_stopped.append((mesh, rank, report)),
             end_processes=self.ended.append,
             release_kept=self.dropped.append,
         )
@@ -160,6 +162,8 @@ async def test_stopping_processes_stops_their_actors() -> None:
     assert session.procs.mesh.stopped == "enough"
     assert session.actors.dead == dict.fromkeys((0, 1), "mesh 'actors' was stopped: enough")
     assert session.stopped == [session.actors]
+    report = "mesh 'procs' was stopped: enough"  # for values that are being delivered to them
+    assert session.processes_stopped == [(session.procs.number, rank, report) for rank in (0, 1)]
     assert (session.procs.stopping, session.actors.stopping) == (True, True)
 
 
