@@ -64,7 +64,11 @@ def main() -> int:
     record = {"about": dict(about), "cases": [case.as_json() for case in cases], "problems": run.problems}
     (results / f"{stamp}.json").write_text(json.dumps(record, indent=1))
     if options.docs:
-        write_into(ROOT / "docs" / "benchmarks.md", cases, about)
+        try:
+            write_into(ROOT / "docs" / "benchmarks.md", cases, about, run.others)
+        except ValueError as error:
+            run.report_problem(str(error))
+            return 1
         for path in draw(cases, ROOT / "docs" / "plots"):
             console.print(f"wrote {path.relative_to(ROOT)}", highlight=False)
     return 1 if run.problems else 0
@@ -81,7 +85,9 @@ def _options() -> argparse.Namespace:
         metavar="CORES",
         help="repeat a round in which other processes used more than CORES CPU cores",
     )
-    parser.add_argument("--docs", action="store_true", help="update tables and plots in docs/")
+    parser.add_argument(
+        "--docs", action="store_true", help="update tables and plots in docs/, unless other programs use the CPU"
+    )
     return parser.parse_args()
 
 

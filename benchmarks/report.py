@@ -14,7 +14,10 @@ import rich.table
 from rich.console import Console
 
 from benchmarks.results import Case, percentile
-from benchmarks.sections import write_section
+from benchmarks.sections import section, write_section
+
+# CPU cores that other programs may use, as the median of a run's rounds, if its figures are published.
+MAX_DISTURBANCE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +144,37 @@ def as_markdown(table: Table, cases: Sequence[Case], about: Sequence[tuple[str, 
     return "\n".join([*plot, *lines, "", *(f"- {name}: {value}" for name, value in about)])
 
 
-def write_into(document: Path, cases: Sequence[Case], about: Sequence[tuple[str, str]]) -> None:
-    """Replaces each table that has cases. Raises ValueError if the document lacks the markers of one."""
-    for name, table in TABLES.items():
-        rows = [case for case in cases if case.table == name]
+def write_into(
+    document: Path, cases: Sequence[Case], about: Sequence[tuple[str, str]], others: Sequence[float]
+) -> None:
+    """Replaces each table that has cases. ``others``: CPU cores that other processes used, by round.
+
+    Raises ValueError, and writes nothing, if other programs disturbed the run, if a table would lose rows that this run
+    did not measure, or if the document lacks the markers of a table.
+    """
+    if not others or percentile(others, 0.5) > MAX_DISTURBANCE:
+        raise ValueError(
+            f"{document} was not changed: while this ran, other programs used CPU cores ({disturbance(others)}); a "
+            f"published figure comes from a machine on which nothing else runs (median of at most {MAX_DISTURBANCE}). "
+            "End the other programs and repeat the command."
+        )
+    tables = {name: [case for case in cases if case.table == name] for name in TABLES}
+    for name, rows in tables.items():
+        lost = _row_names(section(document, f"table: {name}")) - {case.name.strip() for case in rows}
+        if rows and lost:
+            raise ValueError(
+                f"{document} was not changed: this run did not measure {', '.join(sorted(lost))}, which the table "
+                f"{name!r} has. Run all groups of a table together, or remove these rows from the page first."
+            )
+    for name, rows in tables.items():
         if rows:
-            write_section(document, f"table: {name}", f"\n{as_markdown(table, rows, about)}\n")
+            write_section(document, f"table: {name}", f"\n{as_markdown(TABLES[name], rows, about)}\n")
+
+
+def _row_names(table: str) -> set[str]:
+    """The first cells of a Markdown table, without its heading."""
+    rows = [line for line in table.splitlines() if line.startswith("| ")]
+    return {row.split("|")[1].strip() for row in rows[1:]}
 
 
 def machine(ray_version: str | None, loads: Sequence[str]) -> list[tuple[str, str]]:
