@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -45,6 +46,31 @@ def test_a_sweep_reports_each_trial_and_goes_on_after_a_failed_one(tmp_path: Pat
     assert len(losses) == 11
     assert losses == sorted(losses)
     assert os.listdir(tmp_path) == []
+
+
+def test_batch_inference_survives_a_bad_document_and_a_lost_process_and_labels_none_twice(tmp_path: Path) -> None:
+    documents = tmp_path / "documents"
+    documents.mkdir()
+    texts = {
+        "bad": "a\0b",
+        "large": "this is too large for memory",
+        "long": "one two three four five six",
+        "short": "one",
+    }
+    for name, text in texts.items():
+        (documents / f"{name}.txt").write_text(text)
+    printed = run_program(ROOT / "examples" / "batch_inference.py", tmp_path)
+    assert "4 documents, 0 done before" in printed
+    assert "bad.txt, attempt 3: not a text" in printed
+    assert "large.txt, attempt 1: its process was lost" in printed
+    assert printed.endswith("3 labelled, 1 failed\nbad.txt: not a text\n")
+    again = run_program(ROOT / "examples" / "batch_inference.py", tmp_path)
+    assert "1 documents, 3 done before" in again
+    labels = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
+    assert sorted((each["document"], each["label"]) for each in labels) == [
+        ("large.txt", "long"), ("long.txt", "long"), ("short.txt", "short"),
+    ]  # fmt: skip
+    assert sorted(os.listdir(tmp_path)) == ["documents", "labels.jsonl"]
 
 
 def test_training_goes_on_from_its_checkpoint_after_a_rank_was_killed(tmp_path: Path) -> None:
