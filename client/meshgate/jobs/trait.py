@@ -51,6 +51,7 @@ from meshgate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from meshgate.code_sync.push import SyncReport
+    from meshgate.proxies.client import Client
     from meshgate.session.dialing import Dialer
 
 
@@ -232,10 +233,21 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
         """
         from meshgate.code_sync.session_sync import sync_for  # noqa: PLC0415 - only drivers that sync pay for it
 
+        return sync_for(self._open_client("sync()"), sync_dirs).push_and_wait(watch=watch, quiet=quiet)
+
+    @property
+    def client(self) -> Client:
+        """The client of the job's session, which ``use_client`` takes in a program with several jobs.
+
+        Raises JobNotRunning before ``state()``.
+        """
+        return self._open_client("client")
+
+    def _open_client(self, wanted: str) -> Client:
         client = (self._running or self)._client
         if client is None or client.closed:
-            raise JobNotRunning(f"cannot sync {self!r}: it has no session. Call state() before sync()")
-        return sync_for(client, sync_dirs).push_and_wait(watch=watch, quiet=quiet)
+            raise JobNotRunning(f"{self!r} has no session: call state() before {wanted}")
+        return client
 
     def kill(self) -> None:
         """Ends the job and everything it created. Does nothing if it is not running.

@@ -120,7 +120,8 @@ class MeshProxy(MeshTrait, RemoteReference):
     def _as_argument(self, session: ClientSession) -> Argument:
         if session is not self._client:
             raise InvalidRequestError(
-                f"{self!r} belongs to another session: pass meshes only to calls on meshes of their own job"
+                f"{self!r} belongs to another session, whose processes cannot be reached from here. Nothing was sent. "
+                "Call it from the program, and pass the result"
             )
         return Argument(kind=self._kind, ref=self._ref)
 

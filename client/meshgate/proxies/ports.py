@@ -58,7 +58,10 @@ class Port(RemoteReference, Generic[R]):
 
     def _as_argument(self, session: ClientSession) -> Argument:
         if session is not self._session:
-            raise InvalidRequestError("this port belongs to another session: pass it only to meshes of its own job")
+            raise InvalidRequestError(
+                "this port belongs to another session, and processes of this one cannot reach it. Nothing was sent. "
+                "Open the channel with use_client(job.client), where job is the one whose actors get the port"
+            )
         return Argument(kind="port", ref=MeshRef(object=self._remote.number))
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:

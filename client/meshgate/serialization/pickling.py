@@ -340,9 +340,11 @@ def _unpicklable(
     part = found or UnpicklablePart("", value, error)
     inside = f" (the {type(part.value).__qualname__} at {part.path})" if part.path else ""
     of = f" of {called}" if called else ""
+    remedy = " Pass what it is made from, and create it on the worker."
+    if type(part.error) is UnpicklableArgument:  # meshgate's own objects say themselves what to pass
+        remedy = ""
     return unpicklable_argument(type(part.error))(
-        f"cannot pickle {name}{of}{inside}: {part.error}. Nothing was sent. "
-        "Pass what it is made from, and create it on the worker.",
+        f"cannot pickle {name}{of}{inside}: {part.error}. Nothing was sent.{remedy}",
         argument=name,
         path=part.path,
     )

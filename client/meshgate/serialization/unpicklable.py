@@ -72,7 +72,7 @@ def _parts(value: Any) -> Iterator[tuple[str, object]]:
         yield from _function_parts(value)
     elif isinstance(value, type):
         yield from ((f".{name}", item) for name, item in vars(value).items() if name not in ("__dict__", "__weakref__"))
-    else:
+    elif not any("__reduce_ex__" in vars(kind) for kind in type(value).__mro__[:-1]):  # else its class decides
         yield from _state_parts(value)
 
 

@@ -19,10 +19,10 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, TypeVar, cast
 
 from meshgate.caller import is_ours, note_wait, warn_caller
-from meshgate.errors import MeshgateError
+from meshgate.errors import MeshgateError, UnpicklableArgument
 from meshgate.html import card, repr_of
 from meshgate.monarch_classes import SeenAsMonarchs
 from meshgate.session.loop_wakers import LoopWaker
@@ -171,6 +171,12 @@ class Future(SeenAsMonarchs, Generic[R]):
                 f"{type(self).__name__!r} object is neither subscriptable nor iterable: read the value of the call "
                 "first, with .get() or await"
             )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UnpicklableArgument(
+            "a future is not its value. Pass future.get(), or to leave the value in the cluster, call the endpoint "
+            "whose result it is with keep() and pass what that returns"
+        )
 
     def __repr__(self) -> str:
         call = self._call

@@ -306,7 +306,7 @@ def test_loading_a_missing_file_raises_file_not_found() -> None:
 
 def test_sync_and_pull_need_a_running_job(tmp_path: Path) -> None:
     job = FakeJob(1)
-    with pytest.raises(JobNotRunning, match=r"it has no session. Call state\(\) before sync\(\)"):
+    with pytest.raises(JobNotRunning, match=r"has no session: call state\(\) before sync\(\)"):
         job.sync()
     with pytest.raises(JobNotRunning, match=r"it is not running. Call state\(\) before pull\(\)"):
         job.pull("/data", tmp_path)
