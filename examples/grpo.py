@@ -2,11 +2,13 @@
 
     python examples/grpo.py                             # three hosts on this machine
     python examples/grpo.py --kubernetes IMAGE          # pods with this image, on the cluster of KUBECONFIG
+    python examples/grpo.py --submit                    # beside the job's gateway, while the laptop is closed
 
 The driver may end at any time: the session is detached, so the policy stays in the actors. Run the program again in the
 same directory, and it continues with the next step. The model is a table and needs no torch; the structure is that of a
-real loop: generators work on the next step while the trainer learns from the last one, and weights pass from actor to
-actor, never through the laptop.
+real loop: generators work on the next step while the trainer learns from the last one. Samples stay in the generators
+until the trainer takes them, and weights pass from actor to actor: the laptop sees neither. On GPUs, the actors hold
+models and optimizers in place of tables, and ``Compute(gpus=...)`` and ``per_host={"gpus": ...}`` say how many.
 """
 
 from __future__ import annotations
@@ -78,8 +80,10 @@ class Trainer(Actor):
         self.step = 0
 
     @endpoint
-    async def train(self, samples: list[Sample]) -> tuple[int, float]:
-        """Advantages are relative to the group of a prompt: that is what GRPO has instead of a value model."""
+    async def train(self, rollouts: Any) -> tuple[int, float]:
+        """``rollouts`` has the samples of each generator. Advantages are relative to the group of a prompt: that is
+        what GRPO has instead of a value model."""
+        samples = [sample for share in rollouts.values() for sample in share]
         for prompt in PROMPTS:
             group = [sample for sample in samples if sample.prompt == prompt]
             mean = sum(sample.reward for sample in group) / GROUP
@@ -103,10 +107,11 @@ class Trainer(Actor):
 
 
 def make_job(arguments: argparse.Namespace) -> Any:
+    detached = False if arguments.submit else "grpo"  # the run has a session of its own
     if arguments.kubernetes:
         compute = kt.Compute(replicas=3, image=kt.Image("grpo").from_docker(arguments.kubernetes))
-        return kt.KubernetesJob(compute=compute, name="grpo", namespace=arguments.namespace, detached="grpo")
-    return kt.ProcessJob({"workers": 3}, detached="grpo")
+        return kt.KubernetesJob(compute=compute, name="grpo", namespace=arguments.namespace, detached=detached)
+    return kt.ProcessJob({"workers": 3}, detached=detached)
 
 
 def main() -> None:
@@ -114,8 +119,13 @@ def main() -> None:
     parser.add_argument("--kubernetes", metavar="IMAGE", help="run on the cluster that KUBECONFIG selects")
     parser.add_argument("--namespace", default="default", help="namespace for the pods")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--submit", action="store_true", help="run in the cluster, without this machine")
     arguments = parser.parse_args()
     job = make_job(arguments)
+    if arguments.submit:
+        run = job.submit(["python", *(each for each in sys.argv if each != "--submit")], name="night")
+        print(f"submitted as {run.name}: meshgate runs, meshgate logs --run {run.name} -f")
+        return
     if job.sessions():
         actors = job.attach().actors
         generators, trainer = actors["generators"], actors["trainer"]
@@ -128,12 +138,11 @@ def main() -> None:
         trainer = hosts.slice(hosts=0).spawn_procs(name="trainer").spawn("trainer", Trainer, generators)
     first = trainer.steps_done.call_one().get() + 1
     print(f"starting with step {first}", flush=True)
-    following = generators.generate.call()
+    following = generators.generate.keep()
     for _ in range(first, arguments.steps + 1):
-        rollouts, following = following, generators.generate.call()  # while the trainer works
-        samples = [sample for share in rollouts.get().values() for sample in share]
-        step, reward = trainer.train.call_one(samples).get()
-        print(f"step {step}: {reward:.0%} of {len(samples)} answers are right", flush=True)
+        rollouts, following = following, generators.generate.keep()  # while the trainer works
+        step, reward = trainer.train.call_one(rollouts.all()).get()
+        print(f"step {step}: {reward:.0%} of {GROUP * len(PROMPTS)} answers are right", flush=True)
     job.kill()
 
 

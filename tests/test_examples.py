@@ -6,12 +6,14 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from meshgate import ProcessJob, job_load
 from tests.documents import code_blocks, programs_in, python_blocks
 from tests.programs import ROOT, SLOW_START, run_program
 
@@ -107,6 +109,36 @@ def test_a_grpo_loop_learns_and_goes_on_after_its_driver_was_killed(tmp_path: Pa
     assert int(first.removeprefix("starting with step ")) >= 5
     assert steps[-1].startswith("step 18: ")
     assert int(steps[-1].split()[2].rstrip("%")) > 90
+
+
+def test_a_grpo_loop_runs_for_the_night_without_the_program_that_submitted_it(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "examples" / "grpo.py", tmp_path)
+    command = [sys.executable, "grpo.py", "--steps", "18", "--submit"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "submitted as night: meshgate runs, meshgate logs --run night -f\n"
+    job = job_load(str(tmp_path / ".monarch" / "job_state.pkl"))
+    try:
+        assert isinstance(job, ProcessJob)
+        run = job.run("night")
+        printed = "".join(run.logs(follow=True))
+        assert run.wait() == 0, printed
+        steps = re.findall(r"^step \d+: (\d+)% of 400 answers are right$", printed, re.MULTILINE)
+        assert len(steps) == 18
+        assert int(steps[-1]) > 90
+        assert "the job of the run night, running: it belongs to the user who submitted this program" in printed
+    finally:
+        job.kill()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.timeout(300)
+def test_distributed_tensors_work_in_a_submitted_program(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "examples" / "distributed_tensors.py", tmp_path)
+    printed = run_program(tmp_path / "distributed_tensors.py", tmp_path, timeout=240)
+    losses = [float(loss) for loss in re.findall(r"^rate 0\.[24]: loss (.+) after 20 steps$", printed, re.MULTILINE)]
+    assert len(losses) == 2
+    assert losses[1] < losses[0] < 1.0
 
 
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
