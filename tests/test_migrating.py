@@ -32,6 +32,7 @@ RAY_PRINTS = [
     "[5, 5, 5, 5]\n6\n",
     "[0, 1, 4, 9, 16, 25, 36, 49]\n",
     "a shard has 499501\n" * 2,
+    "[100.0, 100.0]\n100\n",
     "failed: division by zero\n0.5\n",
 ]
 
