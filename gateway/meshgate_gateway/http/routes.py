@@ -17,14 +17,17 @@ from urllib.parse import parse_qs, urlsplit
 
 from meshgate_gateway.hosts.provider import HostProvider, HostsUnavailable
 from meshgate_gateway.http.auth import (
+    OF_RUNS,
     READING,
     RUNS_PATH,
     Action,
     Authenticator,
+    Denied,
     Identity,
     Origin,
     action_of,
     audit,
+    bearer_token,
     origin_of,
     prover_of,
 )
@@ -49,6 +52,9 @@ class JobService(Protocol):
 
 class RunService(Protocol):
     """Handles authenticated requests at and below ``/v1/runs``."""
+
+    def identify(self, token: str | None) -> Identity | None:
+        """The run with this secret, unless it has ended."""
 
     async def respond(self, request: Request, caller: Identity, origin: Origin) -> Response: ...
 
@@ -101,10 +107,15 @@ class Routes:
     async def _authenticate(
         self, action: Action, request: Request, origin: Origin, **facts: str
     ) -> Identity | Response:
-        result = await self.authenticator.authenticate(request)
-        if isinstance(result, Identity):
+        run = None if self.runs is None else self.runs.identify(bearer_token(request))
+        result = run or await self.authenticator.authenticate(request)
+        if isinstance(result, Identity) and (run is None or action in OF_RUNS):
             return result
-        audit(action, origin, caller=None, refused=result.reason, **facts, **self.job)
+        if isinstance(result, Identity):
+            reason = f"the secret of a run opens the job and its sessions, no other request ({action}): ask"
+            result = Denied(f"{reason} from a driver, with the job's own token (MESHGATE_TOKEN)", HTTPStatus.FORBIDDEN)
+        caller = None if run is None else run.caller
+        audit(action, origin, caller=caller, refused=result.reason, **facts, **self.job)
         return result.response()
 
     def _audit_reading(self, action: Action, origin: Origin, caller: str) -> None:
