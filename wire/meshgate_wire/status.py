@@ -106,6 +106,7 @@ class JobStatus(_Model):
     python: str
     meshes: dict[str, int] = Field(description="number of hosts by mesh")
     hosts: tuple[HostStatus, ...] = Field(default=(), description="the hosts that the gateway knows of")
+    runs: tuple[RunStatus, ...] = Field(default=(), description="submitted programs, without their commands")
     sessions: tuple[SessionStatus, ...] = ()
 
 
@@ -197,6 +198,7 @@ class RunStatus(_Model):
     restarts: int = Field(default=0, description="how often it was started again")
     max_restarts: int = 0
     pid: int | None = Field(default=None, description="of the program, where the gateway runs")
+    printed: int = Field(default=0, description="bytes of output so far")
     owner: str = Field(default="", description="who submitted it")
     version: str = Field(default="", description="of the code that it runs")
     news: bool = Field(default=False, description="it has ended, and no earlier list of runs has said so")

@@ -234,6 +234,11 @@ class RunAccess(ABC):
         run.status()
         return run
 
+    def _run_output(self, name: str, after: int) -> RunOutput:
+        """What the run printed from byte ``after`` on, at most 1 MiB of it."""
+        path = f"{PATH}/{quote(name)}/output?after={after}"
+        return RunOutput.model_validate(request_json(self._require_runs()._dialer(), path, refusals=REFUSALS))
+
     def _require_runs(self) -> RunAccess:
         running = self._running
         if running is None:

@@ -35,6 +35,7 @@ from meshgate_gateway.http.messages import MalformedRequest, Request, Response
 from meshgate_gateway.sessions.session_manager import ConnectRequest, SessionManager
 from meshgate_gateway.sessions.session_table import Gone, Reject
 from meshgate_wire.handshake import PROTOCOL_VERSION, PYTHON_VERSION, SOFTWARE_VERSION
+from meshgate_wire.status import RunStatus
 
 if TYPE_CHECKING:
     from meshgate_gateway.http.metrics import Metrics
@@ -55,6 +56,9 @@ class RunService(Protocol):
 
     def identify(self, token: str | None) -> Identity | None:
         """The run with this secret, unless it has ended."""
+
+    def statuses(self) -> tuple[RunStatus, ...]:
+        """All runs, the oldest first."""
 
     async def respond(self, request: Request, caller: Identity, origin: Origin) -> Response: ...
 
@@ -167,7 +171,9 @@ class Routes:
             reason = await self.restart_reason() if self.restart_reason is not None else ""
             body: dict[str, Any] = {"sessions": await self.sessions.describe(caller.name), "restarted": reason}
         elif path == "/v1/status":
-            body = (await inspection.status()).model_dump(mode="json")
+            runs = () if self.runs is None else self.runs.statuses()
+            shown = tuple(run.model_copy(update={"command": ()}) for run in runs)
+            body = (await inspection.status()).model_copy(update={"runs": shown}).model_dump(mode="json")
         else:
             body = (await inspection.output(_lines_seen(request))).model_dump(mode="json")
         return Response(HTTPStatus.OK, body)

@@ -131,6 +131,7 @@ class RunDirectory:
             restarts=record.restarts,
             max_restarts=submitted.submission.restarts,
             pid=record.pid if record.live else None,
+            printed=printed(self.output),
             owner=submitted.owner,
             version=submitted.submission.version,
             news=news and not record.live,
@@ -207,6 +208,15 @@ def read_output(directory: Path, after: int, limit: int = MAX_READ) -> tuple[int
                 return max(after, start), file.read(limit)
         except FileNotFoundError:  # removed meanwhile
             continue
+
+
+def printed(directory: Path) -> int:
+    """The bytes of output so far; those that can be counted, if something has damaged the directory."""
+    try:
+        start, path = _segments(directory)[-1]
+        return start + path.stat().st_size
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _segments(directory: Path) -> list[tuple[int, Path]]:

@@ -82,6 +82,7 @@ def test_a_submitted_program_runs_and_is_described(gateway: Gateway) -> None:
     status = gateway.wait("described")
     assert (status["state"], status["exit_code"], status["reason"]) == ("failed", 4, "exited with code 4")
     assert gateway.output("described") == "hello\n"
+    assert status["printed"] == len("hello\n")
     assert gateway.output("described", after=4) == "o\n"
     gateway.server.wait_logged("audit", action="submit run", outcome="allowed", run="described", caller="job")
     gateway.server.wait_logged("run ended", run="described", state="failed", exit_code=4)
@@ -107,6 +108,9 @@ def test_a_program_learns_what_it_needs_to_reach_its_job(gateway: Gateway) -> No
 def test_an_end_is_news_until_it_was_listed(gateway: Gateway) -> None:
     gateway.submit("news", "pass\n")
     gateway.server.wait_logged("run ended", run="news")
+    for _ in range(2):  # which changes nothing
+        shown = [run for run in gateway.get("/v1/status")["runs"] if run["name"] == "news"]
+        assert [(run["news"], run["command"], run["printed"]) for run in shown] == [(True, [], 0)]
     news = [[run["news"] for run in gateway.get("/v1/runs")["runs"] if run["name"] == "news"] for _ in range(2)]
     assert news == [[True], [False]]
 
