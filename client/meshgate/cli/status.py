@@ -56,7 +56,7 @@ def show_status(status: JobStatus, console: Console) -> None:
 
 
 def _show_runs(runs: Sequence[RunStatus], console: Console) -> None:
-    """Those that have not ended, and those whose end nobody has seen, which `meshgate runs` still marks as news."""
+    """Those that have not ended, and those that `meshgate runs` has not listed since they ended."""
     shown = [run for run in runs if run.live or run.news]
     if not shown:
         return

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from meshgate.errors import ConnectionFailedError, JobNotRunning
 from meshgate.session.gateway_http import request_json
-from meshgate_wire.status import JoinableJob, RunOutput, Runs, RunStatus, Submission
+from meshgate_wire.status import MAX_SUBMISSION, JoinableJob, RunOutput, Runs, RunStatus, Submission
 
 if TYPE_CHECKING:
     from meshgate.code_sync.project import Tree
@@ -37,7 +37,7 @@ WAIT = 10.0  # seconds that the gateway may hold an answer back until there is n
 OUTAGE = 120.0  # seconds for which a gateway that cannot be reached does not end a wait
 RETRY = 1.0
 STOP_GRACE = 30.0
-REFUSALS = frozenset({400, 404, 409, 507})
+REFUSALS = frozenset({400, 404, 405, 409, 413, 507})
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r(?!$)|\n)")
 
@@ -207,6 +207,11 @@ class RunAccess(ABC):
             where = ".".join(str(part) for part in first["loc"])
             raise ValueError(f"submit({where}={first['input']!r}): {first['msg']}") from None
         body = submission.model_dump_json(exclude_defaults=True).encode()
+        if len(body) > MAX_SUBMISSION:
+            raise ValueError(
+                f"submit(): command and env= have {len(body)} bytes as JSON, and the limit is {MAX_SUBMISSION}: put "
+                "long arguments into a file of the project"
+            )
         try:
             answer = _patiently(lambda path: request_json(running._dialer(), path, body, refusals=REFUSALS), PATH)
         except ConnectionFailedError as error:

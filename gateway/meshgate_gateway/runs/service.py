@@ -73,6 +73,7 @@ class Service:
         self._directory: Path | None = None
         self._ended_at: float | None = None
         self._identities: dict[bytes, Identity] = {}  # of the runs that have not ended, by the SHA-256 of their secrets
+        self._closing = False
         self._removing: set[asyncio.Task[None]] = set()
         if kept := supervisor.kept.get(KEPT):
             self._directory = Path(kept.note["directory"])
@@ -119,6 +120,7 @@ class Service:
 
     async def close(self) -> None:
         """Ends all runs, with a few seconds for their programs, and removes their files."""
+        self._closing = True
         for name in self._runners:
             try:
                 RunDirectory(self._home() / name).request_stop(END_TIMEOUT - 1.5)
@@ -172,6 +174,8 @@ class Service:
     def _refusal(self, submission: Submission) -> str | None:
         if self._place.refusal:
             return self._place.refusal
+        if self._closing:  # since the request came
+            return "the gateway is shutting down"
         if submission.name in self._runners:
             return f"a run called {submission.name} has not ended yet: choose another name, or stop that run first"
         if len(self._runners) >= MAX_LIVE:

@@ -216,6 +216,7 @@ def test_a_run_without_a_name_is_called_after_its_program(command: list[str], na
         (["python", "nothing.py"], {}, r"the script nothing.py does not exist in .*recipes"),
         (["python", "train.py"], {"name": "a/b"}, r"submit\(name='a/b'\): String should match pattern"),
         (["python", "train.py"], {"restarts": -1}, r"submit\(restarts=-1\)"),
+        (["python", *["x" * 16_000] * 4], {}, r"env= have 64\d\d\d bytes as JSON, and the limit is 49152: put long"),
         (["python", "a\0b"], {}, r"submit\(command\.1='a\\x00b'\)"),
         (["python", "train.py"], {"env": {"A=B": "c"}}, r"submit\(environment\.A=B"),
         (["python", "train.py"], {"env": {"A": "\0"}}, r"submit\(environment\.A='\\x00'\)"),
