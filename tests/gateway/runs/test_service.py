@@ -16,6 +16,8 @@ import pytest
 from meshgate_gateway.runs.records import Record
 from tests.gateway.runs.run_process import DEADLINE, record_version
 from tests.gateway.server_process import TOKEN, HttpResponse, ServerProcess, handshake, request, wait_gone
+from tests.small_disk import fill, small_disk
+from tests.waiting import wait_for
 
 VALID = {"name": "x", "command": ["a"], "version": "0" * 64, "job": {"kind": "K"}}
 WAITS = "import signal, sys\nprint('ready')\nwhile True: signal.pause()\n"
@@ -325,6 +327,35 @@ def test_a_run_goes_on_when_the_server_dies(gateway: Gateway) -> None:
     assert gateway.output("survivor") == "ready\n"
     gateway.post("/v1/runs/survivor/stop", {"grace": 600})
     assert gateway.wait("survivor")["exit_code"] == -signal.SIGTERM
+
+
+def test_a_full_disk_is_reported_and_leaves_names_free(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    with small_disk(tmp_path / "small") as disk:
+        environment = {"MESHGATE_HOME": str(home), "TMPDIR": str(disk)}
+        with ServerProcess("--mesh", "workers=ipc:///nowhere/a", environment=environment) as server:
+            gateway = Gateway(server, home)
+            gateway.submit("first", "print('ready')\nimport signal\nsignal.pause()\n")
+            gateway.wait_printed("first", "ready")
+            fill(disk)
+            for file in disk.glob("empty-*"):  # directories can be made, and files have no room
+                file.unlink()
+            refused = [gateway.submit("second", "pass\n"), gateway.post("/v1/runs/first/stop", {})]
+            assert [answer.status for answer in refused] == [507, 507]
+            assert "the run second cannot be started on the gateway's machine: " in refused[0].error
+            assert "No space left on device" in refused[1].error
+            assert list(disk.glob("meshgate-runs-*/.new-*")) == []
+            (disk / "filling").unlink()
+            assert gateway.post("/v1/runs/first/stop", {}).status == 200
+            assert gateway.wait("first")["state"] in ("stopped", "failed")  # or ended to make room
+            assert gateway.submit("second", "print('second')\n").status == 200
+            assert gateway.wait("second")["state"] == "succeeded"
+            assert gateway.output("second") == "second\n"
+            first = gateway.submit("first", "pass\n")
+            assert first.status == 200
+            gateway.wait("first")
+            wait_for(lambda: not list(disk.glob("meshgate-runs-*/.removed-*")), "the removal of the first run")
 
 
 def test_a_gateway_with_a_run_is_not_idle(tmp_path: Path) -> None:
