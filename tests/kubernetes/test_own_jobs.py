@@ -267,10 +267,12 @@ def test_the_audit_logs_of_both_gateways_name_the_user_the_verb_the_job_and_the_
 
 def submit(user: User, job: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
     """Submits a program that prints its credentials, and follows it."""
-    (user.directory / "prints.py").write_text(
+    project = user.directory / "project"
+    project.mkdir()
+    (project / "prints.py").write_text(
         "import os\nprint('secret', os.environ['MESHGATE_RUN_TOKEN'], 'MESHGATE_TOKEN' in os.environ)\n"
     )
-    monkeypatch.chdir(user.directory)
+    monkeypatch.chdir(project)
     arguments = ["--name", "night", "--dir", ".", "-f", "--", "python", "prints.py"]
     return user.command("submit", "-n", user.namespace, job, *arguments)
 
