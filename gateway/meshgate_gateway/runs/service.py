@@ -155,6 +155,7 @@ class Service:
         try:
             run = self._start(submission, caller)
         except OSError as error:
+            log.warning("run not started", run=submission.name, reason=str(error))
             reason = f"the run {submission.name} cannot be started on the gateway's machine: {error}"
             return Response.error(HTTPStatus.INSUFFICIENT_STORAGE, reason)
         return Response(HTTPStatus.OK, self._status_of(run).model_dump(mode="json"))

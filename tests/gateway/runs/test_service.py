@@ -345,6 +345,7 @@ def test_a_full_disk_is_reported_and_leaves_names_free(tmp_path: Path) -> None:
             assert [answer.status for answer in refused] == [507, 507]
             assert "the run second cannot be started on the gateway's machine: " in refused[0].error
             assert "No space left on device" in refused[1].error
+            server.wait_logged("run not started", run="second")
             assert list(disk.glob("meshgate-runs-*/.new-*")) == []
             (disk / "filling").unlink()
             assert gateway.post("/v1/runs/first/stop", {}).status == 200
