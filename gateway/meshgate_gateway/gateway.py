@@ -293,7 +293,7 @@ def _place_of_runs(
     hosts: HostProvider,
 ) -> runs.Place:
     url = _url(listener).replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
-    variables = {"MESHGATE_RUN_URL": url, "MESHGATE_RUN_TOKEN": settings.read_token().get_secret_value()}
+    variables = {"MESHGATE_RUN_URL": url}
     if local is not None:
         variables["MESHGATE_RUN_SOCKET"] = local.path
     # A program may start a gateway, or be a driver of another one: this one's settings are not for it.

@@ -128,7 +128,8 @@ def users(
     directory = tmp_path_factory.mktemp("overlay")
     groups = [f"system:serviceaccounts:{name}" for name in (kubectl.namespace, f"{kubectl.namespace}-shared")]
     with own_namespace(f"{kubectl.namespace}-shared") as shared, ExitStack() as open_:
-        policy = {"callers": groups, "sharing_groups": groups[1:]}
+        alice = f"system:serviceaccount:{kubectl.namespace}:alice"
+        policy = {"callers": groups, "sharing_groups": groups[1:], "submitters": [alice]}
         open_.enter_context(deployed(kubectl, images, directory, **policy))
         url = f"ws://127.0.0.1:{open_.enter_context(local_port(kubectl, 'service/meshgate'))}"
         people = {"alice": kubectl, "bob": kubectl, "carol": shared, "dave": shared}
@@ -264,12 +265,45 @@ def test_the_audit_logs_of_both_gateways_name_the_user_the_verb_the_job_and_the_
     assert {caller for caller, *_ in in_the_job} == {alice.identity}
 
 
+def submit(user: User, job: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """Submits a program that prints its credentials, and follows it."""
+    project = user.directory / "project"
+    project.mkdir()
+    (project / "prints.py").write_text(
+        "import os\nprint('secret', os.environ['MESHGATE_RUN_TOKEN'], 'MESHGATE_TOKEN' in os.environ)\n"
+    )
+    monkeypatch.chdir(project)
+    arguments = ["--name", "night", "--dir", ".", "-f", "--", "python", "prints.py"]
+    return user.command("submit", "-n", user.namespace, job, *arguments)
+
+
+def test_a_run_has_a_secret_that_opens_nothing_at_the_provisioning_gateway(
+    users: dict[str, User], job: str, kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice = users["alice"]
+    code, output = submit(alice, job, monkeypatch)
+    assert code == 0, output
+    secret, has_token = output.partition("secret ")[2].split()
+    assert has_token == "False"
+    token = kubectl("get", "secret", f"{job}-token", "-o", "go-template={{.data.token | base64decode}}")
+    for presented in (secret, token):
+        assert presented not in (alice.token, TOKEN)
+        with pytest.raises(AuthenticationError, match="accepts these credentials"):
+            get_json(UrlDialer(f"{alice.url}/v1/jobs/{alice.namespace}/{job}", presented), "/v1/job")
+    (event,) = [each for each in audited(kubectl, f"{job}-gateway") if each["action"] == "submit run"]
+    assert (event["caller"], event["run"], event["outcome"]) == (alice.identity, "night", "allowed")
+
+
 @pytest.mark.slow
-def test_members_of_a_group_that_the_policy_names_share_their_jobs(users: dict[str, User]) -> None:
+def test_members_of_a_group_that_the_policy_names_share_their_jobs(
+    users: dict[str, User], monkeypatch: pytest.MonkeyPatch
+) -> None:
     carol, dave, alice = users["carol"], users["dave"], users["alice"]
     carol.runs(STARTS, "shared", carol.namespace)
     assert json.loads(dave.command("ls", "--json")[1])["jobs"][0]["owner"] == carol.identity
     assert dave.runs(COMES_BACK, "shared", dave.namespace).splitlines()[3] == "11"
+    code, output = submit(dave, "shared", monkeypatch)
+    assert (code, "dave to submit programs (submitters: " in output) == (1, True), output
     assert "belongs to" in alice.command("kill", "-n", alice.namespace, "shared")[1]
     assert dave.command("kill", "-n", dave.namespace, "shared") == (0, f"ended {dave.namespace}/shared\n")
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 HostState: TypeAlias = Literal["ready", "missing"]
-RunState: TypeAlias = Literal["starting", "running", "restarting", "stopping", "succeeded", "failed", "stopped"]
+RunState: TypeAlias = Literal["starting", "running", "restarting", "stopping", "succeeded", "failed", "stopped", "lost"]
 LIVE_STATES = frozenset({"starting", "running", "restarting", "stopping"})
 RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 MAX_SUBMISSION = 48 * 1024  # bytes of JSON
@@ -106,6 +106,7 @@ class JobStatus(_Model):
     python: str
     meshes: dict[str, int] = Field(description="number of hosts by mesh")
     hosts: tuple[HostStatus, ...] = Field(default=(), description="the hosts that the gateway knows of")
+    runs: tuple[RunStatus, ...] = Field(default=(), description="submitted programs, without their commands")
     sessions: tuple[SessionStatus, ...] = ()
 
 
@@ -142,7 +143,10 @@ class OutputPage(_Model):
 # --- runs: programs that the gateway runs beside itself -----------------------------------------------------
 
 
-_Short: TypeAlias = Annotated[str, Field(max_length=4096)]
+# The kernel takes no NUL in an argument, a path or a variable, and no "=" in the name of a variable.
+_Short: TypeAlias = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
+_Argument: TypeAlias = Annotated[str, Field(max_length=16_384, pattern=r"^[^\x00]*$")]
+_Variable: TypeAlias = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00=]+$")]
 
 
 class JoinableJob(_Model):
@@ -156,19 +160,27 @@ class JoinableJob(_Model):
 class Submission(_Model):
     """A program to run, the body of ``POST /v1/runs``. ``directory`` and ``paths`` are relative to the synced project.
 
-    Limits: ``memory`` and ``disk`` are in bytes, of all processes of the run; None: the gateway's defaults."""
+    ``id`` is random: a request that is repeated with it returns the run that the first one started. Limits: ``memory``
+    and ``disk`` are in bytes, of all processes of the run; None: the gateway's defaults."""
 
     name: Annotated[str, Field(pattern=RUN_NAME)]
-    command: Annotated[tuple[Annotated[str, Field(max_length=16_384)], ...], Field(min_length=1, max_length=1024)]
+    id: Annotated[str, Field(pattern="^([0-9a-f]{32})?$")] = ""
+    command: Annotated[tuple[_Argument, ...], Field(min_length=1, max_length=1024)]
     version: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     directory: _Short = ""
     paths: Annotated[tuple[_Short, ...], Field(max_length=256)] = ("",)
-    environment: Annotated[dict[_Short, Annotated[str, Field(max_length=16_384)]], Field(max_length=512)] = {}
+    environment: Annotated[dict[_Variable, _Argument], Field(max_length=512)] = {}
     restarts: Annotated[int, Field(ge=0, le=1000)] = 0
     memory: Annotated[int, Field(ge=1 << 20, le=1 << 50)] | None = None
     processes: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
     disk: Annotated[int, Field(ge=1 << 20, le=1 << 50)] | None = None
     job: JoinableJob
+
+
+class StopRequest(_Model):
+    """The body of ``POST /v1/runs/<name>/stop``: the seconds that the program has to end."""
+
+    grace: Annotated[float, Field(ge=0, le=24 * 3600, strict=True, allow_inf_nan=False)] = 30.0
 
 
 class RunStatus(_Model):
@@ -186,6 +198,7 @@ class RunStatus(_Model):
     restarts: int = Field(default=0, description="how often it was started again")
     max_restarts: int = 0
     pid: int | None = Field(default=None, description="of the program, where the gateway runs")
+    printed: int = Field(default=0, description="bytes of output so far")
     owner: str = Field(default="", description="who submitted it")
     version: str = Field(default="", description="of the code that it runs")
     news: bool = Field(default=False, description="it has ended, and no earlier list of runs has said so")

@@ -14,7 +14,7 @@ from meshgate.jobs import registry
 from meshgate.jobs.find import find_job
 from meshgate.jobs.sessions import SessionInfo
 from meshgate.jobs.trait import JobTrait
-from meshgate_wire.status import CallStatus, HostStatus, JobStatus, MeshStatus, SessionStatus
+from meshgate_wire.status import CallStatus, HostStatus, JobStatus, MeshStatus, RunStatus, SessionStatus
 
 RANKS_NAMED = 4
 VERSION_SHOWN = 12
@@ -48,10 +48,25 @@ def show_status(status: JobStatus, console: Console) -> None:
     console.print(f"meshes    {meshes_text(status.meshes) or '(none)'}")
     console.print(f"gateway   meshgate {status.gateway_version}, Python {status.python}")
     console.print(f"sessions  {len(status.sessions)}")
+    _show_runs(status.runs, console)
     if not status.sessions:
         _show_hosts(status.hosts, console)
     for session in status.sessions:
         _show_session(session, console)
+
+
+def _show_runs(runs: Sequence[RunStatus], console: Console) -> None:
+    """Those that have not ended, and those that `meshgate runs` has not listed since they ended."""
+    shown = [run for run in runs if run.live or run.news]
+    if not shown:
+        return
+    table = new_table("  RUN", "STATE", "EXIT", "AGE", "WHY")
+    for run in shown:
+        code = "" if run.live or run.exit_code is None else str(run.exit_code)
+        table.add_row(f"  {run.name}{' *' if run.news else ''}", run.state, code, age_text(run.age), run.reason)
+    live = sum(run.live for run in shown)
+    console.print(f"runs      {live} active, {len(shown) - live} ended since `meshgate runs` was last called")
+    console.print(table)
 
 
 def _show_session(session: SessionStatus, console: Console) -> None:

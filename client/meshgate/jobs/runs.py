@@ -14,7 +14,7 @@ import secrets
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from meshgate.errors import ConnectionFailedError, JobNotRunning
 from meshgate.session.gateway_http import request_json
-from meshgate_wire.status import JoinableJob, RunOutput, Runs, RunStatus, Submission
+from meshgate_wire.status import MAX_SUBMISSION, JoinableJob, RunOutput, Runs, RunStatus, Submission
 
 if TYPE_CHECKING:
     from meshgate.code_sync.project import Tree
@@ -37,7 +37,7 @@ WAIT = 10.0  # seconds that the gateway may hold an answer back until there is n
 OUTAGE = 120.0  # seconds for which a gateway that cannot be reached does not end a wait
 RETRY = 1.0
 STOP_GRACE = 30.0
-REFUSALS = frozenset({400, 404, 409, 507})
+REFUSALS = frozenset({400, 404, 405, 409, 413, 507})
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r(?!$)|\n)")
 
@@ -99,7 +99,7 @@ class Run:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = WAIT if deadline is None else max(0.0, min(WAIT, deadline - time.monotonic()))
-            status = self._note(RunStatus.model_validate(self._patiently(f"?wait={left:.1f}")))
+            status = self._note(RunStatus.model_validate(_patiently(self._get, f"?wait={left:.1f}")))
             if not status.live:
                 return status.exit_code
             if deadline is not None and time.monotonic() >= deadline:
@@ -115,7 +115,7 @@ class Run:
     def _output(self, position: list[int], *, follow: bool) -> Iterator[bytes]:
         wait = WAIT if follow else 0
         while True:
-            page = RunOutput.model_validate(self._patiently(f"/output?after={position[0]}&wait={wait}"))
+            page = RunOutput.model_validate(_patiently(self._get, f"/output?after={position[0]}&wait={wait}"))
             data = base64.b64decode(page.data)
             if page.start > position[0]:
                 yield b"\n[meshgate: %d bytes of older output are no longer kept]\n" % (page.start - position[0])
@@ -132,17 +132,6 @@ class Run:
 
     def _get(self, rest: str) -> object:
         return request_json(self._dialer, f"{PATH}/{quote(self.name)}{rest}", refusals=REFUSALS)
-
-    def _patiently(self, rest: str) -> object:
-        """As ``_get``, again and again for a while if the gateway cannot be reached."""
-        deadline = time.monotonic() + OUTAGE
-        while True:
-            try:
-                return self._get(rest)
-            except ConnectionFailedError:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(RETRY)
 
 
 class RunAccess(ABC):
@@ -184,8 +173,9 @@ class RunAccess(ABC):
         added to its environment. In it, a job that is this one attaches to this one. ``name`` is for people, and is
         free again once its run has ended. The program is started again up to ``restarts`` times if it fails.
         ``memory`` and ``disk`` (bytes) and ``processes`` limit all its processes together; the defaults are half of
-        the machine's or container's memory, 4 GB and 4096. Applies the job if it does not run. Raises ValueError if the
-        command cannot run there or a run of this name has not ended, and what ``sync`` raises.
+        the machine's or container's memory, 4 GB and 4096. Applies the job if it does not run. A cut connection starts
+        nothing twice. Raises ValueError if the command cannot run there or a run of this name has not ended,
+        ConnectionFailedError if the gateway cannot be reached for two minutes, and what ``sync`` raises.
         """
         from meshgate.code_sync.session_sync import sync_for  # noqa: PLC0415 - few programs submit others
 
@@ -200,6 +190,7 @@ class RunAccess(ABC):
         try:
             submission = Submission(
                 name=name or _name_of(command),
+                id=secrets.token_hex(16),  # a request that is repeated after a cut starts nothing again
                 command=tuple(_translate(command, tree)),
                 version=report.version,
                 directory=directory,
@@ -216,7 +207,18 @@ class RunAccess(ABC):
             where = ".".join(str(part) for part in first["loc"])
             raise ValueError(f"submit({where}={first['input']!r}): {first['msg']}") from None
         body = submission.model_dump_json(exclude_defaults=True).encode()
-        answer = request_json(running._dialer(), PATH, body, refusals=REFUSALS)
+        if len(body) > MAX_SUBMISSION:
+            raise ValueError(
+                f"submit(): command and env= have {len(body)} bytes as JSON, and the limit is {MAX_SUBMISSION}: put "
+                "long arguments into a file of the project"
+            )
+        try:
+            answer = _patiently(lambda path: request_json(running._dialer(), path, body, refusals=REFUSALS), PATH)
+        except ConnectionFailedError as error:
+            raise ConnectionFailedError(
+                f"it is not known whether the run {submission.name} was started: {error}. Look with job.runs() or "
+                "`meshgate runs` once the gateway can be reached"
+            ) from error
         run = Run(submission.name, running._dialer())
         run._note(RunStatus.model_validate(answer))
         return run
@@ -237,11 +239,28 @@ class RunAccess(ABC):
         run.status()
         return run
 
+    def _run_output(self, name: str, after: int) -> RunOutput:
+        """What the run printed from byte ``after`` on, at most 1 MiB of it."""
+        path = f"{PATH}/{quote(name)}/output?after={after}"
+        return RunOutput.model_validate(request_json(self._require_runs()._dialer(), path, refusals=REFUSALS))
+
     def _require_runs(self) -> RunAccess:
         running = self._running
         if running is None:
             raise JobNotRunning(f"{self!r} is not running: call state() first")
         return running
+
+
+def _patiently(ask: Callable[[str], object], rest: str) -> object:
+    """``ask(rest)``, again and again for a while if the gateway cannot be reached."""
+    deadline = time.monotonic() + OUTAGE
+    while True:
+        try:
+            return ask(rest)
+        except ConnectionFailedError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(RETRY)
 
 
 def _name_of(command: Sequence[str]) -> str:

@@ -267,7 +267,23 @@ function showStatus(status) {
     session.session.slice(0, 8), session.owner, session.connected ? "connected" : "disconnected", `pid ${session.pid}`,
     session.version ? short(session.version) : "none synced", String(session.meshes.length), String(session.calls_in_flight), session.problem || "–",
   ]), "the job has no sessions");
+  showRuns(status.runs || []);
   byId("about").textContent = `meshgate ${status.gateway_version}, Python ${status.python}`;
+}
+
+// --- submitted programs
+
+const LIVE = new Set(["starting", "running", "restarting", "stopping"]);
+
+function showRuns(runs) {
+  byId("runs-section").hidden = !runs.length;
+  const focused = document.activeElement?.dataset.run;
+  table(byId("runs"), ["Run", "State", "Exit code", "Age", "Why", "Output"], runs.toReversed().map((run) => {
+    const show = el("button", { type: "button", "data-run": run.name, "aria-label": `Show the output of ${run.name}` }, "Show");
+    show.addEventListener("click", () => { addMeshes([`run ${run.name}`]); byId("mesh").value = `run ${run.name}`; showLines(); byId("lines").focus(); });
+    return [run.news ? `${run.name} *` : run.name, run.state, LIVE.has(run.state) || run.exit_code === null ? "–" : String(run.exit_code), age(run.age), run.reason || "–", show];
+  }), "none", ["", "", "number", "number"]);
+  if (focused) [...byId("runs").querySelectorAll("button")].find((button) => button.dataset.run === focused)?.focus();
 }
 
 // --- output
@@ -284,9 +300,13 @@ function addLines(fresh) {
     if (at >= 0) lines[Math.max(lines.length - 50, 0) + at] = line; else lines.push(line);
   }
   lines = lines.slice(-MOST_KEPT);
+  addMeshes(fresh.map((line) => line.mesh));
+}
+
+function addMeshes(names) {
   const select = byId("mesh");
   const known = new Set([...select.options].map((option) => option.value));
-  for (const line of fresh) if (!known.has(line.mesh)) { known.add(line.mesh); select.append(el("option", { value: line.mesh }, line.mesh)); }
+  for (const name of names) if (!known.has(name)) { known.add(name); select.append(el("option", { value: name }, name)); }
 }
 
 function label(line) {

@@ -50,6 +50,8 @@ READING: dict[str, Action] = {
 }
 """What a request for each of these paths does."""
 RUNS_PATH = "/v1/runs"
+OF_RUNS: frozenset[Action] = frozenset({"session", "describe job", "list sessions", "read status", "read output"})
+"""What a submitted program may do with the secret of its run."""
 
 Outcome: TypeAlias = Literal["allowed", "refused"]
 
@@ -64,16 +66,19 @@ class Identity:
     """The authenticated caller. A session belongs to the identity that started it.
 
     ``end_user``: for whom a provisioning gateway, which has the job's token, forwards the request. Everyone whom it
-    lets use the job shares the job's sessions.
+    lets use the job shares the job's sessions. ``run``: the run that has presented its own secret; the rest is then
+    who submitted it.
     """
 
     name: str
     end_user: str = ""
+    run: str = ""
 
     @property
     def caller(self) -> str:
         """The name in the audit log."""
-        return self.end_user or self.name
+        who = self.end_user or self.name
+        return f"{who} (run {self.run})" if self.run else who
 
 
 @dataclass(frozen=True, slots=True)

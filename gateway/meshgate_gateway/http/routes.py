@@ -17,14 +17,17 @@ from urllib.parse import parse_qs, urlsplit
 
 from meshgate_gateway.hosts.provider import HostProvider, HostsUnavailable
 from meshgate_gateway.http.auth import (
+    OF_RUNS,
     READING,
     RUNS_PATH,
     Action,
     Authenticator,
+    Denied,
     Identity,
     Origin,
     action_of,
     audit,
+    bearer_token,
     origin_of,
     prover_of,
 )
@@ -32,6 +35,7 @@ from meshgate_gateway.http.messages import MalformedRequest, Request, Response
 from meshgate_gateway.sessions.session_manager import ConnectRequest, SessionManager
 from meshgate_gateway.sessions.session_table import Gone, Reject
 from meshgate_wire.handshake import PROTOCOL_VERSION, PYTHON_VERSION, SOFTWARE_VERSION
+from meshgate_wire.status import RunStatus
 
 if TYPE_CHECKING:
     from meshgate_gateway.http.metrics import Metrics
@@ -49,6 +53,12 @@ class JobService(Protocol):
 
 class RunService(Protocol):
     """Handles authenticated requests at and below ``/v1/runs``."""
+
+    def identify(self, token: str | None) -> Identity | None:
+        """The run with this secret, unless it has ended."""
+
+    def statuses(self) -> tuple[RunStatus, ...]:
+        """All runs, the oldest first."""
 
     async def respond(self, request: Request, caller: Identity, origin: Origin) -> Response: ...
 
@@ -101,10 +111,15 @@ class Routes:
     async def _authenticate(
         self, action: Action, request: Request, origin: Origin, **facts: str
     ) -> Identity | Response:
-        result = await self.authenticator.authenticate(request)
-        if isinstance(result, Identity):
+        run = None if self.runs is None else self.runs.identify(bearer_token(request))
+        result = run or await self.authenticator.authenticate(request)
+        if isinstance(result, Identity) and (run is None or action in OF_RUNS):
             return result
-        audit(action, origin, caller=None, refused=result.reason, **facts, **self.job)
+        if isinstance(result, Identity):
+            reason = f"the secret of a run opens the job and its sessions, no other request ({action}): ask"
+            result = Denied(f"{reason} from a driver, with the job's own token (MESHGATE_TOKEN)", HTTPStatus.FORBIDDEN)
+        caller = None if run is None else run.caller
+        audit(action, origin, caller=caller, refused=result.reason, **facts, **self.job)
         return result.response()
 
     def _audit_reading(self, action: Action, origin: Origin, caller: str) -> None:
@@ -156,7 +171,9 @@ class Routes:
             reason = await self.restart_reason() if self.restart_reason is not None else ""
             body: dict[str, Any] = {"sessions": await self.sessions.describe(caller.name), "restarted": reason}
         elif path == "/v1/status":
-            body = (await inspection.status()).model_dump(mode="json")
+            runs = () if self.runs is None else self.runs.statuses()
+            shown = tuple(run.model_copy(update={"command": ()}) for run in runs)
+            body = (await inspection.status()).model_copy(update={"runs": shown}).model_dump(mode="json")
         else:
             body = (await inspection.output(_lines_seen(request))).model_dump(mode="json")
         return Response(HTTPStatus.OK, body)

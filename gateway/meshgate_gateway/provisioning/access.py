@@ -14,7 +14,7 @@ from typing import TypeAlias
 from meshgate_gateway.http.auth import Denied, Identity, TokenAuthenticator, bearer_token
 from meshgate_gateway.http.kubernetes_auth import KubernetesUser, KubernetesUsers
 from meshgate_gateway.http.messages import Request
-from meshgate_gateway.provisioning.policy import Policy, matches
+from meshgate_gateway.provisioning.policy import Policy, matches, not_a_submitter
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import NotFound
 from meshgate_kubernetes.jobs import lifecycle
@@ -84,6 +84,12 @@ class Access:
             return denied
         return Denied(f"job {name!r} in namespace {namespace!r} {_whose(job)}, and {denied.reason}", denied.status)
 
+    def why_not_submit(self, caller: Caller) -> str | None:
+        """Why the caller may not submit programs to jobs that it may use; None if the policy allows it."""
+        if isinstance(caller, TokenHolder) or _is_named(caller, self._policy.submitters):
+            return None
+        return not_a_submitter(owner_name(caller), self._policy.submitters)
+
     async def usable(self, caller: Caller, jobs: Iterable[ListedJob]) -> list[ListedJob]:
         """Those of ``jobs`` that the caller may use."""
         if isinstance(caller, TokenHolder):
@@ -108,7 +114,7 @@ class Access:
         return await self._missing(caller, CREATE, namespace) is None
 
     def _is_caller(self, caller: KubernetesUser) -> bool:
-        return any(matches(name, self._policy.callers) for name in (caller.name, *caller.groups))
+        return _is_named(caller, self._policy.callers)
 
     def _shares(self, caller: KubernetesUser, job: ListedJob) -> bool:
         return owner_name(caller) == job.owner or not {*self.sharing_groups(caller)}.isdisjoint(job.groups)
@@ -116,6 +122,10 @@ class Access:
     async def _missing(self, caller: KubernetesUser, needed: dict[str, str], namespace: str) -> str | None:
         denied = await self._users.check_permission(caller, {**needed, "namespace": namespace}, "this request")
         return denied.reason if denied is not None else None
+
+
+def _is_named(caller: KubernetesUser, patterns: tuple[str, ...]) -> bool:
+    return any(matches(name, patterns) for name in (caller.name, *caller.groups))
 
 
 def _whose(job: ListedJob) -> str:

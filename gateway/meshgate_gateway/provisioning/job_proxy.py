@@ -1,10 +1,10 @@
 """Forwards connections through a provisioning gateway to the gateways of jobs.
 
-The proxy authenticates a caller by the job's token or by ``Access``, and forwards its request with the job's token and
-the caller's name, which the job's gateway writes to its own audit log. A connection that stays open is checked again at
-intervals, and closed when its caller has lost access. To callers that may not create jobs there the error is the same
-whether the job exists or not. Without a token the proxy asks the cluster nothing; with one, the number of concurrent
-checks is limited.
+The proxy asks ``Access`` about each caller, and forwards its request with the job's token and the caller's name, which
+the job's gateway writes to its own audit log. The job's token itself, and the secret of a run, open nothing here: who
+has them may have lost access meanwhile. A connection that stays open is checked again at intervals, and closed when its
+caller has lost access. To callers that may not create jobs there the error is the same whether the job exists or not.
+Without a token the proxy asks the cluster nothing; with one, the number of concurrent checks is limited.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import secrets
 import socket
 import time
 from collections import OrderedDict
@@ -20,15 +19,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import structlog
 from pydantic import SecretStr
 
 from meshgate_gateway.http.auth import (
     Denied,
-    Identity,
-    TokenAuthenticator,
     action_of,
     audit,
     bearer_token,
@@ -37,7 +34,7 @@ from meshgate_gateway.http.auth import (
 )
 from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.http.text_websocket import proxy_bytes
-from meshgate_gateway.provisioning.access import USE, Access, owner_name
+from meshgate_gateway.provisioning.access import USE, Access, Caller, owner_name
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import KubernetesError, NotFound
 from meshgate_kubernetes.jobs.lifecycle import find_gateway
@@ -59,9 +56,9 @@ Audit: TypeAlias = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class _Admitted:
-    """A caller with access to a job, by its name, and the job's token."""
+    """A caller with access to a job, and the job's token."""
 
-    caller: str
+    caller: Caller
     token: SecretStr
 
 
@@ -81,7 +78,9 @@ class JobProxy:
         self._connections: set[asyncio.Task[None]] = set()
         self._watching: set[asyncio.Task[None]] = set()
         self._checks = 0
-        self._authenticated: OrderedDict[bytes, tuple[_Admitted, float]] = OrderedDict()  # and the end of its validity
+        # The callers with access, by the job's Secret, as it is now, and by what the caller presented; and until
+        # when. A job that was deleted and created again has another Secret.
+        self._authenticated: OrderedDict[bytes, tuple[Caller, float]] = OrderedDict()
 
     async def respond(
         self, namespace: str, name: str, path: str, request: Request, connection: socket.socket
@@ -95,6 +94,10 @@ class JobProxy:
             audited(caller=admitted.caller, refused=admitted.denied.reason)
             gone = admitted.denied.status is HTTPStatus.NOT_FOUND and verb == "session"
             return _gone(admitted.denied.reason) if gone else admitted.denied.response()
+        caller = owner_name(admitted.caller)
+        if verb == "submit run" and (refused := self._access.why_not_submit(admitted.caller)):
+            audited(caller=caller, refused=refused)
+            return Response.error(HTTPStatus.CONFLICT, refused)
         if len(self._connections) >= MAX_CONNECTIONS:
             reason = f"this gateway is at its limit of {MAX_CONNECTIONS} forwarded connections: retry later"
             return _busy(reason).response()
@@ -105,8 +108,8 @@ class JobProxy:
         if pod is None:
             reason = f"the gateway of job {name!r} in namespace {namespace!r} is not ready"
             return Response.error(HTTPStatus.BAD_GATEWAY, reason)
-        audited(caller=admitted.caller)
-        credentials = credentials_for(request, admitted.caller, admitted.token)
+        audited(caller=caller)
+        credentials = credentials_for(request, caller, admitted.token)
         copying = asyncio.create_task(proxy_bytes(connection.dup(), request, path, pod.host, pod.port, credentials))
         watching = asyncio.create_task(self._watch(copying, namespace, name, request, audited))
         for tasks, task in ((self._connections, copying), (self._watching, watching)):
@@ -138,31 +141,34 @@ class JobProxy:
         token = bearer_token(request)
         if token is None:
             return _Refused(_no_access(namespace, name, "no token was presented"))
-        key = hashlib.sha256(f"{namespace}/{name} {token}".encode("utf-8", "surrogateescape")).digest()
-        known = self._authenticated.get(key)
-        if known is not None and known[1] > time.monotonic():
-            return known[0]
         if self._checks >= MAX_CHECKS:
             return _Refused(_busy("too many requests are being authenticated: retry later"))
         self._checks += 1
         try:
-            result = await self._check(namespace, name, request)
+            secret = await asyncio.to_thread(self._read_secret, namespace, name)
+            caller = await self._check(namespace, name, request, token, secret)
         except KubernetesError as error:
             log.warning("cannot authenticate the caller of a job", job=name, namespace=namespace, reason=str(error))
             return _Refused(_busy("the API server cannot authenticate callers now: retry later"))
         finally:
             self._checks -= 1
-        if isinstance(result, _Admitted):
-            self._authenticated[key] = result, time.monotonic() + CACHE_TTL
-            while len(self._authenticated) > CACHE_SIZE:
-                self._authenticated.popitem(last=False)
-        return result
+        if isinstance(caller, _Refused):
+            return caller
+        try:
+            return _Admitted(caller, SecretStr(base64.b64decode(secret["data"]["token"]).decode()))
+        except (KeyError, ValueError):
+            reason = f"job {name!r} in namespace {namespace!r} has no token now: retry later"
+            return _Refused(_busy(reason), owner_name(caller))
 
-    async def _check(self, namespace: str, name: str, request: Request) -> _Admitted | _Refused:
-        """Raises KubernetesError."""
-        token = await asyncio.to_thread(self._read_token, namespace, name)
-        if isinstance(identity := await TokenAuthenticator(token).authenticate(request), Identity):
-            return _Admitted(identity.name, token)
+    async def _check(
+        self, namespace: str, name: str, request: Request, token: str, secret: dict[str, Any]
+    ) -> Caller | _Refused:
+        """The caller, if it has access. Raises KubernetesError."""
+        version = [secret.get("metadata", {}).get(each, "") for each in ("uid", "resourceVersion")]
+        key = hashlib.sha256(f"{namespace}/{name} {version} {token}".encode("utf-8", "surrogateescape")).digest()
+        known = self._authenticated.get(key)
+        if secret and known is not None and known[1] > time.monotonic():
+            return known[0]
         caller = await self._access.identify(request)
         if isinstance(caller, Denied):
             unknown = caller.status is HTTPStatus.UNAUTHORIZED
@@ -171,15 +177,20 @@ class JobProxy:
             denied = await self._access.why_not(caller, name, namespace, USE)
         except NotFound as missing:
             denied = Denied(str(missing), HTTPStatus.NOT_FOUND)
-        return _Admitted(owner_name(caller), token) if denied is None else _Refused(denied, owner_name(caller))
+        if denied is not None:
+            return _Refused(denied, owner_name(caller))
+        if secret:
+            self._authenticated[key] = caller, time.monotonic() + CACHE_TTL
+            while len(self._authenticated) > CACHE_SIZE:
+                self._authenticated.popitem(last=False)
+        return caller
 
-    def _read_token(self, namespace: str, name: str) -> SecretStr:
-        """The job's token; a random one if the job does not exist, so that both cases take the same path."""
+    def _read_secret(self, namespace: str, name: str) -> dict[str, Any]:
+        """The Secret with the job's token; empty if there is none, so that both cases take the same path."""
         try:
-            secret = self._api.get("Secret", Names(name).secret, namespace)
-            return SecretStr(base64.b64decode(secret["data"]["token"]).decode())
-        except (NotFound, KeyError, ValueError):
-            return SecretStr(secrets.token_urlsafe(32))
+            return self._api.get("Secret", Names(name).secret, namespace)
+        except NotFound:
+            return {}
 
 
 def _no_access(namespace: str, name: str, reason: str) -> Denied:

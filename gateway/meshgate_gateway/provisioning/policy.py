@@ -49,6 +49,10 @@ class Policy(BaseModel):
     """Groups of Kubernetes identities whose members use and end each other's jobs, such as
     ``system:serviceaccounts:training``. A job is shared with those of its owner's groups that this names when it is
     created."""
+    submitters: tuple[str, ...] = ("*",)
+    """Names and groups of Kubernetes identities that may submit programs to the jobs that they may use. The programs
+    run in the pods of the jobs' gateways, with the service accounts of those. Whoever may use a job may stop its
+    runs."""
     namespaces: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
     """Prefixes of image references, such as ``ghcr.io/our-team/``."""
@@ -261,6 +265,14 @@ def _as_text(labels: Mapping[str, str]) -> list[str]:
 def matches(value: str, patterns: tuple[str, ...]) -> bool:
     """Whether one of the shell ``patterns`` matches."""
     return any(fnmatchcase(value, pattern) for pattern in patterns)
+
+
+def not_a_submitter(caller: str, submitters: tuple[str, ...]) -> str:
+    """The refusal of a submission."""
+    return (
+        f"the policy of this gateway does not allow {caller} to submit programs (submitters: {_listed(submitters)}): "
+        "ask its operator, or run the program where your driver runs"
+    )
 
 
 def _listed(allowed: tuple[str, ...]) -> str:

@@ -48,6 +48,9 @@ class SlurmPolicy(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     callers: tuple[Caller, ...] = ()
+    submitters: tuple[str, ...] = ("*",)
+    """Patterns of the names of callers that may submit programs, which run beside the gateways of their jobs. Whoever
+    may use a job may stop its runs."""
     python: str = sys.executable
     """The Python of the jobs' gateways and workers, on a file system that the nodes share."""
     pythons: tuple[str, ...] = ()
@@ -82,6 +85,24 @@ class SlurmPolicy(BaseModel):
             if not _OPTION.fullmatch(name) or name in _NOT_OPTIONS:
                 raise ValueError(f"{name!r} cannot be allowed: list full names such as --constraint, without values")
         return value
+
+
+def why_not_use(policy: SlurmPolicy, owner: str, *, submits: bool) -> str | None:
+    """Why a job of ``owner`` may not be used, or no program be submitted to it; None if it may."""
+    name = owner.removeprefix("caller:")
+    if owner == name:  # the operator
+        return None
+    if name not in {caller.name for caller in policy.callers}:
+        return (
+            f"{owner} is not in the policy of this gateway any more, so the token of its job (MESHGATE_TOKEN) opens "
+            "nothing here: ask its operator"
+        )
+    if submits and not _matches(name, policy.submitters):
+        return (
+            f"the policy of this gateway does not allow {owner} to submit programs (submitters: "
+            f"{_listed(policy.submitters)}): ask its operator, or run the program where your driver runs"
+        )
+    return None
 
 
 def read_slurm_policy(path: Path, uid: int) -> SlurmPolicy:

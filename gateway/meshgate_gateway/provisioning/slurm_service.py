@@ -16,15 +16,26 @@ import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import async_timeout
 import structlog
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
-from meshgate_gateway.http.auth import Denied, Identity, Origin, TokenAuthenticator, audit, bearer_token, origin_of
+from meshgate_gateway.http.auth import (
+    Denied,
+    Identity,
+    Origin,
+    TokenAuthenticator,
+    action_of,
+    audit,
+    bearer_token,
+    credentials_for,
+    origin_of,
+)
 from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.http.text_websocket import TextWebSocket, forward_bytes
 from meshgate_gateway.provisioning.conversations import Conversations
@@ -34,6 +45,7 @@ from meshgate_gateway.provisioning.slurm_policy import (
     SlurmPolicy,
     read_slurm_policy,
     slurm_violations,
+    why_not_use,
 )
 from meshgate_gateway.provisioning.slurm_submission import Account, Record, Submissions
 from meshgate_slurm.commands import SlurmError
@@ -201,14 +213,18 @@ class SlurmProvisioner:
 
     async def _forward(self, apply_id: str, path: str, request: Request, connection: socket.socket) -> Response | None:
         """Authenticates by the job's own token, so that no other caller finds out whether the job exists."""
-        origin = origin_of(request, connection)
+        verb = action_of(path, request.method)
+        audited = partial(audit, "forward", origin_of(request, connection), verb=verb, job=apply_id)
         record = self._submissions.find(apply_id)
         expected = record.job.token if record is not None and record.job.token else os.urandom(32).hex()
         presented = bearer_token(request) or ""
         if record is None or not hmac.compare_digest(_digest(presented), _digest(expected)):
             refused = f"no job {apply_id} accepts these credentials (it may have ended)"
-            audit("forward", origin, caller=None, refused=refused, job=apply_id)
+            audited(caller=None, refused=refused)
             return Response.error(HTTPStatus.UNAUTHORIZED, refused, headers={"WWW-Authenticate": "Bearer"})
+        if denied := why_not_use(self._policy, record.owner, submits=verb == "submit run"):
+            audited(caller=record.owner, refused=denied)
+            return Response.error(HTTPStatus.CONFLICT if verb == "submit run" else HTTPStatus.FORBIDDEN, denied)
         if len(self._forwarding) >= MAX_CONNECTIONS:
             return _busy(f"this gateway is at its limit of {MAX_CONNECTIONS} forwarded connections: retry later")
         upstream = socket.socket(socket.AF_UNIX)
@@ -217,8 +233,8 @@ class SlurmProvisioner:
         except (OSError, asyncio.TimeoutError, SlurmError) as error:
             upstream.close()
             return await self._why_silent(record, str(error) or "it does not answer")
-        audit("forward", origin, caller="job", job=apply_id)
-        credentials = {"Authorization": f"Bearer {presented}"}
+        audited(caller=record.owner)
+        credentials = credentials_for(request, record.owner, SecretStr(presented))
         task = asyncio.create_task(forward_bytes(connection.dup(), request, path, upstream, credentials))
         self._forwarding.add(task)
         task.add_done_callback(self._forwarding.discard)

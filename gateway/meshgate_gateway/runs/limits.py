@@ -25,8 +25,9 @@ OOM_SCORE = 1000  # the kernel ends such processes first
 DEFAULT_PROCESSES = 4096
 THREADS = 4  # that the kernel allows for each process of the limit: it counts threads, and those of other containers
 DEFAULT_DISK = 4_000_000_000
+MAX_FILES = 1_000_000  # also directories and links; each takes an inode, of which many file systems have a fixed number
 DISK_RESERVE = 256_000_000  # bytes that a run must leave free on the disk of its directory
-DISK_SHARE = 0.05  # of a small disk, in place of that
+DISK_SHARE = 0.05  # of a small disk, in place of that, and of the inodes
 KILL_ROUNDS = 50
 PROC = Path("/proc")
 PAGE = resource.getpagesize()
@@ -49,19 +50,27 @@ class Limits:
             return f"it had {processes} processes, and its limit is {self.processes}"
         return ""
 
-    def disk_exceeded(self, used: int, disk: os.statvfs_result) -> str:
-        """As above: ``used`` by the run on this file system."""
+    def disk_exceeded(self, used: int, files: int, disk: os.statvfs_result) -> str:
+        """As above: ``used`` by the run, and its number of ``files``, on this file system."""
         if used > self.disk:
             return f"its directory holds {_size(used)}, and its limit is {_size(self.disk)}"
         free = disk.f_bavail * disk.f_frsize
         if nearly_full(disk) and used > free:
             return f"its directory holds {_size(used)}, and only {_size(free)} are left on that disk"
+        if files > MAX_FILES:
+            return f"its directory holds {files} files, and the limit is {MAX_FILES}"
+        if _few_inodes(disk) and files > disk.f_favail:
+            return f"its directory holds {files} files, and that disk has inodes for only {disk.f_favail} more"
         return ""
 
 
 def nearly_full(disk: os.statvfs_result) -> bool:
     """Whether a file system has so little left that a run that uses much of it must end."""
-    return disk.f_bavail < min(DISK_RESERVE / disk.f_frsize, disk.f_blocks * DISK_SHARE)
+    return disk.f_bavail < min(DISK_RESERVE / disk.f_frsize, disk.f_blocks * DISK_SHARE) or _few_inodes(disk)
+
+
+def _few_inodes(disk: os.statvfs_result) -> bool:
+    return disk.f_favail < disk.f_files * DISK_SHARE  # never where the number is not fixed: both are 0 then
 
 
 def _size(size: int) -> str:
@@ -167,18 +176,19 @@ def _proportional(pid: int) -> int:
     return _anonymous(pid)
 
 
-def disk_used(directory: Path) -> int:
-    """The bytes that files below ``directory`` take on the disk."""
-    used = 0
+def disk_used(directory: Path) -> tuple[int, int]:
+    """The bytes that files below ``directory`` take on the disk, and how many there are."""
+    used = files = 0
     pending = [str(directory)]
     while pending:
         with contextlib.suppress(OSError), os.scandir(pending.pop()) as entries:
             for entry in entries:
+                files += 1
                 with contextlib.suppress(OSError):
                     used += entry.stat(follow_symlinks=False).st_blocks * 512
                     if entry.is_dir(follow_symlinks=False):
                         pending.append(entry.path)
-    return used
+    return used, files
 
 
 def kill_descendants(group: int) -> None:

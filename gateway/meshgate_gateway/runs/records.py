@@ -2,13 +2,14 @@
 
 ::
 
-    <runs>/<name>/submission    what was submitted, with the token of the gateway; for its owner only
+    <runs>/<name>/submission    what was submitted, with a digest of the run's secret; for its owner only
     <runs>/<name>/record        how far it is, as its runner notes it
     <runs>/<name>/stop          the seconds that the program has to end; exists once it must end
     <runs>/<name>/output/<n>    what it printed, from byte n on
     <runs>/<name>/project       its copy of the synced project, in which it runs
 
-The runner and the server are separate processes that share nothing else, so each file has one writer, which replaces
+A directory is complete when it gets its name: until then, and while it is removed, its name begins with a dot. The
+runner and the server are separate processes that share nothing else, so each file has one writer, which replaces
 it atomically.
 """
 
@@ -25,18 +26,23 @@ from meshgate_wire.status import LIVE_STATES, RunState, RunStatus, Submission
 SEGMENT = 4 << 20  # bytes of a file of output
 OUTPUT_LIMIT = 64 << 20  # bytes of output that are kept; older output is removed a file at a time
 MAX_READ = 1 << 20
+SECRET = "MESHGATE_RUN_TOKEN"  # the variable in which a program, and before it its runner, has the secret of the run
 
 
 class Submitted(BaseModel):
     """A submission as the server took it: by whom, when (seconds since 1970), and how the program finds its job again.
 
+    ``identity`` is the one to which sessions of the program belong, and ``owner`` the user behind it. ``secret`` is the
+    SHA-256 of the run's secret, in hexadecimal digits.
     ``variables`` are added to the program's environment, and ``set_aside`` removed from it.
     """
 
     model_config = ConfigDict(frozen=True)
 
     submission: Submission
+    identity: str = "job"
     owner: str
+    secret: str = ""
     time: float
     variables: dict[str, str]
     set_aside: tuple[str, ...] = ()
@@ -71,13 +77,14 @@ class RunDirectory:
         return self.path.name
 
     def create(self, submitted: Submitted) -> None:
-        """Raises OSError."""
+        """Raises OSError, and leaves what it has written."""
         self.path.mkdir(mode=0o700)
         self.output.mkdir()
         self._replace("submission", submitted.model_dump_json())
         self.write_record(Record())
 
     def submitted(self) -> Submitted:
+        """Raises OSError, and ValueError if it is damaged. So does ``record``."""
         return Submitted.model_validate_json((self.path / "submission").read_bytes())
 
     def record(self) -> Record:
@@ -100,8 +107,18 @@ class RunDirectory:
         """A caller has received how the run ended."""
         (self.path / "reported").touch()
 
-    def status(self) -> RunStatus:
-        submitted, record, now = self.submitted(), self.record(), time.time()
+    def status(self, *, has_runner: bool) -> RunStatus:
+        """A run that has not ended is lost without a runner, and so is one whose files cannot be read."""
+        news, now = not (self.path / "reported").exists(), time.time()
+        try:
+            submitted, record = self.submitted(), self.record()
+        except (OSError, ValueError) as error:
+            problem = str(error).partition("\n")[0]
+            reason = f"its files on the gateway's machine cannot be read: {problem}"
+            return RunStatus(name=self.name, state="lost", command=(), age=self._age(now), reason=reason, news=news)
+        if record.live and not has_runner:
+            reason = "its runner is gone, and nothing notes any more how it ends"
+            record = record.model_copy(update={"state": "lost", "reason": reason})
         ended = record.ended or now
         return RunStatus(
             name=self.name,
@@ -114,10 +131,17 @@ class RunDirectory:
             restarts=record.restarts,
             max_restarts=submitted.submission.restarts,
             pid=record.pid if record.live else None,
+            printed=printed(self.output),
             owner=submitted.owner,
             version=submitted.submission.version,
-            news=not record.live and not (self.path / "reported").exists(),
+            news=news and not record.live,
         )
+
+    def _age(self, now: float) -> float:
+        try:
+            return round(max(0.0, now - self.path.stat().st_mtime), 1)
+        except OSError:
+            return 0.0
 
     def _replace(self, name: str, text: str) -> None:
         temporary = self.path / f".{name}"
@@ -184,6 +208,15 @@ def read_output(directory: Path, after: int, limit: int = MAX_READ) -> tuple[int
                 return max(after, start), file.read(limit)
         except FileNotFoundError:  # removed meanwhile
             continue
+
+
+def printed(directory: Path) -> int:
+    """The bytes of output so far; those that can be counted, if something has damaged the directory."""
+    try:
+        start, path = _segments(directory)[-1]
+        return start + path.stat().st_size
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _segments(directory: Path) -> list[tuple[int, Path]]:

@@ -30,7 +30,7 @@ from meshgate_gateway.runs.limits import (
     memory_of,
     nearly_full,
 )
-from meshgate_gateway.runs.records import OutputWriter, Record, RunDirectory, Submitted
+from meshgate_gateway.runs.records import SECRET, OutputWriter, Record, RunDirectory, Submitted
 from meshgate_sync.errors import SyncError
 from meshgate_sync.store.home import default_home
 from meshgate_sync.store.store import Store
@@ -151,7 +151,8 @@ class Runner:
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in [*paths, *before] if path))
         environment["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), environment.get("PATH", os.defpath)])
         environment.setdefault("PYTHONUNBUFFERED", "1")  # what a program prints is kept as it prints it
-        return environment | self._submitted.variables | {"MESHGATE_RUN_PROJECT": str(project)}
+        own = {"MESHGATE_RUN_PROJECT": str(project), SECRET: os.environ[SECRET]}
+        return environment | self._submitted.variables | own
 
     def _attend(self, program: subprocess.Popen[bytes], output: int) -> int:
         """Keeps what the program prints, and ends it when it must end. Returns its exit code."""
@@ -212,8 +213,8 @@ class Runner:
             self._end_for(exceeded, program)
 
     def _look_at_disk(self, program: subprocess.Popen[bytes]) -> None:
-        used = disk_used(self._directory.path)
-        exceeded = self._limits.disk_exceeded(used, os.statvfs(self._directory.path))
+        used, files = disk_used(self._directory.path)
+        exceeded = self._limits.disk_exceeded(used, files, os.statvfs(self._directory.path))
         if exceeded:
             self._end_for(exceeded, program)
 

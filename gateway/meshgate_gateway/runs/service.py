@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -26,10 +29,10 @@ from pydantic import ValidationError
 from meshgate_gateway.child_process import ChildProcess, ExitStatus
 from meshgate_gateway.http.auth import RUNS_PATH, Identity, Origin, audit
 from meshgate_gateway.http.messages import MalformedRequest, Request, Response
-from meshgate_gateway.runs.records import RunDirectory, Submitted, read_output
+from meshgate_gateway.runs.records import SECRET, RunDirectory, Submitted, read_output
 from meshgate_gateway.supervisor.link import SupervisedProcess, SupervisorLink
 from meshgate_processes.marks import end_processes
-from meshgate_wire.status import RUN_NAME, RunOutput, Runs, Submission
+from meshgate_wire.status import RUN_NAME, RunOutput, Runs, RunStatus, StopRequest, Submission
 
 log = structlog.get_logger()
 
@@ -40,7 +43,6 @@ MAX_LIVE = 32
 MAX_ENDED = 20  # runs that have ended and are kept with their output and files
 MAX_WAIT = 15.0  # seconds that a request waits for news
 POLL = 0.1
-MAX_GRACE = 24 * 3600.0
 END_TIMEOUT = 6.5  # seconds that runs have to end with their gateway: a runner kills its program after 5
 COMMAND = (sys.executable, "-m", "meshgate_gateway.runs.runner")
 
@@ -70,11 +72,22 @@ class Service:
         self._ends: dict[str, asyncio.Task[None]] = {}  # each notes the end of a run
         self._directory: Path | None = None
         self._ended_at: float | None = None
+        self._identities: dict[bytes, Identity] = {}  # of the runs that have not ended, by the SHA-256 of their secrets
+        self._closing = False
+        self._removing: set[asyncio.Task[None]] = set()
         if kept := supervisor.kept.get(KEPT):
             self._directory = Path(kept.note["directory"])
         for key, process in supervisor.children.items():
             if key.startswith(KEY):
                 self._watch(key.removeprefix(KEY), process)
+
+    def identify(self, token: str | None) -> Identity | None:
+        """The run with this secret, unless it has ended. To look up a digest takes no time that depends on secrets."""
+        return None if token is None else self._identities.get(_digest(token))
+
+    def statuses(self) -> tuple[RunStatus, ...]:
+        """All runs, the oldest first."""
+        return tuple(sorted(map(self._status_of, self._runs()), key=lambda status: -status.age))
 
     @property
     def live(self) -> bool:
@@ -92,7 +105,7 @@ class Service:
         if path == RUNS_PATH:
             return await self._submit(request, caller, origin) if request.method == "POST" else self._list()
         found = RUN_PATH.fullmatch(path)
-        run = None if found is None else self._find(found[1])
+        run = next((run for run in self._runs() if found is not None and run.name == found[1]), None)
         if found is None or run is None:
             name = "" if found is None else f" {found[1]!r}"
             known = ", ".join(each.name for each in self._runs()) or "none"
@@ -107,10 +120,14 @@ class Service:
 
     async def close(self) -> None:
         """Ends all runs, with a few seconds for their programs, and removes their files."""
+        self._closing = True
         for name in self._runners:
-            RunDirectory(self._home() / name).request_stop(END_TIMEOUT - 1.5)
+            try:
+                RunDirectory(self._home() / name).request_stop(END_TIMEOUT - 1.5)
+            except OSError as error:  # its runner is killed below, and its program then
+                log.warning("cannot ask a run to stop", run=name, reason=str(error))
         await asyncio.gather(*(runner.stop(END_TIMEOUT) for runner in [*self._runners.values()]))
-        for task in self._ends.values():
+        for task in [*self._ends.values(), *self._removing]:
             task.cancel()
         if self._directory is not None:
             await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
@@ -124,55 +141,75 @@ class Service:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise MalformedRequest(HTTPStatus.BAD_REQUEST, f"invalid submission: {where}: {first['msg']}") from None
+        audited = partial(audit, "submit run", origin, caller=caller.caller, run=submission.name, **self._job)
         end = self._ends.get(submission.name)
-        if end is not None and not RunDirectory(self._home() / submission.name).record().live:
+        if end is not None and not self._status_of(RunDirectory(self._home() / submission.name)).live:
             await asyncio.wait([end], timeout=MAX_WAIT)  # its program has ended, and its runner is about to
+        if (known := self._known(submission)) is not None:
+            audited(repeated=True)
+            return Response(HTTPStatus.OK, known.model_dump(mode="json"))
         refused = self._refusal(submission)
-        audit("submit run", origin, caller=caller.caller, refused=refused, run=submission.name, **self._job)
+        audited(refused=refused)
         if refused is not None:
             return Response.error(HTTPStatus.CONFLICT, refused)
         try:
             run = self._start(submission, caller)
         except OSError as error:
-            reason = f"the run {submission.name} cannot be started: {error}"
+            log.warning("run not started", run=submission.name, reason=str(error))
+            reason = f"the run {submission.name} cannot be started on the gateway's machine: {error}"
             return Response.error(HTTPStatus.INSUFFICIENT_STORAGE, reason)
-        return Response(HTTPStatus.OK, run.status().model_dump(mode="json"))
+        return Response(HTTPStatus.OK, self._status_of(run).model_dump(mode="json"))
+
+    def _known(self, submission: Submission) -> RunStatus | None:
+        """The run that an earlier request of this id has started; one that a server has left before it had a runner
+        does not count, since nothing of its program has run."""
+        run = RunDirectory(self._directory / submission.name) if self._directory is not None else None
+        if not submission.id or run is None or not run.path.is_dir():
+            return None
+        try:
+            same, state = run.submitted().submission.id == submission.id, run.record().state
+        except (OSError, ValueError):  # a damaged run is not known to be this one
+            return None
+        return self._status_of(run) if same and (run.name in self._runners or state != "starting") else None
 
     def _refusal(self, submission: Submission) -> str | None:
         if self._place.refusal:
             return self._place.refusal
+        if self._closing:  # since the request came
+            return "the gateway is shutting down"
         if submission.name in self._runners:
-            return f"a run called {submission.name} has not ended yet: choose another name, or stop it first"
+            return f"a run called {submission.name} has not ended yet: choose another name, or stop that run first"
         if len(self._runners) >= MAX_LIVE:
             return f"{MAX_LIVE} runs have not ended yet, which is the limit: stop one first"
         return None
 
     def _start(self, submission: Submission, caller: Identity) -> RunDirectory:
-        """Raises OSError."""
+        """Raises OSError, and leaves nothing then but the removal of older runs."""
         run = RunDirectory(self._home() / submission.name)
-        self._remove_old(submission.name)
+        secret = secrets.token_urlsafe(32)
         job = {**submission.job.model_dump(), "meshes": dict(self._place.meshes())}
         variables = {
             **self._place.variables,
             "MESHGATE_RUN": submission.name,
             "MESHGATE_RUN_JOB": json.dumps(job),
         }
-        run.create(
-            Submitted(
-                submission=submission,
-                owner=caller.caller,
-                time=time.time(),
-                variables=variables,
-                set_aside=self._place.set_aside,
-            )
+        submitted = Submitted(
+            submission=submission,
+            identity=caller.name,
+            owner=caller.caller,
+            secret=_digest(secret).hex(),
+            time=time.time(),
+            variables=variables,
+            set_aside=self._place.set_aside,
         )
+        self._create(run, submitted)
         lifetime, held = os.pipe()
         try:
             command = [*COMMAND, str(run.path), "fd:0"]
-            environment = self._place.environment
+            environment = {**self._place.environment, SECRET: secret}
             process = self._supervisor.start(f"{KEY}{run.name}", {}, command, environment, [lifetime], [held])
         except OSError:
-            shutil.rmtree(run.path, ignore_errors=True)
+            self._remove(run.path)
             raise
         finally:
             os.close(lifetime)
@@ -181,34 +218,56 @@ class Service:
         log.info("run started", run=run.name, pid=process.pid)
         return run
 
+    def _create(self, run: RunDirectory, submitted: Submitted) -> None:
+        """Makes room for the run, and its directory. It has its name only once it is complete. Raises OSError."""
+        ended = [each for each in self.statuses() if each.name not in self._runners]
+        new = RunDirectory(self._home() / f".new-{secrets.token_hex(4)}")
+        try:
+            new.create(submitted)
+            old = {each.name for each in ended[: max(0, len(ended) - MAX_ENDED + 1)]}
+            for name in old | ({run.name} & {each.name for each in ended}):
+                self._remove(self._home() / name)
+            new.path.rename(run.path)
+        except OSError:
+            shutil.rmtree(new.path, ignore_errors=True)
+            raise
+
     def _list(self) -> Response:
-        runs = self._runs()
-        statuses = [run.status() for run in runs]
-        for run, status in zip(runs, statuses, strict=True):
-            if status.news:
-                run.note_reported()
-        return Response(HTTPStatus.OK, Runs(runs=tuple(statuses)).model_dump(mode="json"))
+        statuses = self.statuses()
+        for status in statuses:
+            self._note_reported(status)
+        return Response(HTTPStatus.OK, Runs(runs=statuses).model_dump(mode="json"))
+
+    def _note_reported(self, status: RunStatus) -> None:
+        if status.news:
+            try:
+                RunDirectory(self._home() / status.name).note_reported()
+            except OSError as error:  # it is news again then
+                log.warning("cannot note that the end of a run was reported", run=status.name, reason=str(error))
 
     def _stop(self, run: RunDirectory, request: Request, caller: Identity, origin: Origin) -> Response:
+        audited = partial(audit, "stop run", origin, caller=caller.caller, run=run.name, **self._job)
         try:
-            grace = float(json.loads(request.body or b"{}").get("grace", 30.0))
-        except (ValueError, TypeError, AttributeError):
-            grace = -1.0
-        if not 0 <= grace <= MAX_GRACE:
-            reason = 'the body must be {"grace": <seconds>}, at most a day'
-            raise MalformedRequest(HTTPStatus.BAD_REQUEST, reason)
-        audit("stop run", origin, caller=caller.caller, run=run.name, **self._job)
-        if run.name in self._runners:
-            run.request_stop(grace)  # which its runner looks for
-        return Response(HTTPStatus.OK, run.status().model_dump(mode="json"))
+            grace = StopRequest.model_validate_json(request.body or b"{}").grace
+            if run.name in self._runners:
+                run.request_stop(grace)  # which its runner looks for
+        except ValidationError:
+            reason = 'the body must be {"grace": <seconds>}, a number from 0 to 86400'
+            audited(refused=reason)
+            raise MalformedRequest(HTTPStatus.BAD_REQUEST, reason) from None
+        except OSError as error:
+            reason = f"the run {run.name} cannot be stopped: {error}; make room on the gateway's disk"
+            audited(refused=reason)
+            return Response.error(HTTPStatus.INSUFFICIENT_STORAGE, reason)
+        audited()
+        return Response(HTTPStatus.OK, self._status_of(run).model_dump(mode="json"))
 
     async def _status(self, run: RunDirectory, request: Request) -> Response:
         """Waits for the end of the run if it is asked to."""
         if (end := self._ends.get(run.name)) is not None:
             await asyncio.wait([end], timeout=_number(request, "wait", MAX_WAIT))
-        status = run.status()
-        if status.news:
-            run.note_reported()
+        status = self._status_of(run)
+        self._note_reported(status)
         return Response(HTTPStatus.OK, status.model_dump(mode="json"))
 
     async def _output(self, run: RunDirectory, request: Request) -> Response:
@@ -216,8 +275,12 @@ class Service:
         after = int(_number(request, "after", 1 << 60))
         deadline = self._loop.time() + _number(request, "wait", MAX_WAIT)
         while True:
-            status = run.status()  # before the output: when the run has ended, all of it is there
-            start, data = await asyncio.to_thread(read_output, run.output, after)
+            status = self._status_of(run)  # before the output: when the run has ended, all of it is there
+            try:
+                start, data = await asyncio.to_thread(read_output, run.output, after)
+            except (OSError, ValueError) as error:  # a damaged directory, or one that was removed meanwhile
+                reason = f"the output of the run {run.name} cannot be read on the gateway's machine: {error}"
+                return Response.error(HTTPStatus.CONFLICT, reason)
             if data or not status.live or self._loop.time() >= deadline:
                 break
             await asyncio.sleep(POLL)
@@ -233,22 +296,28 @@ class Service:
         return self._directory
 
     def _runs(self) -> list[RunDirectory]:
-        """The oldest first."""
-        if self._directory is None:
+        if self._directory is None or not self._directory.is_dir():  # something else has removed it
             return []
-        found = [RunDirectory(path) for path in self._directory.iterdir() if (path / "record").exists()]
-        return sorted(found, key=lambda run: run.submitted().time)
+        return [RunDirectory(path) for path in self._directory.iterdir() if not path.name.startswith(".")]
 
-    def _find(self, name: str) -> RunDirectory | None:
-        return next((run for run in self._runs() if run.name == name), None)
+    def _status_of(self, run: RunDirectory) -> RunStatus:
+        return run.status(has_runner=run.name in self._runners)
 
-    def _remove_old(self, name: str) -> None:
-        """Makes room for a run called ``name``: removes the ended one of that name, and the oldest ended ones."""
-        ended = [run for run in self._runs() if run.name not in self._runners]
-        for run in [*ended[: max(0, len(ended) - MAX_ENDED + 1)], *(run for run in ended if run.name == name)]:
-            shutil.rmtree(run.path, ignore_errors=True)
+    def _remove(self, path: Path) -> None:
+        """Frees the name at once; the files, of which there may be many, go in a thread. Raises OSError."""
+        gone = path.rename(path.with_name(f".removed-{secrets.token_hex(4)}"))
+        task = asyncio.create_task(asyncio.to_thread(shutil.rmtree, gone, ignore_errors=True))
+        self._removing.add(task)
+        task.add_done_callback(self._removing.discard)
 
     def _watch(self, name: str, process: SupervisedProcess) -> None:
+        try:
+            submitted = RunDirectory(self._home() / name).submitted()
+        except (OSError, ValueError) as error:  # its program cannot reach the job any more
+            log.warning("cannot read what was submitted", run=name, reason=str(error))
+        else:
+            identity = Identity(submitted.identity, submitted.owner, run=name)
+            self._identities[bytes.fromhex(submitted.secret)] = identity
         runner = ChildProcess(process, on_line=lambda line: log.warning("runner", run=name, line=line))
         self._runners[name] = runner
         self._changed.set()
@@ -258,23 +327,28 @@ class Service:
         end = await runner.wait()
         try:
             await self._note_end(RunDirectory(self._home() / name), end)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # it is lost then
             log.warning("cannot note the end of a run", run=name, reason=str(error))
         process.forget()
         del self._runners[name], self._ends[name]
+        self._identities = {digest: each for digest, each in self._identities.items() if each.run != name}
         self._ended_at = self._loop.time()
         self._changed.set()
 
     async def _note_end(self, run: RunDirectory, end: ExitStatus) -> None:
-        """Raises OSError."""
+        """Raises OSError, and ValueError if its record is damaged."""
         record = run.record()
         if record.live:  # its runner was killed before it could note anything
             mark = f"MESHGATE_RUN_PROJECT={run.project}"
             await asyncio.to_thread(end_processes, mark)
             reason = f"its runner {end.reason}"
-            run.write_record(record.model_copy(update={"state": "failed", "reason": reason, "ended": time.time()}))
-        status = run.status()
+            run.write_record(record.model_copy(update={"state": "lost", "reason": reason, "ended": time.time()}))
+        status = run.status(has_runner=False)
         log.info("run ended", run=run.name, state=status.state, exit_code=status.exit_code, reason=status.reason)
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 
 def _number(request: Request, name: str, limit: float) -> float:

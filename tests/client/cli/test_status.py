@@ -14,7 +14,7 @@ from meshgate.cli.app import app
 from meshgate.cli.models import Event, JobRow
 from meshgate.cli.status import Description, Sessions, show_description, show_sessions, show_status, waiting_text
 from meshgate.jobs.sessions import SessionInfo
-from meshgate_wire.status import CallStatus, HostStatus, JobStatus, MeshStatus, SessionStatus
+from meshgate_wire.status import CallStatus, HostStatus, JobStatus, MeshStatus, RunStatus, SessionStatus
 
 CALL = CallStatus(
     mesh="trainers", endpoint="step", age=31, total=8, answered=2, waiting=dict.fromkeys(range(1, 7), "workers-0")
@@ -53,6 +53,21 @@ TRAIN = SessionInfo(
     unread_lines=40,
     code_version="cafe" * 16,
 )
+
+
+def test_runs_that_are_active_and_ended_unseen_are_named() -> None:
+    described = [
+        {"name": "night", "state": "running"},
+        {"name": "broken", "state": "failed", "exit_code": 3, "reason": "exited with code 3", "news": True},
+        {"name": "seen", "state": "succeeded", "exit_code": 0},
+    ]
+    runs = tuple(RunStatus.model_validate({"command": (), "age": 60, **each}) for each in described)
+    lines = shown(STATUS.model_copy(update={"runs": runs})).splitlines()
+    assert "runs      1 active, 1 ended since `meshgate runs` was last called" in lines
+    assert [line.split() for line in lines if "night" in line] == [["night", "running", "1m"]]
+    assert [line.split()[:4] for line in lines if "broken" in line] == [["broken", "*", "failed", "3"]]
+    assert not any("seen" in line.split() for line in lines)
+    assert "runs" not in shown(STATUS)
 
 
 def shown(status: JobStatus | Description) -> str:

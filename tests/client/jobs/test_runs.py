@@ -155,6 +155,7 @@ def submitted(gateway: Any, *command: str, **options: Any) -> Any:
 
 def test_a_submission_has_command_version_and_directory(gateway: Any, top: Path) -> None:
     body = submitted(gateway, "python", "train.py", "--lr", "1e-3", name="night", env={"A": "b"}, restarts=2)
+    assert len(body.pop("id")) == 32
     assert body == {
         "name": "night",
         "command": ["python", "train.py", "--lr", "1e-3"],
@@ -165,6 +166,27 @@ def test_a_submission_has_command_version_and_directory(gateway: Any, top: Path)
         "restarts": 2,
         "job": {"kind": "Submitting"},
     }
+
+
+def test_a_submission_is_repeated_after_a_cut_with_its_id(gateway: Any, top: Path) -> None:
+    asked = gateway(ConnectionFailedError("cut"), ConnectionFailedError("cut"), status("running"))
+    job = Submitting(1)
+    run = job.submit(["python", "train.py"])
+    job.kill()
+    assert asked.asked == ["/v1/runs"] * 3
+    assert asked.bodies[0] == asked.bodies[1] == asked.bodies[2]
+    assert run.name == asked.bodies[0]["name"]
+
+
+def test_an_outage_leaves_it_open_whether_a_run_was_started(
+    gateway: Any, top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "OUTAGE", -1.0)
+    gateway(ConnectionFailedError("gone"))
+    job = Submitting(1)
+    with pytest.raises(ConnectionFailedError, match=r"it is not known whether the run night was started: gone\. Look"):
+        job.submit(["python", "train.py"], name="night")
+    job.kill()
 
 
 def test_what_names_this_machine_is_translated(gateway: Any, top: Path) -> None:
@@ -194,6 +216,10 @@ def test_a_run_without_a_name_is_called_after_its_program(command: list[str], na
         (["python", "nothing.py"], {}, r"the script nothing.py does not exist in .*recipes"),
         (["python", "train.py"], {"name": "a/b"}, r"submit\(name='a/b'\): String should match pattern"),
         (["python", "train.py"], {"restarts": -1}, r"submit\(restarts=-1\)"),
+        (["python", *["x" * 16_000] * 4], {}, r"env= have 64\d\d\d bytes as JSON, and the limit is 49152: put long"),
+        (["python", "a\0b"], {}, r"submit\(command\.1='a\\x00b'\)"),
+        (["python", "train.py"], {"env": {"A=B": "c"}}, r"submit\(environment\.A=B"),
+        (["python", "train.py"], {"env": {"A": "\0"}}, r"submit\(environment\.A='\\x00'\)"),
     ],
 )
 def test_what_cannot_run_there_is_refused(gateway: Any, top: Path, command: Any, options: Any, text: str) -> None:
@@ -234,6 +260,6 @@ def test_the_runs_of_a_job_are_listed(gateway: Any) -> None:
 
 
 def test_a_status_knows_whether_the_run_is_live() -> None:
-    states = ("starting", "running", "restarting", "stopping", "succeeded", "failed", "stopped")
+    states = ("starting", "running", "restarting", "stopping", "succeeded", "failed", "stopped", "lost")
     live = [RunStatus.model_validate(status(state)).live for state in states]
-    assert live == [True] * 4 + [False] * 3
+    assert live == [True] * 4 + [False] * 4

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
+from typing import Any
 
 from meshgate.errors import MeshgateError
 from meshgate_wire.status import (
@@ -13,6 +15,8 @@ from meshgate_wire.status import (
     MeshStatus,
     OutputPage,
     PrintedLine,
+    RunOutput,
+    RunStatus,
     SessionOutput,
     SessionStatus,
 )
@@ -92,6 +96,8 @@ class FakeSource:
         self.lines: list[PrintedLine] = []
         self.error: MeshgateError | None = None
         self.page_size = 3
+        self.printed = b""  # by the run
+        self.asked = 0
 
     def call(self, endpoint: str, ended: int, seconds: float) -> None:
         """Lets calls of the actors end."""
@@ -113,6 +119,17 @@ class FakeSource:
 
     def print(self, *texts: str) -> None:
         self.lines += [printed(len(self.lines) + 1 + at, text) for at, text in enumerate(texts)]
+
+    def run(self, state: str, text: bytes, age: float = 10.0, **facts: Any) -> None:
+        """Lets the job have a run that has printed ``text``."""
+        self.printed = text
+        described = {"name": "night", "state": state, "command": (), "age": age, "printed": len(text), **facts}
+        self.reported = self.reported.model_copy(update={"runs": (RunStatus.model_validate(described),)})
+
+    def _run_output(self, name: str, after: int) -> RunOutput:
+        self.asked += 1
+        data = base64.b64encode(self.printed[after : after + 8]).decode()
+        return RunOutput(start=after, data=data, run=self.reported.runs[0])
 
     def status(self) -> JobStatus:
         if self.error is not None:

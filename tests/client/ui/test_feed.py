@@ -69,6 +69,38 @@ def test_a_problem_is_shown_until_a_poll_succeeds(source: FakeSource, feed: Feed
     assert read(feed)[0]["problem"] == ""
 
 
+def test_the_output_of_a_run_is_read_line_by_line(source: FakeSource, feed: Feed) -> None:
+    source.run("running", "épochs 1\n50%\r100%\n".encode() + b"las")
+    feed.poll()
+    feed.poll()
+    message, seen = read(feed)
+    assert [(line["mesh"], line["text"], line["end"]) for line in message["lines"]] == [
+        ("run night", "épochs 1", "\n"),
+        ("run night", "50%", "\r"),
+        ("run night", "100%", "\n"),
+    ]
+    asked = source.asked
+    source.run("failed", source.printed + b"t", exit_code=1, reason="exited with code 1", news=True)
+    feed.poll()
+    feed.poll()
+    message, seen = read(feed, seen)
+    assert texts(message) == ["last"]
+    assert source.asked == asked + 1  # only for what is new
+    assert message["status"]["runs"][0]["news"]
+    source.run("running", b"again\n", age=1.0)  # another run of this name
+    feed.poll()
+    assert texts(read(feed, seen)[0]) == ["again"]
+
+
+def test_what_a_run_printed_long_ago_is_not_read(
+    source: FakeSource, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RUN_OUTPUT", 4)
+    source.run("succeeded", b"old\nnew\n")
+    feed.poll()
+    assert texts(read(feed)[0]) == ["new"]
+
+
 def test_events_are_read_now_and_then(source: FakeSource) -> None:
     reads: list[int] = []
 

@@ -136,6 +136,24 @@ def test_output_is_filtered_by_text_rank_and_stream(open_page: Callable[..., Any
     assert rows.all_inner_texts() == ["[workers-0 trainers rank 1] loss 2"]
 
 
+def test_submitted_programs_are_listed_and_lead_to_their_output(open_page: Callable[..., Any]) -> None:
+    source = FakeSource()
+    source.print("from an actor")
+    page = open_page(source)
+    assert page.locator("#runs-section").is_hidden()
+    source.run("failed", b"<b>Traceback</b>\n", age=92.0, exit_code=3, reason="exited with code 3", news=True)
+    page.wait_for_selector("#runs tbody tr")
+    cells = page.locator("#runs tbody td").all_inner_texts()
+    assert cells[:5] == ["night *", "failed", "3", "1m 32s", "exited with code 3"]
+    page.get_by_role("button", name="Show the output of night").click()
+    page.wait_for_selector("#lines div:only-child")
+    assert page.locator("#lines").inner_text() == "[run night] <b>Traceback</b>"
+    page.get_by_role("button", name="Show the output of night").focus()
+    source.run("succeeded", b"<b>Traceback</b>\n", age=93.0)
+    page.wait_for_selector("#runs td:text-is('night')")
+    assert page.evaluate("document.activeElement.dataset.run") == "night"
+
+
 def test_what_needs_attention_comes_first_and_leads_to_the_rank(open_page: Callable[..., Any]) -> None:
     page = open_page(FakeSource(hosts=3, gpus=4))
     items = page.locator("#attention li")

@@ -47,8 +47,9 @@ def api() -> FakeApi:
     return api
 
 
-def request(token: str | None) -> Request:
-    lines = ["GET /v1/job HTTP/1.1", *([f"Authorization: Bearer {token}"] if token else []), "", ""]
+def request(token: str | None, method: str = "GET") -> Request:
+    length = ["Content-Length: 0"] if method == "POST" else []
+    lines = [f"{method} /v1/job HTTP/1.1", *length, *([f"Authorization: Bearer {token}"] if token else []), "", ""]
     parsed = HeadParser().feed("\r\n".join(lines).encode())
     assert parsed is not None
     return parsed
@@ -86,14 +87,14 @@ def responses(api: FakeApi, *tokens: str | None, name: str = "trainer") -> list[
     return with_proxy(api, test)
 
 
-@pytest.mark.parametrize("token", [JOB_TOKEN, OPERATORS_TOKEN, "alices", "carols"])
+@pytest.mark.parametrize("token", [OPERATORS_TOKEN, "alices", "carols"])
 def test_a_caller_with_access_gets_the_state_of_the_gateway(api: FakeApi, token: str) -> None:
     ((status, reason),) = responses(api, token)
     assert status is HTTPStatus.BAD_GATEWAY
     assert "the gateway of job 'trainer' in namespace 'team' is not ready" in reason
 
 
-@pytest.mark.parametrize("token", [None, "guessed", "bobs"])
+@pytest.mark.parametrize("token", [None, "guessed", "bobs", JOB_TOKEN])
 def test_a_caller_without_access_cannot_find_out_whether_a_job_exists(api: FakeApi, token: str | None) -> None:
     existing, missing = responses(api, token), responses(api, token, name="missing")
     assert existing[0][0] in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
@@ -125,17 +126,80 @@ def test_a_request_without_a_token_causes_no_api_call(api: FakeApi) -> None:
     assert (api.reads, api.reviews) == (0, 0)
 
 
-def test_the_token_of_one_job_gives_no_access_to_another(api: FakeApi) -> None:
-    api.create(token_secret(job(name="other"), "the-token-of-another-job"))
-    statuses = [status for status, _ in responses(api, JOB_TOKEN, "the-token-of-another-job")]
-    assert statuses == [HTTPStatus.BAD_GATEWAY, HTTPStatus.UNAUTHORIZED]
+def test_a_successful_check_is_cached(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes_auth, "CACHE_TTL", 0.0)
+    responses(api, "alices")
+    reviews = api.reviews
+    responses(api, "alices", "alices")
+    assert api.reviews == 2 * reviews
 
 
-def test_a_successful_check_is_cached(api: FakeApi) -> None:
-    responses(api, JOB_TOKEN)
-    reads = api.reads
-    responses(api, JOB_TOKEN, JOB_TOKEN)
-    assert api.reads - reads == reads + 1  # only the lookup of the gateway
+def test_a_check_of_a_job_does_not_hold_for_another_one_of_its_name(
+    api: FakeApi, ready: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_proxy, "CACHE_TTL", 1000.0)
+
+    async def test(proxy: JobProxy, connection: socket.socket) -> tuple[str, HTTPStatus]:
+        _, client, upstream = await forwarded(proxy, ready)
+        client.close(), upstream.close()
+        recreate(api, "kubernetes:carol")
+        head, client, upstream = await forwarded(proxy, ready)
+        client.close(), upstream.close()
+        recreate(api, "kubernetes:dave")
+        refused = await proxy.respond("team", "trainer", "/v1/job", request("carols"), connection)
+        return str(head), status_and_body(refused)[0]
+
+    head, status = with_proxy(api, test)
+    assert "Authorization: Bearer the-token-of-dave-or-carol" in head.split("\r\n")
+    assert status is HTTPStatus.FORBIDDEN
+
+
+def test_a_check_of_a_job_that_is_not_there_is_not_cached(api: FakeApi) -> None:
+    async def test(proxy: JobProxy, connection: socket.socket) -> list[HTTPStatus]:
+        found = []
+        for name in ("missing", "trainer"):
+            found.append(await proxy.respond("team", name, "/v1/job", request(OPERATORS_TOKEN), connection))
+        return [status_and_body(each)[0] for each in found] + [HTTPStatus(200)] * len(proxy._authenticated)
+
+    assert with_proxy(api, test) == [HTTPStatus.NOT_FOUND, HTTPStatus.BAD_GATEWAY, HTTPStatus.OK]
+
+
+def recreate(api: FakeApi, owner: str) -> None:
+    """The job, deleted and created again under its name."""
+    for made in (parent(job(), owner), token_secret(job(), "the-token-of-dave-or-carol")):
+        api.delete(made["kind"], made["metadata"]["name"], "team")
+        api.create(made)
+
+
+@pytest.mark.parametrize(
+    ("token", "path", "refused"),
+    [
+        ("carols", "/v1/runs", True),
+        ("daves", "/v1/runs", False),
+        (OPERATORS_TOKEN, "/v1/runs", False),
+        ("carols", "/v1/runs/night/stop", False),
+        ("carols", "/v1/job", False),
+    ],
+)
+def test_the_policy_says_who_may_submit_programs(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch, token: str, path: str, refused: bool
+) -> None:
+    monkeypatch.setitem(globals(), "POLICY", POLICY.model_copy(update={"submitters": ("dav*",)}))
+    api.permissions.add(("dave", "create", "pods/exec"))
+
+    async def test(proxy: JobProxy, connection: socket.socket) -> tuple[HTTPStatus, str]:
+        asked = request(token, method="GET" if path == "/v1/job" else "POST")
+        return status_and_body(await proxy.respond("team", "trainer", path, asked, connection))
+
+    with capture_logs() as events:
+        status, reason = with_proxy(api, test)
+    if not refused:
+        assert status is HTTPStatus.BAD_GATEWAY
+        return
+    assert status is HTTPStatus.CONFLICT
+    assert "does not allow kubernetes:carol to submit programs (submitters: dav*): ask its operator" in reason
+    (audited,) = [each for each in events if each["event"] == "audit"]
+    assert (audited["caller"], audited["verb"], audited["outcome"]) == ("kubernetes:carol", "submit run", "refused")
 
 
 def test_an_unavailable_api_server_is_a_temporary_error(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +207,7 @@ def test_an_unavailable_api_server_is_a_temporary_error(api: FakeApi, monkeypatc
         raise Unreachable("the API server is away")
 
     monkeypatch.setattr(api, "get", fail)
-    assert responses(api, JOB_TOKEN)[0][0] is HTTPStatus.SERVICE_UNAVAILABLE
+    assert responses(api, "carols")[0][0] is HTTPStatus.SERVICE_UNAVAILABLE
 
 
 def test_a_gateway_that_cannot_verify_tokens_says_which_role_to_bind(api: FakeApi) -> None:
@@ -170,7 +234,7 @@ def test_the_number_of_concurrent_checks_is_limited(api: FakeApi, monkeypatch: p
 
 def test_the_number_of_forwarded_connections_is_limited(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_proxy, "MAX_CONNECTIONS", 0)
-    ((status, reason),) = responses(api, JOB_TOKEN)
+    ((status, reason),) = responses(api, "carols")
     assert status is HTTPStatus.SERVICE_UNAVAILABLE
     assert "at its limit of 0 forwarded connections" in reason
 
@@ -208,9 +272,7 @@ async def forwarded(proxy: JobProxy, listener: socket.socket, *, token: str = "c
     return head.decode(), client, upstream
 
 
-@pytest.mark.parametrize(
-    ("token", "caller"), [("carols", "kubernetes:carol"), (OPERATORS_TOKEN, "token"), (JOB_TOKEN, "job")]
-)
+@pytest.mark.parametrize(("token", "caller"), [("carols", "kubernetes:carol"), (OPERATORS_TOKEN, "token")])
 def test_a_request_is_forwarded_with_the_token_of_the_job_and_the_name_of_the_caller(
     api: FakeApi, ready: socket.socket, token: str, caller: str
 ) -> None:

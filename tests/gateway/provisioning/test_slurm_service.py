@@ -16,11 +16,12 @@ from urllib.parse import urlsplit
 
 import pytest
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 from websockets.exceptions import InvalidStatus
 
 from meshgate_gateway.http.auth import TokenAuthenticator
 from meshgate_gateway.provisioning import slurm_service
-from meshgate_gateway.provisioning.slurm_policy import Caller, SlurmPolicy
+from meshgate_gateway.provisioning.slurm_policy import Caller, SlurmPolicy, why_not_use
 from meshgate_gateway.provisioning.slurm_service import SlurmProvisioner
 from meshgate_gateway.provisioning.slurm_submission import Account, Record, Submissions
 from meshgate_slurm.commands import SlurmError
@@ -225,7 +226,9 @@ async def get(url: str, path: str, token: str) -> tuple[int, dict[str, Any]]:
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     nonce = new_nonce()
     headers = f"Host: gateway\r\nAuthorization: Bearer {token}\r\nMeshgate-Nonce: {nonce}"
-    writer.write(f"GET {path} HTTP/1.1\r\n{headers}\r\n\r\n".encode())
+    method = "POST" if "/v1/runs" in path else "GET"
+    headers += "\r\nContent-Length: 0" if method == "POST" else ""
+    writer.write(f"{method} {path} HTTP/1.1\r\n{headers}\r\n\r\n".encode())
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
     status, prover = int(head.split()[1]), Prover.of_request(nonce, token)
@@ -245,17 +248,19 @@ async def serve_job(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
     writer.close()
 
 
-def forwarded(slurm: Slurm, token: str = "token of the job", apply_id: str = ID) -> tuple[int, dict[str, Any]]:
+def forwarded(
+    slurm: Slurm, token: str = "token of the job", apply_id: str = ID, rest: str = "job", policy: SlurmPolicy = POLICY
+) -> tuple[int, dict[str, Any]]:
     async def test(url: str) -> tuple[int, dict[str, Any]]:
         await ask(url, START, "token of alice")
         server = await asyncio.start_unix_server(serve_job, slurm.socket) if slurm.alive else None
         try:
-            return await get(url, f"/v1/jobs/{apply_id}/v1/job", token)
+            return await get(url, f"/v1/jobs/{apply_id}/v1/{rest}", token)
         finally:
             if server is not None:
                 server.close()
 
-    return with_gateway(slurm, test)
+    return with_gateway(slurm, test, policy)
 
 
 def running(directory: Path) -> Slurm:
@@ -270,6 +275,30 @@ def test_a_request_with_the_jobs_token_reaches_its_gateway(tmp_path: Path) -> No
         200,
         {"request": "GET /v1/job HTTP/1.1", "token": "Authorization: Bearer token of the job"},
     )
+
+
+SUBMITTERS = POLICY.model_copy(update={"submitters": ("bob",)})
+
+
+def test_the_policy_says_who_may_submit_programs(tmp_path: Path) -> None:
+    with capture_logs() as events:
+        status, answer = forwarded(running(tmp_path), rest="runs", policy=SUBMITTERS)
+    assert status == 409
+    assert "does not allow caller:alice to submit programs (submitters: bob): ask its operator" in answer["error"]
+    (audited,) = [each for each in events if each.get("action") == "forward"]
+    assert (audited["caller"], audited["verb"], audited["outcome"]) == ("caller:alice", "submit run", "refused")
+    for rest, policy in (("runs", POLICY), ("runs/night/stop", SUBMITTERS), ("job", SUBMITTERS)):
+        assert forwarded(running(tmp_path), rest=rest, policy=policy)[0] == 200
+
+
+def test_a_caller_that_was_taken_out_of_the_policy_loses_its_jobs(tmp_path: Path) -> None:
+    assert why_not_use(POLICY, "token", submits=True) is None
+    slurm = running(tmp_path)
+    replies(slurm, START)
+    later = POLICY.model_copy(update={"callers": (caller("bob"),)})
+    status, answer = with_gateway(slurm, lambda url: get(url, f"/v1/jobs/{ID}/v1/job", "token of the job"), later)
+    assert status == 403
+    assert "caller:alice is not in the policy of this gateway any more" in answer["error"]
 
 
 def test_other_tokens_do_not_reveal_which_jobs_exist(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from meshgate_gateway.runs.records import Record, RunDirectory, Submitted, read_output
+from meshgate_gateway.runs.records import SECRET, Record, RunDirectory, Submitted, read_output
 from meshgate_sync.store.store import Store
 from meshgate_sync.tree.delta import full_delta
 from meshgate_sync.tree.tree import NOTHING, Directory, File, Node, Piece, piece_digest
@@ -73,7 +73,7 @@ class RunProcess:
         lifetime, self._held = os.pipe()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "meshgate_gateway.runs.runner", str(self.directory.path), str(lifetime)],
-            env={**os.environ, "MESHGATE_HOME": str(home), "MESHGATE_PORT": "1"},
+            env={**os.environ, "MESHGATE_HOME": str(home), "MESHGATE_PORT": "1", SECRET: "of this run"},
             pass_fds=(lifetime,),
         )
         os.close(lifetime)

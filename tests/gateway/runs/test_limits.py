@@ -24,9 +24,11 @@ LIMITS = Limits(memory=10**9, processes=10, disk=10**8)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
-def disk(free: int, total: int) -> os.statvfs_result:
-    """A file system of ``total`` bytes of which ``free`` are available."""
-    return os.statvfs_result((4096, 4096, total // 4096, free // 4096, free // 4096, 1, 1, 1, 0, 255))
+def disk(free: int, total: int, *, inodes: tuple[int, int] = (0, 0)) -> os.statvfs_result:
+    """A file system of ``total`` bytes of which ``free`` are available, and so with its inodes."""
+    return os.statvfs_result(
+        (4096, 4096, total // 4096, free // 4096, free // 4096, inodes[1], inodes[0], inodes[0], 0, 255)
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,23 @@ def test_what_exceeds_the_limits_of_memory_and_processes(memory: int, processes:
     ],
 )
 def test_what_exceeds_the_limits_of_the_disk(used: int, free: int, total: int, reason: str) -> None:
-    assert LIMITS.disk_exceeded(used, disk(free, total)) == reason
+    assert LIMITS.disk_exceeded(used, 10**6, disk(free, total)) == reason
+
+
+@pytest.mark.parametrize(
+    ("files", "inodes", "reason"),
+    [
+        (10**6, (0, 0), ""),  # a file system without a fixed number of inodes
+        (10**6 + 1, (0, 0), "its directory holds 1000001 files, and the limit is 1000000"),
+        (500, (400, 10**4), "its directory holds 500 files, and that disk has inodes for only 400 more"),
+        (300, (400, 10**4), ""),  # another program has filled it
+        (500, (600, 10**4), ""),
+    ],
+)
+def test_what_exceeds_the_limit_of_files(files: int, inodes: tuple[int, int], reason: str) -> None:
+    found = disk(10**12, 10**13, inodes=inodes)
+    assert LIMITS.disk_exceeded(0, files, found) == reason
+    assert nearly_full(found) == (inodes == (400, 10**4))
 
 
 def test_a_disk_is_nearly_full_below_a_reserve_or_a_share() -> None:
@@ -66,7 +84,9 @@ def test_files_count_with_what_they_take_on_the_disk(tmp_path: Path) -> None:
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/b/file").write_bytes(b"x" * 1_000_000)
     (tmp_path / "link").symlink_to("/")
-    assert 1_000_000 <= disk_used(tmp_path) - before < 1_200_000
+    used, files = disk_used(tmp_path)
+    assert 1_000_000 <= used - before[0] < 1_200_000
+    assert files - before[1] == 4
 
 
 @linux

@@ -66,17 +66,27 @@ def test_a_run_is_described_by_its_files(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "night")
     submission = Submission(name="night", command=("a", "b"), version="0" * 64, restarts=2, job=JoinableJob(kind="K"))
     run.create(Submitted(submission=submission, owner="ann", time=time.time() - 60, variables={"TOKEN": "secret"}))
-    status = run.status()
+    status = run.status(has_runner=True)
     assert (status.name, status.state, status.live, status.news) == ("night", "starting", True, False)
     assert (status.command, status.owner, status.max_restarts) == (("a", "b"), "ann", 2)
     assert 60 <= status.age < 120
 
     ended = Record(state="failed", started=100.0, ended=130.0, exit_code=3, reason="exited with code 3", pid=7)
     run.write_record(ended)
-    status = run.status()
+    status = run.status(has_runner=True)
     assert (status.live, status.seconds, status.exit_code, status.pid, status.news) == (False, 30.0, 3, None, True)
     run.note_reported()
-    assert not run.status().news
+    assert not run.status(has_runner=True).news
+
+
+def test_a_run_that_has_not_ended_is_lost_without_its_runner(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "night")
+    submission = Submission(name="night", command=("a",), version="0" * 64, job=JoinableJob(kind="K"))
+    run.create(Submitted(submission=submission, owner="ann", time=time.time(), variables={}))
+    run.write_record(Record(state="running", started=100.0, pid=7))
+    status = run.status(has_runner=False)
+    assert (status.state, status.live, status.pid, status.news) == ("lost", False, None, True)
+    assert "its runner is gone" in status.reason
 
 
 def test_the_token_of_the_gateway_is_for_the_owner_only(tmp_path: Path) -> None:

@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 
+from meshgate_gateway.runs.records import Record
 from tests.gateway.runs.run_process import DEADLINE, record_version
-from tests.gateway.server_process import TOKEN, HttpResponse, ServerProcess, request, wait_gone
+from tests.gateway.server_process import TOKEN, HttpResponse, ServerProcess, handshake, request, wait_gone
+from tests.small_disk import fill, small_disk
+from tests.waiting import wait_for
 
+VALID = {"name": "x", "command": ["a"], "version": "0" * 64, "job": {"kind": "K"}}
 WAITS = "import signal, sys\nprint('ready')\nwhile True: signal.pause()\n"
 
 
@@ -26,7 +30,7 @@ class Gateway:
         self.server, self.home = server, home
 
     def post(self, path: str, body: object, token: str | None = TOKEN) -> HttpResponse:
-        data = json.dumps(body).encode()
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
         with self.server.connect() as connection:
             head = request(path, method="POST", token=token, Content_Length=str(len(data)))
             connection.send(head)
@@ -38,6 +42,10 @@ class Gateway:
         command = ["python", "main.py"]
         job = {"kind": "ProcessJob"}
         return self.post("/v1/runs", {"name": name, "command": command, "version": version, "job": job, **options})
+
+    def directory(self, name: str) -> Path:
+        """Of a run, once it is there."""
+        return next(self.home.glob("meshgate-runs-*")) / name
 
     def get(self, path: str) -> Any:
         answer = self.server.ask(path, token=TOKEN)
@@ -76,6 +84,7 @@ def test_a_submitted_program_runs_and_is_described(gateway: Gateway) -> None:
     status = gateway.wait("described")
     assert (status["state"], status["exit_code"], status["reason"]) == ("failed", 4, "exited with code 4")
     assert gateway.output("described") == "hello\n"
+    assert status["printed"] == len("hello\n")
     assert gateway.output("described", after=4) == "o\n"
     gateway.server.wait_logged("audit", action="submit run", outcome="allowed", run="described", caller="job")
     gateway.server.wait_logged("run ended", run="described", state="failed", exit_code=4)
@@ -87,7 +96,8 @@ def test_a_program_learns_what_it_needs_to_reach_its_job(gateway: Gateway) -> No
     gateway.wait("surroundings")
     variables = json.loads(gateway.output("surroundings"))
     assert variables["MESHGATE_RUN_URL"] == gateway.server.url
-    assert variables["MESHGATE_RUN_TOKEN"] == TOKEN
+    assert len(variables["MESHGATE_RUN_TOKEN"]) >= 32
+    assert TOKEN not in variables.values()
     assert json.loads(variables["MESHGATE_RUN_JOB"]) == {
         "kind": "KubernetesJob",
         "name": "trainer",
@@ -100,6 +110,9 @@ def test_a_program_learns_what_it_needs_to_reach_its_job(gateway: Gateway) -> No
 def test_an_end_is_news_until_it_was_listed(gateway: Gateway) -> None:
     gateway.submit("news", "pass\n")
     gateway.server.wait_logged("run ended", run="news")
+    for _ in range(2):  # which changes nothing
+        shown = [run for run in gateway.get("/v1/status")["runs"] if run["name"] == "news"]
+        assert [(run["news"], run["command"], run["printed"]) for run in shown] == [(True, [], 0)]
     news = [[run["news"] for run in gateway.get("/v1/runs")["runs"] if run["name"] == "news"] for _ in range(2)]
     assert news == [[True], [False]]
 
@@ -149,6 +162,17 @@ def test_output_is_waited_for(gateway: Gateway) -> None:
         ("/v1/runs/nothing/stop", {}, 404, "no run 'nothing'"),
         ("/v1/runs/described/stop", {"grace": "soon"}, 400, "grace"),
         ("/v1/runs/described/stop", {"grace": -1}, 400, "grace"),
+        ("/v1/runs/described/stop", {"grace": "30"}, 400, "grace"),
+        ("/v1/runs/described/stop", {"grace": True}, 400, "grace"),
+        ("/v1/runs/described/stop", {"grace": 10**400}, 400, "grace"),
+        ("/v1/runs/described/stop", {"grace": float("nan")}, 400, "grace"),
+        ("/v1/runs/described/stop", b'{"grace": 1e400}', 400, "grace"),
+        ("/v1/runs/described/stop", b"[" * 40_000, 400, "grace"),
+        ("/v1/runs", VALID | {"environment": {"A=B": "c"}}, 400, "environment"),
+        ("/v1/runs", VALID | {"environment": {"": "c"}}, 400, "environment"),
+        ("/v1/runs", VALID | {"environment": {"A": "\0"}}, 400, "environment"),
+        ("/v1/runs", VALID | {"command": ["python", "\0"]}, 400, "command"),
+        ("/v1/runs", VALID | {"directory": "\0"}, 400, "directory"),
         ("/v1/runs/described", {}, 405, "POST is for"),
     ],
 )
@@ -171,14 +195,125 @@ def test_a_run_needs_the_token(gateway: Gateway) -> None:
     gateway.server.wait_logged("audit", action="submit run", outcome="refused", caller=None)
 
 
-def test_a_run_whose_runner_is_killed_has_failed(gateway: Gateway) -> None:
+def test_the_secret_of_a_run_opens_its_job_until_the_run_ends(gateway: Gateway) -> None:
+    program = "import os\nprint('secret', os.environ['MESHGATE_RUN_TOKEN'])\n" + WAITS
+    gateway.submit("limited", program)
+    gateway.wait_printed("limited", "ready")
+    secret = gateway.output("limited").split()[1]
+    assert secret not in (gateway.directory("limited") / "submission").read_text()
+    for path in ("/v1/job", "/v1/hosts?mesh=workers", "/v1/sessions", "/v1/status"):
+        assert gateway.server.ask(path, token=secret).status == 200
+    gateway.server.wait_logged("audit", action="describe job", caller="job (run limited)")
+    refused = [
+        gateway.server.ask("/metrics", token=secret),
+        gateway.server.ask("/v1/runs", token=secret),
+        gateway.post("/v1/runs", VALID, token=secret),
+        gateway.post("/v1/runs/limited/stop", {}, token=secret),
+    ]
+    assert [answer.status for answer in refused] == [403] * 4
+    assert "the secret of a run opens the job and its sessions, no other request (submit run)" in refused[2].error
+    gateway.server.wait_logged("audit", action="submit run", outcome="refused", caller="job (run limited)")
+    gateway.post("/v1/runs/limited/stop", {})
+    gateway.wait("limited")
+    assert gateway.server.ask("/v1/job", token=secret).status == 401
+
+
+def test_a_session_of_a_run_belongs_to_its_submitter(gateway: Gateway) -> None:
+    gateway.submit("driver", "import os\nprint('secret', os.environ['MESHGATE_RUN_TOKEN'])\n" + WAITS)
+    gateway.wait_printed("driver", "ready")
+    secret = gateway.output("driver").split()[1]
+    with gateway.server.connect() as driver:
+        driver.send(handshake("0" * 32, token=secret))
+        assert driver.head()[0] == 101
+        assert [session["id"] for session in gateway.get("/v1/sessions")["sessions"]] == ["0" * 32]
+        gateway.server.wait_logged("audit", action="session", outcome="allowed", caller="job (run driver)")
+    gateway.post("/v1/runs/driver/stop", {})
+    gateway.wait("driver")
+
+
+def test_a_repeated_submission_starts_nothing_again(gateway: Gateway) -> None:
+    program = "print('once')\n"
+    for _ in range(2):
+        assert gateway.submit("repeated", program, id="ab" * 16).status == 200
+    gateway.server.wait_logged("audit", action="submit run", run="repeated", repeated=True)
+    gateway.wait("repeated")
+    assert gateway.submit("repeated", program, id="ab" * 16).body["state"] == "succeeded"
+    assert gateway.output("repeated") == "once\n"
+    gateway.submit("repeated", "print('twice')\n", id="cd" * 16)
+    gateway.wait("repeated")
+    assert gateway.output("repeated") == "twice\n"
+
+
+def test_a_damaged_run_is_reported_and_hides_no_others(gateway: Gateway) -> None:
+    for name, file in (("halved", "record"), ("emptied", "submission")):
+        gateway.submit(name, "pass\n")
+        gateway.server.wait_logged("run ended", run=name)
+        path = gateway.directory(name) / file
+        path.write_text(path.read_text()[:9])
+    (gateway.directory("bare")).mkdir()
+    found = {run["name"]: run for run in gateway.get("/v1/runs")["runs"]}
+    for name in ("halved", "emptied", "bare"):
+        assert found[name]["state"] == "lost"
+        assert "its files on the gateway's machine cannot be read" in found[name]["reason"]
+        assert gateway.server.ask(f"/v1/runs/{name}", token=TOKEN).status == 200
+        assert gateway.server.ask(f"/v1/runs/{name}/output", token=TOKEN).status in (200, 409)
+        assert gateway.submit(name, "print('again')\n").status == 200
+        assert gateway.wait(name)["state"] == "succeeded"
+
+
+def test_a_run_that_a_server_left_before_it_had_a_runner_is_started_when_it_is_submitted_again(
+    gateway: Gateway,
+) -> None:
+    gateway.submit("interrupted", "pass\n", id="ef" * 16)
+    gateway.wait("interrupted")
+    gateway.server.wait_logged("run ended", run="interrupted")
+    (gateway.directory("interrupted") / "record").write_text(Record().model_dump_json())
+    status = gateway.get("/v1/runs/interrupted?wait=15")
+    assert (status["state"], status["reason"]) == ("lost", "its runner is gone, and nothing notes any more how it ends")
+    assert gateway.submit("interrupted", "print('now')\n", id="ef" * 16).status == 200
+    assert gateway.wait("interrupted")["state"] == "succeeded"
+    assert gateway.output("interrupted") == "now\n"
+
+
+def test_a_run_without_room_for_its_files_leaves_its_name_free(gateway: Gateway) -> None:
+    gateway.submit("kept", "print('kept')\n")
+    gateway.wait("kept")
+    home = gateway.directory("kept").parent
+    away = home.rename(home.with_name("away"))
+    home.touch()  # no directory can be made in it
+    try:
+        refused = gateway.submit("full", "pass\n")
+    finally:
+        home.unlink()
+        away.rename(home)
+    assert refused.status == 507
+    assert "the run full cannot be started on the gateway's machine" in refused.error
+    assert gateway.submit("full", "pass\n").status == 200
+    gateway.wait("full")
+    assert [path.name for path in home.iterdir() if path.name.startswith(".new")] == []
+
+
+def test_a_stop_that_cannot_be_noted_is_reported(gateway: Gateway) -> None:
+    gateway.submit("unstoppable", WAITS)
+    gateway.wait_printed("unstoppable", "ready")
+    (gateway.directory("unstoppable") / ".stop").mkdir()
+    refused = gateway.post("/v1/runs/unstoppable/stop", {})
+    assert refused.status == 507
+    assert "the run unstoppable cannot be stopped" in refused.error
+    gateway.server.wait_logged("audit", action="stop run", outcome="refused", run="unstoppable")
+    (gateway.directory("unstoppable") / ".stop").rmdir()
+    gateway.post("/v1/runs/unstoppable/stop", {})
+    gateway.wait("unstoppable")
+
+
+def test_a_run_whose_runner_is_killed_is_lost(gateway: Gateway) -> None:
     gateway.submit("orphan", "import os\nprint(os.getpid())\n" + WAITS)
     gateway.wait_printed("orphan", "ready")
     program = int(gateway.output("orphan").split()[0])
     runner = gateway.server.wait_logged("run started", run="orphan")["pid"]
     os.kill(runner, signal.SIGKILL)
     status = gateway.wait("orphan")
-    assert (status["state"], status["reason"]) == ("failed", "its runner was killed by SIGKILL")
+    assert (status["state"], status["reason"]) == ("lost", "its runner was killed by SIGKILL")
     wait_gone(program)
 
 
@@ -192,6 +327,36 @@ def test_a_run_goes_on_when_the_server_dies(gateway: Gateway) -> None:
     assert gateway.output("survivor") == "ready\n"
     gateway.post("/v1/runs/survivor/stop", {"grace": 600})
     assert gateway.wait("survivor")["exit_code"] == -signal.SIGTERM
+
+
+def test_a_full_disk_is_reported_and_leaves_names_free(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    with small_disk(tmp_path / "small") as disk:
+        environment = {"MESHGATE_HOME": str(home), "TMPDIR": str(disk)}
+        with ServerProcess("--mesh", "workers=ipc:///nowhere/a", environment=environment) as server:
+            gateway = Gateway(server, home)
+            gateway.submit("first", "print('ready')\nimport signal\nsignal.pause()\n")
+            gateway.wait_printed("first", "ready")
+            fill(disk)
+            for file in disk.glob("empty-*"):  # directories can be made, and files have no room
+                file.unlink()
+            refused = [gateway.submit("second", "pass\n"), gateway.post("/v1/runs/first/stop", {})]
+            assert [answer.status for answer in refused] == [507, 507]
+            assert "the run second cannot be started on the gateway's machine: " in refused[0].error
+            assert "No space left on device" in refused[1].error
+            server.wait_logged("run not started", run="second")
+            assert list(disk.glob("meshgate-runs-*/.new-*")) == []
+            (disk / "filling").unlink()
+            assert gateway.post("/v1/runs/first/stop", {}).status == 200
+            assert gateway.wait("first")["state"] in ("stopped", "failed")  # or ended to make room
+            assert gateway.submit("second", "print('second')\n").status == 200
+            assert gateway.wait("second")["state"] == "succeeded"
+            assert gateway.output("second") == "second\n"
+            first = gateway.submit("first", "pass\n")
+            assert first.status == 200
+            gateway.wait("first")
+            wait_for(lambda: not list(disk.glob("meshgate-runs-*/.removed-*")), "the removal of the first run")
 
 
 def test_a_gateway_with_a_run_is_not_idle(tmp_path: Path) -> None:
