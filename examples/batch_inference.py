@@ -3,7 +3,7 @@
     python examples/batch_inference.py                      # two hosts of two processes on this machine
     python examples/batch_inference.py --kubernetes IMAGE   # pods with this image, on the cluster of KUBECONFIG
 
-Results are appended to a file, one line of JSON for each document. Interrupt the program and start it again: it goes on
+Results are appended to a file, one line of JSON for each document. Interrupt the program and start it again: it continues
 with the documents that the file lacks. A document that fails is tried three times, and one that takes its process along
 is tried again by another process. The model counts words and needs no torch; a real one is loaded in ``__init__``, onto
 the GPU of its rank, and takes many documents in a call.
@@ -104,7 +104,7 @@ def main() -> None:
     print(f"{len(documents)} documents, {len(done)} done before", flush=True)
     if not documents:
         return
-    kt.unhandled_fault_hook = lambda _: None  # go on; the call that the process ran raises the error as well
+    kt.unhandled_fault_hook = lambda _: None  # continue; the call that the process ran raises the error as well
     with make_job(arguments) as job:
         procs = job.state().workers.spawn_procs(per_host={"gpus": 2})
         failed = asyncio.run(infer(procs.spawn("models", Model), documents, arguments.results))
