@@ -3,10 +3,10 @@
     python examples/batch_inference.py                      # two hosts of two processes on this machine
     python examples/batch_inference.py --kubernetes IMAGE   # pods with this image, on the cluster of KUBECONFIG
 
-Results are appended to a file, one line of JSON for each document. Interrupt the program and start it again: it continues
-with the documents that the file lacks. A document that fails is tried three times, and one that takes its process along
-is tried again by another process. The model counts words and needs no torch; a real one is loaded in ``__init__``, onto
-the GPU of its rank, and takes many documents in a call.
+Results are appended to a file, one line of JSON for each document. Interrupt the program and start it again: it
+continues with the documents that the file lacks. A document that fails is tried three times, and one that takes its
+process along is tried again by another process. The model counts words and needs no torch; a real one is loaded in
+``__init__``, onto the GPU of its rank, and takes many documents in a call.
 """
 
 from __future__ import annotations
