@@ -6,13 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshgate import ProcessJob, job_loads
+from meshgate.session.gateway_http import request_json
 from tests.end_to_end.test_server_restart import kill_server
 from tests.waiting import wait_for
 
@@ -175,6 +178,31 @@ def test_a_run_and_its_session_go_on_when_the_server_dies(job_of_its_own: Any, p
     next(gateway.glob("meshgate-runs-*/loop/project")).joinpath("go").touch()
     assert run.wait() == 0
     assert "sum 42\n" in list(run.logs())
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.005, 0.02])  # seconds; the server writes a submission for some 10 ms
+def test_a_program_starts_once_if_the_server_dies_as_it_is_submitted(
+    job_of_its_own: Any, project: Path, monkeypatch: pytest.MonkeyPatch, delay: float
+) -> None:
+    starts = project.parent / "starts"
+    (project / "once.py").write_text(f"with open({str(starts)!r}, 'a') as file: file.write('x')\n")
+    killing: list[Future[None]] = []
+
+    def kill_server_after(delay: float) -> None:
+        time.sleep(delay)
+        kill_server(job_of_its_own)
+
+    def request_as_the_server_dies(*arguments: Any, **options: Any) -> object:
+        if not killing:
+            killing.append(killer.submit(kill_server_after, delay))
+        return request_json(*arguments, **options)
+
+    with ThreadPoolExecutor(1) as killer:
+        monkeypatch.setattr("meshgate.jobs.runs.request_json", request_as_the_server_dies)
+        run = job_of_its_own.submit(["python", "once.py"], sync_dirs=[str(project)])
+        killing[0].result()
+    assert run.wait() == 0, run.status()
+    assert starts.read_text() == "x"
 
 
 def test_a_program_has_monarchs_own_hosts(other: Any, project: Path) -> None:
