@@ -110,7 +110,7 @@ class Engine:
             self._objects,
             self.code,
             connection_refused,
-            lambda: self._kept.holder_changed(self._open_calls()),
+            lambda: self._kept.holder_changed(self._dispatch.waiting(), self._dispatch.call_after),
         )
         self._dispatch.add(
             {
@@ -330,7 +330,8 @@ class Engine:
 
     def _open_calls(self) -> list[Call]:
         """The calls that are not answered yet, also those that wait for something."""
-        return [*self._calling.open_calls(), *self._dispatch.waiting_calls()]
+        waiting = [header for _, header in self._dispatch.waiting() if isinstance(header, Call)]
+        return [*self._calling.open_calls(), *waiting]
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)

@@ -97,7 +97,6 @@ class Calling:
         self._pending: dict[int, tuple[PendingCall, ActorMesh, int]] = {}
         self._supervised: dict[Any, asyncio.Future[Any]] = {}  # the next fault of a part of a mesh
         self._report_timer: asyncio.TimerHandle | None = None
-        self._waiting: dict[int, Call] = {}  # for their target or arguments
         self._batches = Batches(monarch, self._replied_in_batch, self._failed_in_batch)
 
     def call(self, header: Call, buffers: Sequence[Fragments]) -> Awaitable[None] | None:
@@ -108,13 +107,9 @@ class Calling:
         return None
 
     async def _call_later(self, header: Call, buffers: Sequence[Fragments]) -> None:
-        self._waiting[header.call] = header
-        try:
-            target = await self._objects.wait(header.target.object)
-            arguments = await self._lookup.arguments(header.arguments)
-            prepared = await self._kept.prepare(header, target, arguments)
-        finally:
-            del self._waiting[header.call]
+        target = await self._objects.wait(header.target.object)
+        arguments = await self._lookup.arguments(header.arguments)
+        prepared = await self._kept.prepare(header, target, arguments)
         if prepared is None:
             self._dispatch(header, buffers, target, arguments)
             return
@@ -129,9 +124,8 @@ class Calling:
         return number in self._pending
 
     def open_calls(self) -> list[Call]:
-        """The calls that are not answered yet."""
-        running = [pending.header for pending, *_ in self._pending.values() if pending.header is not None]
-        return [*running, *self._waiting.values()]
+        """The calls that were sent and are not answered yet."""
+        return [pending.header for pending, *_ in self._pending.values() if pending.header is not None]
 
     def _dispatch(
         self,
@@ -396,7 +390,6 @@ class Calling:
 
     def validate_state(self) -> None:
         """Raises AssertionError if an invariant does not hold between two callbacks of the event loop."""
-        assert not self._waiting.keys() & self._pending.keys()
         assert self._report_timer is not None or not self._pending, "nothing reports the progress of these calls"
         for number, (pending, _, _) in self._pending.items():
             assert number == pending.call

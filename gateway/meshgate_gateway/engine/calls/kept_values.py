@@ -15,7 +15,7 @@ import asyncio
 import functools
 import io
 import pickle
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NoReturn, Protocol
@@ -30,7 +30,18 @@ from meshgate_gateway.engine.objects.regions import extent_of, ranks_of, ranks_w
 from meshgate_gateway.engine.objects.table import KeptArgument, Lookup, ObjectTable, choose
 from meshgate_gateway.engine.on_worker.kept_values import MODULE
 from meshgate_wire import Fragments
-from meshgate_wire.messages import Adopted, Call, Failed, Failure, MeshRef, PutValue, ReadKept, Region, stream_of
+from meshgate_wire.messages import (
+    Adopted,
+    Call,
+    Failed,
+    Failure,
+    Header,
+    MeshRef,
+    PutValue,
+    ReadKept,
+    Region,
+    stream_of,
+)
 
 CLASS = "KeptValuesActor"
 CLASS_DATA = (f"c{MODULE}\n{CLASS}\n.".encode(),)  # a pickle that refers to it by name
@@ -326,14 +337,34 @@ class KeptValues:
         kept.released = True
         self._drop_unused(kept)
 
-    def holder_changed(self, waiting: Collection[Call]) -> None:
-        """Another client is the holder, which cannot name what the earlier one kept: releases all but what its
-        ``waiting`` calls use."""
-        used = {argument.ref.object for call in waiting for argument in call.arguments if argument.kind == "kept"}
-        for number, known in self._objects.items():
-            if isinstance(known, KeptMesh) and number not in used:
-                self._objects.release(number)
-                self.release(known)
+    def holder_changed(
+        self, waiting: Iterable[tuple[int, Header]], call_after: Callable[[int, Callable[[], object]], object]
+    ) -> None:
+        """Another client is the holder, which cannot name what the earlier one kept: releases each kept mesh once the
+        messages that name it have been handled. These are among ``waiting``, each with its stream, and
+        ``call_after(stream, callback)`` calls back when those of a stream have been."""
+        known = [number for number, known in self._objects.items() if isinstance(known, KeptMesh)]
+        streams: dict[int, set[int]] = {number: set() for number in known}
+        for stream, header in waiting:
+            for number in _kept_numbers(header):
+                streams.setdefault(number, set()).add(stream)
+        for number, left in streams.items():
+            if not left:
+                self._abandon(number)
+            for stream in [*left]:
+                call_after(stream, functools.partial(self._handled, stream, left, number))
+
+    def _handled(self, stream: int, left: set[int], number: int) -> None:
+        left.discard(stream)
+        if not left:
+            self._abandon(number)
+
+    def _abandon(self, number: int) -> None:
+        """Releases an object of an earlier holder, unless there is none: its call may have failed."""
+        known = self._objects.get(number)
+        if isinstance(known, KeptMesh):
+            self._objects.release(number)
+            self.release(known)
 
     def _drop_unused(self, kept: KeptMesh) -> None:
         if kept.released and not kept.uses and kept.done.done() and kept.done.result() is None:
@@ -438,6 +469,15 @@ def _dropped(servers: Servers, dropping: asyncio.Future[Any]) -> None:
     servers.dropping.discard(dropping)
     if not dropping.cancelled():
         dropping.exception()  # of a process that has ended, with all its values
+
+
+def _kept_numbers(header: Header) -> Iterator[int]:
+    """The kept meshes that a message names, or makes."""
+    if isinstance(header, ReadKept):
+        yield header.target.object
+    if isinstance(header, (Call, PutValue)) and header.keep:
+        yield header.keep
+    yield from (each.ref.object for each in getattr(header, "arguments", ()) if each.kind == "kept")
 
 
 def _procs_of(mesh: ActorMesh, what: str) -> ProcMesh:

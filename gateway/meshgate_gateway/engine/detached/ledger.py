@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -69,12 +69,9 @@ class Creations:
             del self._created[number]
 
     @property
-    def highest(self) -> int:
-        """The highest number of an object so far."""
-        return max(self._created, default=0)
-
-    def __contains__(self, number: object) -> bool:
-        return number in self._created
+    def numbers(self) -> Collection[int]:
+        """The numbers of the objects."""
+        return self._created.keys()
 
     def __iter__(self) -> Iterator[Creation | Stop]:
         """Every creation, parents first, then every stop."""

@@ -269,16 +269,39 @@ async def test_put_and_get_are_calls_of_the_actors_that_serve_the_values() -> No
 
 
 @async_test
-async def test_another_holder_releases_what_no_waiting_call_uses() -> None:
+async def test_another_holder_releases_each_value_after_the_last_message_that_names_it() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
     await keeping.kept_mesh(number=9)
     argument = Argument(kind="kept", ref=MeshRef(object=9))
-    waiting = Call(call=8, target=MeshRef(object=TAKERS), endpoint="take", adverb="call", arguments=(argument,))
-    keeping.kept.holder_changed([waiting])
+    using = Call(call=8, target=MeshRef(object=TAKERS), endpoint="take", adverb="call", arguments=(argument,))
+    keeping_more = Call(call=7, target=MeshRef(object=MAKERS), endpoint="make", adverb="call", keep=10)
+    handled: list[tuple[int, Any]] = []
+    waiting = [(TAKERS, using), (9, ReadKept(call=6, target=MeshRef(object=9))), (MAKERS, keeping_more)]
+    keeping.kept.holder_changed(waiting, lambda stream, callback: handled.append((stream, callback)))
     await until(keeping.drops)
     assert keeping.drops() == [([KEPT], False)]
-    assert (keeping.objects.get(KEPT), keeping.objects.get(9) is None) == (None, False)
+    assert sorted(stream for stream, _ in handled) == [MAKERS, TAKERS, 9]
+    await keeping.kept_mesh(number=10)
+    for stream, callback in sorted(handled, key=lambda each: each[0]):
+        assert (keeping.objects.get(9) is None, keeping.objects.get(10) is None) == (False, stream > MAKERS)
+        callback()
+    await until(lambda: len(keeping.drops()) > 1)
+    assert keeping.drops()[1:] == [([10, 9], False)]
+    assert keeping.objects.get(9) is None
+
+
+@async_test
+async def test_another_holder_releases_nothing_of_a_call_that_has_failed() -> None:
+    keeping = Keeping()
+    handled: list[Any] = []
+    header = Call(call=7, target=MeshRef(object=MAKERS), endpoint="make", adverb="call", keep=10)
+    keeping.kept.holder_changed([(MAKERS, header)], lambda stream, callback: handled.append(callback))
+    keeping.objects.add(10, Failure(kind="invalid", message="no"))
+    for callback in handled:
+        callback()
+    assert keeping.objects.failure(10) is not None
+    assert not keeping.drops()
 
 
 @async_test
