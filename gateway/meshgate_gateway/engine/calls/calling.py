@@ -52,7 +52,7 @@ class Prepared(Protocol):
     label: str
 
     @property
-    def ended(self) -> Callable[[Response | None], None]: ...
+    def ended(self) -> Callable[[Response | None, PendingCall | None], None]: ...
 
 
 class KeptValues(Protocol):
@@ -116,7 +116,7 @@ class Calling:
         try:
             self._dispatch(header, buffers, target, prepared.objects, prepared)
         except BaseException as error:
-            prepared.ended(Response(Failed(call=header.call, failure=failure_of(error))))
+            prepared.ended(Response(Failed(call=header.call, failure=failure_of(error))), None)
             raise
 
     def is_running(self, number: int) -> bool:
@@ -153,13 +153,13 @@ class Calling:
             totals.ended += 1
             totals.failed += 1
             if prepared is not None:
-                prepared.ended(response)
+                prepared.ended(response, None)
             if header.adverb != "broadcast":
                 self._respond(response, stream)
             return
         payload = self._lookup.payload(buffers, objects)
         if prepared is not None:
-            pending.on_end = prepared.ended
+            pending.on_end = functools.partial(_ended, prepared, pending)
             if header.keep:
                 payload = self._monarch.payload_keeping(payload, header.keep, prepared.label)
         if chosen is not None:
@@ -412,6 +412,10 @@ class Calling:
             if target is mesh:
                 response = pending.fail(mesh.failed) if mesh.failed else pending.ranks_died(mesh.dead)
                 self._finish(pending, response, stream)
+
+
+def _ended(prepared: Prepared, pending: PendingCall, response: Response | None) -> None:
+    prepared.ended(response, pending)
 
 
 def status_of(pending: PendingCall, mesh: ActorMesh, now: float) -> CallStatus:
