@@ -397,13 +397,20 @@ def test_the_next_holder_of_a_session_keeps_values_of_its_own(
     monkeypatch.chdir(tmp_path)
     hosts = own_job.state(cached_path=None).workers
     left = hosts.spawn_procs(name="made").spawn("makers", Maker)
-    kept = left.make.keep(10)
+    kept, named = left.make.keep(10), left.make.keep(20).named("batch")
     kept.info(TIMEOUT)
-    assert counts(left) == {(1, 0)}
+    assert counts(left) == {(2, 0)}
     own_job.detach("kept")
     next_job: Any = job_load(str(tmp_path / ".monarch" / "job_state.pkl"))
     try:
-        makers = next_job.attach()["makers"]
+        session = next_job.attach()
+        makers, batch = session["makers"], session.kept["batch"]
+        until(lambda: counts(makers) == {(1, 0)})
+        assert [*session.kept] == ["batch"]
+        assert batch.info(TIMEOUT).get(1).bytes == named.info(TIMEOUT).get(1).bytes
+        assert [len(each) for each in batch.get(TIMEOUT).values()] == [20, 20]
+        assert list(makers.add.call(batch, 1).get(TIMEOUT).values()) == [1, 2]
+        batch.release()
         until(lambda: counts(makers) == {(0, 0)})
         again = makers.make.keep(10)
         assert again._remote.number > kept._remote.number

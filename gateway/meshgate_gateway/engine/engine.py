@@ -110,7 +110,9 @@ class Engine:
             self._objects,
             self.code,
             connection_refused,
-            lambda: self._kept.holder_changed(self._dispatch.waiting(), self._dispatch.call_after),
+            lambda: self._kept.holder_changed(
+                self._dispatch.waiting(), self._dispatch.call_after, self._ledger.creations.named
+            ),
         )
         self._dispatch.add(
             {

@@ -12,10 +12,11 @@ is known any more, because their call has failed on another rank, are dropped wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import io
 import pickle
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NoReturn, Protocol, TypeAlias
@@ -37,6 +38,7 @@ from meshgate_wire.messages import (
     Failure,
     Header,
     MeshRef,
+    NameKept,
     PutValue,
     ReadKept,
     Region,
@@ -108,7 +110,7 @@ class KeptValues:
         self._dropped: dict[tuple[Servers, bool], list[int]] = {}  # what to drop in this turn of the event loop
 
     def handlers(self) -> Mapping[type, Handler]:
-        return {PutValue: self._put, ReadKept: self._read}
+        return {PutValue: self._put, ReadKept: self._read, NameKept: self._name}
 
     # --- calls that keep, and calls that use
 
@@ -338,11 +340,17 @@ class KeptValues:
         ranks = ranks_within(region, kept.region, kept.label)
         self._require_alive(kept, ranks)
         procs = kept.servers.procs
-        pending = PendingCall(header.call, "call", procs.name, "read", ranks, procs.host_of)
+        endpoint = "describe" if header.describe else "read"
+        pending = PendingCall(header.call, "call", procs.name, endpoint, ranks, procs.host_of)
         kept.uses += 1
         pending.on_end = lambda _: self._used(kept)
         payload = self._monarch.engine_payload(kept.number, kept.positions(region))
         self._start(pending, kept.servers, region, payload, header.target.object)
+
+    async def _name(self, header: NameKept, buffers: Sequence[Fragments]) -> None:
+        """The ledger has noted it. Waits, so that a new holder learns what was named and never arrived."""
+        with contextlib.suppress(RequestFailed):  # the calls that use the values say why there are none
+            await self._objects.wait(header.kept)
 
     def _start(self, pending: PendingCall, servers: Servers, region: Region, payload: Any, target: int) -> None:
         _, actors, _ = self._lookup.actors(servers.actors, MeshRef(object=0, region=region))
@@ -360,17 +368,22 @@ class KeptValues:
         self._drop_unused(kept)
 
     def holder_changed(
-        self, waiting: Iterable[tuple[int, Header]], call_after: Callable[[int, Callable[[], object]], object]
+        self,
+        waiting: Iterable[tuple[int, Header]],
+        call_after: Callable[[int, Callable[[], object]], object],
+        named: Container[int] = (),
     ) -> None:
-        """Another client is the holder, which cannot name what the earlier one kept: releases each kept mesh once the
-        messages that name it have been handled. These are among ``waiting``, each with its stream, and
-        ``call_after(stream, callback)`` calls back when those of a stream have been."""
+        """Another client is the holder, which only knows what the earlier one has ``named``: releases each other kept
+        mesh once the messages that refer to it have been handled. These are among ``waiting``, each with its stream,
+        and ``call_after(stream, callback)`` calls back when those of a stream have been."""
         known = [number for number, known in self._objects.items() if isinstance(known, KeptMesh)]
         streams: dict[int, set[int]] = {number: set() for number in known}
         for stream, header in waiting:
             for number in _kept_numbers(header):
                 streams.setdefault(number, set()).add(stream)
         for number, left in streams.items():
+            if number in named:
+                continue
             if not left:
                 self._abandon(number)
             for stream in [*left]:

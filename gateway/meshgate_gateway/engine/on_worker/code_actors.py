@@ -18,7 +18,7 @@ from typing import Any
 
 from monarch.actor import Actor, concurrent_endpoint, context, endpoint
 
-from meshgate_gateway.engine.on_worker.kept_values import process_store
+from meshgate_gateway.engine.on_worker.kept_values import describe, process_store
 from meshgate_gateway.engine.on_worker.process import Sources, connect, import_sources
 
 Address = tuple[str, int]
@@ -129,6 +129,12 @@ class KeptValuesActor(Actor):
         and so on."""
         rank = context().message_rank.rank
         return self._find(number, positions[rank] if positions else rank)
+
+    @endpoint
+    async def describe(self, number: int, positions: Sequence[int]) -> Any:
+        """As ``read``, of what the value is."""
+        rank = context().message_rank.rank
+        return describe(self._find(number, positions[rank] if positions else rank))
 
     @endpoint
     async def read_at(self, number: int, position: int) -> Any:

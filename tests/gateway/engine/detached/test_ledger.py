@@ -23,12 +23,16 @@ from meshgate_wire.messages import (
     HostsAttached,
     KeptCalls,
     MeshRef,
+    NameKept,
+    ObjectFailed,
     OpenChannel,
     Output,
     OutputLine,
     PortMessage,
     PutValue,
     Read,
+    ReadKept,
+    Region,
     Release,
     Resume,
     SpawnActors,
@@ -162,6 +166,35 @@ async def test_calls_of_a_killed_driver_get_their_kept_values_which_are_then_dro
     assert [payload[1] for _, payload, _ in client.monarch.casts if payload[0] == "keep"] == [kept, sums]
     dropped = [args for _, endpoint, args in client.monarch.engine_calls if endpoint == "drop"]
     assert dropped == [([kept], False), ([sums], False)]
+    await end(client)
+
+
+@async_test
+async def test_a_new_holder_gets_the_values_that_the_earlier_one_has_named() -> None:
+    client, actors = await detached()
+    named, other, lost = client.number(), client.number(), client.number()
+    whole = Region(labels=("hosts",), offset=0, sizes=(2,), strides=(1,))
+    for number, kept in enumerate((named, other), 2):
+        client.send(keeping(number, actors, kept), b"arguments", stream=actors)
+        await client.until(lambda: _sent(client) == "keep")
+        for rank in range(2):
+            client.monarch.ports[-1].put(DESCRIPTION, rank)
+        await client.turns()
+    for kept in (named, lost):
+        header = NameKept(kept=kept, name="batch", label="actors.step.keep()", procs=actors - 1, region=whole)
+        client.send(header, stream=kept)
+    await client.turns()
+    for _ in range(2):
+        await take_over(client)
+        await client.turns()
+        assert [header.kept for header in client.of(NameKept)] == [lost, named]
+        assert [each.object for each in client.of(ObjectFailed)] == [lost]  # its call was never received
+    assert [args for _, endpoint, args in client.monarch.engine_calls if endpoint == "drop"] == [([other], False)]
+    client.send(ReadKept(call=9, target=MeshRef(object=named, region=whole), describe=True), stream=named)
+    await client.until(lambda: client.monarch.casts[-1][0] == "describe")
+    client.send(Release(objects=(named, lost)), stream=named)
+    await take_over(client)
+    assert not client.of(NameKept)
     await end(client)
 
 
