@@ -385,7 +385,9 @@ class Calling:
             self._send(response.header, response.buffers, stream=stream)
         except MessageTooLarge as error:
             call, rank = getattr(response.header, "call", 0), getattr(response.header, "rank", None)
-            failure = Failure(kind="invalid", message=f"the gateway cannot send the reply: {error}")
+            remedy = "Leave the values in the cluster, with endpoint.keep() in place of call()"
+            message = f"the gateway cannot send the reply: {error}. {remedy}"
+            failure = Failure(kind="invalid", message=message)
             self._send(Failed(call=call, rank=rank, failure=failure), stream=stream)
 
     def validate_state(self) -> None:

@@ -417,6 +417,7 @@ async def test_a_reply_that_is_too_large_for_a_message_fails_the_call() -> None:
     (failed,) = called.sent.of(Failed)
     assert failed.call == 1
     assert "cannot send a message with 5000000000 bytes" in failed.failure.message
+    assert "with endpoint.keep() in place of call()" in failed.failure.message
 
 
 @async_test
