@@ -60,27 +60,37 @@ class Taker(Actor):
         return int(givers.give.call_one().get().nbytes)
 
 
+def giver_and_taker(hosts: Any) -> tuple[Any, Any]:
+    """An actor that has an array, and one in another process of the same host."""
+    givers = hosts.spawn_procs(name="givers").spawn("givers", Giver, SIZE)
+    return givers.slice(hosts=0), hosts.spawn_procs(name="takers").spawn("takers", Taker).slice(hosts=0)
+
+
 def seconds(work: Callable[[], Any]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
-def by_hand_in_monarch() -> Callable[[], Any]:
-    from monarch.actor import this_host
+@contextmanager
+def monarchs_hosts() -> Iterator[Any]:
+    """Two hosts of Monarch's own ``ProcessJob``, as those of the gateway's."""
+    from monarch.job import ProcessJob
 
-    givers = this_host().spawn_procs(per_host={"gpus": 1}).spawn("givers", Giver, SIZE)
-    takers = this_host().spawn_procs(per_host={"gpus": 1}).spawn("takers", Taker)
-    return lambda: takers.take_from.call_one(givers.slice(gpus=0)).get()
+    job = ProcessJob({"workers": 2})
+    try:
+        yield job.state(cached_path=None).workers
+    finally:
+        job.kill()
 
 
-def transfers(hosts: Any) -> None:
-    givers = hosts.spawn_procs(name="givers").spawn("givers", Giver, SIZE).slice(hosts=0)
-    takers = hosts.spawn_procs(name="takers").spawn("takers", Taker).slice(hosts=0)
+def transfers(hosts: Any, monarchs: Any) -> None:
+    givers, takers = giver_and_taker(hosts)
+    native_givers, native_takers = giver_and_taker(monarchs)
     kept = givers.give.keep()
     kept.info()
     ways = {
-        "plain Monarch, by hand": by_hand_in_monarch(),
+        "plain Monarch, by hand": lambda: native_takers.take_from.call_one(native_givers).get(),
         "meshgate, by hand": lambda: takers.take_from.call_one(givers).get(),
         "meshgate, keep()": lambda: takers.take.call_one(kept).get(),
         "meshgate, keep() and call": lambda: takers.take.call_one(givers.give.keep()).get(),
@@ -91,8 +101,10 @@ def transfers(hosts: Any) -> None:
             spent = seconds(work)
             if number:  # the first round warms up
                 taken[name].append(spent)
-    for name, times in taken.items():
-        print(f"{name}: {SIZE / 1e6 / statistics.median(times):.0f} MB/s ({statistics.median(times) * 1e3:.0f} ms)")
+    medians = {name: statistics.median(times) for name, times in taken.items()}
+    for name, median in medians.items():
+        ratio = medians["plain Monarch, by hand"] / median
+        print(f"{name}: {SIZE / 1e6 / median:.0f} MB/s ({median * 1e3:.0f} ms), {ratio:.2f} of plain Monarch")
 
 
 @contextmanager
@@ -124,8 +136,7 @@ def loops(job: Any) -> None:
 def link(job: Any) -> None:
     """The bytes on the laptop's link for one iteration that moves 100 MB."""
     with session(job, 0.0) as (hosts, proxy):
-        givers = hosts.spawn_procs(name="givers").spawn("givers", Giver, SIZE).slice(hosts=0)
-        takers = hosts.spawn_procs(name="takers").spawn("takers", Taker).slice(hosts=0)
+        givers, takers = giver_and_taker(hosts)
         takers.take.call_one(givers.give.keep()).get()
         before = proxy.forwarded
         takers.take.call_one(givers.give.keep()).get()
@@ -152,7 +163,8 @@ def main() -> None:
     context()  # before the job, which would otherwise keep Monarch from starting here
     with ProcessJob({"workers": 2}) as job:
         hosts = job.state(cached_path=None).workers
-        transfers(hosts)
+        with monarchs_hosts() as monarchs:
+            transfers(hosts, monarchs)
         link(job)
         loops(job)
         drops(hosts)

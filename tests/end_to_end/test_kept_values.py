@@ -111,6 +111,35 @@ class SlowToUnpickle:
         return unpickle_slowly, (self.seconds,)
 
 
+class Unhappy(Actor):
+    """Raises in its constructor, or once it has been made, without a call that learns it."""
+
+    rank: int
+
+    def __init__(self, at: int, value: Any = None) -> None:
+        if self.rank == at:
+            raise ValueError("no start")
+
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError("no end")
+
+    @endpoint
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    @endpoint
+    def take(self, value: Any) -> None:
+        pass
+
+    @endpoint
+    def take_or_fail(self, value: Any) -> int:
+        if self.rank == 0:
+            raise ValueError("no sample")
+        time.sleep(0.5)  # replies after the call has been answered
+        return 1
+
+
 class Concurrent(Actor):
     rank: int
 
@@ -368,13 +397,20 @@ def test_the_next_holder_of_a_session_keeps_values_of_its_own(
     monkeypatch.chdir(tmp_path)
     hosts = own_job.state(cached_path=None).workers
     left = hosts.spawn_procs(name="made").spawn("makers", Maker)
-    kept = left.make.keep(10)
+    kept, named = left.make.keep(10), left.make.keep(20).named("batch")
     kept.info(TIMEOUT)
-    assert counts(left) == {(1, 0)}
+    assert counts(left) == {(2, 0)}
     own_job.detach("kept")
     next_job: Any = job_load(str(tmp_path / ".monarch" / "job_state.pkl"))
     try:
-        makers = next_job.attach()["makers"]
+        session = next_job.attach()
+        makers, batch = session["makers"], session.kept["batch"]
+        until(lambda: counts(makers) == {(1, 0)})
+        assert [*session.kept] == ["batch"]
+        assert batch.info(TIMEOUT).get(1).bytes == named.info(TIMEOUT).get(1).bytes
+        assert [len(each) for each in batch.get(TIMEOUT).values()] == [20, 20]
+        assert list(makers.add.call(batch, 1).get(TIMEOUT).values()) == [1, 2]
+        batch.release()
         until(lambda: counts(makers) == {(0, 0)})
         again = makers.make.keep(10)
         assert again._remote.number > kept._remote.number
@@ -411,6 +447,32 @@ def test_limits_deaths_and_a_server_restart(own_job: ProcessJob) -> None:
     assert set(takers.first_byte.call(living).get(TIMEOUT).values()) == {0}
     again = makers.slice(hosts=0).make.keep(10)
     assert set(takers.first_byte.call(again).get(TIMEOUT).values()) == {0}
+
+
+def test_nothing_stays_of_calls_that_do_not_take_their_values(
+    makers: Any, hosts: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    procs = hosts.spawn_procs(per_host={"gpus": 2}, name="users")
+    statistics = procs.spawn("statistics", Maker)
+    made = makers.make.keep(10)
+
+    def left() -> set[int]:
+        return {deliveries for _, deliveries in counts(statistics)}
+
+    failing = procs.spawn("failing", Unhappy, -1, made)
+    assert failing.take.call(made).exception(TIMEOUT) is None
+    assert left() == {0}
+    for future in failing.take_or_fail.stream(made):
+        future.exception(TIMEOUT)
+    assert failing.take_or_fail.call(made).exception(TIMEOUT) is not None
+    until(lambda: left() == {0})
+    assert procs.spawn("not started", Unhappy, 1, made).take.call(made).exception(TIMEOUT) is not None
+    until(lambda: left() == {0})
+    failing.wait.broadcast(1.0)
+    failing.fail.broadcast()  # ends the actors, before they take what follows
+    failing.take.broadcast(made)
+    until(lambda: failing.take.call(made).exception(TIMEOUT) is not None)
+    until(lambda: left() == {0})
 
 
 def test_what_uses_kept_values_in_a_dead_or_stopped_process_fails(hosts: Any) -> None:

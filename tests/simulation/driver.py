@@ -25,6 +25,7 @@ from meshgate import (
     StaleCodeError,
     SupervisionError,
     UrlDialer,
+    ValueLostError,
     endpoint,
 )
 from meshgate.proxies.attached import AttachedSession, take_over
@@ -62,6 +63,12 @@ class Recorder(Actor):
     def answer(self, port: Any, number: int) -> int: ...
 
     @endpoint
+    def make(self, number: int) -> list[int]: ...
+
+    @endpoint
+    def use(self, value: list[int]) -> int: ...
+
+    @endpoint
     def version(self) -> int: ...
 
 
@@ -83,6 +90,7 @@ WAYS: dict[str, Way] = {
     "slow": Way(2, (0,), lambda to, n: to.rank(0).wait.call_one(n, (n % 7) ** 2 / 10), lambda n: n),
     "lines": Way(2, (1,), lambda to, n: to.rank(1).say.call_one(n), lambda n: n),
     "burst": Way(24, (0,), lambda to, n: to.rank(0).record.call_one("burst", n), lambda n: n, burst=True),
+    "kept": Way(3, (0, 1), lambda to, n: to.use_kept(n), lambda n: [n] * HOSTS),
     "messages": Way(2, (0,), lambda to, n: to.rank(0).answer.call_one(to.port, n), lambda n: n),
 }
 
@@ -139,7 +147,7 @@ async def _drive(driver: Driver) -> None:
         client.validate_state()
         assert not list(client.calls), "the session is over, and calls still wait"
         driver.account.lost = error
-    except SupervisionError as error:
+    except (SupervisionError, ValueLostError) as error:
         driver.account.lost = error
         await end_session(current_process().facts["client"])
 
@@ -157,12 +165,19 @@ class Driver:
         self._world, self.account, self._process = world, account, process
         self._attached: AttachedSession | None = None
         self._receiver: Any = None
+        self._held: deque[Any] = deque(maxlen=2)  # kept meshes
         self._hosts: Any = None
         self.actors: Any = None
         self.port: Any = None
 
     def rank(self, rank: int) -> Any:
         return self.actors.slice(hosts=rank)
+
+    def use_kept(self, number: int) -> Any:
+        """The driver drops a kept mesh soon; if it is killed, the gateway has to."""
+        with kt.tag("keep"):
+            self._held.append(self.actors.make.keep(number))
+        return self.actors.use.call(self._held[-1])
 
     async def run(self) -> None:
         account = self.account
@@ -180,6 +195,7 @@ class Driver:
         receiving = asyncio.ensure_future(self._receive())
         editing = [self._edit(client)] if account.edits else []
         await asyncio.gather(*(self._call(name, way) for name, way in WAYS.items()), *editing)
+        self._held.clear()
         while not self._all_arrived():  # noqa: ASYNC110 - time is virtual
             await asyncio.sleep(0.1)
         receiving.cancel()
@@ -220,7 +236,7 @@ class Driver:
             if pending:
                 called, future = pending.popleft()
                 value = await future
-                value = list(value.values()) if name == "many" else value
+                value = list(value.values()) if name in ("many", "kept") else value
                 assert value == way.expected(called), f"{name} {called} has another call's result"
                 account.answered[name] = called + 1
                 self._world.note(f"{name} {called}")
@@ -263,8 +279,10 @@ class Driver:
 
     def _all_arrived(self) -> bool:
         account = self.account
+        stores = [worker.store.statistics() for worker in self._world.facts["workers"].alive]
         return (
-            len(set(account.printed)) == account.answered["lines"]
+            not any(each["values"] or each["deliveries"] for each in stores)
+            and len(set(account.printed)) == account.answered["lines"]
             and len(set(account.messages)) == account.answered["messages"]
         )
 

@@ -15,11 +15,13 @@ from typing import Any
 from meshgate.testing.fake_process import unpickle
 from meshgate_gateway.engine.monarch.interface import BatchedReply, OnFault, Reply
 from meshgate_gateway.engine.objects.regions import ranks_of
+from meshgate_gateway.engine.on_worker.kept_values import KeptStore
 from tests.gateway.engine.fakes import FakeMesh, FakeMonarch, FakePort
 from tests.simulation.code import Agent, agents_called, call_in, open_version
 from tests.simulation.processes import Process, current_process
 
 AGENTS = "meshgate_code"
+KEEPERS = "KeptValuesActor"
 MESH = "procs"  # the processes of the drivers' actors
 SENT_EARLY = 0.2  # of the replies in a batch: they leave before the batch ends
 
@@ -70,6 +72,8 @@ class SimulatedMonarch(FakeMonarch):
         mesh = super().spawn_engine_actors(procs, name, class_name, *args)
         if procs in self._agents:
             self._agents[mesh] = self._agents[procs]
+        elif class_name == KEEPERS:
+            self._ranks[KEEPERS] = self._ranks[procs.name]
         else:
             self._reloaders[mesh] = self._ranks[procs.name]
         return mesh
@@ -83,6 +87,11 @@ class SimulatedMonarch(FakeMonarch):
     async def call_engine_actors(self, actors: FakeMesh, count: int, endpoint: str, *args: Any) -> list[Any]:
         if actors in self._agents:
             return await asyncio.gather(*agents_called(self._agents[actors], endpoint, args))
+        if actors.name == KEEPERS:
+            workers = self._workers_of(actors)
+            return await asyncio.gather(
+                *(call_in(each.process, self._engine, functools.partial(each.keep, endpoint, args)) for each in workers)
+            )
         return await asyncio.gather(
             *(
                 call_in(worker.process, self._engine, functools.partial(worker.load, args[0]))
@@ -100,6 +109,9 @@ class SimulatedMonarch(FakeMonarch):
     def payload_at(self, payload: Any, position: int, region: Any) -> Any:
         return payload
 
+    def payload_keeping(self, payload: Any, number: int, label: str) -> Any:
+        return *payload, (number, label)
+
     def port_argument(self, port: Any) -> Any:
         return port
 
@@ -109,11 +121,14 @@ class SimulatedMonarch(FakeMonarch):
                 agent.request(endpoint, *payload)
             return
         for worker in self._workers_of(actors):
-            worker.deliver([(endpoint, payload)], port, batch=False)
+            if actors.name == KEEPERS:
+                worker.serve(endpoint, payload, port)
+            else:
+                worker.deliver([(endpoint, payload)], port, batch=False)
 
     def size_in_batch(self, payload: Any) -> int | None:
-        buffers, objects = payload
-        return None if objects or len(buffers) > 1 else len(buffers[0])
+        buffers, *objects = payload
+        return None if any(objects) or len(buffers) > 1 else len(buffers[0])
 
     def call_batch(self, actors: FakeMesh, calls: Sequence[tuple[str, Any]]) -> FakePort:
         port, receiver = self.open_port()
@@ -135,7 +150,7 @@ class Worker:
         self.process = Process(engine.world, f"worker {rank} of {engine.name}", self._ended)
         self._workers, self.engine, self.rank = workers, engine, rank
         self.recorded = workers.recorded.setdefault(self.process.name, {}) if mesh == MESH else {}
-        self.mesh = mesh
+        self.mesh, self.store = mesh, KeptStore(None)
         self._mailbox: asyncio.Queue[tuple[Sequence[tuple[str, Any]], FakePort | None, bool]] = asyncio.Queue()
         workers.alive.append(self)
 
@@ -150,6 +165,29 @@ class Worker:
         """A message of Monarch's: a call, or several. Replies go to ``port``, those to a ``batch`` together."""
         if self.process.alive:
             self.process.loop.call_soon_threadsafe(self._mailbox.put_nowait, (calls, port, batch))
+
+    def serve(self, endpoint: str, args: Sequence[Any], port: FakePort | None) -> None:
+        """A message to the actor of this process that serves kept values, beside the other actor's."""
+
+        async def serve() -> None:
+            result = await self.keep(endpoint, args)
+            if port is not None:
+                self._send(port, result)
+
+        if self.process.alive:
+            self.process.loop.call_soon_threadsafe(lambda: self.process.loop.create_task(serve()))
+
+    async def keep(self, endpoint: str, args: Sequence[Any]) -> Any:
+        """As ``KeptValuesActor``, of values of which each rank takes its own."""
+        if endpoint != "deliver":
+            return getattr(self.store, endpoint)(*args)
+        delivery, target, _, requests = args
+        self.store.expect(delivery, target)
+        await asyncio.sleep(self.process.world.chance.choice((0, 0.001, 0.1)))
+        found = {index: self.store.find(number, self.rank) for index, number, *_ in requests}
+        assert all(found.values()), f"rank {self.rank} has lost what it kept"
+        self.store.deliver(delivery, {index: kept.value for index, kept in found.items() if kept is not None})
+        return None
 
     async def _run(self, path: str, secret: str, mesh: int, version: str) -> None:
         try:
@@ -173,10 +211,13 @@ class Worker:
         while True:
             calls, port, batch = await self._mailbox.get()
             replies: list[BatchedReply] = []
-            for number, (endpoint, (buffers, objects)) in enumerate(calls):
-                args, _ = unpickle(buffers, objects)
+            for number, (endpoint, (buffers, objects, *keep)) in enumerate(calls):
+                taken = [self.store.take(*each[1:]) if isinstance(each, tuple) else each for each in objects]
+                args, _ = unpickle(buffers, taken)
                 start = self.process.loop.time()
                 result = await getattr(self, endpoint)(output, *args)
+                for kept, label in keep:
+                    result = self.store.add(kept, self.rank, label, result)
                 if port is not None and not batch:
                     self._send(port, result)
                 elif port is not None:
@@ -219,6 +260,14 @@ class Worker:
         self.recorded.setdefault("messages", []).append(number)
         self._send(port, number)
         return number
+
+    async def make(self, output: asyncio.StreamWriter, number: int) -> list[int]:
+        await asyncio.sleep(number % 3 / 10)
+        return [number]
+
+    async def use(self, output: asyncio.StreamWriter, value: list[int]) -> int:
+        self.recorded.setdefault("kept", []).append(*value)
+        return value[0]
 
     async def version(self, output: asyncio.StreamWriter) -> int:
         return int(self._file.read_text().split()[0])

@@ -15,7 +15,7 @@ from unittest import mock
 
 import structlog
 
-from meshgate import EngineDiedError, SessionExpiredError, SupervisionError
+from meshgate import EngineDiedError, SessionExpiredError, SupervisionError, ValueLostError
 from meshgate.session.dispatch import Dispatcher
 from meshgate.session.serial_thread import SerialThread
 from meshgate.session.transport.connection_thread import ConnectionThread
@@ -311,9 +311,9 @@ def _kill_worker(simulation: Simulation) -> None:
     worker.process.kill()
     simulation.world.run(lambda: simulation.account.lost is not None, REPORT_LIMIT)
     lost = simulation.account.lost
-    assert isinstance(lost, SupervisionError)
-    assert lost.failure is not None
-    assert set(lost.failure.hosts.values()) == {f"workers-{worker.rank}"}, lost.failure
+    assert isinstance(lost, (SupervisionError, ValueLostError))
+    where = lost.hosts if isinstance(lost, ValueLostError) else lost.failure.hosts if lost.failure is not None else {}
+    assert set(where.values()) == {f"workers-{worker.rank}"}, lost
 
 
 def _abandon(simulation: Simulation) -> None:

@@ -10,10 +10,12 @@ from unittest import mock
 import pytest
 
 from meshgate.session.detached.read_marks import ReadMarks
+from meshgate_gateway.engine.calls.kept_values import KeptValues
 from meshgate_gateway.engine.code.code_sync import CodeSync
 from meshgate_gateway.engine.code.code_sync import _Version as Version
 from meshgate_gateway.engine.detached.holders import Holders
 from meshgate_gateway.engine.detached.kept_calls import KeptCalls
+from meshgate_gateway.engine.dispatch import Dispatch
 from meshgate_gateway.engine.meshes.supervision import Supervision
 from meshgate_gateway.sessions import session_table
 from meshgate_gateway.sessions.session_table import Sessions
@@ -73,6 +75,8 @@ DEFECTS: dict[str, tuple[Any, str, Any]] = {
     "processes start before their host has the version": (CodeSync, "wait_for_version", start_at_once),
     "a version that changed while it was sent is never sent": (Version, "supersede", lambda *_: None),
     "the death of a worker does not reach its calls": (Supervision, "process_ended", lambda *_: None),
+    "values of a killed driver stay": (KeptValues, "_abandon", lambda *_: None),
+    "a holder gets numbers that waiting messages use": (Dispatch, "waiting", lambda *_: iter(())),
 }
 CHOICES: dict[str, dict[str, Any]] = {
     "the first message of a killed driver displaces its successor": {"kinds": ["driver killed while it attaches"]},
@@ -85,6 +89,11 @@ CHOICES: dict[str, dict[str, Any]] = {
     "processes start before their host has the version": {"editing": 1.0},
     "a version that changed while it was sent is never sent": {"editing": 1.0, "faults": 2},
     "the death of a worker does not reach its calls": {"editing": 0.0},
+    "values of a killed driver stay": {"kinds": ["driver killed, another attaches"], "editing": 0.0},
+    "a holder gets numbers that waiting messages use": {
+        "kinds": ["driver killed, another attaches"],
+        "editing": 0.0,
+    },
 }
 """What reaches defects that other seeds reach rarely."""
 

@@ -223,6 +223,18 @@ class ReadKept(Model):
     type: Literal["read_kept"] = "read_kept"
     call: Count
     target: MeshRef
+    describe: bool = False  # the values are described, as in the reply to a Call that keeps
+
+
+class NameKept(Model):
+    """``kept.named(name)``: later holders get ``region`` of the values ``kept``, which stay as long as the session."""
+
+    type: Literal["name_kept"] = "name_kept"
+    kept: ObjectId
+    name: Label
+    label: Text  # the call that they are the results of
+    procs: ObjectId  # in which they stay
+    region: Region
 
 
 class SendTo(Model):
@@ -375,6 +387,7 @@ Header: TypeAlias = Annotated[
     | Call
     | PutValue
     | ReadKept
+    | NameKept
     | SendTo
     | Sync
     | Reload

@@ -137,6 +137,9 @@ class CallRate(Result):
     oldest: float | None = Field(description="age of the oldest call in flight, in seconds; null: there is none")
 
 
+KEPT = "roughly the bytes of values that stay in processes, by the name of their mesh; those without are left out"
+
+
 class RankUsage(Result):
     """What a process and its children use."""
 
@@ -168,6 +171,7 @@ class Top(Result):
     calls: list[CallRate]
     ranks: list[RankUsage]
     gpus: list[GpuUsage]
+    kept: dict[str, int] = Field(default={}, description=KEPT)
     problems: dict[str, str] = Field(description="why a host or session could not be read, by its name")
 
 

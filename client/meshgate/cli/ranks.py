@@ -9,8 +9,20 @@ import typer
 from pydantic import Field
 from rich.console import Console
 
-from meshgate.cli.console import AsJson, Job, Mesh, Namespace, Variables, Workdir, age_text, console, emit
-from meshgate.cli.models import CommandOutcome, Executed, ProcessReport, Result, StackGroups
+from meshgate.cli.console import (
+    AsJson,
+    Job,
+    Mesh,
+    Namespace,
+    Variables,
+    Workdir,
+    age_text,
+    console,
+    emit,
+    kept_bytes,
+    kept_text,
+)
+from meshgate.cli.models import KEPT, CommandOutcome, Executed, ProcessReport, Result, StackGroups
 from meshgate.cli.status import waiting_text
 from meshgate.jobs.find import find_job
 from meshgate.ranks.stacks import ProcessStacks, Stacks
@@ -32,6 +44,7 @@ class Why(Result):
     """``meshgate why``"""
 
     calls: list[CallReport] = Field(description="the oldest first")
+    kept: dict[str, int] = Field(default={}, description=KEPT)
 
 
 def run_command(
@@ -151,7 +164,8 @@ def explain(job: Job = None, namespace: Namespace = None, as_json: AsJson = Fals
     found = find_job(job, namespace)
     status = found.status()
     if not any(session.calls for session in status.sessions):
-        emit(Why(calls=[]), as_json, lambda console: console.print("no call is in flight"))
+        idle = Why(calls=[], kept=kept_bytes(status))
+        emit(idle, as_json, lambda console: _show(idle, console))
         return
     found._state()
     result = why(status, found.stacks())
@@ -162,7 +176,7 @@ def why(status: JobStatus, stacks: Stacks) -> Why:
     """The calls in flight, the oldest first, each with what the first ranks run that have not answered."""
     calls = [(session.session, call) for session in status.sessions for call in session.calls]
     calls.sort(key=lambda each: -each[1].age)
-    return Why(calls=[_report(session, call, stacks) for session, call in calls])
+    return Why(calls=[_report(session, call, stacks) for session, call in calls], kept=kept_bytes(status))
 
 
 def _report(session: str, call: CallStatus, stacks: Stacks) -> CallReport:
@@ -199,6 +213,10 @@ def _show(result: Why, console: Console) -> None:
             console.print(f"  rank {process.rank} on {process.host}, pid {process.pid}:", markup=False)
             console.print("\n".join(f"  {line}" for line in process.stack.splitlines()), markup=False)
         console.print()
+    if not result.calls:
+        console.print("no call is in flight")
+    if result.kept:
+        console.print(f"values that stay in processes: {kept_text(result.kept)}", markup=False)
 
 
 def parse_variables(settings: list[str] | None) -> dict[str, str]:

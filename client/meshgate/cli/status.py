@@ -112,10 +112,10 @@ def _shape(mesh: MeshStatus) -> str:
 
 
 def _state(mesh: MeshStatus) -> str:
-    if not mesh.dead:
-        return "up"
-    ranks = ", ".join(str(rank) for rank in list(mesh.dead)[:RANKS_NAMED])
-    return f"{len(mesh.dead)} dead: {ranks}"
+    state = "up"
+    if mesh.dead:
+        state = f"{len(mesh.dead)} dead: {', '.join(str(rank) for rank in list(mesh.dead)[:RANKS_NAMED])}"
+    return f"{state}; keeps {mesh.kept / 1e6:,.1f} MB" if mesh.kept else state
 
 
 def describe(job: JobTrait, namespace: str | None) -> Description:

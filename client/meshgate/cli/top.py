@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from meshgate.cli.console import AsJson, Job, Namespace, age_text, console, new_table
+from meshgate.cli.console import AsJson, Job, Namespace, age_text, console, kept_bytes, kept_text, new_table
 from meshgate.cli.models import CallRate, GpuUsage, RankUsage, Top
 from meshgate.jobs.find import find_job
 from meshgate.jobs.trait import JobTrait
@@ -106,6 +106,7 @@ def compare(before: JobStatus, now: JobStatus, seconds: float, usage: Usage) -> 
         calls=sorted(calls, key=lambda each: (each.session, each.mesh)),
         ranks=[_rank(process, usage) for process in usage.processes],
         gpus=[GpuUsage.model_validate(gpu) for gpu in usage.gpus],
+        kept=kept_bytes(now),
         problems={**problems, **usage.problems},
     )
 
@@ -155,10 +156,14 @@ def _rank(process: ProcessUsage, usage: Usage) -> RankUsage:
 def render(top: Top, title: str, *, width: int, height: int | None = None, order: Order = "rank") -> RenderableType:
     """``height``: leaves out the rows that do not fit into this number of lines; None: shows all."""
     ranks = sorted(top.ranks, key=_KEYS[order])
-    problems = [Text(f"{name}: {problem.splitlines()[0]}") for name, problem in top.problems.items()]
+    notes = [Text(f"{name}: {problem.splitlines()[0]}") for name, problem in top.problems.items()]
+    if top.kept:
+        notes.insert(
+            0, Text(f"values that stay in processes: {kept_text(top.kept)}", no_wrap=True, overflow="ellipsis")
+        )
     calls_shown, ranks_shown = len(top.calls), len(ranks)
     if height is not None:
-        free = max(2, height - 2 * HEADS - 1 - len(problems))
+        free = max(2, height - 2 * HEADS - 1 - len(notes))
         calls_shown = min(len(top.calls), max(free // CALL_SHARE, free - len(ranks)))
         ranks_shown = min(len(ranks), free - calls_shown)
     parts: list[RenderableType] = [Text(title, no_wrap=True, overflow="ellipsis")]
@@ -169,7 +174,7 @@ def render(top: Top, title: str, *, width: int, height: int | None = None, order
         parts += [_ranks(shown, top.gpus, wide=width >= NARROW), _rest(len(ranks) - ranks_shown, "ranks")]
     if not top.calls and not ranks:
         parts.append(Text("no session has processes"))
-    return Group(*parts, *problems)
+    return Group(*parts, *notes)
 
 
 def _rest(count: int, what: str) -> Text:

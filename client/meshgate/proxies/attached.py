@@ -10,12 +10,14 @@ from meshgate.errors import InvalidRequestError
 from meshgate.proxies.actor_mesh import ActorMeshProxy
 from meshgate.proxies.actor_signatures import actor_class_from
 from meshgate.proxies.host_and_proc_mesh import HostMeshProxy, ProcMeshProxy, shape_of_procs
+from meshgate.proxies.kept import KeptMesh, find_values
 from meshgate.proxies.mesh import MeshProxy, OwnedObject
 from meshgate.proxies.ports import Port, PortReceiver
+from meshgate.session.detached.takeover import Creation
 from meshgate.session.futures import FutureProxy
 from meshgate.session.pending_calls import PendingCall, PendingStream, PendingValue, PendingValueMesh
 from meshgate.shapes.shape import Extent, Region, Shape
-from meshgate_wire.messages import AttachHosts, KeptCall, MeshRef, OpenChannel, SpawnActors, SpawnProcs
+from meshgate_wire.messages import AttachHosts, KeptCall, MeshRef, NameKept, OpenChannel, SpawnProcs
 
 if TYPE_CHECKING:
     from meshgate.proxies.client import Client
@@ -50,8 +52,8 @@ class AttachedCall:
 class AttachedSession:
     """A session that ``job.attach()`` has taken over.
 
-    ``hosts``, ``procs``, ``actors`` and ``channels`` hold what the session has, by name; ``session[name]`` finds an
-    actor mesh, else a proc mesh, else a host mesh. If several meshes have a name, it names the newest, and the others
+    ``hosts``, ``procs``, ``actors``, ``channels`` and ``kept`` hold what the session has, by name; ``session[name]``
+    finds an actor mesh, else a proc mesh, else a host mesh. If several have a name, it names the newest, and the others
     are ``name#2``, with the number of the object. What was stopped or has failed is left out. ``calls`` are the calls
     that are in flight, or whose results are kept, in the order in which they were made. ``never_received`` is how many
     calls an earlier process had posted that the gateway never received, as far as that can be known, and
@@ -65,6 +67,7 @@ class AttachedSession:
     procs: Mapping[str, ProcMeshProxy]
     actors: Mapping[str, ActorMeshProxy]
     channels: Mapping[str, tuple[Port[Any], PortReceiver[Any]]]
+    kept: Mapping[str, KeptMesh[Any]]
     calls: tuple[AttachedCall, ...]
     never_received: int
     lines_dropped: int
@@ -110,6 +113,7 @@ def take_over(client: Client, *, replay: bool, timeout: float) -> AttachedSessio
         procs=builder.named(ProcMeshProxy),
         actors=builder.named(ActorMeshProxy),
         channels=builder.channels,
+        kept=builder.kept,
         calls=calls,
         never_received=attached.never_received,
         lines_dropped=attached.lines_dropped,
@@ -126,8 +130,12 @@ class _Builder:
         self._client = client
         self._meshes: dict[int, Any] = {}
         self.channels: dict[str, tuple[Port[Any], PortReceiver[Any]]] = {}
+        self.kept: dict[str, KeptMesh[Any]] = {}
 
-    def add(self, header: AttachHosts | SpawnProcs | SpawnActors | OpenChannel) -> None:
+    def add(self, header: Creation) -> None:
+        if isinstance(header, NameKept):
+            self._add_kept(header)
+            return
         number = header.object
         if isinstance(header, OpenChannel):
             self._add_channel(header)
@@ -145,6 +153,14 @@ class _Builder:
             if procs is not None:
                 owned = self._owned(number, procs._shape)
                 self._meshes[number] = ActorMeshProxy(owned, procs._shape, actor_class_from(header), procs)
+
+    def _add_kept(self, header: NameKept) -> None:
+        remote = self._client.objects.get(header.kept)
+        if remote is None or self._client.objects.failure_of(header.kept) is not None:
+            return
+        shape = Region.from_wire(header.region).as_shape()
+        name = header.name if header.name not in self.kept else f"{header.name}#{header.kept}"
+        self.kept[name] = find_values(self._client, remote, shape)
 
     def _add_channel(self, header: OpenChannel) -> None:
         remote = self._client.objects.get(header.object)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from meshgate.errors import InvalidRequestError, UnpicklableArgument
-from meshgate.proxies.mesh import MeshProxy, OwnedObject
+from meshgate.proxies.mesh import MeshProxy, OwnedObject, require_name
 from meshgate.serialization.pickling import dumps_call
 from meshgate.session.futures import FutureProxy
 from meshgate.session.objects import RemoteObject
@@ -21,7 +21,7 @@ from meshgate.shapes.mesh_trait import MeshTrait
 from meshgate.shapes.ndslice import Slice
 from meshgate.shapes.shape import Extent, Shape
 from meshgate.shapes.value_mesh import ValueMesh
-from meshgate_wire.messages import Argument, MeshRef, PutValue, ReadKept, stream_of
+from meshgate_wire.messages import Argument, MeshRef, NameKept, PutValue, ReadKept, stream_of
 
 if TYPE_CHECKING:
     # Type checkers accept a kept mesh for any parameter: what an endpoint gets is the value, not the mesh.
@@ -75,7 +75,7 @@ class KeptMesh(MeshTrait, RemoteReference, Generic[R], _AnyArgument):  # type: i
     values travel inside the cluster. A process that keeps a value itself gets the object, not a copy.
 
     The values are dropped when the program holds no slice of the mesh any more and no call is getting them, and with
-    ``release()``.
+    ``release()``. Those that are ``named`` stay as long as the session.
     """
 
     _not_for_workers = _ONLY_AS_ARGUMENT
@@ -122,6 +122,19 @@ class KeptMesh(MeshTrait, RemoteReference, Generic[R], _AnyArgument):  # type: i
         if not self._values.released:
             self._values.released = True
             self._session.release(self._remote.number)
+
+    def named(self, name: str) -> KeptMesh[R]:
+        """Keeps the values as long as the session, or until ``release()``, and returns this mesh.
+
+        If the session is detached, the process that takes it over finds them: ``job.attach().kept[name]``.
+        """
+        require_name(name)
+        self._require_kept()
+        remote, procs = self._remote, self._remote.parents[0]
+        header = NameKept(kept=remote.number, name=name, label=remote.name, procs=procs, region=self._shape.to_wire())
+        self._session.post(header, stream=stream_of(remote.number))
+        self._values.finalizer.detach()
+        return self
 
     @property
     def _remote(self) -> RemoteObject:
@@ -202,6 +215,16 @@ def keep_results(mesh: MeshProxy, label: str, call: PendingValueMesh) -> KeptMes
     remote = mesh._client.objects.create("kept", label, label, procs or (mesh._object,))
     remote.streams = (mesh._stream,)
     return KeptMesh(OwnedValues(mesh._client, remote, mesh._shape, call), mesh._shape)
+
+
+def find_values(client: ClientSession, remote: RemoteObject, shape: Shape) -> KeptMesh[Any]:
+    """The values ``remote``, which an earlier holder of the session has named. Their processes describe them."""
+    call = PendingValueMesh(remote.number, remote.name, shape)
+    ref, stream = MeshRef(object=remote.number, region=shape.to_wire()), stream_of(remote.number)
+    client.request(call, lambda number: ReadKept(call=number, target=ref, describe=True), stream=stream)
+    values = OwnedValues(client, remote, shape, call)
+    values.finalizer.detach()
+    return KeptMesh(values, shape)
 
 
 def put_value(mesh: MeshProxy, value: object) -> KeptMesh[Any]:

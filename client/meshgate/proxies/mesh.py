@@ -48,14 +48,15 @@ class OwnedObject:
     gateway keeps those that an endpoint returned for this session only.
     """
 
-    __slots__ = ("__weakref__", "parts", "remote", "session", "shape")
+    __slots__ = ("__weakref__", "finalizer", "parts", "remote", "session", "shape")
 
     def __init__(self, session: ClientSession, remote: RemoteObject, shape: Shape, *, release: bool = False) -> None:
         self.session = session
         self.remote = remote
         self.shape = shape
         self.parts: tuple[Any, ...] = ()  # what else its proxies are made of, once one of them was pickled
-        weakref.finalize(self, session.release if release else session.unreference, remote.number).atexit = False
+        self.finalizer = weakref.finalize(self, session.release if release else session.unreference, remote.number)
+        self.finalizer.atexit = False
 
 
 _pickled: weakref.WeakValueDictionary[tuple[str, int], OwnedObject] = weakref.WeakValueDictionary()  # with the session

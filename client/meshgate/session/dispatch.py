@@ -31,6 +31,7 @@ from meshgate_wire.messages import (
     HostsAttached,
     Item,
     KeptCalls,
+    NameKept,
     ObjectFailed,
     OpenChannel,
     Output,
@@ -46,7 +47,7 @@ from meshgate_wire.messages import (
 
 log = logging.getLogger("meshgate.session.dispatch")
 
-_OF_A_TAKEOVER = (AttachHosts, SpawnProcs, SpawnActors, OpenChannel, Stop, KeptCalls, Attached)
+_OF_A_TAKEOVER = (AttachHosts, SpawnProcs, SpawnActors, OpenChannel, NameKept, Stop, KeptCalls, Attached)
 
 
 class Dispatcher:

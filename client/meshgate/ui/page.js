@@ -151,9 +151,10 @@ function showRanks(status) {
       const shape = Object.entries(procs.sizes).map(([label, size]) => `${label}=${size}`).join(" ");
       const runs = actors.length ? `, actors ${actors.map((mesh) => `${mesh.name} (${mesh.class_name})`).join(", ")}` : "";
       const code = procs.version ? `, code ${short(procs.version)}` : "";
+      const keeps = procs.kept ? `, keeps ${(procs.kept / 1e6).toFixed(1)} MB` : "";
       const sizes = Object.values(procs.sizes);
       const perGroup = sizes.length > 1 ? sizes[sizes.length - 1] : 8;
-      show(`${session.session} ${procs.number} ${procs.name}`, procs.name, `${shape}${runs}${code}, session ${session.session.slice(0, 8)}`, cellsOfProcs(procs, session), perGroup);
+      show(`${session.session} ${procs.number} ${procs.name}`, procs.name, `${shape}${runs}${code}${keeps}, session ${session.session.slice(0, 8)}`, cellsOfProcs(procs, session), perGroup);
     }
   for (const [key, grid] of grids) if (!seen.has(key)) { grid.root.remove(); grids.delete(key); }
   showChosen();

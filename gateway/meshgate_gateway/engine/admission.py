@@ -54,7 +54,11 @@ class Admission:
         self._dispatch.session_replaced()
         self._ledger.holder_changed()
         creations = self._ledger.creations
-        next_object = max(creations.highest, self._objects.fail_awaited(_NEVER_ARRIVED, creations)) + 1
+        # Also what messages are going to create that have arrived, and wait to be handled.
+        waiting = [header for _, header in self._dispatch.waiting()]
+        coming = {getattr(header, field, 0) for header in waiting for field in ("object", "keep")}
+        numbers = {*creations.numbers, *coming}
+        next_object = max(0, *numbers, self._objects.fail_awaited(_NEVER_ARRIVED, numbers)) + 1
         self._objects.forget_adopted()
         self._holder_changed()
         for header in creations:

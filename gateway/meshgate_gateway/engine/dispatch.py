@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from meshgate_gateway.engine.failures import FailureReports, invalid
@@ -33,6 +34,15 @@ class Records(Protocol):
         """A message is about to be handled. Not called for calls and for messages to ports."""
 
 
+@dataclass(slots=True)
+class _Lane:
+    """A stream that waits: until the message ``first`` has been handled or, if it is None, for the next turn of the
+    event loop. ``queue`` is what follows in the stream, until it is handled: messages, and callbacks between them."""
+
+    first: Header | None
+    queue: deque[MessageReceived | Callable[[], object]]
+
+
 class Dispatch:
     """``session()`` is the present wire session. ``flush_soon`` is called after a message that had to wait: its credit
     is returned. ``notice(text)`` shows the user a line. ``flush_calls`` is called before a message that is not a call:
@@ -54,7 +64,7 @@ class Dispatch:
         self._flush_calls = flush_calls
         self._handlers: dict[type, Handler] = {}
         self._loop = asyncio.get_running_loop()
-        self._lanes: dict[int, deque[MessageReceived]] = {}  # what queues in the streams that wait
+        self._lanes: dict[int, _Lane] = {}  # the streams that wait
         self._handled = 0  # of those that flood, in this turn of the event loop
         self._closed = False
 
@@ -73,23 +83,25 @@ class Dispatch:
             self._ledger.received(message.header)
         lane = self._lanes.get(message.stream)
         if lane is not None:
-            lane.append(message)
+            lane.queue.append(message)
             return
         if isinstance(message.header, _FLOODS):
             if not self._handled:
                 self._loop.call_soon(self._begin_turn)
             self._handled += 1
             if self._handled > TURN:
-                self._open_lane(message.stream, asyncio.sleep(0), message)
+                self._open_lane(message.stream, None, asyncio.sleep(0), message)
                 return
         if (waiting := self._handle(message)) is not None:
-            self._open_lane(message.stream, self._failures.guard(message.header, waiting))
+            self._open_lane(message.stream, message.header, self._failures.guard(message.header, waiting))
 
     def _begin_turn(self) -> None:
         self._handled = 0
 
-    def _open_lane(self, stream: int, waiting: Awaitable[None], *messages: MessageReceived) -> None:
-        self._lanes[stream] = deque(messages)
+    def _open_lane(
+        self, stream: int, first: Header | None, waiting: Awaitable[None], *messages: MessageReceived
+    ) -> None:
+        self._lanes[stream] = _Lane(first, deque(messages))
         self._session().manual(stream)
         self._start_task(self._drain(stream, waiting))
 
@@ -97,12 +109,18 @@ class Dispatch:
         """Handles the messages that queue up in a stream behind what waits."""
         lane = self._lanes[stream]
         await waiting
+        lane.first = None
         handled = 0
-        while lane and not self._closed:
-            following = lane.popleft()
+        while lane.queue and not self._closed:
+            following = lane.queue[0]
+            if not isinstance(following, MessageReceived):
+                lane.queue.popleft()
+                following()
+                continue
             again = self._handle(following)
             if again is not None:
                 await self._failures.guard(following.header, again)
+            lane.queue.popleft()
             self._session().consume(following)
             self._flush_soon()
             handled += 1
@@ -132,17 +150,24 @@ class Dispatch:
             self._notice(f"a message to {getattr(header, 'endpoint', 'a channel')} was dropped: {reason}")
         raise invalid(reason)
 
-    def waiting_calls(self) -> Iterator[Call]:
-        """The calls that queue behind a message that waits."""
-        headers = (message.header for lane in self._lanes.values() for message in lane)
-        return (header for header in headers if isinstance(header, Call))
+    def waiting(self) -> Iterator[tuple[int, Header]]:
+        """The messages that have arrived and are not handled yet, each with its stream, in the order of the stream."""
+        for stream, lane in self._lanes.items():
+            if lane.first is not None:
+                yield stream, lane.first
+            yield from ((stream, each.header) for each in lane.queue if isinstance(each, MessageReceived))
+
+    def call_after(self, stream: int, callback: Callable[[], object]) -> None:
+        """Calls ``callback`` when what waits in the stream at present has been handled."""
+        self._lanes[stream].queue.append(callback)
 
     def session_replaced(self) -> None:
         """Another wire session continues: what queues here was received by the previous one, with its credit."""
         for stream, lane in self._lanes.items():
             self._session().manual(stream)
-            for message in lane:
-                message.held = 0
+            for message in lane.queue:
+                if isinstance(message, MessageReceived):
+                    message.held = 0
 
 
 def _unexpected(header: Header, buffers: Sequence[Fragments]) -> None:

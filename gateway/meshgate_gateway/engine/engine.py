@@ -36,7 +36,7 @@ from meshgate_gateway.engine.metrics import EngineMetrics
 from meshgate_gateway.engine.monarch.error_texts import refusing_address
 from meshgate_gateway.engine.monarch.interface import Fault, Monarch
 from meshgate_gateway.engine.monarch.same_versions import versions_of
-from meshgate_gateway.engine.objects.records import HostMesh
+from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_gateway.engine.on_worker.process import set_up_process
 from meshgate_gateway.engine.output.lines import PrintedLine, fold, split_into_messages
@@ -110,7 +110,9 @@ class Engine:
             self._objects,
             self.code,
             connection_refused,
-            lambda: self._kept.holder_changed(self._open_calls()),
+            lambda: self._kept.holder_changed(
+                self._dispatch.waiting(), self._dispatch.call_after, self._ledger.creations.named
+            ),
         )
         self._dispatch.add(
             {
@@ -226,7 +228,7 @@ class Engine:
         )
 
     def _connect_meshes(self, monarch: Monarch, find_hosts: FindHosts) -> None:
-        objects, lookup, code, fail = self._objects, self._lookup, self.code, self._calling.fail
+        objects, lookup, code, fail = self._objects, self._lookup, self.code, self._actors_ended
         self._hosts = hosts = HostWatch(objects, self.link.send, code, monarch.same_versions.laptop)
         self._supervision = Supervision(
             objects,
@@ -330,7 +332,8 @@ class Engine:
 
     def _open_calls(self) -> list[Call]:
         """The calls that are not answered yet, also those that wait for something."""
-        return [*self._calling.open_calls(), *self._dispatch.waiting_calls()]
+        waiting = [header for _, header in self._dispatch.waiting() if isinstance(header, Call)]
+        return [*self._calling.open_calls(), *waiting]
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -367,6 +370,10 @@ class Engine:
         self._memory.process_ended(mesh, rank)
         if not (self.code.process_ended(mesh, rank) or self._watching.process_ended(mesh, rank, pid)):
             self._supervision.process_ended(mesh, rank, pid)
+
+    def _actors_ended(self, mesh: ActorMesh) -> None:
+        self._calling.fail(mesh)
+        self._kept.actors_ended(mesh)
 
     def _process_died(self, mesh: int, rank: int, report: str) -> None:
         self._reloading.process_died(mesh, rank, report)

@@ -12,9 +12,9 @@ from meshgate_wire.status import CallCounts, CallStatus, JobStatus, MeshStatus, 
 GIB = 2**30
 
 
-def status(counts: CallCounts | None, *, age: float = 3.0, problem: str = "") -> JobStatus:
+def status(counts: CallCounts | None, *, age: float = 3.0, problem: str = "", kept: int = 0) -> JobStatus:
     meshes = (
-        MeshStatus(kind="procs", name="procs", sizes={"hosts": 2}, number=1),
+        MeshStatus(kind="procs", name="procs", sizes={"hosts": 2}, number=1, kept=kept),
         MeshStatus(kind="actors", name="trainers", sizes={"hosts": 2}, number=2, procs=1, calls=counts),
         MeshStatus(kind="actors", name="top", sizes={"hosts": 2}, number=4, calls=counts),
     )

@@ -13,7 +13,7 @@ from meshgate.cli.app import app
 from meshgate.cli.ranks import why
 from meshgate.ranks.exec import CommandResult, Executed
 from meshgate.ranks.stacks import Frame, ProcessStacks, Stacks, Thread
-from meshgate_wire.status import CallStatus, JobStatus, SessionStatus
+from meshgate_wire.status import CallStatus, JobStatus, MeshStatus, SessionStatus
 
 STEP = Frame("/work/train.py", 12, "Trainer.step", "loss.backward()")
 
@@ -104,6 +104,11 @@ def test_why_shows_calls_and_stacks(run: CliRunner) -> None:
 def test_why_of_an_idle_job_asks_no_process(run: CliRunner, job: Job) -> None:
     job.found = status()
     assert run.invoke(app, ["why"]).output == "no call is in flight\n"
+    (session,) = job.found.sessions
+    keeps = MeshStatus(kind="procs", name="procs", sizes={}, kept=4_200_000)
+    job.found = job.found.model_copy(update={"sessions": (session.model_copy(update={"meshes": (keeps, keeps)}),)})
+    assert run.invoke(app, ["why"]).output.endswith("values that stay in processes: procs 8.4 MB\n")
+    assert json.loads(run.invoke(app, ["why", "--json"]).output)["kept"] == {"procs": 8_400_000}
     assert job.asked == []
 
 

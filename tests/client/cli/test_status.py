@@ -92,6 +92,12 @@ def test_the_status_shows_hosts_meshes_and_calls() -> None:
     assert ["procs", "procs", "hosts=2", "gpus=4", "beefbeefbeef", "up"] in rows(text)
     assert ["trainers", "actors", "hosts=2", "2", "dead:", "1,", "3"] in rows(text)
     assert "  1 call in flight\n" in text
+    keeping = SESSION.model_copy(
+        update={"meshes": tuple(each.model_copy(update={"kept": 4**11}) for each in SESSION.meshes)}
+    )
+    text = shown(STATUS.model_copy(update={"sessions": (keeping,)}))
+    assert "up; keeps 4.2 MB" in text
+    assert "2 dead: 1, 3; keeps 4.2 MB" in text
     assert "trainers.step" in text
     assert "31s" in text
     assert "2/8" in text

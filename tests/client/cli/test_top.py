@@ -103,6 +103,14 @@ def test_a_wide_terminal_shows_everything() -> None:
     ]
 
 
+def test_what_processes_keep_is_shown() -> None:
+    look = compare(status(None), status(None, kept=4_200_000), 1.0, Usage([process(rank) for rank in range(40)]))
+    assert look.kept == {"procs": 4_200_000}
+    text = lines(look, 100, height=24)
+    assert len(text) <= 24
+    assert text[-1].strip() == "values that stay in processes: procs 4.2 MB"
+
+
 @pytest.mark.parametrize("width", [40, 60, 79])
 def test_a_narrow_terminal_keeps_the_numbers(width: int) -> None:
     text = lines(top(), width)

@@ -18,13 +18,16 @@ from meshgate_wire.messages import (
     KeptCall,
     KeptCalls,
     MeshRef,
+    NameKept,
     OpenChannel,
+    ReadKept,
     Region,
     SpawnActors,
     SpawnProcs,
 )
 
 FIRST_HOST = Region(labels=("hosts",), offset=0, sizes=(1,), strides=(1,))
+ALL = Region(labels=("hosts", "gpus"), offset=0, sizes=(2, 2), strides=(2, 1))
 
 
 class Client:
@@ -39,9 +42,13 @@ class Client:
         self.restored: dict[int, Any] = {}
         self.inboxes: list[tuple[int, str]] = []
         self.replayed: bool | None = None
+        self.requested: list[ReadKept] = []
 
     def restore_call(self, number: int, call: Any) -> None:
         self.restored[number] = call
+
+    def request(self, call: Any, make_header: Any, *, stream: int) -> None:
+        self.requested.append(make_header(99))
 
     def open_inbox(self, number: int, name: str) -> None:
         self.inboxes.append((number, name))
@@ -71,6 +78,9 @@ def client() -> Client:
         add(SpawnActors(object=number, procs=MeshRef(object=procs), name="actors", class_name="a.B", kind="sync"))
     add(OpenChannel(object=7, name="numbers"))
     add(OpenChannel(object=8))
+    for number, name in ((32, "batch"), (31, "failed"), (30, "batch")):  # newest first
+        add(NameKept(kept=number, name=name, label="actors.step.keep()", procs=2, region=ALL))
+    client.objects.fail(31, Failure(kind="actor", message="it raised"))
     client.objects.fail(5, Failure(kind="actor", message="its constructor raised"))
     actors = MeshRef(object=4)
     calls = (
@@ -98,6 +108,16 @@ def test_meshes_have_their_shapes_and_failed_ones_are_left_out(client: Client) -
     assert client.inboxes == [(7, "numbers"), (8, "#8")]
     assert [*session.channels] == ["numbers", "#8"]
     assert client.calls.next_number() == 5
+
+
+def test_named_values_have_their_shapes_and_those_of_failed_calls_are_left_out(client: Client) -> None:
+    session = take_over(client, replay=False, timeout=0)  # type: ignore[arg-type]
+    assert {name: (len(kept), kept._remote.number) for name, kept in session.kept.items()} == {
+        "batch": (4, 32),
+        "batch#30": (4, 30),
+    }
+    assert [(header.target.object, header.describe) for header in client.requested] == [(32, True), (30, True)]
+    assert repr(session.kept["batch"]) == "<KeptMesh actors.step.keep(): {hosts: 2, gpus: 2}, not there yet>"
 
 
 def test_calls_have_futures_and_lost_ones_an_error(client: Client) -> None:

@@ -16,7 +16,7 @@ from meshgate.proxies.client import Client
 from meshgate.proxies.kept import KeptInfo, KeptMesh
 from meshgate.session.dialing import UrlDialer
 from meshgate_wire import Fragments
-from meshgate_wire.messages import Call, Failed, Failure, PutValue, ReadKept, Release, Values, stream_of
+from meshgate_wire.messages import Call, Failed, Failure, NameKept, PutValue, ReadKept, Release, Values, stream_of
 from tests.client.counting import Counter, counters
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway, ScriptedSession
 from tests.waiting import wait_for
@@ -137,6 +137,27 @@ def test_values_are_released_with_their_last_slice_on_each_stream_that_named_the
 
     wait_for(lambda: parts() == [3, 3, 3], "the release")
     assert client.objects.get(number) is None
+
+
+def test_named_values_stay_until_they_are_released(gateway: ScriptedGateway, client: Client) -> None:
+    kept = counters(client).echo.keep(1)
+    number, procs = kept._remote.number, kept._remote.parents[0]
+    assert kept.named("batch") is kept
+    with pytest.raises(TypeError, match="must be a string"):
+        kept.named(1)  # type: ignore[arg-type]
+    found = counters(client).echo.keep(1)  # of which nothing is named
+    last = found._remote.number
+    del kept, found
+    gc.collect()
+
+    def released() -> list[int]:
+        return [each for header in gateway.got(Release) for each in header.objects]
+
+    wait_for(lambda: last in released(), "the release")
+    (header,) = gateway.got(NameKept)
+    assert (header.kept, header.name, header.label, header.procs) == (number, "batch", "counters.echo.keep()", procs)
+    assert header.region.sizes == (2, 2)
+    assert number not in released()
 
 
 def test_released_values_cannot_be_used(gateway: ScriptedGateway, client: Client) -> None:

@@ -40,7 +40,9 @@ def status(hosts: int, gpus: int) -> JobStatus:
         for rank, name in enumerate(names)
     )
     sizes = {"hosts": hosts, "gpus": gpus}
-    procs = MeshStatus(kind="procs", name="procs", number=2, sizes=sizes, version=VERSION, hosts=tuple(names))
+    procs = MeshStatus(
+        kind="procs", name="procs", number=2, sizes=sizes, version=VERSION, hosts=tuple(names), kept=4**11
+    )
     actors = MeshStatus(
         kind="actors",
         name="trainers",

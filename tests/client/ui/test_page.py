@@ -72,6 +72,11 @@ def test_ranks_have_states_reasons_and_hosts(open_page: Callable[..., Any]) -> N
     assert "rank 3: lost, workers-0: <b>fault</b>" in page.locator("#detail").inner_text()
 
 
+def test_what_processes_keep_is_beside_their_mesh(open_page: Callable[..., Any]) -> None:
+    page = open_page(FakeSource(hosts=3, gpus=4))
+    assert ", keeps 4.2 MB, session 01234567" in page.locator("#meshes").inner_text()
+
+
 def test_calls_hosts_and_sessions_are_listed(open_page: Callable[..., Any]) -> None:
     page = open_page(FakeSource(hosts=3, gpus=4))
     call = page.locator("#calls tbody tr").inner_text()

@@ -8,7 +8,19 @@ from unittest import mock
 from meshgate_gateway.engine.calls import batches
 from meshgate_gateway.engine.calls.batches import OPEN_CALLS
 from meshgate_wire import Limits
-from meshgate_wire.messages import Done, EndSession, Failed, MeshRef, OpenChannel, PortSend, Release, SendTo, Values
+from meshgate_wire.messages import (
+    Argument,
+    Call,
+    Done,
+    EndSession,
+    Failed,
+    MeshRef,
+    OpenChannel,
+    PortSend,
+    Release,
+    SendTo,
+    Values,
+)
 from tests.gateway.engine.fakes import FakeMesh, async_test
 from tests.gateway.engine.in_memory import MANY, PIECE, EngineClient, call
 
@@ -52,6 +64,36 @@ async def test_a_request_that_fails_does_not_hold_up_the_requests_behind_it() ->
     client.send(SendTo(target=MeshRef(object=actors), endpoint="step", port=channel), b"arguments", stream=actors)
     client.send(call(2, actors, adverb="broadcast"), b"arguments", stream=actors)
     await client.until(lambda: client.monarch.casts)
+    await client.end()
+
+
+@async_test
+async def test_what_waits_is_known_until_it_is_handled() -> None:
+    client = EngineClient()
+    actors = client.spawn_all()
+    procs = client.spawn_procs(client.attach())
+    first, second = client.number(), client.number()
+    await client.turns()
+    for number, used in enumerate((first, second), 1):
+        argument = Argument(kind="procs", ref=MeshRef(object=used))
+        header = call(number, actors).model_copy(update={"arguments": (argument,)})
+        client.send(header, b"arguments", stream=actors)
+    dispatch, handled = client.engine._dispatch, []  # type: ignore[var-annotated]
+    await client.turns()
+    assert [header.call for _, header in dispatch.waiting() if isinstance(header, Call)] == [1, 2]
+    dispatch.call_after(actors, lambda: handled.append(len(client.monarch.casts)))
+    client.spawn_procs(procs - 1, number=first)
+    await client.until(lambda: client.monarch.casts)
+    assert [header.call for header in client.engine._open_calls()] == [1, 2]  # each once
+    assert not handled
+    client.spawn_procs(procs - 1, number=second)
+    await client.until(lambda: handled)
+    assert handled == [2]
+    assert not [*dispatch.waiting()]
+    for port in client.monarch.ports:
+        for rank in range(2):
+            port.put(b"value", rank)
+    await client.turns()
     await client.end()
 
 

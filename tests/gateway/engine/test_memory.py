@@ -91,6 +91,7 @@ def test_a_value_may_take_three_quarters_of_what_is_left(monkeypatch: pytest.Mon
     refusal = values.ask(1, 0, 3_000_001, reply=True)
     assert "has 3.0 MB" in refusal
     assert "Compute(memory=...)" in refusal
+    assert "Leave the value in the cluster, with endpoint.keep() in place of call()" in refusal
     assert values.ask(1, 0, 2_900_000, reply=True) == ""
     assert "room for 0.1 MB" in values.ask(1, 1, 200_000, reply=True)
     monkeypatch.setattr(memory, "memory_left", lambda: None)

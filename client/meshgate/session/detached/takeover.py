@@ -15,13 +15,14 @@ from meshgate_wire.messages import (
     Header,
     KeptCall,
     KeptCalls,
+    NameKept,
     OpenChannel,
     SpawnActors,
     SpawnProcs,
     Stop,
 )
 
-Creation = AttachHosts | SpawnProcs | SpawnActors | OpenChannel
+Creation = AttachHosts | SpawnProcs | SpawnActors | OpenChannel | NameKept
 
 
 @dataclass(slots=True)
@@ -48,13 +49,15 @@ class Takeover:
         elif isinstance(header, Stop):
             if self.objects.get(header.target.object) is not None:
                 self.objects.stop(header.target.object, header.reason)
-        elif isinstance(header, (AttachHosts, SpawnProcs, SpawnActors, OpenChannel)):
+        elif isinstance(header, (AttachHosts, SpawnProcs, SpawnActors, OpenChannel, NameKept)):
             self._created(header)
 
     def _created(self, header: Creation) -> None:
         """Notes an object at once, since messages about it may follow."""
-        number = header.object
-        if isinstance(header, AttachHosts):
+        number = header.kept if isinstance(header, NameKept) else header.object
+        if isinstance(header, NameKept):
+            self.objects.restore(number, "kept", header.label, header.label, (header.procs,))
+        elif isinstance(header, AttachHosts):
             hosts = self.objects.restore(number, "hosts", header.mesh, f"attaching the hosts of {header.mesh!r}")
             hosts.expected_hosts = self.mesh_sizes.get(header.mesh, 0)
         elif isinstance(header, SpawnProcs):

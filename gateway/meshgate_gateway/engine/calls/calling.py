@@ -52,7 +52,7 @@ class Prepared(Protocol):
     label: str
 
     @property
-    def ended(self) -> Callable[[Response | None], None]: ...
+    def ended(self) -> Callable[[Response | None, PendingCall | None], None]: ...
 
 
 class KeptValues(Protocol):
@@ -97,7 +97,6 @@ class Calling:
         self._pending: dict[int, tuple[PendingCall, ActorMesh, int]] = {}
         self._supervised: dict[Any, asyncio.Future[Any]] = {}  # the next fault of a part of a mesh
         self._report_timer: asyncio.TimerHandle | None = None
-        self._waiting: dict[int, Call] = {}  # for their target or arguments
         self._batches = Batches(monarch, self._replied_in_batch, self._failed_in_batch)
 
     def call(self, header: Call, buffers: Sequence[Fragments]) -> Awaitable[None] | None:
@@ -108,20 +107,16 @@ class Calling:
         return None
 
     async def _call_later(self, header: Call, buffers: Sequence[Fragments]) -> None:
-        self._waiting[header.call] = header
-        try:
-            target = await self._objects.wait(header.target.object)
-            arguments = await self._lookup.arguments(header.arguments)
-            prepared = await self._kept.prepare(header, target, arguments)
-        finally:
-            del self._waiting[header.call]
+        target = await self._objects.wait(header.target.object)
+        arguments = await self._lookup.arguments(header.arguments)
+        prepared = await self._kept.prepare(header, target, arguments)
         if prepared is None:
             self._dispatch(header, buffers, target, arguments)
             return
         try:
             self._dispatch(header, buffers, target, prepared.objects, prepared)
         except BaseException as error:
-            prepared.ended(Response(Failed(call=header.call, failure=failure_of(error))))
+            prepared.ended(Response(Failed(call=header.call, failure=failure_of(error))), None)
             raise
 
     def is_running(self, number: int) -> bool:
@@ -129,9 +124,8 @@ class Calling:
         return number in self._pending
 
     def open_calls(self) -> list[Call]:
-        """The calls that are not answered yet."""
-        running = [pending.header for pending, *_ in self._pending.values() if pending.header is not None]
-        return [*running, *self._waiting.values()]
+        """The calls that were sent and are not answered yet."""
+        return [pending.header for pending, *_ in self._pending.values() if pending.header is not None]
 
     def _dispatch(
         self,
@@ -159,13 +153,13 @@ class Calling:
             totals.ended += 1
             totals.failed += 1
             if prepared is not None:
-                prepared.ended(response)
+                prepared.ended(response, None)
             if header.adverb != "broadcast":
                 self._respond(response, stream)
             return
         payload = self._lookup.payload(buffers, objects)
         if prepared is not None:
-            pending.on_end = prepared.ended
+            pending.on_end = functools.partial(_ended, prepared, pending)
             if header.keep:
                 payload = self._monarch.payload_keeping(payload, header.keep, prepared.label)
         if chosen is not None:
@@ -391,12 +385,13 @@ class Calling:
             self._send(response.header, response.buffers, stream=stream)
         except MessageTooLarge as error:
             call, rank = getattr(response.header, "call", 0), getattr(response.header, "rank", None)
-            failure = Failure(kind="invalid", message=f"the gateway cannot send the reply: {error}")
+            remedy = "Leave the values in the cluster, with endpoint.keep() in place of call()"
+            message = f"the gateway cannot send the reply: {error}. {remedy}"
+            failure = Failure(kind="invalid", message=message)
             self._send(Failed(call=call, rank=rank, failure=failure), stream=stream)
 
     def validate_state(self) -> None:
         """Raises AssertionError if an invariant does not hold between two callbacks of the event loop."""
-        assert not self._waiting.keys() & self._pending.keys()
         assert self._report_timer is not None or not self._pending, "nothing reports the progress of these calls"
         for number, (pending, _, _) in self._pending.items():
             assert number == pending.call
@@ -419,6 +414,10 @@ class Calling:
             if target is mesh:
                 response = pending.fail(mesh.failed) if mesh.failed else pending.ranks_died(mesh.dead)
                 self._finish(pending, response, stream)
+
+
+def _ended(prepared: Prepared, pending: PendingCall, response: Response | None) -> None:
+    prepared.ended(response, pending)
 
 
 def status_of(pending: PendingCall, mesh: ActorMesh, now: float) -> CallStatus:

@@ -12,13 +12,14 @@ is known any more, because their call has failed on another rank, are dropped wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import io
 import pickle
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 from meshgate_gateway.engine.calls.pending_calls import MAX_RANKS_NAMED, PendingCall, Response
 from meshgate_gateway.engine.failures import RequestFailed, invalid
@@ -30,11 +31,25 @@ from meshgate_gateway.engine.objects.regions import extent_of, ranks_of, ranks_w
 from meshgate_gateway.engine.objects.table import KeptArgument, Lookup, ObjectTable, choose
 from meshgate_gateway.engine.on_worker.kept_values import MODULE
 from meshgate_wire import Fragments
-from meshgate_wire.messages import Adopted, Call, Failed, Failure, MeshRef, PutValue, ReadKept, Region, stream_of
+from meshgate_wire.messages import (
+    Adopted,
+    Call,
+    Failed,
+    Failure,
+    Header,
+    MeshRef,
+    NameKept,
+    PutValue,
+    ReadKept,
+    Region,
+    stream_of,
+)
 
 CLASS = "KeptValuesActor"
 CLASS_DATA = (f"c{MODULE}\n{CLASS}\n.".encode(),)  # a pickle that refers to it by name
 NOTHING = Adopted()
+Forget: TypeAlias = Callable[[Collection[int] | None], None]
+"""Makes processes forget what a call has not taken: at these positions of it, or at all if it was not sent."""
 
 
 class KeptMessaging(Payloads, CallSender, EngineActors, Arguments, Readiness, Protocol):
@@ -58,16 +73,17 @@ class Servers:
     ranks: frozenset[int]
     up: asyncio.Future[None]
     dropping: set[asyncio.Future[Any]] = field(default_factory=set)  # until the processes have dropped values
+    targets: dict[int, set[int]] = field(default_factory=dict)  # of deliveries, with their actors that have ended
 
 
 @dataclass(slots=True)
 class Prepared:
-    """What a call is sent with, and ``ended``, to be called with its answer: the objects in its arguments, the position
-    of the chosen rank, and the object that its results become."""
+    """What a call is sent with: the objects in its arguments, the position of the chosen rank, and the object that its
+    results become. ``ended`` must be called with its answer and, if it was sent, with the call."""
 
     objects: Sequence[Any]
     chosen: int | None
-    ended: Callable[[Response | None], None]
+    ended: Callable[[Response | None, PendingCall | None], None]
     label: str = ""
 
 
@@ -94,7 +110,7 @@ class KeptValues:
         self._dropped: dict[tuple[Servers, bool], list[int]] = {}  # what to drop in this turn of the event loop
 
     def handlers(self) -> Mapping[type, Handler]:
-        return {PutValue: self._put, ReadKept: self._read}
+        return {PutValue: self._put, ReadKept: self._read, NameKept: self._name}
 
     # --- calls that keep, and calls that use
 
@@ -106,23 +122,34 @@ class KeptValues:
         mesh, _, ranks = self._lookup.actors(target, header.target)
         procs, region = _procs_of(mesh, header.endpoint), header.target.region or mesh.region
         chosen = choose(mesh, ranks) if header.adverb == "choose" else None
-        forget: Callable[[], None] | None = None
+        forget: Forget | None = None
         if used:
             arguments, forget = await self.deliver(
-                f"{mesh.name}.{header.endpoint}", procs, region, arguments, chosen=chosen, call=header.call
+                f"{mesh.name}.{header.endpoint}",
+                procs,
+                region,
+                arguments,
+                target=header.target.object,
+                chosen=chosen,
+                call=header.call,
             )
         kept = None
         label = f"{mesh.name}.{header.endpoint}.keep()"
         if header.keep:
-            servers = await self._served(procs, region)
-            await self._wait_dropped(servers)
-            kept = self._add(header.keep, label, servers, region, ranks)
+            try:
+                servers = await self._served(procs, region)
+                await self._wait_dropped(servers)
+                kept = self._add(header.keep, label, servers, region, ranks)
+            except Exception:
+                if forget is not None:
+                    forget(None)
+                raise
 
-        def ended(response: Response | None) -> None:
+        def ended(response: Response | None, sent: PendingCall | None) -> None:
             if kept is not None:
                 self._answered(kept, response)
-            if forget is not None and response is not None and isinstance(response.header, Failed):
-                forget()
+            if forget is not None:
+                forget(_untaken(sent, mesh, response) if sent is not None else None)
 
         return Prepared(arguments, chosen, ended, label)
 
@@ -133,11 +160,12 @@ class KeptValues:
         region: Region,
         arguments: Sequence[Any],
         *,
+        target: int,
         chosen: int | None = None,
         call: int = 0,
-    ) -> tuple[Sequence[Any], Callable[[], None]]:
-        """Gets kept values into the processes ``region`` of ``procs``, and returns what takes their place among
-        ``arguments``, and a function to forget them if the call ``name`` is not sent, or may not have arrived.
+    ) -> tuple[Sequence[Any], Forget]:
+        """Gets kept values into the processes ``region`` of ``procs``, for the call ``name`` of the actors ``target``.
+        Returns what takes their place among ``arguments``, and what makes processes forget them.
 
         ``chosen``: the position of the only process that needs them. Raises RequestFailed: with the error of the call
         that should have kept them, if it has failed, or if a process has died.
@@ -154,15 +182,25 @@ class KeptValues:
             argument.kept.uses += 1
         try:
             servers = await self._served(procs, at)
+            servers.targets.setdefault(target, set())
             for argument in used.values():  # nothing would wake this for a process that died while it waited
                 self._require_alive(argument.kept, ranks_of(argument.region))
             delivery = next(self._deliveries)
             _, actors, called = self._lookup.actors(servers.actors, MeshRef(object=0, region=at))
-            payload = self._request(delivery, chosen, len(ranks), used, name)
+            payload = self._request(delivery, target, chosen, len(ranks), used, name)
             pending = PendingCall(call, "call", name.partition(".")[0], name.partition(".")[2], called, procs.host_of)
             _require_living(pending, procs)
             receiver = self._monarch.call(actors, "deliver", True, payload)
-            await self._collect(pending, receiver, procs, used.values())
+
+            def forget(positions: Collection[int] | None) -> None:
+                forgetting = ranks_of(at) if positions is None else [ranks[position] for position in positions]
+                self._cast(servers, forgetting, "forget", delivery)
+
+            try:
+                await self._collect(pending, receiver, procs, used.values())
+            except Exception:
+                forget(None)
+                raise
         finally:
             for argument in used.values():
                 argument.kept.uses -= 1
@@ -170,13 +208,10 @@ class KeptValues:
         objects = list(arguments)
         for index in used:
             objects[index] = self._monarch.kept_argument(delivery, index)
-        forget = functools.partial(
-            self._monarch.cast, actors, "forget", False, self._monarch.engine_payload(delivery), None
-        )
         return objects, forget
 
     def _request(
-        self, delivery: int, chosen: int | None, size: int, used: Mapping[int, KeptArgument], name: str
+        self, delivery: int, target: int, chosen: int | None, size: int, used: Mapping[int, KeptArgument], name: str
     ) -> Any:
         """The arguments of ``deliver``."""
         holders, requests = [], []
@@ -189,7 +224,7 @@ class KeptValues:
             holders.append(holder)
             sizes, labels = region.sizes, region.labels
             requests.append((index, kept.number, holder, labels, sizes, kept.positions(region), argument.whole))
-        return self._monarch.engine_payload(delivery, chosen, requests, objects=holders)
+        return self._monarch.engine_payload(delivery, target, chosen, requests, objects=holders)
 
     async def _collect(
         self, pending: PendingCall, receiver: Any, procs: ProcMesh, used: Collection[KeptArgument]
@@ -305,11 +340,17 @@ class KeptValues:
         ranks = ranks_within(region, kept.region, kept.label)
         self._require_alive(kept, ranks)
         procs = kept.servers.procs
-        pending = PendingCall(header.call, "call", procs.name, "read", ranks, procs.host_of)
+        endpoint = "describe" if header.describe else "read"
+        pending = PendingCall(header.call, "call", procs.name, endpoint, ranks, procs.host_of)
         kept.uses += 1
         pending.on_end = lambda _: self._used(kept)
         payload = self._monarch.engine_payload(kept.number, kept.positions(region))
         self._start(pending, kept.servers, region, payload, header.target.object)
+
+    async def _name(self, header: NameKept, buffers: Sequence[Fragments]) -> None:
+        """The ledger has noted it. Waits, so that a new holder learns what was named and never arrived."""
+        with contextlib.suppress(RequestFailed):  # the calls that use the values say why there are none
+            await self._objects.wait(header.kept)
 
     def _start(self, pending: PendingCall, servers: Servers, region: Region, payload: Any, target: int) -> None:
         _, actors, _ = self._lookup.actors(servers.actors, MeshRef(object=0, region=region))
@@ -326,14 +367,39 @@ class KeptValues:
         kept.released = True
         self._drop_unused(kept)
 
-    def holder_changed(self, waiting: Collection[Call]) -> None:
-        """Another client is the holder, which cannot name what the earlier one kept: releases all but what its
-        ``waiting`` calls use."""
-        used = {argument.ref.object for call in waiting for argument in call.arguments if argument.kind == "kept"}
-        for number, known in self._objects.items():
-            if isinstance(known, KeptMesh) and number not in used:
-                self._objects.release(number)
-                self.release(known)
+    def holder_changed(
+        self,
+        waiting: Iterable[tuple[int, Header]],
+        call_after: Callable[[int, Callable[[], object]], object],
+        named: Container[int] = (),
+    ) -> None:
+        """Another client is the holder, which only knows what the earlier one has ``named``: releases each other kept
+        mesh once the messages that refer to it have been handled. These are among ``waiting``, each with its stream,
+        and ``call_after(stream, callback)`` calls back when those of a stream have been."""
+        known = [number for number, known in self._objects.items() if isinstance(known, KeptMesh)]
+        streams: dict[int, set[int]] = {number: set() for number in known}
+        for stream, header in waiting:
+            for number in _kept_numbers(header):
+                streams.setdefault(number, set()).add(stream)
+        for number, left in streams.items():
+            if number in named:
+                continue
+            if not left:
+                self._abandon(number)
+            for stream in [*left]:
+                call_after(stream, functools.partial(self._handled, stream, left, number))
+
+    def _handled(self, stream: int, left: set[int], number: int) -> None:
+        left.discard(stream)
+        if not left:
+            self._abandon(number)
+
+    def _abandon(self, number: int) -> None:
+        """Releases an object of an earlier holder, unless there is none: its call may have failed."""
+        known = self._objects.get(number)
+        if isinstance(known, KeptMesh):
+            self._objects.release(number)
+            self.release(known)
 
     def _drop_unused(self, kept: KeptMesh) -> None:
         if kept.released and not kept.uses and kept.done.done() and kept.done.result() is None:
@@ -359,10 +425,29 @@ class KeptValues:
                 servers.dropping.add(dropping)
                 dropping.add_done_callback(functools.partial(_dropped, servers))
                 continue
-            payload = self._monarch.engine_payload(numbers, late)
-            for rank in servers.ranks - procs.dead.keys():
-                alone = MeshRef(object=0, region=Region(labels=(), offset=rank, sizes=(), strides=()))
-                self._monarch.cast(self._lookup.actors(servers.actors, alone)[1], "drop", False, payload, None)
+            self._cast(servers, servers.ranks, "drop", numbers, late)
+
+    def _cast(self, servers: Servers, ranks: Iterable[int], endpoint: str, *args: Any) -> None:
+        """Sends a message to each of these processes that lives."""
+        if servers.procs.stopping:
+            return
+        payload = self._monarch.engine_payload(*args)
+        for rank in set(ranks) - servers.procs.dead.keys():
+            alone = MeshRef(object=0, region=Region(labels=(), offset=rank, sizes=(), strides=()))
+            self._monarch.cast(self._lookup.actors(servers.actors, alone)[1], endpoint, False, payload, None)
+
+    def actors_ended(self, mesh: ActorMesh) -> None:
+        """Some actors of ``mesh`` have ended, or all of a mesh that failed: processes that live on forget what their
+        calls have not taken."""
+        servers = self._servers.get(mesh.procs) if mesh.procs is not None else None
+        if not servers:
+            return
+        ended = set(ranks_of(mesh.region) if mesh.failed else mesh.dead)
+        for number in [number for number, known in self._objects.items() if known is mesh]:
+            for each in servers:
+                if (known_ended := each.targets.get(number)) is not None:
+                    self._cast(each, (ended & each.ranks) - known_ended, "forget_calls_of", [number])
+                    known_ended |= ended
 
     async def _wait_dropped(self, servers: Servers) -> None:
         """Waits until what was released is dropped, so that there is room for more."""
@@ -434,10 +519,30 @@ def _require_living(pending: PendingCall, procs: ProcMesh) -> None:
         raise RequestFailed(response.header.failure)
 
 
+def _untaken(sent: PendingCall, mesh: ActorMesh, response: Response | None) -> Collection[int]:
+    """The positions at which a call that has ended may not have taken its values: those that have raised, which may be
+    before; and those that have not replied if it is unknown which actor has stopped. ``actors_ended`` is called for
+    others, and actors that live take theirs."""
+    stopped = response is not None and isinstance(response.header, Failed) and response.header.failure.kind != "actor"
+    if not stopped or mesh.failed or mesh.dead:
+        return sent.failed
+    called = range(len(sent.ranks)) if sent.chosen is None else (sent.chosen,)
+    return {position for position in called if position not in sent.replies} | sent.failed
+
+
 def _dropped(servers: Servers, dropping: asyncio.Future[Any]) -> None:
     servers.dropping.discard(dropping)
     if not dropping.cancelled():
         dropping.exception()  # of a process that has ended, with all its values
+
+
+def _kept_numbers(header: Header) -> Iterator[int]:
+    """The kept meshes that a message names, or makes."""
+    if isinstance(header, ReadKept):
+        yield header.target.object
+    if isinstance(header, (Call, PutValue)) and header.keep:
+        yield header.keep
+    yield from (each.ref.object for each in getattr(header, "arguments", ()) if each.kind == "kept")
 
 
 def _procs_of(mesh: ActorMesh, what: str) -> ProcMesh:

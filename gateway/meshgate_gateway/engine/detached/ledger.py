@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -29,6 +29,7 @@ from meshgate_wire.messages import (
     Fetch,
     Header,
     Item,
+    NameKept,
     OpenChannel,
     OutputLine,
     PortMessage,
@@ -53,6 +54,7 @@ class Creations:
     def __init__(self) -> None:
         self._created: dict[int, Creation] = {}
         self._stopped: dict[int, Stop] = {}
+        self.named: dict[int, NameKept] = {}  # kept values that have a name
 
     def add(self, header: Creation) -> None:
         self._created[header.object] = header
@@ -64,22 +66,21 @@ class Creations:
             self._stopped[header.target.object] = header
 
     def released(self, number: int) -> None:
-        """Forgets a channel. Meshes stay, because others may have been made from them."""
+        """Forgets a channel, or kept values. Meshes stay, because others may have been made from them."""
+        self.named.pop(number, None)
         if isinstance(self._created.get(number), OpenChannel):
             del self._created[number]
 
     @property
-    def highest(self) -> int:
-        """The highest number of an object so far."""
-        return max(self._created, default=0)
+    def numbers(self) -> Collection[int]:
+        """The numbers of the objects."""
+        return self._created.keys()
 
-    def __contains__(self, number: object) -> bool:
-        return number in self._created
-
-    def __iter__(self) -> Iterator[Creation | Stop]:
-        """Every creation, parents first, then every stop."""
+    def __iter__(self) -> Iterator[Creation | NameKept | Stop]:
+        """Every creation, parents first, then named values, newest first, and every stop."""
         for number in sorted(self._created):
             yield self._created[number]
+        yield from reversed(self.named.values())
         yield from self._stopped.values()
 
     def names(self, kind: type[SpawnProcs | SpawnActors]) -> list[str]:
@@ -175,6 +176,8 @@ class Ledger:
         """Notes what a later holder must know of a message that is about to be handled."""
         if isinstance(header, CREATIONS):
             self.creations.add(header)
+        elif isinstance(header, NameKept):
+            self.creations.named[header.kept] = header
         elif isinstance(header, Stop):
             self.creations.stopped(header)
         elif isinstance(header, Release):

@@ -45,7 +45,9 @@ class BringUpToDate(Protocol):
 
 
 class DeliverKept(Protocol):
-    async def __call__(self, name: str, procs: ProcMesh, region: Region, arguments: Sequence[Any]) -> tuple[Any, Any]:
+    async def __call__(
+        self, name: str, procs: ProcMesh, region: Region, arguments: Sequence[Any], *, target: int
+    ) -> tuple[Any, Callable[[None], None]]:
         """Gets the kept values among ``arguments`` into processes, as ``KeptValues.deliver``."""
 
 
@@ -151,13 +153,16 @@ class Spawning:
             await self._bring_up_to_date(header.procs, procs, mesh, header.version, header.paths)
         class_data = buffers[0].fragments
         arguments: Sequence[Any] = await self._lookup.arguments(header.arguments)
+        forget: Callable[[None], None] | None = None
         if any(argument.kind == "kept" for argument in header.arguments):
             name, region = f"{header.name}.__init__", header.procs.region or procs.region
-            arguments, _ = await self._deliver_kept(name, procs, region, arguments)
-        payload = self._lookup.payload(buffers[1:], arguments)
+            arguments, forget = await self._deliver_kept(name, procs, region, arguments, target=header.object)
         try:
+            payload = self._lookup.payload(buffers[1:], arguments)
             spawned = self._monarch.spawn_actors(mesh, header.name, header.class_name, header.kind, class_data, payload)
         except Exception as error:  # Monarch itself may know before the engine that the processes did not come up
+            if forget is not None:
+                forget(None)
             if failure := await self._procs_failure(header, procs):
                 raise RequestFailed(failure) from error
             raise

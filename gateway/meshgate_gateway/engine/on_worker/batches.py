@@ -121,6 +121,7 @@ class Batch:
         self._replies: list[tuple[int, bool, float, Any]] = []  # that were not sent yet
         self._nbytes = 0
         self._since = 0.0  # when the first of these was added
+        self.error: BaseException | None = None  # why replies could not be sent from the thread of ``LateReplies``
 
     def calls(self, message: Any) -> Iterator[tuple[Any, Any, ReplyPort]]:
         """Of each call, in order: the method, the pickled arguments, and the port for the reply."""
@@ -164,8 +165,10 @@ class Batch:
         return time.monotonic() - self._since >= PATIENCE if self._replies else None
 
     def send(self) -> None:
-        """Sends what waits."""
+        """Sends what waits. Raises the error that ``LateReplies`` met: it ends the actor, and so the calls."""
         with self._lock:
+            if self.error is not None:
+                raise self.error
             if self._replies:
                 replies, self._replies, self._nbytes = self._replies, [], 0
                 self._send(replies, [])
@@ -268,7 +271,11 @@ class LateReplies:
         for batch in list(self._batches):
             self._batches.discard(batch)  # before looking: ``watch`` may add it again meanwhile
             overdue = batch.overdue()
-            if overdue:
-                batch.send()
-            elif overdue is not None:
+            if overdue is False:
                 self.watch(batch)
+            if not overdue:
+                continue
+            try:
+                batch.send()
+            except BaseException as error:  # noqa: BLE001 - the actor's own thread raises it; others' replies go on
+                batch.error = error

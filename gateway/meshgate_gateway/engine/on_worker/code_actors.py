@@ -18,7 +18,7 @@ from typing import Any
 
 from monarch.actor import Actor, concurrent_endpoint, context, endpoint
 
-from meshgate_gateway.engine.on_worker.kept_values import process_store
+from meshgate_gateway.engine.on_worker.kept_values import describe, process_store
 from meshgate_gateway.engine.on_worker.process import Sources, connect, import_sources
 
 Address = tuple[str, int]
@@ -131,6 +131,12 @@ class KeptValuesActor(Actor):
         return self._find(number, positions[rank] if positions else rank)
 
     @endpoint
+    async def describe(self, number: int, positions: Sequence[int]) -> Any:
+        """As ``read``, of what the value is."""
+        rank = context().message_rank.rank
+        return describe(self._find(number, positions[rank] if positions else rank))
+
+    @endpoint
     async def read_at(self, number: int, position: int) -> Any:
         return self._find(number, position)
 
@@ -141,10 +147,12 @@ class KeptValuesActor(Actor):
         return kept.value
 
     @concurrent_endpoint
-    async def deliver(self, delivery: int, at: int | None, requests: Sequence[Sequence[Any]]) -> None:
-        """Gets the values that a call needs here. ``at``: the position of this process in the call, if it is not that
-        of the message. ``requests`` are the arguments of ``_get``, after the index of the argument."""
+    async def deliver(self, delivery: int, target: int, at: int | None, requests: Sequence[Sequence[Any]]) -> None:
+        """Gets the values that a call of the actors ``target`` needs here. ``at``: the position of this process in the
+        call, if it is not that of the message. ``requests`` are the arguments of ``_get``, after the index of the
+        argument. The engine has the delivery forgotten if this raises."""
         position = context().message_rank.rank if at is None else at
+        self._store.expect(delivery, target)
         values = [self._get(position, *request) for _, *request in requests]
         gathered = await asyncio.gather(*values)
         self._store.deliver(delivery, {index: value for (index, *_), value in zip(requests, gathered, strict=True)})
@@ -186,6 +194,10 @@ class KeptValuesActor(Actor):
     @endpoint
     async def forget(self, delivery: int) -> None:
         self._store.forget(delivery)
+
+    @endpoint
+    async def forget_calls_of(self, targets: Sequence[int]) -> None:
+        self._store.forget_calls_of(targets)
 
     @endpoint
     async def drop(self, numbers: Sequence[int], late: bool) -> None:

@@ -49,7 +49,7 @@ class KeptStore:
         self._kept: dict[tuple[int, int], Kept] = {}
         self._late: deque[int] = deque(maxlen=MAX_LATE)
         self._keeping: dict[int, tuple[Any, int, int, str]] = {}  # by the id of the port that the result is sent to
-        self._delivered: dict[int, dict[int, Any]] = {}  # by delivery: what was not taken yet, by argument
+        self._delivered: dict[int, tuple[int, dict[int, Any]]] = {}  # the target, and what was not taken, by argument
 
     # --- results that stay
 
@@ -128,24 +128,36 @@ class KeptStore:
 
     # --- arguments
 
-    def deliver(self, delivery: int, values: dict[int, Any]) -> None:
-        """The values for a call that is about to arrive, by argument."""
+    def expect(self, delivery: int, target: int) -> None:
+        """The values for a call of the actors ``target`` are about to come, and then the call."""
         with self._lock:
-            self._delivered[delivery] = values
+            self._delivered[delivery] = (target, {})
+
+    def deliver(self, delivery: int, values: dict[int, Any]) -> None:
+        """The values, by argument. They are dropped if the delivery was forgotten meanwhile."""
+        with self._lock:
+            if delivery in self._delivered:
+                self._delivered[delivery][1].update(values)
 
     def take(self, delivery: int, argument: int) -> Any:
         """A value that was delivered, which is forgotten here. Each can be taken once."""
         with self._lock:
-            values = self._delivered[delivery]
+            _, values = self._delivered[delivery]
             value = values.pop(argument)
             if not values:
                 del self._delivered[delivery]
         return value
 
     def forget(self, delivery: int) -> None:
-        """The call is not going to arrive."""
+        """The call is not going to arrive, or has raised: whatever it has not taken is dropped."""
         with self._lock:
             self._delivered.pop(delivery, None)
+
+    def forget_calls_of(self, targets: Sequence[int]) -> None:
+        """The actor of this process in the meshes ``targets`` has ended: no call of it is going to arrive."""
+        with self._lock:
+            for delivery in [each for each, (target, _) in self._delivered.items() if target in targets]:
+                del self._delivered[delivery]
 
 
 def megabytes(nbytes: int) -> str:

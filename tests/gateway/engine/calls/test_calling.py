@@ -10,7 +10,7 @@ import pytest
 from meshgate_gateway.engine.calls import calling
 from meshgate_gateway.engine.calls.calling import Calling
 from meshgate_gateway.engine.calls.kept_values import Prepared
-from meshgate_gateway.engine.calls.pending_calls import Response
+from meshgate_gateway.engine.calls.pending_calls import PendingCall, Response
 from meshgate_gateway.engine.failures import RequestFailed
 from meshgate_gateway.engine.memory import ValueMemory
 from meshgate_gateway.engine.objects.records import ActorMesh
@@ -94,6 +94,16 @@ class Called:
         self, rank: int, data: bytes = b"value", *, exception: bool = False, references: tuple[str, ...] = ()
     ) -> None:
         self.monarch.ports[-1].put(data, rank, exception=exception, references=references)
+
+
+def _note(
+    ended: list[Response | None],
+    sent: list[PendingCall | None],
+    response: Response | None,
+    pending: PendingCall | None,
+) -> None:
+    ended.append(response)
+    sent.append(pending)
 
 
 def _header(response: Response | None) -> Header:
@@ -407,6 +417,7 @@ async def test_a_reply_that_is_too_large_for_a_message_fails_the_call() -> None:
     (failed,) = called.sent.of(Failed)
     assert failed.call == 1
     assert "cannot send a message with 5000000000 bytes" in failed.failure.message
+    assert "with endpoint.keep() in place of call()" in failed.failure.message
 
 
 @async_test
@@ -627,7 +638,8 @@ async def test_a_second_reply_of_a_rank_is_no_result_and_its_mesh_may_fail() -> 
 async def test_a_call_that_keeps_says_so_to_the_actors_and_reports_its_end() -> None:
     called = Called()
     ended: list[Response | None] = []
-    called.prepared = Prepared(("a value",), None, ended.append, "actors.step.keep()")
+    sent: list[PendingCall | None] = []
+    called.prepared = Prepared(("a value",), None, lambda *each: _note(ended, sent, *each), "actors.step.keep()")
     waiting = called.calling.call(
         Call(call=1, target=MeshRef(object=ACTORS), endpoint="step", adverb="call", keep=9), ARGUMENTS
     )
@@ -640,6 +652,7 @@ async def test_a_call_that_keeps_says_so_to_the_actors_and_reports_its_end() -> 
     called.reply(1)
     await until(lambda: called.sent.of(Values))
     assert [type(each) for each in map(_header, ended)] == [Values]
+    assert [each is not None and each.call for each in sent] == [1]
     await cancel_receives()
 
 
@@ -647,7 +660,8 @@ async def test_a_call_that_keeps_says_so_to_the_actors_and_reports_its_end() -> 
 async def test_a_prepared_call_that_is_not_sent_has_ended() -> None:
     called = Called()
     ended: list[Response | None] = []
-    called.prepared = Prepared((), None, ended.append)
+    sent: list[PendingCall | None] = []
+    called.prepared = Prepared((), None, lambda *each: _note(ended, sent, *each))
     header = Call(call=1, target=MeshRef(object=ACTORS), endpoint="step", adverb="call", keep=9)
     called.actors.dead[0] = "killed"
     waiting = called.calling.call(header, ARGUMENTS)
@@ -660,6 +674,7 @@ async def test_a_prepared_call_that_is_not_sent_has_ended() -> None:
     with pytest.raises(RequestFailed, match="no pickled arguments"):
         await waiting
     assert [type(each) for each in map(_header, ended)] == [Failed, Failed]
+    assert sent == [None, None]
 
 
 @async_test

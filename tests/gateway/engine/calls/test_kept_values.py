@@ -11,10 +11,12 @@ import pytest
 from meshgate_gateway.engine.calls.kept_values import KeptValues, Prepared, _size
 from meshgate_gateway.engine.calls.pending_calls import PendingCall, Response
 from meshgate_gateway.engine.failures import RequestFailed
+from meshgate_gateway.engine.monarch.interface import Reply
 from meshgate_gateway.engine.objects.records import ActorMesh, KeptMesh
+from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
-from meshgate_wire.messages import Argument, Call, Failed, Failure, MeshRef, PutValue, ReadKept, Region, Values
+from meshgate_wire.messages import Argument, Call, Failed, Failure, Item, MeshRef, PutValue, ReadKept, Region, Values
 from tests.gateway.engine.fakes import FakeMonarch, actor_mesh, async_test, proc_mesh, turns, until
 
 MAKERS, TAKERS, KEPT = 3, 4, 5
@@ -59,7 +61,7 @@ class Keeping:
 
     async def kept_mesh(self, number: int = KEPT) -> KeptMesh:
         """Values that are there."""
-        (await self.keep(number)).ended(Response(Values(call=1), (DESCRIPTION, DESCRIPTION)))
+        (await self.keep(number)).ended(Response(Values(call=1), (DESCRIPTION, DESCRIPTION)), None)
         found = self.objects.get(number)
         assert isinstance(found, KeptMesh)
         return found
@@ -109,8 +111,17 @@ async def test_values_are_delivered_to_all_ranks_before_the_call_is_sent() -> No
     using = asyncio.create_task(keeping.use())
     await until(keeping.deliveries)
     assert kept.uses == 1
-    ((delivery, at, ((argument, number, _, labels, sizes, positions, whole),)),) = keeping.deliveries()
-    assert (at, argument, number, labels, sizes, positions, whole) == (None, 0, KEPT, ("hosts",), (2,), (), False)
+    ((delivery, target, at, ((argument, number, _, labels, sizes, positions, whole),)),) = keeping.deliveries()
+    assert (target, at, argument, number, labels, sizes, positions, whole) == (
+        TAKERS,
+        None,
+        0,
+        KEPT,
+        ("hosts",),
+        (2,),
+        (),
+        False,
+    )
     assert not using.done()
     prepared = await delivered(keeping, using)
     assert prepared.objects == [("take", delivery, 0)]
@@ -122,7 +133,7 @@ async def test_a_part_is_named_by_its_positions_and_a_chosen_rank_by_its_own() -
     keeping = Keeping()
     await keeping.kept_mesh()
     prepared = await delivered(keeping, asyncio.create_task(keeping.use(adverb="choose", region=ONE)), ranks=1)
-    ((_, at, ((*_, positions, _whole),)),) = keeping.deliveries()
+    ((_, _, at, ((*_, positions, _whole),)),) = keeping.deliveries()
     assert at == prepared.chosen
     assert positions == (1,)
 
@@ -135,7 +146,7 @@ async def test_a_use_waits_for_the_call_that_keeps_and_fails_with_its_error() ->
     await turns()
     assert not keeping.deliveries()
     failure = Failure(kind="actor", message="no", mesh="makers", ranks=(1,))
-    prepared.ended(Response(Failed(call=1, failure=failure), (b"the exception",)))
+    prepared.ended(Response(Failed(call=1, failure=failure), (b"the exception",)), None)
     with pytest.raises(RequestFailed) as raised:
         await using
     assert raised.value.failure == failure.model_copy(update={"step": "makers.make.keep()"})
@@ -168,7 +179,7 @@ async def test_values_that_are_released_before_they_are_there_are_dropped_then()
     keeping.kept.release(kept)
     await turns()
     assert not keeping.drops()
-    prepared.ended(Response(Values(call=1), (DESCRIPTION, DESCRIPTION)))
+    prepared.ended(Response(Values(call=1), (DESCRIPTION, DESCRIPTION)), None)
     await until(keeping.drops)
 
 
@@ -237,15 +248,73 @@ async def test_a_value_that_a_process_cannot_take_fails_the_call_and_forgets_not
     assert raised.value.buffers == (b"ImportError",)
 
 
+def sent_call(keeping: Keeping, *failed: int, chosen: int | None = None) -> PendingCall:
+    """The call that uses values, with the replies of rank 0 and of those that have ``failed``."""
+    ranks = ranks_of(HOSTS)
+    sent = PendingCall(2, "call", "takers", "take", ranks, keeping.takers.host_of, chosen)
+    sent.failed.update(failed)
+    sent.replies.update(dict.fromkeys({0, *failed}, Reply(0, False, b"", ())))
+    return sent
+
+
+def forgotten(keeping: Keeping, endpoint: str = "forget") -> list[Any]:
+    return [payload for each, payload, _ in keeping.monarch.casts if each == endpoint]
+
+
 @async_test
-async def test_the_values_for_a_call_that_fails_are_forgotten() -> None:
+async def test_processes_forget_what_a_call_has_not_taken() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
     prepared = await delivered(keeping, asyncio.create_task(keeping.use()))
-    prepared.ended(Response(Values(call=2)))
-    assert not [each for each in keeping.monarch.casts if each[0] == "forget"]
-    prepared.ended(Response(Failed(call=2, failure=Failure(kind="supervision", message="died"))))
-    assert [payload for endpoint, payload, _ in keeping.monarch.casts if endpoint == "forget"] == [(1,)]
+    died = Response(Failed(call=2, failure=Failure(kind="supervision", message="died")))
+    raised = Response(Failed(call=2, failure=Failure(kind="actor", message="raised")))
+    for response, sent, count in (
+        (Response(Values(call=2)), sent_call(keeping), 0),
+        (raised, sent_call(keeping, 1), 1),  # perhaps before it took them; what rank 0 has not taken, it will
+        (Response(Item(call=2, rank=0)), sent_call(keeping, 1), 1),  # the last of a stream
+        (died, sent_call(keeping), 1),  # it is not known which actor has stopped
+        (died, None, 2),  # the call was not sent
+    ):
+        prepared.ended(response, sent)
+        assert forgotten(keeping) == [(1,)] * count
+        keeping.monarch.casts.clear()
+    keeping.takers.dead[1] = "killed"
+    prepared.ended(died, sent_call(keeping))
+    assert not forgotten(keeping)
+
+
+@async_test
+async def test_processes_forget_what_the_calls_of_an_actor_that_has_ended_have_not_taken() -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    keeping.kept.actors_ended(keeping.takers)
+    await delivered(keeping, asyncio.create_task(keeping.use(adverb="broadcast")))
+    keeping.takers.dead[1] = "raised"
+    for _ in range(2):
+        keeping.kept.actors_ended(keeping.takers)
+    keeping.kept.actors_ended(keeping.makers)
+    assert forgotten(keeping, "forget_calls_of") == [([TAKERS],)]
+    keeping.takers.failed = Failure(kind="supervision", message="stopped")
+    keeping.kept.actors_ended(keeping.takers)
+    assert forgotten(keeping, "forget_calls_of") == [([TAKERS],)] * 2
+    keeping.monarch.casts.clear()
+    keeping.takers.procs.dead.update({0: "killed", 1: "killed"})  # type: ignore[union-attr]
+    keeping.takers.failed = None
+    keeping.kept.actors_ended(keeping.takers)
+    assert not keeping.monarch.casts
+
+
+@async_test
+async def test_processes_forget_a_call_that_others_cannot_get_values_for() -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    using = asyncio.create_task(keeping.use())
+    await until(keeping.deliveries)
+    keeping.monarch.ports[-1].put(b"done", 0)
+    keeping.monarch.ports[-1].put(b"ImportError", 1, exception=True)
+    with pytest.raises(RequestFailed):
+        await using
+    assert forgotten(keeping) == [(1,)] * 2
 
 
 @async_test
@@ -269,23 +338,46 @@ async def test_put_and_get_are_calls_of_the_actors_that_serve_the_values() -> No
 
 
 @async_test
-async def test_another_holder_releases_what_no_waiting_call_uses() -> None:
+async def test_another_holder_releases_each_value_after_the_last_message_that_names_it() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
     await keeping.kept_mesh(number=9)
     argument = Argument(kind="kept", ref=MeshRef(object=9))
-    waiting = Call(call=8, target=MeshRef(object=TAKERS), endpoint="take", adverb="call", arguments=(argument,))
-    keeping.kept.holder_changed([waiting])
+    using = Call(call=8, target=MeshRef(object=TAKERS), endpoint="take", adverb="call", arguments=(argument,))
+    keeping_more = Call(call=7, target=MeshRef(object=MAKERS), endpoint="make", adverb="call", keep=10)
+    handled: list[tuple[int, Any]] = []
+    waiting = [(TAKERS, using), (9, ReadKept(call=6, target=MeshRef(object=9))), (MAKERS, keeping_more)]
+    keeping.kept.holder_changed(waiting, lambda stream, callback: handled.append((stream, callback)))
     await until(keeping.drops)
     assert keeping.drops() == [([KEPT], False)]
-    assert (keeping.objects.get(KEPT), keeping.objects.get(9) is None) == (None, False)
+    assert sorted(stream for stream, _ in handled) == [MAKERS, TAKERS, 9]
+    await keeping.kept_mesh(number=10)
+    for stream, callback in sorted(handled, key=lambda each: each[0]):
+        assert (keeping.objects.get(9) is None, keeping.objects.get(10) is None) == (False, stream > MAKERS)
+        callback()
+    await until(lambda: len(keeping.drops()) > 1)
+    assert keeping.drops()[1:] == [([10, 9], False)]
+    assert keeping.objects.get(9) is None
+
+
+@async_test
+async def test_another_holder_releases_nothing_of_a_call_that_has_failed() -> None:
+    keeping = Keeping()
+    handled: list[Any] = []
+    header = Call(call=7, target=MeshRef(object=MAKERS), endpoint="make", adverb="call", keep=10)
+    keeping.kept.holder_changed([(MAKERS, header)], lambda stream, callback: handled.append(callback))
+    keeping.objects.add(10, Failure(kind="invalid", message="no"))
+    for callback in handled:
+        callback()
+    assert keeping.objects.failure(10) is not None
+    assert not keeping.drops()
 
 
 @async_test
 async def test_a_reply_without_a_description_kept_nothing() -> None:
     keeping = Keeping()
     prepared = await keeping.keep()
-    prepared.ended(Response(Values(call=1), (DESCRIPTION, pickle.dumps(4))))
+    prepared.ended(Response(Values(call=1), (DESCRIPTION, pickle.dumps(4))), None)
     with pytest.raises(RequestFailed, match="kept nothing"):
         await keeping.use()
     assert _size(b"\x80\x04cos\nsystem\n.") is None  # nothing that a process sends is imported here

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
 from meshgate_gateway.engine.detached.ledger import MAX_GAP, CallNumbers, Creations, Ledger
 from meshgate_gateway.engine.output.lines import PrintedLine
 from meshgate_wire.messages import (
+    Argument,
     Attached,
     AttachHosts,
+    Call,
     Detach,
     Done,
     Failed,
     Fault,
     Fetch,
+    GetControllers,
     Header,
     HostsAttached,
     KeptCalls,
     MeshRef,
+    NameKept,
+    ObjectFailed,
     OpenChannel,
     Output,
     OutputLine,
     PortMessage,
+    PutValue,
     Read,
+    ReadKept,
+    Region,
     Release,
     Resume,
     SpawnActors,
@@ -36,6 +45,7 @@ from tests.gateway.engine.fakes import async_test
 from tests.gateway.engine.in_memory import EngineClient
 
 PIECE = bytes(100_000)
+DESCRIPTION = pickle.dumps({"type": "bytes", "nbytes": 100, "dtype": "", "shape": None})
 
 
 def say(client: EngineClient, text: str) -> None:
@@ -112,6 +122,97 @@ async def test_output_faults_and_channels_wait_for_the_new_holder() -> None:
     assert not client.of(OpenChannel)
     assert not client.of(PortMessage)
     await client.end()
+
+
+def keeping(number: int, actors: int, keep: int, *used: int) -> Call:
+    arguments = tuple(Argument(kind="kept", ref=MeshRef(object=each)) for each in used)
+    return call(number, actors).model_copy(update={"keep": keep, "arguments": arguments})
+
+
+@async_test
+async def test_numbers_that_waiting_messages_are_going_to_use_are_not_given_again() -> None:
+    client, actors = await detached()
+    client.monarch.hold = True
+    missing, kept, put, controllers = (client.number() for _ in range(4))
+    client.send(keeping(2, actors, kept), b"arguments", stream=actors)  # waits for what serves its processes
+    client.send(PutValue(call=3, target=MeshRef(object=actors), keep=put), b"value", stream=actors)  # behind it
+    client.send(GetControllers(object=controllers, hosts=missing), stream=controllers)
+    await client.turns()
+    await take_over(client)
+    (attached,) = client.of(Attached)
+    assert attached.next_object == controllers + 1
+    up(client)
+    await client.turns()
+    await end(client)
+
+
+@async_test
+async def test_calls_of_a_killed_driver_get_their_kept_values_which_are_then_dropped() -> None:
+    client, actors = await detached()
+    others = client.spawn_all()
+    await client.turns()
+    client.monarch.hold = True
+    kept, sums = client.number(), client.number()
+    client.send(keeping(2, actors, kept), b"arguments", stream=actors)
+    client.send(keeping(3, others, sums, kept), b"uses", stream=others)
+    await client.turns()
+    await take_over(client)
+    up(client)
+    for sent in ("keep", "deliver", "keep"):
+        await client.until(lambda sent=sent: _sent(client) == sent)  # type: ignore[misc]
+        for rank in range(2):
+            client.monarch.ports[-1].put(DESCRIPTION, rank)
+        await client.turns()
+    assert [payload[1] for _, payload, _ in client.monarch.casts if payload[0] == "keep"] == [kept, sums]
+    dropped = [args for _, endpoint, args in client.monarch.engine_calls if endpoint == "drop"]
+    assert dropped == [([kept], False), ([sums], False)]
+    await end(client)
+
+
+@async_test
+async def test_a_new_holder_gets_the_values_that_the_earlier_one_has_named() -> None:
+    client, actors = await detached()
+    named, other, lost = client.number(), client.number(), client.number()
+    whole = Region(labels=("hosts",), offset=0, sizes=(2,), strides=(1,))
+    for number, kept in enumerate((named, other), 2):
+        client.send(keeping(number, actors, kept), b"arguments", stream=actors)
+        await client.until(lambda: _sent(client) == "keep")
+        for rank in range(2):
+            client.monarch.ports[-1].put(DESCRIPTION, rank)
+        await client.turns()
+    for kept in (named, lost):
+        header = NameKept(kept=kept, name="batch", label="actors.step.keep()", procs=actors - 1, region=whole)
+        client.send(header, stream=kept)
+    await client.turns()
+    for _ in range(2):
+        await take_over(client)
+        await client.turns()
+        assert [header.kept for header in client.of(NameKept)] == [lost, named]
+        assert [each.object for each in client.of(ObjectFailed)] == [lost]  # its call was never received
+    assert [args for _, endpoint, args in client.monarch.engine_calls if endpoint == "drop"] == [([other], False)]
+    client.send(ReadKept(call=9, target=MeshRef(object=named, region=whole), describe=True), stream=named)
+    await client.until(lambda: client.monarch.casts[-1][0] == "describe")
+    client.send(Release(objects=(named, lost)), stream=named)
+    await take_over(client)
+    assert not client.of(NameKept)
+    await end(client)
+
+
+def up(client: EngineClient) -> None:
+    """Everything that was to wait is up, as what serves kept values."""
+    client.monarch.hold = False
+    for mesh in client.monarch.meshes:
+        if mesh.ready is not None:
+            mesh.ready.set_result(None)
+
+
+def _sent(client: EngineClient) -> str:
+    """What the last message to actors was, if it is not answered."""
+    port = client.monarch.ports[-1] if client.monarch.ports else None
+    if port is None or port.received or not client.monarch.casts:
+        return ""
+    endpoint, payload, _ = client.monarch.casts[-1]
+    return "keep" if payload[0] == "keep" else endpoint
 
 
 @async_test
@@ -197,7 +298,7 @@ def test_creations_come_parents_first_and_then_what_was_stopped() -> None:
     stop = Stop(call=1, target=MeshRef(object=2))
     creations.stopped(stop)
     assert [getattr(each, "object", each) for each in creations] == [1, 2, 3, stop]
-    assert creations.highest == 3
+    assert set(creations.numbers) == {1, 2, 3}
     assert creations.names(SpawnProcs) == []
 
 

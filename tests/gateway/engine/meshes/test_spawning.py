@@ -56,7 +56,8 @@ class Spawned:
         self.failed: list[ActorMesh] = []
         self.watched: list[tuple[int, ProcMesh]] = []
         self.reloaded: list[tuple[str, Sequence[str]]] = []
-        self.delivered: list[tuple[str, str, tuple[int, ...], int]] = []
+        self.delivered: list[tuple[str, str, tuple[int, ...], int, int]] = []
+        self.forgotten: list[None] = []
         self.refused = False
         self.version_problems: dict[str, str] = {}
         self.spawning = Spawning(
@@ -85,10 +86,10 @@ class Spawned:
         return (version, paths)
 
     async def _deliver_kept(
-        self, name: str, procs: ProcMesh, region: Region, arguments: Sequence[Any]
+        self, name: str, procs: ProcMesh, region: Region, arguments: Sequence[Any], *, target: int
     ) -> tuple[Any, Any]:
-        self.delivered.append((name, procs.name, region.sizes, len(arguments)))
-        return ["a kept value"], None
+        self.delivered.append((name, procs.name, region.sizes, len(arguments), target))
+        return ["a kept value"], self.forgotten.append
 
     async def _bring_up_to_date(
         self, target: MeshRef, procs: ProcMesh, mesh: Any, version: str, paths: Sequence[str]
@@ -535,5 +536,26 @@ async def test_kept_values_are_delivered_to_the_processes_before_actors_take_the
     )
     spawned.monarch.hold = False
     await spawned.spawning.spawn_actors(header, CLASS_AND_ARGUMENTS)
-    assert spawned.delivered == [("actors.__init__", "procs", (2,), 1)]
+    assert spawned.delivered == [("actors.__init__", "procs", (2,), 1, ACTORS)]
     await until(lambda: spawned.up)
+    assert not spawned.forgotten
+
+
+@async_test
+async def test_kept_values_for_actors_that_cannot_be_spawned_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawned = Spawned()
+    spawned.objects.add(PROCS, proc_mesh(spawned.hosts))
+    spawned.objects.add(9, KeptMesh(9, "x", None, hosts_region(2), (0, 1), asyncio.get_running_loop().create_future()))
+    argument = Argument(kind="kept", ref=MeshRef(object=9))
+    procs = MeshRef(object=PROCS)
+    header = SpawnActors(
+        object=ACTORS, procs=procs, name="actors", class_name="a.Actor", kind="sync", arguments=(argument,)
+    )
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("the processes are gone")
+
+    monkeypatch.setattr(spawned.monarch, "spawn_actors", refuse)
+    with pytest.raises(RuntimeError, match="gone"):
+        await spawned.spawning.spawn_actors(header, CLASS_AND_ARGUMENTS)
+    assert spawned.forgotten == [None]

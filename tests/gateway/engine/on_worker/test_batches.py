@@ -163,6 +163,27 @@ def test_results_leave_while_a_call_takes_longer_than_expected(clock: Clock) -> 
     assert len(ran.port.messages) == 2
 
 
+def test_late_replies_that_cannot_be_sent_end_their_actor_and_no_other(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, other = Ran(), Ran()
+    other.batch._late = late = broken.late
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("the port is gone")
+
+    monkeypatch.setattr(broken.port, "_send_message", refuse)
+    for ran in (broken, other):
+        _, _, port = next(ran.calls("step"))
+        port._resolve_and_send_blocking(None)
+    clock.now += PATIENCE
+    late.send_overdue()
+    assert other.port.replies() == [[(0, False, None)]]
+    with pytest.raises(RuntimeError, match="the port is gone"):
+        broken.batch.close()
+    other.batch.close()
+
+
 def test_a_result_that_refers_to_meshes_is_sent_alone(clock: Clock) -> None:
     ran = Ran()
     for _, _, port in ran.calls("step", "step", "step"):

@@ -13,6 +13,7 @@ import pytest
 
 from meshgate_gateway.engine.on_worker import kept_values
 from meshgate_gateway.engine.on_worker.kept_values import KeptStore, describe, memory_limit, port_of_call
+from meshgate_gateway.engine.on_worker.large_messages import call_in
 
 CALL = "makers.make.keep()"
 
@@ -88,7 +89,9 @@ def test_what_is_kept_after_its_object_was_dropped_is_forgotten() -> None:
 
 def test_a_delivered_value_is_taken_once() -> None:
     store = KeptStore(None)
+    store.expect(5, 1)
     store.deliver(5, {0: "first", 2: "second"})
+    store.expect(6, 1)
     store.deliver(6, {0: "other call"})
     assert (store.take(5, 2), store.take(5, 0)) == ("second", "first")
     assert store.statistics()["deliveries"] == 1
@@ -96,6 +99,46 @@ def test_a_delivered_value_is_taken_once() -> None:
     store.forget(6)
     with pytest.raises(KeyError):
         store.take(6, 0)
+
+
+def test_values_that_arrive_for_a_forgotten_call_are_dropped() -> None:
+    store = KeptStore(None)
+    for delivery, target in ((5, 1), (6, 2), (7, 3)):
+        store.expect(delivery, target)
+    store.forget(5)
+    store.forget_calls_of([2])
+    for delivery in (5, 6, 7):
+        store.deliver(delivery, {0: "value"})
+    assert store.statistics()["deliveries"] == 1
+    assert store.take(7, 0) == "value"
+
+
+def test_replies_are_recognized_as_far_from_their_handler_as_without_kept_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    actor_mesh: Any = pytest.importorskip("monarch._src.actor.actor_mesh")
+    found: list[Any] = []
+
+    class Port:
+        def send(self, value: Any) -> None:
+            found.append(call_in(sys._getframe(1)))
+
+        _pending_result = exception = send
+
+    def handler(port: Any, correlation_id: int) -> None:
+        def endpoint() -> None:
+            helper(lambda: port.send(b"large"))
+
+        def helper(reply: Any) -> None:
+            reply()
+
+        endpoint()
+
+    monkeypatch.setattr(actor_mesh, "Port", Port)
+    handler(Port(), 1)
+    kept_values.keep_results(KeptStore(None))
+    handler(Port(), 2)
+    assert [each["correlation_id"] for each in found] == [1, 2]
 
 
 def test_arrays_are_described_by_type_and_shape() -> None:

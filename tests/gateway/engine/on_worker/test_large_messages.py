@@ -8,10 +8,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from meshgate_gateway.engine.on_worker.large_messages import answers_the_engine, ask
+from meshgate_gateway.engine.on_worker import large_messages
+from meshgate_gateway.engine.on_worker.large_messages import (
+    FRAMES,
+    LARGE,
+    answers_the_engine,
+    ask,
+    ask_before_large_messages,
+)
 
 
 @contextmanager
@@ -61,5 +69,38 @@ def test_only_calls_without_a_correlation_id_are_the_engines() -> None:
     assert handle(None, 0)
     assert handle(None, 2)
     assert not handle(7, 0)
-    assert not handle(None, 4)  # a method of a user's that has such a variable
+    assert handle(None, FRAMES - 2)
+    assert not handle(None, FRAMES)  # a method of a user's that has such a variable
     assert not answers_the_engine(None)
+
+
+@pytest.mark.parametrize(
+    ("correlation_id", "nbytes", "copies", "asked"),
+    [(7, LARGE, 0, 0), (None, LARGE, 1, 1), (None, LARGE - 1, 1, 0)],
+)
+def test_only_what_goes_to_the_engine_is_measured(
+    monkeypatch: pytest.MonkeyPatch, correlation_id: int | None, nbytes: int, copies: int, asked: int
+) -> None:
+    actor_mesh: Any = pytest.importorskip("monarch._src.actor.actor_mesh")
+    made: list[bytes] = []
+    asks: list[int] = []
+
+    class Port:
+        def _pending_result(self, value: bytes) -> None: ...
+
+    class State:
+        def buffer(self) -> bytes:
+            made.append(bytes(nbytes))
+            return made[-1]
+
+    monkeypatch.setattr(actor_mesh, "Port", Port)
+    monkeypatch.setattr(actor_mesh, "PendingMessage", lambda kind, state: state)
+    monkeypatch.setattr(large_messages, "pickled", lambda value: State())
+    monkeypatch.setattr(large_messages, "ask", lambda connect, hello, nbytes, reply: asks.append(nbytes))
+    ask_before_large_messages(lambda: None, {}, "root", lambda port, frame: 0)
+
+    def handler(correlation_id: int | None) -> None:
+        Port()._pending_result(bytes(nbytes))
+
+    handler(correlation_id)
+    assert (len(made), len(asks)) == (copies, asked)
