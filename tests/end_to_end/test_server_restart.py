@@ -40,10 +40,13 @@ def server_of(supervisor: int) -> int | None:
     return None
 
 
-def kill_server(job: Any) -> None:
-    """Kills the server and returns once another answers."""
+def kill_server(job: Any, victim: int | None = None) -> None:
+    """Kills the server and returns once another answers.
+
+    ``victim``: the server, if the supervisor may be starting processes, which are copies of it until they execute.
+    """
     gateway = job._gateway
-    victim = server_of(gateway.record.pid)
+    victim = victim or server_of(gateway.record.pid)
     assert victim is not None
     os.kill(victim, signal.SIGKILL)
     deadline = time.monotonic() + TIMEOUT

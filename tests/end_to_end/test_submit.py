@@ -16,7 +16,7 @@ import pytest
 
 from meshgate import ProcessJob, job_loads
 from meshgate.session.gateway_http import request_json
-from tests.end_to_end.test_server_restart import kill_server
+from tests.end_to_end.test_server_restart import kill_server, server_of
 from tests.waiting import wait_for
 
 ACTORS = """
@@ -187,10 +187,12 @@ def test_a_program_starts_once_if_the_server_dies_as_it_is_submitted(
     starts = project.parent / "starts"
     (project / "once.py").write_text(f"with open({str(starts)!r}, 'a') as file: file.write('x')\n")
     killing: list[Future[None]] = []
+    job_of_its_own.apply()
+    server = server_of(job_of_its_own._gateway.record.pid)
 
     def kill_server_after(delay: float) -> None:
         time.sleep(delay)
-        kill_server(job_of_its_own)
+        kill_server(job_of_its_own, server)
 
     def request_as_the_server_dies(*arguments: Any, **options: Any) -> object:
         if not killing:
@@ -201,7 +203,7 @@ def test_a_program_starts_once_if_the_server_dies_as_it_is_submitted(
         monkeypatch.setattr("meshgate.jobs.runs.request_json", request_as_the_server_dies)
         run = job_of_its_own.submit(["python", "once.py"], sync_dirs=[str(project)])
         killing[0].result()
-    assert run.wait() == 0, run.status()
+    assert run.wait() == 0, run.status().reason
     assert starts.read_text() == "x"
 
 
