@@ -217,6 +217,36 @@ def _beside_attach(case: Case) -> Case:
     return case
 
 
+def kept(run: Run) -> Rows:
+    """An array that one actor hands to another on the other host: with ``keep()``, and written by hand.
+
+    Ray's actors are on one node, whose object store they share.
+    """
+    names = ("direct", "meshgate", "ray")
+    with run.ray(), run.peers(direct={}, meshgate={}, ray={}) as peers:
+        for megabytes in (10, 100):
+            arguments = {"nbytes": megabytes * MB, "times": 5}
+            found = peers.turns(*names, method="hand_over", **arguments)
+            by_hand = peers.turns("meshgate", method="hand_over_without_keep", **arguments)
+            columns = {
+                name: Value("MB/s", tuple(megabytes / median(seconds) for seconds in rounds))
+                for name, rounds in {**found, "other": by_hand.get("meshgate", [])}.items()
+                if rounds
+            }
+            case = Case(f"array of {megabytes} MB, from actor to actor", columns, beside="by hand, through the gateway")
+            case.checks += at_least("compared with direct:", case.ratio("meshgate", "direct"), 0.9)
+            yield case
+    with run.ray(), run.peers(direct={}, meshgate={"round_trip": ROUND_TRIP}, ray={"round_trip": ROUND_TRIP}) as peers:
+        found = peers.turns(*names, method="hand_over", nbytes=10 * MB, times=10)
+        case = Case(
+            "array of 10 MB, from actor to actor, at 50 ms", _medians_ms(found), note="direct without the delay"
+        )
+        if {"direct", "meshgate"} <= found.keys():
+            more = (case.columns["meshgate"].number - case.columns["direct"].number) / (ROUND_TRIP * 1e3)
+            case.checks.append(Check(f"additional round trips: {more:.2f}", more, "1 (below 1.5)", more < 1.5))
+        yield case
+
+
 def cuts(run: Run) -> Rows:
     """1,000 resets of the connection during 10,000 calls."""
     with run.peers(meshgate={"cuts": True}) as peers:
@@ -276,6 +306,7 @@ GROUPS: dict[str, Callable[[Run], Rows]] = {
     "calls": calls,
     "sharing": sharing,
     "distance": distance,
+    "kept": kept,
     "cuts": cuts,
     "memory": memory,
 }

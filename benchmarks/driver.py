@@ -36,7 +36,7 @@ class Driver:
 
     def sequential(self, actors: int, calls: int) -> list[float]:
         call = self.one.echo.call_one if actors == 1 else self.four.echo.call
-        return _timed(lambda: call(b"x" * 100).get(), calls)
+        return timed(lambda: call(b"x" * 100).get(), calls)
 
     def sequential_async(self, calls: int) -> list[float]:
         return asyncio.run(_timed_async(lambda: self.one.echo.call_one(b"x" * 100), calls))
@@ -61,10 +61,14 @@ class Driver:
 
     def array_up(self, nbytes: int, times: int) -> list[float]:
         array = self._array(nbytes)
-        return _timed(lambda: self.one.take.call_one(array).get(), times)
+        return timed(lambda: self.one.take.call_one(array).get(), times)
 
     def array_down(self, nbytes: int, times: int) -> list[float]:
-        return _timed(lambda: self.one.give.call_one(nbytes).get().nbytes, times)
+        return timed(lambda: self.one.give.call_one(nbytes).get().nbytes, times)
+
+    def hand_over(self, nbytes: int, times: int) -> list[float]:
+        """An actor on the other host gets an array of the first one."""
+        return timed(lambda: self.separate.take_from.call_one(self.one, nbytes).get(), times)
 
     def small_idle(self, calls: int) -> list[float]:
         return self.sequential(1, calls)
@@ -105,7 +109,7 @@ class Driver:
         return self._arrays[nbytes]
 
 
-def _timed(call: Any, times: int) -> list[float]:
+def timed(call: Any, times: int) -> list[float]:
     seconds = []
     for _ in range(times):
         start = time.perf_counter()

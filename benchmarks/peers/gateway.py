@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.driver import Driver
+from benchmarks.driver import Driver, timed
 from benchmarks.peer import leave, serve
 from benchmarks.processes import ROOT, Usage, descendants, network_proxy, usage_of
 from benchmarks.workload import Target
@@ -86,6 +86,12 @@ class Meshgate(Driver):
             "twice": len(ran) - len(set(ran)),
             "in_order": ran == list(range(calls)) and results == ran,
         }
+
+    def hand_over(self, nbytes: int, times: int) -> list[float]:
+        return timed(lambda: self.separate.take.call_one(self.one.give.keep(nbytes)).get(), times)
+
+    def hand_over_without_keep(self, nbytes: int, times: int) -> list[float]:
+        return super().hand_over(nbytes, times)
 
     def memory(self) -> dict[str, int]:
         """The resident bytes of the server, the session's engine and this process."""

@@ -102,6 +102,9 @@ class RayClient:
     def array_down(self, nbytes: int, times: int) -> list[float]:
         return _timed(lambda: self._ray.get(self._one.give.remote(nbytes)).nbytes, times)
 
+    def hand_over(self, nbytes: int, times: int) -> list[float]:
+        return _timed(lambda: self._ray.get(self._four[1].take.remote(self._one.give.remote(nbytes))), times)
+
     def close(self) -> None:
         self._ray.shutdown()
         self._stack.close()
