@@ -216,18 +216,18 @@ def test_two_drivers_share_one_gateway(job: Any, hosts: Any) -> None:
 def test_stopped_meshes_are_released_and_their_last_lines_arrive(
     hosts: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client = current_client()
+    client, host = current_client(), hosts.slice(hosts=0)
     gc.collect()
     before = len(client.objects)
     for number in range(3):
-        procs = hosts.spawn_procs()
+        procs = host.spawn_procs()
         stopped = procs.spawn("passing", Worker)
         stopped.say.call(f"line {number} of many").get(timeout=60)
         procs.stop().get(timeout=60)
         del procs, stopped
     gc.collect()
     assert len(client.objects) <= before
-    assert hosts.spawn_procs().spawn("after", Worker).rank.call().get(timeout=60).values()
+    assert host.spawn_procs().spawn("after", Worker).rank.call().get(timeout=60).values()
     out = capsys.readouterr().out
     assert [f"line {number} of many" in out for number in range(3)] == [True] * 3
 
@@ -257,11 +257,11 @@ def test_meshgates_names_work_inside_actors(hosts: Any, workers: Any) -> None:
 
 
 def test_a_controller_is_the_same_for_the_driver_and_for_actors_and_runs_on_a_host(hosts: Any) -> None:
-    sharing = hosts.spawn_procs(per_host={"gpus": 2}).spawn("sharing", Sharing)
+    sharing = hosts.spawn_procs().spawn("sharing", Sharing)
     totals = dict(sharing.add.call("shared", 1).get(timeout=60).values())
-    assert set(totals) == {101, 102, 103, 104}
+    assert set(totals) == {101, 102}
     shared: Any = kt.get_or_spawn_controller("shared", Worker, start=7).get(timeout=60)
-    assert shared.add.call_one(1).get(timeout=60) == 105
+    assert shared.add.call_one(1).get(timeout=60) == 103
     assert {shared.pid.call_one().get(timeout=60)} == set(totals.values())
     other: Any = kt.get_or_spawn_controller("other", Worker, start=7).get(timeout=60)
     assert other.add.call_one(1).get(timeout=60) == 8

@@ -56,6 +56,14 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def job(project: Path) -> Iterator[ProcessJob]:
+    """On one host, for what does not depend on their number."""
+    with ProcessJob({"workers": 1}) as job:
+        job.state()
+        yield job
+
+
+@pytest.fixture
+def job_on_two_hosts(project: Path) -> Iterator[ProcessJob]:
     with ProcessJob({"workers": 2}) as job:
         job.state()
         yield job
@@ -69,18 +77,19 @@ def steps(mesh: Any) -> list[int]:
     return list(mesh.step.call().get(timeout=60).values())
 
 
-def test_processes_run_the_latest_synced_version(job: Any, project: Path) -> None:
+def test_processes_run_the_latest_synced_version(job_on_two_hosts: Any, project: Path) -> None:
+    job = job_on_two_hosts
     hosts = job.state().workers
     report = job.sync(quiet=True)
     assert (report.files, report.ready, report.hosts) == (2, 2, 2)
-    first = hosts.spawn_procs(per_host={"gpus": 2}).spawn("first", model())
-    assert steps(first) == [1] * 4
+    first = hosts.spawn_procs().spawn("first", model())
+    assert steps(first) == [1] * 2
     assert str(project) not in first.where.choose().get()
     (project / "settings_of_test.py").write_text(SETTINGS.format(step=22))
     report = job.sync(quiet=True)
     assert (report.files, report.ready) == (1, 2)
     assert steps(hosts.spawn_procs().spawn("second", model())) == [22] * 2
-    assert steps(first) == [1] * 4  # running processes keep their version
+    assert steps(first) == [1] * 2  # running processes keep their version
 
 
 def test_an_unchanged_tree_transfers_nothing(job: Any) -> None:
@@ -92,23 +101,23 @@ def test_an_unchanged_tree_transfers_nothing(job: Any) -> None:
 def test_a_spawn_on_running_processes_updates_their_code(job: Any, project: Path) -> None:
     job.sync(quiet=True)
     procs = job.state().workers.spawn_procs()
-    assert steps(procs.spawn("first", model())) == [1, 1]
+    assert steps(procs.spawn("first", model())) == [1]
     (project / "settings_of_test.py").write_text(SETTINGS.format(step=333))
     job.sync(quiet=True)
-    assert steps(procs.spawn("second", model())) == [333, 333]
+    assert steps(procs.spawn("second", model())) == [333]
 
 
 def test_reload_updates_running_processes_and_reports_old_classes(job: Any, project: Path) -> None:
     job.sync(quiet=True)
     procs = job.state().workers.spawn_procs()
     first = procs.spawn("first", model())
-    assert steps(first) == [1, 1]
+    assert steps(first) == [1]
     (project / "settings_of_test.py").write_text(SETTINGS.format(step=4444))
     job.sync(quiet=True)
     report = procs.reload().get(timeout=60).item(hosts=0)
     assert report["modules"] == ("settings_of_test", "model_of_test")
     assert report["old_classes"] == ("model_of_test.Model",)
-    assert steps(procs.spawn("second", model())) == [4444, 4444]
+    assert steps(procs.spawn("second", model())) == [4444]
 
 
 def test_a_syntax_error_is_printed_and_stops_neither_the_sync_nor_the_processes(
@@ -116,7 +125,7 @@ def test_a_syntax_error_is_printed_and_stops_neither_the_sync_nor_the_processes(
 ) -> None:
     job.sync(quiet=True)
     procs = job.state().workers.spawn_procs()
-    assert steps(procs.spawn("first", model())) == [1, 1]
+    assert steps(procs.spawn("first", model())) == [1]
     (project / "settings_of_test.py").write_text("STEP = (\n")
     job.sync(quiet=True)
     assert "settings_of_test.py:1:" in capsys.readouterr().err
@@ -124,7 +133,7 @@ def test_a_syntax_error_is_printed_and_stops_neither_the_sync_nor_the_processes(
         procs.reload().get(timeout=60)
     (project / "settings_of_test.py").write_text(SETTINGS.format(step=5))
     job.sync(quiet=True)
-    assert steps(procs.spawn("second", model())) == [5, 5]
+    assert steps(procs.spawn("second", model())) == [5]
 
 
 def test_a_failed_reload_changes_no_process_and_no_spawn_runs_old_code(job: Any, project: Path) -> None:
@@ -132,19 +141,19 @@ def test_a_failed_reload_changes_no_process_and_no_spawn_runs_old_code(job: Any,
     job.sync(quiet=True)
     procs = job.state().workers.spawn_procs()
     first = procs.spawn("first", model())
-    assert steps(first) == [1, 1]
+    assert steps(first) == [1]
     for name in ("settings_of_test.py", "late_of_test.py"):
         (project / name).write_text(SETTINGS.format(step=22))
     (project / "model_of_test.py").write_text(MODEL + "(\n")
     job.sync(quiet=True)
     with pytest.raises(ActorError, match="SyntaxError"):
         procs.reload().get(timeout=60)
-    assert list(first.late.call().get(timeout=60).values()) == [1, 1]
+    assert list(first.late.call().get(timeout=60).values()) == [1]
     with pytest.raises(MeshgateError, match="could not load the newest code"):
         steps(procs.spawn("second", model()))
     (project / "model_of_test.py").write_text(MODEL)
     job.sync(quiet=True)
-    assert steps(procs.spawn("third", model())) == [22, 22]
+    assert steps(procs.spawn("third", model())) == [22]
 
 
 def test_a_save_is_pushed_while_watching(job: Any, project: Path) -> None:
@@ -162,39 +171,40 @@ def test_a_save_is_pushed_while_watching(job: Any, project: Path) -> None:
     client.on_sync(receive_and_check)
     (project / "settings_of_test.py").write_text(SETTINGS.format(step=66))
     assert arrived.wait(timeout=60)
-    assert steps(job.state().workers.spawn_procs().spawn("saved", model())) == [66, 66]
+    assert steps(job.state().workers.spawn_procs().spawn("saved", model())) == [66]
 
 
 @pytest.mark.parametrize("how", ["reload", "spawn"])
 def test_processes_older_than_the_first_sync_get_the_newest_code(job: Any, project: Path, how: str) -> None:
     procs = job.state().workers.spawn_procs()
-    assert steps(procs.spawn("first", model())) == [1, 1]
+    assert steps(procs.spawn("first", model())) == [1]
     (project / "settings_of_test.py").write_text(SETTINGS.format(step=2))
     job.sync(quiet=True)
     if how == "reload":
         reports = procs.reload().get(timeout=60).values()
-        assert [set(each["modules"]) for each in reports] == [{"settings_of_test", "model_of_test"}] * 2
-    assert steps(procs.spawn("second", model())) == [2, 2]
+        assert [set(each["modules"]) for each in reports] == [{"settings_of_test", "model_of_test"}]
+    assert steps(procs.spawn("second", model())) == [2]
 
 
-def test_surviving_processes_can_be_updated_after_one_died(job: Any, project: Path) -> None:
+def test_surviving_processes_can_be_updated_after_one_died(job_on_two_hosts: Any, project: Path) -> None:
+    job = job_on_two_hosts
     job.sync(quiet=True)
-    procs = job.state().workers.spawn_procs(per_host={"gpus": 2})
+    procs = job.state().workers.spawn_procs()
     first = procs.spawn("first", model())
-    dead = first.pid.call().get(timeout=60).item(hosts=0, gpus=0)
+    dead = first.pid.call().get(timeout=60).item(hosts=0)
     os.kill(dead, signal.SIGKILL)
     with pytest.raises(SupervisionError):
         steps(first)
     survivors = procs.slice(hosts=1)
     (project / "settings_of_test.py").write_text(SETTINGS.format(step=22))
     job.sync(quiet=True)
-    assert steps(survivors.spawn("second", model())) == [22, 22]
+    assert steps(survivors.spawn("second", model())) == [22]
     (project / "settings_of_test.py").write_text(SETTINGS.format(step=333))
     job.sync(quiet=True)
     with pytest.raises(InvalidRequestError, match=r"cannot reload .*: ranks \[0\] are dead"):
         procs.reload().get(timeout=60)
-    assert len(list(survivors.reload().get(timeout=60).values())) == 2
-    assert steps(survivors.spawn("third", model())) == [333, 333]
+    assert len(list(survivors.reload().get(timeout=60).values())) == 1
+    assert steps(survivors.spawn("third", model())) == [333]
 
 
 def test_reload_without_a_sync_is_rejected(job: Any) -> None:

@@ -253,7 +253,7 @@ def test_two_drivers_sync_two_versions_to_one_job_concurrently(job: Any, tmp_pat
         for client, project in zip((one, two), projects, strict=True):
             project.mkdir()
             drivers.append((client.attach_hosts("workers", 2), CodeSync(client, Tree(project)), project))
-        for turn in range(3):
+        for turn in range(2):
             for _, code, project in drivers:
                 (project / "note").write_text(f"{project.name} {turn}")
                 code.push(wait=False)

@@ -59,8 +59,11 @@ class Inspector(kt.Actor):
 
 
 @pytest.fixture(scope="module")
-def job(job_of_its_own: ProcessJob) -> ProcessJob:
-    return job_of_its_own  # files stay in the homes of its hosts
+def job() -> Iterator[ProcessJob]:
+    """A job of its own, as files stay in the homes of its hosts."""
+    with ProcessJob({"workers": 2, "alone": 1}) as job:
+        job.apply()
+        yield job
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +76,13 @@ def fresh_hosts(record: Any) -> Iterator[Any]:
     """The same hosts in a new session, which does not know which steps have run."""
     with kt.Client(kt.UrlDialer(record.url, record.token)) as client:
         yield client.attach_hosts("workers", 2)
+
+
+@pytest.fixture
+def fresh_host(record: Any) -> Iterator[Any]:
+    """As ``fresh_hosts``, but one host, for what does not depend on their number."""
+    with kt.Client(kt.UrlDialer(record.url, record.token)) as client:
+        yield client.attach_hosts("alone", 1)
 
 
 def inspect(hosts: Any) -> Any:
@@ -122,34 +132,34 @@ def test_new_processes_see_variables_files_and_directories(fresh_hosts: Any, tmp
     assert values(inspector.read.call("output")) == ["mint $HOME, printed by the script\n"] * 2
 
 
-def test_files_with_variables_are_for_their_owner_only(fresh_hosts: Any) -> None:
-    apply_image(fresh_hosts, "workers", Image().set_env_vars({"PASSWORD": "secret"}))
-    modes = inspect(fresh_hosts).modes.call("environment.json", "image/steps.json", "image")
-    assert values(modes) == [["0o600", "0o600", "0o700"]] * 2
+def test_files_with_variables_are_for_their_owner_only(fresh_host: Any) -> None:
+    apply_image(fresh_host, "alone", Image().set_env_vars({"PASSWORD": "secret"}))
+    modes = inspect(fresh_host).modes.call("environment.json", "image/steps.json", "image")
+    assert values(modes) == [["0o600", "0o600", "0o700"]]
 
 
-def test_variables_that_a_step_no_longer_sets_are_gone(fresh_hosts: Any, record: Any) -> None:
-    apply_image(fresh_hosts, "workers", Image().set_env_vars({"ONE": "1", "TWO": "2"}))
+def test_variables_that_a_step_no_longer_sets_are_gone(fresh_host: Any, record: Any) -> None:
+    apply_image(fresh_host, "alone", Image().set_env_vars({"ONE": "1", "TWO": "2"}))
     with kt.Client(kt.UrlDialer(record.url, record.token)) as other:
-        hosts = other.attach_hosts("workers", 2)
-        apply_image(hosts, "workers", Image().set_env_vars({"ONE": "one"}))
+        hosts = other.attach_hosts("alone", 1)
+        apply_image(hosts, "alone", Image().set_env_vars({"ONE": "one"}))
         inspector = inspect(hosts)
-        assert values(inspector.variable.call("ONE")) == ["one"] * 2
-        assert values(inspector.variable.call("TWO")) == [None] * 2
+        assert values(inspector.variable.call("ONE")) == ["one"]
+        assert values(inspector.variable.call("TWO")) == [None]
 
 
-def test_a_dockerfile_runs_with_the_variables_of_the_host(fresh_hosts: Any, tmp_path: Path) -> None:
+def test_a_dockerfile_runs_with_the_variables_of_the_host(fresh_host: Any, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("copied")
     (tmp_path / "Dockerfile").write_text(
         f"FROM anything\nARG WHERE=app\nENV PLACE={tmp_path}/$WHERE-$MESHGATE_HOST_NAME PATH=/more:$PATH\n"
         "WORKDIR $PLACE\nCOPY data here\nRUN echo $WHERE $(cat here) > out\n"
     )
-    apply_image(fresh_hosts, "workers", Image.from_dockerfile(tmp_path / "Dockerfile"))
-    inspector = inspect(fresh_hosts)
-    assert values(inspector.read.call("out")) == ["app copied\n"] * 2
-    assert values(inspector.variable.call("PLACE")) == [f"{tmp_path}/app-workers-{rank}" for rank in range(2)]
+    apply_image(fresh_host, "alone", Image.from_dockerfile(tmp_path / "Dockerfile"))
+    inspector = inspect(fresh_host)
+    assert values(inspector.read.call("out")) == ["app copied\n"]
+    assert values(inspector.variable.call("PLACE")) == [f"{tmp_path}/app-alone-0"]
     assert all(path.startswith("/more:") and "/bin" in path for path in values(inspector.variable.call("PATH")))
-    assert values(inspector.variable.call("WHERE")) == [None] * 2
+    assert values(inspector.variable.call("WHERE")) == [None]
 
 
 def test_a_failed_step_has_host_code_and_last_lines_and_later_steps_do_not_run(
@@ -183,8 +193,8 @@ def test_two_concurrent_sessions_run_a_step_once(job: ProcessJob, record: Any, t
     assert lines(log) == ["started", "started"]
 
 
-def test_background_processes_end_with_their_step(fresh_hosts: Any) -> None:
-    apply_image(fresh_hosts, "workers", Image().run_bash("LEFT_BEHIND=1 sleep 1000 & echo started"))
+def test_background_processes_end_with_their_step(fresh_host: Any) -> None:
+    apply_image(fresh_host, "alone", Image().run_bash("LEFT_BEHIND=1 sleep 1000 & echo started"))
     assert find_processes("LEFT_BEHIND=1") == []
 
 
@@ -192,13 +202,13 @@ def test_a_running_step_ends_with_its_session(record: Any, tmp_path: Path) -> No
     started = tmp_path / "started"
     os.mkfifo(started)
     client = kt.Client(kt.UrlDialer(record.url, record.token))
-    hosts = client.attach_hosts("workers", 2)
+    hosts = client.attach_hosts("alone", 1)
     command = f"export LEFT_BEHIND=2; sleep 1000 & echo > {started}; wait"
     failed: list[Exception] = []
 
     def run() -> None:
         try:
-            apply_image(hosts, "workers", Image().run_bash(command))
+            apply_image(hosts, "alone", Image().run_bash(command))
         except Exception as error:  # noqa: BLE001 - any error that ends the session
             failed.append(error)
 
@@ -213,31 +223,31 @@ def test_a_running_step_ends_with_its_session(record: Any, tmp_path: Path) -> No
 
 
 def test_a_package_is_installed_outside_the_interpreter_and_replaced(
-    fresh_hosts: Any, record: Any, tmp_path: Path
+    fresh_host: Any, record: Any, tmp_path: Path
 ) -> None:
-    apply_image(fresh_hosts, "workers", Image().pip_install([wheel(tmp_path, "1.0"), "--no-index"]))
-    assert values(inspect(fresh_hosts).value_of.call("meshgate_test_package")) == ["1.0"] * 2
+    apply_image(fresh_host, "alone", Image().pip_install([wheel(tmp_path, "1.0"), "--no-index"]))
+    assert values(inspect(fresh_host).value_of.call("meshgate_test_package")) == ["1.0"]
     with kt.Client(kt.UrlDialer(record.url, record.token)) as other:
-        hosts = other.attach_hosts("workers", 2)
-        apply_image(hosts, "workers", Image().pip_install([wheel(tmp_path, "2.0"), "--no-index"]))
-        assert values(inspect(hosts).value_of.call("meshgate_test_package")) == ["2.0"] * 2
+        hosts = other.attach_hosts("alone", 1)
+        apply_image(hosts, "alone", Image().pip_install([wheel(tmp_path, "2.0"), "--no-index"]))
+        assert values(inspect(hosts).value_of.call("meshgate_test_package")) == ["2.0"]
     with pytest.raises(ImportError):
         __import__("meshgate_test_package")
 
 
-def test_a_changed_local_package_is_synced(fresh_hosts: Any, record: Any, tmp_path: Path) -> None:
+def test_a_changed_local_package_is_synced(fresh_host: Any, record: Any, tmp_path: Path) -> None:
     package = tmp_path / "meshgate_changed"
     package.mkdir()
     (package / "__init__.py").write_text("VALUE = 1")
     image = Image().sync_package(package)
-    apply_image(fresh_hosts, "workers", image)
-    assert values(inspect(fresh_hosts).value_of.call("meshgate_changed")) == [1, 1]
+    apply_image(fresh_host, "alone", image)
+    assert values(inspect(fresh_host).value_of.call("meshgate_changed")) == [1]
     (package / "__init__.py").write_text("VALUE = 22")
-    apply_image(fresh_hosts, "workers", image)
-    assert values(inspect(fresh_hosts).value_of.call("meshgate_changed")) == [22, 22]
+    apply_image(fresh_host, "alone", image)
+    assert values(inspect(fresh_host).value_of.call("meshgate_changed")) == [22]
 
 
-def test_unused_copies_of_a_local_package_are_removed(fresh_hosts: Any, tmp_path: Path) -> None:
+def test_unused_copies_of_a_local_package_are_removed(fresh_host: Any, tmp_path: Path) -> None:
     package = tmp_path / "meshgate_copied"
     package.mkdir()
     holder = None
@@ -245,11 +255,11 @@ def test_unused_copies_of_a_local_package_are_removed(fresh_hosts: Any, tmp_path
         (package / "__init__.py").write_text(f"VALUE = {value}")
         if holder is not None:  # processes of earlier steps take a moment to end
             holder.wait_released.call("synced/meshgate_copied", "meshgate_copied").get(timeout=60)
-        apply_image(fresh_hosts, "workers", Image().sync_package(package))
-        holder = holder or inspect(fresh_hosts)
-    assert values(holder.value_of.call("meshgate_copied")) == [1, 1]
+        apply_image(fresh_host, "alone", Image().sync_package(package))
+        holder = holder or inspect(fresh_host)
+    assert values(holder.value_of.call("meshgate_copied")) == [1]
     # The one in use, the newest, and the one before it, which the process of the last step used itself.
-    assert values(holder.names.call("synced/meshgate_copied")) == [3, 3]
+    assert values(holder.names.call("synced/meshgate_copied")) == [3]
 
 
 def test_a_jobs_state_runs_the_steps_of_its_image() -> None:

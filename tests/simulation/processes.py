@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 from unittest import mock
 
-from meshgate.session.loop_wakers import arrival_queues
+from meshgate.session.futures import arrival_queues
 
 CALLBACK_SECONDS = 20e-6  # of virtual time that a callback takes
 

@@ -16,36 +16,64 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshgate.actors.monarch_settings import Setting
-from meshgate.errors import GatewayError, MeshgateError
+from meshgate.errors import GatewayError, MeshgateError, UnreadableResult
 from meshgate.serialization.pickling import Pickled, dumps
-from meshgate.serialization.unpickling import MakeProxy, ReadingRules
+from meshgate.serialization.unpickling import MakeProxy, ReadingRules, RemoteException, loads, loads_exception
 from meshgate.session.detached.read_marks import ReadMarks
 from meshgate.session.detached.takeover import Takeover
 from meshgate.session.dialing import Dialer, UrlDialer
 from meshgate.session.dispatch import Dispatcher
-from meshgate.session.errors.failures import dependency_failure
+from meshgate.session.errors.failures import dependency_failure, from_failure
 from meshgate.session.errors.faults import uninterrupted
 from meshgate.session.errors.unread import UnreadFailures
 from meshgate.session.futures import FutureProxy
 from meshgate.session.inbox import Inbox
 from meshgate.session.objects import ObjectTable
 from meshgate.session.pending_calls import PendingAck, PendingCall, PendingCalls, PendingValue
-from meshgate.session.results import ResultReader
 from meshgate.session.settings import ClientSettings
 from meshgate.session.transport.connection_thread import ConnectionThread
 from meshgate_wire import Fragments, Header, MessageReceived, Sendable, Statistics
 from meshgate_wire.messages import (
+    Adopted,
     Argument,
     Configure,
     ConfigureMonarch,
     Detach,
     EndSession,
+    Failure,
     Fetch,
     PortMessage,
     Resume,
     Sync,
     stream_of,
 )
+
+
+class ResultReader:
+    """The session's ``Reader``. Meshes and ports in a result become the proxies that ``make_proxy`` makes.
+
+    ``rules()`` says what a result may do here. ``shared_environment``: as for ``from_failure``.
+    """
+
+    def __init__(self, make_proxy: MakeProxy, rules: Callable[[], ReadingRules], shared_environment: str = "") -> None:
+        self._make_proxy = make_proxy
+        self._rules = rules
+        self._shared_environment = shared_environment
+
+    def value(self, buffer: Fragments, objects: Adopted, endpoint: str) -> Any:
+        try:
+            return loads(buffer, objects=objects.objects, make_proxy=self._make_proxy, rules=self._rules())
+        except UnreadableResult as error:
+            raise UnreadableResult(f"{endpoint}: {error}", module=error.module, endpoint=endpoint) from error
+
+    def raised(self, buffer: Fragments, objects: Adopted) -> RemoteException:
+        """What an endpoint raised, or an actor sent as an exception."""
+        return loads_exception(buffer, objects=objects.objects, make_proxy=self._make_proxy, rules=self._rules())
+
+    def error(self, failure: Failure, buffers: Sequence[Fragments], endpoint: str) -> Exception:
+        raised = [self.raised(buffer, Adopted()) for buffer in buffers]
+        return from_failure(failure, raised, endpoint=endpoint, shared_environment=self._shared_environment)
+
 
 log = logging.getLogger("meshgate.session")
 

@@ -1,13 +1,24 @@
+
+
 from __future__ import annotations
+
+import gc
+from typing import Any
 
 import pytest
 
 from meshgate.errors import (
     GatewayError,
+    UnreadableResult,
 )
-from meshgate.proxies.client import Client, current_client, shutdown_context, use_client
+from meshgate.proxies import ActorMeshProxy, HostMeshProxy
+from meshgate.proxies.client import Client, ProxyFactory, current_client, shutdown_context, use_client
+from meshgate.serialization.unpickling import MeshHandle
 from meshgate.session.dialing import UrlDialer
 from meshgate.session.settings import ClientSettings
+from meshgate.shapes.shape import Extent, Region, Shape
+from meshgate_wire.messages import Adopt, Call, PortSend, Release, SpawnProcs, stream_of
+from tests.client.counting import Counter
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway
 
 
@@ -30,3 +41,99 @@ def test_shutdown_context_ends_every_session(gateway: ScriptedGateway, settings:
     assert shutdown_context(host_timeout=1.0).get(timeout=20) is None
     assert all(client.closed for client in clients)
     assert shutdown_context().get(timeout=20) is None
+
+
+HOSTS = Extent(["hosts"], [2]).region
+PROCS = Extent(["hosts", "gpus"], [2, 2]).region
+
+
+def set_ranks(gateway: ScriptedGateway, number: int, count: int) -> None:
+    """Sets the size of the gateway's own object ``number``."""
+    session = gateway.session()
+    gateway.do(lambda: session.ranks.__setitem__(number, list(range(count))))
+
+
+def synchronize(client: Client) -> None:
+    """Waits until the gateway has read everything sent so far."""
+    client.attach_hosts("workers", 2).initialized.get(timeout=20)
+
+
+def test_a_returned_actor_mesh_can_be_called(gateway: ScriptedGateway, client: Client) -> None:
+    gateway.functions["add"] = lambda rank, amount: rank + amount
+    synchronize(client)
+    set_ranks(gateway, -1, 4)
+    mesh: Any = ProxyFactory(client).actors(MeshHandle(-1), Counter, "counters", PROCS.as_shape(), None)
+    assert isinstance(mesh, ActorMeshProxy)
+    assert mesh.add.call(1).get(timeout=20).values() == [1, 2, 3, 4]
+    assert mesh.slice(hosts=1).add.call(1).get(timeout=20).values() == [3, 4]
+    (adopted,) = gateway.got(Adopt)
+    assert (adopted.object, adopted.kind, adopted.name) == (-1, "actors", "counters")
+    assert gateway.received.index(adopted) < gateway.received.index(gateway.got(Call)[0])
+
+
+def test_adopt_messages_name_the_parent(gateway: ScriptedGateway, client: Client) -> None:
+    synchronize(client)
+    hosts = ProxyFactory(client).hosts(MeshHandle(-1), HOSTS)
+    procs = ProxyFactory(client).procs(MeshHandle(-2), hosts, PROCS, PROCS)
+    mesh = ProxyFactory(client).actors(MeshHandle(-3), Counter, "counters", PROCS.as_shape(), procs)
+    assert isinstance(hosts, HostMeshProxy)
+    assert procs.slice(hosts=1, gpus=0).host_mesh == hosts.slice(hosts=1)
+    synchronize(client)
+    parents = [header.parent and header.parent.object for header in gateway.got(Adopt)]
+    assert parents == [None, -1, -2]
+    assert client.objects.derives_from(mesh._object, hosts._object)
+
+
+def test_processes_can_be_spawned_on_returned_hosts(gateway: ScriptedGateway, client: Client) -> None:
+    synchronize(client)
+    set_ranks(gateway, -1, 2)
+    ProxyFactory(client).hosts(MeshHandle(-1), HOSTS).spawn_procs(per_host={"gpus": 2})
+    synchronize(client)
+    assert gateway.got(SpawnProcs)[0].hosts.object == -1
+
+
+def test_host_mesh_raises_if_the_hosts_are_unknown(client: Client) -> None:
+    procs = ProxyFactory(client).procs(MeshHandle(-1), None, Region([], Shape.unity().ndslice), HOSTS)
+    with pytest.raises(RuntimeError, match="are unknown: an endpoint returned it without them"):
+        _ = procs.host_mesh
+
+
+def test_a_returned_mesh_is_released_with_its_last_proxy(gateway: ScriptedGateway, client: Client) -> None:
+    mesh: Any = ProxyFactory(client).actors(MeshHandle(-1), Counter, "counters", PROCS.as_shape(), None)
+    part = mesh.slice(hosts=0)
+    del mesh
+    gc.collect()
+    synchronize(client)
+    assert gateway.got(Release) == []
+    del part
+    gc.collect()
+    synchronize(client)
+    assert gateway.got(Release) == [Release(objects=(-1,))]
+
+
+def test_a_returned_port_can_be_sent_to(gateway: ScriptedGateway, client: Client) -> None:
+    port = ProxyFactory(client).port("some address", None, False)
+    port.send(5)
+    synchronize(client)
+    (adopted,) = gateway.got(Adopt)
+    assert (adopted.kind, adopted.address) == ("port", "some address")
+    assert gateway.got(PortSend)[0].port == adopted.object
+
+
+def test_actors_of_an_invalid_class_are_rejected(client: Client) -> None:
+    with pytest.raises(UnreadableResult, match="cannot be used here"):
+        ProxyFactory(client).actors(MeshHandle(-1), int, "counters", PROCS.as_shape(), None)
+
+
+def test_the_gateways_objects_have_streams_of_their_own() -> None:
+    assert len({stream_of(number) for number in (0, 1, 2, -1, -2)}) == 5
+
+
+def test_a_mesh_from_inside_a_pickle_is_adopted_with_its_reference(gateway: ScriptedGateway, client: Client) -> None:
+    received: list[bytes] = []
+    gateway.on[Adopt] = lambda session, header, buffers: received.extend(buffer.join() for buffer in buffers)
+    hosts = ProxyFactory(client).hosts(MeshHandle(reference=b"reference"), HOSTS)
+    synchronize(client)
+    (header,) = gateway.got(Adopt)
+    assert (header.object, header.has_reference, received) == (hosts._object, True, [b"reference"])
+    assert header.object > 0
