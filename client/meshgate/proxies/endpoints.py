@@ -110,7 +110,8 @@ class EndpointProxy(Generic[P, R]):
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> NoReturn:
         """Not available: distributed tensors need a driver next to the processes."""
         raise InvalidRequestError(
-            f"{self._label}.rref() is not available through a gateway: use call(), and keep tensors in the actors"
+            f"{self._label}.rref() is not available through a gateway: use keep(), or submit the program to the "
+            "job and use meshgate.native_hosts() in it"
         )
 
     def _request(

@@ -142,7 +142,7 @@ def test_call_one_needs_exactly_one_actor(mesh: Any) -> None:
 
 
 def test_rref_is_rejected_with_an_alternative(mesh: Any) -> None:
-    with pytest.raises(InvalidRequestError, match=r"use call\(\)"):
+    with pytest.raises(InvalidRequestError, match=r"use keep\(\), or submit the program"):
         mesh.add.rref(1)
 
 
