@@ -17,14 +17,15 @@ MAKE = """#!/bin/sh
 echo "make $* ($KUBECONFIG $MESHGATE_WORKER_IMAGE $SLURM_CONF $DOCKER_HOST)" >>"$RAN"
 echo "make prints $*"
 case "$*" in
-*"${HANGS:-nothing}"*) echo $$ >"$RAN.hangs"; sleep 600 ;;
+*"${HANGS:-nothing}"*) echo $$ >"$RAN.hangs"; exec sleep 600 ;;
 esac
 case "$*" in
 *"${AWAITS_CLUSTERS:-nothing}"*) until grep -q failed build/ci/clusters.log; do sleep 0.1; done ;;
 esac
 case "$*" in
 *"${FAILS:-nothing}"*)
-    while [ -n "$HANGS" ] && [ ! -e "$RAN.hangs" ]; do sleep 0.1; done
+    # Not before it sleeps: a shell that gets SIGINT as it starts a program may ignore it.
+    while [ -n "$HANGS" ] && ! grep -qs sleep "/proc/$(cat "$RAN.hangs" 2>/dev/null)/comm"; do sleep 0.1; done
     exit 3
     ;;
 esac
