@@ -265,23 +265,28 @@ def test_the_audit_logs_of_both_gateways_name_the_user_the_verb_the_job_and_the_
     assert {caller for caller, *_ in in_the_job} == {alice.identity}
 
 
-def submit(user: User, job: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
-    """Submits a program that prints its credentials, and follows it."""
+def submit(user: User, job: str) -> tuple[int, str]:
+    """Submits a program that prints its credentials, and follows it. Returns the exit code and the output of the
+    command, which is a process of its own, as the session that it opens ends with it."""
     project = user.directory / "project"
     project.mkdir()
     (project / "prints.py").write_text(
         "import os\nprint('secret', os.environ['MESHGATE_RUN_TOKEN'], 'MESHGATE_TOKEN' in os.environ)\n"
     )
-    monkeypatch.chdir(project)
     arguments = ["--name", "night", "--dir", ".", "-f", "--", "python", "prints.py"]
-    return user.command("submit", "-n", user.namespace, job, *arguments)
+    done = subprocess.run(
+        [sys.executable, "-m", "meshgate", "submit", "-n", user.namespace, job, *arguments],
+        cwd=project, env={**os.environ, **user.environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, timeout=200, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout
 
 
 def test_a_run_has_a_secret_that_opens_nothing_at_the_provisioning_gateway(
-    users: dict[str, User], job: str, kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch
+    users: dict[str, User], job: str, kubectl: Kubectl
 ) -> None:
     alice = users["alice"]
-    code, output = submit(alice, job, monkeypatch)
+    code, output = submit(alice, job)
     assert code == 0, output
     secret, has_token = output.partition("secret ")[2].split()
     assert has_token == "False"
@@ -295,14 +300,12 @@ def test_a_run_has_a_secret_that_opens_nothing_at_the_provisioning_gateway(
 
 
 @pytest.mark.slow
-def test_members_of_a_group_that_the_policy_names_share_their_jobs(
-    users: dict[str, User], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_members_of_a_group_that_the_policy_names_share_their_jobs(users: dict[str, User]) -> None:
     carol, dave, alice = users["carol"], users["dave"], users["alice"]
     carol.runs(STARTS, "shared", carol.namespace)
     assert json.loads(dave.command("ls", "--json")[1])["jobs"][0]["owner"] == carol.identity
     assert dave.runs(COMES_BACK, "shared", dave.namespace).splitlines()[3] == "11"
-    code, output = submit(dave, "shared", monkeypatch)
+    code, output = submit(dave, "shared")
     assert (code, "dave to submit programs (submitters: " in output) == (1, True), output
     assert "belongs to" in alice.command("kill", "-n", alice.namespace, "shared")[1]
     assert dave.command("kill", "-n", dave.namespace, "shared") == (0, f"ended {dave.namespace}/shared\n")
