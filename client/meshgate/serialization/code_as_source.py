@@ -8,7 +8,6 @@ generate have no file; such classes are generated again on the worker.
 
 from __future__ import annotations
 
-import ast
 import collections
 import dataclasses
 import functools
@@ -22,7 +21,7 @@ from typing import Any, ClassVar, TypeAlias
 import cloudpickle.cloudpickle as by_value
 
 from meshgate.errors import UnpicklableArgument
-from meshgate.serialization.stale_source import source_text
+from meshgate.serialization.stale_source import parse_source, source_text
 from meshgate.serialization.worker_expressions import WorkerExpression
 
 WorkerPython: TypeAlias = Callable[[], str]
@@ -131,7 +130,7 @@ class CodeAsSource:
 def _candidates(text: str, filename: str, version: tuple[int, int]) -> dict[tuple[str, int], list[types.CodeType]]:
     """The code objects of ``text`` by name and line, in the order of ``_find_code``. Raises SyntaxError if ``text``
     uses what Python ``version`` does not have, as far as ``ast`` knows."""
-    ast.parse(text, filename, feature_version=version)
+    parse_source(text, filename, version)
     found: dict[tuple[str, int], list[types.CodeType]] = {}
     for code in _nested(compile(text, filename, "exec", dont_inherit=True)):
         found.setdefault((code.co_name, code.co_firstlineno), []).append(code)

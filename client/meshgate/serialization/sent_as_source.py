@@ -24,6 +24,7 @@ from abc import ABCMeta
 from typing import Any
 
 from meshgate.actors.api import Actor, endpoint
+from meshgate.serialization.stale_source import parse_source
 
 __all__ = ["INCLUDE_COMMENT", "REQUIRED_IMPORT", "Actor", "SentAsSource", "endpoint"]
 
@@ -81,7 +82,7 @@ def _with_included(text: str) -> str:
 @functools.lru_cache(maxsize=64)
 def _check_imports(text: str, module: str) -> None:
     """Raises TypeError if ``text``, the source of ``module`` as it is sent, imports what a worker may not have."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parse_source(text)):
         if isinstance(node, ast.Import):
             names = [each.name for each in node.names]
         elif isinstance(node, ast.ImportFrom):

@@ -11,10 +11,19 @@ import ast
 import linecache
 import os
 import sys
+import threading
 import time
 from types import ModuleType
 
 _START_TIME = time.time()
+_PARSING = threading.Lock()
+
+
+def parse_source(text: str, filename: str = "<unknown>", version: tuple[int, int] | None = None) -> ast.Module:
+    """``ast.parse``, by one thread at a time: before Python 3.11.8, another thread that parses can make it raise
+    ``SystemError: AST constructor recursion depth mismatch`` (CPython issue 106905)."""
+    with _PARSING:
+        return ast.parse(text, filename, feature_version=version)
 
 
 def _read(path: str) -> str | None:
@@ -76,7 +85,7 @@ def source_defines(Class: type, name: str) -> bool:
     module: ModuleType | None = sys.modules.get(Class.__module__)
     text = _read(str(getattr(module, "__file__", "")))
     try:
-        nodes: list[ast.AST] = [ast.parse(text or "")]
+        nodes: list[ast.AST] = [parse_source(text or "")]
     except SyntaxError:
         return False
     for part in (*Class.__qualname__.split("."), name):

@@ -27,9 +27,7 @@ class MountedHosts:
 def applied(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The meshes to which mounts were applied; hosts cannot remove them."""
     applied: list[Any] = []
-    monkeypatch.setattr(
-        "meshgate.mounts.on_job.RemoteMounts.apply", lambda self, hosts, connect: applied.append(hosts)
-    )
+    monkeypatch.setattr("meshgate.mounts.on_job.RemoteMounts.apply", lambda self, hosts, connect: applied.append(hosts))
     monkeypatch.setattr("meshgate.mounts.on_job.RemoteMounts.remove", lambda self, hosts: ["workers-1: busy"])
     return applied
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -76,3 +79,22 @@ def test_a_class_of_a_saved_script_is_detected(tmp_path: Path, monkeypatch: pyte
     assert stale_source.changed_script(local) == str(script)
     assert stale_source.changed_script(type("Other", (), {"__module__": "other"})) is None
     assert stale_source.source_text(str(script)) == "at the start"
+
+
+def test_threads_parse_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsing, most = 0, 0
+    parse = ast.parse
+
+    def count(*arguments: Any, **options: Any) -> ast.AST:
+        nonlocal parsing, most
+        parsing += 1
+        most = max(most, parsing)
+        time.sleep(0.001)  # lets another thread in, if it can come
+        parsed = parse(*arguments, **options)
+        parsing -= 1
+        return parsed
+
+    monkeypatch.setattr(ast, "parse", count)
+    with ThreadPoolExecutor(8) as threads:
+        assert len(list(threads.map(stale_source.parse_source, [SOURCE] * 40))) == 40
+    assert most == 1
