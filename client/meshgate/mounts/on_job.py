@@ -93,10 +93,10 @@ def handles_of(meshes: Collection[HostMeshProxy]) -> list[RemoteMountHandle | Ga
     return [each for each in _open_handles if any(hosts._client is each.hosts._client for hosts in meshes)]
 
 
-# The module and name of the class whose object each function returns, and of the one that takes its place.
+# The module and name of the class whose object each function returns, and the class that takes its place.
 _CLASSES = (
-    ("monarch.remotemount.remotemount", "MountHandler", "RemoteMountHandle"),
-    ("monarch._src.gather_mount.gather_mount", "GatherMount", "GatherHandle"),
+    ("monarch.remotemount.remotemount", "MountHandler", RemoteMountHandle),
+    ("monarch._src.gather_mount.gather_mount", "GatherMount", GatherHandle),
 )
 
 
@@ -111,10 +111,10 @@ def serve_monarchs_mount_functions() -> None:
             theirs.__new__ = _new(theirs, ours)
 
 
-def _new(theirs: type, ours: str) -> Any:
+def _new(theirs: type, ours: type[RemoteMountHandle | GatherHandle]) -> Any:
     def new(cls: type, host_mesh: object = None, *args: Any, **kwargs: Any) -> object:
         if cls is theirs and isinstance(host_mesh, HostMeshProxy):
-            return getattr(importlib.import_module("meshgate.mounts.on_job"), ours)(host_mesh, *args, **kwargs)
+            return ours(host_mesh, *args, **kwargs)
         return object.__new__(cls)
 
     return new
@@ -183,10 +183,9 @@ class Mounting(ABC):
 
     def _unmount(self, hosts: Hosts) -> None:
         """Before the job ends: a last copy of what is gathered, and no links to removed files. Warns of problems."""
-        if (module := sys.modules.get("meshgate.mounts.on_job")) is not None:  # the program uses Monarch's functions
-            for handle in module.handles_of(hosts.values()):
-                with _warning_of_errors():
-                    handle.close()
+        for handle in handles_of(hosts.values()):  # of Monarch's functions
+            with _warning_of_errors():
+                handle.close()
         with _warning_of_errors():
             if self._gather_mounts is not None:
                 self._gather_mounts.close()

@@ -6,12 +6,12 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 from weakref import WeakValueDictionary
 
 from meshgate.errors import InvalidRequestError, MeshgateError
 from meshgate.session.detached.read_marks import ReadMarks
-from meshgate.session.detached.takeover import Takeover
+from meshgate.session.detached.takeover import Creation, Takeover
 from meshgate.session.errors.failures import dependency_failure, failure_of_fault, from_failure
 from meshgate.session.errors.faults import handle_fault
 from meshgate.session.inbox import Inbox
@@ -23,7 +23,6 @@ from meshgate.session.serial_thread import SerialThread
 from meshgate_wire import Fragments, Header, MessageReceived, MessageTooLarge
 from meshgate_wire.messages import (
     Attached,
-    AttachHosts,
     Done,
     Failed,
     Failure,
@@ -31,15 +30,11 @@ from meshgate_wire.messages import (
     HostsAttached,
     Item,
     KeptCalls,
-    NameKept,
     ObjectFailed,
-    OpenChannel,
     Output,
     OutputLine,
     PortMessage,
     Progress,
-    SpawnActors,
-    SpawnProcs,
     Stop,
     Sync,
     Values,
@@ -47,7 +42,7 @@ from meshgate_wire.messages import (
 
 log = logging.getLogger("meshgate.session.dispatch")
 
-_OF_A_TAKEOVER = (AttachHosts, SpawnProcs, SpawnActors, OpenChannel, NameKept, Stop, KeptCalls, Attached)
+_OF_A_TAKEOVER = (*get_args(Creation), Stop, KeptCalls, Attached)
 
 
 class Dispatcher:

@@ -49,7 +49,7 @@ class Takeover:
         elif isinstance(header, Stop):
             if self.objects.get(header.target.object) is not None:
                 self.objects.stop(header.target.object, header.reason)
-        elif isinstance(header, (AttachHosts, SpawnProcs, SpawnActors, OpenChannel, NameKept)):
+        elif isinstance(header, Creation):
             self._created(header)
 
     def _created(self, header: Creation) -> None:
