@@ -162,6 +162,15 @@ def _no_leaked_processes_in_the_run() -> Iterator[None]:
     _fail_if_any(_leaked(shared=True), "this run")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_job_file_in_the_clone() -> Iterator[None]:
+    """Commands of other tests would find the job while it runs."""
+    directory = Path(__file__).parents[1] / ".monarch"
+    before = directory.exists()
+    yield
+    assert before or not directory.exists(), f"a test saved a job in {directory}: pass cached_path=None to its state()"
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _no_leaks_in_the_module(request: pytest.FixtureRequest) -> Iterator[None]:
     threads = set(threading.enumerate())

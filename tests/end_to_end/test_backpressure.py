@@ -85,7 +85,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("detached", [False, True])
 def test_an_actor_waits_that_sends_what_no_one_receives_and_nothing_is_lost(detached: bool) -> None:
     with ProcessJob({"workers": 1}, detached=detached) as job:
-        sender = job.state().workers.spawn_procs().spawn("sender", Sender)
+        sender = job.state(cached_path=None).workers.spawn_procs().spawn("sender", Sender)
         port, receiver = Channel.open()
         sender.count.call_one().get()
         before = resident(engine_of(job))
