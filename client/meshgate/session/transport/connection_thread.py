@@ -47,6 +47,8 @@ from meshgate_wire import (
 )
 from meshgate_wire.messages import Release, stream_of
 
+log = logging.getLogger("meshgate.session.connection")
+
 UPDATE_INTERVAL = 1.0  # seconds between two updates of the line
 
 
@@ -55,7 +57,7 @@ class Outage:
 
     Calls wait meanwhile, and nothing is lost, so a short outage is not worth a line. After ``quiet`` seconds one line
     says since when, why, and that calls wait; on a terminal and in a notebook it is updated in place. Another line says
-    when the connection is back.
+    when the connection is back. Both are logged as well, before any message of the new connection is delivered.
 
     ``why`` returns the reason of the latest failure. ``show(text, final)`` shows a line, which takes the place of the
     last one unless that was ``final``.
@@ -83,7 +85,9 @@ class Outage:
         if self._since is not None and self._shown:
             lasted = f"after {self._loop.time() - self._since[0]:.0f} s"
             again = f"again {lasted}; nothing was lost" if self._before else lasted
-            self._show(f"connected to {self._gateway} {again}", True)
+            text = f"connected to {self._gateway} {again}"
+            log.info("%s", text)
+            self._show(text, True)
         self._before = True
         self._clear()
 
@@ -102,8 +106,11 @@ class Outage:
         return f"no connection to {self._gateway} for {lasted:.0f} s, since {since[1]}: {self._why()}"
 
     def _report(self) -> None:
+        text = f"{self.describe()}; calls wait, and nothing is lost"
+        if not self._shown:
+            log.info("%s", text)
         self._shown = True
-        self._show(f"{self.describe()}; calls wait, and nothing is lost", False)
+        self._show(text, False)
         self._timer = self._loop.call_later(UPDATE_INTERVAL, self._report)
 
     def _clear(self) -> None:
@@ -112,8 +119,6 @@ class Outage:
         self._since = self._timer = None
         self._shown = False
 
-
-log = logging.getLogger("meshgate.session.connection")
 
 _STABLE_AFTER = 1.0  # seconds; a connection that receives no message and is cut sooner counts as a failed attempt
 

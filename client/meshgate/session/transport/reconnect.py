@@ -89,7 +89,7 @@ class Reconnector:
         """Dials until a connection is up. Raises the GatewayError that ends the session."""
         down_since = asyncio.get_running_loop().time()
         gone_since: float | None = None
-        logged = self._accepted = False
+        self._accepted = False
         while True:
             await self._back_off(self._patience(gone_since))
             self._dialing_since = time.monotonic()
@@ -102,17 +102,11 @@ class Reconnector:
                 if connection is not None:
                     connection.abort()
                 raise asyncio.CancelledError
-            now = asyncio.get_running_loop().time()
-            down_for = now - down_since
             if connection is not None:
-                if logged:
-                    log.info("reconnected to %s after %.0f s; nothing was lost", self._dialer, down_for)
                 return connection
+            now = asyncio.get_running_loop().time()
             gone_since = await self._check_gone(gone_since, now)
-            self._check_deadline(down_for)
-            if not logged and down_for > self._settings.quiet:
-                logged = True
-                log.info("no connection to %s for %.0f s, retrying: %s", self._dialer, down_for, self.last_failure)
+            self._check_deadline(now - down_since)
 
     def _patience(self, gone_since: float | None) -> float | None:
         """For how many seconds the session waits for a gateway that the dialer reports as gone; None if it does not."""

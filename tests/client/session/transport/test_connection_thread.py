@@ -209,28 +209,13 @@ def test_a_short_cut_is_not_logged(gateway: ScriptedGateway, client: Client, cap
     assert [record for record in caplog.records if record.name.startswith("meshgate")] == []
 
 
-def test_a_long_outage_logs_one_line_and_one_more_when_it_ends(
-    gateway: ScriptedGateway, settings: ClientSettings, caplog: pytest.LogCaptureFixture
+def test_an_outage_is_shown_and_logged_and_so_is_its_end_before_any_result(
+    gateway: ScriptedGateway,
+    settings: ClientSettings,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "meshgate")
-    gateway.functions["add"] = lambda rank, amount: amount
-    impatient = settings.model_copy(update={"quiet": 0.0, "retry_most": 0.01})
-    with Client.connect(UrlDialer(gateway.url, TOKEN), settings=impatient) as client:
-        one = one_counter(client)
-        one.add.call_one(0).get(timeout=20)
-        responses = iter([(503, {"error": "restarting"})] * 5)
-        gateway.refuse = lambda request: next(responses, None)
-        gateway.cut()
-        assert one.add.call_one(1).get(timeout=30) == 1
-    lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == 2
-    assert "retrying: HTTP 503" in lines[0]
-    assert "nothing was lost" in lines[1]
-
-
-def test_an_outage_is_shown_and_so_is_its_end(
-    gateway: ScriptedGateway, settings: ClientSettings, capfd: pytest.CaptureFixture[str]
-) -> None:
     gateway.functions["add"] = lambda rank, amount: amount
     patient = settings.model_copy(update={"quiet": 60.0, "retry_most": 0.01})
     refusing = threading.Event()
@@ -258,6 +243,7 @@ def test_an_outage_is_shown_and_so_is_its_end(
         wait_for(lambda: is_shown("calls wait, and nothing is lost\n"), "the line")
         gateway.refuse = lambda request: None
         assert future.get(timeout=30) == 1
+        assert "again after" in caplog.records[-1].getMessage()
         wait_for(lambda: is_shown("nothing was lost\n"), "the line of the end")
     lines = "".join(shown).splitlines()
     assert len(lines) == 2  # a file keeps every line, so the first is not updated
@@ -627,7 +613,9 @@ def test_a_short_outage_is_not_shown() -> None:
     assert shown_during(scenario) == []
 
 
-def test_an_outage_is_updated_in_place_and_its_end_is_shown() -> None:
+def test_an_outage_is_updated_in_place_logged_once_and_its_end_is_shown(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "meshgate")
+
     async def scenario(outage: Outage) -> None:
         outage.begin()
         outage.end()  # the first connection
@@ -640,6 +628,8 @@ def test_an_outage_is_updated_in_place_and_its_end_is_shown() -> None:
     waiting = "no connection to the gateway for {} s: refused; calls wait, and nothing is lost"
     end = "connected to the gateway again after 6 s; nothing was lost"
     assert shown_during(scenario) == [(waiting.format(5), False), (waiting.format(6), False), (end, True)]
+    lines = [re.sub(r", since \d\d:\d\d:\d\d", "", record.getMessage()) for record in caplog.records]
+    assert lines == [waiting.format(5), end]
 
 
 def test_a_first_connection_that_takes_long_is_shown() -> None:
