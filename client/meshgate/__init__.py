@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         ActorError,
         AuthenticationError,
         BootstrapFailed,
+        CallCancelledError,
         ClassNotImportable,
         ConnectionFailedError,
         EngineDiedError,
@@ -124,9 +125,9 @@ _HOMES = {
     "meshgate.session.detached.takeover": "tag",
     "meshgate.session.dialing": "Dialer Route UrlDialer",
     "meshgate.errors": (
-        "ActorError AuthenticationError BootstrapFailed ClassNotImportable ConnectionFailedError EngineDiedError "
-        "ErrorKind GatewayError GatewayFault GatewayLostError ImageStepFailed InvalidRequestError JobCacheWarning "
-        "JobError JobFileError JobNotRunning JobStartFailed JobUnsupported MeshFailure MeshgateError "
+        "ActorError AuthenticationError BootstrapFailed CallCancelledError ClassNotImportable ConnectionFailedError "
+        "EngineDiedError ErrorKind GatewayError GatewayFault GatewayLostError ImageStepFailed InvalidRequestError "
+        "JobCacheWarning JobError JobFileError JobNotRunning JobStartFailed JobUnsupported MeshFailure MeshgateError "
         "PullFailed SPMDFailed SessionExpiredError SessionTakenOverError StaleCodeError StaleCodeWarning "
         "StepFailedError SupervisionError UnpicklableArgument UnreadableResult ValueLostError "
         "VersionMismatchError"
@@ -162,6 +163,7 @@ __all__ = [
     "AttachedSession",
     "AuthenticationError",
     "BootstrapFailed",
+    "CallCancelledError",
     "BootstrapCommand",
     "Channel",
     "ClassNotImportable",

@@ -7,6 +7,7 @@
     ├── SupervisionError             an actor, process or host died (also a RuntimeError); carries a MeshFailure
     ├── StepFailedError              an earlier step that this one depends on failed; names that step
     │   └── BootstrapFailed         the bootstrap of its processes raised; an ActorError, too
+    ├── CallCancelledError           the program cancelled the call (also a concurrent.futures.CancelledError)
     ├── ValueLostError               the process that kept a value has ended (also a RuntimeError)
     ├── InvalidRequestError          the gateway rejected a request (also a ValueError)
     ├── StaleCodeError               a host could not get the code version that a call needs
@@ -40,6 +41,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +52,7 @@ __all__ = [
     "ActorError",
     "AuthenticationError",
     "BootstrapFailed",
+    "CallCancelledError",
     "ClassNotImportable",
     "ConnectionFailedError",
     "EngineDiedError",
@@ -210,6 +213,15 @@ class BootstrapFailed(StepFailedError, ActorError):
         ActorError.__init__(self, None, message)
         self.args = (message,)
         vars(self).update({} if raised is None else vars(raised), step=step, report=message)
+
+
+class CallCancelledError(MeshgateError, CancelledError):
+    """``future.cancel()`` has ended the call. ``call`` names it; ``ranks`` had not answered."""
+
+    def __init__(self, message: str, *, call: str = "", ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.call = call
+        self.ranks = tuple(ranks)
 
 
 class ValueLostError(MeshgateError, RuntimeError):

@@ -31,16 +31,28 @@ class Model(Actor):
         print("call", self.calls)
         return knobs.scale(self.rate * batch)
 """
+WAITER = """
+import asyncio
+from meshgate import Actor, endpoint
+
+class Waiter(Actor):
+    @endpoint
+    async def wait(self, seconds):
+        await asyncio.sleep(seconds)
+"""
 DRIVER = """
 import sys
 from meshgate.jobs.find import find_job
 from model import Model
+from waiter import Waiter
 
 job = find_job(sys.argv[1])
 job._detached = "train"
 hosts = job._state().workers
 job.sync(quiet=True)
-hosts.spawn_procs(name="train").spawn("models", Model, 2.0).step.call(1).get()
+procs = hosts.spawn_procs(name="train")
+procs.spawn("models", Model, 2.0).step.call(1).get()
+procs.spawn("waiters", Waiter).wait.call(0).get()
 """
 
 ORDINARY_DRIVER = """
@@ -57,7 +69,7 @@ MESHGATE = [sys.executable, "-c", "from meshgate.cli.app import app; app()"]
 def project(tmp_path_factory: pytest.TempPathFactory, job_of_its_own: ProcessJob) -> Path:
     """A project whose driver has left a session with actors; the sessions here stay when the module is done."""
     directory = tmp_path_factory.mktemp("project")
-    for name, text in {"model": MODEL, "knobs": "def scale(x): return x\n", "drive": DRIVER}.items():
+    for name, text in {"model": MODEL, "knobs": "def scale(x): return x\n", "waiter": WAITER, "drive": DRIVER}.items():
         (directory / f"{name}.py").write_text(text)
     subprocess.run([sys.executable, "drive.py", str(job_of_its_own.apply_id)], cwd=directory, check=True)
     return directory
@@ -128,6 +140,13 @@ def test_errors_are_data_and_the_next_call_works(tool: Any) -> None:
     assert "knobs.py" in group["traceback"]
     assert values(tool(target="models.step", args=[3], edit=[mended])) == [6.0, 6.0]
     assert tool(target="models.missing")["error"]["type"] == "AttributeError"
+
+
+def test_a_call_that_takes_too_long_is_cancelled_and_its_ranks_are_free(tool: Any) -> None:
+    error = tool(target="waiters.wait", args=[1e6], timeout=0.5)["error"]
+    assert error["type"] == "TimeoutError"
+    assert re.match(r"no result within 0\.5 s; .*the call was cancelled: an async endpoint ends", error["message"])
+    assert values(tool(target="waiters.wait", args=[0])) == [None, None]
     assert "has no actors 'others'" in tool(target="others.step", session="train")["error"]["message"]
 
 

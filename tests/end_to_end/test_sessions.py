@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import meshgate as kt
-from meshgate import ActorError, JobError, ProcessJob, SessionTakenOverError, job_load
+from meshgate import ActorError, CallCancelledError, JobError, ProcessJob, SessionTakenOverError, job_load
 from meshgate_processes.identity import identify_process
 from tests.end_to_end.actors import Worker
 from tests.end_to_end.drivers import JOB, READY
@@ -185,6 +185,10 @@ def test_a_living_holder_gets_one_clear_error_and_output_can_be_replayed(
     with pytest.raises(SessionTakenOverError):
         workers.rank.call_one()
     assert "hello" not in wait_for_output(session.procs["procs"].spawn("others", Worker), capsys, "one line")
+    # The call of the first one can be cancelled.
+    (hangs,) = [each.future for each in session.calls if each.endpoint == "workers.hang"]
+    assert hangs.cancel()
+    assert isinstance(hangs.exception(TIMEOUT), CallCancelledError)
     # It can be taken back.
     (info,) = load().sessions()
     assert info.connected

@@ -124,13 +124,13 @@ class SimulatedMonarch(FakeMonarch):
             if actors.name == KEEPERS:
                 worker.serve(endpoint, payload, port)
             else:
-                worker.deliver([(endpoint, payload)], port, batch=False)
+                worker.deliver([(endpoint, payload, 0)], port, batch=False)
 
     def size_in_batch(self, payload: Any) -> int | None:
         buffers, *objects = payload
         return None if any(objects) or len(buffers) > 1 else len(buffers[0])
 
-    def call_batch(self, actors: FakeMesh, calls: Sequence[tuple[str, Any]]) -> FakePort:
+    def call_batch(self, actors: FakeMesh, calls: Sequence[tuple[str, Any, int]]) -> FakePort:
         port, receiver = self.open_port()
         if len(calls) > 1:
             self._engine.world.facts["batched"] += len(calls)
@@ -161,7 +161,7 @@ class Worker:
     def _ended(self, code: int) -> None:
         self._workers.alive.remove(self)
 
-    def deliver(self, calls: Sequence[tuple[str, Any]], port: FakePort | None, *, batch: bool) -> None:
+    def deliver(self, calls: Sequence[tuple[str, Any, int]], port: FakePort | None, *, batch: bool) -> None:
         """A message of Monarch's: a call, or several. Replies go to ``port``, those to a ``batch`` together."""
         if self.process.alive:
             self.process.loop.call_soon_threadsafe(self._mailbox.put_nowait, (calls, port, batch))
@@ -211,7 +211,7 @@ class Worker:
         while True:
             calls, port, batch = await self._mailbox.get()
             replies: list[BatchedReply] = []
-            for number, (endpoint, (buffers, objects, *keep)) in enumerate(calls):
+            for number, (endpoint, (buffers, objects, *keep), _) in enumerate(calls):
                 taken = [self.store.take(*each[1:]) if isinstance(each, tuple) else each for each in objects]
                 args, _ = unpickle(buffers, taken)
                 start = self.process.loop.time()

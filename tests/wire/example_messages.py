@@ -22,6 +22,7 @@ EXAMPLES: list[m.Header] = [
     m.SpawnActors(object=3, procs=REF, name="trainers", class_name="a.B", kind="async", arguments=ARGUMENTS),
     m.GetControllers(object=5, version="abc", paths=("src",)),
     m.Call(call=1, target=REF, endpoint="step", adverb="choose", arguments=ARGUMENTS),
+    m.CancelCall(cancelled=5),
     m.PutValue(call=6, target=REF, keep=8, arguments=ARGUMENTS),
     m.ReadKept(call=7, target=REF, describe=True),
     m.NameKept(kept=8, name="batch", label="x.make.keep()", procs=2, region=REF.region),

@@ -204,6 +204,16 @@ class Call(Model):
     keep: ObjectId = 0  # of ``call``: the results stay in their processes and become this object
 
 
+class CancelCall(Model):
+    """``future.cancel()``. Sent on the stream of the call, so it comes after it. Reply: none; the call fails with kind
+    ``cancelled``, unless it has been answered. Async endpoints are cancelled where they run, and not begun where they
+    wait; others run to their end.
+    """
+
+    type: Literal["cancel_call"] = "cancel_call"
+    cancelled: Count = Field(description="the number of an earlier Call")
+
+
 class PutValue(Model):
     """``mesh.put(value)``: one value stays in each process of a proc or actor mesh, and they become ``keep``.
 
@@ -385,6 +395,7 @@ Header: TypeAlias = Annotated[
     | SpawnActors
     | GetControllers
     | Call
+    | CancelCall
     | PutValue
     | ReadKept
     | NameKept

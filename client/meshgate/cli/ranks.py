@@ -23,7 +23,7 @@ from meshgate.cli.console import (
     kept_text,
 )
 from meshgate.cli.models import KEPT, CommandOutcome, Executed, ProcessReport, Result, StackGroups
-from meshgate.cli.status import waiting_text
+from meshgate.cli.status import call_text, waiting_text
 from meshgate.jobs.find import find_job
 from meshgate.ranks.stacks import ProcessStacks, Stacks
 from meshgate_wire.status import CallStatus, JobStatus
@@ -207,7 +207,7 @@ def _show(result: Why, console: Console) -> None:
         call = report.call
         answered = f"{call.answered} of {call.total} ranks answered"
         title = f"session {report.session[:8]}: " if several else ""
-        title += f"{call.mesh}.{call.endpoint}, called {age_text(call.age)} ago: {answered}"
+        title += f"{call_text(call)}, called {age_text(call.age)} ago: {answered}"
         console.print(f"{title}; waits for {waiting_text(call)}", markup=False)
         for process in report.processes:
             console.print(f"  rank {process.rank} on {process.host}, pid {process.pid}:", markup=False)

@@ -85,9 +85,14 @@ def _show_session(session: SessionStatus, console: Console) -> None:
         console.print(f"  {session.calls_in_flight} call{'' if session.calls_in_flight == 1 else 's'} in flight")
         table = new_table("  CALL", "AGE", "ANSWERED", "WAITING FOR")
         for call in session.calls:
-            name, answered = f"  {call.mesh}.{call.endpoint}", f"{call.answered}/{call.total}"
-            table.add_row(name, age_text(call.age), answered, waiting_text(call))
+            table.add_row(
+                f"  {call_text(call)}", age_text(call.age), f"{call.answered}/{call.total}", waiting_text(call)
+            )
         console.print(table)
+
+
+def call_text(call: CallStatus) -> str:
+    return f"{call.mesh}.{call.endpoint}" + (" (cancelled)" if call.cancelled else "")
 
 
 def waiting_text(call: CallStatus) -> str:

@@ -81,6 +81,7 @@ arrival_queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _ArrivalQue
 
 R = TypeVar("R")
 MOST_ERROR = 2000  # characters of an error in a notebook
+CONTINUES = "the operation continues, call get() again"
 
 _GET_ON_LOOP_WARNING = (
     "Future.get() was called from within an active event loop. Because this method blocks synchronously and "
@@ -99,6 +100,9 @@ class Awaited(Protocol):
 
     def about_to_wait(self) -> None:
         """A thread begins to wait for it."""
+
+    def cancel(self) -> bool:
+        """Asks the gateway to cancel it. Returns whether it can be."""
 
 
 _Result: TypeAlias = "tuple[R | None, Exception | None, TracebackType | None]"
@@ -178,6 +182,19 @@ class Future(SeenAsMonarchs, Generic[R]):
         except Exception as error:  # noqa: BLE001 - returned to the caller
             return error
         return None
+
+    def cancel(self) -> bool:
+        """Asks the gateway to cancel the call, on all its ranks. Returns False if the outcome is here, or if it is no
+        call of an endpoint.
+
+        ``get()`` and ``await`` then raise ``CallCancelledError``, unless the outcome was on its way already. The ranks
+        end an ``async`` endpoint as asyncio ends a task, with ``CancelledError`` where it awaits, and do not begin a
+        call that waits for its turn. Any other function runs to its end, and its result is dropped; a line says which
+        ranks are still busy after two seconds.
+        """
+        self._ensure_started()
+        call = self._call
+        return call is not None and not self._claim() and call.cancel()
 
     def __await__(self) -> Generator[object, None, R]:
         loop = asyncio._get_running_loop()
@@ -318,7 +335,7 @@ class Future(SeenAsMonarchs, Generic[R]):
             if not self._claim():
                 call = self._call
                 known = f"{call.waits_for()}; " if call is not None else ""
-                raise TimeoutError(f"no result within {timeout} s; {known}the operation continues, call get() again")
+                raise TimeoutError(f"no result within {timeout} s; {known}{CONTINUES}")
         finally:
             self._remove_waker(wake)
 

@@ -70,6 +70,8 @@ class PendingCall(ABC):
         self.outage: Callable[[], str] = str  # describes how long there has been no connection, and why
         self.about_to_wait: Callable[[], None] = lambda: None
         """Called when the program begins to wait for the call."""
+        self.number = 0
+        self.ask_to_cancel: Callable[[PendingCall], None] | None = None  # None: it cannot be cancelled
         self.unread: UnreadFailures | None = None  # None: an unread failure is not reported
         self._failed_call: FailedCall | None = None
         self._follower: Follower | None = None
@@ -83,6 +85,14 @@ class PendingCall(ABC):
             futures[-1].when_settled(follower.end)  # the futures of a stream settle in order
         else:
             follower.end()
+
+    def cancel(self) -> bool:
+        """Asks the gateway to cancel the call. Returns whether it can be; its outcome shows whether it was."""
+        if self.ask_to_cancel is None:
+            return False
+        self.unread = None  # a program that cancels knows that it fails
+        self.ask_to_cancel(self)
+        return True
 
     def waits_for(self) -> str:
         """What the call waits for, for people."""
@@ -308,13 +318,14 @@ class PendingCalls:
 
     def add(self, call: PendingCall) -> int:
         """Adds ``call`` and returns its number."""
-        number = next(self._numbers)
+        call.number = number = next(self._numbers)
         call.outage, call.about_to_wait = self._outage, self._about_to_wait
         self._calls[number] = call
         return number
 
     def restore(self, number: int, call: PendingCall) -> None:
         """Adds a call that an earlier holder of the session made."""
+        call.number = number
         call.outage, call.about_to_wait = self._outage, self._about_to_wait
         self._calls[number] = call
 

@@ -36,6 +36,7 @@ from meshgate_wire import Fragments, Header, MessageReceived, Sendable, Statisti
 from meshgate_wire.messages import (
     Adopted,
     Argument,
+    CancelCall,
     Configure,
     ConfigureMonarch,
     Detach,
@@ -185,6 +186,10 @@ class ClientSession:
             self.calls.pop(number)
             raise
 
+    def cancel(self, call: PendingCall) -> None:
+        """Asks the gateway to cancel ``call``, behind which this is sent."""
+        self._connection.post(CancelCall(cancelled=call.number), stream=stream_of(call.target))
+
     def _describe_outage(self) -> str:
         return self._connection.describe_outage()
 
@@ -302,6 +307,7 @@ class ClientSession:
     def restore_call(self, number: int, call: PendingCall) -> None:
         """A call of an earlier holder. Its result is fetched when the program first uses a future of it."""
         assert self._marks is not None
+        call.ask_to_cancel = self.cancel
         self.calls.restore(number, call)
         self._marks.watch_call(number, call.futures())
         started: list[bool] = []

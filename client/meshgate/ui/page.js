@@ -252,7 +252,7 @@ function showStatus(status) {
   table(byId("calls"), ["Call", "Age", "Answered", "Waits for", "Session"], calls.map(({ session, call }) => {
     const names = Object.entries(call.waiting).map(([rank, host]) => `rank ${rank}${host ? " on " + host : ""}`);
     const more = call.total - call.answered - 4;
-    return [`${call.mesh}.${call.endpoint}`, age(call.age), `${call.answered} of ${call.total}`, names.slice(0, 4).join(", ") + (more > 0 ? ` and ${more} more` : ""), session.session.slice(0, 8)];
+    return [`${call.mesh}.${call.endpoint}${call.cancelled ? " (cancelled)" : ""}`, age(call.age), `${call.answered} of ${call.total}`, names.slice(0, 4).join(", ") + (more > 0 ? ` and ${more} more` : ""), session.session.slice(0, 8)];
   }), "no call is in flight", ["", "number", "number"]);
   const hosts = status.sessions.some((session) => session.hosts.length)
     ? status.sessions.flatMap((session) => session.hosts.map((host) => ({ host, session })))

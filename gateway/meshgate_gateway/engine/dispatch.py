@@ -16,7 +16,7 @@ from typing import NoReturn, Protocol
 from meshgate_gateway.engine.failures import FailureReports, invalid
 from meshgate_gateway.engine.interfaces import Handler, StartTask
 from meshgate_wire import Fragments, MessageReceived, Session
-from meshgate_wire.messages import Call, Header, PortSend, SendTo
+from meshgate_wire.messages import Call, CancelCall, Header, PortSend, SendTo
 
 TURN = 256  # calls that are handled in one turn of the event loop before what else has arrived is read
 _FLOODS = (Call, SendTo, PortSend)  # the others are recorded at once: a takeover must find what was created
@@ -83,6 +83,10 @@ class Dispatch:
             self._ledger.received(message.header)
         lane = self._lanes.get(message.stream)
         if lane is not None:
+            if isinstance(message.header, CancelCall):  # of a call that may be what the stream waits for
+                self._handle(message)
+                self._session().consume(message)
+                return
             lane.queue.append(message)
             return
         if isinstance(message.header, _FLOODS):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import pickle
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from meshgate_gateway.control.messages import EngineCounts
@@ -45,6 +45,7 @@ from meshgate_gateway.engine.telemetry import Telemetry
 from meshgate_wire import Fragments
 from meshgate_wire.messages import (
     Call,
+    CancelCall,
     Configure,
     ConfigureMonarch,
     Done,
@@ -117,6 +118,7 @@ class Engine:
         self._dispatch.add(
             {
                 Call: self._calling.call,
+                CancelCall: self._cancel,
                 Configure: self._configure,
                 ConfigureMonarch: self._configure_monarch,
                 EndSession: self._end,
@@ -167,6 +169,8 @@ class Engine:
             kept=self._kept,
             unread_output=self.streams.unread,
             printed=self.streams.mark,
+            cancel_on=self.streams.cancel,
+            notice=self.notice,
         )
         self._kept.calls = self._calling
         self._ledger = Ledger(
@@ -332,8 +336,14 @@ class Engine:
 
     def _open_calls(self) -> list[Call]:
         """The calls that are not answered yet, also those that wait for something."""
-        waiting = [header for _, header in self._dispatch.waiting() if isinstance(header, Call)]
+        waiting = (call for call in self._waiting_calls() if call.call not in self._calling.cancelled)
         return [*self._calling.open_calls(), *waiting]
+
+    def _waiting_calls(self) -> Iterator[Call]:
+        return (header for _, header in self._dispatch.waiting() if isinstance(header, Call))
+
+    def _cancel(self, header: CancelCall, buffers: Sequence[Fragments]) -> None:
+        self._calling.cancel(header, self._waiting_calls())
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)

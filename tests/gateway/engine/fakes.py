@@ -103,6 +103,7 @@ class FakeMonarch:
     attached: list[tuple[str, list[str]]] = field(default_factory=list)
     casts: list[tuple[str, Any, Any]] = field(default_factory=list)  # (endpoint, payload, port)
     batches: list[list[str]] = field(default_factory=list)  # the endpoints of each; their calls are in ``casts`` too
+    marks: list[int] = field(default_factory=list)  # the number of each call as its processes know it
     sent: list[tuple[Any, Any]] = field(default_factory=list)  # (port, payload)
     dropped_if_undeliverable: list[bool] = field(default_factory=list)  # for each of ``sent``
     ports: list[FakePort] = field(default_factory=list)
@@ -209,7 +210,8 @@ class FakeMonarch:
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any) -> None:
         self.casts.append((endpoint, payload, port))
 
-    def call(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any) -> FakePort:
+    def call(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, number: int = 0) -> FakePort:
+        self.marks.append(number)
         port, receiver = self.open_port()
         self.cast(actors, endpoint, explicit_port, payload, port)
         return receiver
@@ -217,10 +219,11 @@ class FakeMonarch:
     def size_in_batch(self, payload: Any) -> int | None:
         return len(payload) if isinstance(payload, bytes) else None
 
-    def call_batch(self, actors: Any, calls: Sequence[tuple[str, Any]]) -> FakePort:
+    def call_batch(self, actors: Any, calls: Sequence[tuple[str, Any, int]]) -> FakePort:
         port, receiver = self.open_port()
-        self.batches.append([endpoint for endpoint, _ in calls])
-        for number, (endpoint, payload) in enumerate(calls):
+        self.batches.append([endpoint for endpoint, *_ in calls])
+        self.marks += [number for *_, number in calls]
+        for number, (endpoint, payload, _) in enumerate(calls):
             self.cast(actors, endpoint, False, payload, FakeBatchPort(port, number))
         return receiver
 
@@ -228,9 +231,9 @@ class FakeMonarch:
         return message if isinstance(message, list) else [BatchedReply(None, 0.0, message)]
 
     def call_supervised(
-        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any
+        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, number: int = 0
     ) -> tuple[FakePort, asyncio.Future[Any]]:
-        receiver = self.call(actors, endpoint, explicit_port, payload)
+        receiver = self.call(actors, endpoint, explicit_port, payload, number)
         self.faults.append(asyncio.get_running_loop().create_future())
         return receiver, self.faults[-1]
 

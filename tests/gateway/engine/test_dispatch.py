@@ -11,6 +11,7 @@ from meshgate_wire import Limits
 from meshgate_wire.messages import (
     Argument,
     Call,
+    CancelCall,
     Done,
     EndSession,
     Failed,
@@ -194,4 +195,26 @@ async def test_a_message_that_only_a_gateway_sends_is_rejected() -> None:
     await client.until(lambda: client.of(Failed))
     (failed,) = client.of(Failed)
     assert (failed.call, failed.failure.message) == (7, "a gateway does not accept Done messages")
+    await client.end()
+
+
+@async_test
+async def test_a_cancelled_call_does_not_wait_for_its_turn_in_its_stream() -> None:
+    client = EngineClient()
+    hosts, procs = client.attach(), client.number()
+    actors = client.spawn_actors(procs)
+    for number in (1, 2, 3):
+        client.send(call(number, actors), b"arguments", stream=actors)
+    for number in (1, 2):
+        client.send(CancelCall(cancelled=number), stream=actors)
+    await client.until(lambda: len(client.of(Failed)) == 2)
+    assert [(failed.call, failed.failure.kind) for failed in client.of(Failed)] == [(1, "cancelled"), (2, "cancelled")]
+    assert [header.call for header in client.engine._open_calls()] == [3]
+    client.spawn_procs(hosts, number=procs)
+    await client.until(lambda: client.monarch.casts)
+    for rank in range(2):
+        client.monarch.ports[-1].put(b"value", rank)
+    await client.until(lambda: client.of(Values))
+    assert [header.call for header in client.of(Values)] == [3]
+    assert client.session.queued_bytes == 0
     await client.end()

@@ -82,13 +82,14 @@ class Failure(Model):
     ``actor``: endpoints raised exceptions, grouped in ``errors``, or the bootstrap of a process did, and ``message`` is
     its traceback. ``supervision``: an actor, process or host died; ``ranks`` are those that died. ``step``: an earlier
     step failed that this one depends on; ``step`` names it and ``message`` is its error. ``lost``: the processes of
-    ``ranks`` have ended, which kept values of the call ``step``. ``invalid``: the gateway rejected the request.
-    ``stale_code``: a host could not get the code version. ``internal``: a bug in the gateway.
+    ``ranks`` have ended, which kept values of the call ``step``. ``cancelled``: the program cancelled the call, which
+    ``ranks`` had not answered. ``invalid``: the gateway rejected the request. ``stale_code``: a host could not get the
+    code version. ``internal``: a bug in the gateway.
 
     With ``step``, another failure than these is that of an earlier call, whose result this one takes.
     """
 
-    kind: Literal["actor", "supervision", "step", "lost", "invalid", "stale_code", "internal"]
+    kind: Literal["actor", "supervision", "step", "lost", "cancelled", "invalid", "stale_code", "internal"]
     message: Text
     step: Text = ""
     mesh: Label = ""

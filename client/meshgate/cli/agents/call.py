@@ -27,10 +27,12 @@ from meshgate.jobs.find import find_job
 from meshgate.jobs.sessions import SessionInfo, choose_session
 from meshgate.jobs.trait import JobTrait
 from meshgate.proxies import ActorMeshProxy, HostMeshProxy, ProcMeshProxy
+from meshgate.session.futures import CONTINUES
 
 OWN_SESSION = "agent"
 MOST_TEXT = 20_000  # characters of a value that is not JSON
 OUTPUT_GRACE = 0.1  # seconds to wait for what the call has printed; the next command shows output that arrives later
+CANCEL_TIMEOUT = 5.0  # seconds for the gateway to answer that a call is cancelled
 LEAVE_TIMEOUT = 2.0  # seconds for the gateway to notice that an earlier command has left the session
 _KEYWORD = re.compile(r"([A-Za-z_]\w*)=")
 _Values = tuple[list[Any], dict[str, Any]]
@@ -151,10 +153,23 @@ class _Work:
         args, kwargs = self.values
         try:
             with self.steps("call"):
-                values = getattr(actors, self.target.endpoint).call(*args, **kwargs).get(self.timeout).values()
+                values = self._wait(getattr(actors, self.target.endpoint).call(*args, **kwargs)).values()
             self.found = [json_value(rank, value) for rank, value in enumerate(values)]
         finally:
             time.sleep(OUTPUT_GRACE)
+
+    def _wait(self, result: Any) -> Any:
+        """The value of a call. Raises TimeoutError; the call is cancelled then: its result would not be read."""
+        try:
+            return result.get(self.timeout)
+        except TimeoutError as error:
+            result.cancel()
+            result.exception(CANCEL_TIMEOUT)
+            waited = str(error).removesuffix(CONTINUES)
+            raise TimeoutError(
+                f"{waited}the call was cancelled: an async endpoint ends where it awaits, any other runs to its end "
+                "(`why` shows where it is). Pass a longer timeout if it needs one"
+            ) from None
 
 
 def call_endpoint(

@@ -15,6 +15,7 @@ from dataclasses import replace
 from meshgate.errors import (
     ActorError,
     BootstrapFailed,
+    CallCancelledError,
     ErrorKind,
     GatewayFault,
     InvalidRequestError,
@@ -83,6 +84,9 @@ def _build(
         return StepFailedError(f"{dependent}{step}\n{readable_report(failure.message)}", failure.step)
     if failure.kind == "lost":
         return _lost_error(failure, endpoint)
+    if failure.kind == "cancelled":
+        left = f"{failure.unanswered} of {failure.total} ranks had not answered" if failure.total else "it was not sent"
+        return CallCancelledError(f"{endpoint} was cancelled: {left}", call=endpoint, ranks=failure.ranks)
     return _refusal(failure)
 
 

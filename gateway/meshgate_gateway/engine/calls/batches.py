@@ -36,7 +36,7 @@ class BatchSender(Protocol):
 
     def size_in_batch(self, payload: Any) -> int | None: ...
 
-    def call_batch(self, actors: Any, calls: Sequence[tuple[str, Any]]) -> Any: ...
+    def call_batch(self, actors: Any, calls: Sequence[tuple[str, Any, int]]) -> Any: ...
 
     def receive(self, receiver: Any) -> asyncio.Future[Any]: ...
 
@@ -81,12 +81,13 @@ class Batches:
         self._under_way: Counter[Any] = Counter()  # batches, by the part
 
     def add(self, pending: PendingCall, mesh: ActorMesh, stream: int, payload: Any) -> bool:
-        """Adds a call to ``pending.part`` of ``mesh``, unless it must be sent alone. Returns whether it has."""
+        """Adds a call to ``pending.part`` of ``mesh``, whose processes this engine has set up, unless it must be sent
+        alone. Returns whether it has."""
         header, totals = pending.header, pending.totals
         if header is None or totals is None or header.explicit_port:
             return False
-        if mesh.returned or mesh.procs is None or not mesh.procs.number or (mesh.up is not None and not mesh.up.done()):
-            return False  # the processes are not the engine's to set up, or the actors may turn out not to exist
+        if mesh.up is not None and not mesh.up.done():
+            return False  # the actors may turn out not to exist
         if totals.expected is not None and totals.expected > MAX_SECONDS:
             totals.sent_alone()
             return False
@@ -127,7 +128,7 @@ class Batches:
             if not batch.calls:
                 continue
             try:
-                calls = [(call.pending.endpoint, call.payload) for call in batch.calls]
+                calls = [(call.pending.endpoint, call.payload, call.pending.call) for call in batch.calls]
                 receiver = self._monarch.call_batch(batch.part, calls)
             except BaseException as error:  # noqa: BLE001 - Monarch's panics derive from BaseException alone
                 for call in batch.calls:
@@ -162,7 +163,7 @@ class Batches:
                 continue
             for call in batch.calls:  # Monarch itself has replied
                 self._replied(call, reply, message)
-        if any(call.pending.state in (CallState.OPEN, CallState.GATHERING) for call in batch.calls):
+        if any(call.pending.state not in (CallState.COMPLETE, CallState.ENDED) for call in batch.calls):
             self._listen(batch, receiver)
 
     def _call_ended(self, batch: Batch, pending: PendingCall, response: object) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -30,13 +30,15 @@ from meshgate_gateway.engine.monarch.settings import FrameTooLarge
 from meshgate_gateway.engine.objects.records import ActorMesh
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, choose
 from meshgate_wire import Fragments, MessageTooLarge
-from meshgate_wire.messages import Adopted, Call, Failed, Failure, Fault, Progress, stream_of
+from meshgate_wire.messages import Adopted, Call, CancelCall, Failed, Failure, Fault, Progress, stream_of
 from meshgate_wire.status import CallStatus
 
 _NO_MESHES = Adopted()
 REPORT_INTERVAL = 0.25  # seconds; a call that takes longer is reported when its progress has changed
 MAX_REPORTED = 256  # the oldest calls
 CALLS_PER_REPORT = 32
+RANKS_NAMED = 4
+CANCEL_PATIENCE = 2.0  # seconds; then a line names the ranks that still run a call that was cancelled
 MAX_SUPERVISED = 1024  # parts of meshes whose next fault Monarch is to report; above it, idle ones are dropped
 
 
@@ -74,6 +76,8 @@ class Calling:
 
     ``unread_output(procs, ranks)`` is what to wait for so that what these processes have printed is sent to the client
     before their replies; None: it has been sent. ``printed(procs, rank, positions)`` gets a reply's ``printed``.
+    ``cancel_on(procs, ranks, call)`` lets these processes know that the call is cancelled; ``notice(text)`` shows the
+    user a line.
     """
 
     def __init__(
@@ -89,17 +93,22 @@ class Calling:
         kept: KeptValues,
         unread_output: Callable[[int, Sequence[int]], asyncio.Future[None] | None] = lambda procs, ranks: None,
         printed: Callable[[int, int, tuple[int, int]], None] = lambda procs, rank, positions: None,
+        cancel_on: Callable[[int, Collection[int], int], None] = lambda procs, ranks, call: None,
+        notice: Callable[[str], object] = lambda text: None,
     ) -> None:
         self._objects, self._lookup, self._monarch, self._send, self._idle = objects, lookup, monarch, send, idle
         self._metrics, self._unread_output, self._memory = metrics, unread_output, memory
-        self._printed, self._kept = printed, kept
+        self._printed, self._kept, self._cancel_on, self._notice = printed, kept, cancel_on, notice
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, tuple[PendingCall, ActorMesh, int]] = {}
         self._supervised: dict[Any, asyncio.Future[Any]] = {}  # the next fault of a part of a mesh
+        self.cancelled: set[int] = set()  # calls that were answered so before they were sent to actors
         self._report_timer: asyncio.TimerHandle | None = None
         self._batches = Batches(monarch, self._replied_in_batch, self._failed_in_batch)
 
     def call(self, header: Call, buffers: Sequence[Fragments]) -> Awaitable[None] | None:
+        if self.cancelled and self._was_cancelled(header):
+            return None
         target = self._objects.require(header.target.object)
         if target is None or header.arguments or header.keep:
             return self._call_later(header, buffers)
@@ -107,11 +116,20 @@ class Calling:
         return None
 
     async def _call_later(self, header: Call, buffers: Sequence[Fragments]) -> None:
-        target = await self._objects.wait(header.target.object)
-        arguments = await self._lookup.arguments(header.arguments)
-        prepared = await self._kept.prepare(header, target, arguments)
+        try:
+            target = await self._objects.wait(header.target.object)
+            arguments = await self._lookup.arguments(header.arguments)
+            prepared = await self._kept.prepare(header, target, arguments)
+        except BaseException:
+            if self._was_cancelled(header):
+                return
+            raise
         if prepared is None:
-            self._dispatch(header, buffers, target, arguments)
+            if not self._was_cancelled(header):
+                self._dispatch(header, buffers, target, arguments)
+            return
+        if self._was_cancelled(header):
+            prepared.ended(_cancelled(header), None)
             return
         try:
             self._dispatch(header, buffers, target, prepared.objects, prepared)
@@ -119,13 +137,62 @@ class Calling:
             prepared.ended(Response(Failed(call=header.call, failure=failure_of(error))), None)
             raise
 
+    def _was_cancelled(self, header: Call) -> bool:
+        """Whether the call, whose turn it is, has its answer already."""
+        cancelled = header.call in self.cancelled
+        self.cancelled.discard(header.call)
+        return cancelled
+
+    def cancel(self, header: CancelCall, waiting: Iterable[Call]) -> None:
+        """Answers the call, and has its ranks freed. ``waiting``: the calls that were not sent to actors yet.
+
+        A call that keeps its results is not cancelled: later ones may wait for them.
+        """
+        number = header.cancelled
+        if number not in self._pending:
+            for call in waiting:
+                if call.call == number and not call.keep and call.adverb != "broadcast":
+                    self.cancelled.add(number)
+                    self._respond(_cancelled(call), stream_of(call.target.object))
+            return
+        pending, mesh, stream = self._pending[number]
+        if pending.header is None or pending.header.keep or (response := pending.cancel()) is None:
+            return
+        self._respond(response, stream)
+        if mesh.procs is not None:
+            called = range(len(pending.ranks)) if pending.chosen is None else (pending.chosen,)
+            ranks = {pending.ranks[at] for at in called if at not in pending.replies}
+            self._cancel_on(mesh.procs.number, ranks, number)
+        self._loop.call_later(CANCEL_PATIENCE, self._report_cancelled, pending, mesh)
+
+    def _report_cancelled(self, pending: PendingCall, mesh: ActorMesh) -> None:
+        """Shows which ranks still run a call that was cancelled a while ago, once none before it is open."""
+        if pending.state is not CallState.CANCELLED:
+            return
+        if next(first for first, target, _ in self._pending.values() if target is mesh) is not pending:
+            self._loop.call_later(CANCEL_PATIENCE, self._report_cancelled, pending, mesh)
+            return
+        missing = pending.expected - len(pending.replies)
+        named = [f"rank {rank}" + (f" on {host}" if host else "") for rank, host in pending.waiting().items()]
+        named = named[:RANKS_NAMED] if pending.chosen is None else ["the chosen rank"]
+        more = f" and {missing - len(named)} others" if missing > len(named) else ""
+        self._notice(
+            f"{pending.mesh}.{pending.endpoint} was cancelled, but has not ended on "
+            f"{', '.join(named)}{more}: only an async endpoint can be interrupted, where it awaits. Its result is "
+            "dropped. To end it, stop() the processes"
+        )
+
     def is_running(self, number: int) -> bool:
         """Whether the call waits for replies of actors."""
-        return number in self._pending
+        return number in self._pending and self._pending[number][0].state is not CallState.CANCELLED
 
     def open_calls(self) -> list[Call]:
         """The calls that were sent and are not answered yet."""
-        return [pending.header for pending, *_ in self._pending.values() if pending.header is not None]
+        return [
+            pending.header
+            for pending, *_ in self._pending.values()
+            if pending.header is not None and pending.state is not CallState.CANCELLED
+        ]
 
     def _dispatch(
         self,
@@ -189,16 +256,19 @@ class Calling:
     ) -> None:
         """Sends a call to ``actors``, a part of ``mesh``. Responses go to the client on ``stream``."""
         pending.part = actors
+        procs, number = mesh.procs, 0
+        if pending.header is not None and procs is not None and procs.number and not mesh.returned:
+            number = pending.call  # by which the processes know it: the engine has set them up
         supervised = actors in self._supervised
         if len(self._pending) >= OPEN_CALLS or self._batches.open:
-            if supervised and self._batches.add(pending, mesh, stream, payload):
+            if supervised and number and self._batches.add(pending, mesh, stream, payload):
                 self._pending[pending.call] = (pending, mesh, stream)
                 return
             self._batches.flush()
         if supervised:
-            receiver = self._monarch.call(actors, pending.endpoint, explicit_port, payload)
+            receiver = self._monarch.call(actors, pending.endpoint, explicit_port, payload, number)
         else:
-            receiver, fault = self._monarch.call_supervised(actors, pending.endpoint, explicit_port, payload)
+            receiver, fault = self._monarch.call_supervised(actors, pending.endpoint, explicit_port, payload, number)
             fault.add_done_callback(functools.partial(self._part_failed, mesh, actors))
             self._supervised[actors] = fault
             self._drop_idle_parts()
@@ -246,14 +316,16 @@ class Calling:
                 self._finish(pending, pending.fail(failure_of(error)), stream)
                 return
             reply = self._monarch.reply_of(future.result())
-            if reply.exception and (up := self._pending[pending.call][1].up) is not None and not up.done():
+            cancelled = pending.state is CallState.CANCELLED
+            up = self._pending[pending.call][1].up
+            if reply.exception and up is not None and not up.done() and not cancelled:
                 # Monarch itself answers a call to actors that it could not spawn, with little more than that it could
                 # not. Why is known when the spawn has failed, which then ends the call.
                 up.add_done_callback(lambda _: arrived(future))
                 return
             if self._memory.promised:
                 self._memory.arrived(len(reply.data))
-            unread = self._output_before(pending, reply, self._unread_output)
+            unread = None if cancelled else self._output_before(pending, reply, self._unread_output)
             if unread is None:
                 self._take(pending, reply, stream, receiver)
             else:
@@ -268,7 +340,7 @@ class Calling:
         if pending.state is CallState.ENDED:
             return
         references = _NO_MESHES
-        if reply.references:
+        if reply.references and pending.state is not CallState.CANCELLED:
             references = Adopted(objects=tuple(self._objects.add_reference(mesh) for mesh in reply.references))
         before = pending.state
         if self._finish(pending, pending.add_reply(reply, references), stream):
@@ -293,7 +365,8 @@ class Calling:
 
         if self._memory.promised:
             self._memory.arrived(len(reply.data))
-        unread = self._output_before(pending, reply, unread_output)
+        cancelled = pending.state is CallState.CANCELLED
+        unread = None if cancelled else self._output_before(pending, reply, unread_output)
         if unread is None:
             self._take(pending, reply, call.stream, None)
             return
@@ -335,7 +408,10 @@ class Calling:
     def awaits(self, procs: int, rank: int) -> bool:
         """Whether a call in flight may still get a reply of this process."""
         return any(
-            mesh.procs is not None and mesh.procs.number == procs and rank in pending.ranks
+            mesh.procs is not None
+            and mesh.procs.number == procs
+            and rank in pending.ranks
+            and pending.state is not CallState.CANCELLED
             for pending, mesh, _ in self._pending.values()
         )
 
@@ -375,7 +451,7 @@ class Calling:
                 break  # the others are younger
             progress = pending.progress(now, first=id(mesh) not in targets)
             targets.add(id(mesh))
-            if progress is not None:
+            if progress is not None and pending.state is not CallState.CANCELLED:
                 changed.append(progress)
         for start in range(0, len(changed), CALLS_PER_REPORT):
             self._send(Progress(calls=tuple(changed[start : start + CALLS_PER_REPORT])))
@@ -416,6 +492,11 @@ class Calling:
                 self._finish(pending, response, stream)
 
 
+def _cancelled(header: Call) -> Response:
+    """The answer to a call that is cancelled before it is sent to actors."""
+    return Response(Failed(call=header.call, failure=Failure(kind="cancelled", message="")))
+
+
 def _ended(prepared: Prepared, pending: PendingCall, response: Response | None) -> None:
     prepared.ended(response, pending)
 
@@ -432,4 +513,5 @@ def status_of(pending: PendingCall, mesh: ActorMesh, now: float) -> CallStatus:
         waiting=waiting,
         procs=mesh.procs.name if mesh.procs is not None else "",
         processes={rank: pending.ranks[rank] for rank in waiting},
+        cancelled=pending.state is CallState.CANCELLED,
     )

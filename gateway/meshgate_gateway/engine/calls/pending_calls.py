@@ -42,6 +42,8 @@ class CallState(enum.Enum):
     """A rank has raised. The answer waits a moment for others that raise the same."""
     COMPLETE = "complete"
     """The last reply has arrived, and waits for what the ranks have printed. Failures come too late."""
+    CANCELLED = "cancelled"
+    """The program has cancelled it, which is the answer. Replies, which are dropped, show that ranks are free again."""
     ENDED = "ended"
     """It is answered. Whatever still arrives is dropped."""
 
@@ -53,8 +55,11 @@ class CallEvent(enum.Enum):
     """A rank's reply is an exception, and replies of others are missing."""
     LAST_ARRIVED = "last arrived"
     """The last reply is here, but not what the ranks have printed before."""
+    CANCELLED = "cancelled"
+    """The program wants no result any more."""
     ANSWERED = "answered"
-    """The answer is made: of all replies, or of those that came while failures were gathered."""
+    """The answer is made: of all replies, or of those that came while failures were gathered. Or a call that was
+    cancelled has its last reply."""
     ABANDONED = "abandoned"
     """A rank has died, or the whole mesh has failed: no more replies are expected."""
 
@@ -65,17 +70,23 @@ TRANSITIONS: dict[CallState, dict[CallEvent, CallState]] = {
     _S.OPEN: {
         _E.RAISED: _S.GATHERING,
         _E.LAST_ARRIVED: _S.COMPLETE,
+        _E.CANCELLED: _S.CANCELLED,
         _E.ANSWERED: _S.ENDED,
         _E.ABANDONED: _S.ENDED,
     },
     _S.GATHERING: {
         _E.RAISED: _S.GATHERING,
         _E.LAST_ARRIVED: _S.COMPLETE,
+        _E.CANCELLED: _S.CANCELLED,
         _E.ANSWERED: _S.ENDED,
         _E.ABANDONED: _S.ENDED,
     },
     _S.COMPLETE: {
         _E.ANSWERED: _S.ENDED,
+    },
+    _S.CANCELLED: {
+        _E.ANSWERED: _S.ENDED,
+        _E.ABANDONED: _S.ENDED,
     },
     _S.ENDED: {},
 }
@@ -138,6 +149,7 @@ class PendingCall:
         assert self.objects.keys() <= self.replies.keys()
         assert self.state is _S.ENDED or missing > 0, (self.state, missing)
         assert self.state is not _S.OPEN or stream or not self.failed, self.failed
+        assert self.state is not _S.CANCELLED or not self.objects
         assert self.state is not _S.GATHERING or (self.failed and not stream)
         assert self.state is not _S.COMPLETE or (missing == 1 and not stream), missing
 
@@ -155,6 +167,11 @@ class PendingCall:
             self.objects[position] = references
         if reply.exception:
             self.failed.add(position)
+        if self.state is _S.CANCELLED:
+            self.replies[position] = reply._replace(data=b"")
+            if len(self.replies) >= self.expected:
+                self.apply(_E.ANSWERED)
+            return None
         if self.adverb == "stream":
             if last := len(self.replies) >= self.expected:
                 self.apply(_E.ANSWERED)
@@ -186,6 +203,24 @@ class PendingCall:
             self.on_success()
         return Response(header, tuple(map(_data_of, map(self.replies.__getitem__, positions))))
 
+    def cancel(self) -> Response | None:
+        """The program wants no result any more. Returns the answer, unless it has another one."""
+        if _E.CANCELLED not in TRANSITIONS[self.state]:
+            return None
+        self.apply(_E.CANCELLED)
+        self.objects.clear()
+        waiting = self.waiting() if self.chosen is None else {}
+        failure = Failure(
+            kind="cancelled",
+            message="",
+            mesh=self.mesh,
+            ranks=tuple(waiting),
+            hosts=waiting,
+            total=len(self.ranks),
+            unanswered=self.expected - len(self.replies),
+        )
+        return Response(Failed(call=self.call, failure=failure))
+
     def waiting(self) -> dict[int, str]:
         """The first ranks, in the target, that have not replied, and their hosts."""
         waiting = (at for at in range(len(self.ranks)) if at not in self.replies)
@@ -214,7 +249,8 @@ class PendingCall:
         lost = [at for at in called if self.ranks[at] in dead and at not in self.replies]
         if not lost:
             return None
-        self.apply(_E.ABANDONED)
+        if self._abandon():
+            return None
         named = lost[:MAX_RANKS_NAMED]
         failure = Failure(
             kind="supervision",
@@ -231,8 +267,13 @@ class PendingCall:
         """Ends the call with ``failure``, unless it has ended or its last reply has arrived."""
         if _E.ABANDONED not in TRANSITIONS[self.state]:
             return None
+        return None if self._abandon() else Response(Failed(call=self.call, failure=failure))
+
+    def _abandon(self) -> bool:
+        """No more replies are expected. Returns whether it has its answer: it was cancelled."""
+        cancelled = self.state is _S.CANCELLED
         self.apply(_E.ABANDONED)
-        return Response(Failed(call=self.call, failure=failure))
+        return cancelled
 
     def _failures(self) -> Response:
         groups: dict[bytes, list[int]] = {}

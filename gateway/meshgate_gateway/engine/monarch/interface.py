@@ -170,21 +170,27 @@ class CallSender(Protocol):
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
         """Sends a call to actors, which may still be coming up. Replies go to ``port``."""
 
-    def call(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any) -> Any:
-        """Sends a call to actors, which may still be coming up. Returns the receiver of their replies."""
+    def call(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, number: int = 0) -> Any:
+        """Sends a call to actors, which may still be coming up. Returns the receiver of their replies.
+
+        ``number`` lets the processes know which call of the session it is. The engine must have set them up.
+        """
 
     def size_in_batch(self, payload: Any) -> int | None:
         """The bytes that a call with ``payload`` takes in a batch; None if it must be sent alone."""
 
-    def call_batch(self, actors: Any, calls: Sequence[tuple[str, Any]]) -> Any:
-        """Sends calls, each an endpoint without an explicit port and a payload, in one message to actors whose
-        processes the engine has set up. They run in this order. Returns the receiver of their replies."""
+    def call_batch(self, actors: Any, calls: Sequence[tuple[str, Any, int]]) -> Any:
+        """Sends calls in one message: each an endpoint without an explicit port, a payload and the number of the call.
+
+        The engine must have set up the actors' processes. They run in this order. Returns the receiver of their
+        replies.
+        """
 
     def replies_of(self, message: Any) -> list[BatchedReply]:
         """The replies in a message to a batch, their pickles unopened."""
 
     def call_supervised(
-        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any
+        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, number: int = 0
     ) -> tuple[Any, asyncio.Future[Any]]:
         """As ``call``, and asks for the next fault of the actors, which Monarch may report to another owner or to none.
 

@@ -22,10 +22,15 @@ import cloudpickle
 import cloudpickle.cloudpickle
 
 from meshgate_gateway.engine.monarch.interface import Fragments
-from meshgate_gateway.engine.on_worker import kept_values, tracing
 from meshgate_gateway.engine.on_worker import process as on_worker
+from meshgate_gateway.engine.on_worker import running_calls, tracing
 
 COPY_LIMIT = 16 * 1024  # bytes; copying a smaller reply costs less than a view of it
+
+# What is written before the pickle of a call's arguments, around the call's number in eight bytes: a pickle is a program
+# for a stack machine (see ``pickletools``), and this part calls ``RunningCalls.mark`` and drops the result. So what the
+# client has sent need not be pickled again.
+MARK = f"c{running_calls.MODULE}\nmark\n\x8a\x08".encode("latin-1"), b"\x85R0"
 
 _decoding = threading.local()
 _real_loads = cloudpickle.loads
@@ -112,7 +117,7 @@ class ForwardWithTrace:
 
     def __init__(
         self,
-        payload: Forward | ForwardAt | OnKept,
+        payload: Forward | ForwardAt | OnProcess,
         trace: Mapping[str, str],
         span_functions: Sequence[str],
         context_variable: str,
@@ -124,23 +129,26 @@ class ForwardWithTrace:
         return tracing.with_trace, self._arguments
 
 
-class OnKept:
-    """Unpickles as the result of a method of the process's ``KeptStore``."""
+class OnProcess:
+    """Unpickles as the result of a method of an object that the process has in ``place`` (``module:name``)."""
 
-    __slots__ = ("_arguments", "_method", "size")
+    __slots__ = ("_arguments", "_method", "_place", "size")
 
-    def __init__(self, method: str, *arguments: Any, size: int = 0) -> None:
-        self._method, self._arguments, self.size = method, arguments, size
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return operator.methodcaller(self._method, *self._arguments), (_StoreOfProcess(),)
-
-
-class _StoreOfProcess:
-    __slots__ = ()
+    def __init__(self, place: str, method: str, *arguments: Any, size: int = 0) -> None:
+        self._place, self._method, self._arguments, self.size = place, method, arguments, size
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return pkgutil.resolve_name, (f"{kept_values.MODULE}:store",)
+        return operator.methodcaller(self._method, *self._arguments), (_InPlace(self._place),)
+
+
+class _InPlace:
+    __slots__ = ("_place",)
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pkgutil.resolve_name, (self._place,)
 
 
 class _WithObjects(pickle.Pickler):

@@ -33,12 +33,13 @@ from meshgate_gateway.engine.monarch.interface import (
 )
 from meshgate_gateway.engine.monarch.pickles import (
     COPY_LIMIT,
+    MARK,
     Forward,
     ForwardAt,
     ForwardClass,
     ForwardItem,
     ForwardWithTrace,
-    OnKept,
+    OnProcess,
     dumps_with_objects,
     replace_loads,
     undecoded,
@@ -53,6 +54,7 @@ from meshgate_gateway.engine.on_worker import (
     large_messages,
     output_marks,
     ports,
+    running_calls,
     stacks,
     tracing,
 )
@@ -78,6 +80,7 @@ SETTINGS: Mapping[str, Any] = {
     "codec_max_frame_length": 16 * 2**30,
 }
 
+STORE = f"{kept_values.MODULE}:store"  # on workers: what serves the kept values of the process
 CONTEXT = "monarch._src.actor.actor_mesh:_context"  # on workers: the variable of the context of the message at hand
 SPAN_FUNCTIONS = (  # on workers: what opens Monarch's span around an endpoint, and a concurrent one
     "monarch._src.actor.actor_mesh:span_with_correlation_id",
@@ -220,8 +223,8 @@ class Client:
         from monarch._rust_bindings.monarch_hyperactor.proc_mesh import ProcMesh  # noqa: PLC0415
         from monarch._src.actor import actor_mesh  # noqa: PLC0415
 
-        by_value = (batches, breakpoints, kept_values, large_messages, output_marks, ports, stacks, tracing)
-        for module in (on_worker, place, *by_value):
+        by_value = (batches, breakpoints, kept_values, large_messages, output_marks, ports, running_calls, stacks)
+        for module in (on_worker, place, *by_value, tracing):
             cloudpickle.register_pickle_by_value(module)
         self._api, self._actor, self._buffers, self._mailbox = api, actor, buffers, mailbox
         self._pickle, self._actor_mesh, self._native_procs = monarch_pickle, actor_mesh, ProcMesh
@@ -377,14 +380,14 @@ class Client:
     def payload_at(self, payload: Forward, position: int, region: Region) -> Any:
         return ForwardAt(payload, position, region.labels, region.sizes, CONTEXT)
 
-    def payload_with_trace(self, payload: Forward | ForwardAt | OnKept, trace: Mapping[str, str]) -> Any:
+    def payload_with_trace(self, payload: Forward | ForwardAt | OnProcess, trace: Mapping[str, str]) -> Any:
         return ForwardWithTrace(payload, trace, SPAN_FUNCTIONS, CONTEXT)
 
     def payload_keeping(self, payload: Forward, number: int, label: str) -> Any:
-        return OnKept("keep", payload, number, label, size=payload.size)
+        return OnProcess(STORE, "keep", payload, number, label, size=payload.size)
 
     def kept_argument(self, delivery: int, argument: int) -> Any:
-        return OnKept("take", delivery, argument)
+        return OnProcess(STORE, "take", delivery, argument)
 
     def cast(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, port: Any | None) -> None:
         if self._settings.limits_frames:
@@ -392,13 +395,14 @@ class Client:
         method = self._explicit_port(endpoint) if explicit_port else self._returns_response(endpoint)
         actors.cast_unresolved(self._message(self._call_method(method, port, None), payload), "all", self._native)
 
-    def call(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any) -> Any:
+    def call(self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, number: int = 0) -> Any:
         """As ``cast`` to a new port, in one step: every call passes here."""
         if self._settings.limits_frames:
             self._settings.check_frame(payload.size)
         port, receiver = self.open_port()
         method = self._explicit_port(endpoint) if explicit_port else self._returns_response(endpoint)
-        actors.cast_unresolved(self._message(self._call_method(method, port, None), payload), "all", self._native)
+        message = self._message(self._call_method(method, port, None), payload, number)
+        actors.cast_unresolved(message, "all", self._native)
         return receiver
 
     def size_in_batch(self, payload: Any) -> int | None:
@@ -408,15 +412,15 @@ class Client:
             return None
         return sum(map(len, payload.data))
 
-    def call_batch(self, actors: Any, calls: Sequence[tuple[str, Any]]) -> Any:
+    def call_batch(self, actors: Any, calls: Sequence[tuple[str, Any, int]]) -> Any:
         port, receiver = self.open_port()
-        payload = [(endpoint, b"".join(arguments.data)) for endpoint, arguments in calls]
+        payload = [(endpoint, b"".join(arguments.data), number) for endpoint, arguments, number in calls]
         kind = self._call_method(self._batch, port, None)
         actors.cast_unresolved(self._message(kind, Forward([pickle.dumps(payload)])), "all", self._native)
         return receiver
 
     def call_supervised(
-        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any
+        self, actors: Any, endpoint: str, explicit_port: bool, payload: Any, number: int = 0
     ) -> tuple[Any, asyncio.Future[Any]]:
         """Only a call of the library's own subscribes to the owner's reports. Replies go to the engine's port and not
         to that call, which therefore ends with a report alone."""
@@ -424,16 +428,21 @@ class Client:
             self._settings.check_frame(payload.size)
         port, receiver = self.open_port()
         method = self._explicit_port(endpoint) if explicit_port else self._returns_response(endpoint)
-        message = ReadyMessage(self._message(self._call_method(method, port, None), payload))
+        message = ReadyMessage(self._message(self._call_method(method, port, None), payload, number))
         call = self._actor_endpoint(actors, self._returns_response(endpoint), self._no_extent, "", message).call()
         return receiver, asyncio.ensure_future(_report_of(call))
 
-    def _message(self, kind: Any, payload: Forward | ForwardAt | ForwardWithTrace | OnKept) -> Any:
+    def _message(self, kind: Any, payload: Forward | ForwardAt | ForwardWithTrace | OnProcess, number: int = 0) -> Any:
+        """``number`` is that of the call in the session, by which it can be cancelled; 0: it cannot."""
         if isinstance(payload, Forward) and not payload.buffers and not payload.objects:
             frozen = self._buffers.Buffer()
+            if number:
+                frozen.write(number.to_bytes(8, "little").join(MARK))
             for fragment in payload.data:
                 frozen.write(fragment)
             return self._pickle.PendingMessage(kind, self._pickle.PicklingState(frozen.freeze()))
+        if number:
+            payload = OnProcess(f"{running_calls.MODULE}:calls", "mark", number, payload, size=payload.size)
         state = self._pickle.pickle(payload, allow_tensor_engine_references=True, allow_mesh_references=True)
         return self._pickle.PendingMessage(kind, state)
 

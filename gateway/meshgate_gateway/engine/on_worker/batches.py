@@ -56,12 +56,14 @@ def encode_replies(replies: list[tuple[int, bool, float, Any]]) -> list[Any]:
     return [b"".join(head), *(data for *_, data in replies)]
 
 
-def run_batches(rank_of: Callable[[Any], int | None], ask: Callable[..., None], standin: Callable[..., Any]) -> None:
+def run_batches(
+    rank_of: Callable[[Any], int | None], ask: Callable[..., None], standin: Callable[..., Any], arriving: Any
+) -> None:
     """From now on actors of this process run batches.
 
     ``rank_of(port)`` is the rank in a reply to a port of the engine's; ``ask(nbytes, reply=True)`` raises MemoryError
     if the engine has no room for a reply; ``standin(error, reason)`` takes the place of an exception that cannot be
-    pickled.
+    pickled; ``arriving.next`` gets the number of the call that Monarch's handler is about to take.
     """
     from monarch._src.actor.actor_mesh import _Actor  # noqa: PLC0415 - resolved on the worker
 
@@ -81,6 +83,7 @@ def run_batches(rank_of: Callable[[Any], int | None], ask: Callable[..., None], 
             for specifier, arguments, reply in batch.calls(message):
                 if inbox is not None and inbox.stopping():
                     return
+                arriving.next = reply.call
                 handle_sync_now(self, ctx, specifier, arguments, panic, local, refs, reply, *more)
 
     def handle(
@@ -96,6 +99,7 @@ def run_batches(rank_of: Callable[[Any], int | None], ask: Callable[..., None], 
             for specifier, arguments, reply in batch.calls(message):
                 if reply.number % TURN == TURN - 1:
                     await asyncio.sleep(0)  # Monarch's callbacks and other tasks run, and a stop is noticed
+                arriving.next = reply.call
                 await handle_now(self, ctx, specifier, arguments, panic, local, refs, reply, *more)
 
     _Actor.handle, _Actor.handle_sync = handle, handle_sync
@@ -128,7 +132,7 @@ class Batch:
         from monarch._rust_bindings.monarch_hyperactor.buffers import Buffer  # noqa: PLC0415 - resolved on the worker
 
         specifiers: dict[str, Any] = {}
-        for number, (endpoint, data) in enumerate(pickle.loads(message)):
+        for number, (endpoint, data, call) in enumerate(pickle.loads(message)):
             specifier = specifiers.get(endpoint)
             if specifier is None:
                 specifier = specifiers[endpoint] = self.monarch.MethodSpecifier.ReturnsResponse(endpoint)
@@ -137,7 +141,7 @@ class Batch:
             now = time.monotonic()
             if self._replies and (self._late.seconds.get(endpoint, 1.0) > SHORT or now - self._since >= PATIENCE):
                 self.send()
-            yield specifier, buffer.freeze(), ReplyPort(self, number, endpoint, now)
+            yield specifier, buffer.freeze(), ReplyPort(self, number, call, endpoint, now)
 
     def add(self, port: ReplyPort, data: Any, *, exception: bool = False, references: Any = ()) -> None:
         """A call is answered. A reply with ``references`` to meshes is sent alone."""
@@ -190,10 +194,11 @@ class Batch:
 class ReplyPort:
     """Where Monarch's handler sends the result of one call of a batch: it has the methods that the handler uses."""
 
-    __slots__ = ("_batch", "endpoint", "number", "started")
+    __slots__ = ("_batch", "call", "endpoint", "number", "started")
 
-    def __init__(self, batch: Batch, number: int, endpoint: str, started: float) -> None:
-        self._batch, self.number, self.endpoint, self.started = batch, number, endpoint, started
+    def __init__(self, batch: Batch, number: int, call: int, endpoint: str, started: float) -> None:
+        """``number`` is the place in the batch of the call whose number in the session is ``call``."""
+        self._batch, self.number, self.call, self.endpoint, self.started = batch, number, call, endpoint, started
 
     def _resolve_and_send_blocking(self, result: Any) -> None:
         pending = self._add(result)

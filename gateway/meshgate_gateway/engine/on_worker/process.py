@@ -35,6 +35,7 @@ from meshgate_gateway.engine.on_worker.breakpoints import install_breakpoints
 from meshgate_gateway.engine.on_worker.large_messages import ask, ask_before_large_messages, pickled, send_pickled
 from meshgate_gateway.engine.on_worker.output_marks import OutputMarks
 from meshgate_gateway.engine.on_worker.ports import report_what_is_sent
+from meshgate_gateway.engine.on_worker.running_calls import track_calls
 from meshgate_gateway.engine.on_worker.stacks import serve_stacks
 from meshgate_sync.store.place import default_home
 
@@ -102,9 +103,9 @@ async def set_up_process(
     """The first thing that a worker process runs.
 
     1. Connects standard output and error to the engine, so that each byte leaves as it is written, even the last ones
-       before a crash. The engine never writes to these connections: when one closes, the session has ended, and this
-       process ends itself and its children. Leaves out Monarch's prefix of log messages, for which ``log_prefix``
-       (``module:name``) is.
+       before a crash. On the first one the engine says which calls are cancelled; when it closes, the session has
+       ended, and this process ends itself and its children. Leaves out Monarch's prefix of log messages, for which
+       ``log_prefix`` (``module:name``) is.
     2. Applies what image steps left on the host, and takes its part of the host's GPUs.
     3. Starts to run from ``code``, if given.
     4. Lets other processes read its stacks and debug it, if its mesh has a ``name``.
@@ -117,7 +118,8 @@ async def set_up_process(
 
     rank = current_rank().rank
     hello = {"secret": secret, "mesh": mesh, "rank": rank, "pid": os.getpid()}
-    marks = OutputMarks(connect_output(address, hello))
+    calls = track_calls()
+    marks = OutputMarks(connect_output(address, hello, calls.cancel))
     marks.know_concurrent_endpoints()
     log_without_prefix(log_prefix)
     add_rank_attribute()
@@ -134,14 +136,14 @@ async def set_up_process(
     send = ask_before_large_messages(connect_again, hello, root, marks.rank)
     report_what_is_sent(connect_again, hello, send)
     send_every_exception(marks.rank)
-    run_batches(marks.rank_for_engine, functools.partial(ask, connect_again, hello), standin_for)
+    run_batches(marks.rank_for_engine, functools.partial(ask, connect_again, hello), standin_for, calls.arriving)
     if bootstrap is not None:
         await run_bootstrap(bootstrap, sync_context)
 
 
-def connect_output(address: str, hello: Mapping[str, Any]) -> list[socket.socket]:
-    """Connects standard output and error to the engine, and returns the connections. The process ends itself when the
-    first one closes."""
+def connect_output(address: str, hello: Mapping[str, Any], cancel: Callable[[int], object]) -> list[socket.socket]:
+    """Connects standard output and error to the engine, and returns the connections. ``cancel`` gets the number of each
+    call that the engine cancels. The process ends itself when the first connection closes."""
     connections = []
     for descriptor, stream in ((1, "stdout"), (2, "stderr")):
         connection = connect(address)
@@ -149,7 +151,7 @@ def connect_output(address: str, hello: Mapping[str, Any]) -> list[socket.socket
         os.dup2(connection.fileno(), descriptor)
         if descriptor == 1:
             watch = threading.Thread(
-                target=end_with_connection, args=(connection,), name="meshgate-lifetime", daemon=True
+                target=end_with_connection, args=(connection, cancel), name="meshgate-lifetime", daemon=True
             )
             watch.start()
         connections.append(connection)
@@ -365,11 +367,12 @@ def connect(address: str) -> socket.socket:
     return remote
 
 
-def end_with_connection(connection: socket.socket) -> None:
-    """Blocks until the engine closes the connection, then kills this process and its descendants."""
-    with contextlib.suppress(OSError):
-        while connection.recv(64):
-            pass
+def end_with_connection(connection: socket.socket, cancel: Callable[[int], object]) -> None:
+    """Passes on what the engine writes, a line for each call to ``cancel``, until it closes the connection. Then kills
+    this process and its descendants."""
+    with contextlib.suppress(OSError), connection.makefile("rb") as lines:
+        for line in lines:
+            cancel(int(line))
     for child in descendants(os.getpid()):
         with contextlib.suppress(OSError):
             os.kill(child, signal.SIGKILL)

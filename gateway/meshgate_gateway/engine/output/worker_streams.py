@@ -95,7 +95,7 @@ class WorkerStreams:
         # Dictionaries instead of sets, because their order does not depend on addresses: the simulation replays.
         self._readers: dict[asyncio.Task[None], None] = {}
         self._unidentified: dict[asyncio.Task[None], None] = {}  # of the readers, oldest first
-        self._connected: dict[int, dict[asyncio.StreamWriter, None]] = {}
+        self._connected: dict[int, dict[asyncio.StreamWriter, WorkerHello]] = {}
         self._dropped: set[int] = set()
         self._reading = asyncio.Event()
         self._reading.set()
@@ -129,6 +129,14 @@ class WorkerStreams:
         for writer in self._connected.get(mesh, ()):
             if not writer.is_closing():
                 writer.write_eof()
+
+    def cancel(self, mesh: int, ranks: Collection[int], call: int) -> None:
+        """Lets processes know that ``call`` is cancelled. They read nothing else, so a line never waits."""
+        if mesh in self._dropped:
+            return
+        for writer, hello in self._connected.get(mesh, {}).items():
+            if hello.stream == "stdout" and hello.rank in ranks and not writer.is_closing():
+                writer.write(b"%d\n" % call)
 
     async def close(self) -> None:
         """Stops listening and closes every connection, which ends the processes."""
@@ -266,7 +274,7 @@ class WorkerStreams:
             await self._read_reports(reader, writer)
             return
         connected = self._connected.setdefault(hello.mesh, {})
-        connected[writer] = None
+        connected[writer] = hello
         if dropped:
             writer.write_eof()
         try:

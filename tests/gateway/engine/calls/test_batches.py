@@ -74,12 +74,12 @@ class MonarchWithMailboxes(FakeMonarch):
         super().cast(actors, endpoint, explicit_port, payload, port)
         self._deliver(actors, payload, port, None)
 
-    def call_batch(self, actors: FakeMesh, calls: Sequence[tuple[str, Any]]) -> FakePort:
+    def call_batch(self, actors: FakeMesh, calls: Sequence[tuple[str, Any, int]]) -> FakePort:
         if self.broken:
             raise BaseException("Monarch panics")
         port, receiver = self.open_port()
         self.sizes.append(len(calls))
-        for number, (_, payload) in enumerate(calls):
+        for number, (_, payload, _) in enumerate(calls):
             self._deliver(actors, payload, port, number)
         return receiver
 

@@ -19,6 +19,7 @@ from meshgate_wire import Fragments, MessageTooLarge
 from meshgate_wire.messages import (
     Argument,
     Call,
+    CancelCall,
     Failed,
     Failure,
     Header,
@@ -49,6 +50,8 @@ class Called:
         self.refusal: RequestFailed | None = None
         self.unread: asyncio.Future[None] | None = None  # what the next response waits for
         self.asked: list[tuple[int, list[int]]] = []
+        self.told: list[tuple[int, set[int], int]] = []  # which processes know that which call is cancelled
+        self.notices: list[str] = []
         self.calling = Calling(
             self.objects,
             lookup,
@@ -59,6 +62,8 @@ class Called:
             memory=self.memory,
             kept=self,
             unread_output=self._unread_output,
+            cancel_on=lambda procs, ranks, call: self.told.append((procs, set(ranks), call)),
+            notice=self.notices.append,
         )
         self.actors = actor_mesh()
         self.objects.add(ACTORS, self.actors)
@@ -89,6 +94,9 @@ class Called:
     def call(self, number: int = 1, adverb: str = "call", target: int = ACTORS) -> object:
         header = Call(call=number, target=MeshRef(object=target), endpoint="step", adverb=adverb)  # type: ignore[arg-type]
         return self.calling.call(header, ARGUMENTS)
+
+    def cancel(self, number: int = 1, waiting: Sequence[Call] = ()) -> None:
+        self.calling.cancel(CancelCall(cancelled=number), waiting)
 
     def reply(
         self, rank: int, data: bytes = b"value", *, exception: bool = False, references: tuple[str, ...] = ()
@@ -689,3 +697,118 @@ async def test_a_call_whose_kept_arguments_have_failed_is_not_sent() -> None:
         await waiting
     assert not called.monarch.casts
     assert not called.calling.open_calls()
+
+
+@async_test
+async def test_a_cancelled_call_is_answered_at_once_and_its_ranks_hear_of_it() -> None:
+    called = Called()
+    procs = called.actors.procs
+    assert procs is not None
+    procs.number = 2
+    called.call()
+    called.call(2)
+    assert called.monarch.marks == [1, 2]
+    called.reply(0)
+    await turns()
+    called.cancel(2)
+    (failed,) = called.sent.of(Failed)
+    assert (failed.call, failed.failure.kind, failed.failure.unanswered) == (2, "cancelled", 1)
+    assert called.told == [(2, {1}, 2)]
+    assert not called.calling.is_running(2)
+    assert [each.call for each in called.calling.open_calls()] == [1]
+    (first, second), count = called.calling.statuses(8)
+    assert (first.cancelled, second.cancelled, count) == (False, True, 2)
+    called.cancel(2)
+    called.reply(1, b"late", references=("mesh",))
+    await until(lambda: called.calling.statuses(8)[1] == 1)
+    assert len(called.sent.messages) == 1  # the result is dropped, and no mesh in it gets a number
+    assert not any(number < 0 for number, _ in called.objects.items())
+    called.cancel(2)
+    called.cancel(99)
+    called.calling.validate_state()
+    assert len(called.sent.messages) == 1
+    await cancel_receives()
+
+
+@async_test
+async def test_a_cancelled_call_does_not_wait_for_output_and_ends_with_its_mesh() -> None:
+    called = Called()
+    called.call()
+    called.cancel()
+    called.unread = asyncio.get_running_loop().create_future()
+    called.reply(0)
+    await turns()
+    assert called.asked == []
+    called.actors.dead[1] = "killed"
+    called.calling.fail(called.actors)
+    assert called.calling.statuses(8)[1] == 0
+    assert [type(header) for header, *_ in called.sent.messages] == [Failed]
+    assert called.ended == [False]
+    await cancel_receives()
+
+
+@async_test
+async def test_calls_that_keep_their_results_are_not_cancelled() -> None:
+    called = Called()
+    called.prepared = Prepared((), None, lambda *each: None, "actors.step.keep()")
+    keeping = Call(call=1, target=MeshRef(object=ACTORS), endpoint="step", adverb="call", keep=9)
+    waiting = called.calling.call(keeping, ARGUMENTS)
+    called.cancel(waiting=[keeping])
+    assert isinstance(waiting, Awaitable)
+    await waiting
+    called.cancel()
+    assert called.sent.messages == []
+    assert called.told == []
+    await cancel_receives()
+
+
+@async_test
+async def test_a_call_that_was_cancelled_while_it_waited_is_not_sent() -> None:
+    called = Called()
+    ended: list[Response | None] = []
+    called.prepared = Prepared((), None, lambda response, pending: ended.append(response))
+    header = Call(call=1, target=MeshRef(object=9), endpoint="step", adverb="call")
+    waiting = asyncio.ensure_future(called.calling.call(header, ARGUMENTS))  # type: ignore[arg-type]
+    await turns()
+    called.cancel(waiting=[header])
+    (failed,) = called.sent.of(Failed)
+    assert (failed.call, failed.failure.kind, failed.failure.total) == (1, "cancelled", 0)
+    called.objects.add(9, actor_mesh(name="late"))
+    await waiting
+    assert called.monarch.casts == []
+    assert [type(each) for each in map(_header, ended)] == [Failed]
+    # One whose actors cannot be spawned has no second answer.
+    called.prepared = None
+    header = header.model_copy(update={"call": 2, "target": MeshRef(object=10)})
+    waiting = asyncio.ensure_future(called.calling.call(header, ARGUMENTS))  # type: ignore[arg-type]
+    await turns()
+    called.cancel(2, [header])
+    called.objects.add(10, Failure(kind="internal", message="the constructor raised"))
+    await waiting
+    assert [each.call for each in called.sent.of(Failed)] == [1, 2]
+    assert not called.calling.cancelled
+
+
+@async_test
+async def test_a_line_says_which_ranks_still_run_a_cancelled_call() -> None:
+    called = Called()
+    called.call()
+    called.call(2)
+    called.cancel(2)
+    pending, mesh, _ = called.calling._pending[2]
+    called.calling._report_cancelled(pending, mesh)  # as its timer does
+    assert called.notices == []  # the call before it is what the ranks run
+    for rank in range(2):
+        called.monarch.ports[0].put(b"value", rank)
+    called.reply(0)
+    await until(lambda: called.calling.statuses(8)[1] == 1 and pending.replies)
+    called.calling._report_cancelled(pending, mesh)
+    (line,) = called.notices
+    assert line.startswith(
+        "actors.step was cancelled, but has not ended on rank 1 on workers-1: only an async endpoint"
+    )
+    called.reply(1)
+    await until(lambda: not called.calling._pending)
+    called.calling._report_cancelled(pending, mesh)
+    assert len(called.notices) == 1
+    await cancel_receives()

@@ -181,13 +181,40 @@ def test_once_the_last_reply_is_here_a_call_can_only_be_answered() -> None:
     assert call.state is CallState.ENDED
 
 
+def test_a_cancelled_call_ends_with_its_last_reply_and_sends_nothing_more() -> None:
+    call = pending(ranks=(0, 1, 2))
+    call.add_reply(reply(1), NOTHING)
+    cancelled = failure(call.cancel())
+    assert (cancelled.kind, cancelled.ranks, cancelled.unanswered) == ("cancelled", (0, 2), 2)
+    assert cancelled.hosts == {0: "workers-0", 2: "workers-1"}
+    assert call.cancel() is None
+    assert call.add_reply(reply(0, b"ended", exception=True), NOTHING) is None
+    assert call.add_reply(reply(0), NOTHING) is None  # a second one of the rank
+    assert call.state is CallState.CANCELLED
+    assert call.add_reply(reply(2), NOTHING) is None
+    assert call.state is CallState.ENDED
+
+
+def test_the_death_of_a_rank_ends_a_cancelled_call_without_another_answer() -> None:
+    call = pending(ranks=(0, 1))
+    assert call.cancel() is not None
+    assert call.ranks_died({1: "killed"}) is None
+    assert call.state is CallState.ENDED
+    call = pending(ranks=(0, 1))
+    assert call.cancel() is not None
+    assert call.fail(Failure(kind="internal", message="the mesh failed")) is None
+    assert call.state is CallState.ENDED
+
+
 def arrives(call: PendingCall) -> bool:
     """Whether the next reply may be the last, and wait."""
     missing = call.expected - len(call.replies)
     return missing == 1 and call.adverb != "stream" and CallEvent.LAST_ARRIVED in TRANSITIONS[call.state]
 
 
-EVENTS = st.lists(st.tuples(st.sampled_from(["reply", "raise", "die", "fail", "finish", "arrive"]), st.integers(0, 3)))
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["reply", "raise", "die", "fail", "cancel", "finish", "arrive"]), st.integers(0, 3))
+)
 
 
 @given(st.sampled_from(["call", "stream", "choose"]), EVENTS)
@@ -202,10 +229,12 @@ def test_a_call_is_answered_once_whatever_happens_to_it(adverb: str, events: lis
             response = call.ranks_died({rank: "killed"})
         elif event == "fail":
             response = call.fail(Failure(kind="internal", message="the mesh failed"))
+        elif event == "cancel":
+            response = call.cancel()
         elif event == "finish" and call.state is CallState.GATHERING:
             response = call.finish()
         elif event == "arrive" and arrives(call):
             call.apply(CallEvent.LAST_ARRIVED)
         call.validate_state()
         last += [response] if response is not None and response.last else []
-        assert len(last) == (call.state is CallState.ENDED)
+        assert len(last) == (call.state in (CallState.CANCELLED, CallState.ENDED))

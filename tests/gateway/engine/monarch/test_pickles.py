@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshgate_gateway.engine.monarch import pickles
-from meshgate_gateway.engine.monarch.pickles import COPY_LIMIT, Forward, ForwardClass, ForwardItem
+from meshgate_gateway.engine.monarch.pickles import COPY_LIMIT, MARK, Forward, ForwardClass, ForwardItem, OnProcess
+from meshgate_gateway.engine.on_worker.running_calls import MODULE
 
 
 class Array:
@@ -43,6 +49,43 @@ def test_out_of_band_buffers_and_objects_are_put_in_place() -> None:
 def test_objects_replace_persistent_ids() -> None:
     persistent = b"\x80\x05K\x01Q."  # the object of persistent id 1
     assert pickle.loads(pickle.dumps(Forward([persistent], (), ["mesh a", "mesh b"]))) == "mesh b"
+
+
+@pytest.fixture(scope="module")
+def marks() -> Iterator[list[int]]:
+    """The numbers with which the process's ``mark`` was called."""
+    found: list[int] = []
+
+    def mark(number: int, arguments: object = None) -> object:
+        found.append(number)
+        return arguments
+
+    sys.modules[MODULE] = module = ModuleType(MODULE)
+    vars(module).update(mark=mark, calls=SimpleNamespace(mark=mark))
+    yield found
+    del sys.modules[MODULE]
+
+
+ARGUMENTS = st.recursive(
+    st.none() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=300) | st.binary(max_size=300),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+)
+
+
+@given(value=ARGUMENTS, number=st.integers(1, 2**53), protocol=st.integers(2, 5))
+def test_a_marked_pickle_has_its_value_and_says_which_call_it_is_of(
+    marks: list[int], value: object, number: int, protocol: int
+) -> None:
+    whole = number.to_bytes(8, "little").join(MARK) + pickle.dumps((value, value), protocol)
+    assert pickle.loads(whole) == (value, value)
+    assert pickle._loads(whole) == (value, value)  # type: ignore[attr-defined]  # Python's own reader
+    assert marks[-2:] == [number, number]
+
+
+def test_arguments_with_objects_are_marked_as_a_whole(marks: list[int]) -> None:
+    data = pickle.dumps(OnProcess(f"{MODULE}:calls", "mark", 5, Forward([b"\x80\x05K\x00Q."], (), ["a mesh"])))
+    assert pickle.loads(data) == "a mesh"
+    assert marks[-1] == 5
 
 
 def test_an_item_of_a_forwarded_pair_arrives_alone() -> None:

@@ -105,7 +105,7 @@ class Ran:
 
     def calls(self, *endpoints: str) -> Any:
         message = Buffer()
-        message.write(pickle.dumps([(endpoint, pickle.dumps(((), {}))) for endpoint in endpoints]))
+        message.write(pickle.dumps([(endpoint, pickle.dumps(((), {})), 0) for endpoint in endpoints]))
         return self.batch.calls(message.freeze())
 
 
@@ -235,12 +235,14 @@ class Handled:
     """Monarch's handlers, replaced by some that note what they get, and then wrapped."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, run: Callable[[str, Any], Any]) -> None:
-        self.port, self.contexts = Port(), []
+        self.port, self.contexts, self.numbers = Port(), [], []
+        self.arriving = SimpleNamespace(next=0)
 
         def handle_sync(actor: Any, ctx: Any, method: Any, message: Any, *rest: Any) -> None:
             *_, port, correlation_id = rest
             assert correlation_id is None
             self.contexts.append(ctx)
+            self.numbers.append(self.arriving.next)
             if method.name != "alone":
                 port._resolve_and_send_blocking(run(method.name, pickle.loads(message)))
 
@@ -251,12 +253,12 @@ class Handled:
         monkeypatch.setattr(actor_mesh._Actor, "handle", handle)
         monkeypatch.setattr(LateReplies, "watch", lambda late, batch: None)
         monkeypatch.setattr(actor_mesh, "PythonMessage", lambda kind, data, references: (kind, bytes(data), references))
-        run_batches(lambda port: port._rank, lambda nbytes, reply: None, lambda error, reason: error)
+        run_batches(lambda port: port._rank, lambda nbytes, reply: None, lambda error, reason: error, self.arriving)
         self.actor = actor_mesh._Actor()
 
     def arguments(self, method: str, calls: list[tuple[str, Any]]) -> tuple[Any, ...]:
         message = Buffer()
-        message.write(pickle.dumps([(endpoint, pickle.dumps(value)) for endpoint, value in calls]))
+        message.write(pickle.dumps([(name, pickle.dumps(value), 7 + at) for at, (name, value) in enumerate(calls)]))
         specifier = actor_mesh.MethodSpecifier.ReturnsResponse(method)
         return "context", specifier, message.freeze(), None, [], [], self.port, None
 
@@ -300,6 +302,7 @@ def test_a_batch_is_run_by_monarchs_handler_call_by_call(monkeypatch: pytest.Mon
         (number, False, call) for number, call in enumerate(calls)
     ]
     assert handled.contexts == ["context"] * 3
+    assert handled.numbers == [7, 8, 9]
 
 
 def test_any_other_message_is_left_to_monarch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,26 +144,30 @@ def test_descendants_include_grandchildren() -> None:
 
 
 WORKER = """
-import socket, subprocess, sys, threading
+import socket, subprocess, sys
 from meshgate_gateway.engine.on_worker.process import connect, end_with_connection
 child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
 connection = connect(sys.argv[1])
 connection.sendall(f"{child.pid}\\n".encode())
-end_with_connection(connection)
+end_with_connection(connection, lambda call: print("cancelled", call, flush=True))
 """
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs /proc")
-def test_a_process_whose_engine_closes_the_connection_ends_with_its_children(tmp_path: Path) -> None:
+def test_a_process_hears_what_is_cancelled_and_ends_with_its_children_when_the_connection_does(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
         listener.listen()
         listener.settimeout(60)
         command = [sys.executable, "-c", WORKER, f"unix:{tmp_path / 'socket'}"]
-        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) as worker:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as worker:
+            assert worker.stdout is not None
             connection, _ = listener.accept()
             child = int(connection.makefile().readline())
             assert child in descendants(worker.pid)
+            connection.sendall(b"12\n7\n")
+            assert [worker.stdout.readline() for _ in range(2)] == ["cancelled 12\n", "cancelled 7\n"]
             connection.shutdown(socket.SHUT_RDWR)
             connection.close()
             assert worker.wait(10) == -9

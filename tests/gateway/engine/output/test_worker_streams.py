@@ -329,6 +329,26 @@ async def test_a_process_reports_what_it_sends_to_ports_and_is_answered() -> Non
         writer.close()
 
 
+@async_test
+async def test_the_processes_of_a_cancelled_call_hear_of_it_on_their_standard_output() -> None:
+    async with listening() as listener:
+        connected = []
+        for rank in range(3):
+            reader, writer = await listener.connect()
+            writer.write(listener.hello(rank=rank) + b"%d\n" % rank)
+            connected.append((reader, writer))
+        await until(lambda: len(listener.lines) == 3)
+        listener.streams.cancel(1, {0, 2}, 12)
+        listener.streams.cancel(9, {0, 2}, 13)  # an unknown mesh
+        assert await connected[0][0].readline() == b"12\n"
+        assert await connected[2][0].readline() == b"12\n"
+        listener.streams.drop(1)
+        listener.streams.cancel(1, {0, 1, 2}, 14)  # too late
+        assert [await reader.read() for reader, _ in connected] == [b"", b"", b""]
+        for _, writer in connected:
+            writer.close()
+
+
 async def printing(listener: Listener, **hello: object) -> asyncio.StreamWriter:
     """The connection of a process whose first line has been printed."""
     _, writer = await listener.connect()

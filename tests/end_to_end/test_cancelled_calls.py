@@ -1,0 +1,267 @@
+"""Calls that the program cancels: what their ranks do, and what the user sees."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import meshgate as kt
+from meshgate import Actor, CallCancelledError, ProcessJob, concurrent_endpoint, endpoint
+from meshgate.testing import NetworkProxy
+
+TIMEOUT = 60.0
+
+
+def wait_for(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.01)
+
+
+class Waiter(Actor):
+    """Says what became of its calls."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.gate = asyncio.Event()
+
+    async def _wait(self, name: str) -> str:
+        self.said.append(f"{name} began")
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.said.append(f"{name} cancelled")
+            raise
+        return name
+
+    @endpoint
+    async def wait(self, name: str) -> str:
+        return await self._wait(name)
+
+    @endpoint
+    async def hold(self, path: str) -> None:
+        await asyncio.to_thread(wait_for, path)
+
+    @concurrent_endpoint
+    async def wait_beside(self, name: str) -> str:
+        return await self._wait(name)
+
+    @concurrent_endpoint
+    async def refuse_to_end(self) -> str:
+        try:
+            return await self._wait("stubborn")
+        except asyncio.CancelledError:
+            return await self._wait("stubborn again")
+
+    @concurrent_endpoint
+    async def open_gate(self) -> None:
+        self.gate.set()
+
+    @endpoint
+    async def all_said(self) -> list[str]:
+        return self.said
+
+    @concurrent_endpoint
+    async def said_so_far(self) -> list[str]:
+        return list(self.said)
+
+    @endpoint
+    async def fail(self) -> None:
+        raise ValueError("its own frames alone")
+
+
+class Blocker(Actor):
+    rank: int
+
+    @endpoint
+    def block(self, begun: str, path: str) -> None:
+        self._touch(f"{begun}-{self.rank}")
+        wait_for(path)
+
+    @endpoint
+    def touch(self, path: str) -> None:
+        self._touch(path)
+
+    def _touch(self, path: str) -> None:
+        Path(path).touch()
+
+
+@pytest.fixture
+def waiters(procs: Any) -> Iterator[Any]:
+    actors = procs.spawn("waiters", Waiter)
+    said(actors)  # they are up
+    yield actors
+    actors.stop().get(timeout=TIMEOUT)
+
+
+def until_begun(waiters: Any, name: str) -> None:
+    """Returns once the call, of a concurrent endpoint, runs on all ranks."""
+    deadline = time.monotonic() + TIMEOUT
+    while not all(f"{name} began" in said for said in waiters.said_so_far.call().get(timeout=TIMEOUT).values()):
+        assert time.monotonic() < deadline
+
+
+def until_said(waiters: Any, what: list[str]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while any(each != what for each in said(waiters)):
+        assert time.monotonic() < deadline
+
+
+def said(waiters: Any) -> list[list[str]]:
+    return list(waiters.all_said.call().get(timeout=TIMEOUT).values())
+
+
+def test_a_cancelled_call_ends_where_it_awaits_and_its_ranks_are_free(waiters: Any) -> None:
+    hangs, behind = waiters.wait.call("hangs"), waiters.all_said.call()
+    assert hangs.cancel()
+    with pytest.raises(
+        CallCancelledError, match=r"^waiters\.wait was cancelled: \d of 4 ranks had not answered$"
+    ) as one:
+        hangs.get(timeout=TIMEOUT)
+    assert one.value.call == "waiters.wait"
+    assert set(one.value.ranks) <= set(range(4))
+    for each in behind.get(timeout=TIMEOUT).values():
+        assert each in (["hangs began", "hangs cancelled"], [])  # [] where it was cancelled before it began
+    assert not hangs.cancel()
+
+
+def test_a_call_that_runs_is_interrupted_on_every_rank(waiters: Any, procs: Any) -> None:
+    beside = waiters.wait_beside.call("beside")
+    until_begun(waiters, "beside")
+    assert beside.cancel()
+    assert isinstance(beside.exception(TIMEOUT), CallCancelledError)
+    until_said(waiters, ["beside began", "beside cancelled"])
+
+
+def test_a_call_that_waits_for_its_turn_does_not_begin(waiters: Any, tmp_path: Path) -> None:
+    holds = waiters.hold.call(str(tmp_path / "gate"))
+    queued, behind = waiters.wait.call("queued"), waiters.all_said.call()
+    assert queued.cancel()
+    assert isinstance(queued.exception(TIMEOUT), CallCancelledError)
+    (tmp_path / "gate").touch()
+    assert len(holds.get(timeout=TIMEOUT)) == 4
+    assert list(behind.get(timeout=TIMEOUT).values()) == [[]] * 4
+
+
+@pytest.mark.parametrize("adverb", ["call_one", "choose", "stream"])
+def test_every_way_to_call_can_be_cancelled(waiters: Any, adverb: str) -> None:
+    if adverb == "stream":
+        first, *others = waiters.wait.stream("hangs")
+        assert others[-1].cancel()
+        assert all(isinstance(each.exception(TIMEOUT), CallCancelledError) for each in (first, *others))
+    else:
+        target = waiters.flatten("rank").slice(rank=3) if adverb == "call_one" else waiters
+        future = getattr(target.wait, adverb)("hangs")
+        assert future.cancel()
+        assert isinstance(future.exception(TIMEOUT), CallCancelledError)
+    said(waiters)  # all are free
+
+
+def test_the_calls_around_a_cancelled_one_keep_their_results(waiters: Any) -> None:
+    for _ in range(3):
+        before = [waiters.all_said.call() for _ in range(100)]
+        hangs = waiters.wait.call("hangs")
+        after = [waiters.all_said.call() for _ in range(100)]
+        assert hangs.cancel()
+        assert all(len(each.get(timeout=TIMEOUT)) == 4 for each in before + after)
+        assert isinstance(hangs.exception(TIMEOUT), CallCancelledError)
+
+
+def test_a_result_that_comes_all_the_same_is_dropped(waiters: Any) -> None:
+    stubborn = waiters.refuse_to_end.call()
+    until_begun(waiters, "stubborn")
+    assert stubborn.cancel()
+    assert isinstance(stubborn.exception(TIMEOUT), CallCancelledError)
+    until_begun(waiters, "stubborn again")
+    waiters.open_gate.call()
+    until_said(waiters, ["stubborn began", "stubborn cancelled", "stubborn again began"])
+
+
+def test_a_function_that_is_not_async_runs_to_its_end_and_a_line_says_so(
+    procs: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    blockers = procs.spawn("blockers", Blocker)
+    gate, never = tmp_path / "gate", tmp_path / "never"
+    blocks = blockers.block.call(str(tmp_path / "begun"), str(gate))
+    for rank in range(4):
+        wait_for(str(tmp_path / f"begun-{rank}"))
+    queued, behind = blockers.touch.call(str(never)), blockers.touch.call(str(tmp_path / "behind"))
+    assert queued.cancel()
+    assert blocks.cancel()
+    assert isinstance(queued.exception(TIMEOUT), CallCancelledError)
+    assert isinstance(blocks.exception(TIMEOUT), CallCancelledError)
+    shown, deadline = "", time.monotonic() + TIMEOUT
+    while "blockers.block was cancelled, but has not ended on rank 0 on " not in shown:
+        shown += capfd.readouterr().err
+        assert time.monotonic() < deadline
+    assert "only an async endpoint can be interrupted" in shown
+    assert "blockers.touch" not in shown  # it has not begun, and will not
+    gate.touch()
+    assert len(behind.get(timeout=TIMEOUT)) == 4
+    assert not never.exists()
+
+
+def test_a_call_that_waits_for_its_processes_is_answered_at_once(hosts: Any, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    starting = hosts.spawn_procs(per_host={"gpus": 1}, bootstrap=lambda: wait_for(str(gate)))
+    waiters = starting.spawn("late", Waiter)
+    first, second = (waiters.wait.call(name) for name in ("first", "second"))
+    third = waiters.all_said.call()
+    try:
+        assert first.cancel()
+        assert second.cancel()
+        for each in (first, second):
+            assert isinstance(each.exception(TIMEOUT), CallCancelledError)
+    finally:
+        gate.touch()
+    assert list(third.get(timeout=TIMEOUT).values()) == [[]] * 2
+    starting.stop().get(timeout=TIMEOUT)
+
+
+def test_only_calls_that_have_no_outcome_can_be_cancelled(waiters: Any) -> None:
+    done = waiters.all_said.call()
+    done.get(timeout=TIMEOUT)
+    assert not done.cancel()
+    assert not waiters.initialized.cancel()
+
+
+def test_an_exception_has_the_frames_of_the_endpoint_alone(waiters: Any) -> None:
+    with pytest.raises(kt.ActorError) as failed:
+        waiters.fail.call().get(timeout=TIMEOUT)
+    assert "in fail" in str(failed.value)
+    assert "running_calls" not in str(failed.value)
+
+
+def test_a_cancelled_call_whose_rank_dies_has_one_answer(hosts: Any, tmp_path: Path) -> None:
+    procs = hosts.spawn_procs(per_host={"gpus": 1})
+    blockers = procs.spawn("doomed", Blocker)
+    blocks = blockers.block.call(str(tmp_path / "begun"), str(tmp_path / "never"))
+    wait_for(str(tmp_path / "begun-1"))
+    assert blocks.cancel()
+    assert isinstance(blocks.exception(TIMEOUT), CallCancelledError)
+    procs.stop().get(timeout=TIMEOUT)
+    with pytest.raises(kt.MeshgateError):
+        blockers.touch.call(str(tmp_path / "late")).get(timeout=TIMEOUT)
+
+
+def test_a_call_is_cancelled_although_the_connection_is_cut(shared_job: ProcessJob) -> None:
+    gateway: Any = shared_job._gateway
+    with (
+        NetworkProxy("127.0.0.1", urlsplit(shared_job.gateway_url).port or 0) as proxy,
+        kt.Client(kt.UrlDialer(f"ws://127.0.0.1:{proxy.port}", gateway.record.token)) as client,
+    ):
+        waiters = client.attach_hosts("workers", 2).spawn_procs(name="cut").spawn("waiters", Waiter)
+        hangs = waiters.wait_beside.call("hangs")
+        until_begun(waiters, "hangs")
+        proxy.freeze()
+        assert hangs.cancel()
+        proxy.cut()
+        proxy.thaw()
+        assert isinstance(hangs.exception(TIMEOUT), CallCancelledError)
+        until_said(waiters, ["hangs began", "hangs cancelled"])

@@ -1,0 +1,138 @@
+"""What a process does with the numbers of its calls, without Monarch around."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from meshgate_gateway.engine.on_worker.running_calls import MAX_EARLY, RunningCalls
+
+
+class Process:
+    """The calls of one process. ``handle`` does what Monarch's handler does with a message."""
+
+    def __init__(self) -> None:
+        self.calls = RunningCalls()
+        self.begun: list[str] = []
+
+    async def work(self, name: str, until: asyncio.Event) -> str:
+        self.begun.append(name)
+        await until.wait()
+        return name
+
+    async def stubborn(self, name: str, until: asyncio.Event) -> str:
+        """Ends as a call does that was not cancelled."""
+        try:
+            return await self.work(name, until)
+        except asyncio.CancelledError:
+            return f"{name} all the same"
+
+    def handle(self, number: int, method: Callable[..., Any], *, is_coro: bool = True, explicit: bool = False) -> Any:
+        """What is run in place of ``method`` for a message of call ``number``; 0: of a peer's."""
+        self.calls.prepared(explicit)
+        if number:
+            self.calls.mark(number)
+        return self.calls.tracked(method, is_coro)
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_a_call_that_waits_is_cancelled_and_the_task_runs_the_next_one() -> None:
+    async def main() -> None:
+        process, never, at_once = Process(), asyncio.Event(), asyncio.Event()
+        at_once.set()
+        results: list[Any] = []
+
+        async def dispatch() -> None:
+            """As Monarch's loop: one call after the other, in one task."""
+            for number, name, until in ((1, "first", never), (2, "second", at_once)):
+                try:
+                    results.append(await process.handle(number, process.work)(name, until))
+                except RuntimeError as error:
+                    results.append(str(error))
+                task: Any = asyncio.current_task()
+                assert not getattr(task, "cancelling", int)()
+
+        task = asyncio.create_task(dispatch())
+        await turns()
+        await asyncio.to_thread(process.calls.cancel, 1)
+        await task
+        assert results == ["the call was cancelled", "second"]
+        assert not process.calls._running
+        assert not process.calls._early
+
+    asyncio.run(main())
+
+
+def test_a_call_that_was_cancelled_before_it_began_does_not_begin() -> None:
+    async def main() -> None:
+        process, at_once = Process(), asyncio.Event()
+        at_once.set()
+        process.calls.cancel(1)
+        waits, blocks = process.handle(1, process.work), process.handle(2, process.begun.append, is_coro=False)
+        with pytest.raises(RuntimeError, match="cancelled"):
+            await waits("first", at_once)
+        blocks("second")
+        process.calls.cancel(3)
+        with pytest.raises(RuntimeError, match="cancelled"):
+            process.handle(3, process.begun.append, is_coro=False)("third")
+        assert process.begun == ["second"]
+
+    asyncio.run(main())
+
+
+def test_a_call_may_end_as_it_likes_when_it_is_cancelled() -> None:
+    async def main() -> None:
+        process, never = Process(), asyncio.Event()
+        task = asyncio.create_task(process.handle(1, process.stubborn)("first", never))
+        await turns()
+        process.calls.cancel(1)
+        assert await task == "first all the same"
+
+    asyncio.run(main())
+
+
+def test_a_stop_of_the_actor_is_not_taken_for_a_cancelled_call() -> None:
+    async def main() -> None:
+        process, never = Process(), asyncio.Event()
+        task = asyncio.create_task(process.handle(1, process.work)("first", never))
+        await turns()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+def test_calls_of_peers_and_endpoints_that_reply_themselves_are_monarchs_own() -> None:
+    process = Process()
+    assert process.handle(0, print) is print
+    assert process.handle(4, print, explicit=True) is print
+    process.calls.mark(5)  # its arguments cannot be unpickled, so it is never looked up
+    assert process.handle(0, print) is print
+
+
+def test_a_number_belongs_to_the_message_of_its_thread() -> None:
+    process = Process()
+    process.calls.prepared(explicit=False)
+    process.calls.mark(5)
+    other = threading.Thread(target=process.calls.prepared, args=(False,))
+    other.start()
+    other.join()
+    assert process.calls.tracked(print, is_coro=True) is not print
+
+
+def test_what_was_cancelled_and_never_begins_is_forgotten_in_the_end() -> None:
+    process = Process()
+    for number in range(1, MAX_EARLY + 10):
+        process.calls.cancel(number)
+    assert len(process.calls._early) == MAX_EARLY
+    assert process.handle(1, print, is_coro=False) is print
+    assert process.handle(MAX_EARLY, print, is_coro=False) is not print
