@@ -1,4 +1,4 @@
-"""Downloads from a host that replies at once: what is transferred, rejected and left out. No name leads out of a destination."""
+"""Downloads from a host that replies at once: what is transferred, rejected and left out, and stays inside."""
 
 from __future__ import annotations
 
