@@ -13,9 +13,8 @@ from typing import Any
 
 from meshgate_gateway.control.messages import EngineCounts
 from meshgate_gateway.engine.admission import Admission
-from meshgate_gateway.engine.calls.backlog import Backlog
 from meshgate_gateway.engine.calls.calling import Calling
-from meshgate_gateway.engine.calls.channels import MAX_QUEUED, Channels
+from meshgate_gateway.engine.calls.channels import MAX_QUEUED, Backlog, Channels
 from meshgate_gateway.engine.calls.kept_values import KeptValues
 from meshgate_gateway.engine.client_connection import ClientLink
 from meshgate_gateway.engine.code.code_sync import CodeSync
