@@ -20,12 +20,12 @@ from collections.abc import Sequence
 import async_timeout
 import uvloop
 
-from meshgate_gateway.control.channel import ControlChannel
-from meshgate_gateway.control.messages import (
+from meshgate_gateway.control import (
     AssignSession,
     ClientConnected,
     ClientDisconnected,
     ConnectionRefused,
+    ControlChannel,
     ControlMessage,
     DescribeSession,
     EndSession,

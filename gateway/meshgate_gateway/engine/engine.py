@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from meshgate_gateway.control.messages import EngineCounts
+from meshgate_gateway.control import EngineCounts
 from meshgate_gateway.engine.admission import Admission
 from meshgate_gateway.engine.calls.calling import Calling
 from meshgate_gateway.engine.calls.channels import MAX_QUEUED, Backlog, Channels

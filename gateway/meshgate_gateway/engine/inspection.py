@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from meshgate_gateway.control.messages import Inspect, Inspected
+from meshgate_gateway.control import Inspect, Inspected
 from meshgate_gateway.engine.objects.records import OTHER_ENDPOINTS, ActorMesh, CallTotals, HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire.messages import OutputLine, Region

@@ -10,7 +10,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from meshgate_gateway.control.messages import CALL_BOUNDS, SYNC_BOUNDS, EngineCounts, Samples
+from meshgate_gateway.control import CALL_BOUNDS, SYNC_BOUNDS, EngineCounts, Samples
 
 REPORT_INTERVAL = 5.0  # seconds
 

@@ -25,8 +25,8 @@ import structlog
 from pydantic import BaseModel
 
 from meshgate_gateway.child_process import ChildProcess, start_process
-from meshgate_gateway.control.channel import MAX_HOSTS_PER_MESSAGE
-from meshgate_gateway.control.messages import (
+from meshgate_gateway.control import (
+    MAX_HOSTS_PER_MESSAGE,
     ClientConnected,
     ClientDisconnected,
     ConnectionRefused,

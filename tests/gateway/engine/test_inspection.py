@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from meshgate_gateway.control.messages import Inspect
+from meshgate_gateway.control import Inspect
 from meshgate_gateway.engine import inspection as module
 from meshgate_gateway.engine.inspection import PrintedLines
 from meshgate_gateway.engine.objects.records import AVAILABLE, HostMesh

@@ -7,14 +7,15 @@ import socket
 
 import pytest
 
-from meshgate_gateway.control.channel import ControlChannel, control_pair
-from meshgate_gateway.control.messages import (
+from meshgate_gateway.control import (
     AssignSession,
+    ControlChannel,
     EndSession,
     EngineReady,
     HostLost,
     ReportState,
     SessionState,
+    control_pair,
 )
 from meshgate_gateway.engine import __main__ as process
 from tests.gateway.engine.fakes import WAIT_TIMEOUT, FakeMonarch

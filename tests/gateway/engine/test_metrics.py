@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from meshgate_gateway.control.messages import CALL_BOUNDS, EngineCounts
+from meshgate_gateway.control import CALL_BOUNDS, EngineCounts
 from meshgate_gateway.engine import metrics
 from meshgate_gateway.engine.metrics import EngineMetrics
 from tests.gateway.engine.fakes import async_test, until

@@ -16,7 +16,7 @@ from typing import cast
 import pytest
 
 from meshgate_gateway.child_process import ExitStatus
-from meshgate_gateway.control.messages import (
+from meshgate_gateway.control import (
     ClientConnected,
     ClientDisconnected,
     ControlMessage,

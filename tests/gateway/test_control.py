@@ -1,26 +1,93 @@
+"""The control channel, and the encoding of its messages, on which the stub engine relies too."""
+
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from meshgate_gateway.control.channel import MAX_HOSTS_PER_MESSAGE, ControlChannel, control_pair
-from meshgate_gateway.control.messages import (
+from meshgate_gateway import control
+from meshgate_gateway.control import (
+    CALL_BOUNDS,
+    MAX_HOSTS_PER_MESSAGE,
+    MAX_MESSAGE,
+    SYNC_BOUNDS,
     AssignSession,
     ClientConnected,
+    ControlChannel,
+    ControlMessage,
     EndSession,
+    EngineCounts,
     EngineReady,
     HostsReply,
     HostsRequest,
     NewConnection,
+    Samples,
+    control_pair,
+    parse_message,
 )
 from meshgate_wire.messages import Host
 
+HOST = Host(name="workers-0", address="tcp://10.0.0.1:26600")
 Test = Callable[[ControlChannel, ControlChannel], Awaitable[None]]
 DEADLINE = 60.0
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        (control.AssignSession(session="0" * 32, lease=1.5), "assign"),
+        (control.NewConnection(head="GET / HTTP/1.1\r\n\r\n"), "connection"),
+        (control.HostsReply(mesh="workers", hosts=(HOST,), more=True), "hosts"),
+        (control.HostLost(mesh="workers", host="workers-0", reason="OOMKilled", returns=True), "host_lost"),
+        (control.HostRestored(mesh="workers", rank=0, host=HOST), "host_back"),
+        (control.EndSession(reason="done"), "end"),
+        (control.ReportState(), "report_state"),
+        (control.EngineReady(), "ready"),
+        (control.EngineCounts(calls={"ok": 2}, call_times=Samples(buckets=(1, 1), seconds=0.5)), "counts"),
+        (control.HostsRequest(mesh="workers"), "ask_hosts"),
+        (control.ClientConnected(), "connected"),
+        (control.ClientDisconnected(), "disconnected"),
+        (control.SessionState(connected=False, disconnected_for=1.5), "state"),
+        (control.SessionEnded(reason="done"), "ended"),
+    ],
+)
+def test_a_message_is_parsed_from_its_encoding(message: ControlMessage, kind: str) -> None:
+    data = message.model_dump_json().encode()
+    assert json.loads(data)["type"] == kind
+    assert parse_message(data) == message
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"{}", b'{"type": "unknown"}', b'{"type": "end"}'])
+def test_an_invalid_message_raises(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        parse_message(data)
+
+
+def test_the_longest_reason_fits_into_a_message() -> None:
+    for message in (
+        control.EndSession(reason="\x01" * 1_000_000),
+        control.HostsReply(mesh="m", error="x" * 1_000_000),
+    ):
+        assert len(message.model_dump_json()) < MAX_MESSAGE
+
+
+@pytest.mark.parametrize("bounds", [CALL_BOUNDS, SYNC_BOUNDS])
+def test_bounds_ascend(bounds: tuple[float, ...]) -> None:
+    assert list(bounds) == sorted(set(bounds))
+
+
+def test_the_largest_counts_fit_into_a_control_message() -> None:
+    most = 10**30
+    samples = Samples(buckets=(most,) * (len(CALL_BOUNDS) + 1), seconds=float(most))
+    counts = EngineCounts(
+        calls={"ok": most, "failed": most}, call_times=samples, sync_times=samples, bytes_sent=most, lines=most
+    )
+    assert len(counts.model_dump_json()) < MAX_MESSAGE
 
 
 def with_channel(test: Test) -> None:
