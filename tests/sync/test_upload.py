@@ -8,23 +8,94 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from meshgate_sync.errors import LinkLeavesTree
+from meshgate_sync.errors import LinkLeavesTree, MalformedMessage
 from meshgate_sync.tree.delta import decode, patch
 from meshgate_sync.tree.scan import Scanner
 from meshgate_sync.tree.tree import EMPTY, Directory, files, piece_digest
-from meshgate_sync.upload.protocol import (
+from meshgate_sync.upload import (
+    MAX_PACK,
+    Message,
+    Sender,
     SyncGone,
     SyncNeed,
     SyncOffer,
     SyncPieces,
     SyncWants,
+    compress,
     decompress,
     join_digests,
+    pack,
+    split_digests,
     unpack,
 )
-from meshgate_sync.upload.sender import Message, Sender
 from tests.sync.trees import models, write
+
+
+@given(st.lists(st.binary(min_size=1, max_size=100), max_size=5))
+def test_unpack_reverses_pack(contents: list[bytes]) -> None:
+    pieces = [(piece_digest(data), data) for data in contents]
+    assert unpack(pack(pieces)) == pieces
+    names = tuple(digest for digest, _ in pieces)
+    assert split_digests(join_digests(names)) == names
+
+
+@pytest.mark.parametrize("data", [b"x", bytes(36), bytes(32) + b"\x7f\xff\xff\xff", bytes(32) + b"\0\0\0\1"])
+def test_corrupt_packs_are_rejected(data: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        unpack(data)
+
+
+def test_a_piece_that_does_not_match_its_digest_is_rejected() -> None:
+    good = piece_digest(b"data"), b"data"
+    with pytest.raises(MalformedMessage, match="does not match its digest"):
+        unpack(pack([good, (piece_digest(b"data"), b"dada")]))
+
+
+def test_a_list_of_digests_has_no_remainder() -> None:
+    with pytest.raises(MalformedMessage):
+        split_digests(bytes(33))
+
+
+def test_headers_have_limits() -> None:
+    with pytest.raises(ValidationError):
+        SyncOffer(root="0" * 64, pack_size=MAX_PACK + 1)
+    with pytest.raises(ValidationError):
+        SyncOffer(root="../../etc")
+
+
+@given(st.one_of(st.binary(max_size=300), st.integers(0, 200_000).map(lambda size: b"ab" * size)))
+def test_decompress_reverses_compress(data: bytes) -> None:
+    compressed = compress(data)
+    assert decompress(compressed, len(data)) == data
+    assert len(compressed) <= len(data) + 1
+
+
+def test_incompressible_data_is_sent_as_it_is() -> None:
+    noise = os.urandom(500_000)
+    assert compress(noise) == b"\0" + noise
+    assert len(compress(b"text " * 100_000)) < 1000
+    assert len(compress(noise[:200_000] + b"text " * 100_000)) < 202_000
+    small = os.urandom(100)
+    assert compress(small) == b"\0" + small
+
+
+@pytest.mark.parametrize(
+    ("data", "size"),
+    [
+        (b"", 0),
+        (b"\0abc", 4),
+        (b"\2abc", 3),
+        (b"\1abc", 3),
+        (compress(b"a" * 1000), 999),
+        (compress(b"a" * 1000)[:-3], 1000),
+        (compress(b"a" * 1000)[:-9] + b"damage!!!", 1000),
+    ],
+)
+def test_corrupt_data_and_wrong_sizes_are_rejected(data: bytes, size: int) -> None:
+    with pytest.raises(MalformedMessage):
+        decompress(data, size)
 
 
 class Gateway:
@@ -156,7 +227,7 @@ def test_pieces_are_sent_in_packs(tmp_path: Path) -> None:
 
 
 def test_packs_keep_the_requested_order_and_end_with_sync_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshgate_sync.upload.sender._PACK", 3000)
+    monkeypatch.setattr("meshgate_sync.upload._PACK", 3000)
     contents = {b"%03d" % number: b"%d" % number * 400 for number in range(100, 150)}
     tree = scanned(tmp_path / "t", contents)
     sender = Sender(tmp_path / "t")
@@ -171,7 +242,7 @@ def test_packs_keep_the_requested_order_and_end_with_sync_gone(tmp_path: Path, m
 
 
 def test_a_closed_iterator_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshgate_sync.upload.sender._PACK", 3000)
+    monkeypatch.setattr("meshgate_sync.upload._PACK", 3000)
     tree = scanned(tmp_path / "t", many(500))
     sender = Sender(tmp_path / "t")
     sender.offer(tree)
@@ -183,8 +254,8 @@ def test_a_closed_iterator_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_many_tiny_files_stay_within_the_size_of_a_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshgate_sync.upload.sender.MAX_PACK", 5000)
-    monkeypatch.setattr("meshgate_sync.upload.sender._PACK", 3000)
+    monkeypatch.setattr("meshgate_sync.upload.MAX_PACK", 5000)
+    monkeypatch.setattr("meshgate_sync.upload._PACK", 3000)
     gateway = Gateway()
     tree = scanned(tmp_path / "t", many(200))
     upload(Sender(tmp_path / "t"), gateway, tree)
