@@ -131,7 +131,7 @@ class RankAccess(ABC):
         ``command`` is run in place of the shell. Keys, Ctrl-C too, and the size of this terminal go to the host. Raises
         ValueError if there is no terminal here, or on an unknown mesh or rank, and JobNotRunning before ``state()``.
         """
-        from meshgate.ranks.shell import run_shell  # noqa: PLC0415  (few programs open one)
+        from meshgate.ranks.exec import run_shell  # noqa: PLC0415  (few programs open one)
 
         return run_shell(self._hosts_of("shell", mesh), rank, command, env=env, workdir=workdir)
 
