@@ -33,7 +33,7 @@ async def end_reason(server: socket.socket, engine: socket.socket, data: bytes) 
 
 @pytest.fixture(autouse=True)
 def _no_monarch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process.releases, "connect", lambda address, on_fault: FakeMonarch())
+    monkeypatch.setattr(process.interface, "connect", lambda address, on_fault: FakeMonarch())
     monkeypatch.setattr(process.gc, "freeze", lambda: None)  # it would hide what a test leaves open from this module
 
 

@@ -1,4 +1,4 @@
-"""What the engine needs of Monarch, whatever its release.
+"""What the engine needs of Monarch, whatever its release, and the adapter that does it for the installed one.
 
 Meshes, actor references, ports and receivers are Monarch's own objects and opaque to callers (``Any``). Except where
 a method is a coroutine, it hands its work to Monarch and returns at once. Monarch reports errors as exceptions of its
@@ -8,6 +8,8 @@ own, some of which derive from BaseException alone; ``error_text`` reads them.
 from __future__ import annotations
 
 import asyncio
+import importlib
+import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
@@ -17,6 +19,11 @@ from meshgate_gateway.engine.monarch.telemetry import Collector
 from meshgate_wire.messages import Host, Launch, Region
 
 Fragments: TypeAlias = Sequence[bytes | memoryview]  # views only of memory that this process allocated
+# Each supported release and its module, which defines ``Client``, an implementation of ``Monarch``.
+SUPPORTED: Mapping[str, str] = {
+    "0.7": "meshgate_gateway.engine.monarch.release_0_7",
+    "0.8": "meshgate_gateway.engine.monarch.release_0_8",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,3 +321,44 @@ class Monarch(
         ``transport`` is a channel address such as ``tcp://10.0.0.3:0``, or None for unix sockets. Monarch calls
         ``on_fault`` on a thread of its own.
         """
+
+
+class UnsupportedMonarch(Exception):
+    """The installed torchmonarch is missing or of a release without an adapter."""
+
+
+def module_for(version: str | None) -> str:
+    """The module that adapts torchmonarch ``version``, such as ``0.7.0``. Raises UnsupportedMonarch."""
+    supported = ", ".join(f"{release}.*" for release in SUPPORTED)
+    if version is None:
+        raise UnsupportedMonarch(
+            f"torchmonarch is not installed. Install one of the supported releases ({supported}): "
+            "pip install 'meshgate[gateway]'"
+        )
+    module = SUPPORTED.get(".".join(version.split(".")[:2]))
+    if module is None:
+        raise UnsupportedMonarch(
+            f"torchmonarch {version} is not supported. Supported releases: {supported}. Install one of them on the "
+            "gateway and on the workers"
+        )
+    return module
+
+
+def installed_version() -> str | None:
+    try:
+        return importlib.metadata.version("torchmonarch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def native_hosts(name: str, hosts: Sequence[Mapping[str, Any]], transport: str | None) -> Any:
+    """Monarch's own ``HostMesh`` of these hosts of the job, for a program that was submitted to it; see
+    ``meshgate.native_hosts``. ``transport``: as of ``connect``. Raises UnsupportedMonarch."""
+    release = importlib.import_module(module_for(installed_version()))
+    return release.attach_natively(name, [Host.model_validate(host) for host in hosts], transport)
+
+
+def connect(transport: str | None, on_fault: OnFault) -> Monarch:
+    """This process's Monarch root client; see ``Monarch.__init__``. Raises UnsupportedMonarch."""
+    client: Monarch = importlib.import_module(module_for(installed_version())).Client(transport, on_fault)
+    return client

@@ -5,9 +5,14 @@ import inspect
 
 import pytest
 
-from meshgate_gateway.engine.monarch import releases
-from meshgate_gateway.engine.monarch.interface import Monarch
-from meshgate_gateway.engine.monarch.releases import SUPPORTED, UnsupportedMonarch, installed_version, module_for
+from meshgate_gateway.engine.monarch import interface
+from meshgate_gateway.engine.monarch.interface import (
+    SUPPORTED,
+    Monarch,
+    UnsupportedMonarch,
+    installed_version,
+    module_for,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,9 +43,9 @@ def test_a_missing_installation_is_refused_with_how_to_install_it() -> None:
 
 
 def test_connecting_refuses_an_unsupported_release_before_monarch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(releases, "installed_version", lambda: "0.6.0")
+    monkeypatch.setattr(interface, "installed_version", lambda: "0.6.0")
     with pytest.raises(UnsupportedMonarch, match=r"torchmonarch 0\.6\.0 is not supported"):
-        releases.connect(None, lambda fault: None)
+        interface.connect(None, lambda fault: None)
 
 
 def test_the_installed_release_is_supported() -> None:
