@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from meshgate.errors import InvalidRequestError
-from meshgate.proxies.actor_mesh import ActorMeshProxy
-from meshgate.proxies.actor_signatures import actor_class_from
+from meshgate.proxies.actor_mesh import ActorMeshProxy, actor_class_from
 from meshgate.proxies.host_and_proc_mesh import HostMeshProxy, ProcMeshProxy, shape_of_procs
 from meshgate.proxies.kept import KeptMesh, find_values
 from meshgate.proxies.mesh import MeshProxy, OwnedObject
