@@ -32,7 +32,7 @@ from meshgate_kubernetes.errors import (
     Unreachable,
     UntrustedCertificate,
 )
-from meshgate_kubernetes.jobs.permissions import require_permissions
+from meshgate_kubernetes.jobs.lifecycle import require_permissions
 from meshgate_wire.status import JobStatus
 
 _REMEDIES: dict[type[KubernetesError], str] = {
