@@ -31,6 +31,7 @@ from meshgate_gateway.provisioning.policy import (
     searched_namespaces,
     violations,
 )
+from meshgate_gateway.provisioning.refusals import job_not_allowed
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import KubernetesError, NotFound
 from meshgate_kubernetes.jobs import lifecycle, objects
@@ -128,8 +129,7 @@ class Provisioner:
             return denied.reason if denied is not None else None
         if reason := await self._access.why_not_create(caller, request.job.namespace):
             return reason
-        problems = violations(self._policy, request.job)
-        return f"the policy of this gateway does not allow this job: {'; '.join(problems)}" if problems else None
+        return job_not_allowed(violations(self._policy, request.job))
 
     async def _list_jobs(self, request: ListJobs, caller: Caller, connection: TextWebSocket) -> None:
         searched = [request.namespace] if request.namespace is not None else searched_namespaces(self._policy)
@@ -167,8 +167,9 @@ class Provisioner:
     def _require_quota(self, spec: JobSpec, owner: str) -> None:
         """Raises PolicyViolation if the caller's jobs, with this one, exceed the limits per caller."""
         jobs = self._list_blocking(counted_namespaces(self._policy, spec.namespace))
-        if reason := exceeded_quota(self._policy, spec, owner, jobs):
-            raise PolicyViolation(f"the policy of this gateway does not allow this job: {reason}")
+        reason = exceeded_quota(self._policy, spec, owner, jobs)
+        if refused := job_not_allowed([reason] if reason else []):
+            raise PolicyViolation(refused)
 
 
 def _audit(request: ProvisioningRequest, origin: Origin, caller: str, refused: str | None) -> None:
