@@ -32,8 +32,7 @@ from meshgate_gateway.engine.meshes.lifetimes import Lifetimes
 from meshgate_gateway.engine.meshes.spawning import Controllers, Spawning, answer
 from meshgate_gateway.engine.meshes.supervision import Supervision, Watching
 from meshgate_gateway.engine.metrics import EngineMetrics
-from meshgate_gateway.engine.monarch.error_texts import refusing_address
-from meshgate_gateway.engine.monarch.interface import Fault, Monarch
+from meshgate_gateway.engine.monarch.interface import Fault, Monarch, refusing_address
 from meshgate_gateway.engine.monarch.same_versions import versions_of
 from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from meshgate_gateway.engine.interfaces import SetUpProcess, StartTask
-from meshgate_gateway.engine.monarch.error_texts import error_text
-from meshgate_gateway.engine.monarch.interface import CallSender, EngineActors, Slicer, Spawner, Stopper
+from meshgate_gateway.engine.monarch.interface import CallSender, EngineActors, Slicer, Spawner, Stopper, error_text
 from meshgate_gateway.engine.objects.records import HostMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_sync.errors import HostsBehind
