@@ -23,7 +23,7 @@ from meshgate_gateway.engine.code.reloading import Reloading
 from meshgate_gateway.engine.detached.ledger import Ledger
 from meshgate_gateway.engine.dispatch import Dispatch
 from meshgate_gateway.engine.failures import FailureReports
-from meshgate_gateway.engine.inspection import Inspection
+from meshgate_gateway.engine.inspection import EngineMetrics, Inspection
 from meshgate_gateway.engine.interfaces import CONTROL_STREAM
 from meshgate_gateway.engine.memory import ValueMemory
 from meshgate_gateway.engine.meshes.attaching import Attaching, FindHosts
@@ -31,7 +31,6 @@ from meshgate_gateway.engine.meshes.host_watch import HostWatch
 from meshgate_gateway.engine.meshes.lifetimes import Lifetimes
 from meshgate_gateway.engine.meshes.spawning import Controllers, Spawning, answer
 from meshgate_gateway.engine.meshes.supervision import Supervision, Watching
-from meshgate_gateway.engine.metrics import EngineMetrics
 from meshgate_gateway.engine.monarch.interface import Fault, Monarch, refusing_address
 from meshgate_gateway.engine.monarch.same_versions import versions_of
 from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh
