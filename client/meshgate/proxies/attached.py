@@ -12,7 +12,7 @@ from meshgate.proxies.host_and_proc_mesh import HostMeshProxy, ProcMeshProxy, sh
 from meshgate.proxies.kept import KeptMesh, find_values
 from meshgate.proxies.mesh import MeshProxy, OwnedObject
 from meshgate.proxies.ports import Port, PortReceiver
-from meshgate.session.detached.takeover import Creation
+from meshgate.session.detached import Creation
 from meshgate.session.futures import FutureProxy
 from meshgate.session.pending_calls import PendingCall, PendingStream, PendingValue, PendingValueMesh
 from meshgate.shapes.shape import Extent, Region, Shape
