@@ -31,7 +31,7 @@ from websockets.typing import Subprotocol
 from meshgate.errors import MeshgateError
 from meshgate.jobs.runs import LINE
 from meshgate.ranks.streams import may_connect
-from meshgate_wire.status import JobStatus, OutputPage, RunOutput, RunStatus
+from meshgate_wire.status import LIVE_STATES, JobStatus, OutputPage, RunOutput, RunStatus
 
 MAX_LINES = 5000
 MAX_PAGES = 64  # of output in one poll
@@ -226,7 +226,8 @@ class PageServer:
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
-        self._page = _read("page.html").replace("{{style}}", _read("page.css")).replace("{{script}}", _read("page.js"))
+        page = _read("page.html").replace("{{live_states}}", " ".join(sorted(LIVE_STATES)))
+        self._page = page.replace("{{style}}", _read("page.css")).replace("{{script}}", _read("page.js"))
         self._pages = 0
         self._watched = asyncio.Event()  # whether a page is open
         self._polled: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the next poll

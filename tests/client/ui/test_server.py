@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
@@ -17,6 +18,7 @@ from websockets.typing import Origin, Subprotocol
 from meshgate.errors import ConnectionFailedError
 from meshgate.ui import server as module
 from meshgate.ui.server import SUBPROTOCOL, Access, Decision, Feed, Refused
+from meshgate_wire.status import LIVE_STATES
 from tests.client.ui.conftest import serving
 from tests.client.ui.sources import FakeSource
 
@@ -58,6 +60,8 @@ def test_the_page_is_the_same_for_everyone_and_sets_no_cookie(link: str) -> None
     assert len(nonce) > 16
     assert f"script-src 'nonce-{nonce}'" in page.headers["Content-Security-Policy"]
     assert "{{" not in text.partition("<script")[0]
+    (states,) = re.findall('data-live-states="([a-z ]+)"', text)
+    assert set(states.split()) == LIVE_STATES
     assert "http" not in text.replace("http-equiv", "")  # loads nothing from elsewhere
     assert urlsplit(link).fragment not in text
 
