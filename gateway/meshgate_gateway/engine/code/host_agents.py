@@ -37,7 +37,7 @@ FIRST_NUMBER = -(2**31)  # numbers of the agents' proc meshes; objects of the se
 Address = tuple[str, int]
 PACKAGE = "meshgate_sync"
 AGENT_MODULES = ("distribution.agent", "relay.plan")
-PROCESS_MODULES = ("store.home", "reload.reload")
+PROCESS_MODULES = ("store.home", "reload")
 
 
 async def run_until(

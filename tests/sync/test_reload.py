@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from meshgate_sync.errors import CannotReload
-from meshgate_sync.reload.reload import EXTENSIONS, Reloaded, affected, assigned, imports_in, old_classes, plan_reload
+from meshgate_sync.reload import EXTENSIONS, Reloaded, affected, assigned, imports_in, old_classes, plan_reload
 
 _names = itertools.count()
 
@@ -269,7 +269,7 @@ def test_what_still_imports_a_module_whose_file_is_gone_fails_as_it_would_in_a_n
 
 
 HELPED = """
-from tests.sync.reload.test_reload import Actor
+from tests.sync.test_reload import Actor
 
 def {0}(): return "{0}"
 
@@ -305,7 +305,7 @@ def test_new_code_that_imports_a_name_which_is_gone_fails_as_it_would_in_a_new_p
 
 
 def test_live_objects_of_a_reloaded_class_are_reported(project: Project) -> None:
-    source = "from tests.sync.reload.test_reload import Actor\nclass Trainer(Actor):\n    version = {}\n"
+    source = "from tests.sync.test_reload import Actor\nclass Trainer(Actor):\n    version = {}\n"
     project.write(project.before, a=source.format(1))
     project.write(project.after, a=source.format(2))
     alive = project.load("a").Trainer()
@@ -359,7 +359,7 @@ def test_a_module_that_imports_by_computed_names_is_reloaded(project: Project, h
 
 
 def test_a_class_that_cannot_be_hashed_does_not_stop_a_reload(project: Project) -> None:
-    source = "from tests.sync.reload.test_reload import Actor\nclass Meta(type):\n    def __eq__(a, b): return a is b\n"
+    source = "from tests.sync.test_reload import Actor\nclass Meta(type):\n    def __eq__(a, b): return a is b\n"
     project.write(project.before, a=source + "class Trainer(Actor, metaclass=Meta): pass")
     project.write(project.after, a=source + "class Trainer(Actor, metaclass=Meta): new = True")
     trainer = project.load("a").Trainer()

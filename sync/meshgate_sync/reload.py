@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ..errors import CannotReload
+from .errors import CannotReload
 
 EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 
