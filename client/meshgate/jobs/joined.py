@@ -23,7 +23,7 @@ from meshgate.errors import JobError, JobUnsupported
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait
 from meshgate.session.dialing import UrlDialer
-from meshgate.session.gateway_http import request_json
+from meshgate.session.gateway_client import request_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import pytest
 
 from meshgate.errors import AuthenticationError, ConnectionFailedError
 from meshgate.session.dialing import Route, UrlDialer
-from meshgate.session.gateway_http import get_json
+from meshgate.session.gateway_client import request_json
 from tests.client.proofs import proof_for
 
 
@@ -80,7 +80,7 @@ def test_the_answer_is_json_and_the_request_has_the_token(forwarded: bool) -> No
     with answering(listener, http_response("200 OK", b'{"a": 1}')) as received:
         if forwarded:
             dialer = UrlDialer(url_of(listener), "secret")
-        assert get_json(SocketDialer(dialer) if forwarded else dialer, "/v1/status?x=1") == {"a": 1}
+        assert request_json(SocketDialer(dialer) if forwarded else dialer, "/v1/status?x=1") == {"a": 1}
     assert b"Authorization: Bearer secret\r\n" in received[0]
     assert received[0].startswith(b"GET /v1/status?x=1 " if forwarded else b"GET /job/v1/status?x=1 ")
 
@@ -92,7 +92,7 @@ def test_a_unix_socket_is_preferred() -> None:
         listener.bind(str(path))
         listener.listen()
         with answering(listener, http_response("200 OK", b"[]")):
-            assert get_json(UrlDialer("ws://127.0.0.1:1", "x", unix_socket=str(path)), "/v1/status") == []
+            assert request_json(UrlDialer("ws://127.0.0.1:1", "x", unix_socket=str(path)), "/v1/status") == []
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_unix_socket_is_preferred() -> None:
 def test_a_rejection_is_an_error_with_its_reason(response: bytes, error: type[Exception], text: str) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     with answering(listener, response), pytest.raises(error, match=text):
-        get_json(UrlDialer(url_of(listener), "secret"), "/v1/status")
+        request_json(UrlDialer(url_of(listener), "secret"), "/v1/status")
 
 
 @pytest.mark.parametrize("status", ["200 OK", "401 Unauthorized", "404 Not Found"])
@@ -119,7 +119,7 @@ def test_an_answer_of_another_server_is_no_answer(status: str) -> None:
         answering(listener, response, proven=False),
         pytest.raises(ConnectionFailedError, match="is not a meshgate gateway"),
     ):
-        get_json(UrlDialer(url_of(listener), "secret"), "/v1/status")
+        request_json(UrlDialer(url_of(listener), "secret"), "/v1/status")
 
 
 def test_a_gateway_that_does_not_listen_cannot_be_reached() -> None:
@@ -127,12 +127,12 @@ def test_a_gateway_that_does_not_listen_cannot_be_reached() -> None:
     url = url_of(listener)
     listener.close()
     with pytest.raises(ConnectionFailedError, match="cannot reach the gateway"):
-        get_json(UrlDialer(url, "secret"), "/v1/status")
+        request_json(UrlDialer(url, "secret"), "/v1/status")
 
 
 def test_a_request_works_inside_an_event_loop() -> None:
     async def ask(dialer: UrlDialer) -> object:
-        return get_json(dialer, "/v1/job")
+        return request_json(dialer, "/v1/job")
 
     listener = socket.create_server(("127.0.0.1", 0))
     with answering(listener, http_response("200 OK", b"{}")):
