@@ -32,8 +32,6 @@ LIST_THEIR_NAMES = {"client/meshgate/config.py", "client/meshgate/errors.py", "s
 """Modules whose names are documented, or compared with another list."""
 
 TESTED_ELSEWHERE = {
-    "client/meshgate/session/gateway_client.py": "tests/client/jobs/kubernetes/test_remote_gateway.py",
-    "client/meshgate/jobs/spmd/torchx_job.py": "tests/end_to_end/test_torchx.py",
     "gateway/meshgate_gateway/on_slurm.py": "tests/slurm/test_ends.py",
     "clusters/meshgate_slurm/batch.py": "tests/slurm/test_batch.py",
     "worker_image/meshgate_worker/slurm.py": "tests/slurm/test_ends.py",

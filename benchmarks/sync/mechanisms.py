@@ -17,7 +17,7 @@ from benchmarks.results import Case, Value
 from benchmarks.run import Run
 from benchmarks.sync import trees
 from benchmarks.sync.beside_rsync import directory
-from meshgate_sync.reload import reload as reloading
+from meshgate_sync import reload as reloading
 from meshgate_sync.store.store import Store
 from meshgate_sync.tree.delta import diff, full_delta
 from meshgate_sync.tree.scan import Scanner

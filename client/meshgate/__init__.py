@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     from meshgate.proxies.ports import Port, PortReceiver, RankedPortReceiver
     from meshgate.proxies.static_types import Actor, Endpoint, concurrent_endpoint, endpoint
     from meshgate.ranks.telemetry import MeshAdminConfig, TelemetryConfig
-    from meshgate.session.detached.takeover import tag
+    from meshgate.session.detached import tag
     from meshgate.session.dialing import Dialer, Route, UrlDialer
     from meshgate.session.futures import Future, FutureProxy
     from meshgate.session.returns_future import returns_future
@@ -122,7 +122,7 @@ _HOMES = {
     "meshgate.proxies.launch": "BootstrapCommand default_bootstrap_cmd",
     "meshgate.proxies.ports": "Port PortReceiver RankedPortReceiver",
     "meshgate.ranks.telemetry": "MeshAdminConfig TelemetryConfig",
-    "meshgate.session.detached.takeover": "tag",
+    "meshgate.session.detached": "tag",
     "meshgate.session.dialing": "Dialer Route UrlDialer",
     "meshgate.errors": (
         "ActorError AuthenticationError BootstrapFailed CallCancelledError ClassNotImportable ConnectionFailedError "

@@ -28,7 +28,7 @@ from meshgate.code_sync.project import Tree
 from meshgate.code_sync.push import CodeSync
 from meshgate.code_sync.session_sync import sync_for
 from meshgate.testing import NetworkProxy
-from meshgate_sync.upload.sender import Sender
+from meshgate_sync.upload import Sender
 from tests.projects import project_in
 
 PROMPT = 45.0  # seconds: half of what a relay may take, and far less than a version may

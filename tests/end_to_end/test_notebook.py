@@ -68,7 +68,7 @@ CELLS = {
     "progress": """
         import IPython.display, ipywidgets
         from meshgate.jobs.kubernetes.display import choose_display
-        from meshgate.jobs.slurm.waiting import choose_progress
+        from meshgate.jobs.slurm.job import choose_progress
 
         shown = threading.Semaphore(0)
 

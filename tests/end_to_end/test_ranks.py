@@ -183,7 +183,7 @@ def test_a_port_that_nothing_answers_or_that_is_taken(proxied: Any) -> None:
 SHELL = """
 import sys
 import meshgate as kt
-from meshgate.ranks.shell import run_shell
+from meshgate.ranks.exec import run_shell
 with kt.Client(kt.UrlDialer(sys.argv[1], sys.argv[2])) as client:
     code = run_shell(client.attach_hosts("workers", 2), 1, ["sh"], env={"PS1": "ready> "})
 sys.exit(code)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from meshgate import ProcessJob, job_loads
-from meshgate.session.gateway_http import request_json
+from meshgate.session.gateway_client import request_json
 from tests.end_to_end.test_server_restart import kill_server, server_of
 from tests.waiting import wait_for
 

@@ -1,17 +1,30 @@
-"""The gateway as a process: what it announces, logs and removes."""
+"""The gateway as a process: what it announces, logs and removes, and when it shuts down."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import socket
+import uuid
 from pathlib import Path
 
 import pytest
 
-from meshgate_gateway.gateway import _place_of_runs
+from meshgate_gateway.gateway import (
+    HOSTS_TIMEOUT,
+    JOB_END_GRACE,
+    Shutdown,
+    _place_of_runs,
+    wait_for_shutdown,
+    wait_idle,
+)
 from meshgate_gateway.hosts.provider import CombinedHosts
 from meshgate_gateway.settings import load_settings
-from tests.gateway.server_process import TOKEN, ServerProcess, request
+from tests.gateway.server_process import TOKEN, ServerProcess, request, wait_gone
+from tests.gateway.virtual_time import run_in_virtual_time
+
+IDLE_TIMEOUT = 60.0
 
 
 def test_the_token_is_never_logged() -> None:
@@ -67,3 +80,170 @@ def test_a_gateway_that_starts_jobs_for_others_runs_no_programs_itself(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         place = _place_of_runs(load_settings(arguments), {}, listener, None, CombinedHosts([]))
     assert ("starts jobs for others" in place.refusal) is refuses
+
+
+class Activity:
+    """A stand-in for the session manager."""
+
+    def __init__(self) -> None:
+        self.idle_since: float | None = 0.0
+        self.changed = asyncio.Event()
+
+    def set_idle_since(self, time: float | None) -> None:
+        self.idle_since = time
+        self.changed.set()
+
+
+class LateHosts:
+    """Hosts that are ready at ``ready_at``."""
+
+    def __init__(self, ready_at: float) -> None:
+        self._ready_at = ready_at
+
+    async def wait_ready(self) -> None:
+        await asyncio.sleep(self._ready_at)
+
+
+async def idle_shutdown(
+    activity: Activity, *, hosts_ready_at: float, first_session: float = 0
+) -> tuple[Shutdown, float]:
+    """The shutdown, and when it comes."""
+    shutdown = await wait_idle(activity, LateHosts(hosts_ready_at), IDLE_TIMEOUT, first_session)
+    return shutdown, asyncio.get_running_loop().time()
+
+
+def test_idle_time_counts_from_when_all_hosts_are_ready() -> None:
+    async def test() -> None:
+        shutdown, at = await idle_shutdown(Activity(), hosts_ready_at=100)
+        assert shutdown == Shutdown("it had no session for 60 s", idle=True)
+        assert at == pytest.approx(100 + IDLE_TIMEOUT)
+
+    run_in_virtual_time(test())
+
+
+def test_hosts_that_never_become_ready_postpone_the_shutdown_for_a_limited_time() -> None:
+    async def test() -> None:
+        _, at = await idle_shutdown(Activity(), hosts_ready_at=1e9)
+        assert at == pytest.approx(HOSTS_TIMEOUT)
+
+    run_in_virtual_time(test())
+
+
+def test_a_session_restarts_the_idle_time() -> None:
+    async def test() -> None:
+        activity, loop = Activity(), asyncio.get_running_loop()
+        loop.call_at(50, activity.set_idle_since, None)
+        loop.call_at(500, activity.set_idle_since, 500.0)
+        _, at = await idle_shutdown(activity, hosts_ready_at=0)
+        assert at == pytest.approx(500 + IDLE_TIMEOUT)
+
+    run_in_virtual_time(test())
+
+
+@pytest.mark.parametrize(("first_session", "idle_for"), [(10, IDLE_TIMEOUT), (300, 300)])
+def test_a_gateway_waits_longer_for_its_first_session(first_session: float, idle_for: float) -> None:
+    async def test() -> None:
+        shutdown, at = await idle_shutdown(Activity(), hosts_ready_at=100, first_session=first_session)
+        assert shutdown == Shutdown(f"it had no session for {idle_for:g} s", idle=True)
+        assert at == pytest.approx(100 + idle_for)
+
+    run_in_virtual_time(test())
+
+
+def test_a_gateway_that_had_a_session_waits_for_the_idle_time_only() -> None:
+    async def test() -> None:
+        activity, loop = Activity(), asyncio.get_running_loop()
+        loop.call_at(50, activity.set_idle_since, 50.0)  # one that began and ended between two looks
+        _, at = await idle_shutdown(activity, hosts_ready_at=0, first_session=300)
+        assert at == pytest.approx(50 + IDLE_TIMEOUT)
+
+    run_in_virtual_time(test())
+
+
+def test_the_end_of_the_surrounding_job_leaves_time_to_report_it() -> None:
+    async def job_end() -> str:
+        await asyncio.sleep(5)
+        return "Slurm ended job 7: TIMEOUT"
+
+    async def test() -> None:
+        shutdown = await wait_for_shutdown(
+            Activity(), LateHosts(0), lifetime_fd=None, on_detach=lambda: None, idle_timeout=0, job_end=job_end
+        )
+        assert shutdown == Shutdown("Slurm ended job 7: TIMEOUT")
+        assert asyncio.get_running_loop().time() == pytest.approx(5 + JOB_END_GRACE)
+
+    run_in_virtual_time(test())
+
+
+# --- the gateway as a process -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_shuts_the_gateway_down_in_order(signum: signal.Signals) -> None:
+    with ServerProcess() as server, server.join() as connection:
+        pid = connection.command("describe")["pid"]
+        server.process.send_signal(signum)
+        assert connection.closed_by_peer()
+        assert server.wait() == 0
+        wait_gone(pid)
+        server.wait_logged("session ended", kind="ended")
+        server.wait_logged("shut down", reason=f"it received {signum.name}")
+
+
+def test_a_second_signal_kills_an_engine_that_does_not_stop() -> None:
+    with ServerProcess(environment={"STUB_ENGINE": "deaf"}) as server, server.join() as connection:
+        pid = connection.command("describe")["pid"]
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_logged("shutting down")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == -signal.SIGTERM
+        wait_gone(pid)
+
+
+def test_a_killed_gateway_leaves_no_engine() -> None:
+    with ServerProcess() as server, server.join() as connection:
+        pid = connection.command("describe")["pid"]
+        server.process.kill()
+        wait_gone(pid)
+
+
+def test_requests_during_shutdown_are_rejected() -> None:
+    session = uuid.uuid4().hex
+    with ServerProcess(environment={"STUB_ENGINE": "deaf"}) as server, server.join(session):
+        with server.connect() as late:
+            server.ask("/healthz")  # the server has accepted ``late`` before this
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_logged("shutting down")
+            late.send(b"GET /readyz HTTP/1.1\r\n\r\n")
+            answer = late.http()
+        assert answer.status == 503
+        assert "SIGTERM" in answer.error
+        server.process.send_signal(signal.SIGTERM)
+        server.wait()
+
+
+def test_the_gateway_exits_with_the_process_that_started_it() -> None:
+    with ServerProcess() as server, server.join() as connection:
+        pid = connection.command("describe")["pid"]
+        os.close(server.lifetime)
+        server.lifetime = -1
+        assert server.wait() == 0
+        wait_gone(pid)
+
+
+def test_after_detaching_the_gateway_continues_and_shuts_down_when_idle() -> None:
+    with ServerProcess("--idle-timeout", "0.3") as server:
+        connection = server.join()
+        os.write(server.lifetime, b"\n")
+        os.close(server.lifetime)
+        server.lifetime = -1
+        assert connection.command("describe")
+        connection.send(b"goodbye\n")
+        assert server.wait() == 0
+        server.wait_logged("shut down", reason="it had no session for 0.3 s")
+        connection.close()
+
+
+def test_a_gateway_without_sessions_shuts_down_when_idle() -> None:
+    with ServerProcess("--idle-timeout", "0.1", "--first-session", "0") as server:
+        assert server.wait() == 0

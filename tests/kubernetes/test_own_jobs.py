@@ -21,7 +21,7 @@ from meshgate import Client, Compute, KubernetesJob, UrlDialer
 from meshgate.cli.app import app
 from meshgate.cli.console import NO_JOB
 from meshgate.errors import AuthenticationError, JobError, JobNotRunning, JobStartFailed
-from meshgate.session.gateway_http import get_json
+from meshgate.session.gateway_client import request_json
 from tests.kubernetes.actors import Trainer
 from tests.kubernetes.cluster import Kubectl, own_namespace
 from tests.kubernetes.network import local_port
@@ -217,12 +217,12 @@ def test_another_user_gets_nowhere_with_the_library(
 def test_another_user_gets_no_answer_of_the_jobs_gateway(users: dict[str, User], job: str, path: str) -> None:
     """Without the library, which would ask whether it may first."""
     with pytest.raises(AuthenticationError, match=f"belongs to {users['alice'].identity}"):
-        get_json(users["bob"].dialer(job), path)
-    assert get_json(users["alice"].dialer(job), path)
+        request_json(users["bob"].dialer(job), path)
+    assert request_json(users["alice"].dialer(job), path)
 
 
 def test_another_user_gets_no_session(users: dict[str, User], job: str) -> None:
-    sessions = get_json(users["alice"].dialer(job), "/v1/sessions")["sessions"]
+    sessions = request_json(users["alice"].dialer(job), "/v1/sessions")["sessions"]
     for session_id in (sessions[0]["id"], None):
         with pytest.raises(AuthenticationError, match=f"belongs to {users['alice'].identity}"):
             Client.connect(users["bob"].dialer(job), session_id=session_id)
@@ -242,7 +242,7 @@ def test_the_audit_logs_of_both_gateways_name_the_user_the_verb_the_job_and_the_
     alice.command("status", "-n", alice.namespace, job)
     bob.command("status", "-n", bob.namespace, job)
     with pytest.raises(AuthenticationError):
-        get_json(bob.dialer(job), "/v1/output")
+        request_json(bob.dialer(job), "/v1/output")
 
     def found(deployment: str, *names: str) -> set[tuple[str, ...]]:
         return {tuple(event.get(name, "") for name in names) for event in audited(kubectl, deployment)}
@@ -294,7 +294,7 @@ def test_a_run_has_a_secret_that_opens_nothing_at_the_provisioning_gateway(
     for presented in (secret, token):
         assert presented not in (alice.token, TOKEN)
         with pytest.raises(AuthenticationError, match="accepts these credentials"):
-            get_json(UrlDialer(f"{alice.url}/v1/jobs/{alice.namespace}/{job}", presented), "/v1/job")
+            request_json(UrlDialer(f"{alice.url}/v1/jobs/{alice.namespace}/{job}", presented), "/v1/job")
     (event,) = [each for each in audited(kubectl, f"{job}-gateway") if each["action"] == "submit run"]
     assert (event["caller"], event["run"], event["outcome"]) == (alice.identity, "night", "allowed")
 

@@ -37,7 +37,7 @@ PARTS = {  # part: where its modules are; their tests mirror them
     "wire": ("wire/meshgate_wire",),
     "sessions": ("gateway/meshgate_gateway/sessions",),
     "transport": ("client/meshgate/session/transport",),
-    "detached": ("client/meshgate/session/detached", "gateway/meshgate_gateway/engine/detached"),
+    "detached": ("client/meshgate/session/detached.py", "gateway/meshgate_gateway/engine/detached"),
     "calls": ("gateway/meshgate_gateway/engine/calls", "client/meshgate/session/pending_calls.py"),
     "provisioning": ("gateway/meshgate_gateway/provisioning",),
     "store": ("sync/meshgate_sync/store",),

@@ -149,7 +149,7 @@ def with_stores(world: World) -> Iterator[None]:
             patches.enter_context(mock.patch(sources, return_value=()))
         for path, new in (
             ("meshgate_gateway.engine.code.code_sync.default_home", lambda: _home("gateway")),
-            ("meshgate_sync.upload.sender.INLINE_LIMIT", limit),
+            ("meshgate_sync.upload.INLINE_LIMIT", limit),
             ("meshgate_sync.distribution.distributor.INLINE_LIMIT", limit),
             ("meshgate_sync.store.store._lock", _lock),
             ("meshgate_sync.transport.connections.Connections.listen", _listen),

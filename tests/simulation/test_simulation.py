@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from meshgate.session.detached.read_marks import ReadMarks
+from meshgate.session.detached import ReadMarks
 from meshgate_gateway.engine.calls.kept_values import KeptValues
 from meshgate_gateway.engine.code.code_sync import CodeSync
 from meshgate_gateway.engine.code.code_sync import _Version as Version

@@ -17,8 +17,17 @@ from meshgate_sync.relay.plan import CONTROL_FANOUT, GATEWAY, HostSlot
 from meshgate_sync.transport.runner import Address
 from meshgate_sync.tree.scan import Scanner
 from meshgate_sync.tree.tree import MAX_PIECE
-from meshgate_sync.upload.protocol import SyncNeed, SyncOffer, SyncPieces, SyncWants, decompress, join_digests, unpack
-from meshgate_sync.upload.sender import Message, Sender
+from meshgate_sync.upload import (
+    Message,
+    Sender,
+    SyncNeed,
+    SyncOffer,
+    SyncPieces,
+    SyncWants,
+    decompress,
+    join_digests,
+    unpack,
+)
 from tests.sync.hosts import SECRET, HostProcess
 from tests.sync.trees import on_disk
 

@@ -14,13 +14,12 @@ from .errors import (
     VersionMismatch,
     WireError,
 )
-from .events import Established, Event, MessageReceived, State, Statistics
 from .framing.fragments import Buffer, Fragments, FragmentsFile, Sendable
 from .framing.frames import Hello, PeerLimits
 from .handshake import PROTOCOL_VERSION, SOFTWARE_VERSION, Role
 from .limits import Limits
 from .messages import Header
-from .session import Session
+from .session import Established, Event, MessageReceived, Session, State, Statistics
 from .websocket import Pump, Timer, Transport
 
 __all__ = [

@@ -1,7 +1,7 @@
 """A session's data on a websocket: the pump writes it, and a fast path takes data frames apart and makes them.
 
 The pump writes no faster than the transport can send. Data in the transport's buffer cannot be overtaken, so the pump
-keeps that buffer small: a small message that is sent during a large transfer waits for ``high_water`` bytes and a
+keeps that buffer small: a small message that is sent during a large transfer waits for ``HIGH_WATER`` bytes and a
 chunk, not for the transfer. The pump also sends acknowledgements if no other traffic carries them. It has no I/O and
 no clock of its own; the transport provides both.
 
@@ -20,7 +20,8 @@ from typing import NamedTuple, Protocol
 from .limits import KIB
 from .session import Session
 
-ACK_DELAY = 0.05
+ACK_DELAY = 0.05  # seconds
+HIGH_WATER = 256 * KIB
 FLUSH_BYTES = 512 * KIB
 
 _BINARY = 0x82  # the final and only frame of a binary message, without extensions
@@ -57,14 +58,11 @@ class Pump:
 
     After ``session.send``, ``session.consume`` and ``session.receive_data``, call ``flush`` to write immediately, or
     ``flush_soon`` to write in the next iteration of the event loop, in one message with whatever else is sent before.
-    Call ``writable`` when the transport's buffer has drained after it held more than ``high_water`` bytes. ``flushed``
+    Call ``writable`` when the transport's buffer has drained after it held more than ``HIGH_WATER`` bytes. ``flushed``
     is called after each flush by a timer, since the queue may be shorter then.
     """
 
-    __slots__ = (
-        "_ack_delay", "_ack_timer", "_closed", "_flush_timer", "_flushed", "_flushing", "_high_water", "_session",
-        "_transport",
-    )  # fmt: skip
+    __slots__ = ("_ack_timer", "_closed", "_flush_timer", "_flushed", "_flushing", "_session", "_transport")
 
     def __init__(
         self,
@@ -72,21 +70,17 @@ class Pump:
         transport: Transport,
         *,
         flushed: Callable[[], None] = lambda: None,
-        high_water: int = 256 * KIB,
-        ack_delay: float = ACK_DELAY,
     ) -> None:
         self._session = session
         self._transport = transport
         self._flushed = flushed
-        self._high_water = high_water
-        self._ack_delay = ack_delay
         self._ack_timer: Timer | None = None
         self._flush_timer: Timer | None = None
         self._flushing = False
         self._closed = False
 
     def flush(self) -> None:
-        """Writes until the session has no data to send or the transport holds more than ``high_water`` bytes.
+        """Writes until the session has no data to send or the transport holds more than ``HIGH_WATER`` bytes.
 
         After ``FLUSH_BYTES`` it continues in the next iteration of the event loop, to let other callbacks run.
         """
@@ -95,7 +89,7 @@ class Pump:
         self._flushing = True
         written = 0
         try:
-            while self._transport.buffered() <= self._high_water:
+            while self._transport.buffered() <= HIGH_WATER:
                 if written >= FLUSH_BYTES:
                     self.flush_soon()
                     break
@@ -107,7 +101,7 @@ class Pump:
         finally:
             self._flushing = False
         if self._ack_timer is None and self._session.ack_due:
-            self._ack_timer = self._transport.call_later(self._ack_delay, self._acknowledge)
+            self._ack_timer = self._transport.call_later(ACK_DELAY, self._acknowledge)
 
     def flush_soon(self) -> None:
         """Calls ``flush`` in the next iteration of the event loop."""

@@ -149,7 +149,7 @@ def serve(options: HostOptions) -> int:
     if end.code != _USAGE:
         listening_at(options.address).clear(directory=options.remove_directory)
     forced = f"; killed {killed} processes that did not end in time" if killed else ""
-    _log(f"{options.name}: ended: {end.reason}{forced}")
+    log(f"{options.name}: ended: {end.reason}{forced}")
     return end.code
 
 
@@ -188,7 +188,7 @@ def _wait_ready(options: HostOptions, request: _EndRequest) -> _End | None:
         if end := _wait_end(options, request, timeout=0.002):
             return end
     if options.ready_fd is None:
-        _log(f"{options.name}: ready at {options.address}")
+        log(f"{options.name}: ready at {options.address}")
     else:
         with os.fdopen(options.ready_fd, "w") as ready:
             ready.write(json.dumps({"address": options.address, "cookie": options.cookie}) + "\n")
@@ -207,5 +207,5 @@ def _wait_end(options: HostOptions, request: _EndRequest, timeout: float | None 
     return end
 
 
-def _log(line: str) -> None:
+def log(line: str) -> None:
     print(f"meshgate_worker {line}", file=sys.stderr, flush=True)  # noqa: T201  (a log line)

@@ -20,7 +20,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from meshgate_worker.host import HostOptions, serve
+from meshgate_worker.host import HostOptions, log, serve
 
 CONNECT_TIMEOUT = 60.0
 ATTEMPT_TIMEOUT = 10.0
@@ -106,9 +106,9 @@ class Registration:
                     return
             self._register()
         except (OSError, ValueError) as error:
-            _log(f"ending: the gateway did not accept this worker: {error}")
+            log(f"ending: the gateway did not accept this worker: {error}")
         else:
-            _log("ending: the connection to the gateway is closed")
+            log("ending: the connection to the gateway is closed")
         finally:
             os.close(self._lifetime)
 
@@ -185,10 +185,6 @@ def _versions() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
         monarch = ""
     return {"python": platform.python_version(), "monarch": monarch}
-
-
-def _log(line: str) -> None:
-    print(f"meshgate_worker {line}", file=sys.stderr, flush=True)  # noqa: T201  (a log line)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ import typer
 from meshgate.cli import jobs
 from meshgate.cli.console import Job, Namespace, console, fail
 from meshgate.jobs.find import find_job
-from meshgate.ui.feed import Feed
-from meshgate.ui.server import run_page
+from meshgate.ui.server import Feed, run_page
 
 
 def open_page(

@@ -27,8 +27,7 @@ from meshgate.session.serial_thread import SerialThread
 from meshgate_sync.errors import TreeError
 from meshgate_sync.tree.scan import Limits, Scanner, StatCache
 from meshgate_sync.tree.tree import Directory, Node
-from meshgate_sync.upload.protocol import SyncGone, SyncNeed, SyncStatus, SyncWants
-from meshgate_sync.upload.sender import Message, Sender
+from meshgate_sync.upload import Message, Sender, SyncGone, SyncNeed, SyncStatus, SyncWants
 from meshgate_wire import Fragments
 from meshgate_wire.messages import SYNC_STREAM, Sync
 

@@ -21,7 +21,7 @@ from meshgate.jobs.kubernetes.compute import Compute
 from meshgate.jobs.kubernetes.requests import JobRequest, mesh_from_compute
 from meshgate.proxies.client import Client
 from meshgate.session.dialing import Dialer, Route
-from meshgate.session.gateway_http import get_json
+from meshgate.session.gateway_client import request_json
 from meshgate.session.settings import ClientSettings
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import (
@@ -32,7 +32,7 @@ from meshgate_kubernetes.errors import (
     Unreachable,
     UntrustedCertificate,
 )
-from meshgate_kubernetes.jobs.permissions import require_permissions
+from meshgate_kubernetes.jobs.lifecycle import require_permissions
 from meshgate_wire.status import JobStatus
 
 _REMEDIES: dict[type[KubernetesError], str] = {
@@ -150,7 +150,7 @@ class _CountingDialer:
 def check_gateway(dialer: Dialer, watch: float = 0.0) -> Iterator[Finding]:
     """Whether a session works through ``dialer``, and how well; then watches the connection for ``watch`` seconds."""
     try:
-        status = JobStatus.model_validate(get_json(dialer, "/v1/status"))
+        status = JobStatus.model_validate(request_json(dialer, "/v1/status"))
     except AuthenticationError as error:
         yield problem("gateway", error, "set MESHGATE_TOKEN to the token of this job, or log in to the cluster again")
         return

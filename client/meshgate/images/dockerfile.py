@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from meshgate.images.expansion import REFERENCE, expand
-from meshgate.images.steps import Argument, Copy, RunBash, SetEnvVars, Step, WorkDir
+from meshgate.images.plan import Argument, Copy, RunBash, SetEnvVars, Step, WorkDir
 
 _DIRECTIVE = re.compile(r"#\s*(\w+)\s*=\s*(.*?)\s*$")
 _NAME = re.compile(r"[A-Za-z_]\w*$")

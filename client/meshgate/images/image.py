@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from meshgate.images.dockerfile import parse
-from meshgate.images.steps import Copy, PipInstall, RunBash, SetEnvVars, Step, SyncPackage
+from meshgate.images.plan import Copy, PipInstall, RunBash, SetEnvVars, Step, SyncPackage
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REJECTED_OPTIONS = {

@@ -1,4 +1,4 @@
-"""Turns steps into planned steps: what a host needs to run each, and a digest that decides whether it runs again.
+"""The steps of an image and their plan: what a host needs to run each, and a digest that says if it runs again.
 
 The digest of a step covers the step, the content it copies and all earlier steps. A host therefore keeps the steps
 before the first changed one, and runs that one and all later ones again.
@@ -16,12 +16,85 @@ import stat
 import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
-from meshgate.images.steps import Argument, Copy, PipInstall, RunBash, SetEnvVars, Step, SyncPackage, WorkDir, title
 from meshgate_sync.tree.ignore import DEFAULTS, Patterns
 
 _LINK, _DIRECTORY, _EXECUTABLE, _FILE = "link", "directory", "executable", "file"
+
+
+@dataclass(frozen=True, slots=True)
+class PipInstall:
+    packages: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunBash:
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetEnvVars:
+    """With ``expand``, the values come from a Dockerfile, and the host expands their variables."""
+
+    variables: tuple[tuple[str, str], ...]
+    expand: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A variable that later steps see and worker processes do not."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDir:
+    """The working directory of later steps and of worker processes; the host expands its variables."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Local paths, and their destination on the hosts. With ``expand``, they come from a Dockerfile: the host expands
+    the destination's variables, sources may contain wildcards, and the ``.dockerignore`` of ``context`` applies."""
+
+    sources: tuple[str, ...]
+    destination: str
+    expand: bool = False
+    context: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPackage:
+    path: str
+
+
+Step: TypeAlias = PipInstall | RunBash | SetEnvVars | Argument | WorkDir | Copy | SyncPackage
+
+_MAX_TITLE = 72
+
+
+def title(step: Step) -> str:
+    """A short description for messages."""
+    match step:
+        case PipInstall(packages):
+            text = f"pip install {' '.join(packages)}"
+        case RunBash(command):
+            text = f"run {' '.join(command.split())}"
+        case SetEnvVars(variables):
+            text = f"set {' '.join(name for name, _ in variables)}"
+        case Argument(name, _):
+            text = f"argument {name}"
+        case WorkDir(path):
+            text = f"change directory to {path}"
+        case Copy(sources, destination):
+            text = f"copy {' '.join(sources)} to {destination or '.'}"
+        case SyncPackage(path):
+            text = f"sync package {path}"
+    return text if len(text) <= _MAX_TITLE else f"{text[: _MAX_TITLE - 1]}…"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from meshgate.errors import JobError, JobUnsupported
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait
 from meshgate.session.dialing import UrlDialer
-from meshgate.session.gateway_http import request_json
+from meshgate.session.gateway_client import request_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +145,9 @@ def native_hosts(name: str) -> Any:
     hosts = request_json(here.dialer(), f"/v1/hosts?mesh={quote(name)}", refusals={404, 409})["hosts"]
     allow_local_monarch()
     # The gateway is installed where it runs. What is bound to a release of Monarch is in its adapter only.
-    releases = importlib.import_module("meshgate_gateway.engine.monarch.releases")
+    interface = importlib.import_module("meshgate_gateway.engine.monarch.interface")
     address = os.environ.get("MESHGATE_ENGINE_HOST")  # at which workers reach this pod or node
-    return releases.native_hosts(name, hosts, f"tcp://{address}:0" if address else None)
+    return interface.native_hosts(name, hosts, f"tcp://{address}:0" if address else None)
 
 
 @functools.cache

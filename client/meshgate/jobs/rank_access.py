@@ -61,16 +61,16 @@ class RankAccess(ABC):
 
         Raises JobNotRunning before ``state()``, and GatewayError if the gateway cannot be reached.
         """
-        from meshgate.session.gateway_http import get_json  # noqa: PLC0415  (few programs ask)
+        from meshgate.session.gateway_client import request_json  # noqa: PLC0415  (few programs ask)
 
-        return JobStatus.model_validate(get_json(self._require_running("status")._dialer(), "/v1/status"))
+        return JobStatus.model_validate(request_json(self._require_running("status")._dialer(), "/v1/status"))
 
     def _output(self, after: dict[str, int]) -> OutputPage:
         """What actors of all sessions printed after the line numbered ``after[session]``."""
-        from meshgate.session.gateway_http import get_json  # noqa: PLC0415
+        from meshgate.session.gateway_client import request_json  # noqa: PLC0415
 
         query = "&".join(f"{session}={number}" for session, number in after.items())
-        return OutputPage.model_validate(get_json(self._require_running("logs")._dialer(), f"/v1/output?{query}"))
+        return OutputPage.model_validate(request_json(self._require_running("logs")._dialer(), f"/v1/output?{query}"))
 
     def pull(
         self,
@@ -131,7 +131,7 @@ class RankAccess(ABC):
         ``command`` is run in place of the shell. Keys, Ctrl-C too, and the size of this terminal go to the host. Raises
         ValueError if there is no terminal here, or on an unknown mesh or rank, and JobNotRunning before ``state()``.
         """
-        from meshgate.ranks.shell import run_shell  # noqa: PLC0415  (few programs open one)
+        from meshgate.ranks.exec import run_shell  # noqa: PLC0415  (few programs open one)
 
         return run_shell(self._hosts_of("shell", mesh), rank, command, env=env, workdir=workdir)
 

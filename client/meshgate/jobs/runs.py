@@ -22,7 +22,7 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from meshgate.errors import ConnectionFailedError, JobNotRunning
-from meshgate.session.gateway_http import request_json
+from meshgate.session.gateway_client import request_json
 from meshgate_wire.status import MAX_SUBMISSION, JoinableJob, RunOutput, Runs, RunStatus, Submission
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from meshgate.jobs.state import JobState, attach_meshes
 from meshgate.proxies.attached import AttachedSession, take_over
 from meshgate.proxies.client import Client
 from meshgate.session.dialing import Dialer
-from meshgate.session.gateway_http import get_json
+from meshgate.session.gateway_client import request_json
 
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
@@ -209,7 +209,7 @@ def _read_sessions(dialer: Dialer) -> tuple[list[SessionInfo], str]:
     """The sessions of the gateway behind ``dialer``, oldest first, and why it replaced an earlier gateway of the job,
     if it did. Raises GatewayError."""
     try:
-        reply = get_json(dialer, "/v1/sessions")
+        reply = request_json(dialer, "/v1/sessions")
         return [SessionInfo.model_validate(each) for each in reply["sessions"]], str(reply.get("restarted", ""))
     except (KeyError, ValidationError) as error:
         raise GatewayError(f"{dialer} sent an invalid list of sessions: {error}") from error

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from meshgate.errors import InvalidRequestError
-from meshgate.proxies.actor_mesh import ActorMeshProxy
-from meshgate.proxies.actor_signatures import actor_class_from
+from meshgate.proxies.actor_mesh import ActorMeshProxy, actor_class_from
 from meshgate.proxies.host_and_proc_mesh import HostMeshProxy, ProcMeshProxy, shape_of_procs
 from meshgate.proxies.kept import KeptMesh, find_values
 from meshgate.proxies.mesh import MeshProxy, OwnedObject
 from meshgate.proxies.ports import Port, PortReceiver
-from meshgate.session.detached.takeover import Creation
+from meshgate.session.detached import Creation
 from meshgate.session.futures import FutureProxy
 from meshgate.session.pending_calls import PendingCall, PendingStream, PendingValue, PendingValueMesh
 from meshgate.shapes.shape import Extent, Region, Shape

@@ -13,8 +13,7 @@ from typing import Any
 from meshgate.actors.local_monarch import equal_from_both_sides, refuse_local_monarch
 from meshgate.actors.monarch_settings import monarch_settings
 from meshgate.errors import GatewayError, UnreadableResult
-from meshgate.proxies.actor_mesh import ActorMeshProxy
-from meshgate.proxies.actor_signatures import actor_class_of
+from meshgate.proxies.actor_mesh import ActorMeshProxy, actor_class_of
 from meshgate.proxies.host_and_proc_mesh import HostMeshProxy, ProcMeshProxy
 from meshgate.proxies.mesh import MeshProxy, OwnedObject
 from meshgate.proxies.ports import Port

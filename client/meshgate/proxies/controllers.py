@@ -8,8 +8,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from meshgate.actors import api, standins
 from meshgate.actors.actor_class import endpoints_of
-from meshgate.proxies.actor_mesh import ActorMeshProxy
-from meshgate.proxies.actor_signatures import actor_class_of
+from meshgate.proxies.actor_mesh import ActorMeshProxy, actor_class_of
 from meshgate.proxies.client import Client, current_client
 from meshgate.proxies.mesh import OwnedObject
 from meshgate.session.futures import FutureProxy

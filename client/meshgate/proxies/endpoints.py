@@ -19,7 +19,7 @@ from meshgate.proxies.mesh import MeshProxy
 from meshgate.proxies.ports import Port
 from meshgate.serialization.pickling import Pickled, dumps_call
 from meshgate.serialization.stale_source import restart_hint
-from meshgate.session.detached.takeover import current_tag
+from meshgate.session.detached import current_tag
 from meshgate.session.futures import FutureProxy
 from meshgate.session.pending_calls import PendingCall, PendingStream, PendingValue, PendingValueMesh
 from meshgate.shapes.value_mesh import ValueMesh

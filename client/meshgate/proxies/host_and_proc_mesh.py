@@ -12,8 +12,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from meshgate.errors import InvalidRequestError, UnpicklableArgument
 from meshgate.monarch_classes import SeenAsMonarchs
-from meshgate.proxies.actor_mesh import ActorMeshProxy
-from meshgate.proxies.actor_signatures import actor_class_to_spawn, check_init, parameters_of, signatures_of
+from meshgate.proxies.actor_mesh import ActorMeshProxy, actor_class_to_spawn, check_init, parameters_of, signatures_of
 from meshgate.proxies.kept import KeptMesh, put_value, use_in_call
 from meshgate.proxies.launch import BootstrapCommand, launch_of
 from meshgate.proxies.mesh import MeshProxy, OwnedObject, require_name, require_string

@@ -10,8 +10,7 @@ from typing import Any, get_args
 from weakref import WeakValueDictionary
 
 from meshgate.errors import InvalidRequestError, MeshgateError
-from meshgate.session.detached.read_marks import ReadMarks
-from meshgate.session.detached.takeover import Creation, Takeover
+from meshgate.session.detached import Creation, ReadMarks, Takeover
 from meshgate.session.errors.failures import dependency_failure, failure_of_fault, from_failure
 from meshgate.session.errors.faults import handle_fault
 from meshgate.session.inbox import Inbox

@@ -19,8 +19,7 @@ from meshgate.actors.monarch_settings import Setting
 from meshgate.errors import GatewayError, MeshgateError, UnreadableResult
 from meshgate.serialization.pickling import Pickled, dumps
 from meshgate.serialization.unpickling import MakeProxy, ReadingRules, RemoteException, loads, loads_exception
-from meshgate.session.detached.read_marks import ReadMarks
-from meshgate.session.detached.takeover import Takeover
+from meshgate.session.detached import ReadMarks, Takeover
 from meshgate.session.dialing import Dialer, UrlDialer
 from meshgate.session.dispatch import Dispatcher
 from meshgate.session.errors.failures import dependency_failure, from_failure

@@ -274,7 +274,7 @@ function showStatus(status) {
 
 // --- submitted programs
 
-const LIVE = new Set(["starting", "running", "restarting", "stopping"]);
+const LIVE = new Set(byId("runs-section").dataset.liveStates.split(" "));
 
 function showRuns(runs) {
   byId("runs-section").hidden = !runs.length;

@@ -20,12 +20,12 @@ from collections.abc import Sequence
 import async_timeout
 import uvloop
 
-from meshgate_gateway.control.channel import ControlChannel
-from meshgate_gateway.control.messages import (
+from meshgate_gateway.control import (
     AssignSession,
     ClientConnected,
     ClientDisconnected,
     ConnectionRefused,
+    ControlChannel,
     ControlMessage,
     DescribeSession,
     EndSession,
@@ -44,7 +44,7 @@ from meshgate_gateway.control.messages import (
 from meshgate_gateway.engine.client_connection import serve_connection
 from meshgate_gateway.engine.engine import Engine
 from meshgate_gateway.engine.meshes.attaching import HostRequests
-from meshgate_gateway.engine.monarch import releases
+from meshgate_gateway.engine.monarch import interface
 from meshgate_gateway.engine.monarch.interface import Fault
 from meshgate_gateway.engine.output.output_log import OutputLog
 from meshgate_sync.distribution.agent import enable_debug_log
@@ -65,7 +65,7 @@ class EngineProcess:
         self._session: str | None = None
         self._disconnected_since: float | None = None  # None while a client is connected
         self._host_requests = HostRequests(control.send)
-        monarch = releases.connect(f"tcp://{host}:0" if host else None, self._on_fault)
+        monarch = interface.connect(f"tcp://{host}:0" if host else None, self._on_fault)
         self._engine = Engine(
             monarch,
             self._host_requests.find,
@@ -192,7 +192,7 @@ def main() -> int:
     logging.getLogger("websockets").setLevel(logging.WARNING)  # it logs every connection, and so does the server
     try:
         uvloop.run(serve(options.control_fd, options.host, options.output_fd))
-    except releases.UnsupportedMonarch as error:
+    except interface.UnsupportedMonarch as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the server reports the last lines to the client
         return 1
     with contextlib.suppress(OSError):  # the server that reads them is gone

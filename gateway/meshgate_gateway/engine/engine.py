@@ -11,11 +11,10 @@ import pickle
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
-from meshgate_gateway.control.messages import EngineCounts
+from meshgate_gateway.control import EngineCounts
 from meshgate_gateway.engine.admission import Admission
-from meshgate_gateway.engine.calls.backlog import Backlog
 from meshgate_gateway.engine.calls.calling import Calling
-from meshgate_gateway.engine.calls.channels import MAX_QUEUED, Channels
+from meshgate_gateway.engine.calls.channels import MAX_QUEUED, Backlog, Channels
 from meshgate_gateway.engine.calls.kept_values import KeptValues
 from meshgate_gateway.engine.client_connection import ClientLink
 from meshgate_gateway.engine.code.code_sync import CodeSync
@@ -24,7 +23,7 @@ from meshgate_gateway.engine.code.reloading import Reloading
 from meshgate_gateway.engine.detached.ledger import Ledger
 from meshgate_gateway.engine.dispatch import Dispatch
 from meshgate_gateway.engine.failures import FailureReports
-from meshgate_gateway.engine.inspection import Inspection
+from meshgate_gateway.engine.inspection import EngineMetrics, Inspection
 from meshgate_gateway.engine.interfaces import CONTROL_STREAM
 from meshgate_gateway.engine.memory import ValueMemory
 from meshgate_gateway.engine.meshes.attaching import Attaching, FindHosts
@@ -32,9 +31,7 @@ from meshgate_gateway.engine.meshes.host_watch import HostWatch
 from meshgate_gateway.engine.meshes.lifetimes import Lifetimes
 from meshgate_gateway.engine.meshes.spawning import Controllers, Spawning, answer
 from meshgate_gateway.engine.meshes.supervision import Supervision, Watching
-from meshgate_gateway.engine.metrics import EngineMetrics
-from meshgate_gateway.engine.monarch.error_texts import refusing_address
-from meshgate_gateway.engine.monarch.interface import Fault, Monarch
+from meshgate_gateway.engine.monarch.interface import Fault, Monarch, refusing_address
 from meshgate_gateway.engine.monarch.same_versions import versions_of
 from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable

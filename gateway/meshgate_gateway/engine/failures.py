@@ -7,8 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from meshgate_gateway.engine.interfaces import CONTROL_STREAM, Send
-from meshgate_gateway.engine.monarch.error_texts import error_text
-from meshgate_gateway.engine.monarch.interface import BootstrapFailed
+from meshgate_gateway.engine.monarch.interface import BootstrapFailed, error_text
 from meshgate_wire.messages import Failed, Failure, Header, ObjectFailed, stream_of
 
 log = logging.getLogger(__name__)

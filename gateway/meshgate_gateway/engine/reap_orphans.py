@@ -16,13 +16,13 @@ import sys
 
 import async_timeout
 
-from meshgate_gateway.engine.monarch import releases
+from meshgate_gateway.engine.monarch import interface
 from meshgate_gateway.engine.on_worker.process import kill_siblings
 from meshgate_wire.messages import Host
 
 
 async def reap_orphans(hosts: list[Host], transport: str | None, timeout: float) -> None:
-    monarch = releases.connect(transport, on_fault=lambda fault: None)
+    monarch = interface.connect(transport, on_fault=lambda fault: None)
     procs = monarch.spawn_procs(monarch.attach("orphans", hosts), {"killers": 1}, "killers", kill_siblings)
     async with async_timeout.timeout(timeout):
         await monarch.wait_initialized(procs)

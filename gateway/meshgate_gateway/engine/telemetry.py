@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from meshgate_gateway.engine.failures import FailureReports, invalid
 from meshgate_gateway.engine.interfaces import Handler, Send, StartTask
-from meshgate_gateway.engine.monarch.error_texts import error_text
-from meshgate_gateway.engine.monarch.interface import Collecting
+from meshgate_gateway.engine.monarch.interface import Collecting, error_text
 from meshgate_gateway.engine.monarch.telemetry import Collector
 from meshgate_gateway.engine.objects.records import HostMesh
 from meshgate_wire import Fragments

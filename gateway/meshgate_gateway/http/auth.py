@@ -110,14 +110,14 @@ class TokenAuthenticator:
     """Accepts the gateway's token, which permits everything."""
 
     def __init__(self, token: SecretStr) -> None:
-        self._digest = _digest(token.get_secret_value())
+        self._digest = digest_of(token.get_secret_value())
 
     async def authenticate(self, request: Request) -> Identity | Denied:
         presented = bearer_token(request)
         if presented is None:
             return Denied("no token was presented: set MESHGATE_TOKEN to the token of this gateway")
         # Comparing digests in constant time does not even reveal the length of the token.
-        if not hmac.compare_digest(_digest(presented), self._digest):
+        if not hmac.compare_digest(digest_of(presented), self._digest):
             return Denied("the presented token is not the token of this gateway: set MESHGATE_TOKEN to that")
         return Identity("job", unquote(request.header(CALLER_HEADER) or ""))
 
@@ -145,7 +145,7 @@ def credentials_for(request: Request, caller: str, token: SecretStr) -> dict[str
     return headers if prover is None else headers | {PROOF_KEY_HEADER: prover.key}
 
 
-def _digest(token: str) -> bytes:
+def digest_of(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 

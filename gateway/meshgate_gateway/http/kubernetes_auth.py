@@ -12,7 +12,6 @@ grant. Without it the gateway accepts its token alone.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 import time
 from collections import OrderedDict
@@ -23,7 +22,7 @@ from typing import Any
 
 import structlog
 
-from meshgate_gateway.http.auth import Denied, Identity, TokenAuthenticator, bearer_token
+from meshgate_gateway.http.auth import Denied, Identity, TokenAuthenticator, bearer_token, digest_of
 from meshgate_gateway.http.messages import Request
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Forbidden, KubernetesError
@@ -59,7 +58,7 @@ class KubernetesUsers:
         self._cache: OrderedDict[bytes, _CachedReview] = OrderedDict()
 
     async def identify(self, token: str) -> KubernetesUser | Denied:
-        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        digest = digest_of(token)
         cached = self._cache.get(digest)
         if cached is not None and cached.expires > time.monotonic():
             return cached.user

@@ -14,7 +14,8 @@ from typing import TypeAlias
 from meshgate_gateway.http.auth import Denied, Identity, TokenAuthenticator, bearer_token
 from meshgate_gateway.http.kubernetes_auth import KubernetesUser, KubernetesUsers
 from meshgate_gateway.http.messages import Request
-from meshgate_gateway.provisioning.policy import Policy, matches, not_a_submitter
+from meshgate_gateway.provisioning.policy import Policy
+from meshgate_gateway.provisioning.refusals import matches, not_a_submitter
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import NotFound
 from meshgate_kubernetes.jobs import lifecycle

@@ -35,6 +35,7 @@ from meshgate_gateway.http.auth import (
 from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.http.text_websocket import proxy_bytes
 from meshgate_gateway.provisioning.access import USE, Access, Caller, owner_name
+from meshgate_gateway.provisioning.refusals import at_limit, busy
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import KubernetesError, NotFound
 from meshgate_kubernetes.jobs.lifecycle import find_gateway
@@ -99,8 +100,7 @@ class JobProxy:
             audited(caller=caller, refused=refused)
             return Response.error(HTTPStatus.CONFLICT, refused)
         if len(self._connections) >= MAX_CONNECTIONS:
-            reason = f"this gateway is at its limit of {MAX_CONNECTIONS} forwarded connections: retry later"
-            return _busy(reason).response()
+            return at_limit(MAX_CONNECTIONS).response()
         try:
             pod = await asyncio.to_thread(find_gateway, self._api, name, namespace)
         except KubernetesError as error:
@@ -142,14 +142,14 @@ class JobProxy:
         if token is None:
             return _Refused(_no_access(namespace, name, "no token was presented"))
         if self._checks >= MAX_CHECKS:
-            return _Refused(_busy("too many requests are being authenticated: retry later"))
+            return _Refused(busy("too many requests are being authenticated: retry later"))
         self._checks += 1
         try:
             secret = await asyncio.to_thread(self._read_secret, namespace, name)
             caller = await self._check(namespace, name, request, token, secret)
         except KubernetesError as error:
             log.warning("cannot authenticate the caller of a job", job=name, namespace=namespace, reason=str(error))
-            return _Refused(_busy("the API server cannot authenticate callers now: retry later"))
+            return _Refused(busy("the API server cannot authenticate callers now: retry later"))
         finally:
             self._checks -= 1
         if isinstance(caller, _Refused):
@@ -158,7 +158,7 @@ class JobProxy:
             return _Admitted(caller, SecretStr(base64.b64decode(secret["data"]["token"]).decode()))
         except (KeyError, ValueError):
             reason = f"job {name!r} in namespace {namespace!r} has no token now: retry later"
-            return _Refused(_busy(reason), owner_name(caller))
+            return _Refused(busy(reason), owner_name(caller))
 
     async def _check(
         self, namespace: str, name: str, request: Request, token: str, secret: dict[str, Any]
@@ -196,10 +196,6 @@ class JobProxy:
 def _no_access(namespace: str, name: str, reason: str) -> Denied:
     """``reason`` must not reveal whether the job exists."""
     return Denied(f"no job {name!r} in namespace {namespace!r} accepts these credentials (it may have ended): {reason}")
-
-
-def _busy(reason: str) -> Denied:
-    return Denied(reason, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def _gone(reason: str) -> Response:

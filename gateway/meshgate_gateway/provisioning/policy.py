@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
-from fnmatch import fnmatchcase
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from meshgate_gateway.provisioning.refusals import listed, matches, not_allowed, read_policy_file, session_violations
 from meshgate_kubernetes.jobs.lifecycle import ListedJob
 from meshgate_kubernetes.manifests.names import JOB_LABEL, is_label_key, is_label_value
 from meshgate_kubernetes.manifests.spec import (
@@ -95,13 +95,7 @@ class Policy(BaseModel):
 
 def read_policy(path: Path) -> Policy:
     """Raises ValueError if the file cannot be read or is invalid."""
-    try:
-        return Policy.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"cannot read the policy {path}: {error}") from None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ValueError(f"invalid policy {path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    return read_policy_file(path, Policy)
 
 
 def apply_policy(policy: Policy, job: JobSpec) -> JobSpec:
@@ -124,16 +118,12 @@ def violations(policy: Policy, job: JobSpec) -> list[str]:
 
 def _violations(policy: Policy, job: JobSpec) -> Iterator[str]:
     if not matches(job.namespace, policy.namespaces):
-        yield f"namespace {job.namespace!r} is not allowed (allowed: {_listed(policy.namespaces)})"
+        yield f"namespace {job.namespace!r} is not allowed (allowed: {listed(policy.namespaces)})"
     pods = sum(mesh.replicas for mesh in job.meshes)
     if pods > policy.max_replicas:
         yield f"{pods} pods exceed the limit of {policy.max_replicas}"
-    if not 0 < job.idle_timeout <= policy.max_idle:
-        timeout = f"{job.idle_timeout} s" if job.idle_timeout else "0 (never)"
-        yield f"idle_timeout {timeout} exceeds the limit of {policy.max_idle} s"
-    if job.lease > policy.max_lease:
-        yield f"lease {job.lease:g} s exceeds the limit of {policy.max_lease} s"
-    yield from _not_allowed("image pull secret", job.image_pull_secrets, policy.image_pull_secrets)
+    yield from session_violations(policy, job.idle_timeout, job.lease)
+    yield from not_allowed("image pull secret", job.image_pull_secrets, policy.image_pull_secrets)
     yield from (f"gateway: {problem}" for problem in _gateway_violations(policy, job.gateway))
     for mesh in job.meshes:
         for problem in _mesh_violations(policy, mesh):
@@ -142,7 +132,7 @@ def _violations(policy: Policy, job: JobSpec) -> Iterator[str]:
 
 def _mesh_violations(policy: Policy, mesh: MeshSpec) -> Iterator[str]:
     yield from _label_violations(mesh.labels, policy.labels)
-    yield from _not_allowed("annotation", mesh.annotations, policy.annotations)
+    yield from not_allowed("annotation", mesh.annotations, policy.annotations)
     if mesh.worker is not None:
         yield from _worker_violations(policy, mesh.worker)
         return
@@ -152,19 +142,19 @@ def _mesh_violations(policy: Policy, mesh: MeshSpec) -> Iterator[str]:
     elif own := [key for key in labels if key.startswith(_RESERVED_PREFIXES)]:
         yield f"selector {mesh.selector!r} uses {own[0]}: a job cannot use the pods of another job"
     elif not any(matches(label, policy.selectors) for label in _as_text(labels)):
-        yield f"selector {mesh.selector!r} needs an allowed label (allowed: {_listed(policy.selectors)})"
+        yield f"selector {mesh.selector!r} needs an allowed label (allowed: {listed(policy.selectors)})"
 
 
 def _worker_violations(policy: Policy, worker: WorkerSpec) -> Iterator[str]:
     if not any(worker.image.startswith(prefix) for prefix in policy.images):
-        yield f"image {worker.image!r} is not allowed (allowed prefixes: {_listed(policy.images)})"
+        yield f"image {worker.image!r} is not allowed (allowed prefixes: {listed(policy.images)})"
     if worker.template is not None or worker.pod_spec:
         yield "a raw pod specification (pod_spec) is not allowed"
     if worker.fuse:
         yield "a privileged pod (fuse) is not allowed"
-    yield from _not_allowed("secret", worker.secrets, policy.secrets)
-    yield from _not_allowed("image pull secret", worker.image_pull_secrets, policy.image_pull_secrets)
-    yield from _not_allowed("queue", _optional(worker.queue_name), policy.queues)
+    yield from not_allowed("secret", worker.secrets, policy.secrets)
+    yield from not_allowed("image pull secret", worker.image_pull_secrets, policy.image_pull_secrets)
+    yield from not_allowed("queue", _optional(worker.queue_name), policy.queues)
     yield from _pod_violations(policy, worker, _node_labels(worker))
     for volume in worker.volumes:
         yield from _volume_violations(policy, volume)
@@ -172,14 +162,14 @@ def _worker_violations(policy: Policy, worker: WorkerSpec) -> Iterator[str]:
 
 
 def _pod_violations(policy: Policy, pod: WorkerSpec | GatewaySpec, node_labels: Mapping[str, str]) -> Iterator[str]:
-    yield from _not_allowed("service account", _optional(pod.service_account_name), policy.service_accounts)
-    yield from _not_allowed("priority class", _optional(pod.priority_class_name), policy.priority_classes)
+    yield from not_allowed("service account", _optional(pod.service_account_name), policy.service_accounts)
+    yield from not_allowed("priority class", _optional(pod.priority_class_name), policy.priority_classes)
     # A toleration without a key tolerates every taint.
     taints = [str(each.get("key") or "") for each in pod.tolerations]
-    yield from _not_allowed("toleration", taints, policy.tolerations)
-    yield from _not_allowed("node label", _as_text(node_labels), policy.node_labels)
+    yield from not_allowed("toleration", taints, policy.tolerations)
+    yield from not_allowed("node label", _as_text(node_labels), policy.node_labels)
     yield from _label_violations(pod.labels, policy.labels)
-    yield from _not_allowed("annotation", pod.annotations, policy.annotations)
+    yield from not_allowed("annotation", pod.annotations, policy.annotations)
 
 
 def _gateway_violations(policy: Policy, gateway: GatewaySpec) -> Iterator[str]:
@@ -202,13 +192,13 @@ def _volume_violations(policy: Policy, volume: VolumeMount) -> Iterator[str]:
         yield f"volume type {', '.join(sorted(foreign))} is not allowed"
     if (claim := volume.source.get("persistentVolumeClaim")) is not None:
         name = claim.get("claimName", "") if isinstance(claim, dict) else claim
-        yield from _not_allowed("claim", [str(name)], policy.claims)
+        yield from not_allowed("claim", [str(name)], policy.claims)
 
 
 def _label_violations(labels: Mapping[str, str], allowed: tuple[str, ...]) -> Iterator[str]:
     own = [key for key in labels if key.startswith(_RESERVED_PREFIXES)]
     yield from (f"label {key!r} is reserved" for key in own)
-    yield from _not_allowed("label", _as_text({key: labels[key] for key in labels if key not in own}), allowed)
+    yield from not_allowed("label", _as_text({key: labels[key] for key in labels if key not in own}), allowed)
 
 
 def _node_labels(worker: WorkerSpec) -> dict[str, str]:
@@ -228,7 +218,7 @@ def _resource_violations(policy: Policy, worker: WorkerSpec) -> Iterator[str]:
         **worker.resources,
     }
     others = [resource for resource in requested if resource not in _ORDINARY_RESOURCES]
-    yield from _not_allowed("resource", others, tuple(policy.max_per_pod))
+    yield from not_allowed("resource", others, tuple(policy.max_per_pod))
     for resource, limit in policy.max_per_pod.items():
         amount = requested.get(resource)
         if amount is None and resource in ("cpu", "memory"):
@@ -248,35 +238,12 @@ def _equalities(selector: str) -> dict[str, str] | None:
     return labels
 
 
-def _not_allowed(kind: str, values: Iterable[str], allowed: tuple[str, ...]) -> Iterator[str]:
-    for value in values:
-        if not matches(value, allowed):
-            yield f"{kind} {value!r} is not allowed (allowed: {_listed(allowed)})"
-
-
 def _optional(value: str | None) -> list[str]:
     return [] if value is None else [value]
 
 
 def _as_text(labels: Mapping[str, str]) -> list[str]:
     return [f"{key}={value}" for key, value in labels.items()]
-
-
-def matches(value: str, patterns: tuple[str, ...]) -> bool:
-    """Whether one of the shell ``patterns`` matches."""
-    return any(fnmatchcase(value, pattern) for pattern in patterns)
-
-
-def not_a_submitter(caller: str, submitters: tuple[str, ...]) -> str:
-    """The refusal of a submission."""
-    return (
-        f"the policy of this gateway does not allow {caller} to submit programs (submitters: {_listed(submitters)}): "
-        "ask its operator, or run the program where your driver runs"
-    )
-
-
-def _listed(allowed: tuple[str, ...]) -> str:
-    return ", ".join(allowed) or "none"
 
 
 def counted_namespaces(policy: Policy, namespace: str) -> list[str]:

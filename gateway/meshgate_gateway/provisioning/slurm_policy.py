@@ -11,13 +11,20 @@ import os
 import pwd
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from fnmatch import fnmatchcase
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from meshgate_gateway.provisioning.refusals import (
+    listed,
+    matches,
+    not_a_submitter,
+    not_allowed,
+    read_policy_file,
+    session_violations,
+)
 from meshgate_slurm.spec import SlurmSpec, time_limit_minutes
 
 DEFAULT_PYTHON = "python"  # what a caller that chooses none sends
@@ -97,24 +104,15 @@ def why_not_use(policy: SlurmPolicy, owner: str, *, submits: bool) -> str | None
             f"{owner} is not in the policy of this gateway any more, so the token of its job (MESHGATE_TOKEN) opens "
             "nothing here: ask its operator"
         )
-    if submits and not _matches(name, policy.submitters):
-        return (
-            f"the policy of this gateway does not allow {owner} to submit programs (submitters: "
-            f"{_listed(policy.submitters)}): ask its operator, or run the program where your driver runs"
-        )
+    if submits and not matches(name, policy.submitters):
+        return not_a_submitter(owner, policy.submitters)
     return None
 
 
 def read_slurm_policy(path: Path, uid: int) -> SlurmPolicy:
     """The policy of a gateway that runs as the user ``uid``. Raises ValueError if the file cannot be read or is
     invalid."""
-    try:
-        policy = SlurmPolicy.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"cannot read the policy {path}: {error}") from None
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise ValueError(f"invalid policy {path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    policy = read_policy_file(path, SlurmPolicy)
     names = [caller.name for caller in policy.callers]
     if len({*names}) < len(names):
         raise ValueError(f"invalid policy {path}: callers: two have the same name")
@@ -150,22 +148,22 @@ def _violations(policy: SlurmPolicy, spec: SlurmSpec, batch: bool) -> Iterator[s
         yield f"gateway_on {spec.gateway_on!r} is not allowed: this gateway starts those of its jobs on its own machine"
     if batch and not policy.batch:
         yield "apply(client_script) is not allowed"
-    yield from _not_allowed("partition", (spec.partition or "").split(",") if spec.partition else (), policy.partitions)
-    yield from _not_allowed("account", (spec.account,) if spec.account else (), policy.accounts)
-    yield from _not_allowed("qos", (spec.qos,) if spec.qos else (), policy.qos)
+    yield from not_allowed("partition", spec.partition.split(",") if spec.partition else (), policy.partitions, _PLAIN)
+    yield from not_allowed("account", (spec.account,) if spec.account else (), policy.accounts, _PLAIN)
+    yield from not_allowed("qos", (spec.qos,) if spec.qos else (), policy.qos, _PLAIN)
     if spec.python_exe != DEFAULT_PYTHON and (
         os.path.normpath(spec.python_exe) != spec.python_exe
         or not _PATH.fullmatch(spec.python_exe)
-        or not _matches(spec.python_exe, policy.pythons)
+        or not matches(spec.python_exe, policy.pythons)
     ):
-        yield f"python_exe {spec.python_exe!r} is not allowed (allowed: {_listed(policy.pythons)}): leave it out"
+        yield f"python_exe {spec.python_exe!r} is not allowed (allowed: {listed(policy.pythons)}): leave it out"
     if spec.log_dir is not None and not _PATH.fullmatch(spec.log_dir):
         yield f"log_dir {spec.log_dir!r}: use only letters, digits and _ . / ~ @ + -"
     yield from _time_violations(policy, spec)
     for argument in spec.slurm_args:
         name, _, value = argument.partition("=")
         if name not in policy.options or not _OPTION_VALUE.fullmatch(value):
-            yield f"slurm_args {argument!r} is not allowed (allowed, as --option=value: {_listed(policy.options)})"
+            yield f"slurm_args {argument!r} is not allowed (allowed, as --option=value: {listed(policy.options)})"
 
 
 def _time_violations(policy: SlurmPolicy, spec: SlurmSpec) -> Iterator[str]:
@@ -175,22 +173,4 @@ def _time_violations(policy: SlurmPolicy, spec: SlurmSpec) -> Iterator[str]:
             yield f"time_limit must be set, to at most {policy.max_time}"
         elif not 0 < asked <= (time_limit_minutes(policy.max_time) or 0):
             yield f"time_limit {spec.time_limit} exceeds the limit of {policy.max_time}"
-    if not 0 < spec.idle_timeout <= policy.max_idle:
-        timeout = f"{spec.idle_timeout:g} s" if spec.idle_timeout else "0 (never)"
-        yield f"idle_timeout {timeout} exceeds the limit of {policy.max_idle} s"
-    if spec.lease > policy.max_lease:
-        yield f"lease {spec.lease:g} s exceeds the limit of {policy.max_lease} s"
-
-
-def _not_allowed(kind: str, values: Iterable[str], allowed: tuple[str, ...]) -> Iterator[str]:
-    for value in values:
-        if not _PLAIN.fullmatch(value) or not _matches(value, allowed):
-            yield f"{kind} {value!r} is not allowed (allowed: {_listed(allowed)})"
-
-
-def _matches(value: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(value, pattern) for pattern in patterns)
-
-
-def _listed(allowed: tuple[str, ...]) -> str:
-    return ", ".join(allowed) or "none"
+    yield from session_violations(policy, spec.idle_timeout, spec.lease)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import hmac
 import os
 import re
@@ -34,11 +33,13 @@ from meshgate_gateway.http.auth import (
     audit,
     bearer_token,
     credentials_for,
+    digest_of,
     origin_of,
 )
 from meshgate_gateway.http.messages import Request, Response
 from meshgate_gateway.http.text_websocket import TextWebSocket, forward_bytes
 from meshgate_gateway.provisioning.conversations import Conversations
+from meshgate_gateway.provisioning.refusals import at_limit, busy, first_problem, job_not_allowed
 from meshgate_gateway.provisioning.slurm_policy import (
     DEFAULT_PYTHON,
     Caller,
@@ -125,7 +126,7 @@ class SlurmProvisioner:
         return Owner(f"caller:{caller.name}", caller.user)
 
     def _caller(self, token: str) -> Caller | None:
-        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+        digest = digest_of(token).hex()
         return next(
             (caller for caller in self._policy.callers if hmac.compare_digest(caller.token_sha256, digest)), None
         )
@@ -139,11 +140,8 @@ class SlurmProvisioner:
         try:
             request = parse_request(text)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            reply: ProvisioningReply = RequestRejected(
-                reason=f"{'.'.join(map(str, first['loc']))}: {first['msg']}; do both sides have the same version "
-                "of meshgate?"
-            )
+            problem = f"{first_problem(error)}; do both sides have the same version of meshgate?"
+            reply: ProvisioningReply = RequestRejected(reason=problem)
         else:
             reply = await connection.answer_pings_during(self._handle(request, owner, origin))
         await connection.send(reply.model_dump_json())
@@ -169,8 +167,7 @@ class SlurmProvisioner:
                 "this gateway runs as root, and no job may: use the token of one of the callers in its policy, not the "
                 "gateway's own"
             )
-        problems = slurm_violations(self._policy, request.spec, batch=request.client is not None)
-        return f"the policy of this gateway does not allow this job: {'; '.join(problems)}" if problems else None
+        return job_not_allowed(slurm_violations(self._policy, request.spec, batch=request.client is not None))
 
     def _submit_blocking(self, request: StartJob, owner: Owner) -> ProvisioningReply:
         known = self._submissions.find(request.apply_id)
@@ -218,7 +215,7 @@ class SlurmProvisioner:
         record = self._submissions.find(apply_id)
         expected = record.job.token if record is not None and record.job.token else os.urandom(32).hex()
         presented = bearer_token(request) or ""
-        if record is None or not hmac.compare_digest(_digest(presented), _digest(expected)):
+        if record is None or not hmac.compare_digest(digest_of(presented), digest_of(expected)):
             refused = f"no job {apply_id} accepts these credentials (it may have ended)"
             audited(caller=None, refused=refused)
             return Response.error(HTTPStatus.UNAUTHORIZED, refused, headers={"WWW-Authenticate": "Bearer"})
@@ -226,7 +223,7 @@ class SlurmProvisioner:
             audited(caller=record.owner, refused=denied)
             return Response.error(HTTPStatus.CONFLICT if verb == "submit run" else HTTPStatus.FORBIDDEN, denied)
         if len(self._forwarding) >= MAX_CONNECTIONS:
-            return _busy(f"this gateway is at its limit of {MAX_CONNECTIONS} forwarded connections: retry later")
+            return at_limit(MAX_CONNECTIONS).response()
         upstream = socket.socket(socket.AF_UNIX)
         try:
             await _connect(upstream, record)
@@ -245,9 +242,9 @@ class SlurmProvisioner:
         try:
             state = await asyncio.get_running_loop().run_in_executor(self._threads, record.gateway_state)
         except SlurmError as error:
-            return _busy(f"the gateway of the job does not answer ({problem}; {error}): retry later")
+            return busy(f"the gateway of the job does not answer ({problem}; {error}): retry later").response()
         if state.alive:
-            return _busy(f"the gateway of the job does not answer ({problem}): retry later")
+            return busy(f"the gateway of the job does not answer ({problem}): retry later").response()
         reason = f"its process on {state.host} has ended"
         reason += f". Its last output:\n{state.output[-1000:]}" if state.output else ""
         return Response.error(HTTPStatus.GONE, f"the job's gateway is gone: {reason}", kind="unknown", reason=reason)
@@ -267,13 +264,5 @@ async def _connect(upstream: socket.socket, record: Record) -> None:
     raise SlurmError("its socket belongs to another user")
 
 
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-
-
 def _missing(apply_id: str) -> RequestRejected:
     return RequestRejected(reason=f"you have no job {apply_id} here (it may have ended)", missing=True)
-
-
-def _busy(reason: str) -> Response:
-    return Response.error(HTTPStatus.SERVICE_UNAVAILABLE, reason, headers={"Retry-After": "1"})

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import structlog
 
 from meshgate_gateway.child_process import ChildProcess, ExitStatus
-from meshgate_gateway.control.channel import ControlChannel, control_pair
-from meshgate_gateway.control.messages import AssignSession, ControlMessage, ReportState
+from meshgate_gateway.control import AssignSession, ControlChannel, ControlMessage, ReportState, control_pair
 from meshgate_gateway.supervisor.link import SupervisedProcess, SupervisorLink
 
 log = structlog.get_logger()

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import math
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol, TypeVar
 
+import async_timeout
 import structlog
+from pydantic import BaseModel
 
 from meshgate_gateway.child_process import ChildProcess, start_process
-from meshgate_gateway.control.channel import MAX_HOSTS_PER_MESSAGE
-from meshgate_gateway.control.messages import (
+from meshgate_gateway.control import (
+    MAX_HOSTS_PER_MESSAGE,
     ClientConnected,
     ClientDisconnected,
     ConnectionRefused,
@@ -34,6 +38,7 @@ from meshgate_gateway.control.messages import (
     HostRestored,
     HostsReply,
     HostsRequest,
+    Inspect,
     Inspected,
     NewConnection,
     Notice,
@@ -43,17 +48,20 @@ from meshgate_gateway.control.messages import (
 )
 from meshgate_gateway.hosts.provider import Host, HostProvider, HostsUnavailable
 from meshgate_gateway.sessions.engine_processes import EnginePool, EngineProcess
-from meshgate_gateway.sessions.inspection import Inspection
 from meshgate_gateway.sessions.session_table import Admission, Gone, Kind, Reject, Sessions, Start, Statistics, Totals
 from meshgate_gateway.supervisor.link import SupervisorLink
+from meshgate_wire.handshake import PYTHON_VERSION, SOFTWARE_VERSION
+from meshgate_wire.status import EngineStatus, HostStatus, JobStatus, OutputPage, SessionOutput, SessionStatus
 
 log = structlog.get_logger()
 
 STOP_TIMEOUT = 7.0  # seconds an engine has to stop its meshes
 EXIT_TIMEOUT = 2.0  # seconds from the end of its channel to the exit of its process
 REAP_TIMEOUT = 15.0
-DESCRIBE_TIMEOUT = 3.0
+DESCRIBE_TIMEOUT = 3.0  # seconds that an engine has to describe its session, or its output
 PREFIX = "ended session/"
+What = Literal["status", "output"]
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,3 +408,86 @@ class EndedSessions:
         for session in gone.keys() - self._kept.keys():
             self._supervisor.keep(PREFIX + session, dataclasses.asdict(gone[session]))
         self._kept = dict(gone)
+
+
+class Engine(Protocol):
+    @property
+    def pid(self) -> int: ...
+
+    def send(self, message: ControlMessage) -> bool: ...
+
+
+class Inspection:
+    """Asks the engines what they know about their sessions, for ``GET /v1/status`` and ``GET /v1/output``; it changes
+    none. An engine that does not answer in time is reported as such. ``engines`` are the running engines by session.
+    """
+
+    def __init__(self, sessions: Sessions, engines: Mapping[str, Engine], hosts: HostProvider) -> None:
+        self._sessions, self._engines, self._hosts = sessions, engines, hosts
+        self._numbers = itertools.count(secrets.randbits(32))  # an answer to an earlier server must not be taken
+        self._waiting: dict[int, tuple[list[str], asyncio.Future[str]]] = {}
+
+    async def status(self) -> JobStatus:
+        engines = dict(self._engines)
+        sessions = await asyncio.gather(*(self._session(session, engine) for session, engine in engines.items()))
+        meshes = dict(self._hosts.meshes())
+        present = tuple(
+            HostStatus(mesh=mesh, rank=rank, name=host.name)
+            for mesh in meshes
+            for rank, host in enumerate(self._hosts.present(mesh))
+        )
+        return JobStatus(
+            gateway_version=SOFTWARE_VERSION,
+            python=PYTHON_VERSION,
+            meshes=meshes,
+            hosts=present,
+            sessions=tuple(sessions),
+        )
+
+    async def output(self, after: Mapping[str, int]) -> OutputPage:
+        """What was printed in each session after the line numbered ``after[session]``."""
+        engines = dict(self._engines)
+        pages = await asyncio.gather(*(self._output(each, engine, after) for each, engine in engines.items()))
+        return OutputPage(sessions=tuple(page for page in pages if page is not None))
+
+    def received(self, message: Inspected) -> None:
+        """Takes a part of an answer. A late one is dropped."""
+        parts, answer = self._waiting.get(message.request, (None, None))
+        if parts is None or answer is None:
+            return
+        parts.append(message.body)
+        if not message.more and not answer.done():
+            answer.set_result("".join(parts))
+
+    async def _session(self, session: str, engine: Engine) -> SessionStatus:
+        facts = {
+            "session": session,
+            "owner": self._sessions.owner_of(session),
+            "connected": self._sessions.is_connected(session),
+            "pid": engine.pid,
+        }
+        try:
+            known = await self._ask(engine, "status", EngineStatus)
+        except asyncio.TimeoutError:
+            return SessionStatus.model_validate(
+                {**facts, "problem": f"its engine did not answer within {DESCRIBE_TIMEOUT:g} s"}
+            )
+        return SessionStatus.model_validate({**facts, **known.model_dump()})
+
+    async def _output(self, session: str, engine: Engine, after: Mapping[str, int]) -> SessionOutput | None:
+        try:
+            found = await self._ask(engine, "output", SessionOutput, after.get(session, 0))
+        except asyncio.TimeoutError:
+            return None
+        return found.model_copy(update={"session": session})
+
+    async def _ask(self, engine: Engine, what: What, model: type[M], after: int = 0) -> M:
+        number = next(self._numbers)
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = ([], answer)
+        try:
+            engine.send(Inspect(request=number, what=what, after=after))
+            async with async_timeout.timeout(DESCRIBE_TIMEOUT):
+                return model.model_validate_json(await answer)
+        finally:
+            del self._waiting[number]

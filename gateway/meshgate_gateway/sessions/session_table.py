@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from meshgate_gateway.control.messages import CALL_BOUNDS, SYNC_BOUNDS, EngineCounts, Outcome, Samples
+from meshgate_gateway.control import CALL_BOUNDS, SYNC_BOUNDS, EngineCounts, Outcome, Samples
 
 MAX_ENDED_LEASE = 1800.0
 """The longest lease, in seconds, of a session whose connection ended while its client was still heard from. A driver

@@ -1,4 +1,4 @@
-"""``meshgate exec``, ``stacks`` and ``why``, with a job of this process."""
+"""``meshgate sync``, ``pull``, ``exec``, ``stacks`` and ``why``, with a job of this process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 from meshgate.cli import ranks
 from meshgate.cli.app import app
 from meshgate.cli.ranks import why
+from meshgate.code_sync.push import SyncReport
 from meshgate.ranks.exec import CommandResult, Executed
 from meshgate.ranks.stacks import Frame, ProcessStacks, Stacks, Thread
+from meshgate.transfer.download import Pulled
 from meshgate_wire.status import CallStatus, JobStatus, MeshStatus, SessionStatus
 
 STEP = Frame("/work/train.py", 12, "Trainer.step", "loss.backward()")
@@ -58,6 +60,14 @@ class Job:
     def exec(self, command: Any, *arguments: Any, **options: Any) -> Executed:
         self.asked.append((command, arguments, options))
         return Executed({1: CommandResult(1, "workers-1", 3, "out", "err")})
+
+    def sync(self, **options: Any) -> SyncReport:
+        self.asked.append(options)
+        return SyncReport(version="cafe", files=2, nbytes=7, ready=2, hosts=2, seconds=0.5)
+
+    def pull(self, *arguments: Any) -> Pulled:
+        self.asked.append(arguments)
+        return Pulled(files=1, size=5, travelled=3, left_out=("a.sock",))
 
 
 @pytest.fixture
@@ -136,3 +146,15 @@ def test_exec_passes_its_options_on_and_exits_with_the_code(run: CliRunner, job:
 def test_a_variable_without_a_value_is_refused(run: CliRunner) -> None:
     result = run.invoke(app, ["exec", "job", "-e", "A", "--", "ls"])
     assert (result.exit_code, "expected NAME=VALUE" in result.output) == (2, True)
+
+
+def test_sync_pushes_directories_in_a_session_and_reports_it(run: CliRunner, job: Job) -> None:
+    printed = json.loads(run.invoke(app, ["sync", "--dir", "a", "--dir", "b", "--json"]).output)
+    assert job.asked == ["state", {"sync_dirs": ["a", "b"], "watch": False, "quiet": True}]
+    assert printed == {"version": "cafe", "files": 2, "nbytes": 7, "ready": 2, "hosts": 2, "seconds": 0.5}
+
+
+def test_pull_reports_what_it_left_out(run: CliRunner, job: Job) -> None:
+    printed = json.loads(run.invoke(app, ["pull", "/there", "here", "--rank", "1", "--json"]).output)
+    assert job.asked == [("/there", "here", [1], None)]
+    assert printed == {"files": 1, "size": 5, "travelled": 3, "left_out": ["a.sock"]}

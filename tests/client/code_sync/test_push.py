@@ -19,7 +19,7 @@ from meshgate.code_sync.push import CodeSync, PushedVersions, SessionChecks, Syn
 from meshgate.errors import MeshFailure, SessionExpiredError, StaleCodeError, StepFailedError, SupervisionError
 from meshgate.proxies.client import Client
 from meshgate_sync.errors import LinkLeavesTree, TreeError
-from meshgate_sync.upload.protocol import SyncStatus
+from meshgate_sync.upload import SyncStatus
 from meshgate_wire.messages import SYNC_STREAM, Sync
 from tests.client.scripted_gateway import ScriptedGateway, ScriptedSession
 

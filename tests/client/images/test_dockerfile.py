@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshgate.images.dockerfile import DockerfileError, parse
-from meshgate.images.steps import Argument, Copy, RunBash, SetEnvVars, Step, WorkDir
+from meshgate.images.plan import Argument, Copy, RunBash, SetEnvVars, Step, WorkDir
 
 CONTEXT = "/project"
 

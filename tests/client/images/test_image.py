@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshgate import Image
-from meshgate.images.steps import Copy, PipInstall, RunBash, SetEnvVars, SyncPackage
+from meshgate.images.plan import Copy, PipInstall, RunBash, SetEnvVars, SyncPackage
 
 
 def test_a_step_returns_a_new_image() -> None:

@@ -1,4 +1,4 @@
-"""Digests decide which steps run again, and contents hold what a step copies."""
+"""Digests decide which steps run again, contents hold what a step copies, and steps have titles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,20 @@ from pathlib import Path
 import pytest
 
 from meshgate import Image
-from meshgate.images.plan import PlannedStep, plan, require_sources
+from meshgate.images.plan import (
+    Argument,
+    Copy,
+    PipInstall,
+    PlannedStep,
+    RunBash,
+    SetEnvVars,
+    Step,
+    SyncPackage,
+    WorkDir,
+    plan,
+    require_sources,
+    title,
+)
 
 
 def digests(image: Image) -> list[str]:
@@ -143,3 +156,21 @@ def test_hard_links_are_copied_as_files(tmp_path: Path) -> None:
     file.seek(0)
     with tarfile.open(fileobj=file) as tar:
         assert [tar.extractfile(name).read() for name in ("a", "b")] == [b"content"] * 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (PipInstall(("a", "b>=2")), "pip install a b>=2"),
+        (RunBash("make \\\n  all"), "run make \\ all"),
+        (SetEnvVars((("A", "secret"), ("B", "2"))), "set A B"),
+        (Argument("V", "1"), "argument V"),
+        (WorkDir("/app"), "change directory to /app"),
+        (Copy(("/a", "/b"), "/c/"), "copy /a /b to /c/"),
+        (Copy(("/a",), ""), "copy /a to ."),
+        (SyncPackage("/p"), "sync package /p"),
+        (RunBash("x" * 100), f"run {'x' * 67}…"),
+    ],
+)
+def test_a_title_is_short_and_without_values(step: Step, text: str) -> None:
+    assert title(step) == text

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from meshgate.errors import JobNotRunning, JobUnsupported
-from meshgate.session import gateway_http
+from meshgate.session import gateway_client
 from meshgate_wire.status import JobStatus, MeshStatus, OutputPage, SessionStatus
 from tests.client.jobs.fake_job import FakeJob
 
@@ -22,7 +22,7 @@ def test_the_status_is_what_the_gateway_answers(monkeypatch: pytest.MonkeyPatch)
         "/v1/status": JobStatus(gateway_version="1", python="3.11", meshes={"workers": 2}).model_dump(),
         "/v1/output?a=1&b=2": OutputPage().model_dump(),
     }
-    monkeypatch.setattr(gateway_http, "get_json", lambda dialer, path: (dialer, answers[path])[1])
+    monkeypatch.setattr(gateway_client, "request_json", lambda dialer, path: (dialer, answers[path])[1])
     job = DialledJob(2)
     job.apply()
     assert job.status().meshes == {"workers": 2}
@@ -52,9 +52,9 @@ def test_the_only_proc_mesh_needs_no_name(monkeypatch: pytest.MonkeyPatch, names
 
     job = DialledJob(2)
     job.apply()
-    monkeypatch.setattr(gateway_http, "get_json", lambda dialer, path: answer("trainers"))
+    monkeypatch.setattr(gateway_client, "request_json", lambda dialer, path: answer("trainers"))
     assert job._only_procs() == "trainers"
-    monkeypatch.setattr(gateway_http, "get_json", lambda dialer, path: answer(*names))
+    monkeypatch.setattr(gateway_client, "request_json", lambda dialer, path: answer(*names))
     with pytest.raises(ValueError, match=text):
         job._only_procs()
     job.kill()

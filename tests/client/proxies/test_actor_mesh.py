@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import inspect
+import pickle
 import sys
 from typing import Any
 
 import pytest
 
-from meshgate import suggestions
-from meshgate.actors.api import Actor, as_endpoint
+from meshgate import Actor, endpoint, suggestions
+from meshgate.actors.actor_class import endpoints_of
+from meshgate.actors.api import as_endpoint
+from meshgate.errors import StaleCodeWarning
 from meshgate.jobs.state import JobState
-from meshgate.proxies import ActorMeshProxy, ProcMeshProxy
+from meshgate.proxies import ActorMeshProxy, ProcMeshProxy, actor_mesh
+from meshgate.proxies.actor_mesh import actor_class_from, actor_class_of, actor_class_to_spawn, signatures_of
+from meshgate_wire.messages import MeshRef, SpawnActors
+from tests.client.counting import Counter
 from tests.client.scripted_gateway import ScriptedGateway
 
 
@@ -107,3 +114,162 @@ def test_as_endpoint_calls_a_plain_method(gateway: ScriptedGateway, mesh: Any) -
 
 def test_actor_meshes_can_be_annotated_with_their_class() -> None:
     assert ActorMeshProxy[Any].__origin__ is ActorMeshProxy
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+UNPRINTABLE = Unprintable()
+
+
+class Trainer(Actor):
+    @endpoint
+    def step(self, batch: int, *rest: Any, rate: float = 0.5, how: Any = UNPRINTABLE, **more: Any) -> str:
+        return ""
+
+    @endpoint(explicit_response_port=True)
+    def through_port(self, port: Any, value: int) -> None:
+        pass
+
+
+def spawned(class_name: str) -> SpawnActors:
+    signatures = signatures_of(endpoints_of(Trainer))
+    header = SpawnActors(
+        object=3, procs=MeshRef(object=2), name="t", class_name=class_name, kind="sync", endpoints=signatures
+    )
+    return SpawnActors.model_validate_json(header.model_dump_json())
+
+
+def test_endpoints_have_the_signatures_that_they_were_spawned_with() -> None:
+    original = endpoints_of(Trainer)
+    rebuilt = actor_class_from(spawned(original.name))
+    assert rebuilt.Class is Trainer
+    assert sorted(rebuilt.endpoints) == ["step", "through_port"]
+    step = rebuilt.endpoints["step"]
+    assert list(step.signature.parameters) == ["self", "batch", "rest", "rate", "how", "more"]
+    assert str(step.signature).startswith("(self, batch: 'int', *rest: 'Any', rate: 'float' = 0.5, how: 'Any' = <")
+    for name, spec in rebuilt.endpoints.items():
+        before = original.endpoints[name]
+        assert (spec.parameters, spec.placeholders) == (before.parameters, before.placeholders)
+        assert spec.explicit_response_port == before.explicit_response_port
+        assert spec.valid_counts == before.valid_counts
+    step.check((1, 2, 3), {"rate": 1.0, "other": 2})
+    with pytest.raises(TypeError, match="batch"):
+        step.check((), {})
+
+
+def test_a_class_that_is_not_imported_here_has_a_stand_in() -> None:
+    rebuilt = actor_class_from(spawned("project.of.someone.Else"))
+    assert rebuilt.Class.__name__ == "Else"
+    assert rebuilt.Class.__module__ == "project.of.someone"
+    assert inspect.isclass(rebuilt.Class)
+
+
+class WithStop(Actor):
+    @endpoint
+    def stop(self) -> None: ...  # type: ignore[override]
+
+
+class Mixed(Actor):
+    @endpoint
+    def one(self) -> None: ...
+
+    @endpoint
+    async def two(self) -> None: ...
+
+
+def test_a_class_is_inspected_once() -> None:
+    assert actor_class_of(Counter) is actor_class_of(Counter)
+
+
+def test_a_class_of_a_changed_script_warns_that_it_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Local(Actor):
+        @endpoint
+        def here(self) -> int: ...
+
+    monkeypatch.setattr(actor_mesh, "changed_script", lambda Class: "train.py")
+    warning = r"train\.py was saved since this program started, and \S+Local is spawned as it was then: .*Restart the"
+    with pytest.warns(StaleCodeWarning, match=warning):
+        assert actor_class_to_spawn(Local)[1] is True
+
+
+@pytest.mark.parametrize(
+    ("Class", "message"),
+    [
+        (int, "must subclass monarch.service.Actor to spawn it"),
+        (WithStop, "collides with an endpoint name"),
+        (Mixed, "mixes both async and sync endpoints"),
+    ],
+)
+def test_a_class_that_cannot_be_spawned_raises_monarchs_error(procs: ProcMeshProxy, Class: type, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        procs.spawn("name", Class)
+
+
+class WithoutInit(Actor):
+    @endpoint
+    def step(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("Class", "args", "kwargs", "text"),
+    [
+        (Counter, (1, 2), {}, "Counter(): too many positional arguments"),
+        (Counter, (), {"strat": 1}, "Counter(): got an unexpected keyword argument 'strat'. Did you mean 'start'?"),
+        (
+            WithoutInit,
+            (1,),
+            {"rate": 2},
+            "WithoutInit() takes no arguments, because the class has no __init__: define one that takes them, "
+            "def __init__(self, ..., rate)",
+        ),
+    ],
+)
+def test_wrong_constructor_arguments_raise_before_anything_is_sent(
+    gateway: ScriptedGateway, procs: ProcMeshProxy, Class: Any, args: Any, kwargs: Any, text: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        procs.spawn("counters", Class, *args, **kwargs)
+    assert str(caught.value) == text
+    procs.initialized.get(timeout=20)
+    assert gateway.got(SpawnActors) == []
+
+
+@pytest.mark.parametrize(
+    ("Class", "text"),
+    [
+        (Counter(), r"spawn it\. Pass the class .*: spawn\(name, Counter, \.\.\.\), not Counter\(\.\.\.\)$"),
+        (int, r"spawn it\. Define it as class int\(Actor\), with the Actor of meshgate or monarch\.actor$"),
+        ("Counter", r"spawn it\. It is of type str: spawn\(name, Class, \.\.\.\) needs the class of the actors$"),
+    ],
+)
+def test_what_is_not_an_actor_class_is_answered_with_what_to_pass(procs: ProcMeshProxy, Class: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        procs.spawn("name", Class)
+
+
+def test_swapping_name_and_class_raises_what_the_order_is(procs: Any) -> None:
+    with pytest.raises(TypeError, match=r"must be a string, not <class .*Counter'>: the order is spawn\(name, Class"):
+        procs.spawn(Counter, "counters")
+
+
+def test_a_modules_class_is_sent_by_name_and_a_local_one_as_code(
+    gateway: ScriptedGateway, procs: ProcMeshProxy
+) -> None:
+    class Local(Actor):
+        @endpoint
+        def here(self) -> int: ...
+
+    received: list[bytes] = []
+    gateway.on[SpawnActors] = lambda session, header, buffers: received.append(buffers[0].join())
+    procs.spawn("counters", Counter)
+    procs.spawn("local", Local)
+    procs.initialized.get(timeout=20)
+    assert pickle.loads(received[0]) is Counter
+    assert len(received[0]) < 100
+    assert b"here" in received[1]
+    header = gateway.got(SpawnActors)[0]
+    assert header.class_name == f"{Counter.__module__}.Counter"
+    assert header.kind == "sync"

@@ -8,7 +8,7 @@ import pytest
 
 from meshgate.errors import InvalidRequestError
 from meshgate.proxies.attached import take_over
-from meshgate.session.detached.takeover import Takeover
+from meshgate.session.detached import Takeover
 from meshgate.session.objects import ObjectTable
 from meshgate.session.pending_calls import PendingCalls
 from meshgate_wire.messages import (

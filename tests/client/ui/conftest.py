@@ -8,8 +8,7 @@ from queue import Queue
 
 import pytest
 
-from meshgate.ui.feed import Feed
-from meshgate.ui.server import run_page
+from meshgate.ui.server import Feed, run_page
 
 
 @contextlib.contextmanager

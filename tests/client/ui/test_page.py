@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from meshgate.errors import ConnectionFailedError
-from meshgate.ui.feed import Feed
+from meshgate.ui.server import Feed
 from tests.client.ui.conftest import serving
 from tests.client.ui.sources import FakeSource, printed
 

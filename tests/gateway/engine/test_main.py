@@ -7,14 +7,15 @@ import socket
 
 import pytest
 
-from meshgate_gateway.control.channel import ControlChannel, control_pair
-from meshgate_gateway.control.messages import (
+from meshgate_gateway.control import (
     AssignSession,
+    ControlChannel,
     EndSession,
     EngineReady,
     HostLost,
     ReportState,
     SessionState,
+    control_pair,
 )
 from meshgate_gateway.engine import __main__ as process
 from tests.gateway.engine.fakes import WAIT_TIMEOUT, FakeMonarch
@@ -32,7 +33,7 @@ async def end_reason(server: socket.socket, engine: socket.socket, data: bytes) 
 
 @pytest.fixture(autouse=True)
 def _no_monarch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process.releases, "connect", lambda address, on_fault: FakeMonarch())
+    monkeypatch.setattr(process.interface, "connect", lambda address, on_fault: FakeMonarch())
     monkeypatch.setattr(process.gc, "freeze", lambda: None)  # it would hide what a test leaves open from this module
 
 

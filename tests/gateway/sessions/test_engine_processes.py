@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from meshgate_gateway.control.messages import AssignSession, EndSession, EngineReady, HostsReply, SessionEnded
+from meshgate_gateway.control import AssignSession, EndSession, EngineReady, HostsReply, SessionEnded
 from meshgate_gateway.sessions.engine_processes import EnginePool, EngineProcess
 from meshgate_gateway.supervisor.link import SupervisorLink
 from tests.gateway.server_process import wait_gone

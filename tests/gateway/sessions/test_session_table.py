@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from meshgate_gateway.control.messages import SYNC_BOUNDS, EngineCounts, Samples
+from meshgate_gateway.control import SYNC_BOUNDS, EngineCounts, Samples
 from meshgate_gateway.sessions.session_table import (
     MAX_GONE,
     Gone,

@@ -13,7 +13,7 @@ from types import CodeType, TracebackType
 from meshgate.caller import theirs
 from meshgate.cli.models import ErrorGroup, ErrorReport
 from meshgate.errors import ActorError, MeshgateError
-from meshgate.session.errors.remote_text import exception_line, readable_report
+from meshgate.session.errors.failures import exception_line, readable_report
 
 BOOTSTRAP = f"exec(__import__({__name__!r}, fromlist=['prepare']).prepare(*__import__('sys').argv[1:]))"
 

@@ -16,8 +16,7 @@ from pydantic import BaseModel, ValidationError
 from meshgate.errors import AuthenticationError, ConnectionFailedError, GatewayLostError, JobError, JobStartFailed
 from meshgate.jobs.slurm.login_node import SSH_FAILED, LoginNode, Output, python_command
 from meshgate.session.dialing import Dialer, Route, UrlDialer, call_in_thread, describe_response, is_gateway_url
-from meshgate.session.gateway_client import GatewayClient
-from meshgate.session.gateway_http import get
+from meshgate.session.gateway_client import GatewayClient, get
 from meshgate_slurm.messages import (
     BatchRequest,
     Ended,

@@ -14,9 +14,8 @@ from meshgate.errors import JobNotRunning
 from meshgate.jobs.process import LocalGatewayJob, LocalJob
 from meshgate.jobs.saved import DEFAULT_JOB_PATH, SavedJob
 from meshgate.jobs.spmd.run import find_program, local_file, require_program, run_command
-from meshgate.jobs.spmd.schedulers import job_of, read_appdef
+from meshgate.jobs.spmd.schedulers import TorchXJob, job_of, read_appdef
 from meshgate.jobs.spmd.torchrun import parse_command
-from meshgate.jobs.spmd.torchx_job import TorchXJob
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait, job_loads
 from meshgate.proxies import HostMeshProxy

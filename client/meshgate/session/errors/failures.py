@@ -3,6 +3,10 @@
 The gateway groups ranks whose pickled errors are identical bytes. This module groups further: exceptions of one type
 raised at the same place are one kind, even if their messages name the rank, so that 512 ranks that fail alike make
 one report. An exception that an actor sent through its response port is raised itself, as in Monarch.
+
+Workers' tracebacks are made readable: they start with frames of Monarch and meshgate, and their files are those of a
+snapshot, ``…/snapshots/<digest>/pkg/model.py``, whose path differs from host to host. What remains starts in the user's
+code and says ``pkg/model.py``.
 """
 
 from __future__ import annotations
@@ -28,18 +32,68 @@ from meshgate.errors import (
     ranks_text,
 )
 from meshgate.serialization.unpickling import RemoteException
-from meshgate.session.errors.remote_text import (
-    exception_line,
-    readable_report,
-    result_unpicklable,
-    without_snapshot_paths,
-)
 from meshgate.session.objects import ObjectTable
 from meshgate_wire import messages
 
+_SNAPSHOT = re.compile(r'File "[^"\n]*/snapshots/[0-9a-f]{64}/')
+_INTERNAL_FILES = "|".join(
+    (
+        r'[^"\n]*/monarch/_src/actor/',
+        r'[^"\n]*/meshgate_gateway/engine/',
+        r"<_meshgate_sync_",
+        r"<frozen importlib",
+        r'[^"\n]*/importlib/__init__\.py',
+    )
+)
+_INTERNAL_FRAME = rf'File "(?:{_INTERNAL_FILES})[^\n]*\n(?:(?P=indent)  [^\n]*\n)*'  # with the code lines below it
+# The first line of a traceback, and the internal frames that follow it. Those of an exception group begin with "  | ".
+_TRACEBACK_START = re.compile(
+    rf"^(?P<head>[^\n]*Traceback [^\n]*\n)(?P<indent>(?: *\|)? *){_INTERNAL_FRAME}(?:(?P=indent){_INTERNAL_FRAME})*"
+    r"(?P<more>(?P=indent)File )?",
+    re.MULTILINE,
+)
+_BEFORE_EXCEPTION = re.compile(r"^(?:  (?:\|   )?File |Traceback).*$", re.MULTILINE)
+_EXCEPTION = re.compile(r"^(?:  \| )?(?P<line>[^\s|+].*)$", re.MULTILINE)
+_PICKLES_RESULT = re.compile(r'Traceback [^\n]*\n *File "[^"\n]*/cloudpickle/')
+_POISONED = "Cannot spawn new actors on mesh with supervision events"
 _FRAME = re.compile(r'^\s*File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 _MESH_OPERATIONS = frozenset({"initialized", "reload", "shutdown", "stop"})
 _NOT_SENT = RemoteException(None, "too many distinct errors; these were not sent", "")
+
+
+def without_snapshot_paths(text: str) -> str:
+    """``text`` with the files of snapshots named relative to the project."""
+    return _SNAPSHOT.sub('File "', text)
+
+
+def readable_report(text: str) -> str:
+    """``text`` with the leading internal frames of each traceback removed.
+
+    A traceback of internal frames only is kept, or dropped if ``text`` has another.
+    """
+    several = text.count("Traceback ") > 1
+
+    def shorten(found: re.Match[str]) -> str:
+        if found["more"]:
+            return found["head"] + found["more"]
+        return "" if several and found["head"].lstrip().startswith("Traceback ") else found[0]
+
+    report = without_snapshot_paths(_TRACEBACK_START.sub(shorten, text))
+    if _POISONED in text:
+        report += "\nAn actor failed in these processes, so Monarch spawns no others in them: spawn new processes"
+    return report
+
+
+def exception_line(formatted: str) -> str:
+    """The line of a formatted exception that has its type and the first line of its message; "" if there is none."""
+    start = max((before.end() for before in _BEFORE_EXCEPTION.finditer(formatted)), default=0)
+    found = _EXCEPTION.search(formatted, start)
+    return found["line"] if found is not None else ""
+
+
+def result_unpicklable(report: str) -> bool:
+    """Whether a ``readable_report`` is of an endpoint that returned, with a value that cannot be pickled."""
+    return _PICKLES_RESULT.search(report) is not None
 
 
 def from_failure(

@@ -24,8 +24,7 @@ from meshgate_gateway.engine.calls.pending_calls import (
 from meshgate_gateway.engine.failures import failure_of
 from meshgate_gateway.engine.interfaces import Send
 from meshgate_gateway.engine.memory import ValueMemory
-from meshgate_gateway.engine.monarch.error_texts import reports_a_stop
-from meshgate_gateway.engine.monarch.interface import CallSender, Payloads, Reply
+from meshgate_gateway.engine.monarch.interface import CallSender, Payloads, Reply, reports_a_stop
 from meshgate_gateway.engine.monarch.settings import FrameTooLarge
 from meshgate_gateway.engine.objects.records import ActorMesh
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, choose

@@ -24,8 +24,15 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 from meshgate_gateway.engine.calls.pending_calls import MAX_RANKS_NAMED, PendingCall, Response
 from meshgate_gateway.engine.failures import RequestFailed, invalid
 from meshgate_gateway.engine.interfaces import Handler
-from meshgate_gateway.engine.monarch.error_texts import error_text
-from meshgate_gateway.engine.monarch.interface import Arguments, CallSender, EngineActors, Payloads, Readiness, Reply
+from meshgate_gateway.engine.monarch.interface import (
+    Arguments,
+    CallSender,
+    EngineActors,
+    Payloads,
+    Readiness,
+    Reply,
+    error_text,
+)
 from meshgate_gateway.engine.objects.records import ActorMesh, KeptMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import extent_of, ranks_of, ranks_within
 from meshgate_gateway.engine.objects.table import KeptArgument, Lookup, ObjectTable, choose

@@ -24,7 +24,7 @@ from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_sync.distribution.distributor import THE_GATEWAY, DecodedOffer, Distributor, Progress
 from meshgate_sync.errors import BaseUnknown, HostsBehind, SyncError
 from meshgate_sync.store.home import default_home
-from meshgate_sync.upload.protocol import (
+from meshgate_sync.upload import (
     SyncGone,
     SyncNeed,
     SyncOffer,

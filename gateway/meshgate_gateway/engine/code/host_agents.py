@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from meshgate_gateway.engine.interfaces import SetUpProcess, StartTask
-from meshgate_gateway.engine.monarch.error_texts import error_text
-from meshgate_gateway.engine.monarch.interface import CallSender, EngineActors, Slicer, Spawner, Stopper
+from meshgate_gateway.engine.monarch.interface import CallSender, EngineActors, Slicer, Spawner, Stopper, error_text
 from meshgate_gateway.engine.objects.records import HostMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_sync.errors import HostsBehind
@@ -38,7 +37,7 @@ FIRST_NUMBER = -(2**31)  # numbers of the agents' proc meshes; objects of the se
 Address = tuple[str, int]
 PACKAGE = "meshgate_sync"
 AGENT_MODULES = ("distribution.agent", "relay.plan")
-PROCESS_MODULES = ("store.home", "reload.reload")
+PROCESS_MODULES = ("store.home", "reload")
 
 
 async def run_until(

@@ -14,8 +14,7 @@ from typing import Any
 
 from meshgate_gateway.engine.detached.holders import Holders
 from meshgate_gateway.engine.detached.kept_calls import KeptCalls
-from meshgate_gateway.engine.detached.kept_channels import KeptChannels
-from meshgate_gateway.engine.detached.kept_output import KeptOutput
+from meshgate_gateway.engine.detached.kept_streams import KeptChannels, KeptOutput
 from meshgate_gateway.engine.interfaces import CONTROL_STREAM, Handler, Send
 from meshgate_wire import Fragments
 from meshgate_wire.messages import (

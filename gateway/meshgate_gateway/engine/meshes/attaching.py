@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from typing import Any, Protocol
 
-from meshgate_gateway.control.messages import HostsReply, HostsRequest
+from meshgate_gateway.control import HostsReply, HostsRequest
 from meshgate_gateway.engine.failures import invalid
 from meshgate_gateway.engine.interfaces import Handler, Send
 from meshgate_gateway.engine.monarch.interface import HostAttacher, PortSender, References

@@ -13,7 +13,7 @@ import async_timeout
 
 from meshgate_gateway.engine.failures import RequestFailed
 from meshgate_gateway.engine.interfaces import Send
-from meshgate_gateway.engine.monarch.releases import SUPPORTED
+from meshgate_gateway.engine.monarch.interface import SUPPORTED
 from meshgate_gateway.engine.objects.records import HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import ObjectTable

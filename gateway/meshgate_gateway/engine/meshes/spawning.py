@@ -15,8 +15,13 @@ from typing import Any, Literal, Protocol
 
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed, invalid
 from meshgate_gateway.engine.interfaces import Handler, SetUpProcess, StartTask
-from meshgate_gateway.engine.monarch.error_texts import error_text, unreachable_addresses
-from meshgate_gateway.engine.monarch.interface import BootstrapFailed, ControllerActors, Spawner
+from meshgate_gateway.engine.monarch.interface import (
+    BootstrapFailed,
+    ControllerActors,
+    Spawner,
+    error_text,
+    unreachable_addresses,
+)
 from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import procs_region, ranks_of
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable

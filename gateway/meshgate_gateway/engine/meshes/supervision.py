@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from meshgate_gateway.engine.interfaces import CallLater, Send, StartTask
-from meshgate_gateway.engine.monarch.error_texts import error_text
-from meshgate_gateway.engine.monarch.interface import EngineActors, Fault, Readiness
+from meshgate_gateway.engine.monarch.interface import EngineActors, Fault, Readiness, error_text
 from meshgate_gateway.engine.objects.records import ActorMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import ObjectTable

@@ -1,22 +1,38 @@
-"""What the engine needs of Monarch, whatever its release.
+"""What the engine needs of Monarch, whatever its release, and the adapter that does it for the installed one.
 
 Meshes, actor references, ports and receivers are Monarch's own objects and opaque to callers (``Any``). Except where
 a method is a coroutine, it hands its work to Monarch and returns at once. Monarch reports errors as exceptions of its
-own, some of which derive from BaseException alone; ``error_text`` reads them.
+own, some of which derive from BaseException alone; ``error_text`` and others read their texts, which the supported
+releases word alike.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import importlib.metadata
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
-from meshgate_gateway.engine.monarch.same_versions import SameVersions
+from meshgate_gateway.engine.monarch.same_versions import SameVersions, version_problem
 from meshgate_gateway.engine.monarch.telemetry import Collector
 from meshgate_wire.messages import Host, Launch, Region
 
 Fragments: TypeAlias = Sequence[bytes | memoryview]  # views only of memory that this process allocated
+# Each supported release and its module, which defines ``Client``, an implementation of ``Monarch``.
+SUPPORTED: Mapping[str, str] = {
+    "0.7": "meshgate_gateway.engine.monarch.release_0_7",
+    "0.8": "meshgate_gateway.engine.monarch.release_0_8",
+}
+# A worker of the gateway's release would take this message, with which attaching begins. Another forwards it to itself.
+_REFUSED = re.compile(
+    r"undeliverable message to host_agent\.\S*?@(\S+):\n.*::SetClientConfig\n.*delivery failure: ttl expired", re.DOTALL
+)
+_STOPPED = re.compile(r"has status:\s+stopped\b")
+_KILLED = "Killed(sig=9)"
+_KILLED_HINT = " (if nothing sent the signal, the kernel did: the machine or the pod ran out of memory)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,3 +336,74 @@ class Monarch(
         ``transport`` is a channel address such as ``tcp://10.0.0.3:0``, or None for unix sockets. Monarch calls
         ``on_fault`` on a thread of its own.
         """
+
+
+class UnsupportedMonarch(Exception):
+    """The installed torchmonarch is missing or of a release without an adapter."""
+
+
+def module_for(version: str | None) -> str:
+    """The module that adapts torchmonarch ``version``, such as ``0.7.0``. Raises UnsupportedMonarch."""
+    supported = ", ".join(f"{release}.*" for release in SUPPORTED)
+    if version is None:
+        raise UnsupportedMonarch(
+            f"torchmonarch is not installed. Install one of the supported releases ({supported}): "
+            "pip install 'meshgate[gateway]'"
+        )
+    module = SUPPORTED.get(".".join(version.split(".")[:2]))
+    if module is None:
+        raise UnsupportedMonarch(
+            f"torchmonarch {version} is not supported. Supported releases: {supported}. Install one of them on the "
+            "gateway and on the workers"
+        )
+    return module
+
+
+def installed_version() -> str | None:
+    try:
+        return importlib.metadata.version("torchmonarch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def native_hosts(name: str, hosts: Sequence[Mapping[str, Any]], transport: str | None) -> Any:
+    """Monarch's own ``HostMesh`` of these hosts of the job, for a program that was submitted to it; see
+    ``meshgate.native_hosts``. ``transport``: as of ``connect``. Raises UnsupportedMonarch."""
+    release = importlib.import_module(module_for(installed_version()))
+    return release.attach_natively(name, [Host.model_validate(host) for host in hosts], transport)
+
+
+def connect(transport: str | None, on_fault: OnFault) -> Monarch:
+    """This process's Monarch root client; see ``Monarch.__init__``. Raises UnsupportedMonarch."""
+    client: Monarch = importlib.import_module(module_for(installed_version())).Client(transport, on_fault)
+    return client
+
+
+def error_text(error: BaseException) -> str:
+    """The message of ``error`` without the Rust backtrace that Monarch appends, or only that of a version check."""
+    report = str(error).partition("\n\nStack backtrace:\n")[0].rstrip()
+    return version_problem(report) or report
+
+
+def unreachable_addresses(report: str, addresses: Sequence[str]) -> list[str]:
+    """Those of ``addresses`` that did not answer, if ``report`` is about a failed attach."""
+    if not report.startswith("attach failed"):
+        return []
+    return [address for address in addresses if re.search(rf"{re.escape(address.replace('://', ':'))}\b", report)]
+
+
+def refusing_address(report: str) -> str:
+    """The address of a worker that answers, but does not know the host that was attached to there: it has another
+    release of Monarch, or another identity. Empty if ``report`` is about something else."""
+    found = _REFUSED.search(report)
+    return found[1] if found else ""
+
+
+def reports_a_stop(report: str) -> bool:
+    """Whether ``report`` is about an actor that ended without a failure: Monarch reports that to calls alone."""
+    return _STOPPED.search(report) is not None
+
+
+def explain_fault(report: str) -> str:
+    """``report``, with a likely cause if a process got SIGKILL; if a version check failed, only its error."""
+    return version_problem(report) or (f"{report}{_KILLED_HINT}" if _KILLED in report else report)

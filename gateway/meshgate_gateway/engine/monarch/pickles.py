@@ -27,9 +27,9 @@ from meshgate_gateway.engine.on_worker import running_calls, tracing
 
 COPY_LIMIT = 16 * 1024  # bytes; copying a smaller reply costs less than a view of it
 
-# What is written before the pickle of a call's arguments, around the call's number in eight bytes: a pickle is a program
-# for a stack machine (see ``pickletools``), and this part calls ``RunningCalls.mark`` and drops the result. So what the
-# client has sent need not be pickled again.
+# What is written before the pickle of a call's arguments, around the call's number in eight bytes. A pickle is a
+# program for a stack machine (see ``pickletools``): this part calls ``RunningCalls.mark`` and drops the result. So what
+# the client has sent need not be pickled again.
 MARK = f"c{running_calls.MODULE}\nmark\n\x8a\x08".encode("latin-1"), b"\x85R0"
 
 _decoding = threading.local()

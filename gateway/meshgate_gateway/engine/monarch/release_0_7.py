@@ -21,7 +21,6 @@ from typing import Any, ClassVar, Literal
 
 import cloudpickle
 
-from meshgate_gateway.engine.monarch.error_texts import explain_fault
 from meshgate_gateway.engine.monarch.interface import (
     BatchedReply,
     BootstrapFailed,
@@ -30,6 +29,7 @@ from meshgate_gateway.engine.monarch.interface import (
     Monarch,
     OnFault,
     Reply,
+    explain_fault,
 )
 from meshgate_gateway.engine.monarch.pickles import (
     COPY_LIMIT,

@@ -79,7 +79,7 @@ class ProcessReloader(Actor):
     def reload(self, root: str, paths: Sequence[str]) -> dict[str, Any]:
         package = import_sources(self._sources)
         home: Any = importlib.import_module(f"{package}.store.home")
-        reloading: Any = importlib.import_module(f"{package}.reload.reload")
+        reloading: Any = importlib.import_module(f"{package}.reload")
         with reloading.RELOAD_LOCK:
             before = home.active_paths()
             version = home.open_version(home.default_home(), root)

@@ -248,11 +248,11 @@ def test_sessions_of_a_job_with_a_name_are_found_without_a_file(monkeypatch: pyt
 
     asked: list[object] = []
 
-    def get_json(dialer: object, path: str) -> dict[str, list[dict[str, str]]]:
+    def request_json(dialer: object, path: str) -> dict[str, list[dict[str, str]]]:
         asked.append((dialer, path))
         return {"sessions": [{"id": "ab" * 16, "name": "train"}]}
 
-    monkeypatch.setattr("meshgate.jobs.sessions.get_json", get_json)
+    monkeypatch.setattr("meshgate.jobs.sessions.request_json", request_json)
     job, missing = KubernetesJob(name="trainer"), KubernetesJob(name="missing")
     job._cached_provider = missing._cached_provider = Provider()  # type: ignore[assignment]
     assert [info.name for info in job.sessions(None)] == ["train"]

@@ -17,7 +17,7 @@ from meshgate.code_sync.session_sync import sync_for
 from meshgate.jobs.trait import CachedRunning
 from meshgate.session.dialing import UrlDialer
 from meshgate_sync.errors import TreeError
-from meshgate_sync.upload.protocol import SyncOffer
+from meshgate_sync.upload import SyncOffer
 from meshgate_wire.messages import Sync
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway
 

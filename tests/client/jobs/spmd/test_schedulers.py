@@ -10,9 +10,8 @@ import pytest
 from torchx import specs
 
 from meshgate import KubernetesJob, ProcessJob, SlurmJob
-from meshgate.jobs.spmd.schedulers import SCHEDULERS, job_of, read_appdef, refuse_unmapped
+from meshgate.jobs.spmd.schedulers import SCHEDULERS, TorchXJob, job_of, read_appdef, refuse_unmapped
 from meshgate.jobs.spmd.torchrun import parse_command
-from meshgate.jobs.spmd.torchx_job import TorchXJob
 from meshgate.jobs.trait import JobTrait
 
 COMMAND = ["torchrun", "--nproc-per-node=2", "train.py"]

@@ -16,14 +16,14 @@ from meshgate_gateway.engine.code import code_sync
 from meshgate_gateway.engine.code.code_sync import CodeSync
 from meshgate_gateway.engine.code.host_agents import PROCESS_MODULES, worker_sources
 from meshgate_gateway.engine.failures import RequestFailed
-from meshgate_gateway.engine.metrics import EngineMetrics
+from meshgate_gateway.engine.inspection import EngineMetrics
 from meshgate_gateway.engine.objects.records import HostMesh
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_sync.distribution.distributor import Progress
 from meshgate_sync.errors import HostsBehind
 from meshgate_sync.relay.plan import HostSlot
 from meshgate_sync.tree.delta import diff, encode, full_delta
-from meshgate_sync.upload.protocol import SyncGone, SyncOffer, compress, pack
+from meshgate_sync.upload import SyncGone, SyncOffer, compress, pack
 from meshgate_wire import Fragments, Limits
 from meshgate_wire.framing.message_codec import dump_header
 from meshgate_wire.messages import SYNC_STREAM, Sync

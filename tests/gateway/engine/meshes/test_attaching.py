@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from meshgate_gateway.control.messages import HostsReply, HostsRequest
+from meshgate_gateway.control import HostsReply, HostsRequest
 from meshgate_gateway.engine.failures import RequestFailed
 from meshgate_gateway.engine.meshes.attaching import Attaching, HostRequests
 from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh, ProcMesh

@@ -1,0 +1,456 @@
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from meshgate_sync.errors import CannotReload
+from meshgate_sync.reload import EXTENSIONS, Reloaded, affected, assigned, imports_in, old_classes, plan_reload
+
+_names = itertools.count()
+
+
+class Actor:
+    """Stands for the base of actor classes."""
+
+
+class Project:
+    """Two snapshots of a small project, and this process running from the first."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.prefix = f"reloaded{next(_names)}_"
+        self.before, self.after = tmp_path / "before", tmp_path / "after"
+
+    def write(self, version: Path, **files: str) -> None:
+        for name, text in files.items():
+            path = version / (self.prefix + name.replace("__", "/").replace("//init//", "/__init__") + ".py")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.replace("@", self.prefix))
+
+    def load(self, name: str) -> ModuleType:
+        return importlib.import_module(self.prefix + name)
+
+    def names(self, modules: tuple[str, ...]) -> list[str]:
+        return [name.removeprefix(self.prefix) for name in modules]
+
+    def execute(self, *, versioned: bool = True) -> Reloaded:
+        """``versioned``: the process is known to run from the first snapshot."""
+        plan = plan_reload([str(self.before)] if versioned else [], str(self.after), ("", "lib"))
+        earlier = list(sys.path)
+        sys.path[:] = [str(self.after), *(place for place in sys.path if place != str(self.before))]
+        try:
+            return plan.execute(Actor)
+        except BaseException:
+            sys.path[:] = earlier
+            raise
+
+    def reload(self) -> list[str]:
+        return self.names(self.execute().modules)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    project = Project(tmp_path)
+    project.before.mkdir()
+    project.after.mkdir()
+    monkeypatch.setattr(sys, "path", [str(project.before), *sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield project
+    for name in [name for name in sys.modules if name.startswith(project.prefix)]:
+        del sys.modules[name]
+
+
+def test_what_changed_is_reloaded_and_what_uses_it_after_it(project: Project) -> None:
+    project.write(project.before, a="X = 1", b="from @a import X\nY = X", c="import @b\nZ = @b.Y", d="W = 0")
+    project.write(project.after, a="X = 2", b="from @a import X\nY = X", c="import @b\nZ = @b.Y", d="W = 0")
+    c, d = project.load("c"), project.load("d")
+    assert project.reload() == ["a", "b", "c"]
+    assert (c.Z, d.W) == (2, 0)
+
+
+def test_what_did_not_change_is_left_alone(project: Project) -> None:
+    project.write(project.before, a="import itertools\nT = object()")
+    project.write(project.after, a="import itertools\nT = object()")
+    token = project.load("a").T
+    assert project.reload() == []
+    assert project.load("a").T is token
+
+
+def test_modules_that_use_each_other_are_reloaded_once_each(project: Project) -> None:
+    cycle = {"a": "import @b\nX = {}", "b": "import @a\nY = 1"}
+    project.write(project.before, a=cycle["a"].format(1), b=cycle["b"])
+    project.write(project.after, a=cycle["a"].format(2), b=cycle["b"])
+    assert project.load("a").X == 1
+    assert sorted(project.reload()) == ["a", "b"]
+    assert project.load("a").X == 2
+
+
+def test_parts_of_packages_come_from_the_new_version(project: Project) -> None:
+    for version, number in ((project.before, 1), (project.after, 2)):
+        project.write(version, p____init__="", p__inner=f"from .other import V\nX = {number}", p__other="V = 0")
+    inner = importlib.import_module(f"{project.prefix}p.inner")
+    assert project.reload() == ["p.inner"]
+    assert inner.X == 2
+    assert str(project.after) in str(inner.__file__)
+
+
+def test_parts_of_a_package_have_what_the_package_has_now(project: Project) -> None:
+    for version, number in ((project.before, 1), (project.after, 2)):
+        project.write(
+            version, p____init____=f"C = {number}\nfrom .inner import X", p__inner="from . import C\nX = C * 10"
+        )
+    package = project.load("p")
+    assert project.reload() == ["p.inner", "p"]
+    assert (package.C, package.X, package.inner.X) == (2, 20, 20)
+
+
+def test_modules_that_take_from_each_other_are_executed_as_in_a_new_process(project: Project) -> None:
+    for version, number in ((project.before, 1), (project.after, 2)):
+        project.write(version, b=f"A = {number}\nimport @a\nB = @a.B", a="from @b import A\nB = A * 10")
+    b = project.load("b")
+    assert project.reload() == ["a", "b"]
+    assert (b.A, b.B) == (2, 20)
+
+
+@pytest.mark.parametrize(("before", "after"), [("a", "a____init____"), ("a____init____", "a")])
+def test_a_module_that_becomes_a_package_or_ceases_to_be_one_is_reloaded(
+    project: Project, before: str, after: str
+) -> None:
+    project.write(project.before, **{before: "X = 1"}, b="from @a import X")
+    project.write(project.after, **{after: "X = 2"}, b="from @a import X")
+    b = project.load("b")
+    done = project.execute()
+    assert (project.names(done.modules), done.vanished) == (["a", "b"], ())
+    assert b.X == 2
+    assert hasattr(project.load("a"), "__path__") is after.endswith("____")
+
+
+def test_what_lies_beside_a_module_that_did_not_change_is_the_new_one(project: Project) -> None:
+    source = "import pathlib, pkgutil\ndef f(): return pathlib.Path(__file__).with_name('f.txt').read_text()"
+    for version in (project.before, project.after):
+        project.write(version, a=source)
+        (version / "f.txt").write_text(version.name)
+    a = project.load("a")
+    assert a.f() == "before"
+    assert project.reload() == []
+    assert a.f() == "after"
+
+
+def test_a_process_without_a_version_reloads_what_the_version_has(project: Project) -> None:
+    for version in (project.before, project.after):  # saved before the first sync: the files are equal
+        project.write(version, pkg____init____="", pkg__part="X = 2", user="from @pkg import part\nY = part.X")
+    project.write(project.before, own="Z = 0")
+    user, own = project.load("user"), project.load("own")
+    sys.modules[f"{project.prefix}pkg.part"].X = 1  # type: ignore[attr-defined]
+    done = project.execute(versioned=False)
+    assert project.names(done.modules) == ["pkg", "pkg.part", "user"]
+    assert (user.Y, own.Z, done.vanished) == (2, 0, ())
+    assert user.__file__ == str(project.after / f"{project.prefix}user.py")
+
+
+def test_a_process_without_a_version_finds_modules_in_all_directories_of_the_version(project: Project) -> None:
+    project.write(project.before, lib="X = 1")
+    project.load("lib")
+    project.write(project.after / "lib", lib="X = 2")
+    assert project.execute(versioned=False).modules == (f"{project.prefix}lib",)
+    assert project.load("lib").X == 2
+
+
+def test_a_process_without_a_version_keeps_installed_modules(project: Project) -> None:
+    for name in ("ast", "pytest"):
+        (project.after / f"{name}.py").write_text("raise AssertionError")
+    assert plan_reload([], str(project.after)).to_reload == []
+
+
+@pytest.mark.parametrize(("content", "refused"), [(b"old", False), (b"new", True)])
+def test_a_process_without_a_version_keeps_compiled_modules(
+    project: Project, content: bytes, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"{project.prefix}compiled"
+    module = ModuleType(name)
+    module.__file__ = str(project.before / f"{name}{EXTENSIONS[0]}")
+    (project.before / f"{name}{EXTENSIONS[0]}").write_bytes(b"old")
+    (project.after / f"{name}{EXTENSIONS[0]}").write_bytes(content)
+    monkeypatch.setitem(sys.modules, name, module)
+    if refused:
+        with pytest.raises(CannotReload, match=name):
+            plan_reload([], str(project.after))
+    else:
+        assert plan_reload([], str(project.after)).to_reload == []
+
+
+def test_a_compiled_module_that_changed_is_refused(project: Project, tmp_path: Path) -> None:
+    project.write(project.before, a="X = 1")
+    project.write(project.after, a="X = 2")
+    a = project.load("a")
+    compiled = ModuleType(f"{project.prefix}compiled")
+    for version in (project.before, project.after):
+        (version / "compiled.abi3.so").write_text(version.name)
+    compiled.__file__ = str(project.before / "compiled.abi3.so")
+    sys.modules[compiled.__name__] = compiled
+    with pytest.raises(CannotReload, match=r"compiled and has changed.*Spawn new processes"):
+        project.reload()
+    assert a.X == 1
+
+
+def test_a_module_that_was_loaded_by_its_file_is_reloaded_by_its_file(project: Project) -> None:
+    for version, number in ((project.before, 1), (project.after, 2)):
+        project.write(version, plugins__a=f"X = {number}")
+    name = f"{project.prefix}elsewhere"
+    spec = importlib.util.spec_from_file_location(name, project.before / f"{project.prefix}plugins" / "a.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert project.reload() == ["elsewhere"]
+    assert module.X == 2
+
+
+def test_a_syntax_error_leaves_everything_as_it_was(project: Project) -> None:
+    project.write(project.before, a="X = 1", b="Y = 1")
+    project.write(project.after, a="X = 2", b="Y = (")
+    a = project.load("a")
+    project.load("b")
+    with pytest.raises(SyntaxError):
+        project.reload()
+    assert a.X == 1
+
+
+def test_a_reload_in_which_a_module_raised_leaves_everything_as_it_was(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write(project.before, a="X = 1\nGONE = 1", b="import @a, os\nY = @a.X", c="import @b\nZ = @b.Y")
+    raises = "import @a, @new, os\nos.environ['MENDED']\nY = @a.X"
+    project.write(project.after, a="X = 2\nNEW = 2", b=raises, c="import @b\nZ = @b.Y", new="")
+    a, c = project.load("a"), project.load("c")
+    names = set(vars(a))
+    monkeypatch.delenv("MENDED", raising=False)
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            project.reload()
+        assert (a.X, a.GONE, c.Z) == (1, 1, 1)
+        assert set(vars(a)) == names
+        assert str(project.before) in str(a.__file__)
+        assert sys.modules[a.__name__] is a
+        assert f"{project.prefix}new" not in sys.modules
+    monkeypatch.setenv("MENDED", "yes")
+    assert project.reload() == ["a", "b", "c"]
+    assert c.Z == 2
+    assert project.reload() == []
+
+
+def test_a_module_whose_file_is_gone_is_reported_and_can_no_longer_be_imported(project: Project) -> None:
+    project.write(project.before, p____init____="", p__a="X = 1")
+    module = importlib.import_module(f"{project.prefix}p.a")
+    project.write(project.after, p____init____="")
+    done = project.execute()
+    assert project.names(done.vanished) == ["p.a"]
+    assert module.X == 1
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(f"{project.prefix}p.a")
+    assert not hasattr(project.load("p"), "a")
+
+
+def test_what_still_imports_a_module_whose_file_is_gone_fails_as_it_would_in_a_new_process(project: Project) -> None:
+    project.write(project.before, a="X = 1", b="from @a import X")
+    project.write(project.after, b="from @a import X")
+    b = project.load("b")
+    with pytest.raises(ModuleNotFoundError):
+        project.reload()
+    assert project.load("b") is b
+    assert project.load("a").X == 1
+
+
+HELPED = """
+from tests.sync.test_reload import Actor
+
+def {0}(): return "{0}"
+
+class Trainer(Actor):
+    def step(self): return {0}()
+"""
+
+
+def test_a_name_that_is_gone_from_a_file_is_gone_from_its_module(project: Project) -> None:
+    project.write(project.before, a=HELPED.format("old"))
+    project.write(project.after, a=HELPED.format("new"))
+    a = project.load("a")
+    assert project.reload() == ["a"]
+    assert (hasattr(a, "old"), a.Trainer().step()) == (False, "new")
+
+
+def test_the_code_of_live_objects_keeps_the_names_that_are_gone(project: Project) -> None:
+    project.write(project.before, a=HELPED.format("old"))
+    project.write(project.after, a=HELPED.format("new"))
+    a = project.load("a")
+    alive = a.Trainer()
+    assert project.execute().old_classes == (f"{project.prefix}a.Trainer",)
+    assert (alive.step(), a.Trainer().step()) == ("old", "new")
+
+
+def test_new_code_that_imports_a_name_which_is_gone_fails_as_it_would_in_a_new_process(project: Project) -> None:
+    project.write(project.before, a="def old(): pass", b="from @a import old")
+    project.write(project.after, a="def new(): pass", b="from @a import old")
+    b = project.load("b")
+    with pytest.raises(ImportError, match="old"):
+        project.reload()
+    assert b.old() is None
+
+
+def test_live_objects_of_a_reloaded_class_are_reported(project: Project) -> None:
+    source = "from tests.sync.test_reload import Actor\nclass Trainer(Actor):\n    version = {}\n"
+    project.write(project.before, a=source.format(1))
+    project.write(project.after, a=source.format(2))
+    alive = project.load("a").Trainer()
+    plan = plan_reload([str(project.before)], str(project.after))
+    sys.path.insert(0, str(project.after))
+    done = plan.execute(type(alive).__mro__[1])
+    assert done.old_classes == (f"{project.prefix}a.Trainer",)
+    assert (alive.version, project.load("a").Trainer.version) == (1, 2)
+
+
+def test_live_objects_of_a_class_pickled_by_value_are_reported_if_it_uses_what_was_reloaded(
+    project: Project,
+) -> None:
+    project.write(project.before, a="def f(): return 1")
+    project.write(project.after, a="def f(): return 2")
+    f = project.load("a").f
+    names = {"Actor": Actor, "f": f, "__name__": "__main__"}
+    exec("class Cell(Actor):\n    def go(self): return f()", names)
+    alive = names["Cell"]()  # type: ignore[operator]
+    assert project.execute().old_classes == ("__main__.Cell",)
+    assert alive.go() == 1
+
+
+def test_the_order_is_the_same_whatever_the_order_of_the_question(project: Project) -> None:
+    project.write(project.before, a="X = 1", b="import @a", c="import @a, @b")
+    modules = {project.prefix + name: project.load(name) for name in "abc"}
+    changed = [project.prefix + name for name in "ba"]
+    assert affected(modules, changed) == affected(modules, reversed(changed))
+
+
+PLUGINS = {
+    "import_module": "import importlib\nPLUGIN = importlib.import_module('@' + 'plugin').X",
+    "__import__": "PLUGIN = __import__('@' + 'plugin').X",
+    "a loop": (
+        "import importlib, pkgutil, pathlib\nhere = str(pathlib.Path(__file__).parent)\nPLUGIN = max(\n"
+        "    importlib.import_module(found.name).X for found in pkgutil.iter_modules([here])\n"
+        "    if found.name.startswith('@plug'))"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", PLUGINS)
+def test_a_module_that_imports_by_computed_names_is_reloaded(project: Project, how: str) -> None:
+    project.write(project.before, plugin="X = 1", registry=PLUGINS[how], other="Y = object()")
+    project.write(project.after, plugin="X = 2", registry=PLUGINS[how], other="Y = object()")
+    registry, other = project.load("registry"), project.load("other")
+    token = other.Y
+    assert sorted(project.reload()) == ["plugin", "registry"]
+    assert registry.PLUGIN == 2
+    assert other.Y is token
+
+
+def test_a_class_that_cannot_be_hashed_does_not_stop_a_reload(project: Project) -> None:
+    source = "from tests.sync.test_reload import Actor\nclass Meta(type):\n    def __eq__(a, b): return a is b\n"
+    project.write(project.before, a=source + "class Trainer(Actor, metaclass=Meta): pass")
+    project.write(project.after, a=source + "class Trainer(Actor, metaclass=Meta): new = True")
+    trainer = project.load("a").Trainer()
+    assert project.execute().old_classes == (f"{project.prefix}a.Trainer",)
+    assert not hasattr(trainer, "new")
+
+
+HOSTILE = """
+def refuse(cls):
+    raise RuntimeError("no module")
+
+class Raising(type):
+    __module__ = property(refuse)
+
+class Lazy:
+    def __getattribute__(self, name):
+        raise RuntimeError(f"{name} is not known yet")
+
+class Odd(metaclass=Raising):
+    method = Lazy()
+
+lazy, odd = Lazy(), Odd()
+"""
+
+
+def test_objects_whose_attributes_raise_do_not_stop_a_reload(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.write(project.before, model="STEP = 1", user=f"from @model import STEP\n{HOSTILE}")
+    project.write(project.after, model="STEP = 2", user=f"from @model import STEP\n{HOSTILE}")
+    user = project.load("user")
+    monkeypatch.setitem(sys.modules, "lazy_module", user.lazy)
+    assert project.reload() == ["model", "user"]
+    assert old_classes([user.Lazy, user.Odd], [user.__name__]) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import a", ["import a"]),
+        ("import a.b as c, d  # why", ["import a.b as c, d"]),
+        ("from a import b", ["from a import b"]),
+        ("from . import a, b", ["from . import a, b"]),
+        ("from ..a.b import *", ["from ..a.b import *"]),
+        ("from a import (\n    b,  # (one)\n    c as d,\n)\nx = 1", ["from a import b, c as d"]),
+        ("from a \\\n    import b, \\\n    c", ["from a import b, c"]),
+        ("def f():\n\timport a\n\tfrom b import c", ["import a", "from b import c"]),
+        ("try: import a\nexcept ImportError: a = None", ["import a"]),
+        ("if x: import a; import b", ["import a", "import b"]),
+        ("x = 1; from a import b", ["from a import b"]),
+        ("important = 1\nfrom_here = 2", []),
+        ("# import a", []),
+        ('def f():\n    """Takes what you\n    import from the shop."""', []),
+    ],
+)
+def test_imports_are_found_in_every_form(text: str, found: list[str]) -> None:
+    assert [ast.unparse(node) for node in imports_in(text)] == found
+
+
+@pytest.mark.parametrize("opened", ["import (", "from a import (", "    from a \\\n import ("])
+def test_comments_after_what_looks_like_an_import_take_no_time(opened: str) -> None:
+    """A pattern took twice as long for each of these lines."""
+    text = f'"""Use\n{opened}\nlike so."""\n' + "# why\n" * 500 + "import b\n"
+    assert [ast.unparse(node) for node in imports_in(text)] == ["import b"]
+
+
+@pytest.mark.parametrize("text", ["import a\ndef", "import a\nx = " + "-" * 100_000 + "1"])
+def test_a_file_that_cannot_be_parsed_imports_nothing(text: str) -> None:
+    assert imports_in(text) == ()
+
+
+def test_the_imports_of_this_packages_own_files_are_those_that_a_parser_finds() -> None:
+    for module in (ast, pytest):
+        with open(str(module.__file__), encoding="utf-8") as file:
+            text = file.read()
+        parsed = {
+            ast.unparse(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)
+        }
+        assert parsed == {ast.unparse(node) for node in imports_in(text)}
+
+
+def test_what_a_file_assigns_is_what_it_binds_at_its_top(tmp_path: object) -> None:
+    path = f"{tmp_path}/a.py"
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("import a.b\nfrom c import d as e\nf = g = 1\nclass H: i = 1\ndef j(k): l = 1\nprint(m)\n")
+    assert assigned(path) == {"a", "e", "f", "g", "H", "j"}
+
+
+def test_a_file_that_begins_with_a_byte_order_mark_has_imports(tmp_path: Path) -> None:
+    """As those that some editors save on Windows."""
+    modules = {}
+    for name, text in (("conf", "RATE = 1\n"), ("train", "\ufefffrom conf import RATE\n")):
+        modules[name] = ModuleType(name)
+        modules[name].__file__ = str(tmp_path / f"{name}.py")
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    assert affected(modules, ["conf"]) == ["conf", "train"]
