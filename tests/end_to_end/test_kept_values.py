@@ -442,6 +442,8 @@ def test_status_shows_what_processes_keep(job: ProcessJob, makers: Any) -> None:
         return [mesh.kept for session in job.status().sessions for mesh in session.meshes if mesh.name == "made"]
 
     until(lambda: [size // 1000 for size in kept()] == [4])
+    (by_rank,) = (mesh.kept_by_rank for session in job.status().sessions for mesh in session.meshes if mesh.kept)
+    assert {rank: size // 100 for rank, size in by_rank.items()} == dict.fromkeys(range(4), 10)
     made.release()
     until(lambda: kept() == [0])
 

@@ -16,6 +16,7 @@ import contextlib
 import functools
 import io
 import pickle
+from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -520,10 +521,17 @@ class KeptValues:
                         dropping.cancel()  # no call waits for a process that is dead
                     self.calls.fail(servers.actors)
 
-    def kept_bytes(self, procs: ProcMesh) -> int:
-        """Roughly the bytes of the values that stay in the processes of a mesh."""
-        known = self._objects.values()
-        return sum(sum(each.sizes) for each in known if isinstance(each, KeptMesh) and each.servers.procs is procs)
+    def kept_bytes(self) -> dict[int, Counter[int]]:
+        """Roughly the bytes of the values that stay in processes that live: by the id of their mesh, and by rank."""
+        found: dict[int, Counter[int]] = {}
+        for kept in self._objects.values():
+            if isinstance(kept, KeptMesh) and kept.sizes:
+                procs = kept.servers.procs
+                by_rank = found.setdefault(id(procs), Counter())
+                for rank, size in zip(kept.ranks, kept.sizes, strict=False):
+                    if rank not in procs.dead:
+                        by_rank[rank] += size
+        return found
 
     # --- the actors that serve kept values
 

@@ -107,7 +107,7 @@ async def test_a_call_without_kept_values_needs_nothing() -> None:
 async def test_values_are_delivered_to_all_ranks_before_the_call_is_sent() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()
-    assert keeping.kept.kept_bytes(keeping.makers.procs) == 200  # type: ignore[arg-type]
+    assert keeping.kept.kept_bytes() == {id(keeping.makers.procs): {0: 100, 1: 100}}
     using = asyncio.create_task(keeping.use())
     await until(keeping.deliveries)
     assert kept.uses == 1
@@ -126,6 +126,21 @@ async def test_values_are_delivered_to_all_ranks_before_the_call_is_sent() -> No
     prepared = await delivered(keeping, using)
     assert prepared.objects == [("take", delivery, 0)]
     assert (kept.uses, prepared.chosen) == (0, None)
+
+
+@async_test
+async def test_the_bytes_of_all_values_are_counted_by_rank_without_those_that_are_lost() -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    put = PutValue(call=1, target=MeshRef(object=1, region=ONE), keep=9)
+    await keeping.kept._put(put, [Fragments((b"pickle",))])
+    ((pending, _, _),) = keeping.started
+    assert pending.on_end is not None
+    pending.on_end(Response(Values(call=1), (DESCRIPTION,)))
+    procs: Any = keeping.makers.procs
+    assert keeping.kept.kept_bytes() == {id(procs): {0: 100, 1: 200}}
+    procs.dead[1] = "killed"
+    assert keeping.kept.kept_bytes() == {id(procs): {0: 100}}
 
 
 @async_test
@@ -167,7 +182,7 @@ async def test_released_values_are_dropped_when_no_call_is_getting_them() -> Non
     await delivered(keeping, using)
     await until(keeping.drops)
     assert keeping.drops() == [([KEPT], False)]
-    assert keeping.kept.kept_bytes(keeping.makers.procs) == 0  # type: ignore[arg-type]
+    assert keeping.kept.kept_bytes() == {}
 
 
 @async_test
@@ -363,7 +378,7 @@ async def test_what_is_put_takes_kept_values_that_were_delivered_before() -> Non
     pending.failed.add(1)  # perhaps before it took its value
     pending.on_end(Response(Failed(call=1, failure=Failure(kind="actor", message="no room"))))
     assert forgotten(keeping) == [(1,)]
-    assert keeping.kept.kept_bytes(keeping.takers.procs) == 0  # type: ignore[arg-type]
+    assert keeping.kept.kept_bytes() == {id(keeping.makers.procs): {0: 100, 1: 100}}
 
 
 @async_test
