@@ -206,7 +206,7 @@ class Routes:
         resume = request.header("Meshgate-Resume") == "1"
         prover = prover_of(request)
         proof = {"gateway": self.name, "proof_key": prover.key} if prover is not None else {}
-        connect = ConnectRequest(session, identity.name, resume, request.head, **proof)
+        connect = ConnectRequest(session, identity.name, resume, request.head, run=identity.run, **proof)
         failure = await self.sessions.connect(connect, connection)
         refused = None if failure is None else failure.reason
         audit("session", origin, caller=identity.caller, refused=refused, session=session, resume=resume, **self.job)

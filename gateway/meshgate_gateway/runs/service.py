@@ -60,13 +60,19 @@ class Place:
 
 
 class Service:
-    """All runs of this gateway. ``changed`` is set when one starts or ends. ``job`` names it in the audit log."""
+    """All runs of this gateway. ``changed`` is set when one starts or ends, and ``ended(name)`` is called when its
+    secret opens nothing any more. ``job`` names it in the audit log."""
 
     def __init__(
-        self, place: Place, supervisor: SupervisorLink, changed: asyncio.Event, job: Mapping[str, str] | None = None
+        self,
+        place: Place,
+        supervisor: SupervisorLink,
+        changed: asyncio.Event,
+        ended: Callable[[str], object],
+        job: Mapping[str, str] | None = None,
     ) -> None:
         self._job = job or {}
-        self._place, self._supervisor, self._changed = place, supervisor, changed
+        self._place, self._supervisor, self._changed, self._on_end = place, supervisor, changed, ended
         self._loop = asyncio.get_running_loop()
         self._runners: dict[str, ChildProcess] = {}
         self._ends: dict[str, asyncio.Task[None]] = {}  # each notes the end of a run
@@ -332,6 +338,7 @@ class Service:
         process.forget()
         del self._runners[name], self._ends[name]
         self._identities = {digest: each for digest, each in self._identities.items() if each.run != name}
+        self._on_end(name)
         self._ended_at = self._loop.time()
         self._changed.set()
 

@@ -26,6 +26,7 @@ HOST = Host(name="workers-0", address="tcp://10.0.0.1:26600")
     [
         (messages.AssignSession(session="0" * 32, lease=1.5), "assign"),
         (messages.NewConnection(head="GET / HTTP/1.1\r\n\r\n"), "connection"),
+        (messages.RunEnded(run="night"), "run_ended"),
         (messages.HostsReply(mesh="workers", hosts=(HOST,), more=True), "hosts"),
         (messages.HostLost(mesh="workers", host="workers-0", reason="OOMKilled", returns=True), "host_lost"),
         (messages.HostRestored(mesh="workers", rank=0, host=HOST), "host_back"),

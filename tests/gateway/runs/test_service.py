@@ -231,6 +231,35 @@ def test_a_session_of_a_run_belongs_to_its_submitter(gateway: Gateway) -> None:
     gateway.wait("driver")
 
 
+def test_the_end_of_a_run_closes_the_connections_that_its_secret_has_opened(gateway: Gateway) -> None:
+    program = "import os\nprint('secret', os.environ['MESHGATE_RUN_TOKEN'])\n" + WAITS
+    secrets = {}
+    for name in ("left", "going"):
+        gateway.submit(name, program)
+        gateway.wait_printed(name, "ready")
+        secrets[name] = gateway.output(name).split()[1]
+    left, other, mine = gateway.server.connect(), gateway.server.connect(), gateway.server.join("3" * 32)
+    with left, other, mine:
+        for connection, name, session in ((left, "left", "1" * 32), (other, "going", "2" * 32)):
+            connection.send(handshake(session, token=secrets[name]))
+            assert connection.head()[0] == 101
+        gateway.post("/v1/runs/left/stop", {})
+        gateway.wait("left")
+        assert left.closed_by_peer()
+        assert other.command("describe")["session"] == "2" * 32
+        assert mine.command("describe")["session"] == "3" * 32
+        with gateway.server.connect() as again:
+            again.send(handshake("1" * 32, resume=True, token=secrets["left"]))
+            assert again.head()[0] == 401
+        replaced = len([line for line in gateway.server.log.splitlines() if "the server was replaced" in line])
+        os.kill(gateway.server.wait_logged_times("serving", 1)[-1]["pid"], signal.SIGKILL)
+        gateway.server.wait_logged_times("the server was replaced", replaced + 1)
+        gateway.post("/v1/runs/going/stop", {})
+        assert other.closed_by_peer()
+        assert mine.command("describe")["session"] == "3" * 32
+    gateway.wait("going")
+
+
 def test_a_repeated_submission_starts_nothing_again(gateway: Gateway) -> None:
     program = "print('once')\n"
     for _ in range(2):
