@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshgate_gateway.runs.records import Record
+from meshgate_gateway.runs import service
+from meshgate_gateway.runs.records import Record, RunDirectory, Submitted
+from meshgate_wire.status import Submission
 from tests.gateway.runs.run_process import DEADLINE, record_version
 from tests.gateway.server_process import TOKEN, HttpResponse, ServerProcess, handshake, request, wait_gone
+from tests.gateway.unsupervised import Unsupervised
 from tests.small_disk import fill, small_disk
 from tests.waiting import wait_for
 
@@ -258,6 +263,60 @@ def test_the_end_of_a_run_closes_the_connections_that_its_secret_has_opened(gate
         assert other.closed_by_peer()
         assert mine.command("describe")["session"] == "3" * 32
     gateway.wait("going")
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_the_status_is_put_together_beside_other_requests(gateway: Gateway, removed: bool) -> None:
+    name = f"read-slowly-{removed}".lower()
+    gateway.submit(name, "print('hello')\n")
+    gateway.wait(name)
+    file = gateway.directory(name) / "submission"
+    submission = file.read_bytes()
+    file.unlink()
+    os.mkfifo(file)
+    with gateway.server.connect() as asking:
+        asking.send(request("/v1/status", token=TOKEN))
+        pipe: list[int] = []
+
+        def is_read() -> bool:
+            with contextlib.suppress(OSError):  # nothing reads it yet
+                pipe.append(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
+            return bool(pipe)
+
+        wait_for(is_read, "the server reads the submission")
+        with os.fdopen(pipe[0], "wb") as writer:
+            assert gateway.server.ask("/healthz").status == 200
+            file.unlink()
+            file.write_bytes(submission)
+            if removed:
+                file.parent.rename(file.parent.with_name(".gone"))
+            writer.write(submission)
+        runs = {run["name"]: run for run in asking.http().body["runs"]}
+    if removed:
+        assert name not in runs
+    else:
+        assert (runs[name]["state"], runs[name]["command"]) == ("succeeded", [])
+
+
+def test_a_run_that_begins_while_the_status_is_put_together_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        place = service.Place({}, {}, dict)
+        runs = service.Service(place, Unsupervised(), asyncio.Event(), ended=lambda name: None)
+        monkeypatch.setattr(runs, "_directory", tmp_path)
+        submission = Submission.model_validate({**VALID, "name": "again"})
+        RunDirectory(tmp_path / "again").create(Submitted(submission=submission, owner="job", time=0, variables={}))
+
+        async def read_before_it_begins(function: Callable[[], object]) -> object:
+            found = function()
+            monkeypatch.setitem(runs._runners, "again", None)
+            return found
+
+        monkeypatch.setattr(service.asyncio, "to_thread", read_before_it_begins)
+        assert [run.state for run in await runs.statuses()] == ["starting"]
+
+    asyncio.run(test())
 
 
 def test_a_repeated_submission_starts_nothing_again(gateway: Gateway) -> None:
