@@ -99,7 +99,9 @@ DEFINED = {
     "images": "job: KubernetesJob\n",
     "kept_values": (
         "class Trainer(Actor):\n    @endpoint\n    def evaluate(self, data: list[int], rate: float) -> float:\n"
-        "        return rate\n"
+        "        return rate\n    @endpoint\n    async def open_queue(self) -> kt.Port[object]:\n"
+        "        return kt.Channel[object].open()[0]\n"
+        "samples: kt.KeptMesh[list[float]]\n"
         "procs: kt.ProcMeshProxy\ndataset: list[int]\ntrainers = procs.spawn('trainers', Trainer)\n"
     ),
     "jobs": "job: KubernetesJob\n",

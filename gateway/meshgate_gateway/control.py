@@ -83,13 +83,21 @@ class NewConnection(_Model):
     """Passes the descriptor of an authenticated connection, which replaces any earlier one of the session.
 
     ``head`` is the HTTP request head, decoded as Latin-1, without the credentials. ``proof_key``, unless it is empty,
-    proves to the client that the response is that of ``gateway``.
+    proves to the client that the response is that of ``gateway``. ``run``: that whose secret the client has presented.
     """
 
     type: Literal["connection"] = "connection"
     head: str
     proof_key: str = ""
     gateway: str = ""
+    run: str = ""
+
+
+class RunEnded(_Model):
+    """The engine must close the connections that the secret of ``run`` has opened: it opens nothing any more."""
+
+    type: Literal["run_ended"] = "run_ended"
+    run: str
 
 
 class HostsReply(_Model):
@@ -228,6 +236,7 @@ class SessionEnded(_Model):
 ControlMessage: TypeAlias = (
     AssignSession
     | NewConnection
+    | RunEnded
     | HostsReply
     | HostLost
     | HostRestored

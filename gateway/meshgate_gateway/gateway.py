@@ -155,7 +155,7 @@ async def _assemble(
         routes.job_facts = lambda: {"slurm": nodes.report().model_dump(mode="json")}
     local = _local_socket(supervisor) if settings.local_socket else None
     place = _place_of_runs(settings, environment, listener, local, hosts)
-    routes.runs = service = runs.Service(place, supervisor, sessions.changed, routes.job)
+    routes.runs = service = runs.Service(place, supervisor, sessions.changed, sessions.run_ended, routes.job)
     server = Server([listener, local.listener] if local else [listener], routes.respond, name=name)
     servers = [server, *_metrics_server(settings, metrics)]
     return _Parts(sessions, hosts, cluster, slurm, nodes, provisioner, routes, service, servers, local)

@@ -149,6 +149,21 @@ class Concurrent(Actor):
         return bytes([self.rank]) * size
 
 
+class Receiver(Actor):
+    @endpoint
+    async def open(self) -> Any:
+        port, self.receiver = Channel.open()
+        return port
+
+    @endpoint
+    async def receive(self) -> Any:
+        """What the next message begins with."""
+        value = await self.receiver.recv()
+        if isinstance(value, dict):
+            return {"all": [each[0] for each in value["all"].values()], "one": value["one"][0][0]}
+        return value[0]
+
+
 class PortReplier(Actor):
     @endpoint(explicit_response_port=True)
     def reply(self, port: Any) -> None:
@@ -242,8 +257,68 @@ def test_what_is_put_once_serves_many_calls(makers: Any, takers: Any) -> None:
     assert [set(makers.add.call(data, number).get(TIMEOUT).values()) for number in range(3)] == [{7}, {8}, {9}]
     assert set(takers.first_byte.call(data).get(TIMEOUT).values()) == {7}
     assert makers._procs.put(b"x").info(TIMEOUT).get(0).type == "bytes"
-    with pytest.raises(InvalidRequestError, match=r"makers\.put\(\) cannot take kept values"):
-        makers.put([data])
+
+
+def test_what_is_put_can_be_made_of_kept_values(makers: Any, takers: Any) -> None:
+    made = makers.make.keep(10)
+    copied, same = takers.put({"deep": [made, made.slice(hosts=1, gpus=0), made.all()]}), makers.put(made)
+    del made
+    gc.collect()
+    found = [each["deep"] for each in copied.get(TIMEOUT).values()]
+    assert [(own[0], one[0], [each[0] for each in whole.values()]) for own, one, whole in found] == [
+        (rank, 2, [0, 1, 2, 3]) for rank in range(4)
+    ]
+    assert all(makers.is_made_here.call(same).get(TIMEOUT).values())
+    del copied, same
+    gc.collect()
+    until(lambda: counts(makers) == {(0, 0)})
+    with pytest.raises(ActorError, match="no sample"):
+        takers.put(makers.fail.keep(2)).info(TIMEOUT)
+
+
+def test_messages_to_the_ports_of_actors_take_kept_values(makers: Any, procs: Any) -> None:
+    receivers = procs.spawn("receivers", Receiver).slice(hosts=0, gpus=0)
+    port = receivers.open.call_one().get(TIMEOUT)
+    made = makers.make.keep(10)
+    port.send(made.slice(hosts=1, gpus=0))
+    port.send({"all": made.slice(hosts=1).all(), "one": [made.slice(hosts=0, gpus=1)]})  # from the same process
+    del made
+    gc.collect()
+    taken = [receivers.receive.call_one().get(TIMEOUT) for _ in range(2)]
+    assert taken == [2, {"all": [2, 3], "one": 1}]
+    until(lambda: counts(makers) == {(0, 0)})
+
+
+def test_a_message_that_cannot_be_sent_harms_no_values(
+    makers: Any, hosts: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made, receiving = makers.make.keep(10).slice(hosts=1, gpus=0), hosts.spawn_procs(name="receiving")
+    port = receiving.spawn("receivers", Receiver).slice(hosts=0).open.call_one().get(TIMEOUT)
+    receiving.stop().get(TIMEOUT)
+    port.send(made)
+    assert set(makers.add.call(made, 1).get(TIMEOUT).values()) == {3}
+    own, receiver = Channel.open()
+    own.send(makers.fail.keep(2).slice(hosts=0, gpus=0))
+    own.send(made)  # to the laptop
+    assert receiver.recv().get(TIMEOUT)[0] == 2
+    shown = ""
+
+    def said() -> bool:
+        nonlocal shown
+        shown += "".join(capfd.readouterr())
+        return "a message to a channel was not sent: " in shown
+
+    until(said)
+
+
+def test_replies_of_a_call_with_kept_values_can_go_to_a_channel(makers: Any, takers: Any) -> None:
+    made = makers.make.keep(10)
+    port, receiver = Channel.open_ranked()
+    send(takers.first_byte, (made,), {}, port)
+    assert sorted(receiver.recv().get(TIMEOUT) for _ in range(4)) == [(rank, rank) for rank in range(4)]
+    for _ in range(4):
+        send(makers.is_made_here, (made,), {}, port, selection="choose")
+    assert {receiver.recv().get(TIMEOUT)[1] for _ in range(4)} == {True}
 
 
 def test_a_concurrent_endpoint_keeps_what_it_returns(hosts: Any, takers: Any) -> None:
@@ -269,13 +344,8 @@ def test_a_mesh_of_another_extent_is_refused_before_anything_is_sent(makers: Any
     assert list(takers.slice(gpus=0).first_byte.call(renamed).get(TIMEOUT).values()) == [0, 1]
 
 
-def test_places_that_cannot_take_kept_values_say_so(makers: Any, takers: Any, procs: Any) -> None:
+def test_released_values_are_refused(makers: Any, takers: Any) -> None:
     made = makers.make.keep(10)
-    port, _receiver = Channel.open()
-    with pytest.raises(InvalidRequestError, match="a port cannot send kept values"):
-        port.send(made)
-    with pytest.raises(InvalidRequestError, match=r"send\(\) to takers\.first_byte cannot take kept values"):
-        send(takers.first_byte, (made,), {}, port)
     made.release()
     with pytest.raises(InvalidRequestError, match="released with release"):
         takers.first_byte.call(made)
@@ -372,6 +442,8 @@ def test_status_shows_what_processes_keep(job: ProcessJob, makers: Any) -> None:
         return [mesh.kept for session in job.status().sessions for mesh in session.meshes if mesh.name == "made"]
 
     until(lambda: [size // 1000 for size in kept()] == [4])
+    (by_rank,) = (mesh.kept_by_rank for session in job.status().sessions for mesh in session.meshes if mesh.kept)
+    assert {rank: size // 100 for rank, size in by_rank.items()} == dict.fromkeys(range(4), 10)
     made.release()
     until(lambda: kept() == [0])
 

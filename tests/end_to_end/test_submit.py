@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from meshgate import ProcessJob, job_loads
+from meshgate import AuthenticationError, Channel, Client, ProcessJob, UrlDialer, job_loads
 from meshgate.session.gateway_client import request_json
 from tests.end_to_end.test_server_restart import kill_server, server_of
 from tests.waiting import wait_for
@@ -106,6 +106,22 @@ def test_a_program_attaches_to_the_job_it_runs_in_and_leaves_it(other: Any, proj
     assert [line for line in lines if line.endswith(LEFT)] != []
     assert lines[-1] == "done in project\n"
     assert len(other.state(cached_path=None).workers) == 2  # the job goes on
+
+
+def test_what_a_program_has_left_behind_loses_its_session_with_the_run(other: Any, project: Path) -> None:
+    (project / "wait.py").write_text(
+        "import os, signal\nprint(os.environ['MESHGATE_RUN_TOKEN'], flush=True)\nwhile True: signal.pause()\n"
+    )
+    run = other.submit(["python", "wait.py"], name="left", sync_dirs=[str(project)])
+    secret = next(iter(run.logs(follow=True))).strip()
+    with Client(UrlDialer(other.gateway_url, secret)) as left:
+        port, receiver = Channel.open(client=left)
+        port.send("while it runs")
+        assert receiver.recv().get(60.0) == "while it runs"
+        run.stop(grace=0)
+        run.wait()
+        with pytest.raises(AuthenticationError):
+            receiver.recv().get(60.0)
 
 
 def test_a_program_runs_in_the_version_of_its_submission(other: Any, project: Path) -> None:

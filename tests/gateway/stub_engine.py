@@ -25,7 +25,7 @@ class Stub:
     def __init__(self, control: socket.socket) -> None:
         self.control = control
         self.client: socket.socket | None = None
-        self.head = ""
+        self.head = self.run_name = ""
         self.proof: dict[str, str] = {}
         self.assigned: dict[str, Any] = {}
 
@@ -53,7 +53,10 @@ class Stub:
             descriptors = array.array("i")
             descriptors.frombytes(ancillary[0][2])
             self.proof = {name: message[name] for name in ("gateway", "proof_key")}
+            self.run_name = message["run"]
             self.take(socket.socket(fileno=descriptors[0]), message["head"])
+        elif message["type"] == "run_ended" and self.client is not None and message["run"] == self.run_name:
+            self.client.shutdown(socket.SHUT_RDWR)
         elif message["type"] == "report_state":
             self.send(type="state", connected=self.client is not None)
         elif message["type"] == "hosts":

@@ -41,6 +41,7 @@ DEADLINE = 60.0
     ("message", "kind"),
     [
         (control.AssignSession(session="0" * 32, lease=1.5), "assign"),
+        (control.RunEnded(run="night"), "run_ended"),
         (control.NewConnection(head="GET / HTTP/1.1\r\n\r\n"), "connection"),
         (control.HostsReply(mesh="workers", hosts=(HOST,), more=True), "hosts"),
         (control.HostLost(mesh="workers", host="workers-0", reason="OOMKilled", returns=True), "host_lost"),

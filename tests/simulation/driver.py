@@ -23,6 +23,7 @@ from meshgate import (
     MeshgateError,
     SessionExpiredError,
     StaleCodeError,
+    StepFailedError,
     SupervisionError,
     UrlDialer,
     ValueLostError,
@@ -41,6 +42,7 @@ TOKEN = "the-token-of-the-simulation"
 HOSTS = 2
 LARGE = 200_000  # bytes; several frames
 LINE = "line "
+NAMED = "batch "
 CHANGED_MEANWHILE = 0.5  # of the saves: another follows before the first was sent
 
 
@@ -66,7 +68,7 @@ class Recorder(Actor):
     def make(self, number: int) -> list[int]: ...
 
     @endpoint
-    def use(self, value: list[int]) -> int: ...
+    def use(self, caller: str, value: list[int]) -> int: ...
 
     @endpoint
     def version(self) -> int: ...
@@ -91,6 +93,8 @@ WAYS: dict[str, Way] = {
     "lines": Way(2, (1,), lambda to, n: to.rank(1).say.call_one(n), lambda n: n),
     "burst": Way(24, (0,), lambda to, n: to.rank(0).record.call_one("burst", n), lambda n: n, burst=True),
     "kept": Way(3, (0, 1), lambda to, n: to.use_kept(n), lambda n: [n] * HOSTS),
+    "put": Way(2, (0, 1), lambda to, n: to.use_put(n), lambda n: [n] * HOSTS),
+    "named": Way(2, (0, 1), lambda to, n: to.use_named(n), lambda n: [n] * HOSTS),
     "messages": Way(2, (0,), lambda to, n: to.rank(0).answer.call_one(to.port, n), lambda n: n),
 }
 
@@ -147,7 +151,7 @@ async def _drive(driver: Driver) -> None:
         client.validate_state()
         assert not list(client.calls), "the session is over, and calls still wait"
         driver.account.lost = error
-    except (SupervisionError, ValueLostError) as error:
+    except (SupervisionError, ValueLostError, StepFailedError) as error:
         driver.account.lost = error
         await end_session(current_process().facts["client"])
 
@@ -166,6 +170,8 @@ class Driver:
         self._attached: AttachedSession | None = None
         self._receiver: Any = None
         self._held: deque[Any] = deque(maxlen=2)  # kept meshes
+        self._named: dict[int, Any] = {}  # kept meshes that have a name
+        self._fetched: dict[tuple[str, int], Any] = {}  # what each call has also fetched, by its way and number
         self._hosts: Any = None
         self.actors: Any = None
         self.port: Any = None
@@ -177,7 +183,21 @@ class Driver:
         """The driver drops a kept mesh soon; if it is killed, the gateway has to."""
         with kt.tag("keep"):
             self._held.append(self.actors.make.keep(number))
-        return self.actors.use.call(self._held[-1])
+        return self.actors.use.call("kept", self._held[-1])
+
+    def use_put(self, number: int) -> Any:
+        """Fetches the value too, while it is used."""
+        self._held.append(self.actors.put([number]))
+        self._fetched["put", number] = self._held[-1]._fetch()
+        return self.actors.use.call("put", self._held[-1])
+
+    def use_named(self, number: int) -> Any:
+        """Takes the values that an earlier driver has left under the name, if it has left any."""
+        if number not in self._named:
+            with kt.tag("keep"):
+                self._named[number] = self.actors.make.keep(number).named(f"{NAMED}{number}")
+        self._fetched["named", number] = self._named[number]._fetch()
+        return self.actors.use.call("named", self._named[number])
 
     async def run(self) -> None:
         account = self.account
@@ -216,6 +236,12 @@ class Driver:
         await client.takeover.complete
         attached = self._attached = take_over(client, replay=False, timeout=0)
         self._hosts = attached.hosts["workers"]
+        for name, kept in attached.kept.items():
+            number = int(name.removeprefix(NAMED))
+            if number < self.account.answered["named"]:  # the release has not arrived
+                kept.release()
+            else:
+                self._named[number], self._fetched["named", number] = kept, kept._fetch()
         self.actors, (self.port, self._receiver) = attached.actors["recorders"], attached.channels["messages"]
 
     async def _call(self, name: str, way: Way) -> None:
@@ -236,9 +262,14 @@ class Driver:
             if pending:
                 called, future = pending.popleft()
                 value = await future
-                value = list(value.values()) if name in ("many", "kept") else value
+                value = list(value.values()) if name in ("many", "kept", "put", "named") else value
                 assert value == way.expected(called), f"{name} {called} has another call's result"
                 account.answered[name] = called + 1
+                if (fetching := self._fetched.pop((name, called), None)) is not None:
+                    fetched = (await fetching).values()
+                    assert fetched == [[called]] * HOSTS, f"{fetched} was kept as {name} {called}"
+                if name == "named" and called in self._named:
+                    self._named.pop(called).release()
                 self._world.note(f"{name} {called}")
 
     async def _edit(self, client: Client) -> None:

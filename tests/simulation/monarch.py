@@ -15,7 +15,7 @@ from typing import Any
 from meshgate.testing.fake_process import unpickle
 from meshgate_gateway.engine.monarch.interface import BatchedReply, OnFault, Reply
 from meshgate_gateway.engine.objects.regions import ranks_of
-from meshgate_gateway.engine.on_worker.kept_values import KeptStore
+from meshgate_gateway.engine.on_worker.kept_values import KeptStore, describe
 from tests.gateway.engine.fakes import FakeMesh, FakeMonarch, FakePort
 from tests.simulation.code import Agent, agents_called, call_in, open_version
 from tests.simulation.processes import Process, current_process
@@ -179,6 +179,13 @@ class Worker:
 
     async def keep(self, endpoint: str, args: Sequence[Any]) -> Any:
         """As ``KeptValuesActor``, of values of which each rank takes its own."""
+        if endpoint == "put":
+            (number, label, value), _ = self._unpickled(*args)
+            return self.store.add(number, self.rank, label, value)
+        if endpoint in ("read", "describe"):
+            kept = self.store.find(args[0], self.rank)
+            assert kept is not None, f"rank {self.rank} has lost what it kept"
+            return kept.value if endpoint == "read" else describe(kept.value)
         if endpoint != "deliver":
             return getattr(self.store, endpoint)(*args)
         delivery, target, _, requests = args
@@ -188,6 +195,10 @@ class Worker:
         assert all(found.values()), f"rank {self.rank} has lost what it kept"
         self.store.deliver(delivery, {index: kept.value for index, kept in found.items() if kept is not None})
         return None
+
+    def _unpickled(self, buffers: Sequence[bytes], objects: Sequence[Any]) -> Any:
+        taken = [self.store.take(*each[1:]) if isinstance(each, tuple) else each for each in objects]
+        return unpickle(buffers, taken)
 
     async def _run(self, path: str, secret: str, mesh: int, version: str) -> None:
         try:
@@ -212,8 +223,7 @@ class Worker:
             calls, port, batch = await self._mailbox.get()
             replies: list[BatchedReply] = []
             for number, (endpoint, (buffers, objects, *keep), _) in enumerate(calls):
-                taken = [self.store.take(*each[1:]) if isinstance(each, tuple) else each for each in objects]
-                args, _ = unpickle(buffers, taken)
+                args, _ = self._unpickled(buffers, objects)
                 start = self.process.loop.time()
                 result = await getattr(self, endpoint)(output, *args)
                 for kept, label in keep:
@@ -265,8 +275,8 @@ class Worker:
         await asyncio.sleep(number % 3 / 10)
         return [number]
 
-    async def use(self, output: asyncio.StreamWriter, value: list[int]) -> int:
-        self.recorded.setdefault("kept", []).append(*value)
+    async def use(self, output: asyncio.StreamWriter, caller: str, value: list[int]) -> int:
+        self.recorded.setdefault(caller, []).append(*value)
         return value[0]
 
     async def version(self, output: asyncio.StreamWriter) -> int:

@@ -15,7 +15,7 @@ from unittest import mock
 
 import structlog
 
-from meshgate import EngineDiedError, SessionExpiredError, SupervisionError, ValueLostError
+from meshgate import EngineDiedError, SessionExpiredError, StepFailedError, SupervisionError, ValueLostError
 from meshgate.session.dispatch import Dispatcher
 from meshgate.session.serial_thread import SerialThread
 from meshgate.session.transport.connection_thread import ConnectionThread
@@ -311,6 +311,9 @@ def _kill_worker(simulation: Simulation) -> None:
     worker.process.kill()
     simulation.world.run(lambda: simulation.account.lost is not None, REPORT_LIMIT)
     lost = simulation.account.lost
+    if isinstance(lost, StepFailedError):  # of what takes a value that was put after the death
+        assert f"on workers-{worker.rank} ended" in str(lost), lost
+        return
     assert isinstance(lost, (SupervisionError, ValueLostError))
     where = lost.hosts if isinstance(lost, ValueLostError) else lost.failure.hosts if lost.failure is not None else {}
     assert set(where.values()) == {f"workers-{worker.rank}"}, lost

@@ -63,6 +63,7 @@ class MeshStatus(_Model):
     endpoints: dict[str, CallCounts] = Field(default={}, description="of actors: the calls by endpoint that was called")
     hosts: tuple[str, ...] = Field(default=(), description="of procs, which are divided evenly among them, in order")
     kept: int = Field(default=0, description="of procs: roughly the bytes of the values that stay in them")
+    kept_by_rank: dict[int, int] = Field(default={}, description="the same, by rank")
 
 
 class HostStatus(_Model):

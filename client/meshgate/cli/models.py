@@ -152,6 +152,11 @@ class RankUsage(Result):
     gpus: tuple[int, ...] = Field(description="GPUs of its host that it uses, as far as is known")
     gpu: float | None = Field(description="their mean utilization, in percent; null: unknown")
     gpu_memory: int | None = Field(description="bytes that it uses on them, or, if unknown, that are used on them")
+    kept: int | None = Field(
+        default=0,
+        description="roughly the bytes of values that stay in it; null: unknown, because several sessions have a mesh "
+        "of this name",
+    )
 
 
 class GpuUsage(Result):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from statistics import fmean
 from typing import Annotated, Literal, TypeAlias
@@ -100,11 +100,12 @@ def compare(before: JobStatus, now: JobStatus, seconds: float, usage: Usage) -> 
         _rate(session, mesh, counted.get((session.session, mesh.number)) or _NONE, seconds)
         for session, mesh in _actors(now)
     ]
+    kept = _kept_by_rank(now)
     problems = {f"session {session.session[:8]}": session.problem for session in now.sessions if session.problem}
     return Top(
         seconds=seconds,
         calls=sorted(calls, key=lambda each: (each.session, each.mesh)),
-        ranks=[_rank(process, usage) for process in usage.processes],
+        ranks=[_rank(process, usage, kept) for process in usage.processes],
         gpus=[GpuUsage.model_validate(gpu) for gpu in usage.gpus],
         kept=kept_bytes(now),
         problems={**problems, **usage.problems},
@@ -136,10 +137,21 @@ def _rate(session: SessionStatus, mesh: MeshStatus, before: CallCounts, seconds:
     )
 
 
-def _rank(process: ProcessUsage, usage: Usage) -> RankUsage:
+def _kept_by_rank(status: JobStatus) -> dict[str, Mapping[int, int] | None]:
+    """What each rank keeps, by the name of its mesh: hosts do not know of which session a process is. None: several
+    meshes of this name have processes."""
+    found: dict[str, Mapping[int, int] | None] = {}
+    for mesh in (mesh for session in status.sessions for mesh in session.meshes if mesh.kind == "procs"):
+        if len(mesh.dead) < prod(mesh.sizes.values()):
+            found[mesh.name] = mesh.kept_by_rank if mesh.name not in found else None
+    return found
+
+
+def _rank(process: ProcessUsage, usage: Usage, kept: Mapping[str, Mapping[int, int] | None]) -> RankUsage:
     used = [gpu for gpu in usage.gpus if gpu.host == process.host and gpu.index in process.gpus]
     busy = [gpu.utilization for gpu in used if gpu.utilization is not None]
     memory = [gpu.memory for gpu in used if gpu.memory is not None]
+    kept_here = kept.get(process.mesh, {})
     return RankUsage(
         mesh=process.mesh,
         rank=process.rank,
@@ -150,6 +162,7 @@ def _rank(process: ProcessUsage, usage: Usage) -> RankUsage:
         gpus=process.gpus,
         gpu=fmean(busy) if busy else None,
         gpu_memory=process.gpu_memory if process.gpu_memory is not None else sum(memory) if memory else None,
+        kept=kept_here.get(process.rank, 0) if kept_here is not None else None,
     )
 
 
@@ -207,8 +220,9 @@ def _calls(calls: Sequence[CallRate], *, wide: bool) -> Table:
 
 
 def _ranks(ranks: Sequence[RankUsage], gpus: Sequence[GpuUsage], *, wide: bool) -> Table:
-    """GPU columns only if a host has GPUs."""
-    left, right = ["PROCS", "HOST"], ["RANK", "CPU", "MEMORY"]
+    """GPU columns only if a host has GPUs, and one of what stays in the processes only if something does."""
+    keeps = any(rank.kept for rank in ranks)
+    left, right = ["PROCS", "HOST"], ["RANK", "CPU", "MEMORY", *(["KEPT"] if keeps else [])]
     if wide:
         right.insert(1, "PID")
     if gpus:
@@ -216,7 +230,7 @@ def _ranks(ranks: Sequence[RankUsage], gpus: Sequence[GpuUsage], *, wide: bool) 
     table = _table(left, right)
     for rank in ranks:
         row = [rank.mesh, rank.host, str(rank.rank), *([str(rank.pid)] if wide else [])]
-        row += [_percent(rank.cpu), _size(rank.memory)]
+        row += [_percent(rank.cpu), _size(rank.memory), *([_size(rank.kept)] if keeps else [])]
         if gpus:
             row += [",".join(map(str, rank.gpus)) or "-"] if wide else []
             row += [_percent(rank.gpu), _size(rank.gpu_memory)]

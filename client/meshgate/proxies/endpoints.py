@@ -14,7 +14,7 @@ from meshgate.actors.actor_class import EndpointSpec
 from meshgate.actors.telemetry import NO_SPAN, TRACE_MODULE, CallSpan, start_span
 from meshgate.errors import InvalidRequestError, UnpicklableArgument
 from meshgate.monarch_classes import monarch_api
-from meshgate.proxies.kept import KeptMesh, keep_results, refuse_kept, use_in_call
+from meshgate.proxies.kept import KeptMesh, keep_results, use_in_call
 from meshgate.proxies.mesh import MeshProxy
 from meshgate.proxies.ports import Port
 from meshgate.serialization.pickling import Pickled, dumps_call
@@ -201,7 +201,6 @@ class EndpointProxy(Generic[P, R]):
             )
         mesh, client = self._mesh, self._mesh._client
         pickled = self._pickle(args, kwargs)
-        refuse_kept(pickled.arguments, f"send() to {self._label}")
         client.require_usable(self._target, self._label)
         header = SendTo(
             target=mesh._ref,

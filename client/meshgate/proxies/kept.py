@@ -31,8 +31,8 @@ else:
 
 R = TypeVar("R")
 _ONLY_AS_ARGUMENT = (
-    "a kept mesh can be an argument of endpoints and of actors' constructors only. Fetch the values with .get(), or "
-    "let an endpoint take them"
+    "a kept mesh can be an argument of endpoints, of actors' constructors and of put(), and in a message to a port. "
+    "Fetch the values with .get(), or let an endpoint take them"
 )
 
 
@@ -70,9 +70,10 @@ class OwnedValues(OwnedObject):
 class KeptMesh(MeshTrait, RemoteReference, Generic[R], _AnyArgument):  # type: ignore[misc]
     """Values that stay in the processes of a mesh: results of ``endpoint.keep()``, or what ``put()`` has sent.
 
-    As an argument of an endpoint or of an actor's constructor, a mesh with the extent of the called mesh passes to each
-    rank the value of its own rank; a mesh of one rank passes its value to all; ``all()`` passes all values to each. The
-    values travel inside the cluster. A process that keeps a value itself gets the object, not a copy.
+    As an argument of an endpoint, of an actor's constructor or of ``put()``, a mesh with the extent of the called mesh
+    passes to each rank the value of its own rank; a mesh of one rank passes its value to all; ``all()`` passes all
+    values to each. A message to a port takes the value of one rank, or ``all()``. The values travel inside the cluster.
+    A process that keeps a value itself gets the object, not a copy.
 
     The values are dropped when the program holds no slice of the mesh any more and no call is getting them, and with
     ``release()``. Those that are ``named`` stay as long as the session.
@@ -241,7 +242,7 @@ def put_value(mesh: MeshProxy, value: object) -> KeptMesh[Any]:
         parameters=("number", "label", "value"),
         worker_python=client.worker_python,
     )
-    refuse_kept(pickled.arguments, label)
+    use_in_call(client, pickled.arguments, mesh._shape, label, mesh._stream)
     client.require_usable(mesh._object, label)
     call.unread = client.unread
     ref = mesh._ref
@@ -254,11 +255,13 @@ def put_value(mesh: MeshProxy, value: object) -> KeptMesh[Any]:
     return kept
 
 
-def use_in_call(session: ClientSession, arguments: Sequence[Argument], shape: Shape, label: str, stream: int) -> None:
+def use_in_call(
+    session: ClientSession, arguments: Sequence[Argument], shape: Shape | None, label: str, stream: int
+) -> None:
     """Call it before a message of ``stream`` with these arguments.
 
-    Raises ``ValueError`` if kept values among them do not fit the ranks of ``label``, which has ``shape``, and the
-    reason if they can no longer be used.
+    Raises ``ValueError`` if kept values among them do not fit the ranks of ``label``, which has ``shape`` or, if it is
+    None, is a port; and the reason if they can no longer be used.
     """
     for argument in arguments:
         region = argument.ref.region
@@ -268,20 +271,19 @@ def use_in_call(session: ClientSession, arguments: Sequence[Argument], shape: Sh
         if remote is not None and session.objects.any_failed:
             session.require_usable(remote.number, label)
         extent = Extent(region.labels, region.sizes)
-        if not argument.whole and extent.nelements != 1 and extent != shape.extent:
+        if not argument.whole and extent.nelements != 1 and (shape is None or extent != shape.extent):
             name = remote.name if remote is not None else "its argument"
+            if shape is None:
+                raise ValueError(
+                    f"{label} sends one message, but the values of {name} have {extent}. Nothing was sent. Pass the "
+                    "value of one rank, with slice(); or .all(), to send all values together"
+                )
             raise ValueError(
                 f"{label} runs on {shape.extent}, but the values of {name} have {extent}. Nothing was sent. Pass a "
                 "part of the same extent with slice(); one rank, whose value all get; or .all(), to pass all values to "
                 "each rank"
             )
         session.objects.named_on(argument.ref.object, stream)
-
-
-def refuse_kept(arguments: Sequence[Argument], label: str) -> None:
-    """Raises ``InvalidRequestError`` if kept values are among the arguments."""
-    if any(argument.kind == "kept" for argument in arguments):
-        raise InvalidRequestError(f"{label} cannot take kept values: {_ONLY_AS_ARGUMENT}. Nothing was sent")
 
 
 def _renamed(description: dict[str, Any]) -> dict[str, Any]:

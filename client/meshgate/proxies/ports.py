@@ -10,6 +10,7 @@ import weakref
 from typing import Any, Generic, NoReturn, TypeVar
 
 from meshgate.errors import ActorError, InvalidRequestError, UnpicklableArgument
+from meshgate.proxies.kept import use_in_call
 from meshgate.session.futures import FutureProxy
 from meshgate.session.inbox import Inbox
 from meshgate.session.objects import RemoteObject
@@ -36,10 +37,15 @@ class Port(RemoteReference, Generic[R]):
             weakref.finalize(self, session.release, remote.number).atexit = False
 
     def send(self, obj: R) -> None:
-        """Sends ``obj``, without waiting for anything."""
+        """Sends ``obj``, without waiting for anything.
+
+        A message with kept values comes from the process that keeps the first of them, so that those do not leave the
+        cluster. It may overtake messages from elsewhere, or be overtaken; if there is no receiver any more, it is
+        dropped.
+        """
         pickled = self._session.pickle(obj)
-        if any(argument.kind == "kept" for argument in pickled.arguments):
-            raise InvalidRequestError("a port cannot send kept values: pass them to an endpoint. Nothing was sent")
+        if pickled.arguments:
+            use_in_call(self._session, pickled.arguments, None, "a port", stream_of(self._remote.number))
         header = PortSend(
             port=self._remote.number,
             arguments=pickled.arguments,

@@ -106,6 +106,8 @@ function showChosen() {
   byId("detail").replaceChildren(text, button);
 }
 
+const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
+
 function cellsOfHosts(hosts) {
   return hosts.map((host) => ({
     mesh: host.mesh, rank: host.rank, state: host.state === "missing" ? "missing" : "up", host: host.name, reason: host.reason,
@@ -126,7 +128,9 @@ function cellsOfProcs(procs, session) {
     const host = procs.hosts.length ? procs.hosts[Math.floor((rank * procs.hosts.length) / total)] : "";
     const reason = procs.dead[rank] ?? actors.map((mesh) => mesh.dead[rank]).find(Boolean);
     const state = reason !== undefined ? "lost" : missing.has(host) ? "missing" : busy.has(rank) ? "busy" : "up";
-    const about = [host, reason ?? missing.get(host) ?? busy.get(rank)].filter(Boolean).join(": ");
+    const kept = procs.kept_by_rank?.[rank];  // a gateway of an older version does not say it
+    const said = [host, reason ?? missing.get(host) ?? busy.get(rank)].filter(Boolean).join(": ");
+    const about = [said, kept ? `keeps ${megabytes(kept)}` : ""].filter(Boolean).join(", ");
     return { mesh: procs.name, rank, state, about, host, reason: reason ?? missing.get(host) };
   });
 }
@@ -151,7 +155,7 @@ function showRanks(status) {
       const shape = Object.entries(procs.sizes).map(([label, size]) => `${label}=${size}`).join(" ");
       const runs = actors.length ? `, actors ${actors.map((mesh) => `${mesh.name} (${mesh.class_name})`).join(", ")}` : "";
       const code = procs.version ? `, code ${short(procs.version)}` : "";
-      const keeps = procs.kept ? `, keeps ${(procs.kept / 1e6).toFixed(1)} MB` : "";
+      const keeps = procs.kept ? `, keeps ${megabytes(procs.kept)}` : "";
       const sizes = Object.values(procs.sizes);
       const perGroup = sizes.length > 1 ? sizes[sizes.length - 1] : 8;
       show(`${session.session} ${procs.number} ${procs.name}`, procs.name, `${shape}${runs}${code}${keeps}, session ${session.session.slice(0, 8)}`, cellsOfProcs(procs, session), perGroup);

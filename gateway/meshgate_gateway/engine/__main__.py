@@ -15,10 +15,12 @@ import logging
 import os
 import socket
 import sys
+import weakref
 from collections.abc import Sequence
 
 import async_timeout
 import uvloop
+from websockets.frames import CloseCode
 
 from meshgate_gateway.control import (
     AssignSession,
@@ -37,11 +39,12 @@ from meshgate_gateway.control import (
     NewConnection,
     Notice,
     ReportState,
+    RunEnded,
     SessionDescription,
     SessionEnded,
     SessionState,
 )
-from meshgate_gateway.engine.client_connection import serve_connection
+from meshgate_gateway.engine.client_connection import ClientConnection, serve_connection
 from meshgate_gateway.engine.engine import Engine
 from meshgate_gateway.engine.meshes.attaching import HostRequests
 from meshgate_gateway.engine.monarch import interface
@@ -65,6 +68,7 @@ class EngineProcess:
         self._session: str | None = None
         self._disconnected_since: float | None = None  # None while a client is connected
         self._host_requests = HostRequests(control.send)
+        self._of_runs: weakref.WeakKeyDictionary[ClientConnection, str] = weakref.WeakKeyDictionary()
         monarch = interface.connect(f"tcp://{host}:0" if host else None, self._on_fault)
         self._engine = Engine(
             monarch,
@@ -144,10 +148,9 @@ class EngineProcess:
 
     async def _on_message(self, message: ControlMessage, descriptors: Sequence[int]) -> None:
         if isinstance(message, NewConnection):
-            accepted = socket.socket(fileno=descriptors[0])
-            accepted.setblocking(False)
-            head, proof = message.head.encode("latin-1"), {"gateway": message.gateway, "proof_key": message.proof_key}
-            await serve_connection(self._engine.admission, self._engine.link, accepted, head, **proof)
+            await self._serve_connection(message, socket.socket(fileno=descriptors[0]))
+        elif isinstance(message, RunEnded):
+            self._run_ended(message.run)
         elif isinstance(message, HostsReply):
             self._host_requests.add_reply(message)
         elif isinstance(message, HostLost):
@@ -165,6 +168,17 @@ class EngineProcess:
             self._control.send(SessionDescription(facts=self._engine.describe()))
         elif isinstance(message, AssignSession):
             self._assigned(message.session)  # repeated by each further server
+
+    async def _serve_connection(self, message: NewConnection, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        head, proof = message.head.encode("latin-1"), {"gateway": message.gateway, "proof_key": message.proof_key}
+        connection = await serve_connection(self._engine.admission, self._engine.link, accepted, head, **proof)
+        if message.run:
+            self._of_runs[connection] = message.run
+
+    def _run_ended(self, name: str) -> None:
+        for connection in [each for each, run in self._of_runs.items() if run == name]:
+            connection.close(CloseCode.POLICY_VIOLATION, f"the run {name} has ended, and with it its access")
 
 
 async def serve(control_fd: int, host: str | None, output_fd: int | None) -> None:

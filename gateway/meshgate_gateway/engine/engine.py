@@ -197,6 +197,8 @@ class Engine:
             queued=self._queued_on,
             paused=self._limit,
             start_task=self._start_task,
+            kept=self._kept,
+            notice=self.notice,
         )
 
     def _connect_code(self, monarch: Monarch, host: str | None) -> None:

@@ -89,10 +89,14 @@ class PrintedLines:
 
 
 class Inspection:
-    """``kept_bytes(procs)``: of the values that stay in the processes of a mesh."""
+    """``kept_bytes()``: of the values that stay in processes, by the id of the mesh's record, and by rank."""
 
     def __init__(
-        self, objects: ObjectTable, calls: CallsInFlight, code: Code, kept_bytes: Callable[[ProcMesh], int]
+        self,
+        objects: ObjectTable,
+        calls: CallsInFlight,
+        code: Code,
+        kept_bytes: Callable[[], Mapping[int, Mapping[int, int]]],
     ) -> None:
         self._objects, self._calls, self._code, self._kept_bytes = objects, calls, code, kept_bytes
         self.output = PrintedLines()
@@ -120,9 +124,8 @@ class Inspection:
         items = [(number, mesh) for number, mesh in self._objects.items() if isinstance(mesh, (ProcMesh, ActorMesh))]
         numbers = {id(mesh): number for number, mesh in items}
         in_flight = self._calls.in_flight()
-        found = [_mesh(mesh, number, numbers, in_flight) for number, mesh in items]
-        kept = {number: self._kept_bytes(mesh) for number, mesh in items if isinstance(mesh, ProcMesh)}
-        return tuple(each.model_copy(update={"kept": kept.get(each.number, 0)}) for each in found)
+        kept = self._kept_bytes()
+        return tuple(_mesh(mesh, number, numbers, in_flight, kept.get(id(mesh), {})) for number, mesh in items)
 
     def _hosts(self, mesh: HostMesh) -> Iterator[HostStatus]:
         for rank, name in enumerate(mesh.names):
@@ -137,9 +140,14 @@ class Inspection:
 
 
 def _mesh(
-    mesh: ProcMesh | ActorMesh, number: int, numbers: Mapping[int, int], in_flight: Mapping[tuple[int, str], int]
+    mesh: ProcMesh | ActorMesh,
+    number: int,
+    numbers: Mapping[int, int],
+    in_flight: Mapping[tuple[int, str], int],
+    kept: Mapping[int, int],
 ) -> MeshStatus:
-    """``numbers`` are those of the known meshes by the ids of their records; ``in_flight`` has these ids, too."""
+    """``numbers`` are those of the known meshes by the ids of their records; ``in_flight`` has these ids, too.
+    ``kept``: the bytes of values that stay in its processes, by rank."""
     common: dict[str, Any] = {
         "name": mesh.name,
         "number": number,
@@ -159,6 +167,7 @@ def _mesh(
             endpoints={name: _counts([totals], waiting[name]) for name, totals in mesh.totals.items()},
             **common,
         )
+    common |= {"kept": sum(kept.values()), "kept_by_rank": dict(kept)}
     return MeshStatus(kind="procs", version=mesh.version or "", hosts=mesh.host_names, **common)
 
 

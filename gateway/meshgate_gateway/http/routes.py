@@ -57,7 +57,7 @@ class RunService(Protocol):
     def identify(self, token: str | None) -> Identity | None:
         """The run with this secret, unless it has ended."""
 
-    def statuses(self) -> tuple[RunStatus, ...]:
+    async def statuses(self) -> tuple[RunStatus, ...]:
         """All runs, the oldest first."""
 
     async def respond(self, request: Request, caller: Identity, origin: Origin) -> Response: ...
@@ -171,7 +171,7 @@ class Routes:
             reason = await self.restart_reason() if self.restart_reason is not None else ""
             body: dict[str, Any] = {"sessions": await self.sessions.describe(caller.name), "restarted": reason}
         elif path == "/v1/status":
-            runs = () if self.runs is None else self.runs.statuses()
+            runs = () if self.runs is None else await self.runs.statuses()
             shown = tuple(run.model_copy(update={"command": ()}) for run in runs)
             body = (await inspection.status()).model_copy(update={"runs": shown}).model_dump(mode="json")
         else:
@@ -206,7 +206,7 @@ class Routes:
         resume = request.header("Meshgate-Resume") == "1"
         prover = prover_of(request)
         proof = {"gateway": self.name, "proof_key": prover.key} if prover is not None else {}
-        connect = ConnectRequest(session, identity.name, resume, request.head, **proof)
+        connect = ConnectRequest(session, identity.name, resume, request.head, run=identity.run, **proof)
         failure = await self.sessions.connect(connect, connection)
         refused = None if failure is None else failure.reason
         audit("session", origin, caller=identity.caller, refused=refused, session=session, resume=resume, **self.job)

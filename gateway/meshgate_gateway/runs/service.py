@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -60,13 +60,19 @@ class Place:
 
 
 class Service:
-    """All runs of this gateway. ``changed`` is set when one starts or ends. ``job`` names it in the audit log."""
+    """All runs of this gateway. ``changed`` is set when one starts or ends, and ``ended(name)`` is called when its
+    secret opens nothing any more. ``job`` names it in the audit log."""
 
     def __init__(
-        self, place: Place, supervisor: SupervisorLink, changed: asyncio.Event, job: Mapping[str, str] | None = None
+        self,
+        place: Place,
+        supervisor: SupervisorLink,
+        changed: asyncio.Event,
+        ended: Callable[[str], object],
+        job: Mapping[str, str] | None = None,
     ) -> None:
         self._job = job or {}
-        self._place, self._supervisor, self._changed = place, supervisor, changed
+        self._place, self._supervisor, self._changed, self._on_end = place, supervisor, changed, ended
         self._loop = asyncio.get_running_loop()
         self._runners: dict[str, ChildProcess] = {}
         self._ends: dict[str, asyncio.Task[None]] = {}  # each notes the end of a run
@@ -85,9 +91,20 @@ class Service:
         """The run with this secret, unless it has ended. To look up a digest takes no time that depends on secrets."""
         return None if token is None else self._identities.get(_digest(token))
 
-    def statuses(self) -> tuple[RunStatus, ...]:
-        """All runs, the oldest first."""
-        return tuple(sorted(map(self._status_of, self._runs()), key=lambda status: -status.age))
+    async def statuses(self) -> tuple[RunStatus, ...]:
+        """All runs, the oldest first. Their files are read in a thread: those of 52 runs, as large as they may be, take
+        40 ms, and a page of the job requests its status every second."""
+        runs, had_runner = self._runs(), set(self._runners)
+        found = await asyncio.to_thread(lambda: [run.status(has_runner=run.name in had_runner) for run in runs])
+        # Meanwhile, a run may have been removed, have ended, or have begun under the name of an earlier one.
+        return _oldest_first(
+            status if (run.name in self._runners) == (run.name in had_runner) else self._status_of(run)
+            for run, status in zip(runs, found, strict=True)
+            if run.path.is_dir()
+        )
+
+    def _statuses_now(self) -> tuple[RunStatus, ...]:
+        return _oldest_first(map(self._status_of, self._runs()))
 
     @property
     def live(self) -> bool:
@@ -220,7 +237,7 @@ class Service:
 
     def _create(self, run: RunDirectory, submitted: Submitted) -> None:
         """Makes room for the run, and its directory. It has its name only once it is complete. Raises OSError."""
-        ended = [each for each in self.statuses() if each.name not in self._runners]
+        ended = [each for each in self._statuses_now() if each.name not in self._runners]
         new = RunDirectory(self._home() / f".new-{secrets.token_hex(4)}")
         try:
             new.create(submitted)
@@ -233,7 +250,7 @@ class Service:
             raise
 
     def _list(self) -> Response:
-        statuses = self.statuses()
+        statuses = self._statuses_now()  # at once, so that each end is news in one answer only
         for status in statuses:
             self._note_reported(status)
         return Response(HTTPStatus.OK, Runs(runs=statuses).model_dump(mode="json"))
@@ -332,6 +349,7 @@ class Service:
         process.forget()
         del self._runners[name], self._ends[name]
         self._identities = {digest: each for digest, each in self._identities.items() if each.run != name}
+        self._on_end(name)
         self._ended_at = self._loop.time()
         self._changed.set()
 
@@ -345,6 +363,10 @@ class Service:
             run.write_record(record.model_copy(update={"state": "lost", "reason": reason, "ended": time.time()}))
         status = run.status(has_runner=False)
         log.info("run ended", run=run.name, state=status.state, exit_code=status.exit_code, reason=status.reason)
+
+
+def _oldest_first(statuses: Iterable[RunStatus]) -> tuple[RunStatus, ...]:
+    return tuple(sorted(statuses, key=lambda status: -status.age))
 
 
 def _digest(secret: str) -> bytes:

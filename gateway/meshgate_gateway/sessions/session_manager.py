@@ -42,6 +42,7 @@ from meshgate_gateway.control import (
     Inspected,
     NewConnection,
     Notice,
+    RunEnded,
     SessionDescription,
     SessionEnded,
     SessionState,
@@ -67,7 +68,7 @@ M = TypeVar("M", bound=BaseModel)
 @dataclass(frozen=True, slots=True)
 class ConnectRequest:
     """An authenticated client's request to connect to a session. ``proof_key``, unless it is empty, proves the engine's
-    response to be that of ``gateway``."""
+    response to be that of ``gateway``. ``run``: whose secret the client has presented, if that of a run."""
 
     session: str
     owner: str
@@ -75,6 +76,7 @@ class ConnectRequest:
     head: bytes
     gateway: str = ""
     proof_key: str = ""
+    run: str = ""
 
 
 class SessionManager:
@@ -141,7 +143,10 @@ class SessionManager:
         engine = self._engines.get(request.session)
         if engine is not None:
             new = NewConnection(
-                head=request.head.decode("latin-1"), gateway=request.gateway, proof_key=request.proof_key
+                head=request.head.decode("latin-1"),
+                gateway=request.gateway,
+                proof_key=request.proof_key,
+                run=request.run,
             )
             engine.send(new, [connection.fileno()])
             try:
@@ -208,6 +213,12 @@ class SessionManager:
         for session, engine in self._engines.items():
             if mesh in self._sessions.meshes_of(session):
                 engine.send(HostRestored(mesh=mesh, rank=rank, host=host))
+
+    def run_ended(self, run: str) -> None:
+        """Closes the connections that the secret of ``run``, which must not open others any more, has opened. Their
+        sessions stay, as after a cut."""
+        for engine in self._engines.values():
+            engine.send(RunEnded(run=run))
 
     def notify(self, text: str | None) -> None:
         """Shows every session a line about the job, also those that start later; None: no longer."""

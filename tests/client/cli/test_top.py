@@ -111,6 +111,28 @@ def test_what_processes_keep_is_shown() -> None:
     assert text[-1].strip() == "values that stay in processes: procs 4.2 MB"
 
 
+def test_what_each_rank_keeps_is_shown_if_one_keeps_something() -> None:
+    usage = Usage([process(0), process(1)])
+    look = compare(status(None), status(None, kept=4_200_000), 1.0, usage)
+    assert [rank.kept for rank in look.ranks] == [0, 4_200_000]
+    text = lines(look, 100)
+    assert [line.rstrip() for line in text[-5:-2]] == [
+        "PROCS  HOST       RANK  PID  CPU  MEMORY  KEPT",
+        "procs  workers-0     0  100  50%   3.0Gi   0Ki",
+        "procs  workers-1     1  101  50%   3.0Gi   4Mi",
+    ]
+
+
+def test_what_a_rank_keeps_is_unknown_if_several_sessions_have_its_mesh() -> None:
+    now = status(None, kept=4_200_000)
+    (session,) = now.sessions
+    ended = tuple(each.model_copy(update={"dead": {0: "stopped", 1: "stopped"}}) for each in session.meshes)
+    for meshes, expected in ((ended, [0, 4_200_000]), (session.meshes, [None, None])):
+        both = now.model_copy(update={"sessions": (session, session.model_copy(update={"meshes": meshes}))})
+        look = compare(both, both, 1.0, Usage([process(0), process(1)]))
+        assert [rank.kept for rank in look.ranks] == expected
+
+
 @pytest.mark.parametrize("width", [40, 60, 79])
 def test_a_narrow_terminal_keeps_the_numbers(width: int) -> None:
     text = lines(top(), width)

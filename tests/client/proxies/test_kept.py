@@ -12,11 +12,25 @@ from typing import Any
 import pytest
 
 from meshgate.errors import ActorError, InvalidRequestError, UnpicklableArgument, ValueLostError
+from meshgate.proxies.channels import Channel
 from meshgate.proxies.client import Client
+from meshgate.proxies.endpoints import send
 from meshgate.proxies.kept import KeptInfo, KeptMesh
 from meshgate.session.dialing import UrlDialer
 from meshgate_wire import Fragments
-from meshgate_wire.messages import Call, Failed, Failure, NameKept, PutValue, ReadKept, Release, Values, stream_of
+from meshgate_wire.messages import (
+    Call,
+    Failed,
+    Failure,
+    NameKept,
+    PortSend,
+    PutValue,
+    ReadKept,
+    Release,
+    SendTo,
+    Values,
+    stream_of,
+)
 from tests.client.counting import Counter, counters
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway, ScriptedSession
 from tests.waiting import wait_for
@@ -97,15 +111,44 @@ def test_values_that_do_not_fit_are_refused_before_anything_is_sent(gateway: Scr
     assert len(gateway.got(Call)) == 2
 
 
-def test_kept_values_outside_of_calls_are_refused(gateway: ScriptedGateway, client: Client) -> None:
+def test_put_and_messages_to_ports_and_of_send_name_the_values(gateway: ScriptedGateway, client: Client) -> None:
+    mesh = counters(client)
+    kept = mesh.echo.keep(1)
+    port, _receiver = Channel.open(client=client)
+    mesh._procs.put([kept]).info(TIMEOUT)
+    port.send((kept.slice(hosts=1, gpus=0), kept.all()))
+    send(mesh.echo, (kept,), {}, port)
+    mesh.echo.call(1).get(TIMEOUT)
+    wait_for(lambda: gateway.got(PortSend), "the message arrived")
+    (put,), (sent,), (called,) = gateway.got(PutValue), gateway.got(PortSend), gateway.got(SendTo)
+    for header in (put, sent, called):
+        assert {(each.kind, each.ref.object) for each in header.arguments} == {("kept", kept._remote.number)}
+    assert [each.whole for each in sent.arguments] == [False, True]
+    assert stream_of(port._remote.number) in kept._remote.streams  # so that the release does not overtake the message
+
+
+def test_put_and_ports_refuse_values_that_do_not_fit(gateway: ScriptedGateway, client: Client) -> None:
+    mesh = counters(client)
+    kept = mesh.echo.keep(1)
+    port, _receiver = Channel.open(client=client)
+    with pytest.raises(ValueError, match=r"a port sends one message, but .* have \{hosts: 2, gpus: 2\}\. Nothing was"):
+        port.send(kept)
+    with pytest.raises(ValueError, match=r"counters\.put\(\) runs on \{gpus: 2\}, but .* have \{hosts: 2, gpus: 2\}"):
+        mesh.slice(hosts=0).put(kept)
+    kept.release()
+    with pytest.raises(InvalidRequestError, match="released"):
+        port.send(kept.slice(hosts=0, gpus=0))
+    mesh.echo.call(1).get(TIMEOUT)
+    assert not gateway.got(PortSend) + gateway.got(PutValue)
+
+
+def test_kept_values_cannot_be_pickled_or_copied(gateway: ScriptedGateway, client: Client) -> None:
     mesh = counters(client)
     kept = mesh.echo.keep(1)
     with pytest.raises(UnpicklableArgument, match="can be an argument of endpoints"):
         pickle.dumps(kept)
     with pytest.raises(UnpicklableArgument):
         copy.copy(kept)
-    with pytest.raises(InvalidRequestError, match=r"counters\.put\(\) cannot take kept values"):
-        mesh.put([kept])
 
 
 def test_what_is_put_is_sent_once(gateway: ScriptedGateway, client: Client) -> None:

@@ -41,7 +41,14 @@ def status(hosts: int, gpus: int) -> JobStatus:
     )
     sizes = {"hosts": hosts, "gpus": gpus}
     procs = MeshStatus(
-        kind="procs", name="procs", number=2, sizes=sizes, version=VERSION, hosts=tuple(names), kept=4**11
+        kind="procs",
+        name="procs",
+        number=2,
+        sizes=sizes,
+        version=VERSION,
+        hosts=tuple(names),
+        kept=4**11,
+        kept_by_rank={2: 4**11},
     )
     actors = MeshStatus(
         kind="actors",

@@ -75,6 +75,8 @@ def test_ranks_have_states_reasons_and_hosts(open_page: Callable[..., Any]) -> N
 def test_what_processes_keep_is_beside_their_mesh(open_page: Callable[..., Any]) -> None:
     page = open_page(FakeSource(hosts=3, gpus=4))
     assert ", keeps 4.2 MB, session 01234567" in page.locator("#meshes").inner_text()
+    page.get_by_role("button", name="rank 2, up, workers-0, keeps 4.2 MB").click()
+    assert "rank 2: up, workers-0, keeps 4.2 MB" in page.locator("#detail").inner_text()
 
 
 def test_calls_hosts_and_sessions_are_listed(open_page: Callable[..., Any]) -> None:

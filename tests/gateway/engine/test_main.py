@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
+from websockets.asyncio.client import connect
 
 from meshgate_gateway.control import (
     AssignSession,
@@ -13,7 +15,9 @@ from meshgate_gateway.control import (
     EndSession,
     EngineReady,
     HostLost,
+    NewConnection,
     ReportState,
+    RunEnded,
     SessionState,
     control_pair,
 )
@@ -52,6 +56,43 @@ def test_a_message_that_the_engine_cannot_handle_ends_the_session_with_the_reaso
     monkeypatch.setattr(process.Engine, "host_lost", fail)
     lost = HostLost(mesh="workers", host="workers-0", reason="OOMKilled")
     assert "ZeroDivisionError('a bug')" in asyncio.run(end_reason(*control_pair(), lost.model_dump_json().encode()))
+
+
+def test_the_end_of_a_run_closes_the_connections_that_its_secret_has_opened() -> None:
+    async def test() -> None:
+        server, engine = control_pair()
+        control, channel = ControlChannel(engine), ControlChannel(server)
+        serving = asyncio.create_task(process.EngineProcess(control, None, None).run())
+        channel.send(AssignSession(session="0" * 32, lease=1))
+
+        async def opened(run: str) -> Any:
+            near, far = socket.socketpair()
+            near.setblocking(False)
+            opening = asyncio.ensure_future(connect("ws://gateway/", sock=near, compression=None, proxy=None))
+            head = b""
+            while b"\r\n\r\n" not in head:
+                far.setblocking(False)
+                head += await asyncio.get_running_loop().sock_recv(far, 65_536)
+            channel.send(NewConnection(head=head.decode("latin-1"), run=run), [far.fileno()])
+            far.close()
+            return await asyncio.wait_for(opening, WAIT_TIMEOUT)
+
+        of_run = await opened("night")
+        channel.send(RunEnded(run="day"))
+        await (await of_run.ping())
+        channel.send(RunEnded(run="night"))
+        await asyncio.wait_for(of_run.wait_closed(), WAIT_TIMEOUT)
+        assert (of_run.close_code, of_run.close_reason) == (1008, "the run night has ended, and with it its access")
+        of_driver = await opened("")
+        channel.send(RunEnded(run="night"))
+        await (await of_driver.ping())
+        channel.send(EndSession(reason="the test is over"))
+        await asyncio.wait_for(serving, WAIT_TIMEOUT)
+        await of_driver.close()
+        for end in (control, channel):
+            end.close()
+
+    asyncio.run(test())
 
 
 def test_another_server_learns_whether_a_client_is_connected_and_the_pending_requests() -> None:

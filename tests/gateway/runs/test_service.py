@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshgate_gateway.runs.records import Record
+from meshgate_gateway.runs import service
+from meshgate_gateway.runs.records import Record, RunDirectory, Submitted
+from meshgate_wire.status import Submission
 from tests.gateway.runs.run_process import DEADLINE, record_version
 from tests.gateway.server_process import TOKEN, HttpResponse, ServerProcess, handshake, request, wait_gone
+from tests.gateway.unsupervised import Unsupervised
 from tests.small_disk import fill, small_disk
 from tests.waiting import wait_for
 
@@ -229,6 +234,89 @@ def test_a_session_of_a_run_belongs_to_its_submitter(gateway: Gateway) -> None:
         gateway.server.wait_logged("audit", action="session", outcome="allowed", caller="job (run driver)")
     gateway.post("/v1/runs/driver/stop", {})
     gateway.wait("driver")
+
+
+def test_the_end_of_a_run_closes_the_connections_that_its_secret_has_opened(gateway: Gateway) -> None:
+    program = "import os\nprint('secret', os.environ['MESHGATE_RUN_TOKEN'])\n" + WAITS
+    secrets = {}
+    for name in ("left", "going"):
+        gateway.submit(name, program)
+        gateway.wait_printed(name, "ready")
+        secrets[name] = gateway.output(name).split()[1]
+    left, other, mine = gateway.server.connect(), gateway.server.connect(), gateway.server.join("3" * 32)
+    with left, other, mine:
+        for connection, name, session in ((left, "left", "1" * 32), (other, "going", "2" * 32)):
+            connection.send(handshake(session, token=secrets[name]))
+            assert connection.head()[0] == 101
+        gateway.post("/v1/runs/left/stop", {})
+        gateway.wait("left")
+        assert left.closed_by_peer()
+        assert other.command("describe")["session"] == "2" * 32
+        assert mine.command("describe")["session"] == "3" * 32
+        with gateway.server.connect() as again:
+            again.send(handshake("1" * 32, resume=True, token=secrets["left"]))
+            assert again.head()[0] == 401
+        replaced = len([line for line in gateway.server.log.splitlines() if "the server was replaced" in line])
+        os.kill(gateway.server.wait_logged_times("serving", 1)[-1]["pid"], signal.SIGKILL)
+        gateway.server.wait_logged_times("the server was replaced", replaced + 1)
+        gateway.post("/v1/runs/going/stop", {})
+        assert other.closed_by_peer()
+        assert mine.command("describe")["session"] == "3" * 32
+    gateway.wait("going")
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_the_status_is_put_together_beside_other_requests(gateway: Gateway, removed: bool) -> None:
+    name = f"read-slowly-{removed}".lower()
+    gateway.submit(name, "print('hello')\n")
+    gateway.wait(name)
+    file = gateway.directory(name) / "submission"
+    submission = file.read_bytes()
+    file.unlink()
+    os.mkfifo(file)
+    with gateway.server.connect() as asking:
+        asking.send(request("/v1/status", token=TOKEN))
+        pipe: list[int] = []
+
+        def is_read() -> bool:
+            with contextlib.suppress(OSError):  # nothing reads it yet
+                pipe.append(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
+            return bool(pipe)
+
+        wait_for(is_read, "the server reads the submission")
+        with os.fdopen(pipe[0], "wb") as writer:
+            assert gateway.server.ask("/healthz").status == 200
+            file.unlink()
+            file.write_bytes(submission)
+            if removed:
+                file.parent.rename(file.parent.with_name(".gone"))
+            writer.write(submission)
+        runs = {run["name"]: run for run in asking.http().body["runs"]}
+    if removed:
+        assert name not in runs
+    else:
+        assert (runs[name]["state"], runs[name]["command"]) == ("succeeded", [])
+
+
+def test_a_run_that_begins_while_the_status_is_put_together_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        place = service.Place({}, {}, dict)
+        runs = service.Service(place, Unsupervised(), asyncio.Event(), ended=lambda name: None)
+        monkeypatch.setattr(runs, "_directory", tmp_path)
+        submission = Submission.model_validate({**VALID, "name": "again"})
+        RunDirectory(tmp_path / "again").create(Submitted(submission=submission, owner="job", time=0, variables={}))
+
+        async def read_before_it_begins(function: Callable[[], object]) -> object:
+            found = function()
+            monkeypatch.setitem(runs._runners, "again", None)
+            return found
+
+        monkeypatch.setattr(service.asyncio, "to_thread", read_before_it_begins)
+        assert [run.state for run in await runs.statuses()] == ["starting"]
+
+    asyncio.run(test())
 
 
 def test_a_repeated_submission_starts_nothing_again(gateway: Gateway) -> None:

@@ -9,18 +9,20 @@ processes report what they send, a chunk at a time, and send no more while their
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from meshgate_gateway.engine.failures import RequestFailed
 from meshgate_gateway.engine.interfaces import Answer, CallLater, Handler, Send, StartTask
 from meshgate_gateway.engine.monarch.interface import CallSender, PortSender
-from meshgate_gateway.engine.objects.records import Channel
-from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, choose
+from meshgate_gateway.engine.objects.records import ActorMesh, Channel
+from meshgate_gateway.engine.objects.table import KeptArgument, Lookup, ObjectTable, choose
 from meshgate_wire import Fragments
-from meshgate_wire.messages import Adopted, OpenChannel, PortMessage, PortSend, SendTo, stream_of
+from meshgate_wire.messages import Adopted, MeshRef, OpenChannel, PortMessage, PortSend, SendTo, stream_of
 
 MEMORY = int(os.environ.get("MESHGATE_CHANNEL_MEMORY") or 2**30)
 """Bytes of unread messages in the engine, of all channels, above which the processes that sent them wait."""
@@ -156,10 +158,20 @@ class ChannelPorts(CallSender, PortSender, Protocol):
     """What channels need of Monarch."""
 
 
+class KeptMessages(Protocol):
+    """What channels need of values that stay in the cluster; ``kept_values.KeptValues``."""
+
+    async def send(self, port: Any, buffers: Sequence[Fragments], arguments: Sequence[Any]) -> None: ...
+
+    async def deliver_cast(
+        self, mesh: ActorMesh, endpoint: str, ref: MeshRef, arguments: Sequence[Any], chosen: int | None
+    ) -> Sequence[Any]: ...
+
+
 class Channels:
     """The channels of a session. ``queued(stream)`` returns how many bytes wait to be sent to the client. ``paused`` is
     called when a channel's port is not read because of that: from then on, ``resume`` must be called until none of them
-    is ``full``. ``backlog`` makes senders wait."""
+    is ``full``. ``backlog`` makes senders wait. ``notice(text)`` shows the user a line."""
 
     def __init__(
         self,
@@ -172,10 +184,12 @@ class Channels:
         queued: Callable[[int], int],
         paused: Callable[[], object],
         start_task: StartTask,
+        kept: KeptMessages,
+        notice: Callable[[str], object],
     ) -> None:
         self._objects, self._lookup, self._monarch = objects, lookup, monarch
         self._send_message, self._queued, self._start_task = send, queued, start_task
-        self._backlog, self._paused = backlog, paused
+        self._backlog, self._paused, self._kept, self._notice = backlog, paused, kept, notice
         self.full: dict[int, asyncio.Future[None]] = {}  # by stream, of the channels whose port is not read
 
     def handlers(self) -> Mapping[type, Handler]:
@@ -225,19 +239,35 @@ class Channels:
     async def _send(self, header: PortSend, buffers: Sequence[Fragments]) -> None:
         channel = await self._lookup.channel(header.port)
         objects = await self._lookup.arguments(header.arguments)
+        if any(isinstance(each, KeptArgument) for each in objects):
+            with self._noticed("a message to a channel"):
+                await self._kept.send(channel.port, buffers, objects)
+            return
         payload = self._lookup.payload(buffers, objects)
         self._monarch.send_to_port(channel.port, payload, return_undeliverable=header.return_undeliverable)
 
     async def _send_to(self, header: SendTo, buffers: Sequence[Fragments]) -> None:
         target = await self._objects.wait(header.target.object)
         channel = await self._lookup.channel(header.port)
-        objects = await self._lookup.arguments(header.arguments)
+        objects: Sequence[Any] = await self._lookup.arguments(header.arguments)
         mesh, actors, ranks = self._lookup.actors(target, header.target)
+        chosen = choose(mesh, ranks) if header.selection == "choose" else None
+        if any(isinstance(each, KeptArgument) for each in objects):
+            with self._noticed(f"a message to {mesh.name}.{header.endpoint}"):
+                objects = await self._kept.deliver_cast(mesh, header.endpoint, header.target, objects, chosen)
         payload = self._lookup.payload(buffers, objects)
-        if header.selection == "choose":
-            chosen = choose(mesh, ranks)
+        if chosen is not None:
             actors, payload = self._lookup.one_actor(mesh, header.target, ranks[chosen], chosen, payload)
         self._monarch.cast(actors, header.endpoint, header.explicit_port, payload, channel.port)
+
+    @contextlib.contextmanager
+    def _noticed(self, what: str) -> Iterator[None]:
+        """Tells the user why a message with kept values is not sent: no call fails with that."""
+        try:
+            yield
+        except RequestFailed as error:
+            self._notice(f"{what} was not sent: {error}")
+            raise
 
     def close(self) -> None:
         for known in self._objects.values():

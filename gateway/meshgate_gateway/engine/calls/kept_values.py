@@ -16,6 +16,7 @@ import contextlib
 import functools
 import io
 import pickle
+from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -55,6 +56,7 @@ from meshgate_wire.messages import (
 CLASS = "KeptValuesActor"
 CLASS_DATA = (f"c{MODULE}\n{CLASS}\n.".encode(),)  # a pickle that refers to it by name
 NOTHING = Adopted()
+OWN = 0  # in place of the number of actors: what is delivered is for the actor that serves kept values itself
 Forget: TypeAlias = Callable[[Collection[int] | None], None]
 """Makes processes forget what a call has not taken: at these positions of it, or at all if it was not sent."""
 
@@ -159,6 +161,17 @@ class KeptValues:
                 forget(_untaken(sent, mesh, response) if sent is not None else None)
 
         return Prepared(arguments, chosen, ended, label)
+
+    async def deliver_cast(
+        self, mesh: ActorMesh, endpoint: str, ref: MeshRef, arguments: Sequence[Any], chosen: int | None
+    ) -> Sequence[Any]:
+        """As ``deliver``, for a call of the part ``ref`` of ``mesh`` whose replies the engine does not see."""
+        name, region = f"{mesh.name}.{endpoint}", ref.region or mesh.region
+        procs = _procs_of(mesh, endpoint)
+        objects, forget = await self.deliver(name, procs, region, arguments, target=ref.object, chosen=chosen)
+        if mesh.failed or mesh.dead:  # it takes nothing any more, and ``actors_ended`` may have been called before
+            forget([at for at, rank in enumerate(ranks_of(region)) if mesh.failed or rank in mesh.dead])
+        return objects
 
     async def deliver(
         self,
@@ -327,16 +340,55 @@ class KeptValues:
         if not isinstance(found, (ProcMesh, ActorMesh)):
             raise invalid(f"object {header.target.object} is neither a proc mesh nor an actor mesh")
         procs = found if isinstance(found, ProcMesh) else _procs_of(found, "put()")
-        payload = self._lookup.payload(buffers, await self._lookup.arguments(header.arguments))
         region = header.target.region or found.region
         ranks = ranks_within(region, found.region, found.name)
-        servers = await self._served(procs, region)
-        await self._wait_dropped(servers)
-        pending = PendingCall(header.call, "call", found.name, "put", ranks, procs.host_of)
-        _require_living(pending, procs)
-        kept = self._add(header.keep, f"{found.name}.put()", servers, region, ranks)
-        pending.on_end = functools.partial(self._answered, kept)
+        arguments: Sequence[Any] = await self._lookup.arguments(header.arguments)
+        forget: Forget | None = None
+        if any(isinstance(argument, KeptArgument) for argument in arguments):
+            name = f"{found.name}.put"
+            arguments, forget = await self.deliver(name, procs, region, arguments, target=OWN, call=header.call)
+        try:
+            payload = self._lookup.payload(buffers, arguments)
+            servers = await self._served(procs, region)
+            await self._wait_dropped(servers)
+            pending = PendingCall(header.call, "call", found.name, "put", ranks, procs.host_of)
+            _require_living(pending, procs)
+            kept = self._add(header.keep, f"{found.name}.put()", servers, region, ranks)
+        except Exception:
+            if forget is not None:
+                forget(None)
+            raise
+
+        def ended(response: Response | None) -> None:
+            self._answered(kept, response)
+            if forget is not None:
+                forget(_untaken(pending, servers.actors, response))
+
+        pending.on_end = ended
         self._start(pending, servers, region, payload, header.target.object)
+
+    async def send(self, port: Any, buffers: Sequence[Fragments], arguments: Sequence[Any]) -> None:
+        """Sends a message with kept values to ``port``, from the process that keeps the first of them: they do not pass
+        the engine, which does not know where the receiver is. Returns once the message has left.
+
+        Raises RequestFailed as ``deliver``, or with what kept the message from being sent.
+        """
+        first = next(argument for argument in arguments if isinstance(argument, KeptArgument))
+        procs = first.kept.servers.procs
+        at = Region(labels=(), offset=ranks_of(first.region)[0], sizes=(), strides=())
+        objects, forget = await self.deliver("port.send", procs, at, arguments, target=OWN)
+        try:
+            servers = await self._served(procs, at)
+            _, actors, called = self._lookup.actors(servers.actors, MeshRef(object=0, region=at))
+            value = self._lookup.payload(buffers, objects)
+            to = self._monarch.port_argument(port)
+            payload = self._monarch.engine_payload(to, value, objects=[to, value])
+            pending = PendingCall(0, "call", "port", "send", called, procs.host_of)
+            _require_living(pending, procs)
+            await self._collect(pending, self._monarch.call(actors, "send_to", True, payload), procs, ())
+        except Exception:
+            forget(None)
+            raise
 
     async def _read(self, header: ReadKept, buffers: Sequence[Fragments]) -> None:
         kept = await self._objects.wait(header.target.object)
@@ -476,10 +528,17 @@ class KeptValues:
                         dropping.cancel()  # no call waits for a process that is dead
                     self.calls.fail(servers.actors)
 
-    def kept_bytes(self, procs: ProcMesh) -> int:
-        """Roughly the bytes of the values that stay in the processes of a mesh."""
-        known = self._objects.values()
-        return sum(sum(each.sizes) for each in known if isinstance(each, KeptMesh) and each.servers.procs is procs)
+    def kept_bytes(self) -> dict[int, Counter[int]]:
+        """Roughly the bytes of the values that stay in processes that live: by the id of their mesh, and by rank."""
+        found: dict[int, Counter[int]] = {}
+        for kept in self._objects.values():
+            if isinstance(kept, KeptMesh) and kept.sizes:
+                procs = kept.servers.procs
+                by_rank = found.setdefault(id(procs), Counter())
+                for rank, size in zip(kept.ranks, kept.sizes, strict=False):
+                    if rank not in procs.dead:
+                        by_rank[rank] += size
+        return found
 
     # --- the actors that serve kept values
 

@@ -61,6 +61,7 @@ class KeptCalls:
         self._evictable_bytes = 0
         self._listed: dict[int, _Call] = {}  # on the holder's list, evictable before; oldest first
         self._unsent: deque[tuple[_Call, int]] = deque()  # replies that the holder waits for
+        self._before_holder = 0  # the last call of earlier holders
 
     def received(self, header: Call) -> None:
         """A call of the current holder has arrived."""
@@ -68,10 +69,11 @@ class KeptCalls:
             self._calls[header.call] = _Call(header, time.monotonic(), wanted=True)
 
     def keep(self, header: Reply, buffers: Sequence[bytes | memoryview], *, congested: bool) -> bool:
-        """Keeps a reply. Returns whether it is sent from here, when fetched or when the wire is no longer congested."""
+        """Keeps a reply. Returns whether it is sent from here, when fetched or when the wire is no longer congested, or
+        is dropped: of what an earlier holder has waited for, a later one knows only the calls of endpoints."""
         call = self._calls.get(header.call)
         if call is None:
-            return False
+            return header.call <= self._before_holder
         if not isinstance(header, Item) and not (isinstance(header, Failed) and header.rank is not None):
             self._drop_replies(call)  # the last reply replaces one that was too large
         self._store(call, header, buffers)
@@ -141,8 +143,9 @@ class KeptCalls:
                 if not self._running(number):
                     self._make_evictable(call)
 
-    def holder_changed(self) -> None:
-        """The replies to all calls so far wait until the new holder fetches them."""
+    def holder_changed(self, last_call: int = 0) -> None:
+        """The replies to all calls so far wait until the new holder fetches them. Its own come after ``last_call``."""
+        self._before_holder = last_call
         self._unsent.clear()
         for call in self._calls.values():
             call.wanted = False

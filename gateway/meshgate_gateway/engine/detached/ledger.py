@@ -255,7 +255,7 @@ class Ledger:
     def holder_changed(self) -> None:
         """Another client is the holder now. Until it sends ``Resume``, only ``welcome`` may be sent to it."""
         self._resumed = False
-        self.calls.holder_changed()
+        self.calls.holder_changed(self._numbers.highest)
         self.output.holder_changed()
         self.channels.holder_changed()
 

@@ -281,7 +281,7 @@ class Lookup:
         if not buffers:
             raise invalid("the message has no pickled arguments")
         if objects and any(isinstance(each, KeptArgument) for each in objects):
-            raise invalid("kept values can be arguments of endpoints and of constructors only")
+            raise invalid("this message cannot take kept values")
         data, *beside = map(_fragments_of, buffers)
         return self._monarch.payload(data, beside, objects)
 

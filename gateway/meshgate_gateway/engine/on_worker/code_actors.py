@@ -191,6 +191,13 @@ class KeptValuesActor(Actor):
         values = await asyncio.gather(*[at(rank) for rank in range(count)])
         return ValueMesh(Extent(list(labels), list(sizes)).region.as_shape(), list(values))
 
+    @concurrent_endpoint
+    async def send_to(self, port: Any, value: Any) -> None:
+        """Sends a message that the driver has composed of kept values. Meanwhile this actor serves others, however long
+        ``send`` waits for a slow receiver."""
+        port.return_undeliverable = False  # it would come back to this actor, as a fault that ends it
+        await asyncio.to_thread(port.send, value)
+
     @endpoint
     async def forget(self, delivery: int) -> None:
         self._store.forget(delivery)

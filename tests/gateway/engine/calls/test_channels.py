@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Literal
 
 import pytest
 
 from meshgate_gateway.engine.calls.channels import LOOK_INTERVAL, MAX_QUEUED, Backlog, Channels
-from meshgate_gateway.engine.failures import RequestFailed
-from meshgate_gateway.engine.objects.records import Channel
-from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
+from meshgate_gateway.engine.failures import RequestFailed, invalid
+from meshgate_gateway.engine.objects.records import ActorMesh, Channel, KeptMesh
+from meshgate_gateway.engine.objects.regions import hosts_region
+from meshgate_gateway.engine.objects.table import KeptArgument, Lookup, ObjectTable
 from meshgate_wire import Fragments
-from meshgate_wire.messages import MeshRef, OpenChannel, PortMessage, PortSend, SendTo, stream_of
+from meshgate_wire.messages import Argument, MeshRef, OpenChannel, PortMessage, PortSend, SendTo, stream_of
 from tests.gateway.engine.fakes import (
     FakeMonarch,
     FakePort,
@@ -29,6 +32,10 @@ CHANNEL, ACTORS = 1, 2
 VALUE = [Fragments((b"value",))]
 PORT = "a port"
 LIMIT = 100
+KEPT, LOST = (
+    KeptArgument(KeptMesh(number, "make.keep()", None, hosts_region(1), (0,), None), hosts_region(1), whole=False)  # type: ignore[arg-type]
+    for number in (7, 8)
+)
 
 
 class Opened:
@@ -38,6 +45,8 @@ class Opened:
         self.monarch, self.objects, self.sent = FakeMonarch(), ObjectTable(), Sent()
         self.queued: dict[int, int] = {}
         self.limits: list[object] = []
+        self.notices: list[str] = []
+        self.through_processes: list[tuple[object, ...]] = []
         self.channels = Channels(
             self.objects,
             Lookup(self.objects, self.monarch),
@@ -47,6 +56,8 @@ class Opened:
             queued=lambda stream: self.queued.get(stream, 0),
             paused=lambda: self.limits.append(self.channels.full),
             start_task=start_task,
+            kept=self,
+            notice=self.notices.append,
         )
         self.open(CHANNEL, once=once)
 
@@ -56,6 +67,19 @@ class Opened:
 
     def handle(self, header: object, buffers: object = VALUE) -> object:
         return self.channels.handlers()[type(header)](header, buffers)  # type: ignore[arg-type]
+
+    # as ``channels.KeptMessages``
+
+    async def send(self, port: object, buffers: object, arguments: Sequence[object]) -> None:
+        self.through_processes.append((port, *arguments))
+        if LOST in arguments:
+            raise invalid("no sample")
+
+    async def deliver_cast(
+        self, mesh: ActorMesh, endpoint: str, ref: MeshRef, arguments: Sequence[object], chosen: int | None
+    ) -> list[object]:
+        await self.send(chosen, (), arguments)
+        return ["delivered"]
 
     async def close(self) -> None:
         self.channels.close()
@@ -136,6 +160,48 @@ async def test_the_replies_of_a_call_can_go_to_a_channel() -> None:
     header = SendTo(target=MeshRef(object=ACTORS), endpoint="step", port=CHANNEL)
     await opened.handle(header)  # type: ignore[misc]
     assert opened.monarch.casts == [("step", b"value", opened.monarch.ports[0])]
+    await opened.close()
+
+
+def kept_meshes(opened: Opened) -> tuple[Argument, Argument]:
+    """What refers to kept values, and to others that are lost."""
+    opened.objects.add(7, KEPT.kept)
+    opened.objects.add(8, LOST.kept)
+    return Argument(kind="kept", ref=MeshRef(object=7)), Argument(kind="kept", ref=MeshRef(object=8))
+
+
+@async_test
+async def test_a_message_with_kept_values_is_sent_by_a_process() -> None:
+    opened = Opened()
+    kept, lost = kept_meshes(opened)
+    await opened.handle(PortSend(port=CHANNEL, arguments=(kept,)))  # type: ignore[misc]
+    assert opened.through_processes == [(opened.monarch.ports[0], KEPT)]
+    with pytest.raises(RequestFailed):
+        await opened.handle(PortSend(port=CHANNEL, arguments=(lost,)))  # type: ignore[misc]
+    assert opened.notices == ["a message to a channel was not sent: no sample"]
+    assert not opened.monarch.sent
+    await opened.close()
+
+
+@async_test
+async def test_a_call_whose_replies_go_to_a_channel_gets_kept_values_first() -> None:
+    opened = Opened()
+    opened.objects.add(ACTORS, actor_mesh())
+    kept, lost = kept_meshes(opened)
+
+    def header(argument: Argument, selection: Literal["all", "choose"]) -> SendTo:
+        ref = MeshRef(object=ACTORS)
+        return SendTo(target=ref, endpoint="step", port=CHANNEL, arguments=(argument,), selection=selection)
+
+    await opened.handle(header(kept, "all"))  # type: ignore[misc]
+    await opened.handle(header(kept, "choose"))  # type: ignore[misc]
+    (called, _), (chosen, _) = opened.through_processes
+    assert called is None
+    ports, payload = opened.monarch.ports[0], (b"value", "delivered")
+    assert opened.monarch.casts == [("step", payload, ports), ("step", ("at", chosen, (2,), payload), ports)]
+    with pytest.raises(RequestFailed):
+        await opened.handle(header(lost, "all"))  # type: ignore[misc]
+    assert opened.notices == ["a message to actors.step was not sent: no sample"]
     await opened.close()
 
 

@@ -107,7 +107,7 @@ async def test_a_call_without_kept_values_needs_nothing() -> None:
 async def test_values_are_delivered_to_all_ranks_before_the_call_is_sent() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()
-    assert keeping.kept.kept_bytes(keeping.makers.procs) == 200  # type: ignore[arg-type]
+    assert keeping.kept.kept_bytes() == {id(keeping.makers.procs): {0: 100, 1: 100}}
     using = asyncio.create_task(keeping.use())
     await until(keeping.deliveries)
     assert kept.uses == 1
@@ -126,6 +126,21 @@ async def test_values_are_delivered_to_all_ranks_before_the_call_is_sent() -> No
     prepared = await delivered(keeping, using)
     assert prepared.objects == [("take", delivery, 0)]
     assert (kept.uses, prepared.chosen) == (0, None)
+
+
+@async_test
+async def test_the_bytes_of_all_values_are_counted_by_rank_without_those_that_are_lost() -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    put = PutValue(call=1, target=MeshRef(object=1, region=ONE), keep=9)
+    await keeping.kept._put(put, [Fragments((b"pickle",))])
+    ((pending, _, _),) = keeping.started
+    assert pending.on_end is not None
+    pending.on_end(Response(Values(call=1), (DESCRIPTION,)))
+    procs: Any = keeping.makers.procs
+    assert keeping.kept.kept_bytes() == {id(procs): {0: 100, 1: 200}}
+    procs.dead[1] = "killed"
+    assert keeping.kept.kept_bytes() == {id(procs): {0: 100}}
 
 
 @async_test
@@ -167,7 +182,7 @@ async def test_released_values_are_dropped_when_no_call_is_getting_them() -> Non
     await delivered(keeping, using)
     await until(keeping.drops)
     assert keeping.drops() == [([KEPT], False)]
-    assert keeping.kept.kept_bytes(keeping.makers.procs) == 0  # type: ignore[arg-type]
+    assert keeping.kept.kept_bytes() == {}
 
 
 @async_test
@@ -335,6 +350,113 @@ async def test_put_and_get_are_calls_of_the_actors_that_serve_the_values() -> No
     assert read.on_end is not None
     read.on_end(None)
     assert kept.uses == 0
+
+
+def kept_argument(number: int = KEPT, region: Region | None = ONE, *, whole: bool = False) -> Argument:
+    return Argument(kind="kept", ref=MeshRef(object=number, region=region), whole=whole)
+
+
+@async_test
+async def test_what_is_put_takes_kept_values_that_were_delivered_before() -> None:
+    keeping = Keeping()
+    kept = await keeping.kept_mesh()
+    put = PutValue(call=1, target=MeshRef(object=TAKERS), keep=9, arguments=(kept_argument(region=None),))
+    putting = asyncio.ensure_future(keeping.kept._put(put, [Fragments((b"pickle",))]))
+    await until(keeping.deliveries)
+    keeping.kept.actors_ended(keeping.takers)  # which take nothing of it
+    keeping.takers.dead[1] = "raised"
+    keeping.kept.actors_ended(keeping.takers)
+    assert not keeping.started
+    for rank in range(2):
+        keeping.monarch.ports[-1].put(b"done", rank)
+    await putting
+    assert kept.uses == 0
+    assert not forgotten(keeping, "forget_calls_of")
+    ((pending, payload, _),) = keeping.started
+    assert payload == (b"pickle", ("take", 1, 0))
+    assert pending.on_end is not None
+    pending.failed.add(1)  # perhaps before it took its value
+    pending.on_end(Response(Failed(call=1, failure=Failure(kind="actor", message="no room"))))
+    assert forgotten(keeping) == [(1,)]
+    assert keeping.kept.kept_bytes() == {id(keeping.makers.procs): {0: 100, 1: 100}}
+
+
+@async_test
+async def test_processes_forget_what_was_delivered_for_a_put_that_is_not_sent() -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    put = PutValue(call=1, target=MeshRef(object=TAKERS), keep=KEPT, arguments=(kept_argument(),))
+    putting = asyncio.ensure_future(keeping.kept._put(put, [Fragments((b"pickle",))]))
+    await until(keeping.deliveries)
+    for rank in range(2):
+        keeping.monarch.ports[-1].put(b"done", rank)
+    with pytest.raises(RequestFailed, match="already exists"):
+        await putting
+    assert forgotten(keeping) == [(1,)] * 2
+
+
+async def sending(keeping: Keeping, *arguments: Argument) -> tuple[asyncio.Task[None], list[tuple[Any, ...]]]:
+    """A message to a port under way, whose values are delivered, and what the process that sends it was asked to."""
+    found = await keeping.lookup.arguments(arguments)
+    task = asyncio.ensure_future(keeping.kept.send("a port", [Fragments((b"pickle",))], found))
+    await until(keeping.deliveries)
+    keeping.monarch.ports[-1].put(b"done", 0)
+    await until(lambda: any(endpoint == "send_to" for endpoint, *_ in keeping.monarch.casts) or task.done())
+    return task, [payload for endpoint, payload, _ in keeping.monarch.casts if endpoint == "send_to"]
+
+
+@async_test
+async def test_a_message_to_a_port_is_sent_by_the_process_that_keeps_its_first_value() -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    task, sent = await sending(keeping, kept_argument(), kept_argument(region=None, whole=True))
+    ((_, target, at, requests),) = keeping.deliveries()
+    assert (target, at, [each[0] for each in requests]) == (0, None, [0, 1])
+    assert sent == [(("port", "a port"), (b"pickle", ("take", 1, 0), ("take", 1, 1)))]
+    await turns()
+    assert not task.done()  # what follows in the stream must not overtake it
+    keeping.monarch.ports[-1].put(b"sent", 0)
+    await task
+    assert not forgotten(keeping)
+
+
+@async_test
+async def test_a_message_to_a_port_that_cannot_be_sent_is_forgotten() -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    task, _ = await sending(keeping, kept_argument())
+    keeping.monarch.ports[-1].put(b"MemoryError", 0, exception=True)
+    with pytest.raises(RequestFailed, match=r"Actor call port\.send failed"):
+        await task
+    assert forgotten(keeping) == [(1,)]
+    with pytest.raises(RequestFailed, match="takes kept values of 2"):
+        await keeping.kept.send("a port", [], await keeping.lookup.arguments([kept_argument(region=None)]))
+
+
+@async_test
+async def test_the_death_of_the_process_that_sends_a_message_ends_it() -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    task, _ = await sending(keeping, kept_argument())
+    keeping.makers.procs.dead[1] = "killed"  # type: ignore[union-attr]
+    keeping.kept.process_died(1, 1, "killed")
+    with pytest.raises(RequestFailed, match="killed"):
+        await task
+
+
+@async_test
+async def test_actors_that_ended_before_a_cast_forget_its_values() -> None:
+    keeping = Keeping()
+    await keeping.kept_mesh()
+    ref = MeshRef(object=TAKERS)
+    found = await keeping.lookup.arguments([kept_argument()])
+    keeping.takers.dead[1] = "raised"
+    casting = asyncio.ensure_future(keeping.kept.deliver_cast(keeping.takers, "take", ref, found, None))
+    await until(keeping.deliveries)
+    for rank in range(2):
+        keeping.monarch.ports[-1].put(b"done", rank)
+    assert await casting == [("take", 1, 0)]
+    assert forgotten(keeping) == [(1,)]
 
 
 @async_test

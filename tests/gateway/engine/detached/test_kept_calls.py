@@ -59,6 +59,15 @@ def test_replies_to_requests_other_than_calls_are_not_kept() -> None:
     assert holder.states == {}
 
 
+def test_a_new_holder_gets_no_replies_to_what_an_earlier_one_has_requested() -> None:
+    holder = Holder()
+    holder.calls.holder_changed(9)
+    assert holder.calls.keep(Values(call=9), (b"",), congested=False)
+    assert holder.calls.keep(Failed(call=8, failure=TOO_LARGE), (), congested=False)
+    assert not holder.calls.keep(Values(call=10), (b"",), congested=False)
+    assert holder.sent == []
+
+
 def test_a_new_holder_gets_results_when_it_fetches_them() -> None:
     holder = Holder()
     for number in (1, 2):

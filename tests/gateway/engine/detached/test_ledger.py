@@ -84,6 +84,20 @@ async def test_a_new_holder_learns_what_was_created_and_called() -> None:
 
 
 @async_test
+async def test_a_new_holder_gets_replies_to_its_own_requests_only() -> None:
+    client, _ = await detached()
+    client.engine._ledger._numbers.add(5)
+    await take_over(client)
+    (attached,) = client.of(Attached)
+    for number in (5, attached.next_call):
+        client.engine.link.send(Values(call=number), (DESCRIPTION,))
+    await client.until(lambda: client.of(Values))
+    await client.turns()
+    assert [header.call for header in client.of(Values)] == [attached.next_call]
+    await end(client)
+
+
+@async_test
 async def test_output_faults_and_channels_wait_for_the_new_holder() -> None:
     client, _ = await detached()
     number = client.number()
