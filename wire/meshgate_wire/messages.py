@@ -18,6 +18,7 @@ from .models.detached import Attached, Detach, EndpointSignature, Fetch, KeptCal
 from .models.fields import (
     MAX_COUNT,
     MAX_DIMENSIONS,
+    MAX_SPANS,
     Count,
     HostNames,
     Label,
@@ -55,6 +56,7 @@ __all__ = [
     "MAX_COUNT",
     "MAX_DIMENSIONS",
     "MAX_PER_HOST",
+    "MAX_SPANS",
     "SYNC_STREAM",
     "Adopted",
     "Attached",

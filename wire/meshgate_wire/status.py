@@ -10,6 +10,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from .models.fields import Spans
+
 HostState: TypeAlias = Literal["ready", "missing"]
 RunState: TypeAlias = Literal["starting", "running", "restarting", "stopping", "succeeded", "failed", "stopped", "lost"]
 LIVE_STATES = frozenset({"starting", "running", "restarting", "stopping"})
@@ -113,13 +115,14 @@ class JobStatus(_Model):
 
 
 class PrintedLine(_Model):
-    """A line that ``count`` ranks of ``mesh`` printed; ``ranks`` are the first of them."""
+    """A line that ``count`` ranks of ``mesh`` printed; ``ranks`` are the first of them, at most 64."""
 
     number: int = Field(description="grows with each line of a session")
     time: float = Field(default=0.0, description="when it reached the gateway, in seconds since 1970")
     stream: Literal["stdout", "stderr"]
     mesh: str
     ranks: tuple[int, ...]
+    more_ranks: Spans = Field(default=(), description="the others: the first and the last of each sequence")
     count: int
     host: str
     text: str

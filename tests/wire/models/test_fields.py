@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from meshgate_wire.framing.message_codec import dump_header, load_header
 from meshgate_wire.limits import Limits
-from meshgate_wire.messages import Failed, Failure, Fault
+from meshgate_wire.messages import Failed, Failure, Fault, OutputLine
 from meshgate_wire.models.fields import MAX_SENT, Region, shorten
 
 
@@ -59,3 +59,11 @@ def test_a_receiver_rejects_what_a_sender_must_shorten() -> None:
     assert len(Fault(object=1, mesh="actors", ranks=(0,), report=LONG).report) <= MAX_SENT
     with pytest.raises(ValidationError, match="at most 262144 characters"):
         load_header(sent.replace(b'"text"', b'"' + b"x" * 262_145 + b'"'))
+
+
+@pytest.mark.parametrize(
+    "spans", [((5, 2),), ((0, 9), (3, 12)), ((0, 2**18),), tuple((2 * n, 2 * n) for n in range(65))]
+)
+def test_spans_name_no_more_ranks_than_a_mesh_has(spans: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(ValidationError):
+        OutputLine(stream="stdout", more_ranks=spans, text="a")

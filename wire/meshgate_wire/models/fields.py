@@ -10,7 +10,7 @@ import json
 from operator import attrgetter
 from typing import Annotated, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 MAX_SENT = 65_536  # characters; JSON takes up to six bytes for one, and a header of 1 MiB holds two such texts
 MAX_SENT_NAMES = 131_072  # bytes of JSON
@@ -45,6 +45,14 @@ def shorten_sent_names(names: V, info: ValidationInfo) -> V | dict[object, objec
     return names
 
 
+def require_ascending(spans: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """A pydantic validator: with it, spans contain no more ranks than a mesh has."""
+    ends = [end for span in spans for end in span]
+    if ends != sorted(ends):
+        raise ValueError("the ranks are not in ascending order")
+    return spans
+
+
 Label: TypeAlias = Annotated[str, Field(max_length=256)]
 Path: TypeAlias = Annotated[str, Field(max_length=4096)]
 Line: TypeAlias = Annotated[str, Field(max_length=262_144)]
@@ -58,6 +66,13 @@ MAX_DIMENSIONS = 64
 Ranks: TypeAlias = Annotated[tuple[Count, ...], Field(fail_fast=True)]
 Paths: TypeAlias = Annotated[tuple[Path, ...], Field(fail_fast=True)]
 ObjectIds: TypeAlias = Annotated[tuple[ObjectId, ...], Field(fail_fast=True)]
+MAX_RANKS = 2**18  # of a mesh
+MAX_SPANS = 64
+_Rank: TypeAlias = Annotated[int, Field(ge=0, le=MAX_RANKS - 1)]
+# Ranks that follow one another, as the first and the last of them.
+Spans: TypeAlias = Annotated[
+    tuple[tuple[_Rank, _Rank], ...], Field(max_length=MAX_SPANS), AfterValidator(require_ascending)
+]
 HostNames: TypeAlias = Annotated[dict[Count, Label], BeforeValidator(shorten_sent_names)]  # by rank
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -15,6 +17,7 @@ from .fields import (
     ObjectId,
     ObjectIds,
     Ranks,
+    Spans,
     Text,
 )
 
@@ -154,10 +157,15 @@ class OutputLine(Model):
     mesh: Label = ""
     procs: ObjectId = 0  # the mesh of the process, if it is one of the session
     ranks: Ranks = ()  # the first ones that printed it, at most 64
+    more_ranks: Spans = ()  # the others; an older gateway does not name them
     count: Count = 1
     host: Label = ""
     text: Line
     end: Literal["\n", "\r", ""] = "\n"
+
+    def every_rank(self) -> Iterator[int]:
+        """The ranks that printed it, as far as they are named."""
+        return chain(self.ranks, *(range(first, last + 1) for first, last in self.more_ranks))
 
 
 class Output(Model):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from meshgate_wire.messages import OutputLine
+from meshgate_wire.messages import MAX_SPANS, OutputLine
 
 MAX_LINE = 65_536  # bytes
 MAX_MESSAGE = 512 * 1024  # bytes, estimated
@@ -95,7 +95,7 @@ class LineSplitter:
         lines = self.flush()
         left = [text for row in self._rows if (text := _text(row)).strip()]
         self._rows, self._at, self._bars, self._over, self._shown = [bytearray()], 0, set(), set(), ""
-        return [*lines, *((text, "") for text in left)]
+        return [*lines, *((text, "\n") for text in left[:-1]), *((text, "") for text in left[-1:])]
 
     @property
     def pending(self) -> bool:
@@ -198,7 +198,7 @@ def fold(printed: Iterable[PrintedLine]) -> tuple[OutputLine, ...]:
         index = candidates[place]
         groups[index].append(line)
         latest[line.rank] = index
-    return tuple(_line(group) for group in groups)
+    return tuple(line for group in groups for line in _lines(group))
 
 
 def split_into_messages(lines: Sequence[OutputLine]) -> Iterator[tuple[OutputLine, ...]]:
@@ -206,7 +206,7 @@ def split_into_messages(lines: Sequence[OutputLine]) -> Iterator[tuple[OutputLin
     part: list[OutputLine] = []
     size = 0
     for line in lines:
-        length = 6 * len(line.text) + 1024  # JSON encodes a character as at most six
+        length = 6 * len(line.text) + 2048  # JSON encodes a character as at most six
         if part and size + length > MAX_MESSAGE:
             yield tuple(part)
             part, size = [], 0
@@ -216,16 +216,40 @@ def split_into_messages(lines: Sequence[OutputLine]) -> Iterator[tuple[OutputLin
         yield tuple(part)
 
 
-def _line(group: list[PrintedLine]) -> OutputLine:
-    first = group[0]
-    ranks = sorted({line.rank for line in group})
+def _lines(group: list[PrintedLine]) -> Iterator[OutputLine]:
+    """The group as one line, or as several if their ranks take more spans than a line may have."""
+    if len(group) == 1:
+        yield _line(group[0], (group[0].rank,), (), 1, group[0].host)
+        return
+    hosts = {line.rank: line.host for line in group}
+    ranks = sorted(hosts)
+    while ranks:
+        named, rest = tuple(ranks[:MAX_RANKS_NAMED]), ranks[MAX_RANKS_NAMED:]
+        spans: list[tuple[int, int]] = []
+        for rank in rest:
+            if spans and rank == spans[-1][1] + 1:
+                spans[-1] = (spans[-1][0], rank)
+            elif len(spans) < MAX_SPANS:
+                spans.append((rank, rank))
+            else:
+                break
+        count = len(named) + sum(last - first + 1 for first, last in spans)
+        found = {hosts[rank] for rank in ranks[:count]}
+        yield _line(group[0], named, tuple(spans), count, found.pop() if len(found) == 1 else "")
+        ranks = ranks[count:]
+
+
+def _line(
+    first: PrintedLine, named: tuple[int, ...], spans: tuple[tuple[int, int], ...], count: int, host: str
+) -> OutputLine:
     return OutputLine(
         stream=first.stream,
         mesh=first.mesh,
         procs=first.procs,
-        ranks=tuple(ranks[:MAX_RANKS_NAMED]),
-        count=len(ranks),
-        host=first.host if len({line.host for line in group}) == 1 else "",
+        ranks=named,
+        more_ranks=spans,
+        count=count,
+        host=host,
         text=first.text,
         end=first.end,
     )

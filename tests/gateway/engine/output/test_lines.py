@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from meshgate_gateway.engine.output.lines import MAX_LINE, LineSplitter, PrintedLine, fold, split_into_messages
 from meshgate_wire.framing.message_codec import dump_header
-from meshgate_wire.messages import Output
+from meshgate_wire.messages import Output, OutputLine
 
 LINEAR = 40.0  # seconds of CPU time; it takes one or two, and quadratic time would be minutes
 
@@ -123,7 +123,7 @@ def test_a_bar_that_is_erased_leaves_no_line() -> None:
 def test_the_end_of_the_stream_ends_bars() -> None:
     splitter = LineSplitter()
     assert splitter.feed(b"\r 10% outer\n\r 20% inner\x1b[A") == [(" 10% outer", "\r")]
-    assert splitter.end() == [(" 10% outer\n 20% inner", "\r"), (" 10% outer", ""), (" 20% inner", "")]
+    assert splitter.end() == [(" 10% outer\n 20% inner", "\r"), (" 10% outer", "\n"), (" 20% inner", "")]
     assert splitter.end() == []
 
 
@@ -192,6 +192,21 @@ def test_a_flood_of_lines_splits_in_linear_time() -> None:
     assert len(LineSplitter().feed(b"x" * 60_000 + b"\r" * 400_000 + b"x")) == 1
     assert len(LineSplitter().feed(b"1\r2\r" * 200_000 + b"x")) == 400_000
     assert time.process_time() - started < LINEAR
+
+
+@given(st.sets(st.integers(0, 400)))
+def test_every_rank_of_a_line_is_named_within_the_limits_of_a_message(ranks: set[int]) -> None:
+    lines = fold([printed(rank, "step 1") for rank in ranks])
+    assert [rank for line in lines for rank in line.every_rank()] == sorted(ranks)
+    assert all(line.count == len(list(line.every_rank())) for line in lines)
+    assert all(OutputLine.model_validate_json(line.model_dump_json()) == line for line in lines)
+
+
+def test_ranks_that_take_too_many_spans_are_named_in_several_lines() -> None:
+    (whole,) = fold([printed(rank, "a") for rank in range(1024)])
+    gaps = fold([printed(2 * rank, "a") for rank in range(1024)])
+    assert (len(whole.ranks), whole.more_ranks, whole.count) == (64, ((64, 1023),), 1024)
+    assert [line.count for line in gaps] == [128] * 8
 
 
 def test_lines_of_meshes_with_the_same_name_are_not_folded() -> None:
