@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 import meshgate as kt
+from meshgate import ProcessJob, job_loads
 from meshgate.session.output import printer
+from meshgate.spmd import serve
+from meshgate.testing import NetworkProxy
 from tests.end_to_end.actors import Worker
 
 
@@ -99,3 +106,105 @@ def test_output_can_be_turned_off(job: Any, capsys: pytest.CaptureFixture[str]) 
         for _ in range(20):
             workers.rank.call().get()
     assert "hidden" not in capsys.readouterr().out
+
+
+@pytest.fixture
+def log_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where sessions that the test opens write what ranks print."""
+    monkeypatch.setenv("MESHGATE_LOG_DIR", str(tmp_path / "logs"))
+    return tmp_path / "logs"
+
+
+@pytest.fixture
+def find(log_dir: Path, job: ProcessJob) -> Iterator[Callable[[], Any]]:
+    """The shared job as another program finds it, that is, with another session."""
+    found: list[Any] = []
+
+    def find() -> Any:
+        found.append(job_loads(job.dumps()))
+        return found[-1]
+
+    yield find
+    for each in found:
+        if each._client is not None:
+            each._client.close()
+
+
+def logged(log_dir: Path) -> dict[str, str]:
+    return {str(path.relative_to(log_dir)): path.read_text() for path in log_dir.rglob("*.log")}
+
+
+def test_each_rank_prints_to_a_file_of_its_own_before_the_result(
+    find: Callable[[], Any], log_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    procs = find().state(cached_path=None).workers.spawn_procs(per_host={"gpus": 2})
+    speakers = procs.spawn("speakers", Worker)
+    speakers.say.call("all of us").get()
+    speakers.slice(hosts=1, gpus=1).say.call_one("only me", error=True).get()
+    assert logged(log_dir) == {
+        **{f"speakers/{rank}.log": "all of us\n" for rank in range(3)},
+        "speakers/3.log": "all of us\nonly me\n",
+    }
+    assert "all of us" in capsys.readouterr().out
+
+
+def test_what_is_not_printed_is_in_the_files(
+    find: Callable[[], Any], log_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MESHGATE_OUTPUT", "off")
+    hosts = find().state(cached_path=None).workers
+    procs = hosts.spawn_procs(name="quiet")
+    procs.spawn("workers", Worker).say.call("of a quiet program").get()
+    monkeypatch.delenv("MESHGATE_OUTPUT")
+    loud = find().state(cached_path=None).workers.spawn_procs(name="hidden")
+    asyncio.run(loud.logging_option(stream_to_client=False))
+    loud.spawn("workers", Worker).say.call("of a quiet mesh").get()
+    assert logged(log_dir) == {
+        **{f"quiet/{rank}.log": "of a quiet program\n" for rank in range(2)},
+        **{f"hidden/{rank}.log": "of a quiet mesh\n" for rank in range(2)},
+    }
+    assert "quiet" not in capsys.readouterr().out
+
+
+def test_cuts_neither_lose_nor_double_a_line_of_a_file(job: Any, log_dir: Path) -> None:
+    with NetworkProxy("127.0.0.1", urlsplit(job.gateway_url).port) as proxy:
+        dialer = kt.UrlDialer(f"ws://127.0.0.1:{proxy.port}", job._gateway.record.token)
+        with kt.Client(dialer) as client:
+            workers = client.attach_hosts("workers", 2).spawn_procs().spawn("cut", Worker)
+            for number in range(20):
+                future = workers.say.call(f"line {number}")
+                proxy.cut()
+                future.get(timeout=60)
+    lines = "".join(f"line {number}\n" for number in range(20))
+    assert logged(log_dir) == {f"cut/{rank}.log": lines for rank in range(2)}
+
+
+def test_a_takeover_and_a_mesh_that_is_spawned_again_continue_the_files(
+    find: Callable[[], Any], log_dir: Path
+) -> None:
+    first = find()
+    hosts = first.state(cached_path=None).workers
+    hosts.spawn_procs(name="trainers").spawn("actors", Worker).say.call("first").get()
+    hosts.spawn_procs(name="trainers").spawn("again", Worker).say.call("second").get()
+    first.detach("logged", cached_path=None)
+    session = find().attach("logged", cached_path=None)
+    session["again"].say.call("third").get()
+    assert logged(log_dir) == {f"trainers/{rank}.log": "first\nsecond\nthird\n" for rank in range(2)}
+
+
+def test_the_ranks_of_a_training_script_have_files_which_a_restart_continues(
+    find: Callable[[], Any], log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "import os, sys\n"
+        "attempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+        "print('rank', os.environ['RANK'], 'attempt', attempt, flush=True)\n"
+        "sys.exit(1 - attempt if os.environ['RANK'] == '0' else 0)\n"
+    )
+    command = ["torchrun", "--nproc-per-node=2", "--max-restarts=1", "train.py"]
+    serve(command, job=find()).run_spmd()
+    found = logged(log_dir)
+    assert found["spmd/0.log"] == "rank 0 attempt 0\nrank 0 attempt 1\n"
+    assert set(found) == {f"spmd/{rank}.log" for rank in range(4)}
+    assert all(found[f"spmd/{rank}.log"].endswith(f"rank {rank} attempt 1\n") for rank in range(4))

@@ -38,6 +38,7 @@ class _Place:
 
 
 _PASS_ON = {"ignore_unknown_options": True}  # to the command that it runs
+_OWN_FIRST = {"allow_interspersed_args": False}  # what follows the program is for the program, as python has it
 COMMANDS = {
     "ls": _Place("jobs:list_jobs", "List running jobs."),
     "kill": _Place("jobs:kill_jobs", "End jobs and all their processes or pods."),
@@ -60,7 +61,7 @@ COMMANDS = {
     "ui": _Place("ui:open_page", "Show a job in the browser, live, until interrupted."),
     "doctor": _Place("doctor:diagnose", "Check the way to a job's gateway, and say what to change."),
     "call": _Place("agents.call:call_endpoint", "Call an endpoint on every rank, after edits and a reload."),
-    "run": _Place("agents.run:run_command", "Run a Python program here, and exit with its exit code.", _PASS_ON),
+    "run": _Place("agents.run:run_command", "Run a Python program here, and exit with its exit code.", _OWN_FIRST),
     "mcp": _Place("agents.mcp:serve_tools", "Serve tools for coding agents (Model Context Protocol)."),
     "gc": _Place("jobs:collect_garbage", "End processes on this machine of jobs whose gateway is gone."),
     "schema": _Place("schemas:show_schema", "Print the JSON Schema of what a command prints with --json."),

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,7 @@ from meshgate.errors import ranks_text
 from meshgate.jobs.find import find_job
 from meshgate.jobs.runs import Run
 from meshgate.jobs.trait import JobTrait
+from meshgate.session.output.log_files import LogFiles, folder_name
 from meshgate.session.output.printer import kind_of, write_text
 from meshgate.session.output.screen import Screen
 from meshgate_wire.messages import OutputLine
@@ -50,6 +52,12 @@ def show_logs(
     run: Annotated[
         str | None, typer.Option("--run", metavar="NAME", help="What this submitted program printed instead.")
     ] = None,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--log-dir", metavar="DIR", help="Also write it to DIR/SESSION/MESH/RANK.log; DIR is new or empty."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print what the actors of all sessions printed.
@@ -57,16 +65,21 @@ def show_logs(
     The gateway keeps the last 4 MB of each session, and the last 64 MB of each run.
     """
     age, pattern = _seconds(since), _pattern(grep)
+    if log_dir is not None and log_dir.is_dir() and any(log_dir.iterdir()):
+        reason = "is not empty, and lines in it would be written twice: name a new directory"
+        raise typer.BadParameter(f"{log_dir} {reason}", param_hint="--log-dir")
     found = find_job(job, namespace)
     if run is not None:
-        if as_json or rank is not None or since is not None:
-            raise typer.BadParameter("cannot be combined with --json, --rank or --since", param_hint="--run")
+        if as_json or rank is not None or since is not None or log_dir is not None:
+            reason = "cannot be combined with --json, --rank, --since or --log-dir"
+            raise typer.BadParameter(reason, param_hint="--run")
         show_run(found.run(run), pattern, tail, follow=follow)
         return
     if follow and rank is not None and (unknown := unknown_rank(found.status(), rank)):
         typer.echo(f"meshgate: {unknown} so far", err=True)
     lines = follow_lines(found, tail, age) if follow else printed_lines(found._output, {}, tail, age)
-    shown = show(lines, rank, pattern, as_json=as_json)
+    files = SessionFiles(log_dir) if log_dir is not None else None
+    shown = show(lines, rank, pattern, files, as_json=as_json)
     if not shown and rank is not None and (unknown := unknown_rank(found.status(), rank)):
         fail(unknown)
 
@@ -145,23 +158,45 @@ def show_run(run: Run, pattern: re.Pattern[str] | None, tail: int | None, *, fol
             write_text(sys.stdout, line)
 
 
-def show(lines: Iterator[LogLine], rank: int | None, pattern: re.Pattern[str] | None = None, *, as_json: bool) -> bool:
-    """Prints the lines of ``rank`` (None: of all) in which ``pattern`` is found, as they come. Returns whether the
-    rank printed any."""
+class SessionFiles:
+    """A folder for each session, with a file for each rank."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._sessions: dict[str, LogFiles] = {}
+
+    def write(self, session: str, line: OutputLine) -> None:
+        if (files := self._sessions.get(session)) is None:
+            files = self._sessions[session] = LogFiles(str(self._directory / folder_name(session)))
+        for notice in files.write([line]):
+            typer.echo(f"meshgate: {notice.text}", err=True)
+
+
+def show(
+    lines: Iterator[LogLine],
+    rank: int | None,
+    pattern: re.Pattern[str] | None = None,
+    files: SessionFiles | None = None,
+    *,
+    as_json: bool,
+) -> bool:
+    """Prints the lines of ``rank`` (None: of all) in which ``pattern`` is found, as they come, and writes them to
+    ``files``. Returns whether the rank printed any."""
     shown = False
     screen = Screen(kind_of(sys.stdout))
     if screen.kind == "terminal":
         screen.columns, screen.rows = shutil.get_terminal_size()
     for line in lines:
-        if rank is not None and rank not in line.ranks:
+        printed = OutputLine.model_validate(line.model_dump(include=set(OutputLine.model_fields)))
+        if rank is not None and rank not in printed.every_rank():
             continue
         shown = True
         if pattern is not None and not pattern.search(line.text):
             continue
-        if as_json:
-            text = line.model_dump_json() + "\n"
-        else:
-            text = screen.show([OutputLine.model_validate(line.model_dump(include=set(OutputLine.model_fields)))])
+        if files is not None:
+            own = {"ranks": (rank,), "more_ranks": (), "count": 1} if rank is not None else {}
+            files.write(line.session, printed.model_copy(update=own))
+        text = line.model_dump_json() + "\n" if as_json else screen.show([printed])
         write_text(sys.stdout, text)
     if not as_json:
         write_text(sys.stdout, screen.finish())

@@ -162,7 +162,9 @@ def check_gateway(dialer: Dialer, watch: float = 0.0) -> Iterator[Finding]:
         return
     yield Finding(check="gateway", outcome="ok", text=f"{dialer} runs meshgate {status.gateway_version}")
     counting = _CountingDialer(dialer)
-    settings = ClientSettings.load(output=False).model_copy(update={"connect_timeout": CONNECT_TIMEOUT})
+    settings = ClientSettings.load(output=False).model_copy(
+        update={"connect_timeout": CONNECT_TIMEOUT, "log_dir": None}
+    )
     try:
         client = Client.connect(counting, settings=settings)
     except GatewayError as error:

@@ -58,6 +58,7 @@ class Dispatcher:
         reader: Reader,
         consume: Callable[[MessageReceived], None],
         release: Callable[[int], None],
+        printer: OutputPrinter | None = None,
     ) -> None:
         self.inboxes: WeakValueDictionary[int, Inbox] = WeakValueDictionary()
         self.on_sync: Callable[[Sync, Sequence[Fragments]], None] = lambda header, buffers: None
@@ -65,7 +66,7 @@ class Dispatcher:
         self.marks: ReadMarks | None = None  # of a detached session
         self.hidden_procs: set[int] = set()  # proc meshes whose output is not shown
         self.handled_faults: set[int] = set()  # meshes whose faults another part of this package reports
-        self._printer = OutputPrinter()
+        self._printer = printer or OutputPrinter()
         self.aggregator = Aggregator(lambda lines: self._printer.put(lines, lambda: None))
         self._notice_shown = False  # whether the last notice of the connection may still change
         self._fault_thread = SerialThread("meshgate-faults")
@@ -243,7 +244,7 @@ class Dispatcher:
                 marks.printed(last)
             self._consume(message)
 
-        self._printer.put(self.aggregator.take(lines), printed)
+        self._printer.put(self.aggregator.take(lines), printed, header.lines)
 
     def _port_message(self, header: PortMessage, message: MessageReceived) -> None:
         inbox = self.inboxes.get(header.port)

@@ -29,6 +29,8 @@ from meshgate.session.errors.unread import UnreadFailures
 from meshgate.session.futures import FutureProxy
 from meshgate.session.inbox import Inbox
 from meshgate.session.objects import ObjectTable
+from meshgate.session.output.log_files import LogFiles
+from meshgate.session.output.printer import OutputPrinter
 from meshgate.session.pending_calls import PendingAck, PendingCall, PendingCalls, PendingValue
 from meshgate.session.settings import ClientSettings
 from meshgate.session.transport.connection_thread import ConnectionThread
@@ -129,7 +131,9 @@ class ClientSession:
         """After ``close``: whether the gateway has confirmed that the session's processes are gone."""
         self._close_callbacks: list[Callable[[], object]] = []
         self._closed = False
-        self._dispatcher = Dispatcher(self.objects, self.calls, self.reader, self._consume, self.release)
+        files = LogFiles(settings.log_dir, self._name_of_procs) if settings.log_dir is not None else None
+        printer = OutputPrinter(files, quiet=not settings.output)
+        self._dispatcher = Dispatcher(self.objects, self.calls, self.reader, self._consume, self.release, printer)
         self._in_notebook = "ipykernel" in sys.modules
         self._marks: ReadMarks | None = None  # of a detached session
         self._kept_inboxes: dict[str, Inbox] = {}  # of named channels
@@ -141,7 +145,7 @@ class ClientSession:
             self._mark_what_is_read()
         self._connection.set_manual_credit(CONTROL_STREAM)  # output keeps its credit until it is printed
         self._connection.start()
-        if not settings.output:
+        if not settings.output and files is None:
             self.post(Configure(stream_output=False), stream=CONTROL_STREAM)
 
     def wait_connected(self) -> None:
@@ -252,6 +256,10 @@ class ClientSession:
         """Notes that the user has stopped ``number``, and with it everything made from it."""
         for unreferenced in self.objects.stop(number, reason):
             self.release(unreferenced)
+
+    def _name_of_procs(self, procs: int) -> str:
+        remote = self.objects.get(procs)
+        return remote.name if remote is not None else ""
 
     def show_output(self, procs: int, shown: bool, window: float | None = None) -> None:
         """Shows or hides what the proc mesh ``procs`` prints. In each ``window`` of seconds, similar lines are counted

@@ -26,6 +26,8 @@ class ClientSettings(BaseModel):
 
     output: Annotated[bool, BeforeValidator(_switch)] = True
     """Whether to print the actors' output on this terminal."""
+    log_dir: Annotated[str, Field(min_length=1)] | None = None
+    """Where each rank's output is written, printed or not: ``log_dir/MESH/RANK.log``."""
     results: Literal["any", "data"] = "any"
     """``data``: results may contain data types only, so that a worker cannot run code on this machine."""
     connect_timeout: Seconds = 30.0

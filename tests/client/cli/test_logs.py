@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 from meshgate.cli import logs
 from meshgate.cli.app import app
-from meshgate.cli.logs import LogLine, follow_lines, printed_lines, show
+from meshgate.cli.logs import LogLine, SessionFiles, follow_lines, printed_lines, show
 from meshgate_wire.status import JobStatus, MeshStatus, OutputPage, PrintedLine, SessionOutput, SessionStatus
 
 
@@ -104,6 +105,35 @@ def test_lines_are_labelled_or_json_and_filtered_by_rank(capsys: pytest.CaptureF
     show(printed_lines(Gateway(a=1).read, {}), None, as_json=True)
     (line,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (line["session"], line["number"], line["text"]) == ("a", 1, "t1")
+
+
+def test_a_rank_finds_a_line_of_many_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    many = printed(1).model_copy(update={"ranks": tuple(range(64)), "more_ranks": ((64, 511),), "count": 512})
+    lines = [LogLine(session="a", **many.model_dump())]
+    assert show(iter(lines), 511, as_json=False)
+    assert not show(iter(lines), 512, as_json=False)
+    assert capsys.readouterr().out == "[h m 512 ranks] t1\n"
+
+
+def test_a_directory_gets_a_file_for_each_rank_of_each_session(
+    monkeypatch: pytest.MonkeyPatch, run: CliRunner, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(logs, "find_job", lambda *_: job_with(Gateway(a=3, b=1)))
+    result = run.invoke(app, ["logs", "--log-dir", str(tmp_path / "logs")])
+    assert (result.exit_code, result.stdout.count("t1")) == (0, 2)
+    files = {str(path.relative_to(tmp_path / "logs")): path.read_text() for path in tmp_path.rglob("*.log")}
+    assert files == {"a/m/1.log": "t1\nt3\n", "a/m/0.log": "t2\n", "b/m/1.log": "t1\n"}
+    again = run.invoke(app, ["logs", "--log-dir", str(tmp_path / "logs")])
+    assert (again.exit_code, "name a new directory" in " ".join(again.stderr.split())) == (2, True)
+
+
+def test_with_a_rank_a_directory_gets_the_lines_of_that_rank(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    both = LogLine(session="a", **printed(1).model_copy(update={"ranks": (0, 1), "count": 2}).model_dump())
+    show(iter([both]), 0, files=SessionFiles(tmp_path), as_json=False)
+    assert [path.name for path in tmp_path.rglob("*.log")] == ["0.log"]
+    assert capsys.readouterr().out == "[h m 2 ranks] t1\n"
 
 
 def job_with(gateway: Gateway, *meshes: MeshStatus, problem: str = "") -> Any:

@@ -17,6 +17,11 @@ def test_a_variable_switches_the_output(text: str, expected: bool) -> None:
     assert ClientSettings.load({"MESHGATE_OUTPUT": text}).output is expected
 
 
+def test_a_variable_names_the_directory_of_log_files() -> None:
+    assert ClientSettings.load({}).log_dir is None
+    assert ClientSettings.load({"MESHGATE_LOG_DIR": "logs"}).log_dir == "logs"
+
+
 def test_an_argument_takes_precedence_over_the_environment() -> None:
     environment = {"MESHGATE_LEASE": "10", "MESHGATE_OUTPUT": "off"}
     settings = ClientSettings.load(environment, lease=20, output=None)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -31,12 +31,20 @@ Edits = Annotated[
 ]
 
 
+LogDir = Annotated[
+    Path | None,
+    typer.Option("--log-dir", metavar="DIR", help="Write what each rank prints to DIR/MESH/RANK.log, too."),
+]
+
+
 def run_command(
     program: Annotated[str | None, typer.Argument(metavar="PROGRAM", help="A Python file.")] = None,
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="Its arguments.")] = None,
     code: Annotated[str | None, typer.Option("--code", help="The program itself, instead of a file.")] = None,
     edits: Edits = None,
     timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds after which it is ended.")] = None,
+    log_dir: LogDir = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print what the ranks print.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a Python program here, and exit with its exit code.
@@ -53,7 +61,11 @@ def run_command(
         elif not path.is_file():
             raise typer.BadParameter(f"there is no file {program}")
         modules = os.getcwd() if program is None else str(path.resolve().parent)
-        ran = run_program(path, arguments or (), modules, Path(directory), timeout, capture=as_json)
+        variables = {"MESHGATE_LOG_DIR": os.path.abspath(log_dir)} if log_dir is not None else {}
+        variables |= {"MESHGATE_OUTPUT": "off"} if quiet else {}
+        ran = run_program(
+            path, arguments or (), modules, Path(directory), timeout, capture=as_json, variables=variables
+        )
     emit(ran, as_json, lambda console: None)
     raise typer.Exit(ran.returncode if ran.returncode >= 0 else 128 - ran.returncode)
 
@@ -67,16 +79,26 @@ def make_edits(edits: Sequence[str] | None) -> None:
 
 
 def run_program(
-    program: Path, arguments: Sequence[str], modules: str, directory: Path, timeout: float | None, *, capture: bool
+    program: Path,
+    arguments: Sequence[str],
+    modules: str,
+    directory: Path,
+    timeout: float | None,
+    *,
+    capture: bool,
+    variables: Mapping[str, str],
 ) -> Ran:
-    """Runs ``program``, which finds modules in ``modules``. Its error and output are kept in ``directory`` meanwhile:
-    in files, since what the program leaves running may keep its streams open."""
+    """Runs ``program``, which finds modules in ``modules`` and has ``variables`` in its environment.
+
+    Its error and output are kept in ``directory`` meanwhile: in files, since what the program leaves running may keep
+    its streams open.
+    """
     report, out, err = (directory / name for name in ("error.json", "stdout", "stderr"))
     command = [sys.executable, "-c", BOOTSTRAP, str(report), modules, str(program), *arguments]
     started = time.monotonic()
     with out.open("wb") as stdout, err.open("wb") as stderr:
         streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr} if capture else {}
-        process = subprocess.Popen(command, **streams)  # type: ignore[call-overload]
+        process = subprocess.Popen(command, env={**os.environ, **variables}, **streams)  # type: ignore[call-overload]
         in_time = _wait(process, timeout)
     seconds = round(time.monotonic() - started, 3)
     error = ErrorReport.model_validate_json(report.read_bytes()) if report.exists() else None

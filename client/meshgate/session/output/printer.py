@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from meshgate.session.output.log_files import LogFiles, missing_text
 from meshgate.session.output.screen import Kind, Screen, fold
 from meshgate.session.serial_thread import SerialThread
 from meshgate_wire.messages import OutputLine
@@ -86,9 +87,7 @@ class _Streams:
 
 
 def _lost_notice(lost: int, reason: str) -> OutputLine:
-    lines = "1 line is" if lost == 1 else f"{lost} lines are"
-    text = f"{lines} missing here, because writing failed: {reason}"
-    return OutputLine(stream="stderr", mesh="meshgate", text=text)
+    return OutputLine(stream="stderr", mesh="meshgate", text=missing_text(lost, reason))
 
 
 def write_text(stream: TextIO, text: str) -> None:
@@ -115,10 +114,14 @@ def kind_of(stream: TextIO) -> Kind:
 
 
 class OutputPrinter:
-    """Prints on its own thread. If nothing can be written, the program continues."""
+    """Prints on its own thread. If nothing can be written, the program continues.
 
-    def __init__(self) -> None:
+    ``files`` get what the ranks print. ``quiet``: it is not printed; lines of the gateway and of this client are.
+    """
+
+    def __init__(self, files: LogFiles | None = None, *, quiet: bool = False) -> None:
         self._streams = _Streams()
+        self._files, self._quiet = files, quiet
         self._context = contextvars.Context()
         self._thread = SerialThread("meshgate-output")
         self._used = False
@@ -131,12 +134,17 @@ class OutputPrinter:
         """From now on prints in the context of the caller, by which a notebook finds the cell."""
         self._context = contextvars.copy_context()
 
-    def put(self, lines: Sequence[OutputLine], printed: Callable[[], object]) -> None:
-        """Prints ``lines`` and then calls ``printed``, both on the printing thread. Never blocks."""
+    def put(
+        self, lines: Sequence[OutputLine], printed: Callable[[], object], arrived: Sequence[OutputLine] = ()
+    ) -> None:
+        """Prints ``lines`` and then calls ``printed``, both on the printing thread. Never blocks.
+
+        ``arrived`` goes to files: the lines as they are without folding, aggregation and choice.
+        """
         self._used = True
         with self._progressed:
             self.posted += 1
-            self._thread.call(lambda: self._print(lines, printed))
+            self._thread.call(lambda: self._print(lines, printed, arrived))
 
     def unprinted(self) -> Callable[[], object] | None:
         """What waits until everything so far is printed, for ``PRINT_TIMEOUT`` seconds at most; None: it is.
@@ -162,9 +170,11 @@ class OutputPrinter:
             self._thread.call(self._finish)
             self._thread.close(timeout)
 
-    def _print(self, lines: Sequence[OutputLine], printed: Callable[[], object]) -> None:
+    def _print(self, lines: Sequence[OutputLine], printed: Callable[[], object], arrived: Sequence[OutputLine]) -> None:
         try:
-            self._context.run(self._streams.write, fold(lines))
+            notices = self._files.write(arrived) if self._files is not None else []
+            shown = [line for line in lines if not (self._quiet and line.ranks)]
+            self._context.run(self._streams.write, fold([*notices, *shown]))
         finally:
             with self._progressed:
                 self.printed += 1
@@ -173,4 +183,6 @@ class OutputPrinter:
             printed()
 
     def _finish(self) -> None:
+        if self._files is not None:
+            self._files.close()
         self._context.run(self._streams.finish)

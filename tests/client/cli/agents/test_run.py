@@ -107,3 +107,17 @@ def test_edits_keep_the_mode_of_a_file(tmp_path: Path) -> None:
     apply_edits([Edit(file="a.py", old="1", new="2")], tmp_path)
     assert ((tmp_path / "a.py").read_text(), (tmp_path / "a.py").stat().st_mode & 0o777) == ("x = 2\n", 0o750)
     assert [path.name for path in tmp_path.iterdir()] == ["a.py"]
+
+
+SETTINGS = "import meshgate, sys\ns = meshgate.ClientSettings.load()\nprint(s.output, s.log_dir, sys.argv[1:])\n"
+
+
+def test_options_before_the_program_say_where_output_goes_and_those_after_it_are_its_own(
+    run: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "program.py"
+    program.write_text(SETTINGS)
+    found = result_of(run, "--quiet", "--log-dir", "logs", str(program), "--log-dir", "its own")
+    assert found["stdout"] == f"False {tmp_path}/logs ['--log-dir', 'its own']\n"
+    assert result_of(run, str(program), "-q")["stdout"] == "True None ['-q']\n"

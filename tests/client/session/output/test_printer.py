@@ -6,11 +6,13 @@ import io
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshgate.session.output import printer as printer_module
+from meshgate.session.output.log_files import LogFiles
 from meshgate.session.output.printer import OutputPrinter, kind_of
 from meshgate_wire.messages import OutputLine
 
@@ -283,3 +285,33 @@ def test_a_stream_that_calls_actors_does_not_wait_for_itself(monkeypatch: pytest
     show(printer, line("a", 0))
     printer.close(timeout=10)
     assert out.getvalue() == "[trainers rank 0] a\n"
+
+
+def test_quiet_prints_nothing_of_the_ranks_and_writes_it_to_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    printer = OutputPrinter(LogFiles(str(tmp_path)), quiet=True)
+    printed = threading.Event()
+    lines = [line("a", 0), OutputLine(stream="stderr", mesh="meshgate", text="a host was lost")]
+    printer.put(lines, printed.set, [*lines, line("hidden", 0)])
+    printer.close(timeout=10)
+    assert printed.is_set()
+    assert (out.getvalue(), err.getvalue()) == ("", "[meshgate] a host was lost\n")
+    assert (tmp_path / "trainers" / "0.log").read_text() == "a\nhidden\n"
+
+
+def test_files_that_cannot_be_written_are_reported_and_the_lines_are_printed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    (tmp_path / "trainers").write_text("in the way")
+    printer = OutputPrinter(LogFiles(str(tmp_path)))
+    printer.put([line("a", 0)], lambda: None, [line("a", 0)])
+    printer.close(timeout=10)
+    assert out.getvalue() == "[trainers rank 0] a\n"
+    assert "cannot write what ranks print" in err.getvalue()
