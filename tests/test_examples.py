@@ -170,9 +170,10 @@ def test_programs_in_documents_run_as_pasted(document: str, tmp_path: Path) -> N
         assert os.listdir(tmp_path) == ["program.py"]
 
 
-def test_the_home_page_shows_what_its_program_prints(tmp_path: Path) -> None:
-    (shown,) = code_blocks(ROOT / "docs" / "index.md", "text")
-    (program,) = programs_in("docs/index.md")
+@pytest.mark.parametrize("document", ["docs/index.md", "docs/notebooks.md"])
+def test_pages_show_what_their_programs_print(document: str, tmp_path: Path) -> None:
+    (shown,) = code_blocks(ROOT / document, "text")
+    (program,) = programs_in(document)
     assert run_program(program, tmp_path) == shown.code
     assert os.listdir(tmp_path) == ["program.py"]
 

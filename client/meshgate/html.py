@@ -1,4 +1,4 @@
-"""Small pieces of HTML for notebooks: cards, grids of ranks and tables of values.
+"""Small pieces of HTML for notebooks: cards, grids of ranks and tables.
 
 Pure: values in, text out. Everything is escaped, nothing is loaded from elsewhere, and colors derive from those of the
 page, so that they fit dark and light themes. States are also words or signs, never only colors.
@@ -6,7 +6,7 @@ page, so that they fit dark and light themes. States are also words or signs, ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Literal, TypeAlias
@@ -56,27 +56,9 @@ def rank_grid(sizes: Sequence[int], ranks: Sequence[Rank], total: int) -> str:
     return grid + (f"<div>and {more} more</div>" if more else "")
 
 
-def value_table(labels: Sequence[str], sizes: Sequence[int], read: Callable[[int], object]) -> str:
-    """The values by rank, in row-major order; a table with a column for each index of the last of two dimensions.
-
-    ``read`` is called for the values that are shown. If it raises, the error is shown in place of the value.
-    """
-    count = 1
-    for size in sizes:
-        count *= size
-    if len(sizes) == 2 and sizes[1] <= MOST_COLUMNS:
-        width = sizes[1]
-        header = [f"{labels[0]} \\ {labels[1]}", *(str(column) for column in range(width))]
-    else:
-        width = 1
-        header = [", ".join(labels) or "rank", "value"]
-    shown = min(count, max(MOST_RANKS // width, 1) * width)
-    rows = "".join(
-        _row([_coordinates(start, sizes[: len(sizes) - (width > 1)], width), *_values(read, start, width)])
-        for start in range(0, shown, width)
-    )
-    more = f"<div>and {count - shown} more</div>" if count > shown else ""
-    return f'<table style="border-collapse:collapse">{_row(header, "th")}{rows}</table>{more}'
+def html_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    body = "".join(_row(row) for row in rows)
+    return f'<table style="border-collapse:collapse">{_row(header, "th")}{body}</table>'
 
 
 def repr_of(value: object) -> str:
@@ -86,24 +68,6 @@ def repr_of(value: object) -> str:
     except Exception as error:  # noqa: BLE001 - of a user's class; shown in its place
         text = f"<{type(value).__name__}: its repr raised {type(error).__name__}: {error}>"
     return text if len(text) <= MOST_VALUE else f"{text[:MOST_VALUE]}…"
-
-
-def _values(read: Callable[[int], object], start: int, width: int) -> Iterable[str]:
-    for rank in range(start, start + width):
-        try:
-            value = read(rank)
-        except Exception as error:  # noqa: BLE001 - of one value; the others can be read
-            yield f"✕ {type(error).__name__}: {error}"[:MOST_VALUE]
-        else:
-            yield repr_of(value)
-
-
-def _coordinates(rank: int, sizes: Sequence[int], width: int) -> str:
-    position, indices = rank // width, []
-    for size in reversed(sizes):
-        position, index = divmod(position, size)
-        indices.append(str(index))
-    return ", ".join(reversed(indices)) or "0"
 
 
 def _row(cells: Iterable[str], tag: str = "td") -> str:

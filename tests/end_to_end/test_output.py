@@ -179,9 +179,7 @@ def test_cuts_neither_lose_nor_double_a_line_of_a_file(job: Any, log_dir: Path) 
     assert logged(log_dir) == {f"cut/{rank}.log": lines for rank in range(2)}
 
 
-def test_a_takeover_and_a_mesh_that_is_spawned_again_continue_the_files(
-    find: Callable[[], Any], log_dir: Path
-) -> None:
+def test_a_takeover_and_a_mesh_that_is_spawned_again_continue_the_files(find: Callable[[], Any], log_dir: Path) -> None:
     first = find()
     hosts = first.state(cached_path=None).workers
     hosts.spawn_procs(name="trainers").spawn("actors", Worker).say.call("first").get()

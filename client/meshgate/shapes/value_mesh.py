@@ -12,11 +12,12 @@ from pprint import pformat
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from meshgate.html import card, value_table
+from meshgate.html import card
 from meshgate.monarch_classes import SeenAsMonarchs
 from meshgate.shapes.mesh_trait import MeshTrait
 from meshgate.shapes.ndslice import Slice, unsigned
 from meshgate.shapes.shape import Point, Shape
+from meshgate.shapes.value_table import MOST_ROWS, are_plain, text_table, value_table
 
 R = TypeVar("R")
 
@@ -151,6 +152,22 @@ class ValueMesh(SeenAsMonarchs, MeshTrait, Generic[R]):
 
     def __repr__(self) -> str:
         return f"ValueMesh({self._shape.extent}):\n{indent(pformat(tuple(self.items())), '  ')}"
+
+    def table(self, most: int = MOST_ROWS) -> str:
+        """The values side by side, to be printed: a line for each rank, with a column for each key of dictionaries.
+
+        Of more than ``most`` ranks, the first and the last are shown and read. Long values are cut.
+        """
+        if most < 1:
+            raise ValueError(f"table(most={most}): show at least one rank")
+        return text_table(tuple(self._labels), self._ndslice.sizes, self.get, most)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """For IPython on a terminal: scalars and dictionaries as a table, anything else as ``repr``."""
+        if not cycle and are_plain(len(self._cells), self.get):
+            printer.text(f"ValueMesh({self._shape.extent}):\n{self.table()}")
+        else:
+            printer.text(repr(self))
 
     def _repr_html_(self) -> str:
         """For notebooks: a table of the values, which reads only those that it shows."""

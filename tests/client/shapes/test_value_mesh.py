@@ -210,5 +210,38 @@ def test_a_notebook_shows_a_table_of_the_values() -> None:
     assert "hosts \\ gpus" in mesh._repr_html_()
 
 
+class Printer:
+    """What IPython gives to ``_repr_pretty_``."""
+
+    def __init__(self) -> None:
+        self.printed = ""
+
+    def text(self, text: str) -> None:
+        self.printed += text
+
+
+def pretty(mesh: ValueMesh[Any], *, cycle: bool = False) -> str:
+    printer = Printer()
+    mesh._repr_pretty_(printer, cycle)
+    return printer.printed
+
+
+def test_a_table_shows_the_values_of_a_slice_side_by_side() -> None:
+    mesh = ValueMesh(Extent(["hosts", "gpus"], [2, 2]).region.as_shape(), [{"loss": n / 2} for n in range(4)])
+    assert mesh.slice(hosts=1).table().splitlines() == ["rank  loss", "   0   1.0", "   1   1.5"]
+    assert mesh.table(most=2).splitlines()[2] == "… 2 more"
+    with pytest.raises(ValueError, match="show at least one rank"):
+        mesh.table(0)
+
+
+def test_ipython_shows_plain_values_as_a_table_and_repr_stays_monarchs() -> None:
+    shape = Extent(["gpus"], [2]).region.as_shape()
+    plain, other = ValueMesh(shape, [{"loss": 1.0}, {"loss": 2.0}]), ValueMesh(shape, [[1], [2]])
+    assert pretty(plain) == "ValueMesh({gpus: 2}):\nrank  loss\n   0   1.0\n   1   2.0"
+    assert pretty(other) == repr(other)
+    assert pretty(plain, cycle=True) == repr(plain)
+    assert str(plain) == repr(plain) == repr(TheirValueMesh(their_shape(shape), plain.values()))
+
+
 def test_a_subscript_is_the_class_itself_as_monarchs() -> None:
     assert ValueMesh[int] is ValueMesh  # type: ignore[comparison-overlap]
