@@ -17,6 +17,7 @@ from meshgate.session.output import printer
 from meshgate.spmd import serve
 from meshgate.testing import NetworkProxy
 from tests.end_to_end.actors import Worker
+from tests.waiting import wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -134,17 +135,21 @@ def logged(log_dir: Path) -> dict[str, str]:
     return {str(path.relative_to(log_dir)): path.read_text() for path in log_dir.rglob("*.log")}
 
 
-def test_each_rank_prints_to_a_file_of_its_own_before_the_result(
+def wait_until_logged(log_dir: Path, expected: dict[str, str]) -> None:
+    """A result waits for what was printed before it, but on a machine that is busy for no more than half a second."""
+    wait_for(lambda: sum(map(len, logged(log_dir).values())) >= sum(map(len, expected.values())), "the output")
+    assert logged(log_dir) == expected
+
+
+def test_each_rank_prints_to_a_file_of_its_own(
     find: Callable[[], Any], log_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     procs = find().state(cached_path=None).workers.spawn_procs(per_host={"gpus": 2})
     speakers = procs.spawn("speakers", Worker)
     speakers.say.call("all of us").get()
     speakers.slice(hosts=1, gpus=1).say.call_one("only me", error=True).get()
-    assert logged(log_dir) == {
-        **{f"speakers/{rank}.log": "all of us\n" for rank in range(3)},
-        "speakers/3.log": "all of us\nonly me\n",
-    }
+    files = {f"speakers/{rank}.log": "all of us\n" for rank in range(3)}
+    wait_until_logged(log_dir, {**files, "speakers/3.log": "all of us\nonly me\n"})
     assert "all of us" in capsys.readouterr().out
 
 
@@ -159,14 +164,14 @@ def test_what_is_not_printed_is_in_the_files(
     loud = find().state(cached_path=None).workers.spawn_procs(name="hidden")
     asyncio.run(loud.logging_option(stream_to_client=False))
     loud.spawn("workers", Worker).say.call("of a quiet mesh").get()
-    assert logged(log_dir) == {
-        **{f"quiet/{rank}.log": "of a quiet program\n" for rank in range(2)},
-        **{f"hidden/{rank}.log": "of a quiet mesh\n" for rank in range(2)},
-    }
+    files = {f"quiet/{rank}.log": "of a quiet program\n" for rank in range(2)}
+    wait_until_logged(log_dir, {**files, **{f"hidden/{rank}.log": "of a quiet mesh\n" for rank in range(2)}})
     assert "quiet" not in capsys.readouterr().out
 
 
 def test_cuts_neither_lose_nor_double_a_line_of_a_file(job: Any, log_dir: Path) -> None:
+    lines = "".join(f"line {number}\n" for number in range(20))
+    expected = {f"cut/{rank}.log": lines for rank in range(2)}
     with NetworkProxy("127.0.0.1", urlsplit(job.gateway_url).port) as proxy:
         dialer = kt.UrlDialer(f"ws://127.0.0.1:{proxy.port}", job._gateway.record.token)
         with kt.Client(dialer) as client:
@@ -175,8 +180,8 @@ def test_cuts_neither_lose_nor_double_a_line_of_a_file(job: Any, log_dir: Path) 
                 future = workers.say.call(f"line {number}")
                 proxy.cut()
                 future.get(timeout=60)
-    lines = "".join(f"line {number}\n" for number in range(20))
-    assert logged(log_dir) == {f"cut/{rank}.log": lines for rank in range(2)}
+            wait_until_logged(log_dir, expected)
+    assert logged(log_dir) == expected
 
 
 def test_a_takeover_and_a_mesh_that_is_spawned_again_continue_the_files(find: Callable[[], Any], log_dir: Path) -> None:
@@ -187,7 +192,24 @@ def test_a_takeover_and_a_mesh_that_is_spawned_again_continue_the_files(find: Ca
     first.detach("logged", cached_path=None)
     session = find().attach("logged", cached_path=None)
     session["again"].say.call("third").get()
-    assert logged(log_dir) == {f"trainers/{rank}.log": "first\nsecond\nthird\n" for rank in range(2)}
+    wait_until_logged(log_dir, {f"trainers/{rank}.log": "first\nsecond\nthird\n" for rank in range(2)})
+
+
+def test_a_takeover_from_a_quiet_program_prints(
+    find: Callable[[], Any], log_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MESHGATE_LOG_DIR")
+    monkeypatch.setenv("MESHGATE_OUTPUT", "off")
+    quiet = find()
+    workers = quiet.state(cached_path=None).workers.spawn_procs().spawn("taken_over", Worker)
+    workers.say.call("not shown").get()
+    quiet.detach("quiet", cached_path=None)
+    monkeypatch.delenv("MESHGATE_OUTPUT")
+    taken_over = find().attach("quiet", cached_path=None)["taken_over"]
+    taken_over.say.call("shown").get()
+    out, _ = read_output(taken_over, capsys, "shown")
+    assert "not shown" not in out
+    assert not log_dir.exists()
 
 
 def test_the_ranks_of_a_training_script_have_files_which_a_restart_continues(
@@ -202,7 +224,9 @@ def test_the_ranks_of_a_training_script_have_files_which_a_restart_continues(
     )
     command = ["torchrun", "--nproc-per-node=2", "--max-restarts=1", "train.py"]
     serve(command, job=find()).run_spmd()
+    ended = [f"rank {rank} attempt 1\n" for rank in range(4)]
+    wait_for(lambda: all(line in "".join(logged(log_dir).values()) for line in ended), "the output")
     found = logged(log_dir)
     assert found["spmd/0.log"] == "rank 0 attempt 0\nrank 0 attempt 1\n"
     assert set(found) == {f"spmd/{rank}.log" for rank in range(4)}
-    assert all(found[f"spmd/{rank}.log"].endswith(f"rank {rank} attempt 1\n") for rank in range(4))
+    assert all(found[f"spmd/{rank}.log"].endswith(line) for rank, line in enumerate(ended))

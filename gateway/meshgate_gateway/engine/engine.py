@@ -110,9 +110,7 @@ class Engine:
             self._objects,
             self.code,
             connection_refused,
-            lambda: self._kept.holder_changed(
-                self._dispatch.waiting(), self._dispatch.call_after, self._ledger.creations.named
-            ),
+            self._holder_changed,
         )
         self._dispatch.add(
             {
@@ -413,6 +411,10 @@ class Engine:
             self.link.send(Output(lines=(OutputLine(stream="stderr", mesh="meshgate", text=text),)))
 
     # --- settings and end -------------------------------------------------------------------------------
+
+    def _holder_changed(self) -> None:
+        self._stream_output = True  # until the new holder says otherwise, whatever the earlier one did
+        self._kept.holder_changed(self._dispatch.waiting(), self._dispatch.call_after, self._ledger.creations.named)
 
     def _configure(self, header: Configure, buffers: Sequence[Fragments]) -> None:
         self._stream_output = header.stream_output

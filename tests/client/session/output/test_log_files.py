@@ -164,18 +164,18 @@ def test_a_full_disk_is_reported_once_and_the_file_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = LogFiles(str(tmp_path))
-    files.write([line("before", 0)])
+    files.write([line("before", 0), line("in a li", 0, end="")])
     disk = FullDisk(monkeypatch, 3)
     (notice,) = files.write([line("lost", 0), line("lost, too", 0, 1)])
     assert f"{tmp_path}/trainers/0.log: No space left on device. The program continues" in notice.text
     assert files.write([line("lost", 0)]) == []
-    assert written(tmp_path) == {"trainers/0.log": "before\n", "trainers/1.log": ""}
+    assert written(tmp_path) == {"trainers/0.log": "before\nin a li", "trainers/1.log": ""}
     disk.space = 10_000
-    assert files.write([line("after", 0)]) == []
+    assert files.write([line("after", 0)]) == files.write([line("once", 0)]) == []
     files.close()
     missing = "missing here, because writing failed: No space left on device"
     assert written(tmp_path) == {
-        "trainers/0.log": f"before\n[meshgate] 3 lines are {missing}\nafter\n",
+        "trainers/0.log": f"before\nin a li\n[meshgate] 3 lines are {missing}\nafter\nonce\n",
         "trainers/1.log": f"[meshgate] 1 line is {missing}\n",
     }
 
