@@ -324,7 +324,12 @@ class Driver:
 class Printer:
     """In place of ``OutputPrinter``."""
 
-    def put(self, lines: Sequence[OutputLine], printed: Callable[[], object]) -> None:
+    def __init__(self, files: None, *, quiet: bool) -> None:
+        """Drivers here print, and write no files."""
+
+    def put(
+        self, lines: Sequence[OutputLine], printed: Callable[[], object], arrived: Sequence[OutputLine] = ()
+    ) -> None:
         process = current_process()
         process.loop.call_soon(self._print, process.facts["account"], lines, printed)
 

@@ -365,7 +365,7 @@ def _replaced(world: World) -> Iterator[None]:
         ):
             patches.enter_context(mock.patch.object(target, name, replacement))
         for path, new in (
-            ("meshgate.session.dispatch.OutputPrinter", Printer),
+            ("meshgate.session.session.OutputPrinter", Printer),
             ("meshgate_gateway.engine.monarch.interface.connect", SimulatedMonarch),
             ("meshgate_gateway.engine.__main__.Engine", _noted("engine", Engine)),
             ("meshgate_gateway.gateway.Sessions", _noted("sessions", Sessions)),
