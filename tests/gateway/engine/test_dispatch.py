@@ -7,7 +7,7 @@ from unittest import mock
 
 from meshgate_gateway.engine.calls import batches
 from meshgate_gateway.engine.calls.batches import OPEN_CALLS
-from meshgate_wire import Limits
+from meshgate_wire import Limits, Session
 from meshgate_wire.messages import (
     Argument,
     Call,
@@ -205,9 +205,12 @@ async def test_a_cancelled_call_does_not_wait_for_its_turn_in_its_stream() -> No
     actors = client.spawn_actors(procs)
     for number in (1, 2, 3):
         client.send(call(number, actors), b"arguments", stream=actors)
-    for number in (1, 2):
-        client.send(CancelCall(cancelled=number), stream=actors)
-    await client.until(lambda: len(client.of(Failed)) == 2)
+    with mock.patch.object(Session, "consume", autospec=True, side_effect=Session.consume) as consume:
+        for number in (1, 2):
+            client.send(CancelCall(cancelled=number), stream=actors)
+        await client.until(lambda: len(client.of(Failed)) == 2)
+    returned = [each.args[1].header for each in consume.call_args_list]
+    assert [each.cancelled for each in returned if isinstance(each, CancelCall)] == [1, 2]
     assert [(failed.call, failed.failure.kind) for failed in client.of(Failed)] == [(1, "cancelled"), (2, "cancelled")]
     assert [header.call for header in client.engine._open_calls()] == [3]
     client.spawn_procs(hosts, number=procs)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import tracemalloc
+import weakref
 from struct import pack
 
 import pytest
@@ -321,13 +323,20 @@ def test_announced_bytes_take_no_memory_until_they_arrive() -> None:
 
 @pytest.mark.parametrize("views", [False, True])
 def test_messages_are_freed_without_a_garbage_collection(views: bool) -> None:
-    gc.collect()
+    class Watched(Assembly):
+        """Can be watched by a weak reference, as an ``Assembly`` cannot."""
+
     gc.disable()
     try:
-        assembly = Assembly(Limits(), views=views)
-        assert feed(assembly, encoded(1, 20 * KIB, 3), [2 * KIB, 9 * KIB]) is not None
+        assembly = Watched(Limits(), views=views)
+        message = feed(assembly, encoded(1, 20 * KIB, 3), [2 * KIB, 9 * KIB])
+        assert message is not None
+        freed = weakref.ref(assembly)
         del assembly
-        assert gc.collect() == 0
+        assert freed() is None
+        alone = object()
+        references = [sys.getrefcount(each) for each in (*message.buffers, alone)]
+        assert references == [references[-1]] * len(references)  # the message alone has its buffers
     finally:
         gc.enable()
 

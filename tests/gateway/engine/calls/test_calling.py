@@ -722,7 +722,8 @@ async def test_a_cancelled_call_is_answered_at_once_and_its_ranks_hear_of_it() -
     called.reply(1, b"late", references=("mesh",))
     await until(lambda: called.calling.statuses(8)[1] == 1)
     assert len(called.sent.messages) == 1  # the result is dropped, and no mesh in it gets a number
-    assert not any(number < 0 for number, _ in called.objects.items())
+    with pytest.raises(RequestFailed, match="did not arrive"):
+        called.objects.reference(-1)
     called.cancel(2)
     called.cancel(99)
     called.calling.validate_state()
@@ -733,17 +734,23 @@ async def test_a_cancelled_call_is_answered_at_once_and_its_ranks_hear_of_it() -
 @async_test
 async def test_a_cancelled_call_does_not_wait_for_output_and_ends_with_its_mesh() -> None:
     called = Called()
+    procs = called.actors.procs
+    assert procs is not None
+    procs.number = 2
     called.call()
     called.cancel()
     called.unread = asyncio.get_running_loop().create_future()
-    called.reply(0)
-    await turns()
+    for rank in range(2):
+        called.reply(rank)
+    await until(lambda: called.calling.statuses(8)[1] == 0)
     assert called.asked == []
+    called.call(2)
+    called.cancel(2)
     called.actors.dead[1] = "killed"
     called.calling.fail(called.actors)
     assert called.calling.statuses(8)[1] == 0
-    assert [type(header) for header, *_ in called.sent.messages] == [Failed]
-    assert called.ended == [False]
+    assert [type(header) for header, *_ in called.sent.messages] == [Failed, Failed]
+    assert called.ended == [False, False]
     await cancel_receives()
 
 

@@ -337,14 +337,17 @@ async def test_the_processes_of_a_cancelled_call_hear_of_it_on_their_standard_ou
             reader, writer = await listener.connect()
             writer.write(listener.hello(rank=rank) + b"%d\n" % rank)
             connected.append((reader, writer))
-        await until(lambda: len(listener.lines) == 3)
+        error_reader, error_writer = await listener.connect()
+        error_writer.write(listener.hello(rank=0, stream="stderr") + b"3\n")
+        connected.append((error_reader, error_writer))
+        await until(lambda: len(listener.lines) == 4)
         listener.streams.cancel(1, {0, 2}, 12)
         listener.streams.cancel(9, {0, 2}, 13)  # an unknown mesh
         assert await connected[0][0].readline() == b"12\n"
         assert await connected[2][0].readline() == b"12\n"
         listener.streams.drop(1)
         listener.streams.cancel(1, {0, 1, 2}, 14)  # too late
-        assert [await reader.read() for reader, _ in connected] == [b"", b"", b""]
+        assert [await reader.read() for reader, _ in connected] == [b""] * 4
         for _, writer in connected:
             writer.close()
 
