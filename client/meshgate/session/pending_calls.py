@@ -90,7 +90,6 @@ class PendingCall(ABC):
         """Asks the gateway to cancel the call. Returns whether it can be; its outcome shows whether it was."""
         if self.ask_to_cancel is None:
             return False
-        self.unread = None  # a program that cancels knows that it fails
         self.ask_to_cancel(self)
         return True
 

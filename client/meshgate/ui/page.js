@@ -319,10 +319,14 @@ function label(line) {
   return `[${[line.host, line.mesh, ranks].filter(Boolean).join(" ")}] `;
 }
 
+function printedBy(line, rank) {
+  return line.ranks.includes(rank) || (line.more_ranks || []).some(([first, last]) => first <= rank && rank <= last);
+}
+
 function showLines() {
   const wanted = byId("search").value.toLowerCase(), rank = byId("rank").value, mesh = byId("mesh").value, errors = byId("errors").checked;
   const found = lines.filter((line) =>
-    (!rank || line.ranks.includes(Number(rank))) && (!mesh || line.mesh === mesh) && (!errors || line.stream === "stderr") &&
+    (!rank || printedBy(line, Number(rank))) && (!mesh || line.mesh === mesh) && (!errors || line.stream === "stderr") &&
     (!wanted || (label(line) + line.text).toLowerCase().includes(wanted)));
   const box = byId("lines"), follows = box.scrollHeight - box.scrollTop - box.clientHeight < 8;
   box.replaceChildren(...found.slice(-MOST_SHOWN).map((line) =>

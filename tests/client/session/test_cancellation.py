@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from meshgate.errors import CallCancelledError
 from meshgate.proxies.client import Client
 from meshgate.session.dialing import UrlDialer
 from meshgate.session.futures import FutureProxy
 from meshgate.session.settings import ClientSettings
 from meshgate.testing import NetworkProxy
-from meshgate_wire.messages import Call, Values, stream_of
+from meshgate_wire.messages import Call, CancelCall, Failed, Failure, Values, stream_of
 from tests.client.counting import one_counter
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway
 
@@ -80,6 +83,36 @@ def test_ctrl_c_in_get_raises_keyboard_interrupt_and_the_call_goes_on(gateway: S
     resume()
     assert future.get(timeout=30) == 1
     assert one.add.call_one(2).get(timeout=30) == 2
+
+
+def test_a_call_is_cancelled_behind_its_message_and_its_failure_is_not_reported(
+    gateway: ScriptedGateway, client: Client, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gateway.functions["add"] = lambda rank, amount: amount
+    one = one_counter(client)
+    assert one.add.call_one(0).get(timeout=30) == 0
+    hold_calls(gateway)
+
+    def cancelled(session: Any, header: CancelCall, _: object) -> None:
+        failure = Failure(kind="cancelled", message="", total=1, unanswered=1, ranks=(0,))
+        session.send(Failed(call=header.cancelled, failure=failure), stream=stream_of(one._object))
+
+    gateway.on[CancelCall] = cancelled
+    future, unread = one.add.call_one(1), one.add.call_one(2)
+    assert unread.cancel()
+    assert future.cancel()
+    with pytest.raises(CallCancelledError, match=r"^counters\.add was cancelled: 1 of 1 ranks had not answered$"):
+        future.get(timeout=30)
+    assert isinstance(future.exception(), CancelledError)
+    assert not future.cancel()
+    assert not one.initialized.cancel()
+    calls = [(type(each), getattr(each, "call", getattr(each, "cancelled", 0))) for each in gateway.received]
+    numbers = [number for kind, number in calls if kind is Call][-2:]
+    assert calls[-4:-1] == [(Call, numbers[0]), (Call, numbers[1]), (CancelCall, numbers[1])]
+    del future, unread
+    gc.collect()
+    client.unread.close(timeout=5)
+    assert "has not read" not in capfd.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -16,13 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshgate.errors import GatewayError, SessionTakenOverError, SupervisionError
+from meshgate.errors import CallCancelledError, GatewayError, SessionTakenOverError, SupervisionError
 from meshgate.session.futures import FutureProxy
 from meshgate.session.output.printer import write_text
 from meshgate.session.serial_thread import SerialThread
 
 MAX_KINDS = 64  # of failures that are printed in full; others are only counted
-_REPORTED_ELSEWHERE = (SupervisionError, SessionTakenOverError)  # and a session that was closed: a plain GatewayError
+# Or known to the program: it has cancelled the call. And a session that was closed: a plain GatewayError.
+_REPORTED_ELSEWHERE = (CallCancelledError, SupervisionError, SessionTakenOverError)
 
 
 @dataclass(slots=True)
