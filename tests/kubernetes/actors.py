@@ -10,7 +10,7 @@ import time
 
 import cloudpickle
 
-from meshgate import Actor, endpoint
+from meshgate import Actor, concurrent_endpoint, endpoint
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -53,6 +53,14 @@ class Trainer(Actor):
     @endpoint
     def fill(self, megabytes: int) -> int:
         return len(bytearray(b"x") * (megabytes << 20))
+
+    @concurrent_endpoint
+    async def wait_until_cancelled(self, text: str) -> None:
+        print(f"{text} begins", flush=True)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            print(f"{text} ends", flush=True)
 
     @endpoint
     def wait(self, seconds: float) -> str:

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from meshgate import Compute, KubernetesJob
-from meshgate.errors import JobNotRunning, JobStartFailed
+from meshgate.errors import CallCancelledError, JobNotRunning, JobStartFailed
 from tests.kubernetes.actors import Trainer
 from tests.kubernetes.cluster import Kubectl
+from tests.waiting import wait_for
 
 
 def first_pod(job: KubernetesJob) -> str:
@@ -63,6 +64,20 @@ def test_two_jobs_run_side_by_side(namespace: str) -> None:
         assert first_pod(two) == "right-workers-0"
         one.kill()
         assert first_pod(two) == "right-workers-0"
+
+
+def test_a_call_in_pods_is_cancelled_and_output_is_kept_in_files(
+    namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESHGATE_LOG_DIR", str(tmp_path / "printed"))
+    with KubernetesJob(compute=Compute(replicas=2), name="cancelled", namespace=namespace) as job:
+        trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
+        waits = trainers.wait_until_cancelled.call("it")
+        files = [tmp_path / "printed" / "trainers" / f"{rank}.log" for rank in range(2)]
+        wait_for(lambda: all(each.exists() and "it begins\n" in each.read_text() for each in files), "what they print")
+        assert waits.cancel()
+        assert isinstance(waits.exception(60), CallCancelledError)
+        wait_for(lambda: [each.read_text() for each in files] == ["it begins\nit ends\n"] * 2, "its end")
 
 
 def test_an_idle_job_deletes_itself(

@@ -81,6 +81,43 @@ with make(sys.argv[1], meshes={"trainers": 2}) as job:
     assert output(file, name) == "True True\n[7, 7]\n"
 
 
+def test_a_call_on_nodes_is_cancelled_and_output_is_kept_in_files(name: str, tmp_path: Path) -> None:
+    body = """
+os.environ["MESHGATE_LOG_DIR"] = directory = os.path.join(os.path.dirname(os.path.abspath(__file__)), "printed")
+with make(sys.argv[1], meshes={"trainers": 2}) as job:
+    waiters = job.state().trainers.spawn_procs().spawn("waiters", Waiter)
+    waits = waiters.wait.call()
+    files = [os.path.join(directory, "waiters", f"{rank}.log") for rank in range(2)]
+    def until(text):
+        while not all(os.path.exists(file) and text in open(file).read() for file in files):
+            time.sleep(0.05)
+    until("begins")
+    print(waits.cancel(), type(waits.exception(60)).__name__)
+    until("ends")
+    print(waiters.free.call().get().values())
+"""
+    waiter = """
+import asyncio
+
+class Waiter(Actor):
+    @endpoint
+    async def wait(self):
+        print("begins", flush=True)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            print("ends", flush=True)
+
+    @endpoint
+    async def free(self):
+        return "free"
+
+def make("""
+    file = program(tmp_path, body)
+    file.write_text(file.read_text().replace("\ndef make(", waiter))
+    assert {"True CallCancelledError", "['free', 'free']"} <= set(output(file, name).splitlines())
+
+
 def test_a_program_of_two_files_without_git_runs(name: str, tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("def answer():\n    return 42\n")
     file = program(
