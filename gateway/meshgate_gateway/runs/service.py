@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import json
 import os
 import re
@@ -27,7 +26,7 @@ import structlog
 from pydantic import ValidationError
 
 from meshgate_gateway.child_process import ChildProcess, ExitStatus
-from meshgate_gateway.http.auth import RUNS_PATH, Identity, Origin, audit
+from meshgate_gateway.http.auth import RUNS_PATH, Identity, Origin, audit, digest_of
 from meshgate_gateway.http.messages import MalformedRequest, Request, Response
 from meshgate_gateway.runs.records import SECRET, RunDirectory, Submitted, read_output
 from meshgate_gateway.supervisor.link import SupervisedProcess, SupervisorLink
@@ -89,7 +88,7 @@ class Service:
 
     def identify(self, token: str | None) -> Identity | None:
         """The run with this secret, unless it has ended. To look up a digest takes no time that depends on secrets."""
-        return None if token is None else self._identities.get(_digest(token))
+        return None if token is None else self._identities.get(digest_of(token))
 
     async def statuses(self) -> tuple[RunStatus, ...]:
         """All runs, the oldest first. Their files are read in a thread: those of 52 runs, as large as they may be, take
@@ -214,7 +213,7 @@ class Service:
             submission=submission,
             identity=caller.name,
             owner=caller.caller,
-            secret=_digest(secret).hex(),
+            secret=digest_of(secret).hex(),
             time=time.time(),
             variables=variables,
             set_aside=self._place.set_aside,
@@ -367,10 +366,6 @@ class Service:
 
 def _oldest_first(statuses: Iterable[RunStatus]) -> tuple[RunStatus, ...]:
     return tuple(sorted(statuses, key=lambda status: -status.age))
-
-
-def _digest(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 
 def _number(request: Request, name: str, limit: float) -> float:
