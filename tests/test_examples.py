@@ -162,7 +162,8 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.timeout(900)  # several programs
 @pytest.mark.parametrize(
-    "document", ["docs/jobs.md", "docs/packages.md", "docs/tutorial_cluster.md", "docs/two_jobs.md"]
+    "document",
+    ["docs/hanging_ranks.md", "docs/jobs.md", "docs/packages.md", "docs/tutorial_cluster.md", "docs/two_jobs.md"],
 )
 def test_programs_in_documents_run_as_pasted(document: str, tmp_path: Path) -> None:
     for program in programs_in(document):
