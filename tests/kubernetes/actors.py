@@ -10,7 +10,7 @@ import time
 
 import cloudpickle
 
-from meshgate import Actor, concurrent_endpoint, endpoint
+from meshgate import Actor, endpoint
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -54,14 +54,6 @@ class Trainer(Actor):
     def fill(self, megabytes: int) -> int:
         return len(bytearray(b"x") * (megabytes << 20))
 
-    @concurrent_endpoint
-    async def wait_until_cancelled(self, text: str) -> None:
-        print(f"{text} begins", flush=True)
-        try:
-            await asyncio.Event().wait()
-        finally:
-            print(f"{text} ends", flush=True)
-
     @endpoint
     def wait(self, seconds: float) -> str:
         time.sleep(seconds)
@@ -92,3 +84,13 @@ class Counter(Actor):
     @endpoint
     def all(self) -> list[int]:
         return self.numbers
+
+
+class Waiter(Actor):
+    @endpoint
+    async def wait_until_cancelled(self, text: str) -> None:
+        print(f"{text} begins", flush=True)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            print(f"{text} ends", flush=True)

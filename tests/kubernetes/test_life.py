@@ -12,7 +12,7 @@ import pytest
 
 from meshgate import Compute, KubernetesJob
 from meshgate.errors import CallCancelledError, JobNotRunning, JobStartFailed
-from tests.kubernetes.actors import Trainer
+from tests.kubernetes.actors import Trainer, Waiter
 from tests.kubernetes.cluster import Kubectl
 from tests.waiting import wait_for
 
@@ -71,9 +71,9 @@ def test_a_call_in_pods_is_cancelled_and_output_is_kept_in_files(
 ) -> None:
     monkeypatch.setenv("MESHGATE_LOG_DIR", str(tmp_path / "printed"))
     with KubernetesJob(compute=Compute(replicas=2), name="cancelled", namespace=namespace) as job:
-        trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
-        waits = trainers.wait_until_cancelled.call("it")
-        files = [tmp_path / "printed" / "trainers" / f"{rank}.log" for rank in range(2)]
+        waiters = job.state().workers.spawn_procs().spawn("waiters", Waiter)
+        waits = waiters.wait_until_cancelled.call("it")
+        files = [tmp_path / "printed" / "waiters" / f"{rank}.log" for rank in range(2)]
         wait_for(lambda: all(each.exists() and "it begins\n" in each.read_text() for each in files), "what they print")
         assert waits.cancel()
         assert isinstance(waits.exception(60), CallCancelledError)
