@@ -148,6 +148,8 @@ class Calling:
         A call that keeps its results is not cancelled: later ones may wait for them.
         """
         number = header.cancelled
+        if number in self.cancelled:
+            return
         if number not in self._pending:
             for call in waiting:
                 if call.call == number and not call.keep and call.adverb != "broadcast":
@@ -158,17 +160,19 @@ class Calling:
         if pending.header is None or pending.header.keep or (response := pending.cancel()) is None:
             return
         self._respond(response, stream)
-        if mesh.procs is not None:
+        if mesh.procs is not None and mesh.procs.number:
             called = range(len(pending.ranks)) if pending.chosen is None else (pending.chosen,)
             ranks = {pending.ranks[at] for at in called if at not in pending.replies}
             self._cancel_on(mesh.procs.number, ranks, number)
         self._loop.call_later(CANCEL_PATIENCE, self._report_cancelled, pending, mesh)
 
     def _report_cancelled(self, pending: PendingCall, mesh: ActorMesh) -> None:
-        """Shows which ranks still run a call that was cancelled a while ago, once none before it is open."""
+        """Shows which ranks still run a call that was cancelled a while ago, once they are up and have no call before
+        it."""
         if pending.state is not CallState.CANCELLED:
             return
-        if next(first for first, target, _ in self._pending.values() if target is mesh) is not pending:
+        starting = mesh.up is not None and not mesh.up.done()
+        if starting or next(first for first, target, _ in self._pending.values() if target is mesh) is not pending:
             self._loop.call_later(CANCEL_PATIENCE, self._report_cancelled, pending, mesh)
             return
         missing = pending.expected - len(pending.replies)

@@ -9,6 +9,7 @@ ends a function that is not async once it runs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import sys
@@ -57,9 +58,10 @@ class RunningCalls:
         """Ends the call if it runs in a task or has not begun; it raises in either case, and its result is not used."""
         self._early[number] = None  # before looking: a call that begins now looks after it has been added
         if len(self._early) > MAX_EARLY:
-            self._early.pop(next(iter(self._early)), None)
+            self._early.pop(next(iter(list(self._early))), None)
         if (running := self._running.get(number)) is not None:
-            running.loop.call_soon_threadsafe(self._cancel_task, number, running)
+            with contextlib.suppress(RuntimeError):  # its loop is closed: the actor has ended
+                running.loop.call_soon_threadsafe(self._cancel_task, number, running)
 
     def _cancel_task(self, number: int, running: Running) -> None:
         if self._running.get(number) is running:
@@ -84,10 +86,12 @@ class RunningCalls:
             return functools.partial(self.run, number, method)
         return _refuse if number in self._early else method
 
-    async def _start_concurrent(self, number: int, method: Callable[..., Awaitable[Any]], *args: Any, **kw: Any) -> Any:
+    async def _start_concurrent(
+        self, number: int, method: Callable[..., Awaitable[Any]], /, *args: Any, **kwargs: Any
+    ) -> Any:
         token = self._concurrent.set(number)  # which the task that this starts inherits
         try:
-            return await method(*args, **kw)
+            return await method(*args, **kwargs)
         finally:
             self._concurrent.reset(token)
 
@@ -96,7 +100,7 @@ class RunningCalls:
         number = self._concurrent.get()
         return functools.partial(self.run, number, call) if number else call
 
-    async def run(self, number: int, method: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+    async def run(self, number: int, method: Callable[..., Awaitable[Any]], /, *args: Any, **kwargs: Any) -> Any:
         task: Any = asyncio.current_task()
         running = self._running[number] = Running(asyncio.get_running_loop(), task)
         try:
@@ -104,8 +108,8 @@ class RunningCalls:
                 _refuse()
             return await method(*args, **kwargs)
         except asyncio.CancelledError:
-            if not running.cancelled:
-                raise  # the actor is being stopped
+            if not running.cancelled or getattr(task, "cancelling", int)() > 1:
+                raise  # the actor is being stopped; Python 3.10 cannot tell if the call was cancelled before
             _refuse()
         finally:
             self._running.pop(number, None)
@@ -130,7 +134,7 @@ def track_calls() -> RunningCalls:
     module.calls, module.mark = calls, calls.mark
     sys.modules[MODULE] = module
     prepare_now, lookup_now, report_now = _Actor._prepare, _Actor._lookup, _Actor._report_exception
-    run_now, own = concurrent._run_endpoint, RunningCalls.run.__code__
+    run_now, log_now, own = concurrent._run_endpoint, concurrent.log_endpoint_exception, RunningCalls.run.__code__
     explicit = MethodSpecifier.ExplicitPort
 
     def prepare(self: Any, ctx: Any, method: Any, *more: Any) -> Any:
@@ -141,16 +145,24 @@ def track_calls() -> RunningCalls:
         method, instrumented, is_coro = lookup_now(self, ctx, name)
         return calls.tracked(method, is_coro), instrumented, is_coro
 
-    def report(self: Any, error: BaseException, *more: Any) -> Any:
-        traceback = error.__traceback__  # of Monarch's handler: without the frame in between, as Monarch shows it
+    def as_monarch_shows_it(error: BaseException) -> BaseException:
+        """Without the frame of ``run`` behind that of Monarch's handler."""
+        traceback = error.__traceback__
         if traceback is not None and (inner := traceback.tb_next) is not None and inner.tb_frame.f_code is own:
             traceback.tb_next = inner.tb_next
-        return report_now(self, error, *more)
+        return error
+
+    def report(self: Any, error: BaseException, *more: Any) -> Any:
+        return report_now(self, as_monarch_shows_it(error), *more)
+
+    def log(error: BaseException, *more: Any) -> Any:
+        """What a concurrent endpoint does with an exception before it reports it."""
+        return log_now(as_monarch_shows_it(error), *more)
 
     async def run_endpoint(instance: Any, port: Any, call: Any, **more: Any) -> None:
         tracked = calls.tracked_in_task(call) if more.get("forwards_exception") else call
         await run_now(instance, port, tracked, **more)
 
     _Actor._prepare, _Actor._lookup, _Actor._report_exception = prepare, lookup, report
-    concurrent._run_endpoint = run_endpoint
+    concurrent._run_endpoint, concurrent.log_endpoint_exception = run_endpoint, log
     return calls

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Literal
 
 import async_timeout
@@ -96,6 +96,7 @@ class WorkerStreams:
         self._readers: dict[asyncio.Task[None], None] = {}
         self._unidentified: dict[asyncio.Task[None], None] = {}  # of the readers, oldest first
         self._connected: dict[int, dict[asyncio.StreamWriter, WorkerHello]] = {}
+        self._cancelled: dict[tuple[int, int], list[int]] = {}  # calls, by mesh and rank of processes that still start
         self._dropped: set[int] = set()
         self._reading = asyncio.Event()
         self._reading.set()
@@ -126,17 +127,24 @@ class WorkerStreams:
         Each process ends itself when it reads the end of its connection.
         """
         self._dropped.add(mesh)
+        for key in [key for key in self._cancelled if key[0] == mesh]:
+            del self._cancelled[key]
         for writer in self._connected.get(mesh, ()):
             if not writer.is_closing():
                 writer.write_eof()
 
     def cancel(self, mesh: int, ranks: Collection[int], call: int) -> None:
-        """Lets processes know that ``call`` is cancelled. They read nothing else, so a line never waits."""
+        """Lets processes know that ``call`` is cancelled, those that have not connected yet once they do. They read
+        nothing else, so a line never waits."""
         if mesh in self._dropped:
             return
+        starting = set(ranks)
         for writer, hello in self._connected.get(mesh, {}).items():
-            if hello.stream == "stdout" and hello.rank in ranks and not writer.is_closing():
-                writer.write(b"%d\n" % call)
+            if hello.stream == "stdout" and hello.rank in ranks:
+                starting.discard(hello.rank)
+                _write_cancelled(writer, [call])
+        for rank in starting:
+            self._cancelled.setdefault((mesh, rank), []).append(call)
 
     async def close(self) -> None:
         """Stops listening and closes every connection, which ends the processes."""
@@ -277,6 +285,8 @@ class WorkerStreams:
         connected[writer] = hello
         if dropped:
             writer.write_eof()
+        elif hello.stream == "stdout":
+            _write_cancelled(writer, self._cancelled.pop((hello.mesh, hello.rank), ()))
         try:
             descriptor = writer.get_extra_info("socket").fileno()
             await self._read_output(hello, reader, descriptor, size)
@@ -405,3 +415,8 @@ class WorkerStreams:
         if self._batch:
             batch, self._batch = self._batch, []
             self._printed(batch)
+
+
+def _write_cancelled(writer: asyncio.StreamWriter, calls: Iterable[int]) -> None:
+    if not writer.is_closing():
+        writer.writelines(b"%d\n" % call for call in calls)

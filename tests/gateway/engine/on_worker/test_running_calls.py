@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +32,11 @@ class Process:
             return await self.work(name, until)
         except asyncio.CancelledError:
             return f"{name} all the same"
+
+    async def stubbornly_wait(self, until: asyncio.Event) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await until.wait()
+        await until.wait()
 
     def handle(self, number: int, method: Callable[..., Any], *, is_coro: bool = True, explicit: bool = False) -> Any:
         """What is run in place of ``method`` for a message of call ``number``; 0: of a peer's."""
@@ -109,6 +116,46 @@ def test_a_stop_of_the_actor_is_not_taken_for_a_cancelled_call() -> None:
             await task
 
     asyncio.run(main())
+
+
+def test_a_stop_is_not_swallowed_by_a_call_that_goes_on_although_it_was_cancelled() -> None:
+    async def main() -> None:
+        process, never = Process(), asyncio.Event()
+        task: Any = asyncio.create_task(process.handle(1, process.stubbornly_wait)(never))
+        await turns()
+        process.calls.cancel(1)
+        await turns()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError if hasattr(task, "cancelling") else RuntimeError):
+            await task
+
+    asyncio.run(main())
+
+
+def test_arguments_may_have_any_name() -> None:
+    async def echo(*, number: int, method: str) -> tuple[int, str]:
+        return number, method
+
+    async def main() -> None:
+        process = Process()
+        assert await process.handle(1, echo)(number=3, method="mean") == (3, "mean")
+        wrapper: Any = functools.partial(echo)
+        echo._monarch_concurrent_endpoint_wrapper = True  # type: ignore[attr-defined]
+        assert await process.handle(2, wrapper, explicit=True)(number=3, method="mean") == (3, "mean")
+
+    asyncio.run(main())
+
+
+def test_a_call_of_an_actor_that_has_ended_is_cancelled_in_vain() -> None:
+    process, never = Process(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+    coroutine = process.handle(1, process.work)("first", never)
+    task = loop.create_task(coroutine)
+    loop.run_until_complete(turns())
+    loop.close()
+    process.calls.cancel(1)
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    coroutine.close()
 
 
 def test_calls_of_peers_and_endpoints_that_reply_themselves_are_monarchs_own() -> None:

@@ -345,9 +345,17 @@ async def test_the_processes_of_a_cancelled_call_hear_of_it_on_their_standard_ou
         listener.streams.cancel(9, {0, 2}, 13)  # an unknown mesh
         assert await connected[0][0].readline() == b"12\n"
         assert await connected[2][0].readline() == b"12\n"
+        listener.streams.cancel(1, {3}, 15)
+        listener.streams.cancel(1, {3}, 16)
+        reader, writer = await listener.connect()  # of a process that starts
+        writer.write(listener.hello(rank=3))
+        assert [await reader.readline() for _ in range(2)] == [b"15\n", b"16\n"]
+        connected.append((reader, writer))
+        listener.streams.cancel(1, {4}, 17)
         listener.streams.drop(1)
         listener.streams.cancel(1, {0, 1, 2}, 14)  # too late
-        assert [await reader.read() for reader, _ in connected] == [b""] * 4
+        assert not any(mesh == 1 for mesh, _ in listener.streams._cancelled)
+        assert [await reader.read() for reader, _ in connected] == [b""] * 5
         for _, writer in connected:
             writer.close()
 
