@@ -150,7 +150,13 @@ def test_each_rank_prints_to_a_file_of_its_own(
     speakers.slice(hosts=1, gpus=1).say.call_one("only me", error=True).get()
     files = {f"speakers/{rank}.log": "all of us\n" for rank in range(3)}
     wait_until_logged(log_dir, {**files, "speakers/3.log": "all of us\nonly me\n"})
-    assert "all of us" in capsys.readouterr().out
+    printed: list[str] = []
+
+    def is_printed() -> bool:  # files are written before
+        printed.append(capsys.readouterr().out)
+        return "all of us" in "".join(printed)
+
+    wait_for(is_printed, "the line")
 
 
 def test_what_is_not_printed_is_in_the_files(

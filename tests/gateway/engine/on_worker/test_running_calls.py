@@ -146,7 +146,7 @@ def test_arguments_may_have_any_name() -> None:
     asyncio.run(main())
 
 
-def test_a_call_of_an_actor_that_has_ended_is_cancelled_in_vain() -> None:
+def test_cancelling_a_call_of_an_actor_that_has_ended_does_nothing() -> None:
     process, never = Process(), asyncio.Event()
     loop = asyncio.new_event_loop()
     coroutine = process.handle(1, process.work)("first", never)
