@@ -96,7 +96,8 @@ def test_a_node_without_power_is_lost_alone(name: str, tmp_path: Path, disturbed
         noticed = time.monotonic()
         failure = failure_of(call)
         assert time.monotonic() - noticed < NOTICED
-        assert re.search(rf"Slurm took node {disturbed_node} from job {job.job_id} \(DOWN[A-Z_+]*: no power\)", failure)
+        # Slurm may have the reason already and still the state of before.
+        assert re.search(rf"Slurm took node {disturbed_node} from job {job.job_id} \([A-Z_+]+: no power\)", failure)
         assert "rank 1" in failure
         again = procs.slice(hosts=slice(0, 1)).spawn("again", Trainer)
         assert [node for _, node in again.node.call().get(timeout=NOTICED).items()] == ["n3"]

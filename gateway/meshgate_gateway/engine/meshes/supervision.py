@@ -7,6 +7,7 @@ one report per rank, so a report waits a moment for a better reason.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -21,6 +22,8 @@ from meshgate_wire.messages import Region
 
 REASON_TIMEOUT = 1.5  # seconds that Monarch has to report why a process whose connection closed is dead
 HOST_REASON_TIMEOUT = 3.0  # seconds that the host provider then has, if no process of the host is left
+TERMINATED = "Killed(sig=15)"  # in Monarch's report: what ends a whole job sends SIGTERM, for a reason
+TERMINATED_TIMEOUT = 10.0  # seconds that the host provider has then
 MAX_UNCLAIMED = 64
 MAX_HOSTS_NAMED = 64
 MAX_RANKS_REPORTED = 32_768  # in one message
@@ -43,13 +46,20 @@ class Supervision:
         self._objects, self._send, self._call_later = objects, send, call_later
         self._host_reasons, self._ranks_died, self._process_died = host_reasons, ranks_died, process_died
         self._unclaimed: list[Fault] = []  # of meshes whose unique name is not known yet
-        self._unexplained: dict[str, list[tuple[int, ProcMesh, int]]] = {}  # by host: dead processes to report
+        self._unexplained: dict[str, list[Callable[[], None]]] = {}  # by host: what reports dead processes
 
     def fault(self, fault: Fault) -> None:
         """Monarch reports that ranks of an actor mesh failed."""
         for number, known in self._objects.items():
             if isinstance(known, ActorMesh) and known.unique_name == fault.mesh and fault.mesh:
-                self._died(number, known, fault.ranks or tuple(ranks_of(known.region)), fault.report)
+                ranks = fault.ranks or tuple(ranks_of(known.region))
+                report = functools.partial(self._died, number, known, ranks, fault.report)
+                hosts = dict.fromkeys(map(known.host_of, ranks)) if TERMINATED in fault.report else {}
+                unexplained = [each for each in hosts if each not in self._host_reasons and self._all_dead_on(each)]
+                if unexplained:
+                    self._wait_for_reason(unexplained[0], report, TERMINATED_TIMEOUT)
+                else:
+                    report()
                 return
         self._unclaimed.append(fault)
         del self._unclaimed[:-MAX_UNCLAIMED]
@@ -84,8 +94,12 @@ class Supervision:
         if self._reported(procs, rank) or host in self._host_reasons or not self._all_dead_on(host):
             self._report(mesh, procs, rank)
             return
-        self._unexplained.setdefault(host, []).append((mesh, procs, rank))
-        self._call_later(HOST_REASON_TIMEOUT, self.report_unexplained, host)
+        timeout = TERMINATED_TIMEOUT if host in self._unexplained else HOST_REASON_TIMEOUT
+        self._wait_for_reason(host, functools.partial(self._report, mesh, procs, rank), timeout)
+
+    def _wait_for_reason(self, host: str, report: Callable[[], None], timeout: float) -> None:
+        self._unexplained.setdefault(host, []).append(report)
+        self._call_later(timeout, self.report_unexplained, host)
 
     def _reported(self, procs: ProcMesh, rank: int) -> bool:
         return any(rank in actors.dead for _, actors in self._actors_on(procs))
@@ -124,8 +138,8 @@ class Supervision:
 
     def report_unexplained(self, host: str) -> None:
         """Reports the deaths on ``host`` that waited for the reason why the host ended."""
-        for mesh, procs, rank in self._unexplained.pop(host, []):
-            self._report(mesh, procs, rank)
+        for report in self._unexplained.pop(host, []):
+            report()
 
     def _report(self, mesh: int, procs: ProcMesh, rank: int) -> None:
         """Reports the death to each actor mesh on the process that Monarch has not reported it to."""

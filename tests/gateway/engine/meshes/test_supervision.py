@@ -8,6 +8,7 @@ from meshgate_gateway.engine.meshes.supervision import (
     HOST_REASON_TIMEOUT,
     MAX_UNCLAIMED,
     REASON_TIMEOUT,
+    TERMINATED_TIMEOUT,
     Supervision,
     Watching,
 )
@@ -181,6 +182,51 @@ def test_if_no_process_of_a_host_is_left_the_reports_wait_for_the_reason_of_the_
     ]
     supervised.timers.fire(HOST_REASON_TIMEOUT)
     assert len(supervised.reports) == 2
+
+
+def terminated() -> tuple[Supervised, Fault]:
+    """All processes of a host have ended, and Monarch reports that SIGTERM did it."""
+    supervised = Supervised()
+    for rank in (2, 3):
+        supervised.supervision.process_ended(PROCS, rank, 10 + rank)
+    return supervised, Fault("actors-unique", (2, 3), "the process failed: Killed(sig=15)")
+
+
+def test_a_host_whose_processes_were_all_terminated_is_given_time_to_say_why() -> None:
+    supervised, fault = terminated()
+    supervised.supervision.fault(fault)
+    supervised.timers.fire(REASON_TIMEOUT)
+    supervised.timers.fire(HOST_REASON_TIMEOUT)
+    assert supervised.reports == []
+    supervised.host_reasons["workers-1"] = "TIMEOUT: it reached its time limit"
+    supervised.supervision.host_lost("workers-1")
+    report = "the process failed: Killed(sig=15) (workers-1: TIMEOUT: it reached its time limit)"
+    assert supervised.reports == [(ACTORS, (2, 3), report)]
+    supervised.timers.fire(TERMINATED_TIMEOUT)
+    supervised.timers.fire(REASON_TIMEOUT)
+    assert len(supervised.reports) == 1
+
+
+def test_a_host_that_does_not_say_why_its_processes_were_terminated_is_not_waited_for_longer() -> None:
+    supervised, fault = terminated()
+    supervised.supervision.fault(fault)
+    supervised.timers.fire(REASON_TIMEOUT)
+    supervised.timers.fire(TERMINATED_TIMEOUT)
+    assert supervised.reports == [(ACTORS, (2, 3), "the process failed: Killed(sig=15)")]
+
+
+def test_a_process_that_was_terminated_beside_living_ones_or_otherwise_is_reported_at_once() -> None:
+    supervised = Supervised()
+    supervised.supervision.process_ended(PROCS, 2, 12)
+    supervised.supervision.fault(Fault("actors-unique", (2,), "the process failed: Killed(sig=15)"))
+    assert supervised.reports == [(ACTORS, (2,), "the process failed: Killed(sig=15)")]
+    supervised, fault = terminated()
+    supervised.supervision.fault(Fault(fault.mesh, fault.ranks, "the process failed: Killed(sig=9)"))
+    assert len(supervised.reports) == 1
+    supervised, fault = terminated()
+    supervised.host_reasons["workers-1"] = "gone"
+    supervised.supervision.fault(fault)
+    assert supervised.reports == [(ACTORS, (2, 3), "the process failed: Killed(sig=15) (workers-1: gone)")]
 
 
 def test_if_the_host_has_no_reason_either_the_deaths_are_reported_without_one() -> None:
