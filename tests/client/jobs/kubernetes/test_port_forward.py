@@ -96,6 +96,17 @@ def api_server(handler: Handler, reject: int = 0) -> Iterator[PortForwardRequest
         thread.join()
 
 
+def echoed(sock: socket.socket, data: bytes) -> bytes:
+    """Sends ``data`` and meanwhile receives as much."""
+    sender = threading.Thread(target=sock.sendall, args=(data,))
+    sender.start()
+    received = bytearray()
+    while len(received) < len(data):
+        received += sock.recv(1 << 20)
+    sender.join()
+    return bytes(received)
+
+
 def echo(connection: ServerConnection) -> None:
     for message in connection:
         assert isinstance(message, bytes)
@@ -105,13 +116,7 @@ def echo(connection: ServerConnection) -> None:
 def test_any_number_of_bytes_passes_in_both_directions_in_order_in_a_websocket() -> None:
     data = bytes(range(256)) * 40_000
     with api_server(echo) as tunnel, open_forward(tunnel).result(10) as sock:
-        sender = threading.Thread(target=sock.sendall, args=(data,))
-        sender.start()
-        received = bytearray()
-        while len(received) < len(data):
-            received += sock.recv(1 << 20)
-        sender.join()
-    assert bytes(received) == data
+        assert echoed(sock, data) == data
 
 
 def test_data_that_the_server_sends_first_arrives() -> None:
@@ -230,13 +235,7 @@ def test_any_number_of_bytes_passes_in_both_directions_in_order() -> None:
             node.connection.sendall(data(DATA, body))
 
     with spdy_server(echo) as request, open_forward(request).result(10) as sock:
-        sender = threading.Thread(target=sock.sendall, args=(sent,))
-        sender.start()
-        received = bytearray()
-        while len(received) < len(sent):
-            received += sock.recv(1 << 20)
-        sender.join()
-    assert bytes(received) == sent
+        assert echoed(sock, sent) == sent
 
 
 def test_nothing_is_sent_before_the_node_has_taken_both_streams() -> None:
