@@ -123,12 +123,12 @@ class Calling:
             if self._was_cancelled(header):
                 return
             raise
-        if prepared is None:
-            if not self._was_cancelled(header):
-                self._dispatch(header, buffers, target, arguments)
-            return
         if self._was_cancelled(header):
-            prepared.ended(_cancelled(header), None)
+            if prepared is not None:
+                prepared.ended(_cancelled(header), None)
+            return
+        if prepared is None:
+            self._dispatch(header, buffers, target, arguments)
             return
         try:
             self._dispatch(header, buffers, target, prepared.objects, prepared)
@@ -151,10 +151,10 @@ class Calling:
         if number in self.cancelled:
             return
         if number not in self._pending:
-            for call in waiting:
-                if call.call == number and not call.keep and call.adverb != "broadcast":
-                    self.cancelled.add(number)
-                    self._respond(_cancelled(call), stream_of(call.target.object))
+            call = next((each for each in waiting if each.call == number), None)
+            if call is not None and not call.keep and call.adverb != "broadcast":
+                self.cancelled.add(number)
+                self._respond(_cancelled(call), stream_of(call.target.object))
             return
         pending, mesh, stream = self._pending[number]
         if pending.header is None or pending.header.keep or (response := pending.cancel()) is None:
