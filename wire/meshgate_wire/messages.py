@@ -50,6 +50,7 @@ from .models.from_gateway import (
     PortMessage,
     Progress,
     Values,
+    waiting_ranks,
 )
 
 __all__ = [
@@ -91,6 +92,7 @@ __all__ = [
     "Text",
     "Values",
     "stream_of",
+    "waiting_ranks",
 ]
 
 MAX_PER_HOST = 65_536  # processes in one dimension

@@ -14,6 +14,7 @@ from meshgate.jobs import registry
 from meshgate.jobs.find import find_job
 from meshgate.jobs.sessions import SessionInfo
 from meshgate.jobs.trait import JobTrait
+from meshgate_wire.messages import waiting_ranks
 from meshgate_wire.status import CallStatus, HostStatus, JobStatus, MeshStatus, RunStatus, SessionStatus
 
 RANKS_NAMED = 4
@@ -96,10 +97,7 @@ def call_text(call: CallStatus) -> str:
 
 
 def waiting_text(call: CallStatus) -> str:
-    """``rank 1 on workers-0``, and how many others."""
-    named = [f"rank {rank}" + (f" on {host}" if host else "") for rank, host in call.waiting.items()][:RANKS_NAMED]
-    others = call.total - call.answered - len(named)
-    return ", ".join(named) + (f" and {others} others" if others > 0 else "")
+    return waiting_ranks(call.waiting, call.total - call.answered)
 
 
 def _show_hosts(hosts: Sequence[HostStatus], console: Console) -> None:

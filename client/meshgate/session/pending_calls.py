@@ -16,10 +16,9 @@ from meshgate.session.futures import FutureProxy
 from meshgate.shapes.shape import Shape
 from meshgate.shapes.value_mesh import ValueMesh
 from meshgate_wire import Fragments
-from meshgate_wire.messages import Adopted, CallProgress, Failed, Failure, Item, Values
+from meshgate_wire.messages import Adopted, CallProgress, Failed, Failure, Item, Values, waiting_ranks
 
 _NOTHING = Adopted()
-RANKS_NAMED = 4
 
 
 class Reader(Protocol):
@@ -163,11 +162,8 @@ class PendingCall(ABC):
 def describe_progress(progress: CallProgress, endpoint: str, age: float) -> str:
     """``3 of 4 ranks answered; rank 1 on workers-0 has run train_step for 31 s``"""
     missing = progress.total - progress.answered
-    named = [f"rank {rank}" + (f" on {host}" if host else "") for rank, host in progress.waiting.items()]
-    named = named[: min(RANKS_NAMED, missing)]
-    if len(progress.waiting) > missing:  # ``choose``: any of the ranks
-        named = ["the chosen rank"]
-    text = ", ".join(named) + (f" and {missing - len(named)} others" if missing > len(named) else "")
+    chosen = len(progress.waiting) > missing  # ``choose``: any of the ranks
+    text = "the chosen rank" if chosen else waiting_ranks(progress.waiting, missing)
     has = "has" if missing == 1 else "have"
     state = f"{has} run {endpoint} for" if progress.first else f"{has} other calls before {endpoint}, and it has waited"
     return f"{progress.answered} of {progress.total} ranks answered; {text} {state} {_seconds(age)}"

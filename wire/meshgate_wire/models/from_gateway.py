@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -112,6 +112,15 @@ class CallProgress(Model):
     age: float = Field(ge=0, allow_inf_nan=False)  # seconds since it was sent to the actors
     waiting: HostNames = Field(default={})
     first: bool = True  # no earlier call to these actors is in flight
+
+
+RANKS_NAMED = 4
+
+
+def waiting_ranks(hosts: Mapping[int, str], missing: int) -> str:
+    """``rank 1 on workers-0 and 2 others``, for people: of ``missing`` ranks, the first, which have these ``hosts``."""
+    named = [f"rank {rank}" + (f" on {host}" if host else "") for rank, host in islice(hosts.items(), RANKS_NAMED)]
+    return ", ".join(named) + (f" and {missing - len(named)} others" if missing > len(named) else "")
 
 
 class Progress(Model):

@@ -29,14 +29,13 @@ from meshgate_gateway.engine.monarch.settings import FrameTooLarge
 from meshgate_gateway.engine.objects.records import ActorMesh
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable, choose
 from meshgate_wire import Fragments, MessageTooLarge
-from meshgate_wire.messages import Adopted, Call, CancelCall, Failed, Failure, Fault, Progress, stream_of
+from meshgate_wire.messages import Adopted, Call, CancelCall, Failed, Failure, Fault, Progress, stream_of, waiting_ranks
 from meshgate_wire.status import CallStatus
 
 _NO_MESHES = Adopted()
 REPORT_INTERVAL = 0.25  # seconds; a call that takes longer is reported when its progress has changed
 MAX_REPORTED = 256  # the oldest calls
 CALLS_PER_REPORT = 32
-RANKS_NAMED = 4
 CANCEL_PATIENCE = 2.0  # seconds; then a line names the ranks that still run a call that was cancelled
 MAX_SUPERVISED = 1024  # parts of meshes whose next fault Monarch is to report; above it, idle ones are dropped
 
@@ -175,13 +174,11 @@ class Calling:
         if starting or next(first for first, target, _ in self._pending.values() if target is mesh) is not pending:
             self._loop.call_later(CANCEL_PATIENCE, self._report_cancelled, pending, mesh)
             return
-        missing = pending.expected - len(pending.replies)
-        named = [f"rank {rank}" + (f" on {host}" if host else "") for rank, host in pending.waiting().items()]
-        named = named[:RANKS_NAMED] if pending.chosen is None else ["the chosen rank"]
-        more = f" and {missing - len(named)} others" if missing > len(named) else ""
+        waiting = waiting_ranks(pending.waiting(), pending.expected - len(pending.replies))
+        where = waiting if pending.chosen is None else "the chosen rank"
         self._notice(
             f"{pending.mesh}.{pending.endpoint} was cancelled, but has not ended on "
-            f"{', '.join(named)}{more}: only an async endpoint can be interrupted, where it awaits. Its result is "
+            f"{where}: only an async endpoint can be interrupted, where it awaits. Its result is "
             "dropped. To end it, stop() the processes"
         )
 
