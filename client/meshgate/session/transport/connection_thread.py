@@ -123,6 +123,13 @@ class Outage:
 _STABLE_AFTER = 1.0  # seconds; a connection that receives no message and is cut sooner counts as a failed attempt
 
 
+_WAKE_UP_WITHIN = 5.0  # seconds from when something is posted until the loop is woken; far more than a thread needs
+
+
+class _NotWoken(AssertionError):
+    """What was posted waits, and the loop does not know. It holds for a moment whenever something is posted."""
+
+
 class Listener(Protocol):
     """Receives the events of a connection thread, on that thread. It must not block."""
 
@@ -288,11 +295,18 @@ class ConnectionThread:
     def validate_state(self) -> None:
         """Asserts what holds between any two turns of the loop. For tests."""
         validated: concurrent.futures.Future[None] = concurrent.futures.Future()
+        deadline = time.monotonic() + _WAKE_UP_WITHIN
 
         def validate() -> None:
             try:
                 self._validate()
+                self._validate_wake_up()
                 validated.set_result(None)
+            except _NotWoken as error:
+                if time.monotonic() < deadline:  # a thread may have posted, and be about to wake the loop
+                    self._loop.call_later(0.01, validate)
+                else:
+                    validated.set_exception(error)
             except AssertionError as error:
                 validated.set_exception(error)
 
@@ -311,11 +325,19 @@ class ConnectionThread:
 
     def _validate(self) -> None:
         self._session.validate_state()
-        self._queue.validate_state(update_due=self._woken)
-        assert self._woken or not (self._released or self._consumed), "nothing will send what was released or consumed"
+        self._queue.validate_state(update_due=True)
         assert (self._connection is None) == (self._pump is None)
         assert (self._connection is None) <= (self._session.state in (State.DETACHED, State.FAILED))
         assert (self._session.state is State.DETACHED) <= (self._connection is None)
+
+    def _validate_wake_up(self) -> None:
+        """Raises _NotWoken if something waits for a turn of the loop that nothing has asked for."""
+        if not self._woken and (self._released or self._consumed):
+            raise _NotWoken("nothing will send what was released or consumed")
+        try:
+            self._queue.validate_state(update_due=self._woken)
+        except AssertionError as error:
+            raise _NotWoken(*error.args) from error
 
     def _wake(self) -> None:
         """Makes the loop look at what was posted. One wake-up serves everything posted until the loop runs."""

@@ -31,6 +31,7 @@ from meshgate.errors import (
 from meshgate.proxies.client import Client
 from meshgate.session.dialing import UrlDialer
 from meshgate.session.settings import ClientSettings
+from meshgate.session.transport import connection_thread
 from meshgate.session.transport.connection_thread import Outage, cancel_all_tasks, new_event_loop
 from meshgate.testing import NetworkProxy
 from meshgate.testing.wire_server import WireServer
@@ -532,11 +533,48 @@ def test_validation_finds_a_message_that_nothing_will_send(
     one.initialized.get(timeout=20)
     client.validate_state()  # returns after the wake-ups under way
     with monkeypatch.context() as patch:
+        patch.setattr(connection_thread, "_WAKE_UP_WITHIN", 0.1)
         patch.setattr(client._connection, "_wake", lambda: None)
         one.add.broadcast(1)
         with pytest.raises(AssertionError, match="the consumer does not know"):
             client.validate_state()
     client._connection._wake()
+
+
+def test_validation_finds_a_release_that_nothing_will_send(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = client._connection
+    client.validate_state()  # returns after the wake-ups under way
+    with monkeypatch.context() as patch:
+        patch.setattr(connection_thread, "_WAKE_UP_WITHIN", 0.1)
+        patch.setattr(connection, "_wake", lambda: None)
+        connection.release(4711)
+        with pytest.raises(AssertionError, match="nothing will send"):
+            client.validate_state()
+    connection._wake()
+
+
+def test_validation_waits_for_a_thread_that_has_released_an_object_and_is_about_to_wake_the_loop(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = client._connection
+    client.validate_state()  # returns after the wake-ups under way
+    wake, validate = connection._wake, connection._validate_wake_up
+    found: list[AssertionError] = []
+
+    def validate_and_wake() -> None:
+        try:
+            validate()
+        except AssertionError as error:
+            found.append(error)
+            wake()
+            raise
+
+    monkeypatch.setattr(connection, "_wake", lambda: None)
+    monkeypatch.setattr(connection, "_validate_wake_up", validate_and_wake)
+    connection.release(4711)
+    client.validate_state()
+    assert len(found) == 1
+    monkeypatch.undo()
 
 
 def test_a_release_is_sent_after_the_last_message_about_the_object(
