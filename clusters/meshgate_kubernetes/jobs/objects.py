@@ -147,11 +147,14 @@ def delete(api: Api, name: str, namespace: str, *, uid: str | None = None, timeo
     except NotFound:
         if uid is not None:
             return
-        _delete_leftovers(api, names, namespace)
+        _delete_directly(api, names, namespace, _kinds(api))
+    if api.serves("MonarchMesh"):
+        # The garbage collector learns of a new kind within half a minute. Objects of it that it tried to look up before
+        # it retries with delays that double up to a quarter of an hour.
+        with contextlib.suppress(Forbidden):  # then the garbage collector alone deletes them
+            _delete_directly(api, names, namespace, ["MonarchMesh", "StatefulSet"])
     gone = wait_gone(api, name, namespace, timeout)
     deadline = time.monotonic() + (timeout if gone else 0)
-    # The garbage collector learns of a new kind, such as MonarchMesh, within half a minute; until then it does not
-    # delete the objects of that kind with their parent.
     delay = FIRST_DELAY
     while remaining := [each for kind in _kinds(api) for each in _remaining(api, kind, namespace, names.selector())]:
         if time.monotonic() > deadline:
@@ -218,9 +221,9 @@ def _force_delete(api: Api, namespace: str, pods: Sequence[Object], forced: set[
                 api.delete("Pod", metadata["name"], namespace, uid=metadata["uid"], grace=0)
 
 
-def _delete_leftovers(api: Api, names: Names, namespace: str) -> None:
-    """Deletes the objects of a job whose parent was deleted with ``--cascade=orphan``."""
-    for kind in _kinds(api):
+def _delete_directly(api: Api, names: Names, namespace: str, kinds: Sequence[str]) -> None:
+    """Deletes the objects that the deletion of the parent does not, or does late."""
+    for kind in kinds:
         for obj in api.list_objects(kind, namespace, names.selector())[0]:
             try:
                 api.delete(kind, obj["metadata"]["name"], namespace)

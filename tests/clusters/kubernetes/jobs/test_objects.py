@@ -193,7 +193,7 @@ def test_pods_that_go_one_by_one_are_waited_for_as_long_as_they_go(
 
 
 class Slow(FakeApi):
-    """Deletes Services a moment after their parent, as the garbage collector does with kinds that it does not know."""
+    """Deletes Services a moment after their parent, as a slow garbage collector does."""
 
     lists = 0
 
@@ -216,6 +216,41 @@ def test_objects_that_are_deleted_after_their_parent_are_waited_for() -> None:
     objects.delete(cast("Api", cluster), "trainer", "team")
     assert cluster.left() == []
     assert cluster.lists == 2
+
+
+class Operated(FakeApi):
+    """A cluster with the Monarch operator, whose garbage collector does not know MonarchMesh yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        labels = create(self)["metadata"]["labels"]
+        template = {"metadata": {"labels": labels}}
+        for kind in ("MonarchMesh", "StatefulSet"):  # without owners, as it sees them
+            head = {"namespace": "team", "name": "mesh", "labels": labels}
+            self.create({"kind": kind, "metadata": head, "spec": {"replicas": 2, "template": template}})
+
+    def serves(self, kind: str) -> bool:
+        return True
+
+
+def test_meshes_of_the_operator_are_deleted_without_the_garbage_collector() -> None:
+    cluster = Operated()
+    objects.delete(cast("Api", cluster), "trainer", "team", timeout=1)
+    assert cluster.left() == []
+
+
+def test_a_user_who_may_not_delete_meshes_of_the_operator_waits_for_the_garbage_collector() -> None:
+    class Restricted(Operated):
+        def delete(self, kind: str, *what: Any, **how: Any) -> None:
+            if kind == "MonarchMesh":
+                for late in ("MonarchMesh", "StatefulSet"):
+                    super().delete(late, "mesh", "team")
+                raise Forbidden("delete", "monarchmeshes.monarch.pytorch.org", "team", user="alice")
+            super().delete(kind, *what, **how)
+
+    cluster = Restricted()
+    objects.delete(cast("Api", cluster), "trainer", "team", timeout=1)
+    assert cluster.left() == []
 
 
 class InterruptedDeletion(FakeApi):
