@@ -147,6 +147,11 @@ class Worker(Actor):
         return f"found {os.path.basename(path)}"
 
     @endpoint
+    def wait_on(self, ranks: list[int], path: str) -> None:
+        while int(current_rank().rank) in ranks and not os.path.exists(path):
+            time.sleep(0.02)
+
+    @endpoint
     def hang(self) -> None:
         threading.Event().wait()
 

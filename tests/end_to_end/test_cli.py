@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,29 @@ def test_status_shows_sessions_meshes_and_calls_in_flight(meshgate: Any, hosts: 
     assert pending.exception() is not None
     assert [(call["mesh"], call["endpoint"], call["total"]) for call in calls] == [("waiters", "hang", 4)]
     assert set(calls[0]["waiting"].values()) == {"workers-0", "workers-1"}
+
+
+def test_why_names_the_rank_that_others_have_waited_for(
+    job: ProcessJob, meshgate: Any, hosts: Any, tmp_path: Path
+) -> None:
+    procs = hosts.spawn_procs(per_host={"gpus": 2}, name="compared")
+    workers = procs.spawn("compared_workers", Worker)
+
+    def answered() -> list[int]:
+        calls = [call for session in job.status().sessions for call in session.calls]
+        return [call.answered for call in calls if call.mesh == "compared_workers"]
+
+    for number in range(4):
+        started = time.monotonic()
+        call = workers.wait_on.call([2], str(tmp_path / str(number)))
+        wait_for(lambda: answered() == [3], "the other ranks")
+        time.sleep(time.monotonic() - started)  # so that it is late, however slow this machine is
+        (tmp_path / str(number)).touch()
+        call.get(timeout=60)
+    late = [each for each in json.loads(meshgate("why"))["stragglers"] if each["mesh"] == "compared_workers"]
+    assert [(each["endpoint"], each["rank"], each["host"]) for each in late] == [("wait_on", 2, "workers-1")]
+    assert (late[0]["calls"], late[0]["compared"]) == (4, 4)
+    procs.stop().get()
 
 
 def test_logs_has_what_actors_printed(meshgate: Any, workers: Any) -> None:

@@ -37,6 +37,15 @@ class CallStatus(_Model):
     cancelled: bool = Field(default=False, description="the program has cancelled it, and ranks have not ended it yet")
 
 
+class Straggler(_Model):
+    """A rank that replied last, and after half of the ranks by more than 10 ms and a tenth of what the call took."""
+
+    rank: int
+    host: str = ""
+    calls: int = Field(description="in which it was")
+    seconds: float = Field(description="that it replied later than half of the ranks, in these calls together")
+
+
 class CallCounts(_Model):
     """The calls of a mesh of actors, or of one of its endpoints, since it was spawned.
 
@@ -48,6 +57,11 @@ class CallCounts(_Model):
     seconds: float = Field(default=0.0, description="that those that ended took together, in the gateway")
     casts: int = Field(default=0, description="calls without a reply (broadcast) that were sent")
     in_flight: int = 0
+    compared: int = Field(default=0, description="the last calls to several ranks, at most 100 of an endpoint")
+    stragglers: tuple[Straggler, ...] = Field(
+        default=(),
+        description="of the calls that were compared, at most 8, first the one that others waited for longest",
+    )
 
 
 class MeshStatus(_Model):

@@ -113,6 +113,11 @@ def kept_text(kept: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size / 1e6:,.1f} MB" for name, size in kept.items())
 
 
+def duration_text(seconds: float) -> str:
+    """``25.0ms``, ``1.2s``."""
+    return f"{seconds * 1000:.1f}ms" if seconds < 1 else f"{seconds:.1f}s"
+
+
 def age_text(seconds: float) -> str:
     """``5s``, ``12m``, ``3h``, ``2d``."""
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):

@@ -15,6 +15,20 @@ class Result(BaseModel):
     model_config = ConfigDict(frozen=True, from_attributes=True)
 
 
+class LateRank(Result):
+    """A straggler: a rank that replies last to calls of an endpoint, and later than half of the ranks by at least 10 ms
+    and a tenth of the call."""
+
+    session: str
+    mesh: str = Field(description="of actors")
+    endpoint: str
+    rank: int
+    host: str
+    calls: int = Field(description="in which it was late, of those that were compared")
+    compared: int = Field(description="the last calls to several ranks, at most 100")
+    seconds: float = Field(description="after half of the ranks, in the mean of these calls")
+
+
 class JobRow(Result):
     """A running job."""
 
@@ -135,6 +149,7 @@ class CallRate(Result):
     casts: int = Field(description="calls without a reply (broadcast) that were sent")
     in_flight: int
     oldest: float | None = Field(description="age of the oldest call in flight, in seconds; null: there is none")
+    straggler: LateRank | None = Field(default=None, description="for which others have waited longest; null: for none")
 
 
 KEPT = "roughly the bytes of values that stay in processes, by the name of their mesh; those without are left out"

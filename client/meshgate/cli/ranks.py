@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -23,17 +24,29 @@ from meshgate.cli.console import (
     Workdir,
     age_text,
     console,
+    duration_text,
     emit,
     kept_bytes,
     kept_text,
 )
-from meshgate.cli.models import KEPT, CommandOutcome, Executed, ProcessReport, Pull, Result, StackGroups, Sync
-from meshgate.cli.status import call_text, waiting_text
+from meshgate.cli.models import (
+    KEPT,
+    CommandOutcome,
+    Executed,
+    LateRank,
+    ProcessReport,
+    Pull,
+    Result,
+    StackGroups,
+    Sync,
+)
+from meshgate.cli.status import call_text, late_ranks, waiting_text
 from meshgate.jobs.find import find_job
 from meshgate.ranks.stacks import ProcessStacks, Stacks
 from meshgate_wire.status import CallStatus, JobStatus
 
 RANKS_EXPLAINED = 4
+FEWEST_COMPARED = 4  # calls that say something about which rank is late
 Rank = Annotated[int, typer.Option("--rank", help="The host, by its rank in the host mesh.")]
 
 
@@ -95,6 +108,9 @@ class Why(Result):
     """``meshgate why``"""
 
     calls: list[CallReport] = Field(description="the oldest first")
+    stragglers: list[LateRank] = Field(
+        default=[], description="those that were late in a quarter of the calls, or more"
+    )
     kept: dict[str, int] = Field(default={}, description=KEPT)
 
 
@@ -215,7 +231,7 @@ def explain(job: Job = None, namespace: Namespace = None, as_json: AsJson = Fals
     found = find_job(job, namespace)
     status = found.status()
     if not any(session.calls for session in status.sessions):
-        idle = Why(calls=[], kept=kept_bytes(status))
+        idle = why(status, ())
         emit(idle, as_json, lambda console: _show(idle, console))
         return
     found._state()
@@ -223,14 +239,24 @@ def explain(job: Job = None, namespace: Namespace = None, as_json: AsJson = Fals
     emit(result, as_json, lambda console: _show(result, console))
 
 
-def why(status: JobStatus, stacks: Stacks) -> Why:
+def why(status: JobStatus, stacks: Iterable[ProcessStacks]) -> Why:
     """The calls in flight, the oldest first, each with what the first ranks run that have not answered."""
     calls = [(session.session, call) for session in status.sessions for call in session.calls]
     calls.sort(key=lambda each: -each[1].age)
-    return Why(calls=[_report(session, call, stacks) for session, call in calls], kept=kept_bytes(status))
+    return Why(
+        calls=[_report(session, call, stacks) for session, call in calls],
+        stragglers=[
+            late
+            for session in status.sessions
+            for mesh in session.meshes
+            for late in late_ranks(session, mesh)
+            if 4 * late.calls >= late.compared >= FEWEST_COMPARED
+        ],
+        kept=kept_bytes(status),
+    )
 
 
-def _report(session: str, call: CallStatus, stacks: Stacks) -> CallReport:
+def _report(session: str, call: CallStatus, stacks: Iterable[ProcessStacks]) -> CallReport:
     wanted = list(call.processes.values())[:RANKS_EXPLAINED]
     # Another session may have a mesh of the same name on the same hosts.
     waiting = [each for each in stacks if (each.session, each.mesh) == (session, call.procs) and each.rank in wanted]
@@ -266,6 +292,11 @@ def _show(result: Why, console: Console) -> None:
         console.print()
     if not result.calls:
         console.print("no call is in flight")
+    for late in result.stragglers:
+        where = f"{late.mesh}.{late.endpoint} waits for rank {late.rank}{' on ' * bool(late.host)}{late.host}"
+        often = f"it replied last in {late.calls} of the last {late.compared} calls"
+        after = f"on average {duration_text(late.seconds)} after half of the ranks"
+        console.print(f"{where}: {often}, {after}", markup=False)
     if result.kept:
         console.print(f"values that stay in processes: {kept_text(result.kept)}", markup=False)
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from meshgate.cli import jobs
 from meshgate.cli.console import AsJson, Job, Namespace, age_text, emit, meshes_text, new_table
-from meshgate.cli.models import Event, JobRow, Result
+from meshgate.cli.models import Event, JobRow, LateRank, Result
 from meshgate.jobs import registry
 from meshgate.jobs.find import find_job
 from meshgate.jobs.sessions import SessionInfo
@@ -90,6 +90,24 @@ def _show_session(session: SessionStatus, console: Console) -> None:
                 f"  {call_text(call)}", age_text(call.age), f"{call.answered}/{call.total}", waiting_text(call)
             )
         console.print(table)
+
+
+def late_ranks(session: SessionStatus, mesh: MeshStatus) -> list[LateRank]:
+    """The stragglers of each endpoint of ``mesh``, first the one that others have waited for longest."""
+    return [
+        LateRank(
+            session=session.session,
+            mesh=mesh.name,
+            endpoint=endpoint,
+            rank=straggler.rank,
+            host=straggler.host,
+            calls=straggler.calls,
+            compared=counts.compared,
+            seconds=straggler.seconds / straggler.calls,
+        )
+        for endpoint, counts in mesh.endpoints.items()
+        for straggler in counts.stragglers
+    ]
 
 
 def call_text(call: CallStatus) -> str:

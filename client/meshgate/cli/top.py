@@ -18,8 +18,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from meshgate.cli.console import AsJson, Job, Namespace, age_text, console, kept_bytes, kept_text, new_table
-from meshgate.cli.models import CallRate, GpuUsage, RankUsage, Top
+from meshgate.cli.console import (
+    AsJson,
+    Job,
+    Namespace,
+    age_text,
+    console,
+    duration_text,
+    kept_bytes,
+    kept_text,
+    new_table,
+)
+from meshgate.cli.models import CallRate, GpuUsage, LateRank, RankUsage, Top
+from meshgate.cli.status import late_ranks
 from meshgate.jobs.find import find_job
 from meshgate.jobs.trait import JobTrait
 from meshgate.ranks import OWN_MESHES
@@ -134,6 +145,7 @@ def _rate(session: SessionStatus, mesh: MeshStatus, before: CallCounts, seconds:
         casts=casts,
         in_flight=now.in_flight,
         oldest=max((call.age for call in session.calls if call.mesh == mesh.name), default=None),
+        straggler=max(late_ranks(session, mesh), key=lambda late: late.calls * late.seconds, default=None),
     )
 
 
@@ -204,19 +216,27 @@ def _table(left: Sequence[str], right: Sequence[str]) -> Table:
 
 
 def _calls(calls: Sequence[CallRate], *, wide: bool) -> Table:
-    table = _table(
-        ["ACTORS", "SESSION"] if wide else ["ACTORS"], ["CALLS/S", "LATENCY", "FAILED", "IN FLIGHT", "OLDEST"]
-    )
+    late = wide and any(call.straggler is not None for call in calls)
+    right = ["CALLS/S", "LATENCY", "FAILED", "IN FLIGHT", "OLDEST", *(["STRAGGLER"] if late else [])]
+    table = _table(["ACTORS", "SESSION"] if wide else ["ACTORS"], right)
     for call in calls:
         table.add_row(
             *((call.mesh, call.session[:8]) if wide else (call.mesh,)),
             f"{call.rate:,.1f}" if call.rate < 100 else f"{call.rate:,.0f}",
-            _duration(call.latency),
+            duration_text(call.latency) if call.latency is not None else "-",
             Text(str(call.failed), style="red" if call.failed else ""),
             str(call.in_flight),
             age_text(call.oldest) if call.oldest is not None else "-",
+            *([_straggler(call.straggler)] if late else []),
         )
     return table
+
+
+def _straggler(late: LateRank | None) -> str:
+    """``rank 5 43% +812.0ms``: how often it was the last, and how late."""
+    return (
+        f"rank {late.rank} {late.calls / late.compared:.0%} +{duration_text(late.seconds)}" if late is not None else "-"
+    )
 
 
 def _ranks(ranks: Sequence[RankUsage], gpus: Sequence[GpuUsage], *, wide: bool) -> Table:
@@ -240,12 +260,6 @@ def _ranks(ranks: Sequence[RankUsage], gpus: Sequence[GpuUsage], *, wide: bool) 
 
 def _percent(value: float | None) -> str:
     return f"{value:.0f}%" if value is not None else "-"
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return f"{seconds * 1000:.1f}ms" if seconds < 1 else f"{seconds:.1f}s"
 
 
 def _size(size: int | None) -> str:

@@ -226,6 +226,13 @@ function spark(rates) {
 const rateText = (rate) => rate.toLocaleString("en", { maximumFractionDigits: rate < 100 ? 1 : 0 });
 const latencyText = (seconds) => (seconds < 1 ? `${(seconds * 1000).toFixed(1)} ms` : `${seconds.toFixed(1)} s`);
 
+function stragglerOf(counts) {
+  const worst = counts.stragglers?.[0];  // a gateway of an older version does not say it
+  if (!worst) return "–";
+  const often = `${Math.round((100 * worst.calls) / counts.compared)}% of ${counts.compared}`;
+  return `rank ${worst.rank}${worst.host ? " on " + worst.host : ""}: ${often}, +${latencyText(worst.seconds / worst.calls)}`;
+}
+
 function showRates(status, at) {
   if (!samples.length || samples[samples.length - 1].at !== at) samples.push({ at, found: endpointCounts(status) });
   if (samples.length > MOST_SAMPLES + 1) samples.shift();
@@ -240,10 +247,10 @@ function showRates(status, at) {
     const last = recent === newest ? null : between(key, recent, newest);
     const rates = samples.slice(1).map((each, at) => between(key, samples[at], each).rate);
     return { last, cells: [name, last ? rateText(last.rate) : "…", last?.ended ? latencyText(last.seconds / last.ended) : "–", String(counts.in_flight),
-      String(counts.ended + counts.casts), String(counts.failed), rates.length > 1 ? spark(rates) : "", session.slice(0, 8)] };
+      String(counts.ended + counts.casts), String(counts.failed), stragglerOf(counts), rates.length > 1 ? spark(rates) : "", session.slice(0, 8)] };
   });
   rows.sort((a, b) => (b.last?.rate ?? 0) - (a.last?.rate ?? 0));
-  table(byId("rates"), ["Endpoint", "Calls/s", "Latency", "In flight", "Calls", "Failed", "Last minute", "Session"], rows.map((row) => row.cells),
+  table(byId("rates"), ["Endpoint", "Calls/s", "Latency", "In flight", "Calls", "Failed", "Straggler", "Last minute", "Session"], rows.map((row) => row.cells),
     "nothing has been called yet", ["", "number", "number", "number", "number", "number"]);
 }
 
@@ -323,18 +330,28 @@ function printedBy(line, rank) {
   return line.ranks.includes(rank) || (line.more_ranks || []).some(([first, last]) => first <= rank && rank <= last);
 }
 
-function showLines() {
+function wantedLines() {
   const wanted = byId("search").value.toLowerCase(), rank = byId("rank").value, mesh = byId("mesh").value, errors = byId("errors").checked;
-  const found = lines.filter((line) =>
+  return lines.filter((line) =>
     (!rank || printedBy(line, Number(rank))) && (!mesh || line.mesh === mesh) && (!errors || line.stream === "stderr") &&
     (!wanted || (label(line) + line.text).toLowerCase().includes(wanted)));
-  const box = byId("lines"), follows = box.scrollHeight - box.scrollTop - box.clientHeight < 8;
+}
+
+function showLines() {
+  const found = wantedLines(), box = byId("lines"), follows = box.scrollHeight - box.scrollTop - box.clientHeight < 8;
   box.replaceChildren(...found.slice(-MOST_SHOWN).map((line) =>
     el("div", line.stream === "stderr" ? { class: "err" } : {}, el("span", { class: "dim" }, label(line)), line.text)));
   const shown = Math.min(found.length, MOST_SHOWN);
   byId("shown").textContent = `${shown} of ${lines.length} lines`;
   if (follows) box.scrollTop = box.scrollHeight;
 }
+
+byId("download").addEventListener("click", () => {
+  const text = wantedLines().map((line) => label(line) + line.text + "\n").join("");
+  const url = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
+  el("a", { href: url, download: "output.txt" }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);  // a browser may still read it
+});
 
 for (const id of ["search", "rank", "mesh", "errors"]) byId(id).addEventListener("input", showLines);
 

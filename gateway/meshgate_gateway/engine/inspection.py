@@ -7,6 +7,7 @@ seconds after something was counted, not at each scrape: a busy engine delays no
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from bisect import bisect_left
 from collections import Counter, deque
@@ -26,6 +27,7 @@ from meshgate_wire.status import (
     MeshStatus,
     PrintedLine,
     SessionOutput,
+    Straggler,
 )
 
 MAX_KEPT = 4 * 2**20  # characters of output that are kept
@@ -33,6 +35,7 @@ MAX_PAGE = 2**20  # characters of output in one answer
 MAX_CALLS = 256
 MAX_PART = 32_000  # characters of JSON in a control message, which takes up to four bytes for each
 MAX_REASON = 4096
+MAX_STRAGGLERS = 8  # of an endpoint
 LINE_COST = 256  # characters that a line counts for besides its text
 REPORT_INTERVAL = 5.0  # seconds
 
@@ -163,21 +166,30 @@ def _mesh(
             kind="actors",
             class_name=mesh.class_name,
             procs=numbers.get(id(mesh.procs), 0),
-            calls=_counts(mesh.totals.values(), sum(waiting.values())),
-            endpoints={name: _counts([totals], waiting[name]) for name, totals in mesh.totals.items()},
+            calls=_counts(mesh, mesh.totals.values(), sum(waiting.values())),
+            endpoints={name: _counts(mesh, [totals], waiting[name]) for name, totals in mesh.totals.items()},
             **common,
         )
     common |= {"kept": sum(kept.values()), "kept_by_rank": dict(kept)}
     return MeshStatus(kind="procs", version=mesh.version or "", hosts=mesh.host_names, **common)
 
 
-def _counts(totals: Collection[CallTotals], in_flight: int) -> CallCounts:
+def _counts(mesh: ActorMesh, totals: Collection[CallTotals], in_flight: int) -> CallCounts:
+    late: dict[int, list[float]] = {}
+    for rank, seconds in (last for each in totals for last in each.last_ranks):
+        if seconds:
+            late.setdefault(rank, []).append(seconds)
+    stragglers = [
+        Straggler(rank=rank, host=mesh.host_of(rank), calls=len(each), seconds=sum(each)) for rank, each in late.items()
+    ]
     return CallCounts(
         ended=sum(each.ended for each in totals),
         failed=sum(each.failed for each in totals),
         seconds=sum(each.seconds for each in totals),
         casts=sum(each.casts for each in totals),
         in_flight=in_flight,
+        compared=sum(len(each.last_ranks) for each in totals),
+        stragglers=tuple(heapq.nlargest(MAX_STRAGGLERS, stragglers, key=lambda each: each.seconds)),
     )
 
 

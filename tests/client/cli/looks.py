@@ -12,11 +12,13 @@ from meshgate_wire.status import CallCounts, CallStatus, JobStatus, MeshStatus, 
 GIB = 2**30
 
 
-def status(counts: CallCounts | None, *, age: float = 3.0, problem: str = "", kept: int = 0) -> JobStatus:
+def status(
+    counts: CallCounts | None, *, age: float = 3.0, problem: str = "", kept: int = 0, **actors: Any
+) -> JobStatus:
     by_rank = {1: kept} if kept else {}
     meshes = (
         MeshStatus(kind="procs", name="procs", sizes={"hosts": 2}, number=1, kept=kept, kept_by_rank=by_rank),
-        MeshStatus(kind="actors", name="trainers", sizes={"hosts": 2}, number=2, procs=1, calls=counts),
+        MeshStatus(kind="actors", name="trainers", sizes={"hosts": 2}, number=2, procs=1, calls=counts, **actors),
         MeshStatus(kind="actors", name="top", sizes={"hosts": 2}, number=4, calls=counts),
     )
     call = CallStatus(mesh="trainers", endpoint="step", age=age, total=2, answered=0)

@@ -15,7 +15,7 @@ from meshgate.code_sync.push import SyncReport
 from meshgate.ranks.exec import CommandResult, Executed
 from meshgate.ranks.stacks import Frame, ProcessStacks, Stacks, Thread
 from meshgate.transfer.download import Pulled
-from meshgate_wire.status import CallStatus, JobStatus, MeshStatus, SessionStatus
+from meshgate_wire.status import CallCounts, CallStatus, JobStatus, MeshStatus, SessionStatus, Straggler
 
 STEP = Frame("/work/train.py", 12, "Trainer.step", "loss.backward()")
 
@@ -120,6 +120,29 @@ def test_why_of_an_idle_job_asks_no_process(run: CliRunner, job: Job) -> None:
     assert run.invoke(app, ["why"]).output.endswith("values that stay in processes: procs 8.4 MB\n")
     assert json.loads(run.invoke(app, ["why", "--json"]).output)["kept"] == {"procs": 8_400_000}
     assert job.asked == []
+
+
+def test_why_names_ranks_that_are_often_late(run: CliRunner, job: Job) -> None:
+    often = Straggler(rank=5, host="workers-1", calls=43, seconds=43 * 0.812)
+    seldom = Straggler(rank=2, host="workers-0", calls=24, seconds=99.0)
+    few = CallCounts(compared=3, stragglers=(Straggler(rank=0, calls=3, seconds=3.0),))
+    actors = MeshStatus(
+        kind="actors",
+        name="trainers",
+        sizes={"gpus": 8},
+        endpoints={"step": CallCounts(compared=100, stragglers=(seldom, often)), "evaluate": few},
+    )
+    job.found = status()
+    (session,) = job.found.sessions
+    job.found = job.found.model_copy(update={"sessions": (session.model_copy(update={"meshes": (actors,)}),)})
+    assert run.invoke(app, ["why"]).output.splitlines() == [
+        "no call is in flight",
+        "trainers.step waits for rank 5 on workers-1: it replied last in 43 of the last 100 calls, on average 812.0ms "
+        "after half of the ranks",
+    ]
+    (late,) = json.loads(run.invoke(app, ["why", "--json"]).output)["stragglers"]
+    assert (late["rank"], late["calls"], late["compared"]) == (5, 43, 100)
+    assert late["seconds"] == pytest.approx(0.812)
 
 
 @pytest.mark.usefixtures("job")

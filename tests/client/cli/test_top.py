@@ -15,7 +15,7 @@ from meshgate.cli.app import app
 from meshgate.cli.models import Top
 from meshgate.cli.top import Order, compare, render
 from meshgate.ranks.usage import Gpu, Usage
-from meshgate_wire.status import CallCounts, JobStatus
+from meshgate_wire.status import CallCounts, JobStatus, Straggler
 from tests.client.cli.looks import GIB, process, status, top
 
 
@@ -101,6 +101,21 @@ def test_a_wide_terminal_shows_everything() -> None:
         "",
         "workers-9: lost",
     ]
+
+
+def test_the_rank_that_others_have_waited_for_is_shown_if_the_terminal_is_wide() -> None:
+    stragglers = (Straggler(rank=2, calls=1, seconds=3.0), Straggler(rank=5, calls=43, seconds=43 * 0.812))
+    step = CallCounts(compared=100, stragglers=stragglers)
+    other = CallCounts(compared=2, stragglers=(Straggler(rank=1, calls=2, seconds=1.0),))
+    now = status(None, endpoints={"step": step, "evaluate": other})
+    look = compare(now, now, 1.0, Usage())
+    assert look.calls[0].straggler is not None
+    assert (look.calls[0].straggler.endpoint, look.calls[0].straggler.rank) == ("step", 5)
+    assert [line.rstrip() for line in lines(look, 100)[1:3]] == [
+        "ACTORS    SESSION   CALLS/S  LATENCY  FAILED  IN FLIGHT  OLDEST            STRAGGLER",
+        "trainers  abcdef01      0.0        -       0          0      3s  rank 5 43% +812.0ms",
+    ]
+    assert not any("STRAGGLER" in line for line in lines(look, 79))
 
 
 def test_what_processes_keep_is_shown() -> None:

@@ -108,12 +108,13 @@ class FakeSource:
         self.printed = b""  # by the run
         self.asked = 0
 
-    def call(self, endpoint: str, ended: int, seconds: float) -> None:
+    def call(self, endpoint: str, ended: int = 0, seconds: float = 0.0, **facts: Any) -> None:
         """Lets calls of the actors end."""
         session = self.reported.sessions[0]
         procs, actors = session.meshes
         before = actors.endpoints.get(endpoint, CallCounts())
-        counts = before.model_copy(update={"ended": before.ended + ended, "seconds": before.seconds + seconds})
+        facts |= {"ended": before.ended + ended, "seconds": before.seconds + seconds}
+        counts = before.model_copy(update=facts)
         actors = actors.model_copy(update={"endpoints": {**actors.endpoints, endpoint: counts}})
         session = session.model_copy(update={"meshes": (procs, actors)})
         self.reported = self.reported.model_copy(update={"sessions": (session,)})

@@ -12,6 +12,7 @@ import pytest
 
 from meshgate.errors import ConnectionFailedError
 from meshgate.ui.server import Feed
+from meshgate_wire.status import Straggler
 from tests.client.ui.conftest import serving
 from tests.client.ui.sources import FakeSource, printed
 
@@ -202,6 +203,31 @@ def test_calls_have_a_rate_and_a_latency_by_endpoint(open_page: Callable[..., An
     source.call("evaluate", ended=1, seconds=2.0)
     playwright.expect(page.locator("#rates tbody tr", has_text="trainers.evaluate")).to_contain_text("2.0 s")
     assert row.get_by_role("img").count() == 1
+
+
+def test_the_rank_that_others_have_waited_for_is_shown_by_endpoint(open_page: Callable[..., Any]) -> None:
+    source = FakeSource()
+    page = open_page(source)
+    row = page.locator("#rates tbody tr", has_text="trainers.step")
+    playwright.expect(row.locator("td").nth(6)).to_have_text("\N{EN DASH}")
+    worst = Straggler(rank=5, host="workers-1", calls=43, seconds=43 * 0.812)
+    source.call("step", compared=50, stragglers=(worst, Straggler(rank=2, calls=1, seconds=1.0)))
+    playwright.expect(row.locator("td").nth(6)).to_have_text("rank 5 on workers-1: 86% of 50, +812.0 ms")
+
+
+def test_the_lines_that_the_filters_leave_can_be_downloaded(open_page: Callable[..., Any]) -> None:
+    source = FakeSource()
+    source.lines = [printed(1, "loss 1", 0), printed(2, "warning: loss", 1, stream="stderr"), printed(3, "done", 1)]
+    page = open_page(source)
+    page.wait_for_selector("#lines :text('done')")
+    page.locator("#search").fill("loss")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download").click()
+    assert download.value.suggested_filename == "output.txt"
+    assert (
+        download.value.path().read_text()
+        == "[workers-0 trainers rank 0] loss 1\n[workers-0 trainers rank 1] warning: loss\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from meshgate_gateway.control import CALL_BOUNDS, EngineCounts, Inspect
 from meshgate_gateway.engine import inspection as module
 from meshgate_gateway.engine.inspection import EngineMetrics, PrintedLines
-from meshgate_gateway.engine.objects.records import AVAILABLE, HostMesh
+from meshgate_gateway.engine.objects.records import AVAILABLE, ActorMesh, HostMesh
 from meshgate_wire.messages import Call, MeshRef, OutputLine, Region, Values
-from meshgate_wire.status import CallCounts, EngineStatus
+from meshgate_wire.status import CallCounts, EngineStatus, Straggler
 from tests.gateway.engine.fakes import async_test, until
 from tests.gateway.engine.in_memory import EngineClient
 
@@ -67,6 +67,39 @@ async def test_the_status_has_meshes_hosts_and_the_oldest_calls_first() -> None:
     assert {name: counts.ended for name, counts in by_endpoint.items()} == {"step1": 1, "step2": 1}
     assert sum(each.seconds for each in by_endpoint.values()) == pytest.approx(counts.seconds)
     assert 0 < counts.seconds < 60
+    await client.end()
+
+
+@async_test
+async def test_the_ranks_that_others_have_waited_for_are_named() -> None:
+    client = EngineClient()
+    actors = client.spawn_all(gpus=8)
+    client.send(Call(call=1, target=MeshRef(object=actors), endpoint="step", adverb="call"), b"", stream=actors)
+    await client.until(lambda: client.monarch.casts)
+    (mesh,) = [each for each in client.engine._objects.values() if isinstance(each, ActorMesh)]
+
+    def counts() -> CallCounts:
+        (status,) = [each for each in client.engine.inspection.status().meshes if each.kind == "actors"]
+        assert status.calls is not None
+        return status.calls
+
+    step, evaluate = mesh.totals_of("step"), mesh.totals_of("evaluate")
+    step.last_ranks.extend([(1, 0.5), (9, 2.0), (1, 0.25), (3, 0.0)])
+    assert counts().compared == 4
+    assert counts().stragglers == (
+        Straggler(rank=9, host="workers-1", calls=1, seconds=2.0),
+        Straggler(rank=1, host="workers-0", calls=2, seconds=0.75),
+    )
+    evaluate.last_ranks.extend((rank, 1.0 + rank) for rank in range(10))
+    assert counts().compared == 14
+    assert [each.rank for each in counts().stragglers] == [9, 8, 7, 6, 5, 4, 3, 2]
+    assert counts().stragglers[0] == Straggler(rank=9, host="workers-1", calls=2, seconds=12.0)
+    evaluate.last_ranks.clear()
+    step.last_ranks.extend([(0, 0.0)] * 200)
+    assert (counts().compared, counts().stragglers) == (100, ())
+    for rank in range(16):
+        client.monarch.ports[0].put(b"value", rank)
+    await client.until(lambda: client.of(Values))
     await client.end()
 
 

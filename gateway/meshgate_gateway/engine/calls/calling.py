@@ -427,11 +427,14 @@ class Calling:
             ended = self._pending.pop(pending.call, None)
             if ended is not None and (totals := pending.totals) is not None:
                 failed = bool(pending.failed) or (response is not None and isinstance(response.header, Failed))
-                seconds = time.monotonic() - pending.started
+                now = time.monotonic()
+                seconds = now - pending.started
                 self._metrics.call_ended(seconds, failed=failed)
                 totals.ended += 1
                 totals.failed += failed
                 totals.seconds += seconds
+                if (last := pending.last_rank(now)) is not None:
+                    totals.last_ranks.append(last)
             if self._memory.promised:
                 self._memory.call_ended()  # replies that come late are dropped
             if pending.on_end is not None:

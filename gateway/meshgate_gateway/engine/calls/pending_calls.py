@@ -26,6 +26,8 @@ from meshgate_wire.messages import Adopted, Call, CallProgress, ErrorGroup, Fail
 GATHER_FAILURES = 0.25  # seconds between a call's first failure and its answer
 MAX_RANKS_NAMED = 64
 MAX_DISTINCT_ERRORS = 16
+LATE_SECONDS = 0.01  # after half of the ranks have replied; less may be the network's delay
+LATE_SHARE = 0.1  # of the time that the call took
 _PLAIN_VALUES = Values(call=0)
 _data_of = operator.attrgetter("data")
 
@@ -134,6 +136,7 @@ class PendingCall:
     on_end: Callable[[Response | None], None] | None = None  # called with the answer, when the call has ended
     started: float = field(default_factory=time.monotonic)
     reported: tuple[int, bool] | None = None  # what the client was last sent of its progress
+    half_at: float = 0.0  # when half of several ranks had replied, on the clock of ``started``
 
     def apply(self, event: CallEvent) -> None:
         """Raises InvalidTransition."""
@@ -172,6 +175,8 @@ class PendingCall:
             if len(self.replies) >= self.expected:
                 self.apply(_E.ANSWERED)
             return None
+        if not self.half_at and 2 * len(self.replies) >= self.expected > 1:
+            self.half_at = time.monotonic()
         if self.adverb == "stream":
             if last := len(self.replies) >= self.expected:
                 self.apply(_E.ANSWERED)
@@ -203,11 +208,21 @@ class PendingCall:
             self.on_success()
         return Response(header, tuple(map(_data_of, map(self.replies.__getitem__, positions))))
 
+    def last_rank(self, now: float) -> tuple[int, float] | None:
+        """Of a call to several ranks that all have returned: the base rank that replied last, and how many seconds
+        after half of the ranks; 0 if that is too little to tell anything."""
+        if not self.half_at or self.failed or len(self.replies) < self.expected:
+            return None
+        late = now - self.half_at
+        enough = max(LATE_SECONDS, LATE_SHARE * (now - self.started))
+        return self.ranks[next(reversed(self.replies))], late if late > enough else 0.0
+
     def cancel(self) -> Response | None:
         """The program wants no result any more. Returns the answer, unless it has another one."""
         if _E.CANCELLED not in TRANSITIONS[self.state]:
             return None
         self.apply(_E.CANCELLED)
+        self.half_at = 0.0  # ranks that cannot be interrupted are not late
         self.objects.clear()
         waiting = self.waiting() if self.chosen is None else {}
         failure = Failure(

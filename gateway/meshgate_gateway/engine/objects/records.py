@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -14,6 +15,7 @@ from meshgate_wire.messages import Failure, Host, Region
 MAX_SLICES = 512  # per mesh
 MAX_ENDPOINTS = 64  # of a mesh whose calls are counted by endpoint
 OTHER_ENDPOINTS = "…"
+MAX_COMPARED = 100  # calls of an endpoint of which is known which rank replied last
 FORGETTING = 0.75  # of the time that a call is expected to take, with each later call
 
 S = TypeVar("S")
@@ -226,6 +228,8 @@ class CallTotals:
     seconds: float = 0.0
     casts: int = 0  # calls without replies that were sent
     expected: float | None = None  # seconds that a call is expected to run; None: unknown
+    last_ranks: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=MAX_COMPARED))
+    """Of the last calls to several ranks: the base rank that replied last, and how many seconds late."""
 
     def took(self, seconds: float) -> None:
         """A call has run for ``seconds``. What is expected is an average, in which the last calls count most."""

@@ -504,6 +504,20 @@ async def test_each_call_is_counted_once_with_its_outcome() -> None:
 
 
 @async_test
+async def test_the_last_rank_of_each_call_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = Called()
+    late = iter([0.0, 0.5])
+    monkeypatch.setattr(PendingCall, "last_rank", lambda self, now: (self.ranks[-1], next(late)))
+    for number in (1, 2):
+        called.call(number)
+        called.reply(0)
+        called.reply(1)
+        await until(lambda: not called.calling._pending)
+    assert [*called.actors.totals["step"].last_ranks] == [(1, 0.0), (1, 0.5)]
+    await cancel_receives()
+
+
+@async_test
 async def test_calls_without_replies_are_counted_apart() -> None:
     called = Called()
     called.call(1, "broadcast")

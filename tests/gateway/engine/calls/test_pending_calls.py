@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshgate_gateway.engine.calls import pending_calls
 from meshgate_gateway.engine.calls.pending_calls import (
     MAX_DISTINCT_ERRORS,
     TRANSITIONS,
@@ -204,6 +207,65 @@ def test_the_death_of_a_rank_ends_a_cancelled_call_without_another_answer() -> N
     assert call.cancel() is not None
     assert call.fail(Failure(kind="internal", message="the mesh failed")) is None
     assert call.state is CallState.ENDED
+
+
+# --- stragglers
+
+
+class Clock:
+    """The clock of the calls of a test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(pending_calls, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def call(
+        self, *replies: tuple[int, float], adverb: str = "call", ranks: tuple[int, ...] = (4, 5, 6, 7)
+    ) -> PendingCall:
+        """A call whose ranks, by position, reply after these seconds."""
+        call = pending(adverb, ranks)
+        call.started = start = self.now
+        for position, seconds in replies:
+            self.now = start + seconds
+            call.add_reply(reply(position), NOTHING)
+        return call
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_the_rank_that_replies_last_is_late_by_what_half_of_the_ranks_have_waited(clock: Clock) -> None:
+    call = clock.call((0, 1.0), (3, 1.1), (2, 1.2), (1, 3.0))
+    assert call.last_rank(clock.now) == (5, pytest.approx(1.9))
+    pair = clock.call((1, 1.0), (0, 2.0), ranks=(8, 9))
+    assert pair.last_rank(clock.now) == (8, pytest.approx(1.0))
+    stream = clock.call((0, 1.0), (1, 2.0), adverb="stream", ranks=(8, 9))
+    assert stream.last_rank(clock.now) == (9, pytest.approx(1.0))
+
+
+def test_a_rank_that_replies_a_little_later_is_not_late(clock: Clock) -> None:
+    assert clock.call((0, 0.001), (1, 0.010), ranks=(8, 9)).last_rank(clock.now) == (9, 0.0)  # below 10 ms
+    assert clock.call((0, 0.001), (1, 0.012), ranks=(8, 9)).last_rank(clock.now) == (9, pytest.approx(0.011))
+    assert clock.call((0, 2.0), (1, 2.2), ranks=(8, 9)).last_rank(clock.now) == (9, 0.0)  # below a tenth
+    assert clock.call((0, 2.0), (1, 2.3), ranks=(8, 9)).last_rank(clock.now) == (9, pytest.approx(0.3))
+
+
+def test_calls_to_one_rank_and_calls_that_did_not_return_are_not_compared(clock: Clock) -> None:
+    assert clock.call((0, 1.0), ranks=(8,)).last_rank(clock.now) is None
+    chosen = pending("choose", chosen=2)
+    chosen.add_reply(reply(0), NOTHING)
+    assert chosen.last_rank(clock.now) is None
+    missing = clock.call((0, 1.0), (1, 1.0), (2, 1.0))
+    assert missing.last_rank(clock.now) is None
+    missing.add_reply(reply(3, exception=True), NOTHING)
+    assert missing.last_rank(clock.now) is None
+    cancelled = clock.call((0, 1.0), (1, 1.0), (2, 1.0))
+    cancelled.cancel()
+    clock.now += 5
+    cancelled.add_reply(reply(3), NOTHING)
+    assert cancelled.last_rank(clock.now) is None
 
 
 def arrives(call: PendingCall) -> bool:
