@@ -140,7 +140,9 @@ def test_a_signal_that_ends_exec_ends_its_command_and_session(
 
 def test_ui_serves_a_page_with_the_ranks_and_their_hosts(job: ProcessJob, hosts: Any) -> None:
     procs = hosts.spawn_procs(per_host={"gpus": 2}, name="shown")
-    procs.spawn("actors", Worker).rank.call().get()
+    actors = procs.spawn("actors", Worker)
+    actors.rank.call().get()
+    hanging = actors.hang.call()
     main = "from meshgate.cli.app import app; app()"
     command = [sys.executable, "-c", main, "ui", str(job.apply_id), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
@@ -151,12 +153,24 @@ def test_ui_serves_a_page_with_the_ranks_and_their_hosts(job: ProcessJob, hosts:
         with connect(url, origin=Origin(origin), subprotocols=protocols) as socket:
             assert "secret" in json.loads(socket.recv(timeout=60))
             message = json.loads(socket.recv(timeout=60))
+            (session,) = [
+                each["session"]
+                for each in message["status"]["sessions"]
+                if any(mesh["name"] == "shown" for mesh in each["meshes"])
+            ]
+            for rank in (1, 3):  # each is asked in a session of its own
+                socket.send(json.dumps({"session": session, "mesh": "shown", "rank": rank}))
+                while "stack" not in (answer := json.loads(socket.recv(timeout=60))):
+                    continue
+                assert answer["stack"].startswith(f"shown, rank {rank}:\n")
+                assert "in Worker.hang" in answer["stack"]
         served.send_signal(signal.SIGINT)
         assert served.wait(60) == 130
+    procs.stop().get()
+    assert hanging.exception() is not None
     meshes = {mesh["name"]: mesh for session in message["status"]["sessions"] for mesh in session["meshes"]}
     assert meshes["shown"]["hosts"] == ["workers-0", "workers-1"]
     assert meshes["actors"]["procs"] == meshes["shown"]["number"]
-    procs.stop().get()
 
 
 def test_mcp_answers_with_what_a_job_does(job: ProcessJob, workers: Any) -> None:

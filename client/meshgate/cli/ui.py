@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import webbrowser
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ import typer
 from meshgate.cli import jobs
 from meshgate.cli.console import Job, Namespace, console, fail
 from meshgate.jobs.find import find_job
+from meshgate.jobs.trait import JobTrait
 from meshgate.ui.server import Feed, run_page
 
 
@@ -35,11 +37,28 @@ def open_page(
         if browser:
             webbrowser.open(url)
 
-    feed = Feed(found, repr(found), _events_reader(str(getattr(found, "name", "")), namespace))
+    feed = Feed(found, repr(found), _stack_reader(found), _events_reader(str(getattr(found, "name", "")), namespace))
     try:
         asyncio.run(run_page(feed, port, started))
     except OSError as error:
         fail(f"cannot serve the page on port {port}: {error.strerror or error}; choose another with --port")
+
+
+def _stack_reader(found: JobTrait) -> Callable[[str, str, int], str]:
+    """Returns what a process runs, as ``meshgate stacks`` does: from its host, in a session that then ends."""
+    one_by_one = threading.Lock()
+
+    def read(session: str, mesh: str, rank: int) -> str:
+        with one_by_one:
+            found._state()
+            try:
+                stacks = found.stacks(rank)
+            finally:
+                found.client.close()
+        texts = [each.text() for each in stacks if (each.session, each.mesh) == (session, mesh)]
+        return "\n".join(texts or stacks.problems.values()) or "no process of this rank runs"
+
+    return read
 
 
 def _events_reader(name: str, namespace: str | None) -> Callable[[], Sequence[dict[str, Any]]] | None:

@@ -98,12 +98,25 @@ function showChosen() {
   if (!chosen || chosen.button !== chosen.grid.buttons[chosen.at]) return;
   const cell = chosen.grid.cells[chosen.at];
   const happened = events.filter((each) => cell.host && each.object.endsWith(`/${cell.host}`)).slice(-2);
-  const text = [`${cell.mesh}, rank ${cell.rank}: ${cell.state}${cell.about ? ", " + cell.about : ""}`, ...happened.map((each) => `${each.reason}: ${each.message}`)].join(" · ") + " ";
-  if (byId("detail").dataset.text === text) return;
-  byId("detail").dataset.text = text;
-  const button = el("button", { type: "button" }, "Show its output");
-  button.addEventListener("click", () => { byId("rank").value = cell.rank; showLines(); byId("lines").focus(); });
-  byId("detail").replaceChildren(text, button);
+  const text = [`${cell.mesh}, rank ${cell.rank}: ${cell.state}${cell.about ? ", " + cell.about : ""}`, ...happened.map((each) => `${each.reason}: ${each.message}`)].join(" · ");
+  if (byId("detail-text").textContent !== text) byId("detail-text").textContent = text;
+  byId("show-output").hidden = false;
+  byId("show-stack").hidden = !cell.session || cell.state === "lost";
+}
+
+const chosenCell = () => chosen.grid.cells[chosen.at];
+
+byId("show-output").addEventListener("click", () => { byId("rank").value = chosenCell().rank; showLines(); byId("lines").focus(); });
+byId("show-stack").addEventListener("click", () => {
+  const { session, mesh, rank } = chosenCell();
+  if (socket?.readyState !== WebSocket.OPEN) return showStack(`${mesh}, rank ${rank}: meshgate ui does not answer`);
+  showStack(`${mesh}, rank ${rank}: asking …`);
+  socket.send(JSON.stringify({ session, mesh, rank }));
+});
+
+function showStack(text) {
+  byId("stack").hidden = false;
+  byId("stack").textContent = text;
 }
 
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
@@ -131,7 +144,7 @@ function cellsOfProcs(procs, session) {
     const kept = procs.kept_by_rank?.[rank];  // a gateway of an older version does not say it
     const said = [host, reason ?? missing.get(host) ?? busy.get(rank)].filter(Boolean).join(": ");
     const about = [said, kept ? `keeps ${megabytes(kept)}` : ""].filter(Boolean).join(", ");
-    return { mesh: procs.name, rank, state, about, host, reason: reason ?? missing.get(host) };
+    return { mesh: procs.name, rank, state, about, host, reason: reason ?? missing.get(host), session: session.session };
   });
 }
 
@@ -251,7 +264,7 @@ function showRates(status, at) {
   });
   rows.sort((a, b) => (b.last?.rate ?? 0) - (a.last?.rate ?? 0));
   table(byId("rates"), ["Endpoint", "Calls/s", "Latency", "In flight", "Calls", "Failed", "Straggler", "Last minute", "Session"], rows.map((row) => row.cells),
-    "nothing has been called yet", ["", "number", "number", "number", "number", "number"]);
+    "nothing has been called yet", ["", "number", "number", "number", "number", "number", "line"]);
 }
 
 // --- tables
@@ -357,7 +370,7 @@ for (const id of ["search", "rank", "mesh", "errors"]) byId(id).addEventListener
 
 // --- the websocket
 
-let signedIn = false;
+let signedIn = false, socket = null;
 
 // The link's secret is behind # and works once. What replaces it stays in this tab: a reload needs it.
 if (location.hash) {
@@ -368,12 +381,13 @@ if (location.hash) {
 function connect() {
   const secret = sessionStorage.getItem("secret");
   if (!secret) { byId("connection").textContent = "not signed in: open the link that meshgate ui prints"; return; }
-  const socket = new WebSocket(`ws://${location.host}/live`, ["meshgate-ui", secret]);
+  socket = new WebSocket(`ws://${location.host}/live`, ["meshgate-ui", secret]);
   let fresh = true;
   socket.onopen = () => { signedIn = true; byId("connection").textContent = "live"; };
   socket.onmessage = (event) => {
     const message = JSON.parse(event.data);
     if (message.secret) { sessionStorage.setItem("secret", message.secret); return; }
+    if (message.stack !== undefined) { showStack(message.stack); return; }
     if (fresh) { lines = []; fresh = false; }  // the server sends what it has kept to each new connection
     document.title = byId("title").textContent = message.title;
     byId("problem").textContent = message.problem;

@@ -2,7 +2,7 @@
 
 Those are the requests of the page in which the one-time link was opened. It shows the newest status of the job and its
 last lines of output, read from the gateway. ``Feed.poll`` blocks on the network, so the server calls it in a thread.
-Nothing here changes the job.
+A page may ask what a process runs. Nothing here changes the job.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from importlib import resources
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeAlias
 
+from pydantic import BaseModel, ConfigDict, ValidationError
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
@@ -69,13 +71,28 @@ class _RunReader:
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
 
+class StackRequest(BaseModel):
+    """What a page sends: a process by its session, the name of its mesh, and its rank."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    session: str
+    mesh: str
+    rank: int
+
+
 class Feed:
-    """``read_events`` returns the cluster's recent events about the job, if it runs in one."""
+    """``read_stack`` returns what a process runs. ``read_events`` returns the cluster's recent events about the job, if
+    it runs in one."""
 
     def __init__(
-        self, source: Source, title: str, read_events: Callable[[], Sequence[dict[str, Any]]] | None = None
+        self,
+        source: Source,
+        title: str,
+        read_stack: Callable[[str, str, int], str],
+        read_events: Callable[[], Sequence[dict[str, Any]]] | None = None,
     ) -> None:
-        self._source, self._title, self._read_events = source, title, read_events
+        self._source, self._title, self._read_stack, self._read_events = source, title, read_stack, read_events
         self._status: dict[str, Any] | None = None
         self._at = 0.0  # when the status was read
         self._problem = ""
@@ -101,6 +118,14 @@ class Feed:
             self._problem = ""
         except MeshgateError as error:
             self._problem = f"{type(error).__name__}: {error}"
+
+    def stack(self, asked: StackRequest) -> str:
+        """The JSON that answers a page: what the process runs, or why that is not known."""
+        try:
+            text = self._read_stack(asked.session, asked.mesh, asked.rank)
+        except MeshgateError as error:
+            text = f"{type(error).__name__}: {error}"
+        return json.dumps({"stack": f"{asked.mesh}, rank {asked.rank}:\n{text}"})
 
     def _read_output(self) -> None:
         for _ in range(MAX_PAGES):
@@ -259,20 +284,31 @@ class PageServer:
         seen = 0
         self._pages += 1
         self._watched.set()
-        closed = asyncio.create_task(connection.wait_closed())
+        answering = asyncio.create_task(self._answer_stacks(connection))
         try:
             await connection.send(json.dumps({"secret": self.access.secret}))
-            while not closed.done():
-                await asyncio.wait({closed, self._polled}, return_when=asyncio.FIRST_COMPLETED)
+            while not answering.done():
+                await asyncio.wait({answering, self._polled}, return_when=asyncio.FIRST_COMPLETED)
                 message, seen = self._feed.message(seen)
                 await connection.send(message)
         except ConnectionClosed:
             return
         finally:
-            closed.cancel()
+            answering.cancel()
             self._pages -= 1
             if not self._pages:
                 self._watched.clear()
+
+    async def _answer_stacks(self, connection: ServerConnection) -> None:
+        """Answers a page, one request after the other, until it closes the connection or sends anything else."""
+        try:
+            async for message in connection:
+                asked = StackRequest.model_validate_json(message)
+                await connection.send(await asyncio.to_thread(self._feed.stack, asked))
+        except ConnectionClosed:
+            return
+        except ValidationError:
+            await connection.close(CloseCode.POLICY_VIOLATION, "not a question of this page")
 
     async def poll(self) -> None:
         """Reads the job's state as long as a page is open, until cancelled."""

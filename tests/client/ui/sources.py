@@ -119,6 +119,12 @@ class FakeSource:
         session = session.model_copy(update={"meshes": (procs, actors)})
         self.reported = self.reported.model_copy(update={"sessions": (session,)})
 
+    def stack(self, session: str, mesh: str, rank: int) -> str:
+        """What a process runs."""
+        if self.error is not None:
+            raise self.error
+        return f"  runs <code> as {mesh} {rank} of session {session}"
+
     def make_sound(self) -> None:
         """Lets every host be ready and every rank be up."""
         hosts = tuple(host.model_copy(update={"state": "ready", "reason": ""}) for host in self.reported.hosts)

@@ -38,7 +38,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     with contextlib.ExitStack() as stack:
 
         def open_it(source: FakeSource, **options: Any) -> Any:
-            link = stack.enter_context(serving(Feed(source, "the job")))
+            link = stack.enter_context(serving(Feed(source, "the job", source.stack)))
             context = browser.new_context(**options)
             contexts.append(context)
             page = context.new_page()
@@ -215,6 +215,23 @@ def test_the_rank_that_others_have_waited_for_is_shown_by_endpoint(open_page: Ca
     playwright.expect(row.locator("td").nth(6)).to_have_text("rank 5 on workers-1: 86% of 50, +812.0 ms")
 
 
+def test_what_a_busy_rank_runs_is_shown_on_request(open_page: Callable[..., Any]) -> None:
+    source = FakeSource()
+    page = open_page(source)
+    page.get_by_role("button", name="rank 3, lost").click()
+    assert not page.locator("#show-stack").is_visible()
+    page.get_by_role("button", name="rank 1, busy").click()
+    page.locator("#show-stack").click()
+    playwright.expect(page.locator("#stack")).to_have_text(
+        f"procs, rank 1:\n  runs <code> as procs 1 of session {source.reported.sessions[0].session}"
+    )
+    source.error = ConnectionFailedError("cannot reach it")
+    page.locator("#show-stack").click()
+    playwright.expect(page.locator("#stack")).to_contain_text("ConnectionFailedError: cannot reach it")
+    page.get_by_role("button", name="rank 0, up, workers-0").first.click()  # a host
+    assert not page.locator("#show-stack").is_visible()
+
+
 def test_the_lines_that_the_filters_leave_can_be_downloaded(open_page: Callable[..., Any]) -> None:
     source = FakeSource()
     source.lines = [printed(1, "loss 1", 0), printed(2, "warning: loss", 1, stream="stderr"), printed(3, "done", 1)]
@@ -241,6 +258,9 @@ def test_axe_finds_nothing_that_keeps_people_out(
     source.lines = [printed(1, "loss 1", 0), printed(2, "warning", 1, stream="stderr")]
     page = open_page(source, viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
     page.wait_for_selector("#rates svg")
+    page.get_by_role("button", name="rank 1, busy").click()
+    page.locator("#show-stack").click()
+    page.wait_for_selector("#stack:has-text('runs')")
     page.get_by_role("button", name="rank 3, lost").click()
     source.error = ConnectionFailedError("cannot reach it")
     page.wait_for_selector("#problem:has-text('cannot reach it')")

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin, Subprotocol
 
@@ -32,7 +32,7 @@ def source() -> FakeSource:
 
 @pytest.fixture
 def link(source: FakeSource) -> Iterator[str]:
-    with serving(Feed(source, "the job")) as link:
+    with serving(Feed(source, "the job", source.stack)) as link:
         yield link
 
 
@@ -93,6 +93,30 @@ def test_the_websocket_sends_a_new_secret_and_then_what_is_new(source: FakeSourc
         assert json.loads(again.recv(timeout=60)) == {"secret": secret}
     with pytest.raises(InvalidStatus, match="403"):
         open_live(link, urlsplit(link).fragment)
+
+
+def test_the_websocket_answers_what_a_process_runs(source: FakeSource, link: str) -> None:
+    def ask(socket: ClientConnection, question: dict[str, Any]) -> str:
+        socket.send(json.dumps(question))
+        while "stack" not in (message := json.loads(socket.recv(timeout=60))):
+            continue  # the state of the job
+        return str(message["stack"])
+
+    with open_live(link, urlsplit(link).fragment) as socket:
+        question = {"session": "s", "mesh": "procs", "rank": 1}
+        assert ask(socket, question) == "procs, rank 1:\n  runs <code> as procs 1 of session s"
+        source.error = ConnectionFailedError("cannot reach it")
+        assert ask(socket, question) == "procs, rank 1:\nConnectionFailedError: cannot reach it"
+
+
+@pytest.mark.parametrize("question", ["", "{}", '{"session": "s", "mesh": "procs", "rank": 1, "kill": true}'])
+def test_a_page_that_asks_anything_else_is_disconnected(link: str, question: str) -> None:
+    with open_live(link, urlsplit(link).fragment) as socket:
+        socket.send(question)
+        with pytest.raises(ConnectionClosedError) as closed:
+            list(socket)
+    assert closed.value.rcvd is not None
+    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "not a question of this page")
 
 
 def test_a_websocket_without_a_secret_is_refused(link: str) -> None:
@@ -170,7 +194,7 @@ def test_there_is_one_page(access: Access, path: str) -> None:
 
 @pytest.fixture
 def feed(source: FakeSource) -> Feed:
-    return Feed(source, "the job")
+    return Feed(source, "the job", source.stack)
 
 
 def read(feed: Feed, seen: int = 0) -> tuple[dict[str, Any], int]:
@@ -201,7 +225,7 @@ def test_a_slow_page_skips_what_is_no_longer_kept(
     source: FakeSource, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_LINES", 2)
-    feed = Feed(source, "the job")
+    feed = Feed(source, "the job", source.stack)
     source.print("a", "b", "c", "d")
     feed.poll()
     message, seen = read(feed, 1)
@@ -260,7 +284,7 @@ def test_events_are_read_now_and_then(source: FakeSource) -> None:
         reads.append(1)
         return [{"object": "Pod/a", "reason": "OOMKilling", "message": "m", "count": 1}]
 
-    feed = Feed(source, "the job", events)
+    feed = Feed(source, "the job", source.stack, events)
     feed.poll()
     feed.poll()
     assert len(reads) == 1
