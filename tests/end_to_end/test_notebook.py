@@ -90,6 +90,12 @@ CELLS = {
 """Cells by name. Each runs on the kernel's event loop."""
 
 
+def timeout_of(cell: Any) -> int:
+    """In seconds. For output widgets nbclient sends to the kernel on the socket on which it waits for the reply. It may
+    then notice a reply only when this time is over: jupyter_client sends past pyzmq's event loop."""
+    return 30 if "ipywidgets" in cell.source else 110
+
+
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """The outputs of each cell."""
@@ -99,7 +105,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
         for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):  # no files in the home directory
             environment.setenv(variable, str(tmp_path_factory.mktemp(variable)))
         environment.delenv("MESHGATE_PROGRESS", raising=False)
-        nbclient.NotebookClient(notebook, timeout=110, kernel_name="python3").execute()
+        nbclient.NotebookClient(notebook, timeout_func=timeout_of, kernel_name="python3").execute()
     return {name: cell.outputs for name, cell in zip(CELLS, notebook.cells, strict=True)}
 
 

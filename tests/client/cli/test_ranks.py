@@ -125,12 +125,13 @@ def test_why_of_an_idle_job_asks_no_process(run: CliRunner, job: Job) -> None:
 def test_why_names_ranks_that_are_often_late(run: CliRunner, job: Job) -> None:
     often = Straggler(rank=5, host="workers-1", calls=43, seconds=43 * 0.812)
     seldom = Straggler(rank=2, host="workers-0", calls=24, seconds=99.0)
+    enough = Straggler(rank=3, calls=25, seconds=25 * 2.0)
     few = CallCounts(compared=3, stragglers=(Straggler(rank=0, calls=3, seconds=3.0),))
     actors = MeshStatus(
         kind="actors",
         name="trainers",
         sizes={"gpus": 8},
-        endpoints={"step": CallCounts(compared=100, stragglers=(seldom, often)), "evaluate": few},
+        endpoints={"step": CallCounts(compared=100, stragglers=(seldom, often, enough)), "evaluate": few},
     )
     job.found = status()
     (session,) = job.found.sessions
@@ -139,8 +140,10 @@ def test_why_names_ranks_that_are_often_late(run: CliRunner, job: Job) -> None:
         "no call is in flight",
         "trainers.step waits for rank 5 on workers-1: it replied last in 43 of the last 100 calls, on average 812.0ms "
         "after half of the ranks",
+        "trainers.step waits for rank 3: it replied last in 25 of the last 100 calls, on average 2.0s after half of "
+        "the ranks",
     ]
-    (late,) = json.loads(run.invoke(app, ["why", "--json"]).output)["stragglers"]
+    late, _ = json.loads(run.invoke(app, ["why", "--json"]).output)["stragglers"]
     assert (late["rank"], late["calls"], late["compared"]) == (5, 43, 100)
     assert late["seconds"] == pytest.approx(0.812)
 
