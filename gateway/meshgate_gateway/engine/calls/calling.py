@@ -433,7 +433,7 @@ class Calling:
                 totals.ended += 1
                 totals.failed += failed
                 totals.seconds += seconds
-                if (last := pending.last_rank(now)) is not None:
+                if pending.half_at and (last := pending.last_rank(now)) is not None:  # of several ranks
                     totals.last_ranks.append(last)
             if self._memory.promised:
                 self._memory.call_ended()  # replies that come late are dropped
