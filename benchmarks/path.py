@@ -87,7 +87,7 @@ def _path(folder: Path, marks: list[tuple[int, int, int]]) -> list[Step]:
     by_duration = sorted(range(len(marks)), key=lambda number: marks[number][2] - marks[number][0])
     fastest = set(by_duration[: max(1, len(marks) // FASTEST)])
     times: dict[tuple[Any, ...], Counter[int]] = {}
-    first: dict[tuple[Any, ...], int] = {}
+    first: dict[tuple[Any, ...], dict[int, int]] = {}  # nanoseconds after the begin of each call
     for process in ("driver", "engine"):
         for line in (folder / process).read_text().splitlines():
             at, thread, file, function = line.split("\t")
@@ -97,11 +97,11 @@ def _path(folder: Path, marks: list[tuple[int, int, int]]) -> list[Step]:
             waits = process == "driver" and thread == "MainThread" and int(at) > marks[number][1]
             step = (process, thread, "get" if waits else "call", file, *function.rsplit(":", 1))
             times.setdefault(step, Counter())[number] += 1
-            first.setdefault(step, int(at) - begun[number])
+            first.setdefault(step, {}).setdefault(number, int(at) - begun[number])
     usual = [step for step, counts in times.items() if 4 * len(counts) >= 3 * len(fastest)]
     return [
         Step(*step[:5], int(step[5]), round(statistics.median(times[step].values())))
-        for step in sorted(usual, key=lambda step: first[step])
+        for step in sorted(usual, key=lambda step: statistics.median(first[step].values()))
     ]
 
 
