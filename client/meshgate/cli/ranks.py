@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterable
+from math import prod
 from pathlib import Path
 from typing import Annotated
 
@@ -43,7 +44,7 @@ from meshgate.cli.models import (
 from meshgate.cli.status import call_text, late_ranks, waiting_text
 from meshgate.jobs.find import find_job
 from meshgate.ranks.stacks import ProcessStacks, Stacks
-from meshgate_wire.status import CallStatus, JobStatus
+from meshgate_wire.status import CallStatus, JobStatus, MeshStatus
 
 RANKS_EXPLAINED = 4
 FEWEST_COMPARED = 4  # calls that say something about which rank is late
@@ -108,9 +109,7 @@ class Why(Result):
     """``meshgate why``"""
 
     calls: list[CallReport] = Field(description="the oldest first")
-    stragglers: list[LateRank] = Field(
-        default=[], description="those that were late in a quarter of the calls, or more"
-    )
+    stragglers: list[LateRank] = Field(default=[], description="those that are late too often to be so by chance")
     kept: dict[str, int] = Field(default={}, description=KEPT)
 
 
@@ -250,10 +249,15 @@ def why(status: JobStatus, stacks: Iterable[ProcessStacks]) -> Why:
             for session in status.sessions
             for mesh in session.meshes
             for late in late_ranks(session, mesh)
-            if 4 * late.calls >= late.compared >= FEWEST_COMPARED
+            if late.compared >= FEWEST_COMPARED and late.calls >= _often(mesh) * late.compared
         ],
         kept=kept_bytes(status),
     )
+
+
+def _often(mesh: MeshStatus) -> float:
+    """The share of calls in which a rank is late too often for chance, by which each would be the last in its turn."""
+    return max(0.25, min(0.75, 2 / prod(mesh.sizes.values())))
 
 
 def _report(session: str, call: CallStatus, stacks: Iterable[ProcessStacks]) -> CallReport:

@@ -14,6 +14,7 @@ from meshgate.jobs import registry
 from meshgate.jobs.find import find_job
 from meshgate.jobs.sessions import SessionInfo
 from meshgate.jobs.trait import JobTrait
+from meshgate.ranks import OWN_MESHES
 from meshgate_wire.messages import waiting_ranks
 from meshgate_wire.status import CallStatus, HostStatus, JobStatus, MeshStatus, RunStatus, SessionStatus
 
@@ -93,7 +94,8 @@ def _show_session(session: SessionStatus, console: Console) -> None:
 
 
 def late_ranks(session: SessionStatus, mesh: MeshStatus) -> list[LateRank]:
-    """The stragglers of each endpoint of ``mesh``, first the one that others have waited for longest."""
+    """The stragglers of each endpoint of ``mesh``, first the one that others have waited for longest. None if meshgate
+    itself has spawned it."""
     return [
         LateRank(
             session=session.session,
@@ -106,6 +108,7 @@ def late_ranks(session: SessionStatus, mesh: MeshStatus) -> list[LateRank]:
             seconds=straggler.seconds / straggler.calls,
         )
         for endpoint, counts in mesh.endpoints.items()
+        if mesh.name not in OWN_MESHES
         for straggler in counts.stragglers
     ]
 

@@ -47,6 +47,7 @@ _KEYS: dict[Order, Callable[[RankUsage], float]] = {
     "gpu": lambda rank: -(rank.gpu or 0.0),
 }
 NARROW = 80  # columns; below, a table leaves out what matters least
+WIDE = 110  # columns; from here on, a table has what is good to know
 HEADS = 3  # lines of a table besides its rows: the heading, what is left out, and an empty line
 CALL_SHARE = 3  # calls get at most this part of the lines, unless the ranks need less
 
@@ -193,7 +194,7 @@ def render(top: Top, title: str, *, width: int, height: int | None = None, order
         ranks_shown = min(len(ranks), free - calls_shown)
     parts: list[RenderableType] = [Text(title, no_wrap=True, overflow="ellipsis")]
     if top.calls:
-        parts += [_calls(top.calls[:calls_shown], wide=width >= NARROW), _rest(len(top.calls) - calls_shown, "meshes")]
+        parts += [_calls(top.calls[:calls_shown], width=width), _rest(len(top.calls) - calls_shown, "meshes")]
     if ranks:
         shown = ranks[:ranks_shown]
         parts += [_ranks(shown, top.gpus, wide=width >= NARROW), _rest(len(ranks) - ranks_shown, "ranks")]
@@ -215,8 +216,9 @@ def _table(left: Sequence[str], right: Sequence[str]) -> Table:
     return table
 
 
-def _calls(calls: Sequence[CallRate], *, wide: bool) -> Table:
-    late = wide and any(call.straggler is not None for call in calls)
+def _calls(calls: Sequence[CallRate], *, width: int) -> Table:
+    wide = width >= NARROW
+    late = width >= WIDE and any(call.straggler is not None for call in calls)
     right = ["CALLS/S", "LATENCY", "FAILED", "IN FLIGHT", "OLDEST", *(["STRAGGLER"] if late else [])]
     table = _table(["ACTORS", "SESSION"] if wide else ["ACTORS"], right)
     for call in calls:

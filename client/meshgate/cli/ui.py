@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import webbrowser
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -14,7 +13,8 @@ from meshgate.cli import jobs
 from meshgate.cli.console import Job, Namespace, console, fail
 from meshgate.jobs.find import find_job
 from meshgate.jobs.trait import JobTrait
-from meshgate.ui.server import Feed, run_page
+from meshgate.ranks.stacks import read_stacks
+from meshgate.ui.server import Feed, StackRequest, run_page
 
 
 def open_page(
@@ -44,18 +44,22 @@ def open_page(
         fail(f"cannot serve the page on port {port}: {error.strerror or error}; choose another with --port")
 
 
-def _stack_reader(found: JobTrait) -> Callable[[str, str, int], str]:
+def _stack_reader(found: JobTrait) -> Callable[[StackRequest], str]:
     """Returns what a process runs, as ``meshgate stacks`` does: from its host, in a session that then ends."""
-    one_by_one = threading.Lock()
 
-    def read(session: str, mesh: str, rank: int) -> str:
-        with one_by_one:
-            found._state()
-            try:
-                stacks = found.stacks(rank)
-            finally:
-                found.client.close()
-        texts = [each.text() for each in stacks if (each.session, each.mesh) == (session, mesh)]
+    def read(asked: StackRequest) -> str:
+        try:
+            meshes, status = found._state()._hosts, found.status()
+            hosts = [*status.hosts, *(host for session in status.sessions for host in session.hosts)]
+            place = next((host for host in hosts if host.name == asked.host), None)
+            if place is None:
+                return f"the job has no host {asked.host!r} any more"
+            stacks = read_stacks({place.mesh: meshes[place.mesh].slice(hosts=place.rank)}, asked.rank)
+        finally:
+            client = (found._running or found)._client
+            if client is not None:
+                client.close()
+        texts = [each.text() for each in stacks if (each.session, each.mesh) == (asked.session, asked.mesh)]
         return "\n".join(texts or stacks.problems.values()) or "no process of this rank runs"
 
     return read

@@ -3,6 +3,7 @@ const MOST_KEPT = 5000, MOST_SHOWN = 500, LARGE = 64, MOST_PROBLEMS = 20;
 const MOST_SAMPLES = 60, RATE_WINDOW = 5.5;  // looks that are kept, one a second; seconds over which a rate is a mean
 const SIGN = { lost: "✕", missing: "!" };
 const byId = (id) => document.getElementById(id);
+const OWN_MESHES = new Set(byId("meshes").dataset.ownMeshes.split(" "));  // those that meshgate spawns for a moment
 const short = (text) => text.slice(0, 12);
 
 function el(tag, attributes = {}, ...children) {
@@ -85,18 +86,20 @@ class Grid {
 }
 
 const grids = new Map();
-let chosen = null, events = [];
+let chosen = null, asked = null, events = [];  // asked: the title of the stack that is shown, or awaited
 
 function choose(grid, at) {
   if (chosen) chosen.button.setAttribute("aria-pressed", "false");
   chosen = { grid, at, button: grid.buttons[at] };
   chosen.button.setAttribute("aria-pressed", "true");
+  asked = null;
+  byId("stack").hidden = true;
   showChosen();
 }
 
 function showChosen() {
   if (!chosen || chosen.button !== chosen.grid.buttons[chosen.at]) return;
-  const cell = chosen.grid.cells[chosen.at];
+  const cell = chosen.cell = chosen.grid.cells[chosen.at];
   const happened = events.filter((each) => cell.host && each.object.endsWith(`/${cell.host}`)).slice(-2);
   const text = [`${cell.mesh}, rank ${cell.rank}: ${cell.state}${cell.about ? ", " + cell.about : ""}`, ...happened.map((each) => `${each.reason}: ${each.message}`)].join(" · ");
   if (byId("detail-text").textContent !== text) byId("detail-text").textContent = text;
@@ -104,19 +107,21 @@ function showChosen() {
   byId("show-stack").hidden = !cell.session || cell.state === "lost";
 }
 
-const chosenCell = () => chosen.grid.cells[chosen.at];
-
-byId("show-output").addEventListener("click", () => { byId("rank").value = chosenCell().rank; showLines(); byId("lines").focus(); });
+byId("show-output").addEventListener("click", () => { byId("rank").value = chosen.cell.rank; showLines(); byId("lines").focus(); });
 byId("show-stack").addEventListener("click", () => {
-  const { session, mesh, rank } = chosenCell();
-  if (socket?.readyState !== WebSocket.OPEN) return showStack(`${mesh}, rank ${rank}: meshgate ui does not answer`);
-  showStack(`${mesh}, rank ${rank}: asking …`);
-  socket.send(JSON.stringify({ session, mesh, rank }));
+  const { session, host, mesh, rank } = chosen.cell;
+  asked = `${mesh}, rank ${rank}:`;
+  if (socket?.readyState !== WebSocket.OPEN) return showStack("meshgate ui does not answer");
+  showStack("asking …");
+  byId("show-stack").disabled = true;
+  socket.send(JSON.stringify({ session, host, mesh, rank }));
 });
 
 function showStack(text) {
+  byId("show-stack").disabled = false;
+  if (!asked) return;  // another rank has been chosen meanwhile
   byId("stack").hidden = false;
-  byId("stack").textContent = text;
+  byId("stack").textContent = `${asked}\n${text}`;
 }
 
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
@@ -163,7 +168,7 @@ function showRanks(status) {
     show(`hosts ${mesh}`, mesh, "hosts", cellsOfHosts(hosts), hosts.length > LARGE ? 8 : hosts.length);
   }
   for (const session of status.sessions)
-    for (const procs of session.meshes.filter((mesh) => mesh.kind === "procs")) {
+    for (const procs of session.meshes.filter((mesh) => mesh.kind === "procs" && !OWN_MESHES.has(mesh.name))) {
       const actors = session.meshes.filter((mesh) => mesh.kind === "actors" && mesh.procs === procs.number);
       const shape = Object.entries(procs.sizes).map(([label, size]) => `${label}=${size}`).join(" ");
       const runs = actors.length ? `, actors ${actors.map((mesh) => `${mesh.name} (${mesh.class_name})`).join(", ")}` : "";
@@ -399,6 +404,7 @@ function connect() {
     if (message.lines.length || !byId("shown").textContent) showLines();
   };
   socket.onclose = () => {
+    if (byId("show-stack").disabled) showStack("meshgate ui does not answer");
     byId("connection").textContent = signedIn
       ? "disconnected: meshgate ui has ended, or does not answer; trying again"
       : "not accepted: the link works once, in one tab; run meshgate ui again";

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import codecs
+import contextlib
 import hmac
 import json
 import secrets
@@ -32,7 +33,9 @@ from websockets.typing import Subprotocol
 
 from meshgate.errors import MeshgateError
 from meshgate.jobs.runs import LINE
+from meshgate.ranks import OWN_MESHES
 from meshgate.ranks.streams import may_connect
+from meshgate.session.serial_thread import SerialThread
 from meshgate_wire.status import LIVE_STATES, JobStatus, OutputPage, RunOutput, RunStatus
 
 MAX_LINES = 5000
@@ -72,11 +75,12 @@ class _RunReader:
 
 
 class StackRequest(BaseModel):
-    """What a page sends: a process by its session, the name of its mesh, and its rank."""
+    """What a page sends: a process by its session, its host, the name of its mesh, and its rank."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     session: str
+    host: str
     mesh: str
     rank: int
 
@@ -89,7 +93,7 @@ class Feed:
         self,
         source: Source,
         title: str,
-        read_stack: Callable[[str, str, int], str],
+        read_stack: Callable[[StackRequest], str],
         read_events: Callable[[], Sequence[dict[str, Any]]] | None = None,
     ) -> None:
         self._source, self._title, self._read_stack, self._read_events = source, title, read_stack, read_events
@@ -122,10 +126,10 @@ class Feed:
     def stack(self, asked: StackRequest) -> str:
         """The JSON that answers a page: what the process runs, or why that is not known."""
         try:
-            text = self._read_stack(asked.session, asked.mesh, asked.rank)
-        except MeshgateError as error:
+            text = self._read_stack(asked)
+        except Exception as error:  # noqa: BLE001 - the page shows it
             text = f"{type(error).__name__}: {error}"
-        return json.dumps({"stack": f"{asked.mesh}, rank {asked.rank}:\n{text}"})
+        return json.dumps({"stack": text})
 
     def _read_output(self) -> None:
         for _ in range(MAX_PAGES):
@@ -241,7 +245,10 @@ async def run_page(feed: Feed, port: int, started: Callable[[str], object]) -> N
     async with listen as listening:
         server.access = Access(next(iter(listening.sockets)).getsockname()[1])
         started(server.access.url)
-        await server.poll()
+        try:
+            await server.poll()
+        finally:
+            server.close()
 
 
 class PageServer:
@@ -252,7 +259,9 @@ class PageServer:
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
         page = _read("page.html").replace("{{live_states}}", " ".join(sorted(LIVE_STATES)))
+        page = page.replace("{{own_meshes}}", " ".join(sorted(OWN_MESHES)))
         self._page = page.replace("{{style}}", _read("page.css")).replace("{{script}}", _read("page.js"))
+        self._stacks = SerialThread("meshgate-page-stacks")  # a daemon: a read that waits does not hold up Ctrl-C
         self._pages = 0
         self._watched = asyncio.Event()  # whether a page is open
         self._polled: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the next poll
@@ -301,14 +310,36 @@ class PageServer:
 
     async def _answer_stacks(self, connection: ServerConnection) -> None:
         """Answers a page, one request after the other, until it closes the connection or sends anything else."""
-        try:
+        with contextlib.suppress(ConnectionClosed):
             async for message in connection:
-                asked = StackRequest.model_validate_json(message)
-                await connection.send(await asyncio.to_thread(self._feed.stack, asked))
-        except ConnectionClosed:
-            return
-        except ValidationError:
-            await connection.close(CloseCode.POLICY_VIOLATION, "not a question of this page")
+                try:
+                    asked = StackRequest.model_validate_json(message)
+                except ValidationError:
+                    await connection.close(CloseCode.POLICY_VIOLATION, "not a question of this page")
+                    return
+                await connection.send(await self._read_stack(asked))
+
+    async def _read_stack(self, asked: StackRequest) -> str:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[str] = loop.create_future()
+
+        def read() -> None:
+            if answer.cancelled():  # the page has been closed
+                return
+            text = self._feed.stack(asked)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the command has ended
+                loop.call_soon_threadsafe(settle, text)
+
+        def settle(text: str) -> None:
+            if not answer.cancelled():
+                answer.set_result(text)
+
+        self._stacks.call(read)
+        return await answer
+
+    def close(self) -> None:
+        """Lets the thread end that reads stacks. Does not wait for it."""
+        self._stacks.close(0)
 
     async def poll(self) -> None:
         """Reads the job's state as long as a page is open, until cancelled."""

@@ -8,7 +8,7 @@ import math
 import secrets
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError, NotFound, Rejected
@@ -147,12 +147,10 @@ def delete(api: Api, name: str, namespace: str, *, uid: str | None = None, timeo
     except NotFound:
         if uid is not None:
             return
-        _delete_directly(api, names, namespace, _kinds(api))
+        _delete_leftovers(api, names, namespace)
     if api.serves("MonarchMesh"):
-        # The garbage collector learns of a new kind within half a minute. Objects of it that it tried to look up before
-        # it retries with delays that double up to a quarter of an hour.
         with contextlib.suppress(Forbidden):  # then the garbage collector alone deletes them
-            _delete_directly(api, names, namespace, ["MonarchMesh", "StatefulSet"])
+            _delete_meshes_of_operator(api, names, namespace, uid)
     gone = wait_gone(api, name, namespace, timeout)
     deadline = time.monotonic() + (timeout if gone else 0)
     delay = FIRST_DELAY
@@ -221,11 +219,36 @@ def _force_delete(api: Api, namespace: str, pods: Sequence[Object], forced: set[
                 api.delete("Pod", metadata["name"], namespace, uid=metadata["uid"], grace=0)
 
 
-def _delete_directly(api: Api, names: Names, namespace: str, kinds: Sequence[str]) -> None:
-    """Deletes the objects that the deletion of the parent does not, or does late."""
-    for kind in kinds:
-        for obj in api.list_objects(kind, namespace, names.selector())[0]:
-            try:
-                api.delete(kind, obj["metadata"]["name"], namespace)
-            except (NotFound, Conflict):
-                continue
+def _delete_leftovers(api: Api, names: Names, namespace: str) -> None:
+    """Deletes the objects of a job whose parent was deleted with ``--cascade=orphan``."""
+    for kind in _kinds(api):
+        _delete_each(api, api.list_objects(kind, namespace, names.selector())[0])
+
+
+def _delete_meshes_of_operator(api: Api, names: Names, namespace: str, parent: str | None) -> None:
+    """Deletes the job's MonarchMeshes, and the StatefulSets that the operator made of them.
+
+    ``parent``: only those of the job whose parent has this uid. The garbage collector would be late: it learns of a new
+    kind within half a minute, and objects of it that it tried to look up before it retries with delays that double, up
+    to a quarter of an hour.
+    """
+    selector = names.selector()
+    meshes = [
+        mesh
+        for mesh in api.list_objects("MonarchMesh", namespace, selector)[0]
+        if parent is None or parent in _owners(mesh)
+    ]
+    uids = {mesh["metadata"]["uid"] for mesh in meshes}
+    sets = [each for each in api.list_objects("StatefulSet", namespace, selector)[0] if uids & _owners(each)]
+    _delete_each(api, [*meshes, *sets])
+
+
+def _owners(obj: Object) -> set[str]:
+    return {owner["uid"] for owner in obj["metadata"].get("ownerReferences") or ()}
+
+
+def _delete_each(api: Api, found: Iterable[Object]) -> None:
+    for obj in found:
+        metadata = obj["metadata"]
+        with contextlib.suppress(NotFound, Conflict):
+            api.delete(obj["kind"], metadata["name"], metadata["namespace"], uid=metadata["uid"])

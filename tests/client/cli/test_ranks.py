@@ -148,6 +148,19 @@ def test_why_names_ranks_that_are_often_late(run: CliRunner, job: Job) -> None:
     assert late["seconds"] == pytest.approx(0.812)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "late", "named"),
+    [(2, 74, False), (2, 75, True), (4, 49, False), (4, 50, True), (8, 24, False), (8, 25, True), (1024, 25, True)],
+)
+def test_why_names_no_rank_that_is_late_by_chance(ranks: int, late: int, named: bool) -> None:
+    step = CallCounts(compared=100, stragglers=(Straggler(rank=1, calls=late, seconds=9.0),))
+    (session,) = status().sessions
+    for name, expected in (("trainers", named), ("exec", False)):
+        actors = MeshStatus(kind="actors", name=name, sizes={"gpus": ranks}, endpoints={"step": step})
+        looked = status().model_copy(update={"sessions": (session.model_copy(update={"meshes": (actors,)}),)})
+        assert bool(why(looked, ()).stragglers) == expected
+
+
 @pytest.mark.usefixtures("job")
 def test_stacks_shows_equal_ones_once(run: CliRunner) -> None:
     text = run.invoke(app, ["stacks"]).output

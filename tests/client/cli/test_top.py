@@ -111,11 +111,11 @@ def test_the_rank_that_others_have_waited_for_is_shown_if_the_terminal_is_wide()
     look = compare(now, now, 1.0, Usage())
     assert look.calls[0].straggler is not None
     assert (look.calls[0].straggler.endpoint, look.calls[0].straggler.rank) == ("step", 5)
-    assert [line.rstrip() for line in lines(look, 100)[1:3]] == [
+    assert [line.rstrip() for line in lines(look, 110)[1:3]] == [
         "ACTORS    SESSION   CALLS/S  LATENCY  FAILED  IN FLIGHT  OLDEST            STRAGGLER",
         "trainers  abcdef01      0.0        -       0          0      3s  rank 5 43% +812.0ms",
     ]
-    assert not any("STRAGGLER" in line for line in lines(look, 79))
+    assert not any("STRAGGLER" in line for line in lines(look, 109))
 
 
 def test_what_processes_keep_is_shown() -> None:

@@ -11,6 +11,8 @@ from meshgate.cli import ui
 from meshgate.cli.app import app
 from meshgate.errors import GatewayError
 from meshgate.ranks.stacks import ProcessStacks, Stacks
+from meshgate.ui.server import StackRequest
+from meshgate_wire.status import JobStatus
 from tests.client.ui.sources import FakeSource
 
 
@@ -37,41 +39,59 @@ def test_the_link_is_printed_and_opened(run: CliRunner, opened: list[str]) -> No
 
 
 class Looked:
-    """A job of two sessions with meshes of the same name. ``open``: the sessions that this command has."""
+    """A job of two sessions with meshes of the same name. ``asked``: the ranks of the hosts that were asked."""
 
     def __init__(self) -> None:
-        self.open, self.asked = 0, 0
-        self.client = SimpleNamespace(close=self._close)
-        self.found = [ProcessStacks("workers-0", "procs", 1, 7, session=each, problem=f"it is {each}") for each in "ab"]
+        self._running, self._client = None, None
+        self.asked: list[int] = []
+        self.found = [ProcessStacks("workers-1", "procs", 3, 7, session=each, problem=f"it is {each}") for each in "ab"]
 
-    def _state(self) -> None:
-        self.open += 1
+    def _state(self) -> Any:
+        self._client = SimpleNamespace(close=self._close)  # type: ignore[assignment]
+        return SimpleNamespace(_hosts={"workers": SimpleNamespace(slice=lambda hosts: hosts)})
 
     def _close(self) -> None:
-        self.open -= 1
+        self._client = None
 
-    def stacks(self, rank: int) -> Stacks:
-        assert (self.open, rank) == (1, 1)
-        self.asked += 1
-        if self.asked > 2:
+    def status(self) -> JobStatus:
+        return FakeSource().reported
+
+    def read_stacks(self, meshes: dict[str, int], rank: int) -> Stacks:
+        assert self._client is not None
+        assert rank == 3
+        self.asked.append(meshes["workers"])
+        if len(self.asked) > 2:
             raise GatewayError("the gateway has ended")
         return Stacks(tuple(self.found), {} if self.found else {"workers": "its hosts are gone"})
 
 
-def test_a_stack_is_read_in_a_session_that_ends_with_the_answer() -> None:
-    job = Looked()
-    read = ui._stack_reader(job)  # type: ignore[arg-type]
-    assert read("b", "procs", 1) == "  it is b"
-    job.found = []
-    assert read("b", "procs", 1) == "its hosts are gone"
+def question(session: str = "b", host: str = "workers-1") -> StackRequest:
+    return StackRequest(session=session, host=host, mesh="procs", rank=3)
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> Looked:
+    looked = Looked()
+    monkeypatch.setattr(ui, "read_stacks", looked.read_stacks)
+    return looked
+
+
+def test_a_stack_is_read_from_its_host_in_a_session_that_ends_with_the_answer(looked: Looked) -> None:
+    read = ui._stack_reader(looked)  # type: ignore[arg-type]
+    assert read(question()) == "  it is b"
+    looked.found = []
+    assert read(question()) == "its hosts are gone"
     with pytest.raises(GatewayError, match="has ended"):
-        read("b", "procs", 1)
-    assert job.open == 0
+        read(question())
+    assert looked.asked == [1, 1, 1]
+    assert looked._client is None
 
 
-def test_a_process_that_has_ended_runs_nothing() -> None:
-    job = Looked()
-    assert ui._stack_reader(job)("c", "procs", 1) == "no process of this rank runs"  # type: ignore[arg-type]
+def test_a_process_that_has_ended_and_a_host_that_is_gone_have_no_stack(looked: Looked) -> None:
+    read = ui._stack_reader(looked)  # type: ignore[arg-type]
+    assert read(question("c")) == "no process of this rank runs"
+    assert read(question(host="workers-9")) == "the job has no host 'workers-9' any more"
+    assert looked._client is None
 
 
 def test_a_port_in_use_is_an_error(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:

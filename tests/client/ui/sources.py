@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 from meshgate.errors import MeshgateError
+from meshgate.ui.server import StackRequest
 from meshgate_wire.status import (
     CallCounts,
     CallStatus,
@@ -107,6 +109,8 @@ class FakeSource:
         self.page_size = 3
         self.printed = b""  # by the run
         self.asked = 0
+        self.stack_asked, self.stack_known = threading.Event(), threading.Event()
+        self.stack_known.set()
 
     def call(self, endpoint: str, ended: int = 0, seconds: float = 0.0, **facts: Any) -> None:
         """Lets calls of the actors end."""
@@ -119,11 +123,13 @@ class FakeSource:
         session = session.model_copy(update={"meshes": (procs, actors)})
         self.reported = self.reported.model_copy(update={"sessions": (session,)})
 
-    def stack(self, session: str, mesh: str, rank: int) -> str:
+    def stack(self, asked: StackRequest) -> str:
         """What a process runs."""
         if self.error is not None:
             raise self.error
-        return f"  runs <code> as {mesh} {rank} of session {session}"
+        self.stack_asked.set()
+        assert self.stack_known.wait(60)
+        return f"  runs <code> as {asked.mesh} {asked.rank} of session {asked.session} on {asked.host}"
 
     def make_sound(self) -> None:
         """Lets every host be ready and every rank be up."""

@@ -223,8 +223,17 @@ def test_what_a_busy_rank_runs_is_shown_on_request(open_page: Callable[..., Any]
     page.get_by_role("button", name="rank 1, busy").click()
     page.locator("#show-stack").click()
     playwright.expect(page.locator("#stack")).to_have_text(
-        f"procs, rank 1:\n  runs <code> as procs 1 of session {source.reported.sessions[0].session}"
+        f"procs, rank 1:\n  runs <code> as procs 1 of session {source.reported.sessions[0].session} on workers-0"
     )
+    source.stack_known.clear()
+    page.locator("#show-stack").click()
+    playwright.expect(page.locator("#stack")).to_contain_text("asking")
+    playwright.expect(page.locator("#show-stack")).to_be_disabled()
+    page.get_by_role("button", name="rank 0, busy").click()
+    assert not page.locator("#stack").is_visible()
+    source.stack_known.set()
+    playwright.expect(page.locator("#show-stack")).to_be_enabled()
+    assert not page.locator("#stack").is_visible()  # the answer was for another rank
     source.error = ConnectionFailedError("cannot reach it")
     page.locator("#show-stack").click()
     playwright.expect(page.locator("#stack")).to_contain_text("ConnectionFailedError: cannot reach it")

@@ -103,13 +103,26 @@ def test_the_websocket_answers_what_a_process_runs(source: FakeSource, link: str
         return str(message["stack"])
 
     with open_live(link, urlsplit(link).fragment) as socket:
-        question = {"session": "s", "mesh": "procs", "rank": 1}
-        assert ask(socket, question) == "procs, rank 1:\n  runs <code> as procs 1 of session s"
+        question = {"session": "s", "host": "workers-0", "mesh": "procs", "rank": 1}
+        assert ask(socket, question) == "  runs <code> as procs 1 of session s on workers-0"
         source.error = ConnectionFailedError("cannot reach it")
-        assert ask(socket, question) == "procs, rank 1:\nConnectionFailedError: cannot reach it"
+        assert ask(socket, question) == "ConnectionFailedError: cannot reach it"
 
 
-@pytest.mark.parametrize("question", ["", "{}", '{"session": "s", "mesh": "procs", "rank": 1, "kill": true}'])
+def test_a_stack_that_is_waited_for_holds_up_neither_the_state_nor_the_end(source: FakeSource) -> None:
+    source.stack_known.clear()
+    with serving(Feed(source, "the job", source.stack)) as link, open_live(link, urlsplit(link).fragment) as socket:
+        socket.send(json.dumps({"session": "s", "host": "workers-0", "mesh": "procs", "rank": 1}))
+        assert source.stack_asked.wait(60)
+        source.print("meanwhile")
+        while not any(line["text"] == "meanwhile" for line in json.loads(socket.recv(timeout=60)).get("lines", ())):
+            continue
+    source.stack_known.set()  # the server has ended without it
+
+
+@pytest.mark.parametrize(
+    "question", ["", "{}", '{"session": "s", "host": "h", "mesh": "procs", "rank": 1, "kill": true}']
+)
 def test_a_page_that_asks_anything_else_is_disconnected(link: str, question: str) -> None:
     with open_live(link, urlsplit(link).fragment) as socket:
         socket.send(question)

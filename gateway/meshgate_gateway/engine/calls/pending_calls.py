@@ -137,6 +137,7 @@ class PendingCall:
     started: float = field(default_factory=time.monotonic)
     reported: tuple[int, bool] | None = None  # what the client was last sent of its progress
     half_at: float = 0.0  # when half of several ranks had replied, on the clock of ``started``
+    last_at: float = 0.0  # when the last reply arrived, if it has waited for what the ranks have printed
 
     def apply(self, event: CallEvent) -> None:
         """Raises InvalidTransition."""
@@ -144,6 +145,8 @@ class PendingCall:
         if after is None:
             raise InvalidTransition(self.call, self.state, event)
         self.state = after
+        if event is _E.LAST_ARRIVED:
+            self.last_at = time.monotonic()
 
     def validate_state(self) -> None:
         """Raises AssertionError if an invariant does not hold."""
@@ -213,6 +216,7 @@ class PendingCall:
         after half of the ranks; 0 if that is too little to tell anything."""
         if not self.half_at or self.failed or len(self.replies) < self.expected:
             return None
+        now = self.last_at or now
         late = now - self.half_at
         enough = max(LATE_SECONDS, LATE_SHARE * (now - self.started))
         return self.ranks[next(reversed(self.replies))], late if late > enough else 0.0

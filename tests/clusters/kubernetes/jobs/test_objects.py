@@ -223,20 +223,48 @@ class Operated(FakeApi):
 
     def __init__(self) -> None:
         super().__init__()
-        labels = create(self)["metadata"]["labels"]
-        template = {"metadata": {"labels": labels}}
-        for kind in ("MonarchMesh", "StatefulSet"):  # without owners, as it sees them
-            head = {"namespace": "team", "name": "mesh", "labels": labels}
-            self.create({"kind": kind, "metadata": head, "spec": {"replicas": 2, "template": template}})
+        self._directly = ""
+        self.parent = create(self)
+        self.operate("mesh", str(self.parent["metadata"]["uid"]))
+
+    def operate(self, name: str, owner: str) -> None:
+        """Makes a mesh, and what the operator makes of it."""
+        template = {"metadata": {"labels": self.parent["metadata"]["labels"]}}
+        for kind in ("MonarchMesh", "StatefulSet"):
+            head = {"namespace": "team", "name": name, **template["metadata"], "ownerReferences": [{"uid": owner}]}
+            made = self.create({"kind": kind, "metadata": head, "spec": {"replicas": 2, "template": template}})
+            owner = made["metadata"]["uid"]
 
     def serves(self, kind: str) -> bool:
         return True
 
+    def delete(self, kind: str, *what: Any, **how: Any) -> None:
+        self._directly = kind
+        super().delete(kind, *what, **how)
 
-def test_meshes_of_the_operator_are_deleted_without_the_garbage_collector() -> None:
+    def _drop(self, obj: Object) -> None:
+        late = obj["kind"] in ("MonarchMesh", "StatefulSet") and not obj["metadata"]["name"].startswith("trainer")
+        if not late or obj["kind"] == self._directly:
+            super()._drop(obj)
+
+    def end(self, uid: str | None = None) -> None:
+        objects.delete(cast("Api", self), "trainer", "team", uid=uid, timeout=0.1)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_meshes_of_the_operator_are_deleted_without_the_garbage_collector(named: bool) -> None:
     cluster = Operated()
-    objects.delete(cast("Api", cluster), "trainer", "team", timeout=1)
+    cluster.end(cluster.parent["metadata"]["uid"] if named else None)
     assert cluster.left() == []
+
+
+def test_meshes_of_the_operator_that_another_job_owns_stay() -> None:
+    cluster = Operated()
+    cluster.operate("other", "another job")
+    with pytest.raises(
+        Rejected, match=r"still exist, .*: StatefulSet other, Pod other-0, Pod other-1, MonarchMesh other"
+    ):
+        cluster.end(cluster.parent["metadata"]["uid"])
 
 
 def test_a_user_who_may_not_delete_meshes_of_the_operator_waits_for_the_garbage_collector() -> None:
@@ -249,7 +277,7 @@ def test_a_user_who_may_not_delete_meshes_of_the_operator_waits_for_the_garbage_
             super().delete(kind, *what, **how)
 
     cluster = Restricted()
-    objects.delete(cast("Api", cluster), "trainer", "team", timeout=1)
+    cluster.end()
     assert cluster.left() == []
 
 

@@ -245,6 +245,15 @@ def test_the_rank_that_replies_last_is_late_by_what_half_of_the_ranks_have_waite
     assert stream.last_rank(clock.now) == (9, pytest.approx(1.0))
 
 
+def test_a_rank_is_not_late_by_what_its_reply_has_waited_for_output(clock: Clock) -> None:
+    call = clock.call((0, 1.0), ranks=(8, 9))
+    clock.now += 1.0
+    call.apply(CallEvent.LAST_ARRIVED)
+    clock.now += 5.0
+    call.add_reply(reply(1), NOTHING)
+    assert call.last_rank(clock.now) == (9, pytest.approx(1.0))
+
+
 def test_a_rank_that_replies_a_little_later_is_not_late(clock: Clock) -> None:
     assert clock.call((0, 0.001), (1, 0.010), ranks=(8, 9)).last_rank(clock.now) == (9, 0.0)  # below 10 ms
     assert clock.call((0, 0.001), (1, 0.012), ranks=(8, 9)).last_rank(clock.now) == (9, pytest.approx(0.011))
