@@ -214,12 +214,13 @@ class PendingCall:
     def last_rank(self, now: float) -> tuple[int, float] | None:
         """Of a call to several ranks that all have returned: the base rank that replied last, and how many seconds
         after half of the ranks; 0 if that is too little to tell anything."""
-        if not self.half_at or self.failed or len(self.replies) < self.expected:
-            return None
+        last = next(reversed(self.replies), len(self.ranks))
+        if not self.half_at or self.failed or len(self.replies) < self.expected or last >= len(self.ranks):
+            return None  # the last of these is a reply of a rank that was not called
         now = self.last_at or now
         late = now - self.half_at
         enough = max(LATE_SECONDS, LATE_SHARE * (now - self.started))
-        return self.ranks[next(reversed(self.replies))], late if late > enough else 0.0
+        return self.ranks[last], late if late > enough else 0.0
 
     def cancel(self) -> Response | None:
         """The program wants no result any more. Returns the answer, unless it has another one."""

@@ -266,6 +266,8 @@ def test_calls_to_one_rank_and_calls_that_did_not_return_are_not_compared(clock:
     chosen = pending("choose", chosen=2)
     chosen.add_reply(reply(0), NOTHING)
     assert chosen.last_rank(clock.now) is None
+    foreign = clock.call((0, 1.0), (7, 2.0), ranks=(8, 9))
+    assert foreign.last_rank(clock.now) is None
     missing = clock.call((0, 1.0), (1, 1.0), (2, 1.0))
     assert missing.last_rank(clock.now) is None
     missing.add_reply(reply(3, exception=True), NOTHING)
