@@ -21,7 +21,7 @@ from meshgate_gateway.engine.calls.pending_calls import (
     PendingCall,
     Response,
 )
-from meshgate_gateway.engine.failures import failure_of
+from meshgate_gateway.engine.failures import failure_of, invalid
 from meshgate_gateway.engine.interfaces import Send
 from meshgate_gateway.engine.memory import ValueMemory
 from meshgate_gateway.engine.monarch.interface import CallSender, Payloads, Reply, reports_a_stop
@@ -254,7 +254,12 @@ class Calling:
         stream: int,
         explicit_port: bool = False,
     ) -> None:
-        """Sends a call to ``actors``, a part of ``mesh``. Responses go to the client on ``stream``."""
+        """Sends a call to ``actors``, a part of ``mesh``. Responses go to the client on ``stream``.
+
+        Raises RequestFailed if a call of this number is open.
+        """
+        if pending.call in self._pending:
+            raise invalid(f"call {pending.call} is open: another call needs another number")
         pending.part = actors
         procs, number = mesh.procs, 0
         if pending.header is not None and procs is not None and procs.number and not mesh.returned:

@@ -504,6 +504,20 @@ async def test_each_call_is_counted_once_with_its_outcome() -> None:
 
 
 @async_test
+async def test_a_number_of_an_open_call_is_refused() -> None:
+    called = Called()
+    called.call(1)
+    with pytest.raises(RequestFailed, match="call 1 is open: another call needs another number"):
+        called.call(1)
+    assert len(called.monarch.casts) == 1
+    called.reply(0)
+    called.reply(1)
+    await until(lambda: called.ended)
+    assert called.ended == [False]
+    await cancel_receives()
+
+
+@async_test
 async def test_the_last_rank_of_each_call_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     called = Called()
     late = iter([0.0, 0.5])
