@@ -24,7 +24,7 @@ def pods_of(job: KubernetesJob, mesh: str = "workers") -> list[str]:
     """The pods that the ranks of a mesh run on, in rank order."""
     procs = getattr(job.state(), mesh).spawn_procs(per_host={"gpus": 1})
     trainers = procs.spawn("trainers", Trainer)
-    return list(trainers.pod.call().get(timeout=60).values())
+    return list(trainers.pod.call().get(timeout=300).values())  # sixteen processes start on two cores, beside others
 
 
 def test_pods_created_for_the_job(namespace: str, capfd: pytest.CaptureFixture[str]) -> None:
