@@ -44,6 +44,7 @@ from meshgate.cli.models import (
 from meshgate.cli.status import call_text, late_ranks, waiting_text
 from meshgate.jobs.find import find_job
 from meshgate.ranks.stacks import ProcessStacks, Stacks
+from meshgate_wire.messages import waiting_ranks
 from meshgate_wire.status import CallStatus, JobStatus, MeshStatus
 
 RANKS_EXPLAINED = 4
@@ -297,7 +298,7 @@ def _show(result: Why, console: Console) -> None:
     if not result.calls:
         console.print("no call is in flight")
     for late in result.stragglers:
-        where = f"{late.mesh}.{late.endpoint} waits for rank {late.rank}{' on ' * bool(late.host)}{late.host}"
+        where = f"{late.mesh}.{late.endpoint} waits for {waiting_ranks({late.rank: late.host}, 1)}"
         often = f"it replied last in {late.calls} of the last {late.compared} calls"
         after = f"on average {duration_text(late.seconds)} after half of the ranks"
         console.print(f"{where}: {often}, {after}", markup=False)

@@ -95,7 +95,7 @@ def _create_or_keep(api: Api, spec: JobSpec, obj: Object) -> Object:
         kind, name = obj["kind"], obj["metadata"]["name"]
         existing = api.get(kind, name, spec.namespace)["metadata"]
         (parent,) = obj["metadata"]["ownerReferences"]
-        if any(owner["uid"] == parent["uid"] for owner in existing.get("ownerReferences") or []):
+        if parent["uid"] in _owners(existing):
             return obj
         if (existing.get("labels") or {}).get(JOB_LABEL) != spec.name:
             raise Conflict(
@@ -236,15 +236,15 @@ def _delete_meshes_of_operator(api: Api, names: Names, namespace: str, parent: s
     meshes = [
         mesh
         for mesh in api.list_objects("MonarchMesh", namespace, selector)[0]
-        if parent is None or parent in _owners(mesh)
+        if parent is None or parent in _owners(mesh["metadata"])
     ]
     uids = {mesh["metadata"]["uid"] for mesh in meshes}
-    sets = [each for each in api.list_objects("StatefulSet", namespace, selector)[0] if uids & _owners(each)]
-    _delete_each(api, [*meshes, *sets])
+    sets = api.list_objects("StatefulSet", namespace, selector)[0]
+    _delete_each(api, [*meshes, *(each for each in sets if uids & _owners(each["metadata"]))])
 
 
-def _owners(obj: Object) -> set[str]:
-    return {owner["uid"] for owner in obj["metadata"].get("ownerReferences") or ()}
+def _owners(metadata: Object) -> set[str]:
+    return {owner["uid"] for owner in metadata.get("ownerReferences") or ()}
 
 
 def _delete_each(api: Api, found: Iterable[Object]) -> None:

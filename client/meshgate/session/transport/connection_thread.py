@@ -121,8 +121,6 @@ class Outage:
 
 
 _STABLE_AFTER = 1.0  # seconds; a connection that receives no message and is cut sooner counts as a failed attempt
-
-
 _WAKE_UP_WITHIN = 5.0  # seconds from when something is posted until the loop is woken; far more than a thread needs
 
 
