@@ -32,6 +32,7 @@ log = structlog.get_logger()
 
 POLL_INTERVAL = 2.0
 REASON_TIMEOUT = 4.0  # seconds that Slurm has to explain the end of a worker
+ANSWER_TIMEOUT = 70.0  # seconds that it has if it has not answered since then: more than two of its commands may take
 WORKERS_TIMEOUT = 300.0  # seconds from the start of the job until every worker must have connected
 _TASK_ENDED = re.compile(r"^srun: error: (?P<nodes>\S+): (?P<what>tasks? .*)$", re.MULTILINE)
 KEPT = "slurm worker "  # begins the keys of what the supervisor keeps of them
@@ -236,6 +237,7 @@ class SlurmHosts:
         self._warned_for: float | None = None
         self._changed = asyncio.Event()
         self._poll_now = asyncio.Event()
+        self._asked = self._answered = 0  # polls that began, and that ended
         self._on_lost: OnLost = lambda mesh, host, reason: None
         self._notify: Callable[[str | None], None] = lambda text: None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -314,10 +316,13 @@ class SlurmHosts:
         """Asks Slurm for the job until it has ended."""
         while not self._status.ended:
             self._poll_now.clear()
+            self._asked += 1
             try:
                 await self._poll()
             except SlurmError as error:
                 log.warning("cannot ask Slurm for the job", job=self._job_id, reason=str(error))
+            self._answered = self._asked
+            self._wake()
             if not self._status.ended:
                 await _wait_event(self._poll_now, POLL_INTERVAL)
 
@@ -332,7 +337,6 @@ class SlurmHosts:
             await self._check_running(status)
         elif status.ended:
             await self._job_ended()
-        self._wake()
 
     async def _check_running(self, status: JobStatus) -> None:
         now = time.monotonic()
@@ -405,10 +409,13 @@ class SlurmHosts:
             self._start(self._explain_loss(worker))
 
     async def _explain_loss(self, worker: Worker) -> None:
-        """Waits a moment for Slurm's reason, then reports the loss."""
+        """Waits a moment for Slurm's reason, longer if it is slow to answer, then reports the loss."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + REASON_TIMEOUT
-        while worker.lost is None and not self._status.ended and (left := deadline - loop.time()) > 0:
+        started, asked = loop.time(), self._asked  # whose answer may be from before the worker's end
+        while worker.lost is None and not self._status.ended:
+            limit = REASON_TIMEOUT if self._answered > asked else ANSWER_TIMEOUT
+            if (left := started + limit - loop.time()) <= 0:
+                break
             self._poll_now.set()
             await self._wait_changed(left)
         if worker.lost is None:

@@ -162,6 +162,34 @@ def test_a_worker_that_ends_by_itself_is_lost_after_slurm_had_its_time() -> None
     check(test)
 
 
+def test_the_end_of_a_worker_waits_for_an_answer_of_slurm_that_is_slow() -> None:
+    async def test(watched: Watched) -> None:
+        watched.run()
+        await watched.hosts.wait_ready()
+        asked, answered = threading.Semaphore(0), threading.Semaphore(0)
+        read = watched.cluster.status
+
+        def status() -> JobStatus | None:
+            known = read()
+            asked.release()
+            assert answered.acquire(timeout=DEADLINE)
+            return known
+
+        watched.cluster.status = status  # type: ignore[method-assign]
+        await asyncio.to_thread(asked.acquire)
+        watched.hosts._worker_gone(watched.hosts.workers.by_rank[0])
+        await asyncio.sleep(2 * slurm.REASON_TIMEOUT)
+        watched.cluster.set("TIMEOUT", time_limit=5)
+        answered.release()  # with what was true before the worker ended
+        await asyncio.to_thread(asked.acquire)
+        await asyncio.sleep(2 * slurm.REASON_TIMEOUT)
+        assert watched.lost.empty()
+        answered.release()
+        assert (await watched.lost.get())[2].startswith("Slurm ended job 7: TIMEOUT")
+
+    check(test)
+
+
 def test_a_worker_that_ends_while_the_logs_of_a_cancelled_job_are_read_was_cancelled() -> None:
     async def test(watched: Watched) -> None:
         watched.run()

@@ -29,6 +29,14 @@ MAX_HOSTS_NAMED = 64
 MAX_RANKS_REPORTED = 32_768  # in one message
 
 
+@dataclass(slots=True)
+class _Unexplained:
+    """Deaths on a host that are reported once it says why it ended, or when as many ``waits`` are over as began."""
+
+    reports: list[Callable[[], None]] = field(default_factory=list)
+    waits: int = 0
+
+
 class Supervision:
     """``host_reasons`` maps lost hosts to why they ended. ``ranks_died(mesh)`` is called after ranks of an actor mesh
     died, ``process_died(mesh, rank, report)`` as soon as a process did."""
@@ -46,7 +54,7 @@ class Supervision:
         self._objects, self._send, self._call_later = objects, send, call_later
         self._host_reasons, self._ranks_died, self._process_died = host_reasons, ranks_died, process_died
         self._unclaimed: list[Fault] = []  # of meshes whose unique name is not known yet
-        self._unexplained: dict[str, list[Callable[[], None]]] = {}  # by host: what reports dead processes
+        self._unexplained: dict[str, _Unexplained] = {}  # by host
 
     def fault(self, fault: Fault) -> None:
         """Monarch reports that ranks of an actor mesh failed."""
@@ -54,15 +62,34 @@ class Supervision:
             if isinstance(known, ActorMesh) and known.unique_name == fault.mesh and fault.mesh:
                 ranks = fault.ranks or tuple(ranks_of(known.region))
                 report = functools.partial(self._died, number, known, ranks, fault.report)
-                hosts = dict.fromkeys(map(known.host_of, ranks)) if TERMINATED in fault.report else {}
-                unexplained = [each for each in hosts if each not in self._host_reasons and self._all_dead_on(each)]
-                if unexplained:
-                    self._wait_for_reason(unexplained[0], report, TERMINATED_TIMEOUT)
+                if TERMINATED in fault.report:
+                    known.terminated.update(dict.fromkeys(ranks, fault.report))
+                    self._terminated(known, ranks, report)
                 else:
                     report()
                 return
         self._unclaimed.append(fault)
         del self._unclaimed[:-MAX_UNCLAIMED]
+
+    def _terminated(self, actors: ActorMesh, ranks: Sequence[int], report: Callable[[], None]) -> None:
+        """Reports what SIGTERM ended once the hosts on which nothing of this session is left may say why."""
+        if self._wait_for_hosts(actors, ranks, report):
+            return
+        if all(actors.host_of(rank) in self._host_reasons for rank in ranks):
+            report()
+        else:  # Monarch may know of the end of some processes before the connections of the others close
+            self._call_later(REASON_TIMEOUT, self._still_terminated, actors, ranks, report)
+
+    def _still_terminated(self, actors: ActorMesh, ranks: Sequence[int], report: Callable[[], None]) -> None:
+        if not self._wait_for_hosts(actors, ranks, report):
+            report()
+
+    def _wait_for_hosts(self, actors: ActorMesh, ranks: Sequence[int], report: Callable[[], None]) -> bool:
+        for host in dict.fromkeys(map(actors.host_of, ranks)):
+            if host not in self._host_reasons and self._all_dead_on(host):
+                self._wait_for_reason(host, report, TERMINATED_TIMEOUT)
+                return True
+        return False
 
     def version_problem(self, hosts: Iterable[str]) -> str:
         """What an actor of the engine's own reported that found other versions on one of ``hosts``; else empty. It
@@ -94,12 +121,18 @@ class Supervision:
         if self._reported(procs, rank) or host in self._host_reasons or not self._all_dead_on(host):
             self._report(mesh, procs, rank)
             return
-        timeout = TERMINATED_TIMEOUT if host in self._unexplained else HOST_REASON_TIMEOUT
-        self._wait_for_reason(host, functools.partial(self._report, mesh, procs, rank), timeout)
+        self._wait_for_reason(host, functools.partial(self._report, mesh, procs, rank), HOST_REASON_TIMEOUT)
 
     def _wait_for_reason(self, host: str, report: Callable[[], None], timeout: float) -> None:
-        self._unexplained.setdefault(host, []).append(report)
-        self._call_later(timeout, self.report_unexplained, host)
+        unexplained = self._unexplained.setdefault(host, _Unexplained())
+        unexplained.reports.append(report)
+        unexplained.waits += 1
+        self._call_later(timeout, self._wait_over, host, unexplained)
+
+    def _wait_over(self, host: str, unexplained: _Unexplained) -> None:
+        unexplained.waits -= 1
+        if not unexplained.waits and self._unexplained.get(host) is unexplained:
+            self.report_unexplained(host)
 
     def _reported(self, procs: ProcMesh, rank: int) -> bool:
         return any(rank in actors.dead for _, actors in self._actors_on(procs))
@@ -115,7 +148,10 @@ class Supervision:
         """Whether every process that this session had on ``host`` is dead."""
         there = [known for known in self._objects.values() if isinstance(known, ProcMesh) and host in known.host_names]
         return bool(host) and all(
-            rank in procs.dead for procs in there for rank in ranks_of(procs.region) if procs.host_of(rank) == host
+            rank in procs.dead or any(rank in actors.terminated for _, actors in self._actors_on(procs))
+            for procs in there
+            for rank in ranks_of(procs.region)
+            if procs.host_of(rank) == host
         )
 
     def host_lost(self, host: str) -> None:
@@ -138,8 +174,9 @@ class Supervision:
 
     def report_unexplained(self, host: str) -> None:
         """Reports the deaths on ``host`` that waited for the reason why the host ended."""
-        for report in self._unexplained.pop(host, []):
-            report()
+        if (unexplained := self._unexplained.pop(host, None)) is not None:
+            for report in unexplained.reports:
+                report()
 
     def _report(self, mesh: int, procs: ProcMesh, rank: int) -> None:
         """Reports the death to each actor mesh on the process that Monarch has not reported it to."""
@@ -150,7 +187,7 @@ class Supervision:
             if rank in actors.dead:
                 reported = True
             elif rank in set(ranks_of(actors.region)):
-                self._died(number, actors, (rank,), procs.dead[rank])
+                self._died(number, actors, (rank,), actors.terminated.get(rank, procs.dead[rank]))
                 reported = True
         if not reported:
             hosts = {rank: procs.host_of(rank)}

@@ -271,6 +271,7 @@ class ActorMesh:
     up: asyncio.Future[None] | None = None  # is done once it is reported whether the actors could be spawned
     failed: Failure | None = None  # the whole mesh failed: a constructor raised
     dead: dict[int, str] = field(default_factory=dict)  # base rank to the reason
+    terminated: dict[int, str] = field(default_factory=dict)  # base rank to the report that SIGTERM ended its process
     slices: dict[Region, ActorSlice] = field(default_factory=dict)
     whole: ActorSlice | None = None  # the slice of all, which most calls go to
     totals: dict[str, CallTotals] = field(default_factory=dict)  # by endpoint

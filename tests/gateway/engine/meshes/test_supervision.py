@@ -210,16 +210,49 @@ def test_a_host_whose_processes_were_all_terminated_is_given_time_to_say_why() -
 def test_a_host_that_does_not_say_why_its_processes_were_terminated_is_not_waited_for_longer() -> None:
     supervised, fault = terminated()
     supervised.supervision.fault(fault)
-    supervised.timers.fire(REASON_TIMEOUT)
-    supervised.timers.fire(TERMINATED_TIMEOUT)
+    for timeout in (REASON_TIMEOUT, HOST_REASON_TIMEOUT, TERMINATED_TIMEOUT):
+        assert supervised.reports == []
+        supervised.timers.fire(timeout)
     assert supervised.reports == [(ACTORS, (2, 3), "the process failed: Killed(sig=15)")]
 
 
-def test_a_process_that_was_terminated_beside_living_ones_or_otherwise_is_reported_at_once() -> None:
+def test_monarch_may_report_terminated_processes_before_their_connections_close() -> None:
     supervised = Supervised()
-    supervised.supervision.process_ended(PROCS, 2, 12)
     supervised.supervision.fault(Fault("actors-unique", (2,), "the process failed: Killed(sig=15)"))
-    assert supervised.reports == [(ACTORS, (2,), "the process failed: Killed(sig=15)")]
+    supervised.supervision.process_ended(PROCS, 3, 13)
+    supervised.timers.fire(REASON_TIMEOUT)
+    supervised.timers.fire(HOST_REASON_TIMEOUT)
+    assert supervised.reports == []
+    supervised.host_reasons["workers-1"] = "TIMEOUT"
+    supervised.supervision.host_lost("workers-1")
+    reason = "process 13 of rank 3 on workers-1 ended (workers-1: TIMEOUT)"
+    assert sorted(supervised.reports) == [
+        (ACTORS, (2,), "the process failed: Killed(sig=15) (workers-1: TIMEOUT)"),
+        (ACTORS, (3,), reason),
+    ]
+
+
+def test_the_host_has_as_long_if_monarch_says_late_that_its_processes_were_terminated() -> None:
+    supervised, fault = terminated()
+    supervised.timers.fire(REASON_TIMEOUT)
+    supervised.supervision.fault(fault)
+    supervised.timers.fire(HOST_REASON_TIMEOUT)
+    assert supervised.reports == []
+    supervised.timers.fire(TERMINATED_TIMEOUT)
+    assert supervised.reports == [(ACTORS, (rank,), "the process failed: Killed(sig=15)") for rank in (2, 3)]
+
+
+def test_a_process_that_was_terminated_beside_living_ones_waits_for_no_host() -> None:
+    for ended in ((), (2,)):  # Monarch says so before or after its connection closed
+        supervised = Supervised()
+        for rank in ended:
+            supervised.supervision.process_ended(PROCS, rank, 10 + rank)
+        supervised.supervision.fault(Fault("actors-unique", (2,), "the process failed: Killed(sig=15)"))
+        supervised.timers.fire(REASON_TIMEOUT)
+        assert supervised.reports == [(ACTORS, (2,), "the process failed: Killed(sig=15)")]
+
+
+def test_processes_that_ended_otherwise_or_on_a_lost_host_are_reported_at_once() -> None:
     supervised, fault = terminated()
     supervised.supervision.fault(Fault(fault.mesh, fault.ranks, "the process failed: Killed(sig=9)"))
     assert len(supervised.reports) == 1
