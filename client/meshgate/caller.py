@@ -17,6 +17,11 @@ def is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] == "meshgate"
 
 
+def is_interactive() -> bool:
+    """Whether this is a prompt or a notebook, which neither a fault nor Ctrl-C ends."""
+    return hasattr(sys, "ps1")
+
+
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns as ``warnings.warn`` does, at the nearest frame outside this package."""
     frame: FrameType | None = sys._getframe(1)
@@ -82,7 +87,7 @@ def hide_own_frames(errors: type[BaseException]) -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         full = os.environ.get(TRACEBACK) == "full"
-        ends = "The call goes on" if hasattr(sys, "ps1") else "The program ends, and its sessions unless detached"
+        ends = "The program ends, and its sessions unless detached"
         if isinstance(error, KeyboardInterrupt) and not full and report_interrupt(error, ends):
             return
         error.__traceback__ = theirs(error.with_traceback(trace), errors)  # which is what is printed

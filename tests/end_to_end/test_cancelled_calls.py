@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +17,7 @@ import pytest
 import meshgate as kt
 from meshgate import Actor, CallCancelledError, ProcessJob, concurrent_endpoint, endpoint
 from meshgate.testing import NetworkProxy
+from tests.programs import ROOT
 
 TIMEOUT = 60.0
 
@@ -132,6 +136,35 @@ def test_a_cancelled_call_ends_where_it_awaits_and_its_ranks_are_free(waiters: A
     for each in behind.get(timeout=TIMEOUT).values():
         assert each in (["hangs began", "hangs cancelled"], [])  # [] where it was cancelled before it began
     assert not hangs.cancel()
+
+
+PROMPT = """\
+from meshgate import ProcessJob
+from tests.client.session.test_cancellation import ctrl_c_when
+from tests.end_to_end.test_cancelled_calls import Waiter
+job = ProcessJob({"hosts": 1})
+waiters = job.state(None).hosts.spawn_procs().spawn("waiters", Waiter)
+hangs = waiters.wait.call("hangs")
+with ctrl_c_when(lambda: bool(hangs._wakers)): hangs.get()
+
+print("then", waiters.all_said.call().get().values())
+job.kill()
+"""
+
+
+def test_ctrl_c_at_a_prompt_frees_the_ranks() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-i", "-q"],
+        input=PROMPT,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=TIMEOUT,
+        check=True,
+    )
+    assert re.search(r"meshgate: interrupted while waiting for waiters\.wait: .*\. The call is cancelled\n", ran.stderr)
+    assert "Traceback" not in ran.stderr
+    assert re.search(r"^then \[(\[\]|\['hangs began', 'hangs cancelled'\])\]$", ran.stdout, re.MULTILINE)
 
 
 def test_a_call_that_runs_is_interrupted_on_every_rank(waiters: Any, procs: Any) -> None:

@@ -15,7 +15,7 @@ nbformat = pytest.importorskip("nbformat")
 
 CELLS = {
     "start": """
-        import sys, threading
+        import asyncio, os, signal, sys, threading, time
         from meshgate import Actor, ProcessJob, endpoint
         from meshgate.session.output import printer
 
@@ -31,6 +31,15 @@ CELLS = {
             def count(self, cell: int) -> None:
                 for number in range(8):
                     print(f"line {number} of cell {cell}")
+
+        class Waiter(Actor):
+            @endpoint
+            async def hang(self) -> None:
+                await asyncio.Event().wait()
+
+            @endpoint
+            async def is_free(self) -> str:
+                return "is free"
 
         def say(text):
             # waits until the output is printed
@@ -65,6 +74,20 @@ CELLS = {
 
         len(await block())
         """,
+    "interrupted": """
+        waiters = procs.spawn("waiters", Waiter)
+        hangs = waiters.hang.call()
+
+        def interrupt():
+            deadline = time.monotonic() + 60
+            while not hangs._wakers and time.monotonic() < deadline:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)  # the button that stops a cell
+
+        threading.Thread(target=interrupt).start()
+        hangs.get()
+        """,
+    "after the interrupt": "waiters.is_free.call().get()",
     "progress": """
         import IPython.display, ipywidgets
         from meshgate.jobs.kubernetes.display import choose_display
@@ -100,6 +123,7 @@ def timeout_of(cell: Any) -> int:
 def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """The outputs of each cell."""
     made = [nbformat.v4.new_code_cell(textwrap.dedent(source).strip()) for source in CELLS.values()]
+    made[list(CELLS).index("interrupted")].metadata["tags"] = ["raises-exception"]
     notebook = nbformat.v4.new_notebook(cells=made)
     with pytest.MonkeyPatch.context() as environment:
         for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):  # no files in the home directory
@@ -119,7 +143,7 @@ def html(outputs: list[dict[str, Any]]) -> str:
 
 
 def test_plain_cells_and_await_warn_of_nothing(cells: dict[str, list[dict[str, Any]]]) -> None:
-    assert {name for name, outputs in cells.items() if stream(outputs, "stderr")} == {"blocked loop"}
+    assert {name for name, outputs in cells.items() if stream(outputs, "stderr")} == {"blocked loop", "interrupted"}
 
 
 def test_blocking_in_a_coroutine_warns(cells: dict[str, list[dict[str, Any]]]) -> None:
@@ -141,6 +165,16 @@ def test_all_that_a_cell_made_actors_print_is_under_it(cells: dict[str, list[dic
 def test_a_progress_bar_is_one_line(cells: dict[str, list[dict[str, Any]]]) -> None:
     assert stream(cells["bar"]).endswith("[workers-0 trainers rank 0] 2%\n")
     assert stream(cells["bar"]).count("\n") == 1
+
+
+def test_stopping_a_cell_cancels_the_call_that_it_waits_for(cells: dict[str, list[dict[str, Any]]]) -> None:
+    said = stream(cells["interrupted"], "stderr")
+    assert said.startswith("\nmeshgate: interrupted while waiting for waiters.hang: ")
+    assert said.endswith(". The call is cancelled\n")
+    assert [output["ename"] for output in cells["interrupted"] if output["output_type"] == "error"] == [
+        "KeyboardInterrupt"
+    ]
+    assert "is free" in html(cells["after the interrupt"])
 
 
 def test_results_meshes_jobs_and_futures_are_html(cells: dict[str, list[dict[str, Any]]]) -> None:

@@ -122,7 +122,7 @@ class EndpointProxy(Generic[P, R]):
         if self._is_users:
             call.unread = client.unread
         if not keep:
-            call.ask_to_cancel = client.cancel
+            call.canceller = client
         if TRACE_MODULE in sys.modules:
             span = start_span(self._label, adverb, self._shape)
             if span is not None:

@@ -1,8 +1,9 @@
 """The future of a remote operation: what ``call()`` and ``stop()`` return.
 
 It follows Monarch's rules. Any number of observers, in any threads and on any event loops, see the same outcome. A
-timeout, a cancelled ``await`` or a Ctrl-C ends the wait and nothing else: the operation continues, and a later
-``get()`` or ``await`` still returns its outcome.
+timeout, a cancelled ``await`` or, in a program, a Ctrl-C ends the wait and nothing else: the operation continues, and a
+later ``get()`` or ``await`` still returns its outcome. In an interactive Python, Ctrl-C also cancels the call, unless
+its session is detached: the next thing that is typed would wait behind it.
 
 The connection thread only *settles* a future. The first observer reads (unpickles) the value in its own thread, so that
 a large result never holds up the connection.
@@ -23,7 +24,7 @@ from collections.abc import Callable, Generator
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, TypeVar, cast
 
-from meshgate.caller import is_ours, note_wait, warn_caller
+from meshgate.caller import is_interactive, is_ours, note_wait, report_interrupt, warn_caller
 from meshgate.errors import MeshgateError, UnpicklableArgument
 from meshgate.html import card, repr_of
 from meshgate.monarch_classes import SeenAsMonarchs
@@ -101,8 +102,9 @@ class Awaited(Protocol):
     def about_to_wait(self) -> None:
         """A thread begins to wait for it."""
 
-    def cancel(self) -> bool:
-        """Asks the gateway to cancel it. Returns whether it can be."""
+    def cancel(self, *, interrupted: bool = False) -> bool:
+        """Asks the gateway to cancel it. Returns whether it can be. ``interrupted``: by Ctrl-C, which the calls of a
+        detached session outlive."""
 
 
 _Result: TypeAlias = "tuple[R | None, Exception | None, TracebackType | None]"
@@ -168,6 +170,8 @@ class Future(SeenAsMonarchs, Generic[R]):
             except KeyboardInterrupt as interrupt:
                 if (call := self._call) is not None:
                     note_wait(interrupt, f"while waiting for {call.endpoint}: {call.waits_for()}")
+                    if is_interactive():
+                        report_interrupt(interrupt, _cancel_interrupted(call))
                 raise
         return self._result()
 
@@ -373,6 +377,14 @@ class Future(SeenAsMonarchs, Generic[R]):
         if error is not None:
             raise error.with_traceback(traceback)
         return cast("R", value)
+
+
+def _cancel_interrupted(call: Awaited) -> str:
+    """Returns what becomes of a call whose wait Ctrl-C has ended."""
+    try:
+        return "The call is cancelled" if call.cancel(interrupted=True) else "It goes on"
+    except MeshgateError as error:
+        return f"Its session has ended: {error}"
 
 
 def _outcome_of(read: Callable[[], R]) -> _Result[R]:

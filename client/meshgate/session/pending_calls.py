@@ -49,6 +49,14 @@ class UnreadFailures(Protocol):
     def failed_call(self, endpoint: str) -> FailedCall: ...
 
 
+class Canceller(Protocol):
+    """Cancels calls of a session. ``detached``: the name of a detached session, or empty."""
+
+    detached: str
+
+    def cancel(self, call: PendingCall) -> None: ...
+
+
 class Follower(Protocol):
     """Observes a call, from its request to its end."""
 
@@ -70,7 +78,7 @@ class PendingCall(ABC):
         self.about_to_wait: Callable[[], None] = lambda: None
         """Called when the program begins to wait for the call."""
         self.number = 0
-        self.ask_to_cancel: Callable[[PendingCall], None] | None = None  # None: it cannot be cancelled
+        self.canceller: Canceller | None = None  # None: it cannot be cancelled
         self.unread: UnreadFailures | None = None  # None: an unread failure is not reported
         self._failed_call: FailedCall | None = None
         self._follower: Follower | None = None
@@ -85,11 +93,12 @@ class PendingCall(ABC):
         else:
             follower.end()
 
-    def cancel(self) -> bool:
-        """Asks the gateway to cancel the call. Returns whether it can be; its outcome shows whether it was."""
-        if self.ask_to_cancel is None:
+    def cancel(self, *, interrupted: bool = False) -> bool:
+        """Asks the gateway to cancel the call. Returns whether it can be; its outcome shows whether it was.
+        ``interrupted``: by Ctrl-C, which the calls of a detached session outlive."""
+        if self.canceller is None or (interrupted and self.canceller.detached):
             return False
-        self.ask_to_cancel(self)
+        self.canceller.cancel(self)
         return True
 
     def waits_for(self) -> str:

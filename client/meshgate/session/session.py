@@ -314,7 +314,7 @@ class ClientSession:
     def restore_call(self, number: int, call: PendingCall) -> None:
         """A call of an earlier holder. Its result is fetched when the program first uses a future of it."""
         assert self._marks is not None
-        call.ask_to_cancel = self.cancel
+        call.canceller = self
         self.calls.restore(number, call)
         self._marks.watch_call(number, call.futures())
         started: list[bool] = []

@@ -25,6 +25,7 @@ from meshgate.testing import NetworkProxy
 from meshgate_wire.messages import Call, CancelCall, Failed, Failure, Values, stream_of
 from tests.client.counting import one_counter
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway
+from tests.waiting import wait_for
 
 
 @contextmanager
@@ -114,6 +115,24 @@ def test_a_call_is_cancelled_behind_its_message_and_its_failure_is_not_reported(
     gc.collect()
     client.unread.close(timeout=5)
     assert "CallCancelledError" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_ctrl_c_at_a_prompt_cancels_the_call_unless_its_session_is_detached(
+    gateway: ScriptedGateway, client: Client, monkeypatch: pytest.MonkeyPatch, *, detached: bool
+) -> None:
+    one = one_counter(client)
+    hold_calls(gateway)
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    monkeypatch.setattr(client, "detached", "night" if detached else "")
+    future = one.add.call_one(1)
+    with ctrl_c_when(lambda: bool(future._wakers)), pytest.raises(KeyboardInterrupt):
+        future.get(timeout=30)
+    behind = one.add.call_one(2)
+    wait_for(lambda: len(gateway.got(Call)) == 2, "the call behind")
+    assert not behind.done()
+    interrupted = gateway.got(Call)[0].call
+    assert [header.cancelled for header in gateway.got(CancelCall)] == ([] if detached else [interrupted])
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

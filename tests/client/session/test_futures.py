@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 import traceback
 import types
@@ -12,7 +13,7 @@ import pytest
 
 from meshgate import caller
 from meshgate.caller import report_interrupt
-from meshgate.errors import GatewayLostError
+from meshgate.errors import GatewayError, GatewayLostError
 from meshgate.session import futures
 from meshgate.session.futures import Future, FutureProxy, LoopWaker
 from meshgate.shapes.shape import Shape
@@ -186,6 +187,13 @@ def test_a_timeout_and_the_repr_say_what_the_call_waits_for() -> None:
     assert repr(FutureProxy()) == "<FutureProxy pending>"
 
 
+def interrupt_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(futures._ThreadWaker, "wait", interrupt)
+
+
 def test_ctrl_c_says_what_the_call_waits_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,11 +201,7 @@ def test_ctrl_c_says_what_the_call_waits_for(
         endpoint="trainers.step", waits_for=lambda: "1 of 4 ranks answered", about_to_wait=lambda: None
     )
     future: FutureProxy[int] = FutureProxy(call=call)
-
-    def interrupt(*_: object) -> bool:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(futures._ThreadWaker, "wait", interrupt)
+    interrupt_waits(monkeypatch)
     with pytest.raises(KeyboardInterrupt) as caught:
         future.get()
     assert report_interrupt(caught.value, "The program ends")
@@ -208,6 +212,31 @@ def test_ctrl_c_says_what_the_call_waits_for(
     with pytest.raises(KeyboardInterrupt) as caught:
         future.get()
     assert not report_interrupt(caught.value, "The program ends")
+
+
+def test_ctrl_c_at_a_prompt_says_at_once_what_becomes_of_the_call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt_waits(monkeypatch)
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+
+    def says(cancel: Callable[..., bool]) -> str:
+        call = types.SimpleNamespace(
+            endpoint="trainers.step", waits_for=lambda: "1 of 4 ranks", about_to_wait=lambda: None, cancel=cancel
+        )
+        with pytest.raises(KeyboardInterrupt) as caught:
+            FutureProxy[int](call=call).get()
+        assert report_interrupt(caught.value, "The program ends")  # which writes no second line
+        start, says = capsys.readouterr().err.split("1 of 4 ranks. ")
+        assert start == "\nmeshgate: interrupted while waiting for trainers.step: "
+        return says
+
+    def closed(*, interrupted: bool) -> bool:
+        raise GatewayError("it is closed")
+
+    assert says(lambda *, interrupted: interrupted) == "The call is cancelled\n"
+    assert says(lambda *, interrupted: not interrupted) == "It goes on\n"
+    assert says(closed) == "Its session has ended: it is closed\n"
 
 
 def test_a_timeout_leaves_the_future_usable() -> None:

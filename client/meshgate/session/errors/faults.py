@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from meshgate.caller import note_no_waits
+from meshgate.caller import is_interactive, note_no_waits
 from meshgate.errors import MeshFailure, ranks_text
 from meshgate.monarch_classes import monarch_api
 
@@ -45,7 +45,7 @@ class FaultReporter:
         repeated = kind in self._reported
         self._reported[kind] = now
         if not repeated:
-            return f"meshgate: {failure}\n{_INTERACTIVE_HINT if _is_interactive() else _HINT}"
+            return f"meshgate: {failure}\n{_INTERACTIVE_HINT if is_interactive() else _HINT}"
         hosts = sorted({failure.hosts[rank] for rank in failure.ranks if rank in failure.hosts})
         on = f" on {', '.join(hosts)}" if hosts else ""
         ranks = ranks_text(failure.ranks) if failure.ranks else "another part"
@@ -53,11 +53,6 @@ class FaultReporter:
 
 
 _reporter = FaultReporter()
-
-
-def _is_interactive() -> bool:
-    """Whether this is a prompt or a notebook, which a fault does not end."""
-    return hasattr(sys, "ps1")
 
 
 def default_fault_hook(failure: MeshFailure) -> NoReturn:
@@ -132,7 +127,7 @@ class _Program:
 
     def interrupt(self) -> None:
         """Does nothing if the program begins to end within ``LEAVE_TIMEOUT``, as after a call that failed."""
-        if self._interrupted or _is_interactive() or self._is_ending.wait(LEAVE_TIMEOUT):
+        if self._interrupted or is_interactive() or self._is_ending.wait(LEAVE_TIMEOUT):
             return
         self._interrupted = True
         # A shell starts background programs with SIGINT ignored. Unlike _thread.interrupt_main(), a signal ends waits.
