@@ -172,12 +172,24 @@ def termination_reason(pod: Object, uid: str, container: str) -> str | None:
     if pod["metadata"]["uid"] != uid:
         return "was replaced"
     if "deletionTimestamp" in pod["metadata"]:
-        return "is being deleted"
+        return f"is being deleted{_disruption(pod)}"
     status = pod.get("status", {})
     if status.get("phase") not in ("Failed", "Succeeded") and _is_running(status, container):
         return None
     node = pod["spec"].get("nodeName")
     return f"ended: {_describe_end(status, container)}" + (f" (node {node})" if node else "")
+
+
+def _disruption(pod: Object) -> str:
+    """`` (EvictionByEvictionAPI: Eviction API: evicting)``: what Kubernetes ends the pod for; "" if a user deleted it.
+
+    The condition is from kubernetes.io/docs/concepts/workloads/pods/disruptions.
+    """
+    for condition in pod.get("status", {}).get("conditions") or []:
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            facts = (str(condition.get(key) or "").strip() for key in ("reason", "message"))
+            return f" ({': '.join(filter(None, facts))})"
+    return ""
 
 
 def restart_reason(pod: Object, container: str, job_created: str) -> str:

@@ -192,6 +192,18 @@ def test_a_replaced_or_terminating_pod_is_reported() -> None:
     assert termination_reason(there, there["metadata"]["uid"], "") == "is being deleted"
 
 
+def test_a_pod_that_kubernetes_deletes_is_reported_with_what_for() -> None:
+    there = pod()
+    there["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    ready = {"type": "Ready", "status": "True", "reason": "PodReady"}
+    preempted = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "team-b"}
+    there["status"]["conditions"] = [ready, preempted]
+    expected = "is being deleted (PreemptionByScheduler: team-b)"
+    assert termination_reason(there, there["metadata"]["uid"], "") == expected
+    preempted["status"] = "False"
+    assert termination_reason(there, there["metadata"]["uid"], "") == "is being deleted"
+
+
 def gateway(created: str, *statuses: Object) -> Object:
     return {"metadata": {"creationTimestamp": created}, "status": {"containerStatuses": list(statuses)}}
 
