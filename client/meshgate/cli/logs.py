@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
 import re
@@ -9,7 +10,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -49,6 +50,9 @@ def show_logs(
     grep: Annotated[
         str | None, typer.Option("--grep", metavar="PATTERN", help="Only lines that match this regular expression.")
     ] = None,
+    diff: Annotated[
+        int | None, typer.Option("--diff", metavar="RANK", min=0, help="What RANK printed otherwise than --rank.")
+    ] = None,
     run: Annotated[
         str | None, typer.Option("--run", metavar="NAME", help="What this submitted program printed instead.")
     ] = None,
@@ -68,6 +72,9 @@ def show_logs(
     if log_dir is not None and log_dir.is_dir() and any(log_dir.iterdir()):
         reason = "is not empty, and lines in it would be written twice: name a new directory"
         raise typer.BadParameter(f"{log_dir} {reason}", param_hint="--log-dir")
+    if diff is not None and (rank in (None, diff) or follow or as_json or log_dir is not None):
+        reason = "needs another rank in --rank, and cannot be combined with --follow, --json or --log-dir"
+        raise typer.BadParameter(reason, param_hint="--diff")
     found = find_job(job, namespace)
     if run is not None:
         if as_json or rank is not None or since is not None or log_dir is not None:
@@ -78,6 +85,9 @@ def show_logs(
     if follow and rank is not None and (unknown := unknown_rank(found.status(), rank)):
         typer.echo(f"meshgate: {unknown} so far", err=True)
     lines = follow_lines(found, tail, age) if follow else printed_lines(found._output, {}, tail, age)
+    if diff is not None and rank is not None:
+        show_differences(found, list(lines), rank, diff, pattern)
+        return
     files = SessionFiles(log_dir) if log_dir is not None else None
     shown = show(lines, rank, pattern, files, as_json=as_json)
     if not shown and rank is not None and (unknown := unknown_rank(found.status(), rank)):
@@ -158,6 +168,43 @@ def show_run(run: Run, pattern: re.Pattern[str] | None, tail: int | None, *, fol
             write_text(sys.stdout, line)
 
 
+def show_differences(
+    job: JobTrait, lines: Sequence[LogLine], rank: int, other: int, pattern: re.Pattern[str] | None
+) -> None:
+    for each in (rank, other):
+        printed = any(each in output_of(line).every_rank() for line in lines)
+        if not printed and (unknown := unknown_rank(job.status(), each)):
+            fail(unknown)
+    for text in differences(lines, rank, other, pattern):
+        write_text(sys.stdout, text + "\n")
+
+
+def output_of(line: LogLine) -> OutputLine:
+    return OutputLine.model_validate(line.model_dump(include=set(OutputLine.model_fields)))
+
+
+def differences(
+    lines: Iterable[LogLine], rank: int, other: int, pattern: re.Pattern[str] | None = None
+) -> Iterator[str]:
+    """What two ranks of a mesh printed otherwise, for each mesh of each session, as a unified diff. Only lines in which
+    ``pattern`` is found are compared, and none of progress bars."""
+    printed: dict[tuple[str, str], dict[int, list[str]]] = {}
+    for line in lines:
+        if line.end != "\r" and (pattern is None or pattern.search(line.text)):
+            by_rank = printed.setdefault((line.session, line.mesh), {rank: [], other: []})
+            for each in by_rank.keys() & set(output_of(line).every_rank()):
+                by_rank[each].append(line.text)
+    several = len({session for session, _ in printed}) > 1
+    for (session, mesh), by_rank in printed.items():
+        mine, others = by_rank[rank], by_rank[other]
+        of = f" of session {session}" if several else ""
+        if mine != others:
+            names = f"{mesh} rank {rank}{of}", f"{mesh} rank {other}{of}"
+            yield from difflib.unified_diff(mine, others, names[0], names[1], n=2, lineterm="")
+        elif mine:
+            yield f"{mesh}{of}: ranks {rank} and {other} printed the same lines ({len(mine)})"
+
+
 class SessionFiles:
     """A folder for each session, with a file for each rank."""
 
@@ -187,7 +234,7 @@ def show(
     if screen.kind == "terminal":
         screen.columns, screen.rows = shutil.get_terminal_size()
     for line in lines:
-        printed = OutputLine.model_validate(line.model_dump(include=set(OutputLine.model_fields)))
+        printed = output_of(line)
         if rank is not None and rank not in printed.every_rank():
             continue
         shown = True

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 from meshgate.cli import logs
 from meshgate.cli.app import app
-from meshgate.cli.logs import LogLine, SessionFiles, follow_lines, printed_lines, show
+from meshgate.cli.logs import LogLine, SessionFiles, differences, follow_lines, printed_lines, show
 from meshgate_wire.status import JobStatus, MeshStatus, OutputPage, PrintedLine, SessionOutput, SessionStatus
 
 
@@ -113,6 +114,52 @@ def test_a_rank_finds_a_line_of_many_ranks(capsys: pytest.CaptureFixture[str]) -
     assert show(iter(lines), 511, as_json=False)
     assert not show(iter(lines), 512, as_json=False)
     assert capsys.readouterr().out == "[h m 512 ranks] t1\n"
+
+
+def of_ranks(text: str, *ranks: int, mesh: str = "m", end: str = "\n", session: str = "a") -> LogLine:
+    line = printed(1).model_dump() | {"text": text, "ranks": ranks, "count": len(ranks), "mesh": mesh, "end": end}
+    return LogLine(session=session, **line)
+
+
+LOSSES = [
+    of_ranks("1 loss 3", 0, 1, 2),
+    of_ranks("50%", 1, end="\r"),
+    of_ranks("2 loss 2", 0, 2),
+    of_ranks("2 loss nan", 1),
+    of_ranks("saved", 0),
+    of_ranks("loaded", 0, 1, mesh="loaders"),
+]
+
+
+def test_what_two_ranks_printed_differently_is_shown_by_mesh() -> None:
+    assert list(differences(LOSSES, 0, 1)) == [
+        "--- m rank 0",
+        "+++ m rank 1",
+        "@@ -1,3 +1,2 @@",
+        " 1 loss 3",
+        "-2 loss 2",
+        "-saved",
+        "+2 loss nan",
+        "loaders: ranks 0 and 1 printed the same lines (1)",
+    ]
+    assert list(differences(LOSSES, 0, 2, re.compile("loss"))) == ["m: ranks 0 and 2 printed the same lines (2)"]
+    sessions = list(differences([LOSSES[2], of_ranks("2 loss 2", 1, session="b")], 0, 1))
+    assert [line for line in sessions if line.startswith("---")] == [
+        "--- m rank 0 of session a",
+        "--- m rank 0 of session b",
+    ]
+
+
+def test_logs_compares_two_ranks_that_exist(monkeypatch: pytest.MonkeyPatch, run: CliRunner) -> None:
+    monkeypatch.setattr(logs, "find_job", lambda *_: job_with(Gateway(a=5), TRAINERS))
+    shown = run.invoke(app, ["logs", "--rank", "0", "--diff", "1", "--grep", "t[12]"])
+    assert shown.stdout.splitlines()[2:] == ["@@ -1 +1 @@", "-t2", "+t1"]
+    assert run.invoke(app, ["logs", "--rank", "0", "--diff", "9"]).exit_code == 1
+    assert run.invoke(app, ["logs", "--rank", "9", "--diff", "0"]).exit_code == 1
+    for wrong in (["--diff", "1"], ["--rank", "1", "--diff", "1"], ["--rank", "0", "--diff", "1", "-f"]):
+        refused = run.invoke(app, ["logs", *wrong])
+        assert refused.exit_code == 2
+        assert "needs another rank in --rank" in " ".join(refused.output.split())
 
 
 def test_a_directory_gets_a_file_for_each_rank_of_each_session(
