@@ -174,6 +174,7 @@ class Engine:
             self.link.queued_on,
             running=self._calling.is_running,
             open_calls=self._open_calls,
+            streamed=self._calling.streamed,
             connected=self.link.connected,
             detached=self._detached,
         )

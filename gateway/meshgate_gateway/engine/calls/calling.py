@@ -194,6 +194,11 @@ class Calling:
             if pending.header is not None and pending.state is not CallState.CANCELLED
         ]
 
+    def streamed(self, number: int) -> tuple[int, ...]:
+        """The positions of the replies that a stream has given so far; none of another call."""
+        pending = self._pending[number][0] if number in self._pending else None
+        return tuple(pending.replies) if pending is not None and pending.adverb == "stream" else ()
+
     def _dispatch(
         self,
         header: Call,

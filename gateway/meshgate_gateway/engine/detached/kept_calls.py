@@ -40,6 +40,7 @@ class _Call:
     evictable: bool = False
     counted: int = 0  # its part of the bytes that can be evicted
     lost: str = ""
+    told: bool = False  # the holder knows that it is lost
 
 
 class KeptCalls:
@@ -63,10 +64,19 @@ class KeptCalls:
         self._unsent: deque[tuple[_Call, int]] = deque()  # replies that the holder waits for
         self._before_holder = 0  # the last call of earlier holders
 
-    def received(self, header: Call) -> None:
-        """A call of the current holder has arrived."""
-        if header.adverb != "broadcast":
-            self._calls[header.call] = _Call(header, time.monotonic(), wanted=True)
+    def received(self, header: Call, given: Iterable[int] = ()) -> None:
+        """A call of the current holder has arrived. ``given``: the positions of the replies that it got already, as a
+        stream does before its session is detached.
+
+        Of a call whose results stay in their processes the reply only describes them, which is of use to its holder
+        alone.
+        """
+        if header.adverb == "broadcast" or header.keep:
+            return
+        call = self._calls[header.call] = _Call(header, time.monotonic(), wanted=True)
+        for position in given:
+            failure = Failure(kind="invalid", message="this result arrived before the session was detached")
+            self._store(call, Failed(call=header.call, rank=position, failure=failure), ())
 
     def keep(self, header: Reply, buffers: Sequence[bytes | memoryview], *, congested: bool) -> bool:
         """Keeps a reply. Returns whether it is sent from here, when fetched or when the wire is no longer congested, or
@@ -74,11 +84,15 @@ class KeptCalls:
         call = self._calls.get(header.call)
         if call is None:
             return header.call <= self._before_holder
-        if not isinstance(header, Item) and not (isinstance(header, Failed) and header.rank is not None):
+        if call.header.adverb != "stream":
             self._drop_replies(call)  # the last reply replaces one that was too large
+        elif isinstance(header, Failed) and call.replies and _rank_of(call.replies[-1][0]) == header.rank is not None:
+            self._spool.drop(call.replies.pop()[1])  # so does that of this rank
         self._store(call, header, buffers)
         if call.released:
             self._make_evictable(call)
+        if call.told:
+            return True
         if call.wanted and not congested and not self._unsent:
             return False
         if call.wanted and call.replies:
@@ -112,6 +126,7 @@ class KeptCalls:
                 self._send(Failed(call=number, failure=failure), (), 0)
             elif not call.wanted:
                 call.wanted = True
+                self._listed.pop(number, None)  # others make room until it has been read
                 self._unsent.extend((call, index) for index in range(len(call.replies)))
         self.feed()
 
@@ -119,15 +134,23 @@ class KeptCalls:
         """Sends fetched replies while the wire has space."""
         while self._unsent and self._queued() < MAX_QUEUED:
             call, index = self._unsent.popleft()
-            if index >= len(call.replies):
-                continue  # dropped since
+            if index >= len(call.replies):  # dropped since, for lack of space
+                self._report_lost(call)
+                continue
             header, blob = call.replies[index]
             stream = stream_of(call.header.target.object)
             try:
                 self._send(header, self._spool.get(blob), stream)
             except (MessageTooLarge, OSError) as error:
                 failure = Failure(kind="invalid", message=f"a kept result was not sent: {error}")
-                self._send(Failed(call=header.call, failure=failure), (), stream)
+                self._send(Failed(call=header.call, rank=_rank_of(header), failure=failure), (), stream)
+
+    def _report_lost(self, call: _Call) -> None:
+        if not call.told:
+            call.told = True
+            message = f"the result of call {call.header.call} is lost: {call.lost or 'it made room for others'}"
+            failure = Failure(kind="invalid", message=message)
+            self._send(Failed(call=call.header.call, failure=failure), (), stream_of(call.header.target.object))
 
     def mark_read(self, numbers: Iterable[int]) -> None:
         for number in numbers:
@@ -148,8 +171,7 @@ class KeptCalls:
         self._before_holder = last_call
         self._unsent.clear()
         for call in self._calls.values():
-            call.wanted = False
-            call.released = False
+            call.wanted = call.released = call.told = False
         for call in (*self._listed.values(), *self._take_evictable()):
             self._make_evictable(call)  # both together are within the limits again
         self._listed = {call.header.call: call for call in self._take_evictable()}
@@ -220,3 +242,8 @@ class KeptCalls:
 
     def close(self) -> None:
         self._spool.close()
+
+
+def _rank_of(reply: Reply) -> int | None:
+    """The rank whose reply to a stream it is; None if it ends the call."""
+    return None if isinstance(reply, Values) else reply.rank

@@ -127,8 +127,9 @@ CALLS_IN_A_MESSAGE = 500
 
 class Ledger:
     """``post`` sends to the holder past the ledger. ``queued()`` and ``queued_on(stream)`` are the bytes that wait to
-    be sent, ``connected()`` whether a client is connected, ``open_calls()`` the calls that are not answered yet.
-    ``detached()`` is called once the session is: from then on, what is sent passes through ``keep``."""
+    be sent, ``connected()`` whether a client is connected, ``open_calls()`` the calls that are not answered yet,
+    ``streamed(call)`` the positions of the replies that one of them has given. ``detached()`` is called once the
+    session is: from then on, what is sent passes through ``keep``."""
 
     def __init__(
         self,
@@ -138,6 +139,7 @@ class Ledger:
         *,
         running: Callable[[int], bool],
         open_calls: Callable[[], Iterable[Call]],
+        streamed: Callable[[int], Iterable[int]],
         connected: Callable[[], bool],
         detached: Callable[[], object],
     ) -> None:
@@ -146,7 +148,7 @@ class Ledger:
         self.holders = Holders()
         self.creations = Creations()
         self._post, self._queued, self._connected, self._open_calls = post, queued, connected, open_calls
-        self._detached = detached
+        self._detached, self._streamed = detached, streamed
         self._numbers = CallNumbers()
         self.calls = KeptCalls(self._send, queued, running)
         self.output = KeptOutput(post, lambda: queued_on(CONTROL_STREAM))
@@ -227,7 +229,7 @@ class Ledger:
             self._detached()
             self._numbers.start(header.call)
             for call in self._open_calls():
-                self.calls.received(call)
+                self.calls.received(call, self._streamed(call.call))
         self._post(Done(call=header.call))
 
     def _read(self, header: Read, buffers: Sequence[Fragments]) -> None:

@@ -28,9 +28,24 @@ class Holder:
             spool=spool,
         )
 
-    def call(self, number: int, tag: str = "") -> None:
+    def call(self, number: int, tag: str = "", keep: int = 0) -> None:
         self.running.add(number)
-        self.calls.received(Call(call=number, target=MeshRef(object=3), endpoint="step", adverb="call", tag=tag))
+        header = Call(call=number, target=MeshRef(object=3), endpoint="step", adverb="call", tag=tag, keep=keep)
+        self.calls.received(header)
+
+    def stream(self, number: int, given: Sequence[int] = ()) -> None:
+        self.running.add(number)
+        self.calls.received(Call(call=number, target=MeshRef(object=3), endpoint="step", adverb="stream"), given)
+
+    def item(self, number: int, rank: int, data: bytes = b"value", *, congested: bool = False) -> bool:
+        return self.calls.keep(Item(call=number, rank=rank), (data,), congested=congested)
+
+    def sent_to_next(self, *numbers: int) -> list[Any]:
+        """What a new holder gets when it fetches these calls."""
+        self.running.clear()
+        self.calls.holder_changed()
+        self.calls.fetch(numbers)
+        return [header for header, _ in self.sent]
 
     def answer(self, number: int, data: bytes = b"value", *, congested: bool = False) -> bool:
         kept = self.calls.keep(Values(call=number), (data,), congested=congested)
@@ -216,16 +231,106 @@ def test_a_kept_result_that_cannot_be_sent_fails_its_call() -> None:
 
 def test_every_item_of_a_stream_is_kept_also_if_a_rank_has_failed() -> None:
     holder = Holder()
-    holder.call(1)
+    holder.stream(1)
     items = [Item(call=1, rank=0), Failed(call=1, rank=1, failure=TOO_LARGE), Item(call=1, rank=2)]
     holder.calls.keep(items[0], (b"a",), congested=False)
     holder.calls.keep(items[1], (), congested=False)
     assert holder.states == {1: "in flight"}
     holder.calls.keep(items[2], (b"c",), congested=False)
-    holder.running.clear()
+    assert holder.sent_to_next(1) == items
+
+
+def test_the_results_of_a_stream_before_the_rest_of_it_failed_are_kept() -> None:
+    holder = Holder()
+    holder.stream(1)
+    holder.item(1, 0)
+    holder.item(1, 2)
+    lost = Failed(call=1, failure=Failure(kind="supervision", message="rank 1 died"))
+    holder.calls.keep(lost, (), congested=False)
+    assert holder.sent_to_next(1) == [Item(call=1, rank=0), Item(call=1, rank=2), lost]
+
+
+def test_the_failure_to_send_an_item_of_a_stream_replaces_it() -> None:
+    holder = Holder()
+    holder.stream(1)
+    holder.item(1, 0)
+    holder.item(1, 2)
+    refused = Failed(call=1, rank=2, failure=TOO_LARGE)
+    holder.calls.keep(refused, (), congested=False)
+    assert holder.sent_to_next(1) == [Item(call=1, rank=0), refused]
+
+
+def test_a_kept_item_that_cannot_be_sent_fails_its_rank() -> None:
+    holder = Holder()
+    holder.stream(1)
+    holder.item(1, 2)
+    send = holder.calls._send
+
+    def refuse(header: Header, buffers: Sequence[Any], stream: int) -> None:
+        if isinstance(header, Item):
+            raise MessageTooLarge("buffers", 5, 4)
+        send(header, buffers, stream)
+
+    holder.calls._send = refuse
+    (failed,) = holder.sent_to_next(1)
+    assert (type(failed), failed.rank) == (Failed, 2)
+
+
+def test_results_of_a_stream_before_its_session_was_detached_are_named_as_such() -> None:
+    holder = Holder()
+    holder.stream(1, given=[2, 0])
+    assert not holder.item(1, 1)
+    assert holder.sent == []
+    first, second, item = holder.sent_to_next(1)
+    assert [(each.rank, each.failure.message) for each in (first, second)] == [
+        (2, "this result arrived before the session was detached"),
+        (0, "this result arrived before the session was detached"),
+    ]
+    assert item == Item(call=1, rank=1)
+
+
+def test_calls_whose_results_stay_in_their_processes_are_not_on_the_list() -> None:
+    holder = Holder()
+    holder.call(1, keep=7)
+    assert holder.states == {}
+    assert not holder.answer(1)
+    holder.call(2, keep=7)
+    holder.calls.holder_changed(2)
+    assert holder.answer(2)
+
+
+def test_a_result_that_is_being_fetched_does_not_make_room() -> None:
+    holder = Holder(Spool(memory=2 * (5 + OVERHEAD), disk=0))
+    for number in (1, 2, 3):
+        holder.call(number)
+    holder.answer(1, bytes(5))
+    holder.calls.mark_read([1])
+    holder.answer(2, bytes(5))
+    holder.calls.mark_read([2])
     holder.calls.holder_changed()
+    holder.queued = module.MAX_QUEUED
     holder.calls.fetch([1])
-    assert [header for header, _ in holder.sent] == items
+    holder.answer(3, bytes(5))
+    assert holder.states == {1: "read", 3: "finished"}
+    holder.queued = 0
+    holder.calls.feed()
+    assert [header.call for header, _ in holder.sent] == [1]  # type: ignore[union-attr]
+
+
+def test_items_that_find_no_space_on_a_congested_wire_fail_the_stream_once() -> None:
+    holder = Holder(Spool(memory=2 * (5 + OVERHEAD), disk=0))
+    holder.stream(1)
+    assert holder.item(1, 0, bytes(5), congested=True)
+    assert holder.item(1, 1, bytes(5), congested=True)
+    holder.item(1, 2, bytes(5), congested=True)
+    assert holder.states == {1: "lost"}
+    holder.calls.feed()
+    ((failed, _),) = holder.sent
+    assert isinstance(failed, Failed)
+    assert "no space was left to keep its result (5 bytes)" in failed.failure.message
+    assert failed.rank is None
+    assert holder.item(1, 3, bytes(5))
+    assert len(holder.sent) == 1
 
 
 def test_a_stream_that_the_program_dropped_is_kept_until_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

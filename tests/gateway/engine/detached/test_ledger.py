@@ -273,6 +273,7 @@ def test_what_was_kept_is_sent_when_the_wire_has_space() -> None:
         lambda stream: queued,
         running=lambda number: False,
         open_calls=lambda: [call(1, 3)],
+        streamed=lambda number: (),
         connected=lambda: False,
         detached=lambda: active.append(True),
     )
