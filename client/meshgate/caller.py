@@ -66,13 +66,16 @@ def note_wait(interrupt: KeyboardInterrupt, waited_for: str) -> None:
         vars(interrupt).setdefault("_meshgate_waited_for", waited_for)
 
 
-def report_interrupt(interrupt: BaseException, consequence: str) -> bool:
-    """Writes to stderr what a noted wait was for, and ``consequence``, once. Returns whether it was noted."""
+def report_interrupt(interrupt: BaseException, consequence: str, *, also: bool = False) -> bool:
+    """Writes to stderr what a noted wait was for, once, and ``consequence``; after that, another consequence only if it
+    comes ``also``. Returns whether a wait was noted."""
     noted = vars(interrupt)
     if "_meshgate_waited_for" not in noted:
         return False
-    if not noted.get("_meshgate_reported") and sys.stderr is not None:
-        sys.stderr.write(f"\nmeshgate: interrupted {noted['_meshgate_waited_for']}. {consequence}\n")
+    again = bool(noted.get("_meshgate_reported"))
+    if sys.stderr is not None and (also or not again):
+        waited = "meshgate: " if again else f"\nmeshgate: interrupted {noted['_meshgate_waited_for']}. "
+        sys.stderr.write(f"{waited}{consequence}\n")
         sys.stderr.flush()
     noted["_meshgate_reported"] = True
     return True

@@ -18,6 +18,7 @@ import meshgate as kt
 from meshgate import Actor, CallCancelledError, ProcessJob, concurrent_endpoint, endpoint
 from meshgate.testing import NetworkProxy
 from tests.programs import ROOT
+from tests.waiting import DEADLINE
 
 TIMEOUT = 60.0
 
@@ -152,6 +153,7 @@ job.kill()
 """
 
 
+@pytest.mark.timeout(2 * DEADLINE)
 def test_ctrl_c_at_a_prompt_frees_the_ranks() -> None:
     ran = subprocess.run(
         [sys.executable, "-i", "-q"],
@@ -159,7 +161,7 @@ def test_ctrl_c_at_a_prompt_frees_the_ranks() -> None:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=TIMEOUT,
+        timeout=DEADLINE,
         check=True,
     )
     assert re.search(r"meshgate: interrupted while waiting for waiters\.wait: .*\. The call is cancelled\n", ran.stderr)

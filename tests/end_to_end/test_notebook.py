@@ -80,12 +80,17 @@ CELLS = {
 
         def interrupt():
             deadline = time.monotonic() + 60
-            while not hangs._wakers and time.monotonic() < deadline:
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGINT)  # the button that stops a cell
+            while not stopped.wait(0.01) and time.monotonic() < deadline:
+                if hangs._wakers:
+                    os.kill(os.getpid(), signal.SIGINT)  # the button that stops a cell
+                    stopped.wait(3)  # a finalizer may swallow it
 
+        stopped = threading.Event()
         threading.Thread(target=interrupt).start()
-        hangs.get()
+        try:
+            hangs.get()
+        finally:
+            stopped.set()
         """,
     "after the interrupt": "waiters.is_free.call().get()",
     "progress": """

@@ -308,11 +308,11 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
             if self._owner == os.getpid():
                 if self._detached:
                     if error is not None:
-                        report_interrupt(error, "The detached session goes on: attach() takes it over")
+                        report_interrupt(error, "The detached session goes on: attach() takes it over", also=True)
                     self._leave()
                 elif self._running is not None:
                     ends = f"Ending {self!r}; Ctrl-C again does not wait"
-                    noted = error is not None and report_interrupt(error, ends)
+                    noted = error is not None and report_interrupt(error, ends, also=True)
                     self._kill_unless_interrupted(noted)
         finally:
             if self._catches_signals:

@@ -121,8 +121,7 @@ class EndpointProxy(Generic[P, R]):
         mesh, client, span = self._mesh, self._mesh._owned.session, None
         if self._is_users:
             call.unread = client.unread
-        if not keep:
-            call.canceller = client
+            call.canceller = None if keep else client
         if TRACE_MODULE in sys.modules:
             span = start_span(self._label, adverb, self._shape)
             if span is not None:

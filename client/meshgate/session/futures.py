@@ -2,8 +2,8 @@
 
 It follows Monarch's rules. Any number of observers, in any threads and on any event loops, see the same outcome. A
 timeout, a cancelled ``await`` or, in a program, a Ctrl-C ends the wait and nothing else: the operation continues, and a
-later ``get()`` or ``await`` still returns its outcome. In an interactive Python, Ctrl-C also cancels the call, unless
-its session is detached: the next thing that is typed would wait behind it.
+later ``get()`` or ``await`` still returns its outcome. In an interactive Python, Ctrl-C in ``get()`` also cancels the
+call, unless its session is detached: what is typed next may have to wait behind it.
 
 The connection thread only *settles* a future. The first observer reads (unpickles) the value in its own thread, so that
 a large result never holds up the connection.
@@ -382,9 +382,9 @@ class Future(SeenAsMonarchs, Generic[R]):
 def _cancel_interrupted(call: Awaited) -> str:
     """Returns what becomes of a call whose wait Ctrl-C has ended."""
     try:
-        return "The call is cancelled" if call.cancel(interrupted=True) else "It goes on"
+        return "The call is cancelled" if call.cancel(interrupted=True) else "The operation goes on"
     except MeshgateError as error:
-        return f"Its session has ended: {error}"
+        return f"The session has ended: {error}"
 
 
 def _outcome_of(read: Callable[[], R]) -> _Result[R]:

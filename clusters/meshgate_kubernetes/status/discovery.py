@@ -181,14 +181,15 @@ def termination_reason(pod: Object, uid: str, container: str) -> str | None:
 
 
 def _disruption(pod: Object) -> str:
-    """`` (EvictionByEvictionAPI: Eviction API: evicting)``: what Kubernetes ends the pod for; "" if a user deleted it.
+    """`` (EvictionByEvictionAPI: Eviction API: evicting)``: why Kubernetes deletes the pod; "" if it does not say.
 
     The condition is from kubernetes.io/docs/concepts/workloads/pods/disruptions.
     """
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             facts = (str(condition.get(key) or "").strip() for key in ("reason", "message"))
-            return f" ({': '.join(filter(None, facts))})"
+            text = ": ".join(filter(None, facts))
+            return f" ({text})" if text else ""
     return ""
 
 

@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 POLL_INTERVAL = 2.0
 REASON_TIMEOUT = 4.0  # seconds that Slurm has to explain the end of a worker
-ANSWER_TIMEOUT = 70.0  # seconds that it has if it has not answered since then: more than two of its commands may take
+ANSWER_TIMEOUT = 12.0  # seconds that it has if it has not answered since then: as long as the engine waits for a reason
 WORKERS_TIMEOUT = 300.0  # seconds from the start of the job until every worker must have connected
 _TASK_ENDED = re.compile(r"^srun: error: (?P<nodes>\S+): (?P<what>tasks? .*)$", re.MULTILINE)
 KEPT = "slurm worker "  # begins the keys of what the supervisor keeps of them
@@ -412,11 +412,11 @@ class SlurmHosts:
         """Waits a moment for Slurm's reason, longer if it is slow to answer, then reports the loss."""
         loop = asyncio.get_running_loop()
         started, asked = loop.time(), self._asked  # whose answer may be from before the worker's end
+        self._poll_now.set()  # once: a Slurm in trouble is asked no more often than otherwise
         while worker.lost is None and not self._status.ended:
             limit = REASON_TIMEOUT if self._answered > asked else ANSWER_TIMEOUT
             if (left := started + limit - loop.time()) <= 0:
                 break
-            self._poll_now.set()
             await self._wait_changed(left)
         if worker.lost is None:
             tail = await asyncio.to_thread(self._log_tail, worker.host.name)

@@ -168,10 +168,12 @@ def test_a_with_block_kills_after_an_error_and_propagates_it(error: BaseExceptio
     assert set() == RUNNING
 
 
-def interrupted(job: JobTrait) -> KeyboardInterrupt:
+def interrupted(job: JobTrait, reported: str = "") -> KeyboardInterrupt:
     """What Ctrl-C in ``get()`` raises out of the ``with`` block of ``job``."""
     error = KeyboardInterrupt()
     note_wait(error, "while waiting for trainers.step: 1 of 4 ranks answered")
+    if reported:
+        report_interrupt(error, reported)
 
     def program() -> None:
         with job:
@@ -195,6 +197,14 @@ def test_ctrl_c_in_a_with_block_says_what_it_ended(capsys: pytest.CaptureFixture
     interrupted(detached)
     assert capsys.readouterr().err == f"{line}The detached session goes on: attach() takes it over\n"
     detached.kill()
+
+
+def test_ctrl_c_in_a_with_block_of_a_notebook_says_what_it_ended_too(capsys: pytest.CaptureFixture[str]) -> None:
+    job = FakeJob(1)
+    interrupted(job, "The call is cancelled")
+    call, ending = capsys.readouterr().err.splitlines()[1:]
+    assert call.endswith("1 of 4 ranks answered. The call is cancelled")
+    assert ending == f"meshgate: Ending {job!r}; Ctrl-C again does not wait"
 
 
 def test_another_ctrl_c_while_the_job_ends_needs_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:

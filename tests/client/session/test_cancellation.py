@@ -111,6 +111,9 @@ def test_a_call_is_cancelled_behind_its_message_and_its_failure_is_not_reported(
     assert isinstance(future.exception(), CancelledError)
     assert not future.cancel()
     assert not one.initialized.cancel()
+    add = one.add
+    add._is_users = False  # as endpoints of this package's own actors
+    assert not add.call_one(3).cancel()
     del future, unread
     gc.collect()
     client.unread.close(timeout=5)

@@ -235,8 +235,8 @@ def test_ctrl_c_at_a_prompt_says_at_once_what_becomes_of_the_call(
         raise GatewayError("it is closed")
 
     assert says(lambda *, interrupted: interrupted) == "The call is cancelled\n"
-    assert says(lambda *, interrupted: not interrupted) == "It goes on\n"
-    assert says(closed) == "Its session has ended: it is closed\n"
+    assert says(lambda *, interrupted: not interrupted) == "The operation goes on\n"
+    assert says(closed) == "The session has ended: it is closed\n"
 
 
 def test_a_timeout_leaves_the_future_usable() -> None:

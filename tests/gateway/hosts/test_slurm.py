@@ -176,16 +176,54 @@ def test_the_end_of_a_worker_waits_for_an_answer_of_slurm_that_is_slow() -> None
             return known
 
         watched.cluster.status = status  # type: ignore[method-assign]
-        await asyncio.to_thread(asked.acquire)
+        assert await asyncio.to_thread(asked.acquire, timeout=DEADLINE)
         watched.hosts._worker_gone(watched.hosts.workers.by_rank[0])
         await asyncio.sleep(2 * slurm.REASON_TIMEOUT)
         watched.cluster.set("TIMEOUT", time_limit=5)
         answered.release()  # with what was true before the worker ended
-        await asyncio.to_thread(asked.acquire)
+        assert await asyncio.to_thread(asked.acquire, timeout=DEADLINE)
         await asyncio.sleep(2 * slurm.REASON_TIMEOUT)
         assert watched.lost.empty()
         answered.release()
         assert (await watched.lost.get())[2].startswith("Slurm ended job 7: TIMEOUT")
+
+    check(test)
+
+
+def test_a_slurm_that_does_not_answer_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "ANSWER_TIMEOUT", 0.3)
+
+    async def test(watched: Watched) -> None:
+        watched.run()
+        await watched.hosts.wait_ready()
+        asked, answered = threading.Event(), threading.Event()
+        read = watched.cluster.status
+
+        def status() -> JobStatus | None:
+            asked.set()
+            assert answered.wait(DEADLINE)
+            return read()
+
+        watched.cluster.status = status  # type: ignore[method-assign]
+        await asyncio.to_thread(asked.wait, DEADLINE)
+        watched.hosts._worker_gone(watched.hosts.workers.by_rank[0])
+        assert (await watched.lost.get())[2] == "the worker on this node ended, while Slurm job 7 runs"
+        answered.set()
+
+    check(test)
+
+
+def test_a_slurm_that_fails_is_asked_at_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "POLL_INTERVAL", 600.0)
+
+    async def test(watched: Watched) -> None:
+        watched.run()
+        await watched.hosts.wait_ready()
+        await watched.until(lambda: watched.hosts._answered == 1)
+        watched.cluster.job = Unreachable("slurmctld does not answer")
+        watched.hosts._worker_gone(watched.hosts.workers.by_rank[0])
+        await watched.lost.get()
+        assert watched.hosts._asked == 2
 
     check(test)
 

@@ -1,8 +1,8 @@
 """Reports dead processes and failed actors to the client, with the best reason available.
 
-A death has up to three sources, in this order: the connection of a process closes at once, Monarch's supervision
-gives its reason within a second or two, and the host provider may report that the whole host ended. The client gets
-one report per rank, so a report waits a moment for a better reason.
+A death has up to three sources, usually in this order: the connection of a process closes at once, Monarch's
+supervision gives its reason within a second or two, and the host provider may report that the whole host ended. The
+client gets one report per rank, so a report waits a moment for a better reason.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ MAX_RANKS_REPORTED = 32_768  # in one message
 
 @dataclass(slots=True)
 class _Unexplained:
-    """Deaths on a host that are reported once it says why it ended, or when as many ``waits`` are over as began."""
+    """Deaths on a host that are reported once it says why it ended, or after the longest ``timeout`` of them."""
 
     reports: list[Callable[[], None]] = field(default_factory=list)
-    waits: int = 0
+    timeout: float = 0.0
 
 
 class Supervision:
@@ -63,7 +63,8 @@ class Supervision:
                 ranks = fault.ranks or tuple(ranks_of(known.region))
                 report = functools.partial(self._died, number, known, ranks, fault.report)
                 if TERMINATED in fault.report:
-                    known.terminated.update(dict.fromkeys(ranks, fault.report))
+                    if known.procs is not None:
+                        known.procs.terminated.update(dict.fromkeys(ranks, fault.report))
                     self._terminated(known, ranks, report)
                 else:
                     report()
@@ -126,12 +127,12 @@ class Supervision:
     def _wait_for_reason(self, host: str, report: Callable[[], None], timeout: float) -> None:
         unexplained = self._unexplained.setdefault(host, _Unexplained())
         unexplained.reports.append(report)
-        unexplained.waits += 1
-        self._call_later(timeout, self._wait_over, host, unexplained)
+        if timeout > unexplained.timeout:
+            unexplained.timeout = timeout
+            self._call_later(timeout, self._wait_over, host, unexplained, timeout)
 
-    def _wait_over(self, host: str, unexplained: _Unexplained) -> None:
-        unexplained.waits -= 1
-        if not unexplained.waits and self._unexplained.get(host) is unexplained:
+    def _wait_over(self, host: str, unexplained: _Unexplained, timeout: float) -> None:
+        if timeout == unexplained.timeout and self._unexplained.get(host) is unexplained:
             self.report_unexplained(host)
 
     def _reported(self, procs: ProcMesh, rank: int) -> bool:
@@ -148,10 +149,7 @@ class Supervision:
         """Whether every process that this session had on ``host`` is dead."""
         there = [known for known in self._objects.values() if isinstance(known, ProcMesh) and host in known.host_names]
         return bool(host) and all(
-            rank in procs.dead or any(rank in actors.terminated for _, actors in self._actors_on(procs))
-            for procs in there
-            for rank in ranks_of(procs.region)
-            if procs.host_of(rank) == host
+            rank in procs.dead for procs in there for rank in ranks_of(procs.region) if procs.host_of(rank) == host
         )
 
     def host_lost(self, host: str) -> None:
@@ -187,7 +185,7 @@ class Supervision:
             if rank in actors.dead:
                 reported = True
             elif rank in set(ranks_of(actors.region)):
-                self._died(number, actors, (rank,), actors.terminated.get(rank, procs.dead[rank]))
+                self._died(number, actors, (rank,), procs.terminated.get(rank, procs.dead[rank]))
                 reported = True
         if not reported:
             hosts = {rank: procs.host_of(rank)}

@@ -185,6 +185,7 @@ class ProcMesh:
     given_up: str = ""  # which host was lost before ``initialized``, and why; another may have its place already
     up: asyncio.Future[None] | None = None  # is done once the outcome of ``initialized`` is reported
     dead: dict[int, str] = field(default_factory=dict)  # base rank to the reason
+    terminated: dict[int, str] = field(default_factory=dict)  # base rank to the report that SIGTERM ended it
     lost_hosts: set[str] = field(default_factory=set)  # by name, also if another host has taken their place
     slices: dict[Region, Any] = field(default_factory=dict)
     number: int = 0  # by which its processes name the mesh in their connections; 0: they have none
@@ -271,7 +272,6 @@ class ActorMesh:
     up: asyncio.Future[None] | None = None  # is done once it is reported whether the actors could be spawned
     failed: Failure | None = None  # the whole mesh failed: a constructor raised
     dead: dict[int, str] = field(default_factory=dict)  # base rank to the reason
-    terminated: dict[int, str] = field(default_factory=dict)  # base rank to the report that SIGTERM ended its process
     slices: dict[Region, ActorSlice] = field(default_factory=dict)
     whole: ActorSlice | None = None  # the slice of all, which most calls go to
     totals: dict[str, CallTotals] = field(default_factory=dict)  # by endpoint

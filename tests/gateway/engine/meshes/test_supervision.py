@@ -219,7 +219,8 @@ def test_a_host_that_does_not_say_why_its_processes_were_terminated_is_not_waite
 def test_monarch_may_report_terminated_processes_before_their_connections_close() -> None:
     supervised = Supervised()
     supervised.supervision.fault(Fault("actors-unique", (2,), "the process failed: Killed(sig=15)"))
-    supervised.supervision.process_ended(PROCS, 3, 13)
+    for rank in (2, 3):
+        supervised.supervision.process_ended(PROCS, rank, 10 + rank)
     supervised.timers.fire(REASON_TIMEOUT)
     supervised.timers.fire(HOST_REASON_TIMEOUT)
     assert supervised.reports == []
