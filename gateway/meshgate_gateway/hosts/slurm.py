@@ -299,7 +299,7 @@ class SlurmHosts:
             try:
                 await asyncio.to_thread(self._cluster.cancel)
                 log.info("job cancelled", job=self._job_id)
-            except SlurmError as error:
+            except (SlurmError, OSError, RuntimeError) as error:  # such as: no process or thread can be started
                 log.warning("cannot cancel the job; it ends when its workers do", job=self._job_id, reason=str(error))
         await self.workers.close()
 
@@ -319,8 +319,8 @@ class SlurmHosts:
             self._asked += 1
             try:
                 await self._poll()
-            except SlurmError as error:
-                log.warning("cannot ask Slurm for the job", job=self._job_id, reason=str(error))
+            except Exception as error:  # noqa: BLE001 - without a thread or a process, too: the next poll asks again
+                log.warning("cannot ask Slurm for the job", job=self._job_id, reason=str(error) or repr(error))
             self._answered = self._asked
             self._wake()
             if not self._status.ended:

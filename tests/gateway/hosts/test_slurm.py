@@ -48,6 +48,8 @@ class Cluster:
 
     def cancel(self) -> None:
         self.cancelled = True
+        if isinstance(self.job, RuntimeError):
+            raise self.job
 
     def log_tail(self, node: str | None) -> str:
         return self.logs.get(node, "")
@@ -282,9 +284,11 @@ def test_a_job_that_slurm_has_forgotten_has_ended_and_one_that_it_cannot_tell_ab
     async def test(watched: Watched) -> None:
         watched.run()
         await watched.hosts.wait_ready()
-        watched.cluster.job = Unreachable("slurmctld does not answer")
-        await asyncio.sleep(0.05)
-        assert watched.lost.empty()
+        for problem in (Unreachable("slurmctld does not answer"), RuntimeError("can't start new thread")):
+            watched.cluster.job = problem
+            failed = watched.hosts._answered + 1  # perhaps of a poll that began before
+            await watched.until(lambda failed=failed: watched.hosts._answered > failed)  # type: ignore[misc]
+            assert watched.lost.empty()
         watched.cluster.job = None
         assert (await watched.lost.get())[2] == "Slurm job 7 has ended, and Slurm no longer knows why"
 
@@ -307,14 +311,16 @@ def test_the_time_limit_is_announced_once_and_taken_back_when_it_is_raised() -> 
 
 
 def test_the_job_is_cancelled_with_its_gateway_unless_it_has_ended() -> None:
-    async def run(state: str) -> bool:
+    async def run(state: str, problem: Exception | None = None) -> bool:
         watched = Watched()
         watched.cluster.set(state)
         await watched.until(lambda: watched.hosts.report().state == state)
+        watched.cluster.job = problem or watched.cluster.job
         await watched.hosts.close()
         return watched.cluster.cancelled
 
     assert asyncio.run(run("RUNNING"))
+    assert asyncio.run(run("RUNNING", RuntimeError("can't start new thread")))
     assert not asyncio.run(run("COMPLETED"))
 
 
