@@ -69,7 +69,20 @@ def main() -> None:
         reply = Rejected(error=str(error))
     except ValidationError as error:
         reply = Rejected(error=f"invalid request; do both sides have the same version of meshgate? {error}")
-    sys.stdout.write(f"{MARK}{reply.model_dump_json()}\n")
+    if not _write(reply) and isinstance(reply, RunningSlurmJob):
+        _end(reply.model_dump_json())  # whoever submitted the job is gone without knowing it
+        raise SystemExit(1)
+
+
+def _write(reply: BaseModel) -> bool:
+    """Returns whether the client can still have read it."""
+    try:
+        sys.stdout.write(f"{MARK}{reply.model_dump_json()}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # which the interpreter flushes at the end
+        return False
+    return True
 
 
 # --- start -------------------------------------------------------------------------------------------------

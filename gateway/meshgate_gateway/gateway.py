@@ -51,6 +51,7 @@ STANDARD_OUTPUT = 1
 DETACHED = "detached from the process that started it"
 DETACH = b"\n"  # written to the lifetime descriptor: its end of file no longer ends the gateway
 JOB_END_GRACE = 2.0
+NOT_AWAITED = "the program that started it has not waited for it"  # and knows no job that it could end
 HOSTS_TIMEOUT = 3600.0  # seconds for which missing hosts postpone an idle shutdown
 
 
@@ -105,13 +106,14 @@ async def serve(settings: Settings, listener: socket.socket, commands: Commands,
     accepting = [asyncio.create_task(server.serve()) for server in parts.servers]
     url = _url(listener)
     supervisor.serving()
+    announced = True
     if supervisor.predecessor is None:
-        _announce(settings.announce_fd, url, supervisor.supervisor_pid, parts.local, parts.slurm)
+        announced = _announce(settings.announce_fd, url, supervisor.supervisor_pid, parts.local, parts.slurm)
     else:
         log.warning("the server was replaced", predecessor=supervisor.predecessor)
     log.info("serving", url=url, pid=os.getpid(), meshes=parts.hosts.meshes())
 
-    shutdown = await _wait_for_shutdown(parts, settings, supervisor)
+    shutdown = await _wait_for_shutdown(parts, settings, supervisor) if announced else Shutdown(NOT_AWAITED)
     log.info("shutting down", reason=shutdown.reason)
     parts.routes.draining = f"the gateway is shutting down: {shutdown.reason}"
     for task in accepting:
@@ -342,11 +344,16 @@ def _url(listener: socket.socket) -> str:
     return f"ws://[{host}]:{port}" if ":" in host else f"ws://{host}:{port}"
 
 
-def _announce(descriptor: int | None, url: str, pid: int, local: LocalSocket | None, slurm: SlurmJob | None) -> None:
+def _announce(descriptor: int | None, url: str, pid: int, local: LocalSocket | None, slurm: SlurmJob | None) -> bool:
+    """Returns whether the program that started this gateway still waits for it."""
     facts: dict[str, object] = {"url": url, "pid": pid, **({"socket": local.path} if local else {})}
     if slurm is not None:
         facts |= {"job_id": slurm.job_id, "log_dir": slurm.log_dir}
-    _write_line(descriptor, facts)
+    try:
+        _write_line(descriptor, facts)
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def _refuse(descriptor: int | None, reason: str) -> NoReturn:

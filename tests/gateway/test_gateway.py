@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 from meshgate_gateway.gateway import (
     HOSTS_TIMEOUT,
     JOB_END_GRACE,
+    NOT_AWAITED,
     Shutdown,
     _place_of_runs,
     wait_for_shutdown,
@@ -21,7 +24,7 @@ from meshgate_gateway.gateway import (
 )
 from meshgate_gateway.hosts.provider import CombinedHosts
 from meshgate_gateway.settings import load_settings
-from tests.gateway.server_process import TOKEN, ServerProcess, request, wait_gone
+from tests.gateway.server_process import STUBS, TOKEN, ServerProcess, request, wait_gone
 from tests.gateway.virtual_time import run_in_virtual_time
 
 IDLE_TIMEOUT = 60.0
@@ -188,6 +191,18 @@ def test_a_signal_shuts_the_gateway_down_in_order(signum: signal.Signals) -> Non
         wait_gone(pid)
         server.wait_logged("session ended", kind="ended")
         server.wait_logged("shut down", reason=f"it received {signum.name}")
+
+
+def test_a_gateway_that_no_program_waits_for_ends() -> None:
+    waiting, announcement = os.pipe()
+    os.close(waiting)
+    command = [sys.executable, str(STUBS), "--announce-fd", str(announcement), "--log-format", "json"]
+    environment = {**os.environ, "MESHGATE_TOKEN": TOKEN}
+    ran = subprocess.run(
+        command, pass_fds=[announcement], env=environment, stderr=subprocess.PIPE, text=True, timeout=100, check=True
+    )
+    os.close(announcement)
+    assert f'"reason": "{NOT_AWAITED}"' in ran.stderr
 
 
 def test_a_second_signal_kills_an_engine_that_does_not_stop() -> None:
