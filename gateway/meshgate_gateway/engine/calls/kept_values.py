@@ -546,33 +546,53 @@ class KeptValues:
         """The actors in the processes ``region``. Raises RequestFailed if there can be none."""
         ranks = frozenset(ranks_of(region))
         known = self._servers.setdefault(procs, [])
-        servers = next((each for each in known if ranks <= each.ranks), None)
-        if servers is None:
-            if dead := sorted(procs.dead.keys() & ranks):
-                raise RequestFailed(
-                    Failure(kind="supervision", message=procs.dead[dead[0]], mesh=procs.name, ranks=tuple(dead))
-                )
-            servers = self._spawn(procs, region if procs.dead else procs.region)
-            known.append(servers)
-        try:
-            await asyncio.shield(servers.up)
-        except Exception as error:
-            if servers in known:
-                known.remove(servers)
-            self._objects.require(procs.number)  # raises why the processes did not come up, if they did not
-            message = f"cannot keep values in the processes of {procs.name!r}: {error_text(error)}"
-            raise RequestFailed(Failure(kind="supervision", message=message, mesh=procs.name)) from error
-        return servers
+        while True:
+            servers = next((each for each in known if ranks <= each.ranks), None)
+            if servers is None:
+                servers = self._spawn(procs, region)
+                known.append(servers)
+            try:
+                await asyncio.shield(servers.up)
+            except Exception as error:
+                if servers in known:
+                    known.remove(servers)
+                self._objects.require(procs.number)  # raises why the processes did not come up, if they did not
+                if procs.dead.keys() & servers.ranks:
+                    continue  # perhaps in a process that this call does not use: again, without it
+                message = f"cannot keep values in the processes of {procs.name!r}: {error_text(error)}"
+                raise RequestFailed(Failure(kind="supervision", message=message, mesh=procs.name)) from error
+            return servers
 
     def _spawn(self, procs: ProcMesh, region: Region) -> Servers:
+        """Starts the actors in all processes or, if some have ended, in ``region``, where none may have."""
+        if dead := sorted(procs.dead.keys() & set(ranks_of(region))):
+            raise RequestFailed(
+                Failure(kind="supervision", message=procs.dead[dead[0]], mesh=procs.name, ranks=tuple(dead))
+            )
+        region = region if procs.dead else procs.region
         mesh = self._lookup.part(procs, region)
         per_host = extent_of(procs.region) // len(procs.host_names) if procs.host_names else 1
         spawned = self._monarch.spawn_engine_actors(mesh, "meshgate_kept", CLASS, per_host)
         actors = ActorMesh(spawned, procs.name, CLASS, (), region, procs, mesh)
-        return Servers(actors, procs, frozenset(ranks_of(region)), asyncio.ensure_future(self._wait_up(actors)))
+        ranks = frozenset(ranks_of(region))
+        watch = _Watch(procs, ranks)
+        self._watches[watch] = None  # here, as a process may die before the task starts
+        return Servers(actors, procs, ranks, asyncio.ensure_future(self._wait_up(actors, watch)))
 
-    async def _wait_up(self, actors: ActorMesh) -> None:
-        """Waits until the processes have their stores: Monarch may report actors before their constructors have run."""
+    async def _wait_up(self, actors: ActorMesh, watch: _Watch) -> None:
+        """Waits until the processes have their stores. Raises RequestFailed if one dies before, as it never answers."""
+        answering = asyncio.ensure_future(self._wait_stores(actors))
+        try:
+            await asyncio.wait((answering, watch.died), return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                raise invalid("a process has ended")
+            answering.result()
+        finally:
+            answering.cancel()
+            del self._watches[watch]
+
+    async def _wait_stores(self, actors: ActorMesh) -> None:
+        """Asks the processes: Monarch may report actors before their constructors have run."""
         actors.unique_name = await self._monarch.wait_actors_initialized(actors.actors)
         await self._monarch.call_engine_actors(actors.actors, extent_of(actors.region), "statistics")
 

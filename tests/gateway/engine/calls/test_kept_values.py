@@ -516,3 +516,34 @@ async def test_processes_that_cannot_serve_values_fail_the_call() -> None:
         await starting
     keeping.monarch.hold = False
     await keeping.keep()  # the next one tries again
+
+
+def silent(keeping: Keeping) -> list[str]:
+    """Makes processes answer no message of the engine's. Returns those that they get."""
+    asked: list[str] = []
+
+    async def wait(endpoint: str) -> None:
+        asked.append(endpoint)
+        await asyncio.get_running_loop().create_future()
+
+    keeping.monarch.on_engine_call = lambda endpoint, args: wait(endpoint)
+    return asked
+
+
+@async_test
+async def test_the_death_of_a_process_that_starts_to_serve_values_ends_the_wait_for_it() -> None:
+    keeping = Keeping()
+    asked = silent(keeping)
+    keeping_all = asyncio.create_task(keeping.keep())
+    put = PutValue(call=1, target=MeshRef(object=1, region=ONE), keep=9)
+    putting_elsewhere = asyncio.ensure_future(keeping.kept._put(put, [Fragments((b"pickle",))]))
+    await until(lambda: asked)
+    keeping.monarch.on_engine_call = lambda endpoint, args: None
+    keeping.makers.procs.dead[0] = "killed"  # type: ignore[union-attr]
+    keeping.kept.process_died(1, 0, "killed")
+    with pytest.raises(RequestFailed, match="killed") as raised:
+        await keeping_all
+    assert (raised.value.failure.kind, raised.value.failure.ranks) == ("supervision", (0,))
+    await putting_elsewhere  # where all processes live
+    ((pending, _, _),) = keeping.started
+    assert pending.ranks == [1]
