@@ -515,18 +515,17 @@ class KeptValues:
         while servers.dropping:
             await asyncio.wait(set(servers.dropping))
 
-    def process_died(self, mesh: int, rank: int, report: str) -> None:
+    def process_died(self, procs: ProcMesh, rank: int, report: str) -> None:
         """Ends what waits for a process that has died or was stopped."""
         for watch in self._watches:
-            if watch.procs.number == mesh and rank in watch.ranks and not watch.died.done():
+            if watch.procs is procs and rank in watch.ranks and not watch.died.done():
                 watch.died.set_result(rank)
-        for procs, known in self._servers.items():
-            for servers in known if procs.number == mesh else ():
-                if rank in servers.ranks:
-                    servers.actors.dead[rank] = report
-                    for dropping in servers.dropping:
-                        dropping.cancel()  # no call waits for a process that is dead
-                    self.calls.fail(servers.actors)
+        for servers in self._servers.get(procs, ()):
+            if rank in servers.ranks:
+                servers.actors.dead[rank] = report
+                for dropping in servers.dropping:
+                    dropping.cancel()  # no call waits for a process that is dead
+                self.calls.fail(servers.actors)
 
     def kept_bytes(self) -> dict[int, Counter[int]]:
         """Roughly the bytes of the values that stay in processes that live: by the id of their mesh, and by rank."""

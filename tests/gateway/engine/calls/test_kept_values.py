@@ -51,7 +51,12 @@ class Keeping:
     def fail(self, mesh: ActorMesh) -> None:
         self.failed.append(mesh)
 
-    # calls
+    # calls and deaths
+
+    def dies(self, actors: ActorMesh, rank: int) -> None:
+        assert actors.procs is not None
+        actors.procs.dead[rank] = "killed"
+        self.kept.process_died(actors.procs, rank, "killed")
 
     async def keep(self, number: int = KEPT) -> Prepared:
         header = Call(call=1, target=MeshRef(object=MAKERS), endpoint="make", adverb="call", keep=number)
@@ -220,11 +225,9 @@ async def test_the_next_keep_waits_until_what_was_released_is_dropped() -> None:
 async def test_a_process_that_has_died_has_lost_its_values() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()
-    procs: Any = keeping.makers.procs
     using = asyncio.create_task(keeping.use())
     await until(keeping.deliveries)
-    procs.dead[1] = "killed"
-    keeping.kept.process_died(1, 1, "killed")
+    keeping.dies(keeping.makers, 1)
     with pytest.raises(RequestFailed) as raised:
         await using
     failure = raised.value.failure
@@ -243,11 +246,28 @@ async def test_the_death_of_a_process_that_gets_values_ends_its_call() -> None:
     await keeping.kept_mesh()
     using = asyncio.create_task(keeping.use())
     await until(keeping.deliveries)
-    keeping.takers.procs.dead[0] = "killed"  # type: ignore[union-attr]
-    keeping.kept.process_died(2, 0, "killed")
+    keeping.dies(keeping.takers, 0)
     with pytest.raises(RequestFailed) as raised:
         await using
     assert (raised.value.failure.kind, raised.value.failure.mesh) == ("supervision", "takers")
+
+
+@async_test
+async def test_meshes_that_endpoints_returned_which_have_no_number_are_told_apart() -> None:
+    keeping = Keeping()
+    keeping.makers.procs.number = keeping.takers.procs.number = 0  # type: ignore[union-attr]
+    await keeping.kept_mesh()
+    using = asyncio.create_task(keeping.use())
+    await until(keeping.deliveries)
+    others = actor_mesh(proc_mesh(name="others"))
+    keeping.dies(others, 0)
+    await turns()
+    assert not using.done()
+    assert not keeping.failed
+    keeping.dies(keeping.takers, 0)
+    with pytest.raises(RequestFailed, match="killed"):
+        await using
+    assert [mesh.procs for mesh in keeping.failed] == [keeping.takers.procs]
 
 
 @async_test
@@ -438,8 +458,7 @@ async def test_the_death_of_the_process_that_sends_a_message_ends_it() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
     task, _ = await sending(keeping, kept_argument())
-    keeping.makers.procs.dead[1] = "killed"  # type: ignore[union-attr]
-    keeping.kept.process_died(1, 1, "killed")
+    keeping.dies(keeping.makers, 1)
     with pytest.raises(RequestFailed, match="killed"):
         await task
 
@@ -539,8 +558,7 @@ async def test_the_death_of_a_process_that_starts_to_serve_values_ends_the_wait_
     putting_elsewhere = asyncio.ensure_future(keeping.kept._put(put, [Fragments((b"pickle",))]))
     await until(lambda: asked)
     keeping.monarch.on_engine_call = lambda endpoint, args: None
-    keeping.makers.procs.dead[0] = "killed"  # type: ignore[union-attr]
-    keeping.kept.process_died(1, 0, "killed")
+    keeping.dies(keeping.makers, 0)
     with pytest.raises(RequestFailed, match="killed") as raised:
         await keeping_all
     assert (raised.value.failure.kind, raised.value.failure.ranks) == ("supervision", (0,))
