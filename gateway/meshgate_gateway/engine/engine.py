@@ -247,6 +247,7 @@ class Engine:
             ranks_died=fail,
             process_died=self._kept.process_died,
         )
+        self._kept.watch = watching.watch
         self._attaching = Attaching(
             objects,
             lookup,

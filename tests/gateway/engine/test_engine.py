@@ -299,16 +299,22 @@ async def test_the_reason_of_a_lost_host_reaches_the_reports_of_its_processes(mo
     await client.end()
 
 
+@pytest.mark.parametrize("target", ["procs", "actors"])
 @async_test
-async def test_the_death_of_a_process_that_an_endpoint_returned_fails_what_its_kept_values_wait_for() -> None:
+async def test_the_death_of_a_process_that_an_endpoint_returned_fails_what_its_kept_values_wait_for(
+    target: str,
+) -> None:
     client = EngineClient()
     procs, actors = (client.engine._objects.add_reference(object()) for _ in range(2))
     client.send(Adopt(object=procs, kind="procs", region=hosts_region(2)), stream=2**31 - procs)
-    header = Adopt(object=actors, kind="actors", name="inner", region=hosts_region(2), parent=MeshRef(object=procs))
-    client.send(header, b"class", stream=2**31 - actors)
-    put = PutValue(call=1, target=MeshRef(object=actors), keep=client.number())
-    client.send(put, b"value", stream=2**31 - actors)
+    if target == "actors":
+        header = Adopt(object=actors, kind="actors", name="inner", region=hosts_region(2), parent=MeshRef(object=procs))
+        client.send(header, b"class", stream=2**31 - actors)
+    number = actors if target == "actors" else procs
+    put = PutValue(call=1, target=MeshRef(object=number), keep=client.number())
+    client.send(put, b"value", stream=2**31 - number)
     await client.until(lambda: client.monarch.casts)
+    assert [mesh.name for mesh in client.monarch.meshes].count("ProcessWatcher") == 1  # which tells of the death
     client.engine._process_ended(procs, 1, 71)
     await client.until(lambda: client.of(Failed))
     (failed,) = client.of(Failed)

@@ -106,9 +106,13 @@ class _Watch:
 
 
 class KeptValues:
-    """The kept values of a session. Set ``calls`` before a message is handled."""
+    """The kept values of a session. Set ``calls`` and ``watch`` before a message is handled.
+
+    ``watch(number, procs)`` is called for a proc mesh that is to keep values: it may have no actors yet.
+    """
 
     calls: Calls
+    watch: Callable[[int, ProcMesh], None]
 
     def __init__(self, objects: ObjectTable, lookup: Lookup, monarch: KeptMessaging) -> None:
         self._objects, self._lookup, self._monarch = objects, lookup, monarch
@@ -340,6 +344,8 @@ class KeptValues:
         if not isinstance(found, (ProcMesh, ActorMesh)):
             raise invalid(f"object {header.target.object} is neither a proc mesh nor an actor mesh")
         procs = found if isinstance(found, ProcMesh) else _procs_of(found, "put()")
+        if procs is found:
+            self.watch(header.target.object, procs)
         region = header.target.region or found.region
         ranks = ranks_within(region, found.region, found.name)
         arguments: Sequence[Any] = await self._lookup.arguments(header.arguments)

@@ -12,7 +12,7 @@ from meshgate_gateway.engine.calls.kept_values import KeptValues, Prepared, _siz
 from meshgate_gateway.engine.calls.pending_calls import PendingCall, Response
 from meshgate_gateway.engine.failures import RequestFailed
 from meshgate_gateway.engine.monarch.interface import Reply
-from meshgate_gateway.engine.objects.records import ActorMesh, KeptMesh
+from meshgate_gateway.engine.objects.records import ActorMesh, KeptMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
@@ -33,6 +33,8 @@ class Keeping:
         self.lookup = Lookup(self.objects, self.monarch)
         self.kept = KeptValues(self.objects, self.lookup, self.monarch)
         self.kept.calls = self
+        self.watched: list[tuple[int, ProcMesh]] = []
+        self.kept.watch = lambda number, procs: self.watched.append((number, procs))
         self.started: list[tuple[PendingCall, Any, int]] = []
         self.failed: list[ActorMesh] = []
         self.makers, self.takers = actor_mesh(proc_mesh(name="made")), actor_mesh(proc_mesh(name="taken"))
@@ -359,6 +361,7 @@ async def test_put_and_get_are_calls_of_the_actors_that_serve_the_values() -> No
     await keeping.kept._put(put, [Fragments((b"pickle",))])
     ((pending, payload, stream),) = keeping.started
     assert (pending.endpoint, pending.mesh, payload, stream) == ("put", "made", b"pickle", 1)
+    assert keeping.watched == [(1, keeping.makers.procs)]  # an endpoint may have returned it
     assert pending.on_end is not None
     pending.on_end(Response(Values(call=1), (DESCRIPTION, DESCRIPTION)))
     await keeping.kept._read(ReadKept(call=2, target=MeshRef(object=KEPT, region=ONE)), ())
