@@ -16,7 +16,7 @@ from typing import NoReturn, Protocol
 from meshgate_gateway.engine.failures import FailureReports, invalid
 from meshgate_gateway.engine.interfaces import Handler, StartTask
 from meshgate_wire import Fragments, MessageReceived, Session
-from meshgate_wire.messages import Call, CancelCall, Header, PortSend, SendTo
+from meshgate_wire.messages import Call, CancelCall, Header, NameKept, PortSend, SendTo
 
 TURN = 256  # calls that are handled in one turn of the event loop before what else has arrived is read
 _FLOODS = (Call, SendTo, PortSend)  # the others are recorded at once: a takeover must find what was created
@@ -31,7 +31,8 @@ class Records(Protocol):
         """A message has arrived. Called only while ``active``."""
 
     def record(self, header: Header) -> None:
-        """A message is about to be handled. Not called for calls and for messages to ports."""
+        """A message is about to be handled, or names kept values and waits. Not called for calls and for messages to
+        ports."""
 
 
 @dataclass(slots=True)
@@ -87,6 +88,8 @@ class Dispatch:
                 self._handle(message)
                 self._session().consume(message)
                 return
+            if isinstance(message.header, NameKept):  # the next holder gets the values, whatever the stream waits for
+                self._ledger.record(message.header)
             lane.queue.append(message)
             return
         if isinstance(message.header, _FLOODS):

@@ -33,7 +33,7 @@ from meshgate_gateway.engine.meshes.spawning import Controllers, Spawning, answe
 from meshgate_gateway.engine.meshes.supervision import Supervision, Watching
 from meshgate_gateway.engine.monarch.interface import Fault, Monarch, refusing_address
 from meshgate_gateway.engine.monarch.same_versions import versions_of
-from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh
+from meshgate_gateway.engine.objects.records import ActorMesh, HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_gateway.engine.on_worker.process import set_up_process
 from meshgate_gateway.engine.output.lines import PrintedLine, fold, split_into_messages
@@ -241,8 +241,14 @@ class Engine:
             process_died=self._process_died,
         )
         self._watching = watching = Watching(
-            objects, monarch, self.streams, start_task=self._start_task, ranks_died=fail
+            objects,
+            monarch,
+            self.streams,
+            start_task=self._start_task,
+            ranks_died=fail,
+            process_died=self._kept.process_died,
         )
+        self._kept.watch = watching.watch
         self._attaching = Attaching(
             objects,
             lookup,
@@ -385,7 +391,8 @@ class Engine:
 
     def _process_died(self, mesh: int, rank: int, report: str) -> None:
         self._reloading.process_died(mesh, rank, report)
-        self._kept.process_died(mesh, rank, report)
+        if isinstance(procs := self._objects.get(mesh), ProcMesh):
+            self._kept.process_died(procs, rank, report)
 
     async def _dump_controllers(self) -> bytes:
         return await self._controllers.dump()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from unittest import mock
 
 from meshgate_gateway.engine.calls import batches
@@ -16,12 +17,16 @@ from meshgate_wire.messages import (
     EndSession,
     Failed,
     MeshRef,
+    NameKept,
     OpenChannel,
     PortSend,
+    ReadKept,
+    Region,
     Release,
     SendTo,
     Values,
 )
+from tests.gateway.engine.detached_session import detached, end, take_over
 from tests.gateway.engine.fakes import FakeMesh, async_test
 from tests.gateway.engine.in_memory import MANY, PIECE, EngineClient, call
 
@@ -96,6 +101,26 @@ async def test_what_waits_is_known_until_it_is_handled() -> None:
             port.put(b"value", rank)
     await client.turns()
     await client.end()
+
+
+@async_test
+async def test_a_name_behind_a_message_that_waits_is_known_at_a_takeover() -> None:
+    client, actors = await detached()
+    kept = client.number()
+    client.send(call(2, actors).model_copy(update={"keep": kept}), b"arguments", stream=actors)
+    await client.until(lambda: client.monarch.casts)
+    region = Region(labels=("hosts",), offset=0, sizes=(2,), strides=(1,))
+    name = NameKept(kept=kept, name="batch", label="actors.step.keep()", procs=actors - 1, region=region)
+    client.send(ReadKept(call=3, target=MeshRef(object=kept)), stream=kept)  # which waits for the call
+    client.send(name, stream=kept)
+    await client.turns()
+    await take_over(client)
+    assert client.of(NameKept) == [name]
+    for rank in range(2):
+        client.monarch.ports[-1].put(pickle.dumps({"nbytes": 100}), rank)
+    await client.until(lambda: client.monarch.casts[-1][0] == "read")
+    await end(client)
+    assert not [args for _, endpoint, args in client.monarch.engine_calls if endpoint == "drop"]
 
 
 @async_test

@@ -9,6 +9,7 @@ import pytest
 from meshgate_gateway.engine import engine as engine_module
 from meshgate_gateway.engine.calls.channels import MAX_QUEUED
 from meshgate_gateway.engine.monarch.interface import Fault as MonarchFault
+from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_gateway.engine.output.lines import PrintedLine
 from meshgate_wire import Limits
 from meshgate_wire.handshake import PYTHON_VERSION
@@ -27,12 +28,14 @@ from meshgate_wire.messages import (
     ObjectFailed,
     Output,
     PortMessage,
+    PutValue,
     Region,
     Release,
     SpawnProcs,
     Stop,
     Values,
 )
+from tests.gateway.engine.detached_session import end
 from tests.gateway.engine.fakes import async_test
 from tests.gateway.engine.in_memory import MANY, PIECE, EngineClient, call
 from tests.gateway.engine.oversized import OVERSIZED, limited_memory
@@ -294,6 +297,29 @@ async def test_the_reason_of_a_lost_host_reaches_the_reports_of_its_processes(mo
     await client.until(lambda: client.of(Fault))
     assert client.of(Fault)[0].report == "process 11 of rank 1 on workers-1 ended (workers-1: OOMKilled)"
     await client.end()
+
+
+@pytest.mark.parametrize("target", ["procs", "actors"])
+@async_test
+async def test_the_death_of_a_process_that_an_endpoint_returned_fails_what_its_kept_values_wait_for(
+    target: str,
+) -> None:
+    client = EngineClient()
+    procs, actors = (client.engine._objects.add_reference(object()) for _ in range(2))
+    client.send(Adopt(object=procs, kind="procs", region=hosts_region(2)), stream=2**31 - procs)
+    if target == "actors":
+        header = Adopt(object=actors, kind="actors", name="inner", region=hosts_region(2), parent=MeshRef(object=procs))
+        client.send(header, b"class", stream=2**31 - actors)
+    number = actors if target == "actors" else procs
+    put = PutValue(call=1, target=MeshRef(object=number), keep=client.number())
+    client.send(put, b"value", stream=2**31 - number)
+    await client.until(lambda: client.monarch.casts)
+    assert [mesh.name for mesh in client.monarch.meshes].count("ProcessWatcher") == 1  # which tells of the death
+    client.engine._process_ended(procs, 1, 71)
+    await client.until(lambda: client.of(Failed))
+    (failed,) = client.of(Failed)
+    assert (failed.call, failed.failure.kind, failed.failure.ranks) == (1, "supervision", (1,))
+    await end(client)
 
 
 @async_test

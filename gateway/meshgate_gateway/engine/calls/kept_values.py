@@ -106,9 +106,13 @@ class _Watch:
 
 
 class KeptValues:
-    """The kept values of a session. Set ``calls`` before a message is handled."""
+    """The kept values of a session. Set ``calls`` and ``watch`` before a message is handled.
+
+    ``watch(number, procs)`` is called for a proc mesh that is to keep values: it may have no actors yet.
+    """
 
     calls: Calls
+    watch: Callable[[int, ProcMesh], None]
 
     def __init__(self, objects: ObjectTable, lookup: Lookup, monarch: KeptMessaging) -> None:
         self._objects, self._lookup, self._monarch = objects, lookup, monarch
@@ -340,6 +344,8 @@ class KeptValues:
         if not isinstance(found, (ProcMesh, ActorMesh)):
             raise invalid(f"object {header.target.object} is neither a proc mesh nor an actor mesh")
         procs = found if isinstance(found, ProcMesh) else _procs_of(found, "put()")
+        if procs is found:
+            self.watch(header.target.object, procs)
         region = header.target.region or found.region
         ranks = ranks_within(region, found.region, found.name)
         arguments: Sequence[Any] = await self._lookup.arguments(header.arguments)
@@ -515,18 +521,17 @@ class KeptValues:
         while servers.dropping:
             await asyncio.wait(set(servers.dropping))
 
-    def process_died(self, mesh: int, rank: int, report: str) -> None:
+    def process_died(self, procs: ProcMesh, rank: int, report: str) -> None:
         """Ends what waits for a process that has died or was stopped."""
         for watch in self._watches:
-            if watch.procs.number == mesh and rank in watch.ranks and not watch.died.done():
+            if watch.procs is procs and rank in watch.ranks and not watch.died.done():
                 watch.died.set_result(rank)
-        for procs, known in self._servers.items():
-            for servers in known if procs.number == mesh else ():
-                if rank in servers.ranks:
-                    servers.actors.dead[rank] = report
-                    for dropping in servers.dropping:
-                        dropping.cancel()  # no call waits for a process that is dead
-                    self.calls.fail(servers.actors)
+        for servers in self._servers.get(procs, ()):
+            if rank in servers.ranks:
+                servers.actors.dead[rank] = report
+                for dropping in servers.dropping:
+                    dropping.cancel()  # no call waits for a process that is dead
+                self.calls.fail(servers.actors)
 
     def kept_bytes(self) -> dict[int, Counter[int]]:
         """Roughly the bytes of the values that stay in processes that live: by the id of their mesh, and by rank."""
@@ -546,33 +551,53 @@ class KeptValues:
         """The actors in the processes ``region``. Raises RequestFailed if there can be none."""
         ranks = frozenset(ranks_of(region))
         known = self._servers.setdefault(procs, [])
-        servers = next((each for each in known if ranks <= each.ranks), None)
-        if servers is None:
-            if dead := sorted(procs.dead.keys() & ranks):
-                raise RequestFailed(
-                    Failure(kind="supervision", message=procs.dead[dead[0]], mesh=procs.name, ranks=tuple(dead))
-                )
-            servers = self._spawn(procs, region if procs.dead else procs.region)
-            known.append(servers)
-        try:
-            await asyncio.shield(servers.up)
-        except Exception as error:
-            if servers in known:
-                known.remove(servers)
-            self._objects.require(procs.number)  # raises why the processes did not come up, if they did not
-            message = f"cannot keep values in the processes of {procs.name!r}: {error_text(error)}"
-            raise RequestFailed(Failure(kind="supervision", message=message, mesh=procs.name)) from error
-        return servers
+        while True:
+            servers = next((each for each in known if ranks <= each.ranks), None)
+            if servers is None:
+                servers = self._spawn(procs, region)
+                known.append(servers)
+            try:
+                await asyncio.shield(servers.up)
+            except Exception as error:
+                if servers in known:
+                    known.remove(servers)
+                self._objects.require(procs.number)  # raises why the processes did not come up, if they did not
+                if procs.dead.keys() & servers.ranks:
+                    continue  # perhaps in a process that this call does not use: again, without it
+                message = f"cannot keep values in the processes of {procs.name!r}: {error_text(error)}"
+                raise RequestFailed(Failure(kind="supervision", message=message, mesh=procs.name)) from error
+            return servers
 
     def _spawn(self, procs: ProcMesh, region: Region) -> Servers:
+        """Starts the actors in all processes or, if some have ended, in ``region``, where none may have."""
+        if dead := sorted(procs.dead.keys() & set(ranks_of(region))):
+            raise RequestFailed(
+                Failure(kind="supervision", message=procs.dead[dead[0]], mesh=procs.name, ranks=tuple(dead))
+            )
+        region = region if procs.dead else procs.region
         mesh = self._lookup.part(procs, region)
         per_host = extent_of(procs.region) // len(procs.host_names) if procs.host_names else 1
         spawned = self._monarch.spawn_engine_actors(mesh, "meshgate_kept", CLASS, per_host)
         actors = ActorMesh(spawned, procs.name, CLASS, (), region, procs, mesh)
-        return Servers(actors, procs, frozenset(ranks_of(region)), asyncio.ensure_future(self._wait_up(actors)))
+        ranks = frozenset(ranks_of(region))
+        watch = _Watch(procs, ranks)
+        self._watches[watch] = None  # here, as a process may die before the task starts
+        return Servers(actors, procs, ranks, asyncio.ensure_future(self._wait_up(actors, watch)))
 
-    async def _wait_up(self, actors: ActorMesh) -> None:
-        """Waits until the processes have their stores: Monarch may report actors before their constructors have run."""
+    async def _wait_up(self, actors: ActorMesh, watch: _Watch) -> None:
+        """Waits until the processes have their stores. Raises RequestFailed if one dies before, as it never answers."""
+        answering = asyncio.ensure_future(self._wait_stores(actors))
+        try:
+            await asyncio.wait((answering, watch.died), return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                raise invalid("a process has ended")
+            answering.result()
+        finally:
+            answering.cancel()
+            del self._watches[watch]
+
+    async def _wait_stores(self, actors: ActorMesh) -> None:
+        """Asks the processes: Monarch may report actors before their constructors have run."""
         actors.unique_name = await self._monarch.wait_actors_initialized(actors.actors)
         await self._monarch.call_engine_actors(actors.actors, extent_of(actors.region), "statistics")
 

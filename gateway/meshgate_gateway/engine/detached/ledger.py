@@ -53,7 +53,7 @@ class Creations:
     def __init__(self) -> None:
         self._created: dict[int, Creation] = {}
         self._stopped: dict[int, Stop] = {}
-        self.named: dict[int, NameKept] = {}  # kept values that have a name
+        self.named: dict[int, dict[str, NameKept]] = {}  # kept values that have names, each with its part of them
 
     def add(self, header: Creation) -> None:
         self._created[header.object] = header
@@ -79,7 +79,8 @@ class Creations:
         """Every creation, parents first, then named values, newest first, and every stop."""
         for number in sorted(self._created):
             yield self._created[number]
-        yield from reversed(self.named.values())
+        for names in reversed(self.named.values()):
+            yield from reversed(names.values())
         yield from self._stopped.values()
 
     def names(self, kind: type[SpawnProcs | SpawnActors]) -> list[str]:
@@ -178,7 +179,7 @@ class Ledger:
         if isinstance(header, CREATIONS):
             self.creations.add(header)
         elif isinstance(header, NameKept):
-            self.creations.named[header.kept] = header
+            self.creations.named.setdefault(header.kept, {})[header.name] = header
         elif isinstance(header, Stop):
             self.creations.stopped(header)
         elif isinstance(header, Release):

@@ -47,7 +47,7 @@ class Lifetimes:
         wait_available: Callable[[HostMesh, Region | None], Awaitable[None]],
         lost_hosts: Mapping[str, str],
         ranks_stopped: Callable[[ActorMesh], None],
-        process_stopped: Callable[[int, int, str], None],
+        process_stopped: Callable[[ProcMesh, int, str], None],
         end_processes: Callable[[int], None],
         release_kept: Callable[[KeptMesh], None],
     ) -> None:
@@ -164,7 +164,7 @@ class Lifetimes:
                 self._ranks_stopped(mesh)
                 continue
             for rank in ended:
-                self._process_stopped(mesh.number, rank, report)
+                self._process_stopped(mesh, rank, report)
             if not complete and ranks is None and mesh.number:
                 self._end_processes(mesh.number)
 

@@ -242,7 +242,8 @@ class _Watch:
 
 
 class Watching:
-    """``ranks_died(mesh)`` is called after ranks of an actor mesh died."""
+    """``ranks_died(mesh)`` is called after ranks of an actor mesh died, ``process_died(procs, rank, report)`` for each
+    proc mesh with a process that did."""
 
     def __init__(
         self,
@@ -252,9 +253,10 @@ class Watching:
         *,
         start_task: StartTask,
         ranks_died: Callable[[ActorMesh], None],
+        process_died: Callable[[ProcMesh, int, str], None],
     ) -> None:
         self._objects, self._monarch, self._listener = objects, monarch, listener
-        self._start_task, self._ranks_died = start_task, ranks_died
+        self._start_task, self._ranks_died, self._process_died = start_task, ranks_died, process_died
         self._by_processes: dict[tuple[tuple[str, ...], Region], _Watch] = {}
         self._by_number: dict[int, _Watch] = {}  # by the number of the first of its meshes
         self._spawned: dict[ProcMesh, tuple[str, ...]] = {}  # by the session: the ids of the processes
@@ -334,6 +336,8 @@ class Watching:
         watch.dead.update(fresh)
         for procs in watch.meshes:
             procs.dead.update(fresh)
+            for rank in fresh:
+                self._process_died(procs, rank, report)
         for known in self._objects.values():
             if isinstance(known, ActorMesh) and known.procs in watch.meshes and fresh:
                 known.dead.update(fresh)

@@ -12,7 +12,7 @@ from meshgate_gateway.engine.calls.kept_values import KeptValues, Prepared, _siz
 from meshgate_gateway.engine.calls.pending_calls import PendingCall, Response
 from meshgate_gateway.engine.failures import RequestFailed
 from meshgate_gateway.engine.monarch.interface import Reply
-from meshgate_gateway.engine.objects.records import ActorMesh, KeptMesh
+from meshgate_gateway.engine.objects.records import ActorMesh, KeptMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
@@ -33,6 +33,8 @@ class Keeping:
         self.lookup = Lookup(self.objects, self.monarch)
         self.kept = KeptValues(self.objects, self.lookup, self.monarch)
         self.kept.calls = self
+        self.watched: list[tuple[int, ProcMesh]] = []
+        self.kept.watch = lambda number, procs: self.watched.append((number, procs))
         self.started: list[tuple[PendingCall, Any, int]] = []
         self.failed: list[ActorMesh] = []
         self.makers, self.takers = actor_mesh(proc_mesh(name="made")), actor_mesh(proc_mesh(name="taken"))
@@ -51,7 +53,12 @@ class Keeping:
     def fail(self, mesh: ActorMesh) -> None:
         self.failed.append(mesh)
 
-    # calls
+    # calls and deaths
+
+    def dies(self, actors: ActorMesh, rank: int) -> None:
+        assert actors.procs is not None
+        actors.procs.dead[rank] = "killed"
+        self.kept.process_died(actors.procs, rank, "killed")
 
     async def keep(self, number: int = KEPT) -> Prepared:
         header = Call(call=1, target=MeshRef(object=MAKERS), endpoint="make", adverb="call", keep=number)
@@ -220,11 +227,9 @@ async def test_the_next_keep_waits_until_what_was_released_is_dropped() -> None:
 async def test_a_process_that_has_died_has_lost_its_values() -> None:
     keeping = Keeping()
     kept = await keeping.kept_mesh()
-    procs: Any = keeping.makers.procs
     using = asyncio.create_task(keeping.use())
     await until(keeping.deliveries)
-    procs.dead[1] = "killed"
-    keeping.kept.process_died(1, 1, "killed")
+    keeping.dies(keeping.makers, 1)
     with pytest.raises(RequestFailed) as raised:
         await using
     failure = raised.value.failure
@@ -243,11 +248,28 @@ async def test_the_death_of_a_process_that_gets_values_ends_its_call() -> None:
     await keeping.kept_mesh()
     using = asyncio.create_task(keeping.use())
     await until(keeping.deliveries)
-    keeping.takers.procs.dead[0] = "killed"  # type: ignore[union-attr]
-    keeping.kept.process_died(2, 0, "killed")
+    keeping.dies(keeping.takers, 0)
     with pytest.raises(RequestFailed) as raised:
         await using
     assert (raised.value.failure.kind, raised.value.failure.mesh) == ("supervision", "takers")
+
+
+@async_test
+async def test_meshes_that_endpoints_returned_which_have_no_number_are_told_apart() -> None:
+    keeping = Keeping()
+    keeping.makers.procs.number = keeping.takers.procs.number = 0  # type: ignore[union-attr]
+    await keeping.kept_mesh()
+    using = asyncio.create_task(keeping.use())
+    await until(keeping.deliveries)
+    others = actor_mesh(proc_mesh(name="others"))
+    keeping.dies(others, 0)
+    await turns()
+    assert not using.done()
+    assert not keeping.failed
+    keeping.dies(keeping.takers, 0)
+    with pytest.raises(RequestFailed, match="killed"):
+        await using
+    assert [mesh.procs for mesh in keeping.failed] == [keeping.takers.procs]
 
 
 @async_test
@@ -339,6 +361,7 @@ async def test_put_and_get_are_calls_of_the_actors_that_serve_the_values() -> No
     await keeping.kept._put(put, [Fragments((b"pickle",))])
     ((pending, payload, stream),) = keeping.started
     assert (pending.endpoint, pending.mesh, payload, stream) == ("put", "made", b"pickle", 1)
+    assert keeping.watched == [(1, keeping.makers.procs)]  # an endpoint may have returned it
     assert pending.on_end is not None
     pending.on_end(Response(Values(call=1), (DESCRIPTION, DESCRIPTION)))
     await keeping.kept._read(ReadKept(call=2, target=MeshRef(object=KEPT, region=ONE)), ())
@@ -438,8 +461,7 @@ async def test_the_death_of_the_process_that_sends_a_message_ends_it() -> None:
     keeping = Keeping()
     await keeping.kept_mesh()
     task, _ = await sending(keeping, kept_argument())
-    keeping.makers.procs.dead[1] = "killed"  # type: ignore[union-attr]
-    keeping.kept.process_died(1, 1, "killed")
+    keeping.dies(keeping.makers, 1)
     with pytest.raises(RequestFailed, match="killed"):
         await task
 
@@ -516,3 +538,33 @@ async def test_processes_that_cannot_serve_values_fail_the_call() -> None:
         await starting
     keeping.monarch.hold = False
     await keeping.keep()  # the next one tries again
+
+
+def silent(keeping: Keeping) -> list[str]:
+    """Makes processes answer no message of the engine's. Returns those that they get."""
+    asked: list[str] = []
+
+    async def wait(endpoint: str) -> None:
+        asked.append(endpoint)
+        await asyncio.get_running_loop().create_future()
+
+    keeping.monarch.on_engine_call = lambda endpoint, args: wait(endpoint)
+    return asked
+
+
+@async_test
+async def test_the_death_of_a_process_that_starts_to_serve_values_ends_the_wait_for_it() -> None:
+    keeping = Keeping()
+    asked = silent(keeping)
+    keeping_all = asyncio.create_task(keeping.keep())
+    put = PutValue(call=1, target=MeshRef(object=1, region=ONE), keep=9)
+    putting_elsewhere = asyncio.ensure_future(keeping.kept._put(put, [Fragments((b"pickle",))]))
+    await until(lambda: asked)
+    keeping.monarch.on_engine_call = lambda endpoint, args: None
+    keeping.dies(keeping.makers, 0)
+    with pytest.raises(RequestFailed, match="killed") as raised:
+        await keeping_all
+    assert (raised.value.failure.kind, raised.value.failure.ranks) == ("supervision", (0,))
+    await putting_elsewhere  # where all processes live
+    ((pending, _, _),) = keeping.started
+    assert pending.ranks == [1]

@@ -183,17 +183,22 @@ async def test_calls_of_a_killed_driver_get_their_kept_values_which_are_then_dro
     await end(client)
 
 
+async def keep_values(client: EngineClient, actors: int, kept: int, number: int = 2) -> None:
+    """Makes the call ``number``, and answers it."""
+    client.send(keeping(number, actors, kept), b"arguments", stream=actors)
+    await client.until(lambda: _sent(client) == "keep")
+    for rank in range(2):
+        client.monarch.ports[-1].put(DESCRIPTION, rank)
+    await client.turns()
+
+
 @async_test
 async def test_a_new_holder_gets_the_values_that_the_earlier_one_has_named() -> None:
     client, actors = await detached()
     named, other, lost = client.number(), client.number(), client.number()
     whole = Region(labels=("hosts",), offset=0, sizes=(2,), strides=(1,))
     for number, kept in enumerate((named, other), 2):
-        client.send(keeping(number, actors, kept), b"arguments", stream=actors)
-        await client.until(lambda: _sent(client) == "keep")
-        for rank in range(2):
-            client.monarch.ports[-1].put(DESCRIPTION, rank)
-        await client.turns()
+        await keep_values(client, actors, kept, number)
     for kept in (named, lost):
         header = NameKept(kept=kept, name="batch", label="actors.step.keep()", procs=actors - 1, region=whole)
         client.send(header, stream=kept)
@@ -207,6 +212,28 @@ async def test_a_new_holder_gets_the_values_that_the_earlier_one_has_named() -> 
     client.send(ReadKept(call=9, target=MeshRef(object=named, region=whole), describe=True), stream=named)
     await client.until(lambda: client.monarch.casts[-1][0] == "describe")
     client.send(Release(objects=(named, lost)), stream=named)
+    await take_over(client)
+    assert not client.of(NameKept)
+    await end(client)
+
+
+def name_kept(kept: int, name: str, rank: int) -> NameKept:
+    """A name for the value of one rank."""
+    region = Region(labels=(), offset=rank, sizes=(), strides=())
+    return NameKept(kept=kept, name=name, label="actors.step.keep()", procs=2, region=region)
+
+
+@async_test
+async def test_each_name_for_a_part_of_kept_values_reaches_a_new_holder() -> None:
+    client, actors = await detached()
+    kept = client.number()
+    await keep_values(client, actors, kept)
+    for rank, name in enumerate(("first", "second")):
+        client.send(name_kept(kept, name, rank), stream=kept)
+    await client.turns()
+    await take_over(client)
+    assert client.of(NameKept) == [name_kept(kept, "second", 1), name_kept(kept, "first", 0)]
+    client.send(Release(objects=(kept,)), stream=kept)
     await take_over(client)
     assert not client.of(NameKept)
     await end(client)

@@ -9,7 +9,7 @@ import pytest
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed
 from meshgate_gateway.engine.meshes import lifetimes
 from meshgate_gateway.engine.meshes.lifetimes import Lifetimes
-from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh, KeptMesh
+from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh, KeptMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire.messages import Done, Failed, Failure, Host, Initialized, MeshRef, Region, Release, Stop, stream_of
@@ -35,7 +35,7 @@ class Session:
     def __init__(self) -> None:
         self.monarch, self.objects, self.sent = FakeMonarch(), ObjectTable(), Sent()
         self.stopped: list[ActorMesh] = []
-        self.processes_stopped: list[tuple[int, int, str]] = []
+        self.processes_stopped: list[tuple[ProcMesh, int, str]] = []
         self.ended: list[int] = []  # the numbers of proc meshes
         self.lost_hosts: dict[str, str] = {}
         self.dropped: list[KeptMesh] = []
@@ -163,7 +163,7 @@ async def test_stopping_processes_stops_their_actors() -> None:
     assert session.actors.dead == dict.fromkeys((0, 1), "mesh 'actors' was stopped: enough")
     assert session.stopped == [session.actors]
     report = "mesh 'procs' was stopped: enough"  # for values that are being delivered to them
-    assert session.processes_stopped == [(session.procs.number, rank, report) for rank in (0, 1)]
+    assert session.processes_stopped == [(session.procs, rank, report) for rank in (0, 1)]
     assert (session.procs.stopping, session.actors.stopping) == (True, True)
 
 

@@ -313,7 +313,15 @@ class Watched:
         self.monarch, self.objects = FakeMonarch(hold=hold), ObjectTable()
         self.address, self.secret = ADDRESS, SECRET
         self.died: list[ActorMesh] = []
-        self.watching = Watching(self.objects, self.monarch, self, start_task=start_task, ranks_died=self.died.append)
+        self.processes_died: list[tuple[ProcMesh, int, str]] = []
+        self.watching = Watching(
+            self.objects,
+            self.monarch,
+            self,
+            start_task=start_task,
+            ranks_died=self.died.append,
+            process_died=lambda procs, rank, report: self.processes_died.append((procs, rank, report)),
+        )
 
     def receive(self, number: int, name: str = "inner") -> tuple[ProcMesh, ActorMesh]:
         procs = ProcMesh(FakeMesh(name), "", hosts_region(3, offset=2), ())
@@ -351,6 +359,8 @@ async def test_processes_that_are_returned_again_are_watched_once_and_known_to_b
     assert len(watched.watchers) == 2
     watched.watching.process_ended(-1, 0, 70)
     assert set(second.dead) == {2}
+    report = "process 70 of rank 2 of a mesh that an endpoint returned ended"
+    assert watched.processes_died == [(first, 2, report), (second.procs, 2, report)]
     third, _ = watched.receive(-7)
     assert set(third.dead) == {2}
 
