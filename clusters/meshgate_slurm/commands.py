@@ -150,6 +150,10 @@ def _run(command: Sequence[str], stdin: str = "", directory: str | None = None) 
         ) from None
     except subprocess.TimeoutExpired:
         raise Unreachable(f"{command[0]} did not finish within {TIMEOUT:g} s") from None
+    except OSError as error:  # such as of a machine that is short of processes or memory for a moment
+        raise Unreachable(f"cannot run {command[0]} on {os.uname().nodename}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise Unreachable(f"cannot read the output of {command[0]}: {error}") from error
 
 
 def _output(result: subprocess.CompletedProcess[str]) -> str:
