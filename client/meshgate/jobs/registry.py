@@ -8,6 +8,7 @@ may be shared with other machines and containers, whose entries are left to them
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from meshgate.errors import JobError
-from meshgate_processes.identity import ProcessIdentity
+from meshgate_processes.identity import ProcessIdentity, identify_process
 
 UNREGISTERED_LOG_AGE = 3600.0  # seconds; the job of a younger log may be about to start
 
@@ -90,13 +91,19 @@ def unregister(apply_id: str) -> None:
 
 def entries() -> Iterator[LocalEntry]:
     """The running jobs, oldest first, and those of other machines and containers, which may have ended. Removes the
-    entries and logs of jobs that have ended on this one."""
+    entries and logs of jobs that have ended on this one. Leaves out entries that cannot be read."""
     found = []
     for path in _directory().glob("*.json"):
         try:
-            entry = LocalEntry.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError):
-            path.unlink(missing_ok=True)
+            data = path.read_bytes()
+        except OSError:  # it is gone, or the next read may succeed
+            continue
+        try:
+            entry = LocalEntry.model_validate_json(data)
+        except ValidationError:
+            if _is_useless(data):
+                with contextlib.suppress(OSError):
+                    path.unlink()
             continue
         if entry.process.ended:
             unregister(entry.apply_id)
@@ -105,10 +112,34 @@ def entries() -> Iterator[LocalEntry]:
     yield from sorted(found, key=lambda entry: entry.created)
 
 
+class _Process(BaseModel):
+    """What entries of all versions have in common."""
+
+    pid: int
+    started: str
+
+
+def _is_useless(data: bytes) -> bool:
+    """Whether an invalid entry is of no use to any version of meshgate: another one may have a running job."""
+    try:
+        json.loads(data)
+    except ValueError:
+        return True
+    try:
+        process = _Process.model_validate_json(data)
+    except ValidationError:
+        return False
+    own = identify_process(os.getpid())
+    if own is None or process.started.count("/") != own.started.count("/"):  # another version identifies it otherwise
+        return False
+    return ProcessIdentity(process.pid, process.started).ended
+
+
 def prune() -> None:
     """Removes what jobs have left whose gateways were killed."""
     with contextlib.suppress(OSError):
-        known = {entry.apply_id for entry in entries()}
+        list(entries())  # removes those of ended jobs; an entry that remains keeps its log, even if it cannot be read
+        known = {path.stem for path in _directory().glob("*.json")}
         for log in _directory().glob("*.log"):
             if log.stem not in known and time.time() - log.stat().st_mtime > UNREGISTERED_LOG_AGE:
                 log.unlink(missing_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import threading
 from pathlib import Path
@@ -66,11 +68,53 @@ def test_an_entry_that_cannot_be_written_leaves_nothing(directory: Path, monkeyp
     assert list(directory.iterdir()) == []
 
 
-def test_an_invalid_entry_is_removed(directory: Path) -> None:
+@pytest.mark.parametrize("text", ["", "{", "\0\0"])
+def test_an_entry_that_is_not_json_is_removed(directory: Path, text: str) -> None:
     registry.register(entry())
-    (directory / "x.json").write_text("{")
+    (directory / "x.json").write_text(text)
     assert list(registry.entries()) == [entry()]
     assert [path.name for path in directory.iterdir()] == [f"{entry().apply_id}.json"]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EMFILE])
+def test_an_entry_that_cannot_be_read_for_a_moment_is_kept_with_its_log(code: int) -> None:
+    registry.register(entry())
+    log = registry.log_file(entry().apply_id)
+    os.utime(log, (0, 0))
+
+    def fail(path: Path) -> bytes:
+        raise OSError(code, os.strerror(code), str(path))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        assert list(registry.entries()) == []
+        registry.prune()
+    assert list(registry.entries()) == [entry()]
+    assert log.exists()
+
+
+def of_another_version(**changes: object) -> str:
+    """An entry that this version cannot read."""
+    facts = entry().model_dump(mode="json")
+    del facts["url"]
+    return json.dumps({**facts, "address": "elsewhere", **changes})
+
+
+@pytest.mark.parametrize("changes", [{}, {"pid": None}, {"started": "another/form"}])
+def test_an_entry_of_another_version_is_kept_with_its_log(directory: Path, changes: dict[str, object]) -> None:
+    other = registry.log_file("0000000a").with_suffix(".json")
+    os.utime(other.with_suffix(".log"), (0, 0))
+    other.write_text(of_another_version(**changes))
+    registry.prune()
+    assert list(registry.entries()) == []
+    assert sorted(path.name for path in directory.iterdir()) == ["0000000a.json", "0000000a.log"]
+
+
+def test_an_entry_of_another_version_is_removed_once_its_process_has_ended(directory: Path) -> None:
+    started = entry().started.rpartition("/")[0] + "/1"
+    registry.log_file("0000000a").with_suffix(".json").write_text(of_another_version(started=started))
+    assert list(registry.entries()) == []
+    assert [path.name for path in directory.iterdir()] == ["0000000a.log"]
 
 
 def test_an_entry_whose_pid_was_reused_is_removed(directory: Path) -> None:
