@@ -6,7 +6,7 @@ own identity leads there, for as long as ``Access`` lets it.
 
 A job takes long to start, and an ingress may close any connection, some after 30 s regardless of traffic. The caller
 then reconnects, repeats its request and follows the job from its current state. If the caller closes its websocket, or
-does not return in time, the job is deleted.
+does not return in time, the job is deleted, unless it existed before the request.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
     rejection,
 )
 from meshgate_kubernetes.manifests.spec import JobSpec, Object
-from meshgate_kubernetes.status.readiness import Progress, ProgressListener
+from meshgate_kubernetes.status.readiness import Progress
 
 LISTED_TOGETHER = 500
 JOB_PATH = re.compile(r"/v1/jobs/([a-z0-9-]{1,63})/([a-z0-9-]{1,63})(/v1/.*)")
@@ -71,7 +71,7 @@ RECONNECT_TIMEOUT = 20.0
 CLOSE_TIMEOUT = 10.0
 SEND_TIMEOUT = 60.0
 
-Start = Callable[[ProgressListener], RunningJob]
+Start = Callable[["PendingJob"], RunningJob]
 End = Callable[[RunningJob], None]
 Key = tuple[str, str]
 """The caller and its request."""
@@ -168,7 +168,7 @@ class Provisioner:
         await self._pending.get_or_start((owner, spec.model_dump_json()), start).follow(connection)
 
     def _start_blocking(
-        self, spec: JobSpec, timeout: float | None, owner: str, groups: tuple[str, ...], listener: ProgressListener
+        self, spec: JobSpec, timeout: float | None, owner: str, groups: tuple[str, ...], pending: PendingJob
     ) -> RunningJob:
         spec = lifecycle.resolve(self._api, spec)
         pods = sum(mesh.replicas for mesh in spec.meshes)
@@ -176,11 +176,12 @@ class Provisioner:
             raise PolicyViolation(f"{pods} pods exceed the policy's limit of {self._policy.max_replicas}")
         self._require_quota(spec, owner)
 
-        def on_new(job: RunningJob) -> None:  # again: another job of the caller may have been created meanwhile
-            self._require_quota(spec, owner)
+        def on_new(job: RunningJob) -> None:
+            pending.is_new = True
+            self._require_quota(spec, owner)  # again: another job of the caller may have been created meanwhile
 
         return _without_token(
-            lifecycle.start(self._api, spec, listener, timeout=timeout, owner=owner, groups=groups, on_new=on_new)
+            lifecycle.start(self._api, spec, pending, timeout=timeout, owner=owner, groups=groups, on_new=on_new)
         )
 
     def _require_quota(self, spec: JobSpec, owner: str) -> None:
@@ -244,6 +245,7 @@ class PendingJob:
     def __init__(self, threads: ThreadPoolExecutor, start: Start, end: End, on_settled: Callable[[], None]) -> None:
         """``on_settled`` is called once, when no further connection may follow the job."""
         self._threads, self._end, self._on_settled = threads, end, on_settled
+        self.is_new = False  # set by ``start`` once it has created a job, instead of finding one
         self._loop = asyncio.get_running_loop()
         self._connections: set[TextWebSocket] = set()
         self._settled = False
@@ -270,7 +272,7 @@ class PendingJob:
                 self._abandon_timer = self._loop.call_later(delay, self.abandon)
 
     def abandon(self) -> asyncio.Task[None]:
-        """Deletes the job. The returned task is done once nothing of it is left."""
+        """Deletes the job if it is new. The returned task is done once nothing of it is left."""
         if self._deleting is None:
             self._settle()
             self._deleting = asyncio.create_task(self._delete())
@@ -283,7 +285,7 @@ class PendingJob:
 
     async def _delete(self) -> None:
         reply = await self._starting  # the next progress report aborts it
-        if isinstance(reply, JobUp):
+        if isinstance(reply, JobUp) and self.is_new:
             try:
                 await self._loop.run_in_executor(self._threads, self._end, reply.job)
             except KubernetesError as error:

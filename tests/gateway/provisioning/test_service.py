@@ -14,10 +14,10 @@ from websockets.exceptions import InvalidStatus
 
 from meshgate_gateway.provisioning import service
 from meshgate_gateway.provisioning.policy import Policy
-from meshgate_gateway.provisioning.service import PendingJobs
+from meshgate_gateway.provisioning.service import PendingJob, PendingJobs
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import KubernetesError, Unreachable
-from meshgate_kubernetes.jobs import objects
+from meshgate_kubernetes.jobs import lifecycle, objects
 from meshgate_kubernetes.jobs.provisioning_messages import (
     EndJob,
     FindJob,
@@ -482,6 +482,38 @@ def test_closing_the_gateway_deletes_pending_jobs(api: FakeApi) -> None:
 
     with_gateway(api, test)
     assert api.left() == []
+
+
+@pytest.mark.parametrize("existed", [True, False])
+def test_an_abandoned_request_deletes_only_a_job_that_it_created(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch, existed: bool
+) -> None:
+    if existed:
+        request(api, StartJob(job=requested_job()))
+    ready, abandoned = threading.Event(), threading.Event()
+    find, abandon = lifecycle.find, PendingJob.abandon
+
+    def find_once_abandoned(*arguments: Any) -> Any:
+        ready.set()
+        assert abandoned.wait(20)
+        return find(*arguments)
+
+    def say_abandoned(pending: PendingJob) -> asyncio.Task[None]:
+        deleting = abandon(pending)
+        abandoned.set()
+        return deleting
+
+    monkeypatch.setattr(lifecycle, "find", find_once_abandoned)
+    monkeypatch.setattr(PendingJob, "abandon", say_abandoned)
+
+    async def test(url: str) -> ClientConnection:
+        connection = await dial(url, "alices")
+        await connection.send(StartJob(job=requested_job()).model_dump_json())
+        assert await asyncio.to_thread(ready.wait, 20)
+        return connection
+
+    with_gateway(api, test)
+    assert (("ConfigMap", "team", "trainer") in api.left()) is existed
 
 
 def test_a_caller_that_is_back_has_no_time_limit() -> None:
