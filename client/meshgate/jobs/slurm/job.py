@@ -209,7 +209,11 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         with choose_progress() as progress:
             progress.show(f"submitting {spec.job_name} on {access}")
             self._job = access.start(request)
-        self._bind_if_scoped(self._job)
+        try:
+            self._bind_if_scoped(self._job)
+        except BaseException:
+            self._kill()  # otherwise nothing would end it: apply() fails
+            raise
 
     def _join(self, surrounding: RunningSlurmJob, spec: SlurmSpec, client_script: str | None) -> None:
         """Takes the job that this program is the client of. Raises JobError."""
@@ -237,8 +241,11 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         return job
 
     def _spec_for_reaper(self) -> tuple[type[JobTrait], dict[str, Any]]:
-        """The reaper uses the connection of this process, which may have asked for a password."""
-        return SlurmJob, {**SlurmJob._spec(self), "connection": self._open().connection}
+        """The reaper uses the connection of this process, which may have asked for a password. It does not need the
+        environment of the workers, which may be too large for it."""
+        saved = SlurmJob._spec(self)
+        spec = {name: value for name, value in saved["spec"].items() if name != "env"}
+        return SlurmJob, {**saved, "spec": spec, "connection": self._open().connection}
 
     def _state(self) -> JobState:
         if self._client is not None:

@@ -7,12 +7,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from meshgate import SlurmJob, job_loads
 from meshgate.errors import ConnectionFailedError, JobStartFailed
+from meshgate.jobs import cluster_job
 from meshgate.jobs.slurm.job import (
     Plain,
     Silent,
@@ -22,7 +23,7 @@ from meshgate.jobs.slurm.job import (
     second_interrupt,
     wait_for_workers,
 )
-from meshgate_slurm.messages import JobReport
+from meshgate_slurm.messages import JobReport, RunningSlurmJob, StartRequest
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,76 @@ def test_a_job_that_is_not_running_can_be_saved(tmp_path: Path) -> None:
     assert repr(again) == "SlurmJob({'workers': 2}, login='me@login')"
     assert build_spec(again._arguments) == build_spec(job._arguments)
     assert not again.active
+
+
+class RecordedAccess:
+    """A cluster that takes every job."""
+
+    connection = "/tmp/meshgate-ssh-x"
+
+    def __init__(self) -> None:
+        self.running: set[int] = set()
+
+    def start(self, request: StartRequest) -> RunningSlurmJob:
+        self.running.add(7)
+        return RunningSlurmJob(
+            apply_id=request.apply_id, job_id=7, host="login", directory="/d", socket="/s", pid=1, started="1",
+            token="t", meshes=request.spec.meshes, log_dir="/l",
+        )  # fmt: skip
+
+    def end(self, job: RunningSlurmJob) -> None:
+        self.running.remove(job.job_id)
+
+    def close(self) -> None:
+        return None
+
+
+@pytest.fixture
+def access(monkeypatch: pytest.MonkeyPatch) -> RecordedAccess:
+    recorded = RecordedAccess()
+    monkeypatch.setattr(SlurmJob, "_find_access", lambda job: recorded)
+    return recorded
+
+
+class RecordedReaper:
+    bound: bytes = b""
+
+    def __init__(self, apply_id: str) -> None:
+        pass
+
+    def bind(self, saved: bytes) -> None:
+        type(self).bound = saved
+
+    def release(self) -> None:
+        return None
+
+
+def test_a_large_environment_of_the_workers_does_not_reach_the_reaper(
+    access: RecordedAccess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_job, "Reaper", RecordedReaper)
+    with SlurmJob({"workers": 2}, env={"LARGE": "x" * cluster_job.MAX_LINE}, login="me@login") as job:
+        job.apply()
+        assert access.running == {7}
+        assert len(RecordedReaper.bound) < 2000
+        bound = job_loads(RecordedReaper.bound)
+    assert isinstance(bound, SlurmJob)
+    assert (bound.job_id, bound._login_name, bound._connection) == (7, "me@login", access.connection)
+
+
+@pytest.mark.parametrize("error", [OSError("too many open files"), KeyboardInterrupt()])
+def test_a_job_that_no_reaper_takes_is_cancelled(
+    access: RecordedAccess, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(apply_id: str) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(cluster_job, "Reaper", fail)
+    with SlurmJob({"workers": 2}) as job:
+        with pytest.raises(type(error)):
+            job.apply()
+        assert not access.running
+        assert not job.active
 
 
 def report(**facts: Any) -> JobReport:
