@@ -138,7 +138,7 @@ class LocalGateway:
     @classmethod
     def start(cls, options: LaunchOptions) -> LocalGateway:
         """Starts a gateway and returns once it is serving. Raises JobStartFailed and leaves no process behind."""
-        _require_gateway_packages()
+        require_gateway_packages()
         warn_of_other_users()
         token = secrets.token_urlsafe(32)
         temporary = options.environment.get("TMPDIR")
@@ -238,7 +238,8 @@ def log_tail(log: Path) -> str:
         return ""
 
 
-def _require_gateway_packages() -> None:
+def require_gateway_packages() -> None:
+    """Raises JobStartFailed if this Python lacks what a gateway and its workers need."""
     missing = [name for name in ("monarch", "pydantic_settings", "structlog") if not importlib.util.find_spec(name)]
     if missing:
         raise JobStartFailed(

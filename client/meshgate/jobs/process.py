@@ -28,6 +28,7 @@ from meshgate.jobs.local_gateway import (
     GatewayRecord,
     LaunchOptions,
     LocalGateway,
+    require_gateway_packages,
 )
 from meshgate.jobs.saved import DEFAULT_JOB_PATH
 from meshgate.jobs.sessions import check_detached
@@ -98,26 +99,30 @@ class LocalGatewayJob(JobTrait):
         if client_script is not None:
             raise JobError(f"{type(self).__name__} cannot run batch-mode scripts: run {client_script} yourself")
         apply_id = str(self._apply_id)
+        require_gateway_packages()  # before any host is started
         registry.prune()
-        addresses, variables = self._start_hosts(apply_id)
-        options = LaunchOptions(
-            apply_id=apply_id,
-            meshes=self._request.meshes,
-            environment={**self._request.env, **variables},
-            log=registry.log_file(apply_id),
-            lease=self._request.lease,
-            idle_timeout=0 if self._ends_with_driver else self._request.idle_timeout,
-            addresses=addresses,
-        )
         try:
+            addresses, variables = self._start_hosts(apply_id)
+            options = LaunchOptions(
+                apply_id=apply_id,
+                meshes=self._request.meshes,
+                environment={**self._request.env, **variables},
+                log=registry.log_file(apply_id),
+                lease=self._request.lease,
+                idle_timeout=0 if self._ends_with_driver else self._request.idle_timeout,
+                addresses=addresses,
+            )
             self._gateway = LocalGateway.start(options)
+            self._register(self._gateway.record)
         except BaseException:
             registry.unregister(apply_id)
+            self._kill()  # also the hosts that exist already
             raise
-        record = self._gateway.record
+
+    def _register(self, record: GatewayRecord) -> None:
         registry.register(
             registry.LocalEntry(
-                apply_id=apply_id,
+                apply_id=record.apply_id,
                 kind=type(self).__name__,
                 meshes=self._request.meshes,
                 url=record.url,

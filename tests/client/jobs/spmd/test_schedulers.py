@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 import pytest
 from torchx import specs
 
 from meshgate import KubernetesJob, ProcessJob, SlurmJob
+from meshgate.errors import JobStartFailed
+from meshgate.jobs import process, registry
+from meshgate.jobs.local_gateway import LocalGateway
+from meshgate.jobs.spmd import schedulers
 from meshgate.jobs.spmd.schedulers import SCHEDULERS, TorchXJob, job_of, read_appdef, refuse_unmapped
 from meshgate.jobs.spmd.torchrun import parse_command
 from meshgate.jobs.trait import JobTrait
@@ -51,6 +55,61 @@ def test_the_replicas_of_an_app_are_hosts(scheduler: str) -> None:
     assert isinstance(found, TorchXJob)
     assert found._request.meshes == {"workers": 2}
     assert not found.can_run(found)
+
+
+class RunningApp:
+    """An app whose replicas run until ``end``."""
+
+    running_apps: ClassVar[list[RunningApp]] = []
+
+    def __init__(self, *arguments: object) -> None:
+        self.running_apps.append(self)
+
+    def wait_addresses(self) -> list[str]:
+        return ["tcp://127.0.0.1:1"]
+
+    def engine_host(self) -> None:
+        return None
+
+    def end(self) -> None:
+        self.running_apps.remove(self)
+
+
+@pytest.fixture
+def running_apps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunningApp]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(schedulers, "TorchXApp", RunningApp)
+    monkeypatch.setattr(RunningApp, "running_apps", [])
+    return RunningApp.running_apps
+
+
+@pytest.mark.parametrize("error", [JobStartFailed("it exited with code 2"), KeyboardInterrupt()])
+def test_the_replicas_end_if_the_gateway_does_not_start(
+    running_apps: list[RunningApp], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(options: object) -> NoReturn:
+        assert running_apps
+        raise error
+
+    monkeypatch.setattr(LocalGateway, "start", fail)
+    found = job_of_app("local_cwd")
+    with pytest.raises(type(error)):
+        found.apply()
+    assert running_apps == []
+    assert not found.active
+    assert list(registry._directory().iterdir()) == []
+
+
+def test_no_replica_is_started_if_a_gateway_cannot_be(
+    running_apps: list[RunningApp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> NoReturn:
+        assert not running_apps
+        raise JobStartFailed("monarch is not installed")
+
+    monkeypatch.setattr(process, "require_gateway_packages", refuse)
+    with pytest.raises(JobStartFailed, match="monarch is not installed"):
+        job_of_app("local_cwd").apply()
 
 
 def test_only_processes_of_this_machine_see_its_files() -> None:
