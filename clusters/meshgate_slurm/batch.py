@@ -38,6 +38,7 @@ def main() -> None:
     if len(sys.argv) == 1:
         sys.exit(_serve(spec, Path(os.environ.pop(DIRECTORY))))
     number = os.environ["SLURM_JOB_ID"]
+    signal.signal(signal.SIGTERM, _end)
     with tempfile.TemporaryDirectory(prefix="meshgate-") as temporary:
         os.environ[ALLOCATION] = number
         job = start_gateway(Path(temporary) / "job", f"{int(number):08}", spec)
@@ -51,6 +52,12 @@ def main() -> None:
         finally:
             end_gateway(job)
     sys.exit(code)
+
+
+def _end(signum: int, frame: object) -> None:
+    """Slurm ends the job, with SIGKILL to follow: the gateway and its files on this node must end before that."""
+    signal.signal(signum, signal.SIG_IGN)  # a second one must not interrupt that
+    raise SystemExit(128 + signum)
 
 
 def _serve(spec: SlurmSpec, directory: Path) -> int:

@@ -1,0 +1,47 @@
+"""What a batch job leaves on its first node when Slurm ends it. ``tests/slurm/test_batch.py`` has the rest."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from meshgate_slurm.script import SPEC
+from meshgate_slurm.spec import SlurmSpec
+
+TIMEOUT = 60.0  # seconds; it takes a fraction of that on an idle machine
+BATCH = """
+from meshgate_slurm import batch
+from meshgate_slurm.messages import RunningSlurmJob
+
+def start_gateway(directory, apply_id, spec):
+    directory.mkdir()
+    (directory / "token").write_text("secret")
+    return RunningSlurmJob(
+        apply_id=apply_id, job_id=7, host="node1", directory=str(directory), socket="/s", pid=1, started="1",
+        token="secret", meshes=spec.meshes, log_dir="",
+    )
+
+batch.start_gateway = start_gateway
+batch.end_gateway = lambda job: print("the gateway has ended", flush=True)
+batch.main()
+"""
+CLIENT = "print('the client runs', flush=True); input()"
+
+
+def test_a_job_that_slurm_ends_leaves_neither_gateway_nor_files(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BATCH, shlex.join([sys.executable, "-c", CLIENT])]
+    spec = SlurmSpec(meshes={"workers": 1}).model_dump_json()
+    environment = {**os.environ, SPEC: spec, "SLURM_JOB_ID": "7", "TMPDIR": str(tmp_path)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, text=True, env=environment, stdin=pipe, stdout=pipe) as batch:
+        assert batch.stdout is not None
+        assert batch.stdout.readline() == "the client runs\n"
+        assert sorted(path.name for path in tmp_path.glob("meshgate-*/job/*")) == ["job.json", "token"]
+        batch.send_signal(signal.SIGTERM)
+        output, _ = batch.communicate(timeout=TIMEOUT)
+    assert (batch.returncode, output) == (128 + signal.SIGTERM, "the gateway has ended\n")
+    assert list(tmp_path.iterdir()) == []
