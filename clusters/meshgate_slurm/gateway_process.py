@@ -47,8 +47,7 @@ def start_gateway(directory: Path, apply_id: str, spec: SlurmSpec) -> RunningSlu
         remove_files(directory)
         raise
     if isinstance(report, Rejected):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        _end_process(process)
         remove_files(directory)
         return report
     gateway = identify_process(report.pid)
@@ -82,7 +81,8 @@ def write_token(directory: Path) -> str:
 def start_process(
     directory: Path, spec: SlurmSpec, listen: Sequence[str]
 ) -> tuple[subprocess.Popen[bytes], GatewayReport | Rejected]:
-    """Starts a gateway for the holders of the token in ``directory``. ``listen``: its options that say where."""
+    """Starts a gateway for the holders of the token in ``directory``; ends it if the start is interrupted. ``listen``:
+    its options that say where."""
     write_private(directory / SPEC_FILE, spec.model_dump_json())
     announce, theirs = os.pipe()
     log = directory / LOG_FILE
@@ -107,6 +107,15 @@ def start_process(
             )
     finally:
         os.close(theirs)
+    try:
+        return process, _read_report(announce, process, directory)
+    except BaseException:
+        _end_process(process)
+        raise
+
+
+def _read_report(announce: int, process: subprocess.Popen[bytes], directory: Path) -> GatewayReport | Rejected:
+    """Waits for what the gateway says once it has its job. Closes ``announce``."""
     with os.fdopen(announce, "rb", buffering=0) as pipe:
         line = _read_line(pipe.fileno(), time.monotonic() + START_TIMEOUT)
     try:
@@ -114,10 +123,18 @@ def start_process(
     except ValidationError:
         code = process.poll()
         how = f"it did not start within {START_TIMEOUT:g} s" if code is None else f"it exited with code {code}"
-        return process, Rejected(
-            error=f"the gateway on {host_name()} did not start: {how}", output=last_output(directory)
-        )
-    return process, report if report.error is None else Rejected(error=report.error)
+        return Rejected(error=f"the gateway on {host_name()} did not start: {how}", output=last_output(directory))
+    return report if report.error is None else Rejected(error=report.error)
+
+
+def _end_process(process: subprocess.Popen[bytes]) -> None:
+    """Ends a gateway that this program has started. If it has submitted its job, it cancels that first."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_TIMEOUT)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _read_line(descriptor: int, deadline: float) -> bytes:

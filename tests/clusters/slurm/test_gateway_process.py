@@ -1,19 +1,36 @@
-"""What a gateway on a login node leaves, and which process it is."""
+"""What a gateway on a login node leaves, also if its start is interrupted, and which process it is."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from meshgate_processes.identity import identify_process
-from meshgate_slurm import commands
+from meshgate_slurm import commands, gateway_process
 from meshgate_slurm.commands import SlurmError
-from meshgate_slurm.gateway_process import TEMPORARY, end_gateway, own_address, remove_files
-from meshgate_slurm.messages import RunningSlurmJob
+from meshgate_slurm.gateway_process import TEMPORARY, end_gateway, own_address, remove_files, start_gateway
+from meshgate_slurm.messages import Rejected, RunningSlurmJob
+from meshgate_slurm.spec import SlurmSpec
+
+TIMEOUT = 60.0  # seconds; a wait takes a fraction of it on an idle machine
+GATEWAY = """#!{python}
+import os, pathlib, signal, sys
+
+def end(*_):
+    pathlib.Path({record!r}).write_text("cancelled its job")
+    sys.exit()
+
+signal.signal(signal.SIGTERM, {handler})
+pathlib.Path({record!r}).write_text(str(os.getpid()))
+os.write(int(sys.argv[sys.argv.index("--announce-fd") + 1]), b"no report\\n")
+signal.pause()
+"""
 
 
 def job_of(pid: int, started: str) -> RunningSlurmJob:
@@ -57,3 +74,58 @@ def test_any_node_will_do_for_a_partition_without_nodes(monkeypatch: pytest.Monk
     monkeypatch.setattr(commands, "node_address", lambda partition: None)
     with pytest.raises(SlurmError, match="lists no nodes"):
         own_address("empty")
+
+
+@pytest.fixture
+def fake_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Makes ``start_gateway`` start a program that handles SIGTERM by ``handler``, and returns the file in which that
+    records its pid and its end."""
+
+    def make(handler: str) -> Path:
+        record, program = tmp_path / "record", tmp_path / "gateway"
+        program.write_text(GATEWAY.format(python=sys.executable, record=str(record), handler=handler))
+        program.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(program))
+        return record
+
+    return make
+
+
+def interrupt_once_it_runs(descriptor: int, deadline: float) -> NoReturn:
+    os.read(descriptor, 1)
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_start_ends_the_gateway_which_cancels_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_gateway: Callable[[str], Path]
+) -> None:
+    record = fake_gateway("end")
+    monkeypatch.setattr(gateway_process, "_read_line", interrupt_once_it_runs)
+    with pytest.raises(KeyboardInterrupt):
+        start_gateway(tmp_path / "job", "12345678", SlurmSpec(meshes={"a": 1}))
+    assert record.read_text() == "cancelled its job"
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_gateway_that_does_not_end_when_its_start_is_interrupted_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_gateway: Callable[[str], Path]
+) -> None:
+    record = fake_gateway("signal.SIG_IGN")
+    monkeypatch.setattr(gateway_process, "_read_line", interrupt_once_it_runs)
+    monkeypatch.setattr(gateway_process, "END_TIMEOUT", 0.05)
+    with pytest.raises(KeyboardInterrupt):
+        start_gateway(tmp_path / "job", "12345678", SlurmSpec(meshes={"a": 1}))
+    process = identify_process(int(record.read_text()))
+    assert process is None or process.wait_ended(TIMEOUT)
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_gateway_that_does_not_report_in_time_can_cancel_its_job(
+    tmp_path: Path, fake_gateway: Callable[[str], Path]
+) -> None:
+    record = fake_gateway("end")
+    answer = start_gateway(tmp_path / "job", "12345678", SlurmSpec(meshes={"a": 1}))
+    assert isinstance(answer, Rejected)
+    assert "it did not start within" in answer.error
+    assert record.read_text() == "cancelled its job"
+    assert not (tmp_path / "job").exists()
