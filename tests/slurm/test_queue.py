@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import _thread
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from meshgate import JobStartFailed, SlurmJob
+from tests.programs import ROOT
 from tests.slurm.actors import Trainer
-from tests.slurm.cluster import DEADLINE, queue, small_job
+from tests.slurm.cluster import DEADLINE, queue, run, small_job
 from tests.waiting import wait_for
 
 LATER = ["--begin=now+1hour"]
@@ -89,3 +96,49 @@ def test_two_jobs_share_a_node(name: str, tmp_path: Path) -> None:
         for job in (first, second):
             trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
             assert trainers.node.call_one().get(timeout=DEADLINE) == "n1"
+
+
+SUBMIT = """\
+import sys
+from pathlib import Path
+from tests.slurm.cluster import small_job
+
+with small_job({"workers": 1}, sys.argv[1], Path(sys.argv[2]), gateway_on=sys.argv[3]) as job:
+    job.state()
+"""
+SBATCH = """\
+#!/bin/sh
+touch {directory}/submitting
+while [ ! -e {directory}/go ]; do sleep 0.05; done
+{sbatch} "$@" > {directory}/job
+status=$?
+cat {directory}/job
+touch {directory}/submitted
+exit $status
+"""
+
+
+@pytest.mark.parametrize("gateway_on", ["login", "node"])
+def test_ctrl_c_during_the_submission_leaves_no_job(name: str, tmp_path: Path, gateway_on: str) -> None:
+    slow = tmp_path / "bin" / "sbatch"
+    slow.parent.mkdir()
+    slow.write_text(SBATCH.format(directory=tmp_path, sbatch=shutil.which("sbatch")))
+    slow.chmod(0o755)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", SUBMIT, name, str(tmp_path), gateway_on],
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{slow.parent}:{os.environ['PATH']}"},
+        stderr=subprocess.PIPE,
+    )
+    try:
+        wait_for((tmp_path / "submitting").exists, "sbatch")
+        driver.send_signal(signal.SIGINT)
+        driver.communicate(timeout=DEADLINE)
+        assert driver.returncode == -signal.SIGINT
+    finally:
+        driver.kill()
+        (tmp_path / "go").touch()
+    wait_for((tmp_path / "submitted").exists, "the job number")
+    job = int((tmp_path / "job").read_text())
+    ended = re.compile("JobState=(CANCELLED|FAILED|COMPLETED)")  # its workers may end before it is cancelled
+    wait_for(lambda: ended.search(run("scontrol", "show", "job", str(job))), "the end of the job")

@@ -66,11 +66,16 @@ class ThisMachine:
         return None
 
     def run(self, command: str, stdin: str) -> Output:
-        shell = ["/bin/sh", "-c", command]
-        result = subprocess.run(
-            shell, input=stdin, capture_output=True, text=True, timeout=COMMAND_TIMEOUT, check=False
-        )
-        return Output(result.returncode, result.stdout, result.stderr)
+        shell, pipe = ["/bin/sh", "-c", command], subprocess.PIPE
+        process = subprocess.Popen(shell, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+        try:
+            stdout, stderr = process.communicate(stdin, COMMAND_TIMEOUT)
+        except BaseException:
+            # As over ssh, the command goes on. It ends what it has started when it finds that its reply has no reader.
+            for each in filter(None, (process.stdin, process.stdout, process.stderr)):
+                each.close()
+            raise
+        return Output(process.returncode, stdout, stderr)
 
     def forward(self, remote: str) -> str:
         return remote
