@@ -183,11 +183,15 @@ class CodeSync:
             for version in self._versions.failed():  # offer it again even if the tree is unchanged: hosts may be back
                 self._sender.forget(bytes.fromhex(version))
             tree, read = self._scan(changed)
-            offer = self._sender.offer(tree)
-            version = offer.root.hex()
-            self._versions.add(version, reset=bool(offer.messages))
-            for message in offer.messages:
-                self._post(message)
+            try:
+                offer = self._sender.offer(tree)
+                version = offer.root.hex()
+                self._versions.add(version, reset=bool(offer.messages))
+                for message in offer.messages:
+                    self._post(message)
+            except BaseException:  # such as Ctrl-C: what may not have been posted is offered again
+                self._sender.forget(tree.digest)
+                raise
             self._client.code_version, self._client.code_paths = version, self.tree.paths
             for path in read if len(read) <= _MAX_SYNTAX_CHECKS and not self.tree.everything else ():
                 _check_syntax(self.tree.top / path)

@@ -78,7 +78,7 @@ class GatherMounts:
                 self._meshes = dict(meshes)
                 self._hosts = [_Host(mesh, *host) for mesh, hosts in meshes.items() for host in single_hosts(hosts)]
         self.pull()
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():  # it ends with all sessions
             self._stop.clear()
             self._thread = threading.Thread(target=self._follow, name="meshgate-gather", daemon=True)
             self._thread.start()

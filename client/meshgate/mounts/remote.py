@@ -92,9 +92,12 @@ class RemoteMounts:
                 if self._mounted.get((mount.path, mesh)) != wanted:
                     due[mesh] = wanted
             if due:
+                for mesh in due:  # if it fails, some hosts may have the new version
+                    self._mounted.pop((mount.path, mesh), None)
                 with connect() as client:
-                    self._mount(mount, client, [hosts[mesh] for mesh in due])
-                self._mounted.update({(mount.path, mesh): wanted for mesh, wanted in due.items()})
+                    version = self._mount(mount, client, [hosts[mesh] for mesh in due])
+                for mesh, (of, _, restarts) in due.items():
+                    self._mounted[mount.path, mesh] = (of, version, restarts)
 
     def remove(self, hosts: Mapping[str, HostMeshProxy]) -> list[str]:
         """Removes the mounts from the hosts. Returns what went wrong."""
@@ -122,7 +125,8 @@ class RemoteMounts:
         hosts._initialized(wait_for_all=False).get()  # then the restart count is up to date
         return client, digest, client.objects.host_restarts.get(mesh, 0)
 
-    def _mount(self, mount: RemoteMount, client: Client, due: Sequence[HostMeshProxy]) -> None:
+    def _mount(self, mount: RemoteMount, client: Client, due: Sequence[HostMeshProxy]) -> str:
+        """Returns the version that the hosts have: files may change after the scan that found it due."""
         meshes = [_same_hosts(client, hosts) for hosts in due]
         tree = Tree(Path(mount.source), paths=(), everything=True)
         version = CodeSync(client, tree, cache=self._caches[mount.source]).push().version
@@ -134,6 +138,7 @@ class RemoteMounts:
         ]
         if problems := _problems(calls):
             raise JobError(f"remote_mount({mount.source!r}) failed on {'; '.join(problems)}")
+        return version
 
 
 def _same_hosts(client: Client, hosts: HostMeshProxy) -> HostMeshProxy:

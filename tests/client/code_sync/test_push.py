@@ -206,6 +206,20 @@ def test_a_version_that_failed_without_a_waiting_push_is_offered_again(code: Cod
     assert hosts.offers == 2
 
 
+def test_a_version_whose_offer_was_interrupted_is_offered_again(
+    code: CodeSync, hosts: FakeHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(code, "_post", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            code.push()
+    assert code.push().ready == 2
+    assert hosts.offers == 1
+
+
 @pytest.mark.usefixtures("hosts")
 def test_a_sync_succeeds_if_the_cache_of_the_scan_cannot_be_saved(
     client: Client, repository: Path, tmp_path: Path

@@ -288,6 +288,12 @@ def test_changes_follow_and_a_problem_is_reported_once(
     hosts.closed = True
     thread.join(60)
     assert not thread.is_alive()
+    again: Any = FakeHosts(1)  # of another session
+    mounts.start({"workers": again})
+    again.slices[0].files = {"later": b"new"}
+    while not (tmp_path / "here/hosts_0/later").exists():
+        mounts._stop.wait(interval)
+    again.closed = True
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,46 @@ def test_a_directory_that_is_too_large_is_refused_before_anything_is_sent(
     with pytest.raises(JobError, match=r"remote_mount\(.*/data'\): it has 0 MB, the limit is 0 MB; mount a part of it"):
         mounts.apply({}, lambda: pytest.fail("connected"))
     assert os.listdir(source)
+
+
+def test_a_mount_that_failed_on_some_hosts_is_mounted_again(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = RemoteMounts()
+    mounts.add(RemoteMount(str(source), "/data"))
+    hosts: Any = {"workers": object()}
+    client: Any = contextlib.nullcontext()
+    mounted: list[str] = []
+
+    def mount(self: RemoteMounts, mount: RemoteMount, *_: object) -> str:
+        (version,) = {self._digest(mount)}
+        mounted.append(version)
+        if (source / "fails").exists():
+            raise JobError("one host failed")
+        return version
+
+    monkeypatch.setattr(RemoteMounts, "_mount", mount)
+    monkeypatch.setattr(RemoteMounts, "_wanted", lambda self, hosts, mesh, digest: (None, digest, 0))
+    mounts.apply(hosts, lambda: client)
+    mounts.apply(hosts, lambda: client)
+    assert len(mounted) == 1
+    (source / "fails").touch()
+    with pytest.raises(JobError):
+        mounts.apply(hosts, lambda: client)
+    (source / "fails").unlink()
+    mounts.apply(hosts, lambda: client)
+    assert mounted == [mounted[0], mounted[1], mounted[0]]
+
+
+def test_what_is_saved_during_a_mount_is_mounted_next(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = RemoteMounts()
+    mounts.add(RemoteMount(str(source), "/data"))
+    hosts: Any = {"workers": object()}
+    client: Any = contextlib.nullcontext()
+    versions = iter(["of a save during the scan", "next"])
+    monkeypatch.setattr(RemoteMounts, "_mount", lambda *_: next(versions))
+    monkeypatch.setattr(RemoteMounts, "_wanted", lambda self, hosts, mesh, digest: (None, digest, 0))
+    mounts.apply(hosts, lambda: client)
+    mounts.apply(hosts, lambda: client)
+    assert next(versions, None) is None
 
 
 def test_without_names_a_mount_is_for_all_meshes() -> None:
