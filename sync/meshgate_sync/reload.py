@@ -478,7 +478,9 @@ class _Transaction:
 
     def roll_back(self) -> None:
         for name, module in list(sys.modules.items()):
-            if name not in self.loaded and str(getattr(module, "__file__", "")).startswith(self.path + os.sep):
+            file = None if name in self.loaded else read_attribute(module, "__file__")
+            # The entry of ``sys.path`` that it was found in may lead through a link.
+            if isinstance(file, str) and os.path.realpath(file).startswith(self.path + os.sep):
                 del sys.modules[name]
         sys.modules.update(self._dropped)
         for module, before in self._before:

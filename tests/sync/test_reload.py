@@ -246,6 +246,19 @@ def test_a_reload_in_which_a_module_raised_leaves_everything_as_it_was(
     assert project.reload() == []
 
 
+def test_what_a_failed_reload_imported_is_forgotten_even_in_a_store_behind_a_link(
+    project: Project, tmp_path: Path
+) -> None:
+    project.after.rename(tmp_path / "elsewhere")
+    project.after.symlink_to("elsewhere")
+    project.write(project.before, a="X = 1")
+    project.write(project.after, a="import @new\nraise ValueError", new="")
+    project.load("a")
+    with pytest.raises(ValueError):
+        project.reload()
+    assert f"{project.prefix}new" not in sys.modules
+
+
 def test_a_module_whose_file_is_gone_is_reported_and_can_no_longer_be_imported(project: Project) -> None:
     project.write(project.before, p____init____="", p__a="X = 1")
     module = importlib.import_module(f"{project.prefix}p.a")
