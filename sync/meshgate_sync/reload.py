@@ -282,7 +282,7 @@ def plan_reload(before: Sequence[str], path: str, paths: Sequence[str] = ("",)) 
     for name, (directory, relative) in modules_from(sys.modules, before).items():
         if directory != path:
             current[name] = os.path.join(directory, relative)
-            if (file := _file_in(path, relative)) is not None:
+            if (file := _file_in(path, name, relative, directory)) is not None:
                 new[name] = file
     if not before:
         for name, file in _by_name(sys.modules, path, paths).items():
@@ -324,7 +324,7 @@ def _by_name(modules: Mapping[str, ModuleType], path: str, paths: Sequence[str])
         if base != "__init__.py" and base.partition(".")[0] != last:
             continue  # no import by this name finds that file
         if file.endswith(os.sep + relative) and not file.startswith(installed):
-            here = next(filter(None, (_file_in(os.path.join(path, each), relative) for each in paths)), None)
+            here = next(filter(None, (_file_in(os.path.join(path, each), name, relative) for each in paths)), None)
             if here is not None:
                 found[name] = here
     return found
@@ -478,7 +478,9 @@ class _Transaction:
 
     def roll_back(self) -> None:
         for name, module in list(sys.modules.items()):
-            if name not in self.loaded and str(getattr(module, "__file__", "")).startswith(self.path + os.sep):
+            file = None if name in self.loaded else read_attribute(module, "__file__")
+            # The entry of ``sys.path`` that it was found in may lead through a link.
+            if isinstance(file, str) and os.path.realpath(file).startswith(self.path + os.sep):
                 del sys.modules[name]
         sys.modules.update(self._dropped)
         for module, before in self._before:
@@ -494,17 +496,31 @@ class _Transaction:
         setattr(thing, name, value)
 
 
-def _file_in(path: str, relative: str) -> str | None:
-    """The file in the snapshot ``path`` of the module that was in ``relative``. A module may become a package, or the
-    reverse."""
+def _file_in(path: str, name: str, relative: str, before: str | None = None) -> str | None:
+    """The file in the snapshot ``path`` of the module ``name`` that was in ``relative``, of the snapshot ``before`` if
+    of any. A module may become a package, or the reverse.
+
+    Python prefers a package to a module of that name. But a module that has another name, or was loaded beside such a
+    package, was loaded by its file.
+    """
     stem, suffix = os.path.splitext(relative)
-    package = os.path.basename(stem) == "__init__"
-    other = os.path.dirname(relative) + ".py" if package else os.path.join(stem, "__init__.py")
-    for candidate in (relative, other) if suffix == ".py" else (relative,):
-        if os.path.isfile(file := os.path.join(path, candidate)):
-            return file
-    return None
+    if suffix != ".py":
+        candidates = [relative]
+    elif _is_package(relative):
+        candidates = [relative, os.path.dirname(relative) + ".py"]
+    else:
+        package = os.path.join(stem, "__init__.py")
+        beside = before is not None and os.path.isfile(os.path.join(before, package))
+        by_file = beside or name.rpartition(".")[2] != os.path.basename(stem)
+        candidates = [relative, package] if by_file else [package, relative]
+    return next(filter(os.path.isfile, (os.path.join(path, each) for each in candidates)), None)
+
+
+def _is_package(file: str) -> bool:
+    return os.path.basename(file) == "__init__.py"
 
 
 def _same(before: str, after: str) -> bool:
+    if _is_package(before) != _is_package(after):
+        return False
     return os.path.samefile(before, after) or filecmp.cmp(before, after, shallow=False)

@@ -132,6 +132,26 @@ def test_a_module_that_becomes_a_package_or_ceases_to_be_one_is_reloaded(
     assert hasattr(project.load("a"), "__path__") is after.endswith("____")
 
 
+@pytest.mark.parametrize(("before", "after"), [("a", "a____init____"), ("a____init____", "a")])
+def test_a_module_that_becomes_a_package_with_the_same_content_is_reloaded(
+    project: Project, before: str, after: str
+) -> None:
+    project.write(project.before, **{before: "X = 1"})
+    project.write(project.after, **{after: "X = 1"})
+    a = project.load("a")
+    assert project.reload() == ["a"]
+    assert hasattr(a, "__path__") is after.endswith("____")
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_a_new_package_precedes_a_module_of_its_name_that_did_not_change(project: Project, versioned: bool) -> None:
+    project.write(project.before, a="X = 1", b="from @a import X")
+    project.write(project.after, a="X = 1", a____init____="X = 2", b="from @a import X")
+    b = project.load("b")
+    assert project.names(project.execute(versioned=versioned).modules) == ["a", "b"]
+    assert (b.X, project.load("a").__file__) == (2, str(project.after / f"{project.prefix}a" / "__init__.py"))
+
+
 def test_what_lies_beside_a_module_that_did_not_change_is_the_new_one(project: Project) -> None:
     source = "import pathlib, pkgutil\ndef f(): return pathlib.Path(__file__).with_name('f.txt').read_text()"
     for version in (project.before, project.after):
@@ -200,17 +220,34 @@ def test_a_compiled_module_that_changed_is_refused(project: Project, tmp_path: P
     assert a.X == 1
 
 
-def test_a_module_that_was_loaded_by_its_file_is_reloaded_by_its_file(project: Project) -> None:
-    for version, number in ((project.before, 1), (project.after, 2)):
-        project.write(version, plugins__a=f"X = {number}")
-    name = f"{project.prefix}elsewhere"
-    spec = importlib.util.spec_from_file_location(name, project.before / f"{project.prefix}plugins" / "a.py")
+def load_by_file(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_a_module_that_was_loaded_by_its_file_is_reloaded_by_its_file(project: Project) -> None:
+    for version, number in ((project.before, 1), (project.after, 2)):
+        project.write(version, plugins__a=f"X = {number}")
+    module = load_by_file(f"{project.prefix}elsewhere", project.before / f"{project.prefix}plugins" / "a.py")
     assert project.reload() == ["elsewhere"]
     assert module.X == 2
+
+
+@pytest.mark.parametrize(("name", "new"), [("a", False), ("elsewhere", False), ("elsewhere", True)])
+def test_a_module_that_was_loaded_by_its_file_is_not_taken_for_a_package_beside_it(
+    project: Project, name: str, new: bool
+) -> None:
+    for version in (project.before, project.after):
+        project.write(version, a="X = 1")
+        if not new or version == project.after:
+            project.write(version, a____init____="X = 2")
+    module = load_by_file(f"{project.prefix}{name}", project.before / f"{project.prefix}a.py")
+    assert project.reload() == []
+    assert (module.X, module.__file__) == (1, str(project.after / f"{project.prefix}a.py"))
 
 
 def test_a_syntax_error_leaves_everything_as_it_was(project: Project) -> None:
@@ -244,6 +281,19 @@ def test_a_reload_in_which_a_module_raised_leaves_everything_as_it_was(
     assert project.reload() == ["a", "b", "c"]
     assert c.Z == 2
     assert project.reload() == []
+
+
+def test_what_a_failed_reload_imported_is_forgotten_even_in_a_store_behind_a_link(
+    project: Project, tmp_path: Path
+) -> None:
+    project.after.rename(tmp_path / "elsewhere")
+    project.after.symlink_to("elsewhere")
+    project.write(project.before, a="X = 1")
+    project.write(project.after, a="import @new\nraise ValueError", new="")
+    project.load("a")
+    with pytest.raises(ValueError):
+        project.reload()
+    assert f"{project.prefix}new" not in sys.modules
 
 
 def test_a_module_whose_file_is_gone_is_reported_and_can_no_longer_be_imported(project: Project) -> None:

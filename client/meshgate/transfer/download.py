@@ -1,7 +1,8 @@
 """Downloads the files of one host into a destination, with several reads in flight.
 
-A file is ``<name>.part`` until it is complete, then it is renamed to ``<name>``. ``<name>.part.json`` records which
-file the part belongs to, its length and its digest, so that the next pull resumes there.
+A file is ``.<name>.meshgate-part`` until it is complete, then it is renamed to ``<name>``.
+``.<name>.meshgate-part.json`` records which file the part belongs to, its length and its digest, so that the next pull
+resumes there.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ CHANGED_SINCE = frozenset({"absent", "changed"})
 """The kinds of failures of a file that was replaced, shortened or removed since it was listed."""
 CHUNK = 1 << 20
 RECORD_INTERVAL = 32 << 20  # bytes between two updates of the record
+NAME_LIMIT = 255  # bytes, of file systems
 
 
 class UnsafePath(Exception):
@@ -168,6 +170,15 @@ def _is_within(path: str, top: str) -> bool:
     return path == top or path.startswith(top.rstrip(os.sep) + os.sep)
 
 
+def part_name(name: str) -> str:
+    """The name of ``name`` while it is incomplete, beside it. No file that a user has is called that: its file is
+    replaced and deleted without a question."""
+    parent, slash, last = name.rpartition("/")
+    if len(os.fsencode(f".{last}.meshgate-part.json.new")) > NAME_LIMIT:
+        last = hashlib.sha256(os.fsencode(last)).hexdigest()
+    return f"{parent}{slash}.{last}.meshgate-part"
+
+
 class PartialFile:
     """One file being pulled. ``have`` is the number of bytes that are here."""
 
@@ -184,7 +195,8 @@ class PartialFile:
         self.entry = entry
         self.path = destination.full_path(name)
         self._destination, self._name = destination, name
-        self._part, self._record = f"{name}.part", f"{name}.part.json"
+        self._part = part_name(name)
+        self._record = f"{self._part}.json"
         self._file: int = -1
         self._digest = hashlib.sha256()
         self._recorded = 0

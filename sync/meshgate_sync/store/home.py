@@ -38,6 +38,7 @@ __all__ = [
     "check_path",
     "default_home",
     "enter",
+    "leave",
     "locked",
     "open_version",
     "snapshot_path",
@@ -156,6 +157,13 @@ def enter(version: OpenVersion, paths: Sequence[str] = ("",)) -> None:
         *(entry for entry in sys.path if not _within(entry, earlier)),
     ]
     _active.append(version)
+
+
+def leave(version: OpenVersion) -> None:
+    """Forgets ``version``, entered for a reload that has failed and been undone: no module of it is loaded. The caller
+    restores ``sys.path``."""
+    _active.remove(version)
+    version.close()
 
 
 def active_paths() -> list[str]:

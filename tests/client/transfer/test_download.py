@@ -100,7 +100,7 @@ def test_a_record_is_never_written_through_a_pulled_link(tmp_path: Path) -> None
     victim.write_text("mine")
     host = interrupt_download(local)
     host.entries += [directory(name) for name in ("a", "a/b", "a/b/c", "s")]
-    host.entries += [link("a/b/c/d", "../../../s"), link("big.part.json.new", "a/b/c/d/../../victim")]
+    host.entries += [link("a/b/c/d", "../../../s"), link(".big.meshgate-part.json.new", "a/b/c/d/../../victim")]
     host.reply = lambda name, offset: ("failed", "no") if offset == 35 * CHUNK else None
     for _ in range(2):
         with pytest.raises(PullFailed, match="no"):
@@ -111,7 +111,7 @@ def test_a_record_is_never_written_through_a_pulled_link(tmp_path: Path) -> None
     assert contents(tmp_path) == {"in/big": BIG, "victim": b"mine"}
 
 
-@pytest.mark.parametrize("taken", ["big", "big.part", "big.part.json", "big.part.json.new"])
+@pytest.mark.parametrize("taken", ["big", *(f".big.meshgate-part{end}" for end in ("", ".json", ".json.new"))])
 def test_a_link_in_the_place_of_a_file_is_replaced_not_followed(tmp_path: Path, taken: str) -> None:
     local = tmp_path / "in"
     local.mkdir()
@@ -252,9 +252,41 @@ def test_an_interrupted_file_resumes_where_it_stopped(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"big": BIG}
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_files_that_are_named_like_parts_are_kept(tmp_path: Path, listed: bool) -> None:
+    files = {"big": BIG, "big.part": b"1", "big.part.json": b"2", "big.part.json.new": b"3"}
+    host = FakeHost(files)
+    if listed:
+        download(host, tmp_path)
+        (tmp_path / "big").unlink()
+    else:
+        host.entries = host.entries[:1]
+        for name in files.keys() - {"big"}:
+            (tmp_path / name).write_bytes(files[name])
+    host.reply = lambda name, offset: ("changed", name) if offset == 35 * CHUNK else None
+    with pytest.raises(PullFailed, match="changed"):
+        download(host, tmp_path)
+    assert contents(tmp_path) == {name: data for name, data in files.items() if name != "big"}
+    host.reply = None
+    download(host, tmp_path)
+    assert contents(tmp_path) == files
+
+
+@pytest.mark.parametrize("name", ["a" * 255, "directory/" + "é" * 127])
+def test_a_file_with_the_longest_name_is_pulled_and_resumed(tmp_path: Path, name: str) -> None:
+    host = FakeHost({name: BIG})
+    host.entries.insert(0, directory("directory"))
+    host.reply = lambda name, offset: ("failed", "no") if offset == 30 * CHUNK else None
+    with pytest.raises(PullFailed, match="no"):
+        download(host, tmp_path)
+    host.reply = None
+    assert download(host, tmp_path).travelled == len(BIG) - 30 * CHUNK
+    assert contents(tmp_path) == {name: BIG}
+
+
 def test_a_damaged_part_is_read_from_its_start(tmp_path: Path) -> None:
     host = interrupt_download(tmp_path)
-    with (tmp_path / "big.part").open("r+b") as part:
+    with (tmp_path / ".big.meshgate-part").open("r+b") as part:
         part.seek(1000)
         part.write(b"damage")
     download(host, tmp_path)
@@ -264,7 +296,7 @@ def test_a_damaged_part_is_read_from_its_start(tmp_path: Path) -> None:
 
 def test_bytes_after_the_end_of_the_file_are_dropped(tmp_path: Path) -> None:
     host = interrupt_download(tmp_path)
-    with (tmp_path / "big.part").open("ab") as part:
+    with (tmp_path / ".big.meshgate-part").open("ab") as part:
         part.write(bytes(len(BIG)))
     download(host, tmp_path)
     assert host.reads[0] == ("big", 30 * CHUNK)
@@ -280,7 +312,7 @@ def test_a_part_of_another_version_of_the_file_is_read_from_its_start(tmp_path: 
 
 def test_a_damaged_record_is_ignored(tmp_path: Path) -> None:
     host = interrupt_download(tmp_path)
-    (tmp_path / "big.part.json").write_text('{"size": ')
+    (tmp_path / ".big.meshgate-part.json").write_text('{"size": ')
     download(host, tmp_path)
     assert host.reads[0] == ("big", 0)
 

@@ -94,6 +94,7 @@ class ProcessReloader(Actor):
                 done = plan.execute(Actor)
             except BaseException:
                 sys.path[:] = earlier
+                home.leave(version)  # else the next reload would look for this process's modules there
                 raise
         return {"modules": done.modules, "vanished": done.vanished, "old_classes": done.old_classes}
 
