@@ -70,7 +70,7 @@ def main() -> None:
     except ValidationError as error:
         reply = Rejected(error=f"invalid request; do both sides have the same version of meshgate? {error}")
     if not _write(reply) and isinstance(reply, RunningSlurmJob):
-        _end(reply.model_dump_json())  # whoever submitted the job is gone without knowing it
+        _end(reply.model_dump_json())  # the program that submitted the job is gone without knowing it
         raise SystemExit(1)
 
 

@@ -132,6 +132,13 @@ def test_processes_start_with_the_settings_of_the_program(hosts: Any) -> None:
         kt.config.configure(nonsense=1)
 
 
+def test_processes_that_do_not_start_in_time_name_the_setting() -> None:
+    with ProcessJob({"workers": 1}) as job, kt.config.configured(mesh_proc_spawn_max_idle="1ms"):
+        procs = job.state(cached_path=None).workers.spawn_procs()
+        with pytest.raises(kt.MeshgateError, match=r"did not start within \d+ ms.*mesh_proc_spawn_max_idle"):
+            procs.initialized.get(timeout=60)
+
+
 def test_a_delivery_timeout_applies_to_the_processes_of_the_session_only() -> None:
     with ProcessJob({"workers": 1}) as job:
         with kt.config.configured(message_delivery_timeout="77s"):

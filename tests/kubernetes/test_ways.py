@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import meshgate as kt
 from meshgate import Compute, Image, ImageSpec, KubernetesJob
 from tests.kubernetes.actors import Trainer
 from tests.kubernetes.cluster import Kubectl, bare_worker_pods
@@ -93,7 +94,10 @@ def test_two_meshes_of_one_job(namespace: str, images: tuple[str, str]) -> None:
 
 @pytest.mark.slow
 def test_sixteen_workers(namespace: str) -> None:
-    with KubernetesJob(compute=Compute(replicas=16), name="many", namespace=namespace) as job:
+    with (
+        kt.config.configured(mesh_proc_spawn_max_idle="5m", actor_spawn_max_idle="5m"),  # not Monarch's 30 s
+        KubernetesJob(compute=Compute(replicas=16), name="many", namespace=namespace) as job,
+    ):
         assert pods_of(job) == [f"many-workers-{rank}" for rank in range(16)]
 
 

@@ -314,7 +314,7 @@ async def test_the_death_of_a_process_that_an_endpoint_returned_fails_what_its_k
     put = PutValue(call=1, target=MeshRef(object=number), keep=client.number())
     client.send(put, b"value", stream=2**31 - number)
     await client.until(lambda: client.monarch.casts)
-    assert [mesh.name for mesh in client.monarch.meshes].count("ProcessWatcher") == 1  # which tells of the death
+    assert [mesh.name for mesh in client.monarch.meshes].count("ProcessWatcher") == 1  # which reports the death
     client.engine._process_ended(procs, 1, 71)
     await client.until(lambda: client.of(Failed))
     (failed,) = client.of(Failed)

@@ -71,7 +71,7 @@ class ThisMachine:
         try:
             stdout, stderr = process.communicate(stdin, COMMAND_TIMEOUT)
         except BaseException:
-            # As over ssh, the command goes on. It ends what it has started when it finds that its reply has no reader.
+            # As over ssh, the command continues. It ends what it started when it finds that its reply has no reader.
             for each in filter(None, (process.stdin, process.stdout, process.stderr)):
                 each.close()
             raise

@@ -379,9 +379,18 @@ def connect(transport: str | None, on_fault: OnFault) -> Monarch:
     return client
 
 
+_SPAWN_TIMEOUT = re.compile(r"^error spawning proc mesh: statuses: .*\bTimeout\((\d+)[.\d]*(\w+)\)", re.DOTALL)
+
+
 def error_text(error: BaseException) -> str:
     """The message of ``error`` without the Rust backtrace that Monarch appends, or only that of a version check."""
     report = str(error).partition("\n\nStack backtrace:\n")[0].rstrip()
+    if found := _SPAWN_TIMEOUT.search(report):
+        report += (
+            f": the processes did not start within {found[1]} {found[2]}. Busy hosts, or slow file systems, may need "
+            "longer: "
+            'meshgate.config.configure(mesh_proc_spawn_max_idle="5m")'
+        )
     return version_problem(report) or report
 
 

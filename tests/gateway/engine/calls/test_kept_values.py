@@ -255,7 +255,7 @@ async def test_the_death_of_a_process_that_gets_values_ends_its_call() -> None:
 
 
 @async_test
-async def test_meshes_that_endpoints_returned_which_have_no_number_are_told_apart() -> None:
+async def test_meshes_that_endpoints_returned_which_have_no_number_are_distinguished() -> None:
     keeping = Keeping()
     keeping.makers.procs.number = keeping.takers.procs.number = 0  # type: ignore[union-attr]
     await keeping.kept_mesh()

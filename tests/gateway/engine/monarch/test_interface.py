@@ -82,6 +82,8 @@ def test_each_release_implements_the_whole_interface(module: str) -> None:
 def test_the_backtrace_that_monarch_appends_is_left_out() -> None:
     assert error_text(RuntimeError("actor died\n\nStack backtrace:\n   0: std::backtrace")) == "actor died"
     assert error_text(RuntimeError("actor died \n")) == "actor died"
+    late = error_text(RuntimeError("error spawning proc mesh: statuses: Timeout(30.001473067s)=0..16"))
+    assert "=0..16: the processes did not start within 30 s. Busy hosts" in late
 
 
 def test_of_a_version_check_only_its_own_error_is_reported() -> None:
