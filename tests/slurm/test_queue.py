@@ -133,6 +133,7 @@ def test_ctrl_c_during_the_submission_leaves_no_job(name: str, tmp_path: Path, g
     try:
         wait_for((tmp_path / "submitting").exists, "sbatch")
         driver.send_signal(signal.SIGINT)
+        (tmp_path / "go").touch()  # sbatch may take 30 s
         driver.communicate(timeout=DEADLINE)
         assert driver.returncode == -signal.SIGINT
     finally:

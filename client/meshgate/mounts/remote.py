@@ -92,8 +92,8 @@ class RemoteMounts:
                 if self._mounted.get((mount.path, mesh)) != wanted:
                     due[mesh] = wanted
             if due:
-                for mesh in due:  # if it fails, some hosts may have the new version
-                    self._mounted.pop((mount.path, mesh), None)
+                for mesh, (of, _, restarts) in due.items():  # if it fails, some hosts may have it, to be removed
+                    self._mounted[mount.path, mesh] = (of, "", restarts)
                 with connect() as client:
                     version = self._mount(mount, client, [hosts[mesh] for mesh in due])
                 for mesh, (of, _, restarts) in due.items():

@@ -85,6 +85,7 @@ def test_a_mount_that_failed_on_some_hosts_is_mounted_again(source: Path, monkey
     (source / "fails").touch()
     with pytest.raises(JobError):
         mounts.apply(hosts, lambda: client)
+    assert ("/data", "workers") in mounts._mounted  # the end of the job removes it
     (source / "fails").unlink()
     mounts.apply(hosts, lambda: client)
     assert mounted == [mounted[0], mounted[1], mounted[0]]

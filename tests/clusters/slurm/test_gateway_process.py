@@ -20,7 +20,7 @@ from meshgate_slurm.spec import SlurmSpec
 
 TIMEOUT = 60.0  # seconds; a wait takes a fraction of it on an idle machine
 GATEWAY = """#!{python}
-import os, pathlib, signal, sys
+import os, pathlib, signal, sys, time
 
 def end(*_):
     pathlib.Path({record!r}).write_text("cancelled its job")
@@ -29,7 +29,8 @@ def end(*_):
 signal.signal(signal.SIGTERM, {handler})
 pathlib.Path({record!r}).write_text(str(os.getpid()))
 os.write(int(sys.argv[sys.argv.index("--announce-fd") + 1]), b"no report\\n")
-signal.pause()
+while True:
+    time.sleep(0.1)  # pause() could miss a signal that comes just before it
 """
 
 

@@ -164,7 +164,9 @@ def test_a_worker_that_ends_by_itself_is_lost_after_slurm_had_its_time() -> None
     check(test)
 
 
-def test_the_end_of_a_worker_waits_for_an_answer_of_slurm_that_is_slow() -> None:
+def test_the_end_of_a_worker_waits_for_an_answer_of_slurm_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "ANSWER_TIMEOUT", DEADLINE)
+
     async def test(watched: Watched) -> None:
         watched.run()
         await watched.hosts.wait_ready()

@@ -172,7 +172,8 @@ class KeptCalls:
         self._unsent.clear()
         for call in self._calls.values():
             call.wanted = call.released = call.told = False
-        for call in (*self._listed.values(), *self._take_evictable()):
+        fetched = [call for call in self._calls.values() if call.read]  # perhaps, without being read again
+        for call in (*self._listed.values(), *self._take_evictable(), *fetched):
             self._make_evictable(call)  # both together are within the limits again
         self._listed = {call.header.call: call for call in self._take_evictable()}
 

@@ -317,6 +317,19 @@ def test_a_result_that_is_being_fetched_does_not_make_room() -> None:
     assert [header.call for header, _ in holder.sent] == [1]  # type: ignore[union-attr]
 
 
+def test_a_result_that_was_fetched_but_not_read_makes_room_after_the_next_takeover() -> None:
+    holder = Holder(Spool(memory=5 + OVERHEAD, disk=0))
+    holder.call(1)
+    holder.call(2)
+    holder.answer(1, bytes(5))
+    holder.calls.mark_read([1])
+    holder.calls.holder_changed()
+    holder.calls.fetch([1])
+    holder.calls.holder_changed()
+    holder.answer(2, bytes(5))
+    assert holder.states == {2: "finished"}
+
+
 def test_items_that_find_no_space_on_a_congested_wire_fail_the_stream_once() -> None:
     holder = Holder(Spool(memory=2 * (5 + OVERHEAD), disk=0))
     holder.stream(1)
