@@ -90,7 +90,7 @@ def test_ls_without_jobs(run: CliRunner) -> None:
 
 def test_ls_drops_a_damaged_entry(run: CliRunner) -> None:
     path = registry.log_file("broken").with_suffix(".json")
-    path.write_text("{}")
+    path.write_text("{")
     assert run.invoke(app, ["ls"]).exit_code == 0
     assert not path.exists()
     registry.unregister("broken")
