@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 from meshgate import JobStartFailed, SlurmJob
 from tests.programs import ROOT
 from tests.slurm.actors import Trainer
-from tests.slurm.cluster import DEADLINE, queue, run, small_job
+from tests.slurm.cluster import DEADLINE, queue, small_job
 from tests.waiting import wait_for
 
 LATER = ["--begin=now+1hour"]
@@ -108,13 +107,10 @@ with small_job({"workers": 1}, sys.argv[1], Path(sys.argv[2]), gateway_on=sys.ar
 """
 SBATCH = """\
 #!/bin/sh
-touch {directory}/submitting
+echo $$ > {directory}/pid
+mv {directory}/pid {directory}/submitting
 while [ ! -e {directory}/go ]; do sleep 0.05; done
-{sbatch} "$@" > {directory}/job
-status=$?
-cat {directory}/job
-touch {directory}/submitted
-exit $status
+exec {sbatch} "$@"
 """
 
 
@@ -133,13 +129,11 @@ def test_ctrl_c_during_the_submission_leaves_no_job(name: str, tmp_path: Path, g
     try:
         wait_for((tmp_path / "submitting").exists, "sbatch")
         driver.send_signal(signal.SIGINT)
-        (tmp_path / "go").touch()  # sbatch may take 30 s
         driver.communicate(timeout=DEADLINE)
         assert driver.returncode == -signal.SIGINT
     finally:
         driver.kill()
         (tmp_path / "go").touch()
-    wait_for((tmp_path / "submitted").exists, "the job number")
-    job = int((tmp_path / "job").read_text())
-    ended = re.compile("JobState=(CANCELLED|FAILED|COMPLETED)")  # its workers may end before it is cancelled
-    wait_for(lambda: ended.search(run("scontrol", "show", "job", str(job))), "the end of the job")
+    sbatch = Path("/proc", (tmp_path / "submitting").read_text().strip())
+    wait_for(lambda: not sbatch.exists(), "the end of sbatch")  # by itself or, on a slow machine, at its time limit
+    wait_for(lambda: not queue(name), "the end of the job")
