@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
-from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.exceptions import InvalidMessage, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from meshgate.errors import ConnectionFailedError, InvalidRequestError, JobError
@@ -39,7 +39,10 @@ CUTS = 6  # of one question in a row, before the gateway counts as unreachable: 
 
 ReplyT = TypeVar("ReplyT")
 
-_CUT = (ConnectionResetError, http.client.RemoteDisconnected, http.client.IncompleteRead)
+_CUT = (
+    *(ConnectionResetError, http.client.RemoteDisconnected, http.client.IncompleteRead),
+    *(InvalidMessage, ssl.SSLEOFError),  # in the handshakes of a websocket and of TLS
+)
 
 
 def request_json(
@@ -201,7 +204,7 @@ class GatewayClient(Generic[ReplyT]):
     def _ask_with_retries(self, request: BaseModel, timeout: float | None = None) -> Generator[ReplyT, None, None]:
         """The gateway's replies across lost connections: the request is sent again, and the gateway continues with the
         job as it is then. Raises ConnectionFailedError if the gateway stays unreachable."""
-        reached, last_reply, delay = False, time.monotonic(), FIRST_DELAY
+        reached, cuts, last_reply, delay = False, 0, time.monotonic(), FIRST_DELAY
         while True:
             reason: object = "it closes each connection"
             try:
@@ -209,15 +212,17 @@ class GatewayClient(Generic[ReplyT]):
                     reached, last_reply, delay = True, time.monotonic(), FIRST_DELAY
                     yield reply
             except ConnectionFailedError as error:
-                if not reached:
+                cuts += 1
+                if not reached and (cuts == CUTS or not isinstance(error.__cause__, _CUT)):
                     raise
                 reason = error
+            else:
+                reached = True
             if time.monotonic() - last_reply > RECONNECT_TIMEOUT:
                 raise ConnectionFailedError(
                     f"lost the connection to {self._dialer} and could not reconnect within "
                     f"{RECONNECT_TIMEOUT:g} s: {reason}"
                 )
-            reached = True
             time.sleep(random.uniform(0, delay))
             delay = min(2 * delay, LONGEST_DELAY)
 

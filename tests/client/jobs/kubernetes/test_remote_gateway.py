@@ -119,6 +119,17 @@ def test_a_request_is_repeated_after_a_lost_connection() -> None:
     assert len(gateway.requests) == 3
 
 
+def test_a_first_connection_that_an_ingress_cuts_is_opened_again_but_not_for_ever() -> None:
+    gateway = FakeGateway((JobUp(job=JOB),))
+    with running(gateway) as remote:
+        gateway.cuts = gateway_client.CUTS - 1
+        assert remote.start(REQUEST) == JOB
+        gateway.cuts = gateway_client.CUTS
+        with pytest.raises(ConnectionFailedError, match="cannot reach"):
+            remote.start(REQUEST)
+    assert gateway.cuts == 0
+
+
 def test_a_question_is_repeated_after_an_ingress_has_cut_its_connection_but_not_for_ever() -> None:
     gateway = FakeGateway(about={"workers": 1})
     running_job = RunningJob(name="", namespace="team", uid="", token="token", meshes={"workers": 1})
