@@ -183,7 +183,7 @@ def termination_reason(pod: Object, uid: str, container: str) -> str | None:
 def _disruption(pod: Object) -> str:
     """`` (EvictionByEvictionAPI: Eviction API: evicting)``: why Kubernetes deletes the pod; "" if it does not say.
 
-    The condition is from kubernetes.io/docs/concepts/workloads/pods/disruptions.
+    Kubernetes has the condition from 1.26 on: kubernetes.io/docs/concepts/workloads/pods/disruptions.
     """
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
