@@ -171,9 +171,9 @@ def show_run(run: Run, pattern: re.Pattern[str] | None, tail: int | None, *, fol
 def show_differences(
     job: JobTrait, lines: Sequence[LogLine], rank: int, other: int, pattern: re.Pattern[str] | None
 ) -> None:
+    printed = {each for line in lines for each in output_of(line).every_rank()}
     for each in (rank, other):
-        printed = any(each in output_of(line).every_rank() for line in lines)
-        if not printed and (unknown := unknown_rank(job.status(), each)):
+        if each not in printed and (unknown := unknown_rank(job.status(), each)):
             fail(unknown)
     for text in differences(lines, rank, other, pattern):
         write_text(sys.stdout, text + "\n")

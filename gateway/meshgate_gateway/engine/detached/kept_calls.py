@@ -40,7 +40,7 @@ class _Call:
     evictable: bool = False
     counted: int = 0  # its part of the bytes that can be evicted
     lost: str = ""
-    told: bool = False  # the holder knows that it is lost
+    reported: bool = False  # the holder has been sent that it is lost
 
 
 class KeptCalls:
@@ -91,7 +91,7 @@ class KeptCalls:
         self._store(call, header, buffers)
         if call.released:
             self._make_evictable(call)
-        if call.told:
+        if call.reported:
             return True
         if call.wanted and not congested and not self._unsent:
             return False
@@ -121,9 +121,7 @@ class KeptCalls:
         for number in numbers:
             call = self._calls.get(number)
             if call is None or call.lost:
-                reason = call.lost if call is not None else "it is not kept any more"
-                failure = Failure(kind="invalid", message=f"the result of call {number} is lost: {reason}")
-                self._send(Failed(call=number, failure=failure), (), 0)
+                self._send(_lost(number, call.lost if call is not None else "it is not kept any more"), (), 0)
             elif not call.wanted:
                 call.wanted = True
                 self._listed.pop(number, None)  # others make room until it has been read
@@ -135,7 +133,10 @@ class KeptCalls:
         while self._unsent and self._queued() < MAX_QUEUED:
             call, index = self._unsent.popleft()
             if index >= len(call.replies):  # dropped since, for lack of space
-                self._report_lost(call)
+                if not call.reported:
+                    call.reported = True
+                    lost = _lost(call.header.call, call.lost or "it made room for others")
+                    self._send(lost, (), stream_of(call.header.target.object))
                 continue
             header, blob = call.replies[index]
             stream = stream_of(call.header.target.object)
@@ -144,13 +145,6 @@ class KeptCalls:
             except (MessageTooLarge, OSError) as error:
                 failure = Failure(kind="invalid", message=f"a kept result was not sent: {error}")
                 self._send(Failed(call=header.call, rank=_rank_of(header), failure=failure), (), stream)
-
-    def _report_lost(self, call: _Call) -> None:
-        if not call.told:
-            call.told = True
-            message = f"the result of call {call.header.call} is lost: {call.lost or 'it made room for others'}"
-            failure = Failure(kind="invalid", message=message)
-            self._send(Failed(call=call.header.call, failure=failure), (), stream_of(call.header.target.object))
 
     def mark_read(self, numbers: Iterable[int]) -> None:
         for number in numbers:
@@ -171,7 +165,7 @@ class KeptCalls:
         self._before_holder = last_call
         self._unsent.clear()
         for call in self._calls.values():
-            call.wanted = call.released = call.told = False
+            call.wanted = call.released = call.reported = False
         fetched = [call for call in self._calls.values() if call.read]  # perhaps, without being read again
         for call in (*self._listed.values(), *self._take_evictable(), *fetched):
             self._make_evictable(call)  # both together are within the limits again
@@ -243,6 +237,11 @@ class KeptCalls:
 
     def close(self) -> None:
         self._spool.close()
+
+
+def _lost(number: int, reason: str) -> Failed:
+    message = f"the result of call {number} is lost: {reason}"
+    return Failed(call=number, failure=Failure(kind="invalid", message=message))
 
 
 def _rank_of(reply: Reply) -> int | None:
