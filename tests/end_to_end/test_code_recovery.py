@@ -53,7 +53,10 @@ class Reader(Actor):
 
         siblings = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
-            pid, _, rest = stat.read_text().partition(" ")
+            try:
+                pid, _, rest = stat.read_text().partition(" ")
+            except OSError:  # a process of another test has ended
+                continue
             if rest.rpartition(")")[2].split()[1] == str(os.getppid()) and int(pid) != os.getpid():
                 siblings.append(int(pid))
         for pid in siblings:

@@ -26,9 +26,10 @@ def listening() -> dict[str, str]:
 
 def sockets_of(pid: int, known: dict[str, str]) -> list[str]:
     links = []
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            links.append(os.readlink(link))
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                links.append(os.readlink(link))
     return [
         known[found[1]] for link in links if (found := re.fullmatch(r"socket:\[(\d+)\]", link)) and found[1] in known
     ]
@@ -46,8 +47,12 @@ def test_only_monarch_opens_sockets_that_other_users_could_reach(job: Any, worke
     assert private.stat().st_mode & 0o077 == 0
     abstract: dict[str, int] = {}
     for process in find_processes(f"{JOB_VARIABLE}={job.apply_id}"):
-        command = Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        for name in sockets_of(process.pid, known):
+        names = sockets_of(process.pid, known)
+        try:
+            command = Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (FileNotFoundError, ProcessLookupError):  # it has ended, and its sockets with it
+            continue
+        for name in names:
             if name.startswith("@"):
                 (part,) = [part for part in MONARCH if part in command][:1] or ["another process"]
                 abstract[part] = abstract.get(part, 0) + 1

@@ -116,10 +116,14 @@ def test_the_token_is_in_no_argument_and_no_worker_environment() -> None:
         token = gateway.record.token.encode()
         gateway_command = Path(f"/proc/{gateway.record.pid}/cmdline").read_bytes()
         for process in processes_of(job.apply_id):
-            command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            try:
+                command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+                environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+            except (FileNotFoundError, ProcessLookupError):  # one of a second that has ended
+                continue
             assert token not in command
             if command != gateway_command:  # the supervisor and the server, which is a copy of it
-                assert token not in Path(f"/proc/{process.pid}/environ").read_bytes()
+                assert token not in environment
         assert "token" not in repr(gateway.record)
 
 
