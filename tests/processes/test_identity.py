@@ -8,7 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from meshgate.ranks.processes import siblings
+from meshgate.ranks.usage_on_host import read_stat
+from meshgate_gateway.engine.on_worker.process import descendants
+from meshgate_gateway.runs import limits
 from meshgate_processes.identity import ProcessIdentity, identify_process
+from meshgate_processes.marks import find_processes
 
 WAIT = "import sys; sys.stdin.read()"
 
@@ -30,6 +35,27 @@ def test_a_process_keeps_its_identity_while_it_runs(child: subprocess.Popen[byte
     assert identify(child.pid) == identify(child.pid)
     assert identify(child.pid).alive
     assert identify(child.pid) != identify(os.getpid())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the names of processes are read through /proc")
+def test_a_process_whose_name_is_not_text_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel cuts names after 15 bytes, even within a character."""
+    rename = (
+        "open('/proc/self/comm', 'wb').write('\N{GREEK SMALL LETTER ALPHA}'.encode() * 8); print(flush=True); " + WAIT
+    )
+    environment = {**os.environ, "MARKED": "here"}
+    command = [sys.executable, "-c", rename]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert identify(child.pid).alive
+        assert [process.pid for process in find_processes("MARKED=here")] == [child.pid]
+        assert find_processes("MARKED=there") == []
+        assert child.pid in descendants(os.getpid())
+        assert child.pid in limits.descendants(os.getpid())
+        assert read_stat(child.pid) is not None
+        monkeypatch.setattr(os, "getppid", os.getpid)  # as if this process were the host
+        assert child.pid in siblings()
 
 
 def test_a_zombie_has_ended(child: subprocess.Popen[bytes]) -> None:

@@ -79,7 +79,7 @@ def _since_boot(started: str) -> str:
 
 def _identify_by_proc(pid: int) -> ProcessIdentity | None:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return None if fields[0] in "ZX" else ProcessIdentity(pid, "/".join((*_place(), fields[19])))
     except OSError:
         return None

@@ -123,6 +123,6 @@ def _belongs(pid: int, mark: str | None, session: int | None) -> bool | None:
 def _is_whole(environment: bytes, pid: int) -> bool:
     """Whether this is all of it. execve sets the end of the code after that of the environment (Linux:
     load_elf_binary); kernel threads have neither."""
-    fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     end_code, start, end = (int(fields[number]) for number in (24, 47, 48))  # and env_start, env_end: proc_pid_stat(5)
     return bool(int(fields[6]) & KERNEL_THREAD) or (end_code > 0 and len(environment) == end - start)

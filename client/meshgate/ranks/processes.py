@@ -20,7 +20,7 @@ def siblings() -> list[int]:
     """The other processes below the host process that started this one; empty on a system without ``/proc``."""
     children: dict[int, list[int]] = {}
     for entry in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
-        with contextlib.suppress(OSError), open(f"/proc/{entry}/stat") as stat:
+        with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", errors="replace") as stat:
             parent = int(stat.read().rsplit(")", 1)[1].split()[1])
             children.setdefault(parent, []).append(int(entry))
     found: list[int] = []

@@ -87,7 +87,7 @@ def _owner(pid: int, stats: dict[int, dict[str, Any]], marks: dict[int, Any]) ->
 def read_stat(pid: int) -> dict[str, Any] | None:
     """``parent``, ``start`` (ticks), ``cpu`` (seconds) and ``memory`` (bytes) of a process; None if it has ended."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
             fields = file.read().rsplit(")", 1)[1].split()
     except OSError:
         return None

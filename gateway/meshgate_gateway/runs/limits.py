@@ -149,7 +149,7 @@ def _parents() -> Iterator[tuple[int, int]]:
     for entry in os.listdir(PROC) if LINUX else ():
         if entry.isdigit():
             with contextlib.suppress(OSError):  # it has ended meanwhile
-                state, parent = (PROC / entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                state, parent = (PROC / entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
                 if state not in "ZX":
                     yield int(entry), int(parent)
 

@@ -392,7 +392,7 @@ def descendants(ancestor: int) -> list[int]:
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if not entry.isdigit():
             continue
-        with contextlib.suppress(OSError), open(f"/proc/{entry}/stat") as stat:
+        with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", errors="replace") as stat:
             parent = int(stat.read().rsplit(")", 1)[1].split()[1])
             children.setdefault(parent, []).append(int(entry))
     found: list[int] = []
