@@ -40,6 +40,7 @@ from meshgate_processes.marks import end_processes
 
 JOB_VARIABLE = "MESHGATE_JOB"  # in the environment of every process of a job: its apply_id
 START_TIMEOUT = 60.0
+EXIT_TIMEOUT = 10.0  # for a process that has closed its pipes
 STOP_TIMEOUT = 10.0
 SHORT_STOP_TIMEOUT = 1.0
 HEALTH_TIMEOUT = 2.0
@@ -274,7 +275,7 @@ def _parse_announcement(line: bytes, options: LaunchOptions, child: subprocess.P
             reason = f"invalid announcement {line[:200]!r}; client and gateway may have different versions"
         else:
             try:
-                reason = f"it exited with code {child.wait(timeout=1)}"
+                reason = f"it exited with code {child.wait(EXIT_TIMEOUT)}"
             except subprocess.TimeoutExpired:
                 reason = f"it was not ready within {START_TIMEOUT:.0f} s"
         message = f"the gateway (pid {child.pid}) did not start: {reason}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -82,9 +83,11 @@ def test_a_failed_start_reports_the_reason_and_the_end_of_the_log(
     monkeypatch.setattr(LaunchOptions, "arguments", arguments)
     if "100" in program:
         monkeypatch.setattr(local_gateway, "START_TIMEOUT", 0.0)
+        monkeypatch.setattr(local_gateway, "EXIT_TIMEOUT", 0.1)
+    before = set(local_gateway._lifetimes)
     with pytest.raises(JobStartFailed, match=message):
         LocalGateway.start(options)
-    assert not local_gateway._lifetimes
+    assert local_gateway._lifetimes == before
 
 
 def test_a_line_is_read_until_newline_end_of_file_or_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,10 +206,14 @@ def test_a_directory_that_cannot_be_removed_is_reported(tmp_path: Path) -> None:
         remove_job_directory(str(tmp_path / "file"))
 
 
+def _has_account(user: int) -> bool:
+    return user in {account.pw_uid for account in pwd.getpwall()}
+
+
 @pytest.fixture
 def stranger(monkeypatch: pytest.MonkeyPatch) -> int:
     """The ID of a user without an account, who is one of the system's own to the jobs that other tests start."""
-    user = 977
+    user = next(user for user in range(300 + os.getpid() % 300, 1000) if not _has_account(user))
     monkeypatch.setattr(local_gateway, "FIRST_USER", user)
     return user
 
