@@ -49,6 +49,7 @@ class NetworkProxy:
         self._pairs: set[_Pair] = set()
         self._budgets: dict[str, int] = {}  # by direction: bytes that may pass before the next cut
         self._server: asyncio.Server | None = None
+        self._bound: socket.socket | None = None  # keeps the port from others while it refuses connections
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="meshgate-network-proxy", daemon=True)
 
@@ -59,6 +60,8 @@ class NetworkProxy:
 
     def __exit__(self, *_: object) -> None:
         self.refuse()
+        if self._bound is not None:
+            self._bound.close()
         self._on_loop(self._settle)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -94,6 +97,8 @@ class NetworkProxy:
         self._on_loop(self._listen)
 
     async def _listen(self) -> None:
+        if self._bound is not None:
+            self._bound.close()
         self._server = await self._loop.create_server(
             lambda: _Side(self, None), "127.0.0.1", self.port, reuse_address=True
         )
@@ -103,6 +108,9 @@ class NetworkProxy:
         if self._server is not None:
             await stop_listening(self._server)
             self._server = None
+            self._bound = socket.socket()
+            self._bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._bound.bind(("127.0.0.1", self.port))
         self._cut()
 
     async def _settle(self) -> None:
