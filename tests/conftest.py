@@ -29,7 +29,7 @@ from tests.order import slow_first
 
 RUN_VARIABLE = "MESHGATE_TEST_RUN"
 SHARED_VARIABLE = "MESHGATE_TEST_SHARED"
-EXIT_TIMEOUT = 10.0  # seconds that a process may take to exit after its test
+EXIT_TIMEOUT = 60.0  # seconds that a process may take to exit after its test
 CLUSTERS = {  # marker: the variable that names the cluster
     "kubernetes": "KUBECONFIG",
     "slurm": "SLURM_CONF",

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from tests.end_to_end.actors import (
     UserError,
     Worker,
 )
+from tests.waiting import wait_for
 
 
 def test_call_returns_a_value_for_each_rank(workers: Any) -> None:
@@ -81,11 +83,13 @@ def test_many_threads_call_concurrently(workers: Any) -> None:
         assert list(pool.map(lambda n: one.echo.call_one(n).get(), range(200))) == list(range(200))
 
 
-def test_a_timeout_leaves_the_future_usable(workers: Any) -> None:
-    future: FutureProxy[Any] = workers.rank.call()
+def test_a_timeout_leaves_the_future_usable(workers: Any, tmp_path: Path) -> None:
+    path = tmp_path / "go"
+    future: FutureProxy[Any] = workers.wait_on.call([0], str(path))
     with pytest.raises(TimeoutError):
         future.get(timeout=0)
-    assert list(future.get(timeout=30).values()) == [0, 1, 2, 3]
+    path.touch()
+    assert len(future.get(timeout=30)) == 4
 
 
 def test_async_actors_and_explicit_ports(procs: Any) -> None:
@@ -185,9 +189,13 @@ def test_an_exception_that_cannot_be_pickled_is_reported_and_its_actor_lives(pro
 
 
 def test_the_same_error_of_many_ranks_is_reported_once(workers: Any) -> None:
-    with pytest.raises(ActorError) as caught:
-        workers.fail_if.call([0, 1, 3]).get()
-    assert "3 of 4 ranks failed" in str(caught.value)
+    def are_counted() -> bool:
+        """An error is reported 0.25 s after the first rank has failed, with those that have failed by then."""
+        with pytest.raises(ActorError) as caught:
+            workers.fail_if.call([0, 1, 3]).get()
+        return "3 of 4 ranks failed" in str(caught.value)
+
+    wait_for(are_counted, "three ranks that fail together", timeout=60)
     assert list(workers.fail_if.call([]).get().values()) == [0, 1, 2, 3]
 
 

@@ -152,12 +152,15 @@ def test_ui_serves_a_page_with_the_ranks_and_their_hosts(job: ProcessJob, hosts:
         protocols = [Subprotocol("meshgate-ui"), Subprotocol(link.fragment)]
         with connect(url, origin=Origin(origin), subprotocols=protocols) as socket:
             assert "secret" in json.loads(socket.recv(timeout=60))
-            message = json.loads(socket.recv(timeout=60))
-            (session,) = [
-                each["session"]
-                for each in message["status"]["sessions"]
-                if any(mesh["name"] == "shown" for mesh in each["meshes"])
-            ]
+            found: list[str] = []
+            while not found:  # an engine that takes long to answer is shown without its meshes
+                message = json.loads(socket.recv(timeout=60))
+                found = [
+                    each["session"]
+                    for each in (message["status"] or {"sessions": []})["sessions"]
+                    if any(mesh["name"] == "shown" for mesh in each["meshes"])
+                ]
+            (session,) = found
             for rank in (1, 3):  # each is asked in a session of its own
                 place = {"host": f"workers-{rank // 2}", "mesh": "shown", "rank": rank}
                 socket.send(json.dumps({"session": session, **place}))
@@ -203,7 +206,8 @@ def test_top_shows_calls_and_what_the_ranks_use(meshgate: Any, hosts: Any) -> No
     def found() -> Any:
         top = json.loads(meshgate("top", "--once"))
         ranks = [rank for rank in top["ranks"] if rank["mesh"] == "busy"]
-        return top if [rank["cpu"] is not None for rank in ranks] == [True] * 4 else None
+        complete = [rank["cpu"] is not None for rank in ranks] == [True] * 4 and not top["problems"]
+        return top if complete and any(each["mesh"] == "burners" for each in top["calls"]) else None
 
     top = wait_for(found, "the ranks")
     procs.stop().get()
@@ -214,7 +218,6 @@ def test_top_shows_calls_and_what_the_ranks_use(meshgate: Any, hosts: Any) -> No
     ranks = [rank for rank in top["ranks"] if rank["mesh"] == "busy"]
     assert [(rank["rank"], rank["host"]) for rank in ranks] == [(n, f"workers-{n // 2}") for n in range(4)]
     assert all(rank["memory"] > 2**20 for rank in ranks)
-    assert top["problems"] == {}
 
 
 def test_top_is_live_on_a_narrow_terminal_until_interrupted(job: ProcessJob, workers: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
+import re
 import subprocess
 import sys
 import threading
@@ -20,6 +20,7 @@ from meshgate import ProcessJob, UrlDialer
 from meshgate.doctor import checks as module
 from meshgate.doctor.checks import Finding, check_gateway
 from meshgate.testing import NetworkProxy
+from tests.ports import closed_port
 
 pytestmark = [pytest.mark.any_release, pytest.mark.usefixtures("hosts")]
 
@@ -54,9 +55,8 @@ def test_a_gateway_in_order(proxy: NetworkProxy, token: str) -> None:
 
 
 def test_nothing_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    (found,) = check_gateway(UrlDialer(f"ws://127.0.0.1:{port}", "token"))
+    with closed_port() as port:
+        (found,) = check_gateway(UrlDialer(f"ws://127.0.0.1:{port}", "token"))
     assert (found.check, found.outcome) == ("gateway", "problem")
     assert "check the URL" in found.remedy
 
@@ -116,7 +116,7 @@ def test_a_connection_that_is_cut(proxy: NetworkProxy, token: str) -> None:
         if finding.check == "throughput":
             proxy.cut()
     assert found["connection"].outcome == "problem"
-    assert "cut 1 times in 2 s" in found["connection"].text
+    assert re.search(r"cut \d+ times in 2 s", found["connection"].text)
     assert "proxy-read-timeout (nginx)" in found["connection"].remedy
 
 

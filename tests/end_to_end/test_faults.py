@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from meshgate.jobs.local_gateway import JOB_VARIABLE
 from meshgate_processes.marks import find_processes
 from tests.end_to_end.actors import Owner, StopsItself, Worker
 from tests.end_to_end.conftest import FaultsOf
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE, wait_for
 
 PROMPT = 20.0  # seconds: it takes 2 on an idle machine (docs/reliability.md), and Monarch's own timeouts are 30 or more
 TIMEOUT = 60.0
@@ -34,13 +35,9 @@ def alive(pid: int) -> bool:
 
 
 def engine_of(job: Any) -> int:
-    """The process of the job's oldest engine, which serves its first session."""
-    gateway = job._gateway.record.pid
-    children = subprocess.run(
-        ["ps", "--ppid", str(gateway), "-o", "pid=,args="], capture_output=True, text=True, check=True
-    ).stdout
-    engines = [int(line.split()[0]) for line in children.splitlines() if "meshgate_gateway.engine" in line]
-    return min(engines)
+    """The process of the engine of the job's one session."""
+    (session,) = job.status().sessions
+    return int(session.pid)
 
 
 def test_a_killed_process_is_reported_promptly_and_the_rest_works(hosts: Any, faults_of: FaultsOf) -> None:
@@ -54,7 +51,7 @@ def test_a_killed_process_is_reported_promptly_and_the_rest_works(hosts: Any, fa
     with pytest.raises(SupervisionError, match=r"workers-1|rank 2") as caught:
         hanging.get(timeout=TIMEOUT)
     assert time.monotonic() - start < PROMPT
-    assert "sig=9" in str(caught.value)
+    assert re.search(r"sig=9|process \d+ of rank 2 on workers-1 ended", str(caught.value))
     with pytest.raises(SupervisionError):
         workers.slice(hosts=1, gpus=0).rank.call_one().get(timeout=TIMEOUT)
     again = hosts.spawn_procs(per_host={"gpus": 1}).spawn("again", Worker)
@@ -93,14 +90,16 @@ def test_calls_on_a_mesh_that_an_endpoint_returned_fail_when_a_process_of_it_die
     victim = inner.slice(inner=1).pid.call_one().get(timeout=TIMEOUT)
     hanging = inner.slice(inner=slice(0, 2)).hang.call()
     os.kill(victim, signal.SIGKILL)
-    with pytest.raises(SupervisionError, match=r"inner.hang.*rank 1 .*ended"):
+    died = "ended|does not answer"  # if it was killed before the engine watched it, which no call waits for
+    with pytest.raises(SupervisionError, match=rf"inner.hang.*rank 1 .*({died})") as caught:
         hanging.get(timeout=TIMEOUT)
-    with pytest.raises(SupervisionError, match="ended"):
+    with pytest.raises(SupervisionError, match=died):
         inner.rank.call().get(timeout=TIMEOUT)
     again = owner.spawned.call_one().get(timeout=TIMEOUT)
-    with pytest.raises(SupervisionError, match="ended"):
+    with pytest.raises(SupervisionError, match=died):
         again.slice(inner=1).rank.call_one().get(timeout=TIMEOUT)
-    assert again.slice(inner=2).rank.call_one().get(timeout=TIMEOUT) == 0
+    if "ended" in str(caught.value):  # else those of the other processes are not known to run either
+        assert again.slice(inner=2).rank.call_one().get(timeout=TIMEOUT) == 0
 
 
 def test_calls_on_a_mesh_in_its_owners_process_fail_if_it_dies_at_once(hosts: Any, faults_of: FaultsOf) -> None:
@@ -192,7 +191,7 @@ def test_a_mesh_that_has_lost_a_host_can_be_stopped(faults_of: FaultsOf) -> None
         host = int(Path(f"/proc/{pids[1]}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(host, signal.SIGKILL)
         wait_for(lambda: faults, "the loss to be reported")
-        procs.stop().get(timeout=30)
+        procs.stop().get(timeout=DEADLINE)
         wait_for(lambda: not any(map(alive, pids)), "the processes on the other host to end")
 
 
@@ -212,6 +211,7 @@ def test_a_dead_engine_is_reported_and_the_job_goes_on() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_hosts_survive_undeliverable_messages_to_a_dead_engine() -> None:
     """By default Monarch tries to deliver a message for 30 s, to return it for 30 s, and then ends the host."""
     with ProcessJob({"workers": 1}) as job:
@@ -253,6 +253,7 @@ UNHANDLED = """
     import sys
     import meshgate
     from meshgate import ProcessJob, SupervisionError
+    from meshgate.session.errors import faults
     from tests.end_to_end.actors import Worker
 
     if "hook" in sys.argv:
@@ -263,6 +264,7 @@ UNHANDLED = """
         waiting.pid.call().get()
         mortal = hosts.spawn_procs().spawn("mortal", Worker)
         if "call" in sys.argv:
+            faults.LEAVE_TIMEOUT = 60  # seconds in which a program may begin to end by itself
             mortal.die.call().get()
         mortal.die.broadcast()
         if "hook" in sys.argv:

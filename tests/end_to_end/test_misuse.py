@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import meshgate as kt
 from meshgate import Actor, MeshgateError, ProcessJob, PullFailed, current_client, endpoint
 from tests.end_to_end.actors import Worker
 from tests.end_to_end.conftest import FaultsOf
+from tests.end_to_end.test_code_recovery import host_processes
 
 TIMEOUT = 60.0
 PROMPT = 20.0  # seconds: it takes 3 on an idle machine, and Monarch's own timeouts are 30 or more
@@ -29,21 +29,12 @@ class FailingInit(Actor):
         return "pong"
 
 
-def host_pids(job: Any) -> list[int]:
-    """The processes of the job's worker hosts, in rank order."""
-    gateway = job._gateway.record.pid
-    children = subprocess.run(
-        ["ps", "--ppid", str(gateway), "-o", "pid=,args="], capture_output=True, text=True, check=True
-    ).stdout
-    return sorted(int(line.split()[0]) for line in children.splitlines() if "-m meshgate_worker" in line)
-
-
 def test_a_spawn_on_a_killed_host_fails_promptly_and_the_other_host_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kt, "unhandled_fault_hook", lambda failure: None)
     with ProcessJob({"workers": 2}) as job:
         hosts = job.state(cached_path=None).workers
         hosts.spawn_procs().spawn("first", Worker).rank.call().get(timeout=TIMEOUT)
-        os.kill(host_pids(job)[1], signal.SIGKILL)
+        os.kill(host_processes(job)[1], signal.SIGKILL)
         for _ in range(2):  # before and after the gateway notices the end of the host
             start = time.monotonic()
             with pytest.raises(MeshgateError, match=r"workers-1: the host .* was killed by SIGKILL"):
@@ -62,7 +53,7 @@ def test_after_a_host_died_files_of_the_other_can_be_pulled_and_state_works(
         hosts = job.state(cached_path=None).workers
         trainers = hosts.spawn_procs().spawn("trainers", Worker)
         trainers.rank.call().get(timeout=TIMEOUT)
-        os.kill(host_pids(job)[1], signal.SIGKILL)
+        os.kill(host_processes(job)[1], signal.SIGKILL)
         with pytest.raises(MeshgateError, match="workers-1"):
             trainers.slice(hosts=1).rank.call().get(timeout=TIMEOUT)
         job.pull(str(tmp_path / "checkpoint"), tmp_path / "pulled", ranks=0)

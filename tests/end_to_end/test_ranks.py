@@ -90,7 +90,7 @@ def test_stacks_show_what_busy_processes_run(job: ProcessJob, hosts: Any) -> Non
         return len(found) == 2 and all("hang" in str(each.busy[:1]) for each in found)
 
     wait_for(stuck, "the stuck call")
-    assert "stuck ranks 0-1 (2 processes):" in str(job.stacks())
+    wait_for(lambda: "stuck ranks 0-1 (2 processes):" in str(job.stacks()), "both ranks in one group")
     assert [each.rank for each in job.stacks(ranks=1) if each.mesh == "stuck"] == [1]
     procs.stop().get()
     assert pending.exception() is not None

@@ -29,11 +29,15 @@ def children_of(pid: int) -> set[int]:
 
 
 def server_of(supervisor: int) -> int | None:
-    """The server: the one child of the supervisor that is a copy of it. None while there is none."""
+    """The server: the child of the supervisor that is a copy of it and leads a process group. None while there is none.
+
+    What the supervisor starts is a copy of it until it executes, and then leads a session of its own.
+    """
     command = Path(f"/proc/{supervisor}/cmdline").read_bytes()
     for child in children_of(supervisor):
         try:
-            if Path(f"/proc/{child}/cmdline").read_bytes() == command:
+            leads = os.getpgid(child) == child and os.getsid(child) == os.getsid(supervisor)
+            if leads and Path(f"/proc/{child}/cmdline").read_bytes() == command:
                 return child
         except OSError:  # it has just exited
             continue

@@ -158,8 +158,8 @@ def test_the_command_line_submits_shows_and_stops(meshgate: Any, project: Path) 
     submitted = meshgate("submit", "--name", "night", "--dir", ".", "--", "python", "forever.py", "--lr", "1e-3")
     assert submitted.returncode == 0, submitted.stderr
     assert submitted.stdout.startswith("submitted night; `meshgate logs ")
-    logs = wait_for(lambda: meshgate("logs", "--run", "night").stdout, "output")
-    assert logs == "started ['--lr', '1e-3']\n"
+    wait_for(lambda: meshgate("logs", "--run", "night").stdout.endswith("\n"), "a line of output")
+    assert meshgate("logs", "--run", "night").stdout == "started ['--lr', '1e-3']\n"
     runs = json.loads(meshgate("runs", "--json").stdout)["runs"]
     assert [(run["name"], run["state"]) for run in runs if run["name"] == "night"] == [("night", "running")]
     stopped = meshgate("stop", "--run", "night")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,13 +94,16 @@ def test_replicas_end_with_a_driver_that_is_killed(project: Path) -> None:
 
 @pytest.fixture
 def remove_containers() -> Iterator[None]:
-    yield
+    """Tests that need it take turns."""
     import docker
 
-    client = docker.from_env()
-    for container in client.containers.list(all=True, filters={"label": "torchx.pytorch.org/role-name=trainer"}):
-        container.remove(force=True)
-    client.close()
+    with open(Path(tempfile.gettempdir()) / "meshgate-torchx-containers.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        client = docker.from_env()
+        for container in client.containers.list(all=True, filters={"label": "torchx.pytorch.org/role-name=trainer"}):
+            container.remove(force=True)
+        client.close()
 
 
 def containers(script: str) -> specs.AppDef:

@@ -37,7 +37,7 @@ def _wait_collecting(kubectl: Kubectl) -> None:
     owned = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "owned", "ownerReferences": [owner]}}
     kubectl("create", "-f", "-", stdin=json.dumps(owned))
     kubectl("delete", "configmap", "owner")
-    kubectl("wait", "--for=delete", "configmap/owned", "--timeout=180s", timeout=190)
+    kubectl.wait_deleted("configmap/owned")
 
 
 def _find() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import secrets
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -44,7 +45,7 @@ class Kubectl:
 
     def token_of(self, account: str) -> str:
         """A token of a service account, valid until the account is deleted."""
-        name = f"{account}-login"
+        name = f"{account}-login-{secrets.token_hex(3)}"  # that of an earlier account may be there a moment longer
         secret = {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -56,6 +57,12 @@ class Kubectl:
         while not token:  # a controller sets it
             token = self("get", "secret", name, "-o", "jsonpath={.data.token}")
         return base64.b64decode(token).decode()
+
+    def end_container(self, pod: str) -> None:
+        """Sends SIGTERM to the first process of the pod. What sends it may be killed with the container."""
+        command = [*self._arguments, "exec", pod, "--", "python", "-c", "import os; os.kill(1, 15)"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode in (0, 137), done.stderr
 
     def wait_deleted(self, obj: str, *, limit: int = 180) -> None:
         """Waits until the object, such as ``configmap/name``, does not exist. The parent of a job goes last."""

@@ -11,7 +11,7 @@ import fcntl
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.kubernetes)
-            item.add_marker(pytest.mark.timeout(400))  # includes waiting for disturbing tests and for the cluster
+            item.add_marker(pytest.mark.timeout(400))  # includes waiting for the cluster
 
 
 @pytest.fixture(scope="session")
@@ -66,18 +66,22 @@ def locked(name: str, how: int = fcntl.LOCK_EX) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _alone_or_not(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A lock that disturbing tests hold exclusively and other tests share."""
-    disturbing = request.node.get_closest_marker("disturbing") is not None
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    """Holds a lock that disturbing tests have for themselves and other tests share, with the fixtures of their module.
+
+    The time limit of a test begins after it.
+    """
     with ExitStack() as held:
-        with locked("next"):  # else tests that share the lock would overtake one that waits for them
-            held.enter_context(locked("tests", fcntl.LOCK_EX if disturbing else fcntl.LOCK_SH))
-        yield
+        if Path(__file__).parent in item.path.parents:
+            disturbing = item.get_closest_marker("disturbing") is not None
+            with locked("next"):  # else tests that share the lock would overtake one that waits for them
+                held.enter_context(locked("tests", fcntl.LOCK_EX if disturbing else fcntl.LOCK_SH))
+        return (yield)
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left(_alone_or_not: None, kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _nothing_left(kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("MESHGATE_PROGRESS", "plain")
     before = _objects(kubectl)  # jobs that other tests of the module also use outlive the test
     yield
@@ -85,7 +89,7 @@ def _nothing_left(_alone_or_not: None, kubectl: Kubectl, monkeypatch: pytest.Mon
 
 
 @pytest.fixture
-def four_gpus(_alone_or_not: None, api: Api) -> Iterator[None]:
+def four_gpus(api: Api) -> Iterator[None]:
     """Makes the scheduler believe that a node has four GPUs."""
     nodes, _ = api.list_objects("Node", "")
     path = f"/api/v1/nodes/{nodes[0]['metadata']['name']}/status"
@@ -102,7 +106,7 @@ def four_gpus(_alone_or_not: None, api: Api) -> Iterator[None]:
 
 
 @pytest.fixture
-def no_gpus(_alone_or_not: None) -> Iterator[None]:
+def no_gpus() -> Iterator[None]:
     """No node has GPUs meanwhile."""
     with locked("gpus"):
         yield

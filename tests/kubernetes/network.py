@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from meshgate import KubernetesJob
@@ -109,19 +110,19 @@ def isolated_place() -> Iterator[Place]:
         yield Place("127.0.0.1", ())
         return
     name = f"mg{secrets.token_hex(3)}"
-    network = f"198.18.{secrets.randbelow(256)}"
     # Not `ip netns add`, which mounts over /run/netns, where the cluster keeps the namespaces of its pods.
     holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         _wait_unshared(holder.pid)
+        network = ip_address("198.18.0.0") + 4 * (holder.pid % 2**15)  # no other process has this pid
         _ip("link", "add", name, "type", "veth", "peer", "name", "laptop", "netns", str(holder.pid))
-        _ip("address", "add", f"{network}.1/30", "dev", name)
+        _ip("address", "add", f"{network + 1}/30", "dev", name)
         _ip("link", "set", name, "up")
         inside = ("nsenter", f"--net=/proc/{holder.pid}/ns/net")
-        _run(*inside, "ip", "address", "add", f"{network}.2/30", "dev", "laptop")
+        _run(*inside, "ip", "address", "add", f"{network + 2}/30", "dev", "laptop")
         for device in ("laptop", "lo"):
             _run(*inside, "ip", "link", "set", device, "up")
-        yield Place(f"{network}.1", inside)
+        yield Place(str(network + 1), inside)
     finally:
         holder.communicate()  # the namespace and the link end with it
 

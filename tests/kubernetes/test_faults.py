@@ -93,7 +93,7 @@ def test_attaching_to_a_session_that_was_lost_with_the_gateway_says_why(namespac
             (pod,) = kubectl("get", "pod", "-l", "app.kubernetes.io/component=gateway,meshgate.dev/job=lost",
                              "-o", "jsonpath={.items[*].metadata.name}").split()  # fmt: skip
             call = trainers.wait.call_one(100.0)
-            kubectl("exec", pod, "--", "python", "-c", "import os; os.kill(1, 15)")
+            kubectl.end_container(pod)
             with pytest.raises(GatewayLostError):
                 call.get(timeout=60)
         status = ".status.containerStatuses[0]"

@@ -261,7 +261,7 @@ def test_new_processes_on_eight_pods_run_the_saved_code(namespace: str, tmp_path
     (tmp_path / "step_of_cluster.py").write_text("STEP = 1\n")
     (tmp_path / "model_of_cluster.py").write_text(MODEL)
     (tmp_path / "driver.py").write_text(DRIVER)
-    printed = run(["driver.py", namespace], tmp_path).stdout
+    printed = run(["driver.py", namespace], tmp_path, timeout=300).stdout
     assert printed.splitlines() == [
         "{1}", "8 hosts", "{22}", "['model_of_cluster', 'step_of_cluster']", "{22}",
     ]  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 from meshgate import Compute, Image, KubernetesJob
 from meshgate.errors import JobStartFailed
 from tests.kubernetes.cluster import Kubectl, kubeconfig_of, own_namespace
+from tests.waiting import wait_for
 
 REPORTED_WITHIN = 60.0  # seconds; without giving up early these would take the job's 15 minutes
 
@@ -86,10 +87,17 @@ def assert_nothing_left(kubectl: Kubectl) -> None:
     assert kubectl("get", "all,configmap,secret", "-l", "meshgate.dev/job", "-o", "name") == ""
 
 
+def wait_counted(kubectl: Kubectl, quota: str) -> None:
+    """Until a controller has counted what is there, the API server refuses everything that the quota is about."""
+    path = "jsonpath={.status.hard}"
+    wait_for(lambda: kubectl("get", "resourcequota", quota, "-o", path), "the quota to be counted")
+
+
 def test_an_exhausted_quota(namespace: str) -> None:
     with own_namespace(f"{namespace}-quota") as kubectl:
         quota = {"hard": {"pods": "1"}}
         kubectl.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}, "spec": quota})
+        wait_counted(kubectl, "small")
         with start_failure() as caught:
             start(Compute(replicas=2), kubectl.namespace, "crowd")
         assert "QuotaExceeded: quota small is exceeded" in str(caught.value)
@@ -120,6 +128,8 @@ def test_cpus_are_a_limit_where_the_namespace_asks_for_one(namespace: str, asks:
         limits = {"limits": [{"type": "Container", "default": {"cpu": "100m"}}]}  # less than the request
         spec = quota if asks == "ResourceQuota" else limits
         kubectl.apply({"apiVersion": "v1", "kind": asks, "metadata": {"name": "cpu"}, "spec": spec})
+        if asks == "ResourceQuota":
+            wait_counted(kubectl, "cpu")
         with KubernetesJob(compute=Compute(cpus="200m"), name="bound", namespace=kubectl.namespace) as job:
             job.apply()
             path = "jsonpath={.spec.containers[0].resources.limits.cpu}"

@@ -104,9 +104,12 @@ def user() -> Iterator[pwd.struct_passwd]:
 
 
 def remove_user() -> None:
-    with contextlib.suppress(KeyError):
-        pwd.getpwnam(USER)
-        subprocess.run(["userdel", "--remove", USER], check=True, capture_output=True)
+    """Once the last process of the user has ended: those on nodes do a moment after their job."""
+    command = ["userdel", "--remove", USER]
+    missing = 6  # its exit code
+    wait_for(
+        lambda: subprocess.run(command, capture_output=True, check=False).returncode in (0, missing), "the user to go"
+    )
 
 
 def python_of(home: Path) -> Path:

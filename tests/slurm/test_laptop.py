@@ -161,7 +161,7 @@ with make(sys.argv[1]) as job:
     process = laptop(program(tmp_path, body), name)
     assert process.stdout is not None
     connection, directory = process.stdout.readline().split()
-    (master,) = pids(f"ControlPath={connection}/c".encode(), b"-M\0")
+    master, *_ = pids(f"ControlPath={connection}/c".encode(), b"-M\0")
     os.kill(master, signal.SIGKILL)
     _, server, *_ = pids(b"meshgate_gateway\0--slurm-job", directory.encode())  # the first is its supervisor
     os.kill(server, signal.SIGKILL)
@@ -182,7 +182,7 @@ with make(sys.argv[1], gateway_on="node", meshes={"trainers": 2}) as job:
     process = laptop(program(tmp_path, body), name)
     assert process.stdout is not None
     connection, directory, address = process.stdout.readline().split()
-    (master,) = pids(f"ControlPath={connection}/c".encode(), b"-M\0")
+    master, *_ = pids(f"ControlPath={connection}/c".encode(), b"-M\0")
     os.kill(master, signal.SIGKILL)
     out, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, err
@@ -202,7 +202,7 @@ with make(sys.argv[1]) as job:
     assert process.stdout is not None
     assert process.stdout.readline()
     assert queue(name) == ["RUNNING"]
-    (driver,) = pids(str(tmp_path / "program.py").encode(), name.encode())
+    driver, *_ = pids(str(tmp_path / "program.py").encode(), name.encode())  # what it starts is a copy at first
     os.kill(driver, signal.SIGKILL)
     process.communicate(timeout=DEADLINE)
     wait_for(lambda: not queue(name), "the job to be cancelled")

@@ -19,8 +19,14 @@ def run() -> CliRunner:
     return CliRunner(env={"COLUMNS": "200"})
 
 
+@pytest.fixture(autouse=True)
+def no_jobs_of_other_tests(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Other tests of this process may share a job that runs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+
+
 @pytest.fixture
-def jobs() -> Iterator[list[LocalEntry]]:
+def jobs(no_jobs_of_other_tests: None) -> Iterator[list[LocalEntry]]:
     """Two registered jobs, each with a running process."""
     started = [subprocess.Popen([sys.executable, "-c", UNTIL_INPUT_CLOSES], stdin=subprocess.PIPE) for _ in range(2)]
     entries = []

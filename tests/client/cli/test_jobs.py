@@ -182,7 +182,9 @@ def test_ls_shows_the_jobs_of_a_namespace_or_of_all(run: CliRunner) -> None:
 def behind(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs that were ended behind a provisioning gateway, where this user may use the job ``mine``."""
     ended: list[str] = []
-    mine = ListedJob(name="mine", namespace="team", uid="1", meshes={"workers": 2}, created=time.time(), owner="me")
+    mine = ListedJob(
+        name="mine", namespace="team", uid="1", meshes={"workers": 2}, created=time.time() - 7200, owner="me"
+    )
 
     def find(gateway: Any, name: str, namespace: str) -> None:
         raise JobError(f"job {name!r} belongs to bob")
@@ -199,7 +201,7 @@ def test_ls_also_shows_the_jobs_behind_a_provisioning_gateway(
     run: CliRunner, behind: list[str], jobs: list[LocalEntry]
 ) -> None:
     output = run.invoke(app, ["ls"]).output
-    assert ["mine", "team", "workers=2", "0s", "me"] in [line.split() for line in output.splitlines()]
+    assert ["mine", "team", "workers=2", "2h", "me"] in [line.split() for line in output.splitlines()]
     assert "0f00d" in output
     assert [row["id"] for row in json.loads(run.invoke(app, ["ls", "-n", "team", "--json"]).output)["jobs"]] == ["mine"]
 

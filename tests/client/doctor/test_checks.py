@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from meshgate.doctor.checks import Finding, check_cluster, check_file_watches
+from tests.ports import closed_port
 
 RULES = [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]
 
@@ -96,9 +96,8 @@ def test_a_login_that_has_expired(tmp_path: Path, server: Server) -> None:
 
 
 def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    found = only_problem(check_cluster(kubeconfig(tmp_path, f"http://127.0.0.1:{port}"), "team"), "API server")
+    with closed_port() as port:
+        found = only_problem(check_cluster(kubeconfig(tmp_path, f"http://127.0.0.1:{port}"), "team"), "API server")
     assert "start the VPN" in found.remedy
 
 

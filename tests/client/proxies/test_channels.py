@@ -10,6 +10,7 @@ from meshgate.proxies.client import Client
 from meshgate.proxies.ports import PortReceiver
 from meshgate_wire.messages import OpenChannel, Release
 from tests.client.scripted_gateway import ScriptedGateway
+from tests.waiting import wait_for
 
 
 def test_an_unreferenced_channel_is_released(gateway: ScriptedGateway, client: Client) -> None:
@@ -20,7 +21,7 @@ def test_an_unreferenced_channel_is_released(gateway: ScriptedGateway, client: C
     gc.collect()
     client.attach_hosts("workers", 2).initialized.get(timeout=20)
     assert gateway.got(OpenChannel)[0].once is True
-    assert gateway.got(Release) == [Release(objects=(number,))]
+    wait_for(lambda: gateway.got(Release) == [Release(objects=(number,))], "the release")
 
 
 def test_a_channel_needs_a_session() -> None:

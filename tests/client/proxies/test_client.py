@@ -18,6 +18,7 @@ from meshgate.shapes.shape import Extent, Region, Shape
 from meshgate_wire.messages import Adopt, Call, PortSend, Release, SpawnProcs, stream_of
 from tests.client.counting import Counter
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway
+from tests.waiting import wait_for
 
 
 def test_the_current_client_is_the_last_one_opened_that_is_not_closed(
@@ -106,7 +107,7 @@ def test_a_returned_mesh_is_released_with_its_last_proxy(gateway: ScriptedGatewa
     del part
     gc.collect()
     synchronize(client)
-    assert gateway.got(Release) == [Release(objects=(-1,))]
+    wait_for(lambda: gateway.got(Release) == [Release(objects=(-1,))], "the release")
 
 
 def test_a_returned_port_can_be_sent_to(gateway: ScriptedGateway, client: Client) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from meshgate.ranks.processes import find_marks, siblings
+from meshgate_processes.identity import identify_process
 from tests.waiting import wait_for
 
 needs_processes = pytest.mark.skipif(not Path("/proc").is_dir(), reason="marks are read through /proc")
@@ -85,4 +86,4 @@ def test_a_command_ends_with_the_process_that_started_it_however_that_ends(code:
     child = int(parent.stdout.readline())
     parent.kill()
     parent.communicate()
-    wait_for(lambda: not Path(f"/proc/{child}").exists(), f"process {child} to end", timeout=60)
+    wait_for(lambda: identify_process(child) is None, f"process {child} to end", timeout=60)

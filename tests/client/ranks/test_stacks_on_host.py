@@ -65,9 +65,8 @@ def test_a_busy_process_answers_again_and_again(body: str) -> None:
 
 def test_a_process_whose_interpreter_is_locked_by_c_code_is_read_by_a_signal() -> None:
     with running("import re; re.match('(a+)+$', 'a' * 60 + 'b')") as child:
-        while "note" not in ask(child.pid, thread=NEVER):
+        while "note" not in (found := ask(child.pid, thread=NEVER)) or "work" not in functions(found):
             pass  # it has not begun yet
-        found = ask(child.pid, thread=NEVER)
         assert "work" in functions(found)
         assert "C code" in found["note"]
 

@@ -121,9 +121,8 @@ def test_a_peer_that_is_gone_returns_the_credit_of_what_it_did_not_read(hub: Hub
     peer.close()
     hub.write(5, b"x")
     events: list[Event] = []
-    while sum(event.number for event in events) < 1:
+    while sum(event.number for event in events) < 1 or Event(5, "end") not in events:
         events += hub.poll()
-    assert Event(5, "end") in events
 
 
 def test_a_listener_accepts_streams_and_another_hub_connects_to_it(hub: Hub) -> None:

@@ -17,6 +17,7 @@ from meshgate.errors import AuthenticationError, ConnectionFailedError
 from meshgate.session.dialing import Route, UrlDialer
 from meshgate.session.gateway_client import request_json
 from tests.client.proofs import proof_for
+from tests.ports import closed_port
 
 
 @contextlib.contextmanager
@@ -123,11 +124,8 @@ def test_an_answer_of_another_server_is_no_answer(status: str) -> None:
 
 
 def test_a_gateway_that_does_not_listen_cannot_be_reached() -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    url = url_of(listener)
-    listener.close()
-    with pytest.raises(ConnectionFailedError, match="cannot reach the gateway"):
-        request_json(UrlDialer(url, "secret"), "/v1/status")
+    with closed_port() as port, pytest.raises(ConnectionFailedError, match="cannot reach the gateway"):
+        request_json(UrlDialer(f"ws://127.0.0.1:{port}", "secret"), "/v1/status")
 
 
 def test_a_request_works_inside_an_event_loop() -> None:

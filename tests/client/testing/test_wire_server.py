@@ -10,6 +10,7 @@ from websockets.frames import CloseCode
 import meshgate as kt
 from meshgate.testing.wire_server import WireServer
 from meshgate_wire.messages import Done, EndSession
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -37,6 +38,7 @@ def test_a_session_outlives_its_connection(server: WireServer, end: object) -> N
         (session,) = server.sessions.values()
         end(server)
         client.attach_hosts("workers", 1)
+        wait_for(lambda: server.received, "the request over the new connection")
     assert list(server.sessions.values()) == [session]
     assert len(server.requests) == 2
     assert [header.type for header in server.received] == ["attach_hosts", "end_session"]
@@ -46,4 +48,5 @@ def test_a_close_code_ends_connections_with_a_reason(server: WireServer) -> None
     with kt.Client.connect(kt.UrlDialer(server.url, server.token)) as client:
         server.close(CloseCode.PROTOCOL_ERROR, "a reason")
         client.attach_hosts("workers", 1)
+        wait_for(lambda: server.received, "the request over the new connection")
     assert len(server.requests) == 2

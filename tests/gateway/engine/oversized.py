@@ -24,7 +24,7 @@ def limited_memory() -> Iterator[None]:
     """Allocating gigabytes fails here instead of ending the machine, and so does taking long."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, before[1]))
-    started = time.monotonic()
+    started = time.process_time()
     yield
     resource.setrlimit(resource.RLIMIT_AS, before)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 
+import pytest
+
 from tests.gateway.server_process import wait_gone
 from tests.worker_image.host_process import DEADLINE, IDENTITY, Client, Worker
 
@@ -14,9 +16,11 @@ from tests.worker_image.host_process import DEADLINE, IDENTITY, Client, Worker
 def reap_orphans(*addresses: str) -> subprocess.CompletedProcess[str]:
     hosts = [{"name": "", "address": address, "identity": IDENTITY} for address in addresses]
     command = [sys.executable, "-m", "meshgate_gateway.engine.reap_orphans", "--hosts", json.dumps(hosts)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    command += ["--timeout", str(DEADLINE)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=3 * DEADLINE, check=False)
 
 
+@pytest.mark.timeout(300)  # Monarch starts five times, one after the other
 def test_what_a_dead_client_left_is_killed_and_its_hosts_stay_usable() -> None:
     with tempfile.TemporaryDirectory(prefix="mg_") as directory:
         workers = [Worker(f"ipc://{directory}/{rank}") for rank in range(2)]
@@ -24,7 +28,8 @@ def test_what_a_dead_client_left_is_killed_and_its_hosts_stay_usable() -> None:
         client = Client(*addresses)
         started = client.run("start")
         client.close()
-        assert reap_orphans(*addresses).returncode == 0
+        reaped = reap_orphans(*addresses)
+        assert reaped.returncode == 0, reaped.stderr
         wait_gone(*client.pids, *started)
 
         another = Client(*addresses)

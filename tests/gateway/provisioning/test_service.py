@@ -204,9 +204,9 @@ def test_a_network_policy_covers_only_the_jobs_own_pods_whatever_the_selector(ap
 
 def test_a_job_that_does_not_become_ready_is_rejected_and_leaves_nothing(api: FakeApi) -> None:
     api.pods_come_up = False
-    *_, answer = request(api, StartJob(job=requested_job(), timeout=0.3))
+    *_, answer = request(api, StartJob(job=requested_job(), timeout=3))
     assert isinstance(answer, RequestRejected)
-    assert "within 0.3 s; not ready: the gateway, trainer-workers-0, trainer-workers-1" in answer.reason
+    assert "within 3 s; not ready: the gateway, trainer-workers-0, trainer-workers-1" in answer.reason
     assert api.left() == []
 
 

@@ -123,7 +123,8 @@ def test_a_run_can_be_stopped_between_two_starts(tmp_path: Path) -> None:
         night.wait_printed("Restart 3 of 1000 in 4 s")
         night.stop(grace=600)
         record = night.wait()
-    assert (record.state, record.exit_code) == ("stopped", 3)
+    assert record.state == "stopped"
+    assert record.exit_code in (3, -signal.SIGTERM)  # it may just have been started once more
 
 
 def test_a_program_that_does_not_exist_fails_its_run(tmp_path: Path) -> None:

@@ -319,13 +319,13 @@ def test_an_adopted_engine_that_has_ended_in_order_did_not_die() -> None:
 
 def test_a_session_expires_a_lease_after_its_connection() -> None:
     session = uuid.uuid4().hex
-    with ServerProcess("--lease", "1.5") as server:
+    with ServerProcess("--lease", "6") as server:
         with server.join(session) as connection:
-            pid = connection.command("describe")["pid"]
+            described = connection.command("describe")
+            assert described["lease"] == 6
+            pid = described["pid"]
         server.wait_logged("session ended", session=session, kind="expired")
         wait_gone(pid)
-        with server.join() as connection:
-            assert connection.command("describe")["lease"] == 1.5
 
 
 def test_the_number_of_sessions_is_limited() -> None:

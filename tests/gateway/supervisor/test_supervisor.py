@@ -108,7 +108,7 @@ def test_an_engine_that_dies_without_a_server_is_reported_by_the_next() -> None:
 
 def test_a_lease_that_began_under_one_server_expires_under_the_next() -> None:
     session = uuid.uuid4().hex
-    with ServerProcess("--lease", "2") as server:
+    with ServerProcess("--lease", "8") as server:
         with server.join(session) as connection:
             pid = connection.command("describe")["pid"]
         server.wait_logged("session disconnected", session=session)

@@ -255,7 +255,8 @@ def test_nothing_is_sent_before_the_node_has_taken_both_streams() -> None:
         assert sock.recv(1) == b""
 
 
-def test_a_slow_node_stops_the_user() -> None:
+def test_a_slow_node_stops_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port_forward, "CLOSE_TIMEOUT", 60.0)
     read_on = threading.Event()
     received = 0
 

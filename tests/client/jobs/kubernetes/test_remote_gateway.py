@@ -37,6 +37,7 @@ from meshgate_kubernetes.jobs.provisioning_messages import (
     parse_request,
 )
 from tests.client.proofs import proof_for, prove_handshake
+from tests.ports import closed_port
 
 JOB = RunningJob(name="trainer", namespace="team", uid="1", token="secret", meshes={"workers": 1})
 REQUEST = JobRequest(name="trainer", namespace="team", meshes=(mesh_from_compute("workers", Compute()),))
@@ -269,11 +270,11 @@ def test_a_rejected_token_is_an_authentication_error() -> None:
 
 
 def test_an_unreachable_gateway_is_reported_at_once() -> None:
-    with running(FakeGateway()) as remote:
-        pass
-    for call in (lambda: remote.find_job(None, "team"), lambda: remote.start(REQUEST)):
-        with pytest.raises(ConnectionFailedError, match=r"^cannot reach the gateway at"):
-            call()
+    with closed_port() as port:
+        remote = RemoteGateway(f"ws://127.0.0.1:{port}", "token", None)
+        for call in (lambda: remote.find_job(None, "team"), lambda: remote.start(REQUEST)):
+            with pytest.raises(ConnectionFailedError, match=r"^cannot reach the gateway at"):
+                call()
 
 
 def test_the_token_comes_from_the_environment_or_the_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

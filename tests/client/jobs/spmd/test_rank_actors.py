@@ -273,7 +273,7 @@ def test_a_script_ends_with_the_process_that_started_it_however_that_ends(tmp_pa
     child = int(written(log))
     parent.kill()
     parent.wait()
-    wait_for(lambda: not Path(f"/proc/{child}").exists(), f"process {child} to end", timeout=60)
+    wait_for(lambda: identify_process(child) is None, f"process {child} to end", timeout=60)
 
 
 def test_a_group_whose_script_ended_just_in_time_is_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

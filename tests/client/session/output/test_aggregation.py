@@ -36,12 +36,13 @@ def shown() -> Iterator[Shown]:
 
 
 def test_similar_lines_are_counted_and_shown_when_the_window_ends(shown: Shown) -> None:
-    shown.aggregator.set_window(PROCS, 0.2)
+    shown.aggregator.set_window(PROCS, 600)
     for step in range(3):
         shown.print(f"step {step}", 0)
         shown.print(f"step {step}", 1)
     shown.print("done", 0)
     assert shown.texts == []
+    shown.aggregator.set_window(PROCS, 0.01)
     wait_for(lambda: shown.lines, "the end of the window")
     assert shown.texts == ["[6 similar log lines] step 0", "done"]
     assert (shown.lines[0].ranks, shown.lines[0].count) == ((0, 1), 2)

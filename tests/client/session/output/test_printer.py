@@ -256,6 +256,7 @@ def test_batches_of_several_threads_are_counted_and_printed_in_one_order(monkeyp
         call(function)
 
     monkeypatch.setattr(printer._thread, "call", call_late)
+    monkeypatch.setattr(printer_module, "PRINT_TIMEOUT", 60)
     other = threading.Thread(target=lambda: printer.put([line("first", 0)], lambda: None))
     other.start()
     assert between.wait(10)

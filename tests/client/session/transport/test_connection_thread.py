@@ -99,7 +99,11 @@ def test_a_gateway_that_never_answers_raises_after_the_timeout() -> None:
         Client.connect(UrlDialer(f"ws://127.0.0.1:{listener.getsockname()[1]}", TOKEN), settings=settings)
 
 
-def test_a_name_that_does_not_resolve_raises_at_once() -> None:
+def test_a_name_that_does_not_resolve_raises_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(UrlDialer, "dial", unknown)
     with pytest.raises(ConnectionFailedError, match=r"cannot connect to the gateway at wss://no-such-host\.invalid"):
         Client.connect(UrlDialer("wss://no-such-host.invalid", TOKEN), settings=ClientSettings())
 
@@ -596,6 +600,7 @@ def test_a_release_is_sent_after_the_last_message_about_the_object(
 
     monkeypatch.setattr(session, "send", interrupted)
     client.attach_hosts("workers", 2).initialized.get(timeout=20)
+    wait_for(lambda: gateway.got(Stop) and len(gateway.got(Release)) == 2, "the releases")
     client.close()
     sent = [header for header in gateway.received if isinstance(header, (Stop, Release))]
     assert [type(header) for header in sent if header != Release(objects=(4711,))] == [Stop, Release]

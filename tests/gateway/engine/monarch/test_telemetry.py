@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import asyncio, json, os, sys
 import monarch.actor as api
@@ -65,12 +67,13 @@ INVALID = [
 ]
 
 
+@pytest.mark.timeout(300)  # Monarch, the dashboard and pyarrow start
 def test_a_collector_answers_queries_that_only_read_and_leaves_no_socket(tmp_path: Path) -> None:
     secret = tmp_path / "secret.csv"
     secret.write_text("secret\n1\n")
     asked = json.dumps([sql.format(folder=tmp_path, file=secret) for sql in (*READS, *OTHERS, *INVALID)])
     program = [sys.executable, "-c", PROGRAM, asked]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
     answers = done.stdout.splitlines()[6:-1]
     assert answers[: len(READS)] == ["200 rows"] * len(READS)
     refused = answers[len(READS) :]

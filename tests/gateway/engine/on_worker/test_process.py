@@ -14,7 +14,7 @@ import pytest
 
 from meshgate_gateway.engine.on_worker import process
 from meshgate_gateway.engine.on_worker.process import apply_image, connect, descendants, import_sources, lock_packages
-from tests.gateway.server_process import wait_gone
+from tests.gateway.server_process import DEADLINE, wait_gone
 
 # --- modules from source text
 
@@ -139,7 +139,7 @@ def test_descendants_include_grandchildren() -> None:
         assert descendants(parent.pid) == [child]
         assert parent.stdin is not None
         parent.stdin.close()
-        parent.wait(10)
+        parent.wait(DEADLINE)
     assert descendants(parent.pid) == []
 
 
@@ -170,7 +170,7 @@ def test_a_process_hears_what_is_cancelled_and_ends_with_its_children_when_the_c
             assert [worker.stdout.readline() for _ in range(2)] == ["cancelled 12\n", "cancelled 7\n"]
             connection.shutdown(socket.SHUT_RDWR)
             connection.close()
-            assert worker.wait(10) == -9
+            assert worker.wait(DEADLINE) == -9
     wait_gone(child)
 
 

@@ -8,25 +8,33 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from meshgate_gateway.engine.on_worker.stacks import read_tasks, read_threads, serve_stacks
+from tests.waiting import wait_for
 
 
 def test_each_thread_has_its_name_and_frames_outermost_first() -> None:
     def wait_here(event: threading.Event) -> None:
         event.wait()
 
+    def waiting_thread() -> tuple[dict[str, Any], list[str]] | None:
+        for each in read_threads():
+            functions = [function.rpartition(".")[2] for _, _, function, _ in each["frames"]]
+            if each["name"] == "waiting" and "wait" in functions:
+                return each, functions
+        return None
+
     release = threading.Event()
     thread = threading.Thread(target=wait_here, args=(release,), name="waiting")
     thread.start()
     try:
-        (found,) = [each for each in read_threads() if each["name"] == "waiting"]
+        found, functions = wait_for(waiting_thread, "the thread to wait")
     finally:
         release.set()
         thread.join()
-    functions = [function.rpartition(".")[2] for _, _, function, _ in found["frames"]]
     assert functions.index("wait_here") < functions.index("wait")
     file, line, _, text = found["frames"][functions.index("wait_here")]
     assert (file, text) == (__file__, "event.wait()")

@@ -543,7 +543,7 @@ async def test_a_line_that_was_read_whole_is_not_cut_where_output_pauses(monkeyp
         writer = await printing(listener)
         monkeypatch.setattr(worker_streams, "UNFINISHED_LINE_TIMEOUT", 0)
         monkeypatch.setattr(worker_streams, "TURN", 0)  # pauses after each piece
-        monkeypatch.setattr(worker_streams, "PAUSE", 1000)
+        monkeypatch.setattr(worker_streams, "PAUSE", 1)
         writer.write(b"x" * (3 * worker_streams.PIECE) + b"\n")
         await until(lambda: listener.lines)
         assert [len(line) for line in listener.lines] == [3 * worker_streams.PIECE]
