@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 import meshgate as kt
-from meshgate import ActorError, CallCancelledError, JobError, ProcessJob, SessionTakenOverError, job_load
+from meshgate import ActorError, CallCancelledError, GatewayError, JobError, ProcessJob, SessionTakenOverError, job_load
 from meshgate_processes.identity import identify_process
 from tests.end_to_end.actors import Worker
 from tests.end_to_end.drivers import JOB, READY
 from tests.end_to_end.test_server_restart import kill_server
 from tests.programs import ROOT
+from tests.waiting import wait_for
 
 TIMEOUT = 60.0
 
@@ -123,6 +124,27 @@ def test_another_process_finds_everything_that_a_killed_driver_has_left(
     workers.slice(hosts=0).say.call_one("printed late").get(TIMEOUT)
     printed = wait_for_output(workers, capsys, "printed late")
     assert "printed early" not in printed
+
+
+def test_a_session_is_ended_while_another_program_holds_it(job_of_its_own: ProcessJob) -> None:
+    hosts = job_of_its_own.state(cached_path=None).workers
+    workers = hosts.spawn_procs().spawn("workers", Worker)
+    processes = [identify_process(pid) for pid in workers.pid.call().get(timeout=TIMEOUT).values()]
+    hanging = workers.hang.call()
+    (held,) = job_of_its_own.sessions(None)
+    other = kt.job_loads(job_of_its_own.dumps())
+    with pytest.raises(JobError, match=r"cannot end the session: the job does not have session 'nothing'"):
+        other.end_session("nothing")
+    assert other.end_session(held.id[:8]).id == held.id
+    wait_for(lambda: not any(process is not None and process.alive for process in processes), "its processes to end")
+    with pytest.raises(JobError, match="the name of the session is empty"):
+        other.end_session("")
+    with pytest.raises(GatewayError, match="does not know this session"):
+        other.end_session("0" * 32)
+    with pytest.raises(GatewayError, match="another program ended it"):
+        hanging.get(timeout=TIMEOUT)
+    again = job_of_its_own.state(cached_path=None).workers.spawn_procs().spawn("again", Worker)
+    assert len(again.rank.call().get(timeout=TIMEOUT)) == 2
 
 
 def test_a_session_is_taken_over_after_the_server_was_killed_too(directory: Path, load: Callable[[], Any]) -> None:

@@ -68,16 +68,36 @@ def kill_jobs(
     all_jobs: Annotated[
         bool, typer.Option("--all", help="All your jobs on this machine, or all jobs in the namespace.")
     ] = False,
+    session: Annotated[
+        str | None, typer.Option("--session", help="Only this session of the job, by name or the start of its id.")
+    ] = None,
     namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
-    """End jobs and all their processes or pods."""
+    """End jobs and all their processes or pods.
+
+    With --session only that session of one job, which may be left out as elsewhere. The job and its other sessions
+    stay.
+    """
+    if session is not None:
+        _end_session(ids or [], session, namespace, all_jobs=all_jobs, as_json=as_json)
+        return
     report = (lambda line: None) if as_json else typer.echo
     if namespace is not None:
         ended = _kill_in_cluster(ids or [], namespace, all_jobs=all_jobs, report=report)
     else:
         ended = _kill_here(ids or [], all_jobs=all_jobs, report=report)
     emit(ended, as_json, lambda console: None)
+
+
+def _end_session(ids: list[str], session: str, namespace: str | None, *, all_jobs: bool, as_json: bool) -> None:
+    from meshgate.jobs.find import find_job  # noqa: PLC0415 - takes half a second
+
+    if all_jobs or len(ids) > 1:
+        raise typer.BadParameter("--session ends one session of one job")
+    found = find_job(ids[0] if ids else None, namespace).end_session(session, None)
+    named = f"{found.name} (id {found.id[:8]})" if found.name else found.id[:8]
+    emit(Ended(ended=[found.id]), as_json, lambda console: console.print(f"ended session {named}", markup=False))
 
 
 def local_jobs() -> Jobs:

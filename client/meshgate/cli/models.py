@@ -52,7 +52,7 @@ class Jobs(Result):
 class Ended(Result):
     """``meshgate kill``"""
 
-    ended: list[str] = Field(description="the ids of the jobs that were ended")
+    ended: list[str] = Field(description="the ids of the jobs, or of the session, that were ended")
 
 
 class Event(Result):

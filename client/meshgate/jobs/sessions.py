@@ -5,6 +5,7 @@ A job type supports detached sessions by implementing ``_dialer`` and ``_mesh_si
 
 from __future__ import annotations
 
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 MAX_NAME = 128
 MIN_PREFIX = 4  # characters of an id that name a session
+ID = re.compile(r"[0-9a-f]{32}")
 
 
 class SessionInfo(BaseModel):
@@ -138,6 +140,26 @@ class SessionAccess(ABC):
             self._detached = session.name
             return session
 
+    def end_session(self, name: str, cached_path: str | None = DEFAULT_JOB_PATH) -> SessionInfo:
+        """Ends a session of the running job, whoever holds it; returns what it was. Its processes end with it.
+
+        ``name`` is the session's name or the start of its id. Calls of a program that holds it raise GatewayError. The
+        job and its other sessions stay. Raises JobNotRunning, JobError if the session cannot be determined,
+        AuthenticationError if it belongs to someone else and ``name`` is its whole id, and GatewayError.
+        """
+        if not name:  # as of a shell's variable that is not set
+            raise JobError("the name of the session is empty; run `meshgate sessions` to list the sessions")
+        with self._lock:
+            dialer = self._find_running(cached_path)._dialer()
+        sessions, restarted = _read_sessions(dialer)
+        found = next((each for each in sessions if each.id == name), None)
+        if found is None and ID.fullmatch(name):
+            found = SessionInfo(id=name)  # the gateway says whose it is
+        if found is None:
+            found = choose_session(sessions, restarted, name, to="end the session")
+        request_json(dialer, f"/v1/sessions/{found.id}/end", b"")
+        return found
+
     def _take_over(self, name: str | None, *, replay: bool) -> AttachedSession:
         """``attach`` to this running job."""
         if self._client is not None and not self._client.closed:
@@ -215,10 +237,12 @@ def _read_sessions(dialer: Dialer) -> tuple[list[SessionInfo], str]:
         raise GatewayError(f"{dialer} sent an invalid list of sessions: {error}") from error
 
 
-def choose_session(sessions: Sequence[SessionInfo], restarted: str, name: str | None) -> SessionInfo:
+def choose_session(
+    sessions: Sequence[SessionInfo], restarted: str, name: str | None, *, to: str = "attach"
+) -> SessionInfo:
     """The session called ``name``, by name or start of its id; the only detached one if there is no name.
 
-    Raises JobError if there is not exactly one. ``restarted``: why earlier sessions are gone, or "".
+    Raises JobError if there is not exactly one: it cannot ``to``. ``restarted``: why earlier sessions are gone, or "".
     """
     known = "; ".join(_described(each) for each in sessions) or "none"
     if name is None:
@@ -231,9 +255,9 @@ def choose_session(sessions: Sequence[SessionInfo], restarted: str, name: str | 
         wanted = f"session {name!r}"
     if not found:
         why = f". Sessions end with their gateway: {restarted}" if restarted else ""
-        raise JobError(f"cannot attach: the job does not have {wanted}. Its sessions are: {known}{why}")
+        raise JobError(f"cannot {to}: the job does not have {wanted}. Its sessions are: {known}{why}")
     if len(found) > 1:
-        raise JobError(f"cannot attach: {len(found)} sessions match. Name one by its id: {known}")
+        raise JobError(f"cannot {to}: {len(found)} sessions match. Name one by its id: {known}")
     return found[0]
 
 

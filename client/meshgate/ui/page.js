@@ -20,12 +20,16 @@ function age(seconds) {
 }
 
 function table(target, columns, rows, empty, classes = []) {
-  const kept = target.scrollTop;
+  const said = JSON.stringify(rows.map((row) => row.map((cell) => cell.outerHTML ?? cell)));
+  if (target.said === said) return;  // a button that stays does not vanish under the mouse
+  target.said = said;
+  const kept = target.scrollTop, focused = target.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
   if (!rows.length) return target.replaceChildren(el("span", { class: "dim" }, empty));
   const head = el("tr", {}, ...columns.map((name, at) => el("th", { scope: "col", class: classes[at] || "" }, name)));
   const body = rows.map((row) => el("tr", {}, ...row.map((cell, at) => el("td", { class: classes[at] || "" }, cell))));
   target.replaceChildren(el("table", {}, el("thead", {}, head), el("tbody", {}, ...body)));
   target.scrollTop = kept;
+  if (focused) [...target.querySelectorAll("button")].find((button) => button.dataset.key === focused)?.focus({ preventScroll: true });
 }
 
 // --- ranks
@@ -293,12 +297,42 @@ function showStatus(status) {
     const code = !newest ? "none synced" : host.version === newest ? short(host.version) : `not yet ${short(newest)}`;
     return [host.name, host.mesh, String(host.rank), host.reason ? `${host.state}: ${host.reason}` : host.state, code, host.parent || "–", session ? session.session.slice(0, 8) : "–"];
   }), "the gateway has reported no hosts yet");
-  table(byId("sessions"), ["Session", "Identity", "State", "Engine", "Code", "Meshes", "Calls", "Problem"], status.sessions.map((session) => [
-    session.session.slice(0, 8), session.owner, session.connected ? "connected" : "disconnected", `pid ${session.pid}`,
-    session.version ? short(session.version) : "none synced", String(session.meshes.length), String(session.calls_in_flight), session.problem || "–",
-  ]), "the job has no sessions");
+  sessions = status.sessions;
+  showSessions();
   showRuns(status.runs || []);
   byId("about").textContent = `meshgate ${status.gateway_version}, Python ${status.python}`;
+}
+
+// --- sessions
+
+const ending = new Set();  // those for which meshgate ui has not answered yet
+let sessions = [];
+
+function showSessions() {
+  table(byId("sessions"), ["Session", "Identity", "State", "Engine", "Code", "Meshes", "Calls", "Problem", "End"], sessions.map((session) => {
+    const name = session.session.slice(0, 8), waits = ending.has(session.session);
+    const end = el("button", { type: "button", "data-key": `end ${name}`, "aria-disabled": String(waits), "aria-label": `End session ${name}` }, "End");
+    end.addEventListener("click", () => endSession(session));
+    return [
+      name, session.owner, session.connected ? "connected" : "disconnected", `pid ${session.pid}`,
+      session.version ? short(session.version) : "none synced", String(session.meshes.length), String(session.calls_in_flight), session.problem || "–", end,
+    ];
+  }), "the job has no sessions");
+}
+
+function endSession({ session, owner, connected }) {
+  const holds = connected ? " A program is connected to it: its calls fail." : "", name = session.slice(0, 8);
+  if (ending.has(session) || !confirm(`End session ${name} of ${owner} and its processes?${holds} This cannot be undone.`)) return;
+  if (socket?.readyState !== WebSocket.OPEN) return showEnded("meshgate ui does not answer");
+  ending.add(session);
+  showEnded(`ending session ${name} …`);
+  socket.send(JSON.stringify({ end: session }));
+}
+
+function showEnded(text) {
+  byId("session-ended").hidden = false;
+  byId("session-ended").textContent = text;
+  showSessions();
 }
 
 // --- submitted programs
@@ -307,13 +341,11 @@ const LIVE = new Set(byId("runs-section").dataset.liveStates.split(" "));
 
 function showRuns(runs) {
   byId("runs-section").hidden = !runs.length;
-  const focused = document.activeElement?.dataset.run;
   table(byId("runs"), ["Run", "State", "Exit code", "Age", "Why", "Output"], runs.toReversed().map((run) => {
-    const show = el("button", { type: "button", "data-run": run.name, "aria-label": `Show the output of ${run.name}` }, "Show");
+    const show = el("button", { type: "button", "data-key": run.name, "aria-label": `Show the output of ${run.name}` }, "Show");
     show.addEventListener("click", () => { addMeshes([`run ${run.name}`]); byId("mesh").value = `run ${run.name}`; showLines(); byId("lines").focus(); });
     return [run.news ? `${run.name} *` : run.name, run.state, LIVE.has(run.state) || run.exit_code === null ? "–" : String(run.exit_code), age(run.age), run.reason || "–", show];
   }), "none", ["", "", "number", "number"]);
-  if (focused) [...byId("runs").querySelectorAll("button")].find((button) => button.dataset.run === focused)?.focus();
 }
 
 // --- output
@@ -393,6 +425,7 @@ function connect() {
     const message = JSON.parse(event.data);
     if (message.secret) { sessionStorage.setItem("secret", message.secret); return; }
     if (message.stack !== undefined) { showStack(message.stack); return; }
+    if (message.ended !== undefined) { ending.delete(message.session); showEnded(message.ended); return; }
     if (fresh) { lines = []; fresh = false; }  // the server sends what it has kept to each new connection
     document.title = byId("title").textContent = message.title;
     byId("problem").textContent = message.problem;
@@ -405,6 +438,7 @@ function connect() {
   };
   socket.onclose = () => {
     if (byId("show-stack").disabled) showStack("meshgate ui does not answer");
+    if (ending.size) { ending.clear(); showEnded("meshgate ui does not answer"); }
     byId("connection").textContent = signedIn
       ? "disconnected: meshgate ui has ended, or does not answer; trying again"
       : "not accepted: the link works once, in one tab; run meshgate ui again";

@@ -2,7 +2,7 @@
 
 Those are the requests of the page in which the one-time link was opened. It shows the newest status of the job and its
 last lines of output, read from the gateway. ``Feed.poll`` blocks on the network, so the server calls it in a thread.
-A page may ask what a process runs. Nothing here changes the job.
+A page may ask what a process runs, and end a session; nothing else here changes the job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from importlib import resources
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
@@ -63,6 +63,8 @@ class Source(Protocol):
 
     def _run_output(self, name: str, after: int) -> RunOutput: ...
 
+    def end_session(self, name: str, cached_path: str | None) -> object: ...
+
 
 @dataclass(slots=True)
 class _RunReader:
@@ -75,7 +77,7 @@ class _RunReader:
 
 
 class StackRequest(BaseModel):
-    """What a page sends: a process by its session, its host, the name of its mesh, and its rank."""
+    """What a page sends to see what a process runs: its session, its host, the name of its mesh, and its rank."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -83,6 +85,17 @@ class StackRequest(BaseModel):
     host: str
     mesh: str
     rank: int
+
+
+class EndRequest(BaseModel):
+    """What a page sends to end a session, by its id."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    end: str = Field(pattern="^[0-9a-f]{32}$")
+
+
+REQUEST: TypeAdapter[StackRequest | EndRequest] = TypeAdapter(StackRequest | EndRequest)
 
 
 class Feed:
@@ -123,13 +136,17 @@ class Feed:
         except MeshgateError as error:
             self._problem = f"{type(error).__name__}: {error}"
 
-    def stack(self, asked: StackRequest) -> str:
-        """The JSON that answers a page: what the process runs, or why that is not known."""
+    def answer(self, asked: StackRequest | EndRequest) -> str:
+        """The JSON that answers a page: what the process runs, or that the session has ended; or why not."""
         try:
-            text = self._read_stack(asked)
+            if isinstance(asked, StackRequest):
+                text = self._read_stack(asked)
+            else:
+                self._source.end_session(asked.end, None)
+                text = f"Session {asked.end[:8]} has ended."
         except Exception as error:  # noqa: BLE001 - the page shows it
             text = f"{type(error).__name__}: {error}"
-        return json.dumps({"stack": text})
+        return json.dumps({"stack": text} if isinstance(asked, StackRequest) else {"ended": text, "session": asked.end})
 
     def _read_output(self) -> None:
         for _ in range(MAX_PAGES):
@@ -261,7 +278,7 @@ class PageServer:
         page = _read("page.html").replace("{{live_states}}", " ".join(sorted(LIVE_STATES)))
         page = page.replace("{{own_meshes}}", " ".join(sorted(OWN_MESHES)))
         self._page = page.replace("{{style}}", _read("page.css")).replace("{{script}}", _read("page.js"))
-        self._stacks = SerialThread("meshgate-page-stacks")  # a daemon: a read that waits does not hold up Ctrl-C
+        self._thread = SerialThread("meshgate-page-answers")  # a daemon: a read that waits does not hold up Ctrl-C
         self._pages = 0
         self._watched = asyncio.Event()  # whether a page is open
         self._polled: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the next poll
@@ -293,7 +310,7 @@ class PageServer:
         seen = 0
         self._pages += 1
         self._watched.set()
-        answering = asyncio.create_task(self._answer_stacks(connection))
+        answering = asyncio.create_task(self._answer(connection))
         try:
             await connection.send(json.dumps({"secret": self.access.secret}))
             while not answering.done():
@@ -308,25 +325,25 @@ class PageServer:
             if not self._pages:
                 self._watched.clear()
 
-    async def _answer_stacks(self, connection: ServerConnection) -> None:
+    async def _answer(self, connection: ServerConnection) -> None:
         """Answers a page, one request after the other, until it closes the connection or sends anything else."""
         with contextlib.suppress(ConnectionClosed):
             async for message in connection:
                 try:
-                    asked = StackRequest.model_validate_json(message)
+                    asked = REQUEST.validate_json(message)
                 except ValidationError:
-                    await connection.close(CloseCode.POLICY_VIOLATION, "not a question of this page")
+                    await connection.close(CloseCode.POLICY_VIOLATION, "not a request of this page")
                     return
-                await connection.send(await self._read_stack(asked))
+                await connection.send(await self._answered(asked))
 
-    async def _read_stack(self, asked: StackRequest) -> str:
+    async def _answered(self, asked: StackRequest | EndRequest) -> str:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[str] = loop.create_future()
 
         def read() -> None:
             if answer.cancelled():  # the page has been closed
                 return
-            text = self._feed.stack(asked)
+            text = self._feed.answer(asked)
             with contextlib.suppress(RuntimeError):  # the loop is closed: the command has ended
                 loop.call_soon_threadsafe(settle, text)
 
@@ -334,12 +351,12 @@ class PageServer:
             if not answer.cancelled():
                 answer.set_result(text)
 
-        self._stacks.call(read)
+        self._thread.call(read)
         return await answer
 
     def close(self) -> None:
-        """Lets the thread end that reads stacks. Does not wait for it."""
-        self._stacks.close(0)
+        """Lets the thread end that answers. Does not wait for it."""
+        self._thread.close(0)
 
     async def poll(self) -> None:
         """Reads the job's state as long as a page is open, until cancelled."""

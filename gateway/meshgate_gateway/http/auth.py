@@ -28,6 +28,7 @@ Action: TypeAlias = Literal[
     "session",
     "describe job",
     "list sessions",
+    "end session",
     "read status",
     "read output",
     "read metrics",
@@ -50,6 +51,7 @@ READING: dict[str, Action] = {
 }
 """What a request for each of these paths does."""
 RUNS_PATH = "/v1/runs"
+END_PATH = re.compile(r"/v1/sessions/([0-9a-f]{32})/end")
 OF_RUNS: frozenset[Action] = frozenset({"session", "describe job", "list sessions", "read status", "read output"})
 """What a submitted program may do with the secret of its run."""
 
@@ -106,6 +108,10 @@ class Authenticator(Protocol):
     async def authenticate(self, request: Request) -> Identity | Denied: ...
 
 
+JOB_IDENTITY = "job"
+"""The name of everyone who presents the token of the job's gateway."""
+
+
 class TokenAuthenticator:
     """Accepts the gateway's token, which permits everything."""
 
@@ -119,7 +125,7 @@ class TokenAuthenticator:
         # Comparing digests in constant time does not even reveal the length of the token.
         if not hmac.compare_digest(digest_of(presented), self._digest):
             return Denied("the presented token is not the token of this gateway: set MESHGATE_TOKEN to that")
-        return Identity("job", unquote(request.header(CALLER_HEADER) or ""))
+        return Identity(JOB_IDENTITY, unquote(request.header(CALLER_HEADER) or ""))
 
 
 def bearer_token(request: Request) -> str | None:
@@ -181,7 +187,7 @@ def action_of(path: str, method: str) -> Action:
     """What a request for a path of a job's gateway does."""
     if path == RUNS_PATH or path.startswith(f"{RUNS_PATH}/"):
         return "list runs" if method != "POST" else "submit run" if path == RUNS_PATH else "stop run"
-    return READING.get(path, "session")
+    return "end session" if END_PATH.fullmatch(path) else READING.get(path, "session")
 
 
 def audit(action: Action, origin: Origin, *, caller: str | None, refused: str | None = None, **facts: object) -> None:

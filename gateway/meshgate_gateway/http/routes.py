@@ -6,6 +6,7 @@ is no secret and is reported before the token is checked), the credentials, then
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import time
@@ -17,6 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from meshgate_gateway.hosts.provider import HostProvider, HostsUnavailable
 from meshgate_gateway.http.auth import (
+    END_PATH,
+    JOB_IDENTITY,
     OF_RUNS,
     READING,
     RUNS_PATH,
@@ -32,7 +35,7 @@ from meshgate_gateway.http.auth import (
     prover_of,
 )
 from meshgate_gateway.http.messages import MalformedRequest, Request, Response
-from meshgate_gateway.sessions.session_manager import ConnectRequest, SessionManager
+from meshgate_gateway.sessions.session_manager import END_TIMEOUT, ConnectRequest, SessionManager
 from meshgate_gateway.sessions.session_table import Gone, Reject
 from meshgate_wire.handshake import PROTOCOL_VERSION, PYTHON_VERSION, SOFTWARE_VERSION
 from meshgate_wire.status import RunStatus
@@ -88,7 +91,8 @@ class Routes:
         path = urlsplit(request.path).path
         of_runs = self.runs is not None and (path == RUNS_PATH or path.startswith(f"{RUNS_PATH}/"))
         of_jobs = self.jobs is not None and (path == "/v1/jobs" or path.startswith("/v1/jobs/"))
-        posts = request.method == "POST" and (of_runs or (of_jobs and path != "/v1/jobs"))
+        ends = request.method == "POST" and END_PATH.fullmatch(path) is not None
+        posts = request.method == "POST" and (of_runs or ends or (of_jobs and path != "/v1/jobs"))
         if request.method not in ("GET", "HEAD") and not posts:
             reason = f"the method {request.method} is not allowed: use GET"
             return Response.error(HTTPStatus.METHOD_NOT_ALLOWED, reason, headers={"Allow": "GET, HEAD"})
@@ -96,7 +100,7 @@ class Routes:
             return await self._session(session[1], request, connection)
         if self.jobs is not None and of_jobs:
             return await self.jobs.respond(path, request, connection)
-        if of_runs or path in READING:
+        if of_runs or ends or path in READING:
             return await self._of_job(path, request, origin_of(request, connection))
         if path in ("/healthz", "/readyz"):
             return self._health(path)
@@ -151,6 +155,8 @@ class Routes:
         caller = await self._authenticate(action, request, origin)
         if isinstance(caller, Response):
             return caller
+        if ends := END_PATH.fullmatch(path):
+            return await self._end_session(ends[1], origin, caller)
         if not posts:
             self._audit_reading(action, origin, caller.caller)
         if path in READING:
@@ -189,6 +195,19 @@ class Routes:
         except HostsUnavailable as error:
             return Response.error(HTTPStatus.CONFLICT, str(error))
         return Response(HTTPStatus.OK, {"hosts": [host.model_dump(mode="json") for host in hosts]})
+
+    async def _end_session(self, session: str, origin: Origin, caller: Identity) -> Response:
+        who = caller.end_user or ("another program" if caller.name == JOB_IDENTITY else caller.name)
+        ending = self.sessions.end(session, caller.name, f"{who} ended it")
+        refused = ending.reason if isinstance(ending, (Gone, Reject)) else None
+        audit("end session", origin, caller=caller.caller, refused=refused, session=session, **self.job)
+        if isinstance(ending, (Gone, Reject)):
+            return _failure(ending)
+        if ending is not None:
+            await asyncio.wait({ending}, timeout=END_TIMEOUT)
+            if not ending.done():
+                return _unavailable("the session is ending, but its engine has not exited yet")
+        return Response(HTTPStatus.OK, {"session": session})
 
     async def _session(self, session: str, request: Request, connection: socket.socket) -> Response | None:
         # The engine completes the handshake, but an invalid one must not start a session.

@@ -58,6 +58,7 @@ log = structlog.get_logger()
 
 STOP_TIMEOUT = 7.0  # seconds an engine has to stop its meshes
 EXIT_TIMEOUT = 2.0  # seconds from the end of its channel to the exit of its process
+END_TIMEOUT = STOP_TIMEOUT + EXIT_TIMEOUT + 3.0  # seconds: an engine that does not stop is killed before
 REAP_TIMEOUT = 15.0
 DESCRIBE_TIMEOUT = 3.0  # seconds that an engine has to describe its session, or its output
 PREFIX = "ended session/"
@@ -101,7 +102,7 @@ class SessionManager:
         self.totals = Totals()
         self._handovers: dict[str, list[asyncio.Future[bool]]] = {}
         self._described: dict[str, asyncio.Future[dict[str, Any]]] = {}
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: dict[str, asyncio.Task[None]] = {}  # by session
         self._reaping: dict[asyncio.Task[None], frozenset[str]] = {}  # the meshes of each reaper
         self._sending_hosts: set[asyncio.Task[None]] = set()
         self._expiry: asyncio.TimerHandle | None = None
@@ -158,6 +159,18 @@ class SessionManager:
         again = self._admit(request)
         return again if isinstance(again, (Gone, Reject)) else Reject("the session's engine does not respond")
 
+    def end(self, session: str, owner: str, reason: str) -> Gone | Reject | asyncio.Task[None] | None:
+        """Begins to end a session of ``owner``. Returns what ends with its engine, None if the session has ended
+        before, and else why it cannot be ended."""
+        live = self._sessions.owner_of(session)
+        if not live:
+            known = session in self._sessions.gone
+            return None if known else Gone("unknown", "this gateway does not know the session: it ended long ago")
+        if live != owner:
+            return Reject("the session belongs to another identity", forbidden=True)
+        self._end(session, reason)
+        return self._serving[session]
+
     async def describe(self, owner: str) -> list[dict[str, Any]]:
         """The sessions of ``owner``, as JSON. One whose engine does not answer in time has an ``error``."""
         sessions = [session for session in self._sessions.owned_by(owner) if session in self._engines]
@@ -180,13 +193,13 @@ class SessionManager:
         """Rejects new connections and ends every session: in order if it stops in time, otherwise by force."""
         for session in self._sessions.stop_admitting(reason):
             self._end(session, reason)
-        await self._wait(self._serving, STOP_TIMEOUT + EXIT_TIMEOUT)
+        await self._wait(self._serving.values(), STOP_TIMEOUT + EXIT_TIMEOUT)
         for engine in self._engines.values():
             engine.kill()
-        await self._wait(self._serving, EXIT_TIMEOUT)
+        await self._wait(self._serving.values(), EXIT_TIMEOUT)
         await self._pool.close()
         await self._wait(self._reaping, EXIT_TIMEOUT)
-        for task in [*self._serving, *self._reaping, *self._sending_hosts]:
+        for task in [*self._serving.values(), *self._reaping, *self._sending_hosts]:
             task.cancel()
         if self._expiry is not None:
             self._expiry.cancel()
@@ -243,8 +256,13 @@ class SessionManager:
         if self._notice is not None:
             engine.send(Notice(text=self._notice))
         task = asyncio.create_task(self._serve(session, engine))
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+        self._serving[session] = task
+
+        def served(_: asyncio.Task[None]) -> None:
+            if self._serving.get(session) is task:
+                del self._serving[session]
+
+        task.add_done_callback(served)
         self._on_change()
 
     async def _serve(self, session: str, engine: EngineProcess) -> None:

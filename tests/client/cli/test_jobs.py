@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from meshgate.errors import JobError
 from meshgate.jobs import registry
 from meshgate.jobs.kubernetes.remote_gateway import RemoteGateway
 from meshgate.jobs.registry import LocalEntry
+from meshgate.jobs.sessions import SessionInfo
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Forbidden
 from meshgate_kubernetes.jobs import lifecycle
@@ -39,6 +41,27 @@ def test_ls_prints_json(run: CliRunner, jobs: list[LocalEntry]) -> None:
     ]
     ended = run.invoke(app, ["kill", "0f", "--json"]).output
     assert json.loads(ended) == {"ended": [jobs[0].apply_id]}
+
+
+def test_kill_ends_one_session_of_a_job(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str | None, str | None, str]] = []
+
+    def find(name: str | None, namespace: str | None) -> Any:
+        def end(session: str, path: None) -> SessionInfo:
+            asked.append((name, namespace, session))
+            return SessionInfo(id="0123456789abcdef" * 2, name=session)
+
+        return SimpleNamespace(end_session=end)
+
+    monkeypatch.setattr("meshgate.jobs.find.find_job", find)
+    result = run.invoke(app, ["kill", "0f", "--session", "train"])
+    assert (result.exit_code, result.output) == (0, "ended session train (id 01234567)\n")
+    found = json.loads(run.invoke(app, ["kill", "-n", "team", "--session", "0123", "--json"]).output)
+    assert found == {"ended": ["0123456789abcdef" * 2]}
+    assert asked == [("0f", None, "train"), (None, "team", "0123")]
+    for arguments in (["0f", "1f"], ["--all"]):
+        result = run.invoke(app, ["kill", *arguments, "--session", "train"])
+        assert (result.exit_code, "one session of one job" in result.output) == (2, True)
 
 
 def test_ls_shows_running_jobs_oldest_first(run: CliRunner, jobs: list[LocalEntry]) -> None:

@@ -73,7 +73,7 @@ def status(hosts: int, gpus: int) -> JobStatus:
         processes={0: 0, 1: 1},
     )
     session = SessionStatus(
-        session="0123456789abcdef",
+        session="0123456789abcdef" * 2,
         owner="alice",
         connected=True,
         pid=7,
@@ -109,6 +109,7 @@ class FakeSource:
         self.page_size = 3
         self.printed = b""  # by the run
         self.asked = 0
+        self.ended: list[str] = []
         self.stack_asked, self.stack_known = threading.Event(), threading.Event()
         self.stack_known.set()
 
@@ -130,6 +131,14 @@ class FakeSource:
         self.stack_asked.set()
         assert self.stack_known.wait(60)
         return f"  runs <code> as {asked.mesh} {asked.rank} of session {asked.session} on {asked.host}"
+
+    def end_session(self, name: str, cached_path: str | None) -> None:
+        assert cached_path is None
+        if self.error is not None:
+            raise self.error
+        self.ended.append(name)
+        kept = tuple(session for session in self.reported.sessions if session.session != name)
+        self.reported = self.reported.model_copy(update={"sessions": kept})
 
     def make_sound(self) -> None:
         """Lets every host be ready and every rank be up."""

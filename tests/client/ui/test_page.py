@@ -159,7 +159,7 @@ def test_submitted_programs_are_listed_and_lead_to_their_output(open_page: Calla
     page.get_by_role("button", name="Show the output of night").focus()
     source.run("succeeded", b"<b>Traceback</b>\n", age=93.0)
     page.wait_for_selector("#runs td:text-is('night')")
-    assert page.evaluate("document.activeElement.dataset.run") == "night"
+    assert page.evaluate("document.activeElement.dataset.key") == "night"
 
 
 def test_what_needs_attention_comes_first_and_leads_to_the_rank(open_page: Callable[..., Any]) -> None:
@@ -239,6 +239,34 @@ def test_what_a_busy_rank_runs_is_shown_on_request(open_page: Callable[..., Any]
     playwright.expect(page.locator("#stack")).to_contain_text("ConnectionFailedError: cannot reach it")
     page.get_by_role("button", name="rank 0, up, workers-0").first.click()  # a host
     assert not page.locator("#show-stack").is_visible()
+
+
+def test_a_session_is_ended_after_a_question(open_page: Callable[..., Any]) -> None:
+    source = FakeSource()
+    page = open_page(source)
+    questions: list[str] = []
+    agree = False
+
+    def answer(dialog: Any) -> None:
+        questions.append(dialog.message)
+        dialog.accept() if agree else dialog.dismiss()
+
+    page.on("dialog", answer)
+    page.get_by_role("button", name="End session 01234567").click()
+    assert questions == [
+        "End session 01234567 of alice and its processes? A program is connected to it: its calls fail. "
+        "This cannot be undone."
+    ]
+    agree = True
+    source.error = ConnectionFailedError("cannot reach it")
+    page.get_by_role("button", name="End session 01234567").click()
+    playwright.expect(page.locator("#session-ended")).to_have_text("ConnectionFailedError: cannot reach it")
+    assert source.ended == []
+    source.error = None
+    page.get_by_role("button", name="End session 01234567").click()
+    playwright.expect(page.locator("#session-ended")).to_have_text("Session 01234567 has ended.")
+    playwright.expect(page.locator("#sessions")).to_have_text("the job has no sessions")
+    assert source.ended == ["0123456789abcdef" * 2]
 
 
 def test_the_lines_that_the_filters_leave_can_be_downloaded(open_page: Callable[..., Any]) -> None:

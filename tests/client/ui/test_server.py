@@ -129,7 +129,7 @@ def test_a_page_that_asks_anything_else_is_disconnected(link: str, question: str
         with pytest.raises(ConnectionClosedError) as closed:
             list(socket)
     assert closed.value.rcvd is not None
-    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "not a question of this page")
+    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "not a request of this page")
 
 
 def test_a_websocket_without_a_secret_is_refused(link: str) -> None:

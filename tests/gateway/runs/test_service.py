@@ -216,8 +216,9 @@ def test_the_secret_of_a_run_opens_its_job_until_the_run_ends(gateway: Gateway) 
         gateway.server.ask("/v1/runs", token=secret),
         gateway.post("/v1/runs", VALID, token=secret),
         gateway.post("/v1/runs/limited/stop", {}, token=secret),
+        gateway.post(f"/v1/sessions/{'0' * 32}/end", {}, token=secret),
     ]
-    assert [answer.status for answer in refused] == [403] * 4
+    assert [answer.status for answer in refused] == [403] * 5
     assert "the secret of a run opens the job and its sessions, no other request (submit run)" in refused[2].error
     gateway.server.wait_logged("audit", action="submit run", outcome="refused", caller="job (run limited)")
     gateway.post("/v1/runs/limited/stop", {})

@@ -20,6 +20,7 @@ from meshgate_gateway.control import (
     ClientConnected,
     ClientDisconnected,
     ControlMessage,
+    EndSession,
     HostsReply,
     HostsRequest,
     Inspect,
@@ -37,10 +38,10 @@ from meshgate_gateway.sessions.session_manager import (
     SessionManager,
     _silence,
 )
-from meshgate_gateway.sessions.session_table import Gone, Sessions
+from meshgate_gateway.sessions.session_table import Gone, Reject, Sessions
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_wire.status import EngineStatus, MeshStatus, PrintedLine, SessionOutput
-from tests.gateway.server_process import STUBS, ServerProcess, wait_gone
+from tests.gateway.server_process import STUBS, TOKEN, ServerProcess, wait_gone
 from tests.gateway.unsupervised import Unsupervised
 
 DIED = Gone("died", "was killed by SIGKILL", "the last words", 3.0)
@@ -308,7 +309,7 @@ def test_an_adopted_engine_that_has_ended_in_order_did_not_die() -> None:
         with_fake.engine.adopted, with_fake.engine.owner, with_fake.engine.meshes = True, "owner", frozenset()
         with_fake.manager.adopt(with_fake.engine, "0" * 32)  # type: ignore[arg-type]
         with_fake.engine.kill()
-        await asyncio.wait(with_fake.manager._serving)
+        await asyncio.wait(with_fake.manager._serving.values())
         assert with_fake.table.gone["0" * 32].kind == "ended"
 
     managed(test)
@@ -326,6 +327,53 @@ def test_a_session_expires_a_lease_after_its_connection() -> None:
             pid = described["pid"]
         server.wait_logged("session ended", session=session, kind="expired")
         wait_gone(pid)
+
+
+def test_its_owner_ends_a_session_that_another_program_holds() -> None:
+    session, other = uuid.uuid4().hex, uuid.uuid4().hex
+    with ServerProcess() as server, server.join(session) as connection, server.join(other) as another:
+        pid = connection.command("describe")["pid"]
+        for _ in range(2):  # ending it again does nothing
+            answer = server.ask(f"/v1/sessions/{session}/end", method="POST", token=TOKEN)
+            assert (answer.status, answer.body) == (200, {"session": session})
+        wait_gone(pid)
+        assert connection.closed_by_peer()
+        server.wait_logged("audit", action="end session", outcome="allowed", session=session, caller="job")
+        gone = server.failed(session, resume=True)
+        assert (gone.status, gone.body["kind"]) == (410, "ended")
+        assert gone.body["reason"] == "another program ended it"
+        assert another.command("describe")["session"] == other
+
+
+def test_a_session_is_not_ended_by_a_request_that_must_not() -> None:
+    session, unknown = uuid.uuid4().hex, uuid.uuid4().hex
+    with ServerProcess() as server, server.join(session) as connection:
+        assert server.ask(f"/v1/sessions/{session}/end", method="POST", token="wrong").status == 401
+        assert server.ask(f"/v1/sessions/{session}/end", token=TOKEN).status == 404
+        assert server.ask(f"/v1/sessions/{session}", method="POST", token=TOKEN).status == 405
+        missing = server.ask(f"/v1/sessions/{unknown}/end", method="POST", token=TOKEN)
+        assert (missing.status, missing.body["kind"]) == (410, "unknown")
+        server.wait_logged("audit", action="end session", outcome="refused", session=unknown)
+        assert connection.command("describe")["pid"]
+
+
+def test_only_the_identity_of_a_session_ends_it() -> None:
+    async def test(with_fake: Managed) -> None:
+        with_fake.engine.owner, with_fake.engine.meshes = "alice", frozenset()
+        with_fake.manager.adopt(with_fake.engine, "0" * 32)  # type: ignore[arg-type]
+        refused = with_fake.manager.end("0" * 32, "bob", "no reason")
+        assert isinstance(refused, Reject)
+        assert refused.forbidden
+        assert not with_fake.engine.sent
+        ending = with_fake.manager.end("0" * 32, "alice", "a reason")
+        assert isinstance(ending, asyncio.Task)
+        assert [type(message) for message in with_fake.engine.sent] == [EndSession]
+        with_fake.engine.kill()
+        await ending
+        assert with_fake.manager.end("0" * 32, "alice", "another reason") is None
+        assert with_fake.table.gone["0" * 32].reason == "a reason"
+
+    managed(test)
 
 
 def test_the_number_of_sessions_is_limited() -> None:
