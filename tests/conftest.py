@@ -23,7 +23,7 @@ import pytest
 
 import meshgate
 from meshgate.session.errors.faults import write_fault
-from meshgate_processes.identity import ProcessIdentity
+from meshgate_processes.identity import ProcessIdentity, wait_ended
 from meshgate_processes.marks import find_processes
 from tests.order import slow_first
 
@@ -192,12 +192,11 @@ def _leaked(*, shared: bool) -> list[ProcessIdentity]:
 
 def _fail_if_any(processes: list[ProcessIdentity], where: str) -> None:
     """Fails if processes are still running after ``EXIT_TIMEOUT``, and kills them."""
+    commands = {process: _command(process.pid) for process in processes}
     left = []
-    for process in processes:
-        command = _command(process.pid)
-        if not process.wait_ended(EXIT_TIMEOUT):
-            left.append(f"{process.pid}: {command}")
-            process.signal(signal.SIGKILL)
+    for process in wait_ended(processes, EXIT_TIMEOUT):
+        left.append(f"{process.pid}: {commands[process]}")
+        process.signal(signal.SIGKILL)
     assert not left, f"{where} left processes behind:\n" + "\n".join(left)
 
 

@@ -54,7 +54,7 @@ class Reader(Actor):
         siblings = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
-                pid, _, rest = stat.read_text().partition(" ")
+                pid, _, rest = stat.read_text(errors="replace").partition(" ")
             except OSError:  # a process of another test has ended
                 continue
             if rest.rpartition(")")[2].split()[1] == str(os.getppid()) and int(pid) != os.getpid():
@@ -167,7 +167,7 @@ def host_processes(job: Any) -> list[int]:
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = command.read_bytes().split(b"\0")
-            parent = command.with_name("stat").read_text().rpartition(")")[2].split()[1]
+            parent = command.with_name("stat").read_text(errors="replace").rpartition(")")[2].split()[1]
         except OSError:
             continue
         if b"meshgate_worker" in words and int(parent) == gateway:

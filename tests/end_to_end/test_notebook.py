@@ -83,7 +83,7 @@ CELLS = {
             while not stopped.wait(0.01) and time.monotonic() < deadline:
                 if hangs._wakers:
                     os.kill(os.getpid(), signal.SIGINT)  # the button that stops a cell
-                    stopped.wait(3)  # a finalizer may swallow it
+                    stopped.wait(30)  # a finalizer may swallow it
 
         stopped = threading.Event()
         threading.Thread(target=interrupt).start()

@@ -117,7 +117,7 @@ def containers(script: str) -> specs.AppDef:
 
 
 @pytest.mark.docker
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_every_container_of_local_docker_is_a_host_of_the_run(
     project: Path, capfd: pytest.CaptureFixture[str], remove_containers: None
 ) -> None:
@@ -130,7 +130,7 @@ def test_every_container_of_local_docker_is_a_host_of_the_run(
 
 @pytest.mark.docker
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_ddp_ends_with_equal_weights_in_containers(
     project: Path, capfd: pytest.CaptureFixture[str], remove_containers: None
 ) -> None:

@@ -43,7 +43,7 @@ def _wait_collecting(kubectl: Kubectl) -> None:
 def _find() -> int:
     for entry in os.listdir("/proc"):
         with suppress(OSError):
-            if entry.isdigit() and Path(f"/proc/{entry}/comm").read_text().strip() == "kube-apiserver":
+            if entry.isdigit() and Path(f"/proc/{entry}/comm").read_text(errors="replace").strip() == "kube-apiserver":
                 return int(entry)
     raise AssertionError(f"no kube-apiserver runs on this machine: set {VARIABLE} to a command that restarts it")
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -43,14 +44,15 @@ def test_a_process_whose_name_is_not_text_is_found(monkeypatch: pytest.MonkeyPat
     rename = (
         "open('/proc/self/comm', 'wb').write('\N{GREEK SMALL LETTER ALPHA}'.encode() * 8); print(flush=True); " + WAIT
     )
-    environment = {**os.environ, "MARKED": "here"}
+    mark = f"MARKED={uuid.uuid4().hex}"
+    environment = {**os.environ, "MARKED": mark.partition("=")[2]}
     command = [sys.executable, "-c", rename]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
         assert child.stdout is not None
         child.stdout.readline()
         assert identify(child.pid).alive
-        assert [process.pid for process in find_processes("MARKED=here")] == [child.pid]
-        assert find_processes("MARKED=there") == []
+        assert [process.pid for process in find_processes(mark)] == [child.pid]
+        assert find_processes(f"{mark}0") == []
         assert child.pid in descendants(os.getpid())
         assert child.pid in limits.descendants(os.getpid())
         assert read_stat(child.pid) is not None

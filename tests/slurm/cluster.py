@@ -56,7 +56,7 @@ def pids(*parts: bytes) -> list[int]:
         if entry.isdigit():
             try:
                 command = Path("/proc", entry, "cmdline").read_bytes()
-                started = int(Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[19])
+                started = int(Path("/proc", entry, "stat").read_text(errors="replace").rpartition(")")[2].split()[19])
             except OSError:
                 continue
             if all(part in command for part in parts) and b"slurm/on" not in command and b"nsenter" not in command:

@@ -105,11 +105,13 @@ def user() -> Iterator[pwd.struct_passwd]:
 
 def remove_user() -> None:
     """Once the last process of the user has ended: those on nodes do a moment after their job."""
-    command = ["userdel", "--remove", USER]
-    missing = 6  # its exit code
-    wait_for(
-        lambda: subprocess.run(command, capture_output=True, check=False).returncode in (0, missing), "the user to go"
-    )
+
+    def removed() -> bool:
+        done = subprocess.run(["userdel", "--remove", USER], capture_output=True, text=True, check=False)
+        assert done.returncode in (0, 6, 8), done.stderr  # there is no such user; its processes run
+        return done.returncode != 8
+
+    wait_for(removed, "the last process of the user to end")
 
 
 def python_of(home: Path) -> Path:

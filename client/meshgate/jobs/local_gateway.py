@@ -163,8 +163,9 @@ class LocalGateway:
             process = identify_process(child.pid)
             for descriptor in (gateway_announce, gateway_lifetime, lock):
                 os.close(descriptor)
-            line = _read_line(announce, time.monotonic() + START_TIMEOUT)
-            announcement = _parse_announcement(line, options, child)
+            deadline = time.monotonic() + START_TIMEOUT
+            line = _read_line(announce, deadline)
+            announcement = _parse_announcement(line, options, child, late=time.monotonic() >= deadline)
             record = GatewayRecord(
                 apply_id=options.apply_id,
                 url=announcement.url,
@@ -266,8 +267,13 @@ class _Announcement(BaseModel):
     socket: str | None = None
 
 
-def _parse_announcement(line: bytes, options: LaunchOptions, child: subprocess.Popen[bytes]) -> _Announcement:
-    """The gateway's announcement. Raises JobStartFailed with the reason if ``line`` is not one."""
+def _parse_announcement(
+    line: bytes, options: LaunchOptions, child: subprocess.Popen[bytes], *, late: bool
+) -> _Announcement:
+    """The gateway's announcement. Raises JobStartFailed with the reason if ``line`` is not one.
+
+    ``late``: it had no more time. Else it has closed its pipe.
+    """
     try:
         return _Announcement.model_validate_json(line)
     except ValidationError:
@@ -275,7 +281,7 @@ def _parse_announcement(line: bytes, options: LaunchOptions, child: subprocess.P
             reason = f"invalid announcement {line[:200]!r}; client and gateway may have different versions"
         else:
             try:
-                reason = f"it exited with code {child.wait(EXIT_TIMEOUT)}"
+                reason = f"it exited with code {child.wait(0 if late else EXIT_TIMEOUT)}"
             except subprocess.TimeoutExpired:
                 reason = f"it was not ready within {START_TIMEOUT:.0f} s"
         message = f"the gateway (pid {child.pid}) did not start: {reason}"

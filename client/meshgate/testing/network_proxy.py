@@ -110,7 +110,8 @@ class NetworkProxy:
             self._server = None
             self._bound = socket.socket()
             self._bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._bound.bind(("127.0.0.1", self.port))
+            with contextlib.suppress(OSError):  # a child of this process that was not executed holds the port as well
+                self._bound.bind(("127.0.0.1", self.port))
         self._cut()
 
     async def _settle(self) -> None:

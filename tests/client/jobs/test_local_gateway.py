@@ -83,7 +83,6 @@ def test_a_failed_start_reports_the_reason_and_the_end_of_the_log(
     monkeypatch.setattr(LaunchOptions, "arguments", arguments)
     if "100" in program:
         monkeypatch.setattr(local_gateway, "START_TIMEOUT", 0.0)
-        monkeypatch.setattr(local_gateway, "EXIT_TIMEOUT", 0.1)
     before = set(local_gateway._lifetimes)
     with pytest.raises(JobStartFailed, match=message):
         LocalGateway.start(options)

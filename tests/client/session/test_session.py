@@ -82,9 +82,11 @@ def test_a_thousand_calls_are_sent_in_few_messages_and_in_order(gateway: Scripte
     one.add.call_one(0).get(timeout=20)
     before = gateway.websocket_messages
     posted = threading.Event()
-    client._connection.call_soon(posted.wait)  # how often a busy machine lets the connection run is not of interest
-    futures = [one.add.call_one(i) for i in range(1000)]
-    posted.set()
+    client._connection.call_soon(lambda: posted.wait(60))  # how often a busy machine lets it run is not of interest
+    try:
+        futures = [one.add.call_one(i) for i in range(1000)]
+    finally:
+        posted.set()
     assert [future.get(timeout=60) for future in futures] == list(range(1000))
     assert gateway.websocket_messages - before < 200
 
@@ -183,7 +185,7 @@ def released_objects(gateway: ScriptedGateway, client: Client) -> list[int]:
     gc.collect()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session_module, "DRAIN_TIMEOUT", 60)
-        client.close()
+        client.close(60)
     return [number for header in gateway.got(Release) for number in header.objects]
 
 

@@ -154,6 +154,13 @@ def test_a_connection_that_is_reset_as_the_proxy_thaws_is_cut() -> None:
             read(connection, 1)
 
 
+def test_no_other_program_gets_the_port_of_a_proxy_that_refuses_connections() -> None:
+    with NetworkProxy("127.0.0.1", 1) as proxy:
+        proxy.refuse()
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", proxy.port))
+
+
 def test_connections_are_accepted_again_after_refuse(echo_port: int) -> None:
     with NetworkProxy("127.0.0.1", echo_port) as proxy:
         proxy.refuse()

@@ -431,11 +431,13 @@ def test_a_full_disk_is_reported_and_leaves_names_free(tmp_path: Path) -> None:
             gateway.wait_printed("first", "ready")
             runner = server.wait_logged("run started", run="first")["pid"]
             os.kill(runner, signal.SIGSTOP)  # it would end its run to make room
-            fill(disk)
-            for file in disk.glob("empty-*"):  # directories can be made, and files have no room
-                file.unlink()
-            refused = [gateway.submit("second", "pass\n"), gateway.post("/v1/runs/first/stop", {})]
-            os.kill(runner, signal.SIGCONT)
+            try:
+                fill(disk)
+                for file in disk.glob("empty-*"):  # directories can be made, and files have no room
+                    file.unlink()
+                refused = [gateway.submit("second", "pass\n"), gateway.post("/v1/runs/first/stop", {})]
+            finally:
+                os.kill(runner, signal.SIGCONT)
             assert [answer.status for answer in refused] == [507, 507]
             assert "the run second cannot be started on the gateway's machine: " in refused[0].error
             assert "No space left on device" in refused[1].error

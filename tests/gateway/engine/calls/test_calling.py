@@ -241,6 +241,20 @@ async def test_the_first_exception_is_sent_although_other_ranks_have_not_replied
     assert len(called.sent.messages) == 1
 
 
+@async_test
+async def test_exceptions_are_gathered_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calling, "GATHER_FAILURES", 3600.0)
+    called = Called()
+    called.call()
+    called.reply(0, b"boom", exception=True)
+    await turns()
+    assert called.sent.messages == []
+    called.reply(1, b"boom", exception=True)
+    await until(lambda: called.sent.of(Failed))
+    (failed,) = called.sent.of(Failed)
+    assert (failed.failure.kind, failed.failure.unanswered) == ("actor", 0)
+
+
 NOT_SPAWNED = b"error spawning actor mesh: Cannot spawn new actors on mesh with supervision events"
 
 
