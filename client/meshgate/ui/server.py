@@ -280,6 +280,7 @@ class PageServer:
         self._page = page.replace("{{style}}", _read("page.css")).replace("{{script}}", _read("page.js"))
         self._thread = SerialThread("meshgate-page-answers")  # a daemon: a read that waits does not hold up Ctrl-C
         self._pages = 0
+        self._answering: set[asyncio.Task[None]] = set()  # one for each page
         self._watched = asyncio.Event()  # whether a page is open
         self._polled: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the next poll
 
@@ -311,6 +312,7 @@ class PageServer:
         self._pages += 1
         self._watched.set()
         answering = asyncio.create_task(self._answer(connection))
+        self._answering.add(answering)
         try:
             await connection.send(json.dumps({"secret": self.access.secret}))
             while not answering.done():
@@ -321,6 +323,7 @@ class PageServer:
             return
         finally:
             answering.cancel()
+            self._answering.discard(answering)
             self._pages -= 1
             if not self._pages:
                 self._watched.clear()
@@ -355,7 +358,9 @@ class PageServer:
         return await answer
 
     def close(self) -> None:
-        """Lets the thread end that answers. Does not wait for it."""
+        """Gives up what pages wait for, and lets the thread end that answers. Does not wait for it."""
+        for answering in self._answering:
+            answering.cancel()
         self._thread.close(0)
 
     async def poll(self) -> None:

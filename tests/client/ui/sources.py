@@ -129,7 +129,7 @@ class FakeSource:
         if self.error is not None:
             raise self.error
         self.stack_asked.set()
-        assert self.stack_known.wait(60)
+        assert self.stack_known.wait(300)
         return f"  runs <code> as {asked.mesh} {asked.rank} of session {asked.session} on {asked.host}"
 
     def end_session(self, name: str, cached_path: str | None) -> None:
