@@ -141,7 +141,7 @@ class SessionAccess(ABC):
             return session
 
     def end_session(self, name: str, cached_path: str | None = DEFAULT_JOB_PATH) -> SessionInfo:
-        """Ends a session of the running job, whoever holds it; returns what it was. Its processes end with it.
+        """Ends a session of the running job, whichever program holds it, and its processes; returns what it was.
 
         ``name`` is the session's name or the start of its id. Calls of a program that holds it raise GatewayError. The
         job and its other sessions stay. Raises JobNotRunning, JobError if the session cannot be determined,
