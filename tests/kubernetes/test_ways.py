@@ -93,6 +93,7 @@ def test_two_meshes_of_one_job(namespace: str, images: tuple[str, str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.disturbing  # sixteen processes of Monarch start, on as few as two cores
 def test_sixteen_workers(namespace: str) -> None:
     with (
         kt.config.configured(mesh_proc_spawn_max_idle="5m", actor_spawn_max_idle="5m"),  # not Monarch's 30 s
