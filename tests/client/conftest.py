@@ -40,6 +40,12 @@ def _connections_and_futures_are_valid(monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 @pytest.fixture
+def no_jobs_of_other_tests(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Other tests of this process may share a job that runs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+
+
+@pytest.fixture
 def gateway() -> Iterator[ScriptedGateway]:
     with ScriptedGateway() as gateway:
         yield gateway

@@ -77,9 +77,17 @@ def _since_boot(started: str) -> str:
     return started.partition("/")[2] if started.count("/") == len(_place()) else started
 
 
+def stat_fields(pid: int) -> list[str]:
+    """What follows the name of a process in ``/proc/PID/stat``: its state first. Raises OSError if it has ended.
+
+    The name may be no text: the kernel cuts it after 15 bytes, even within a character.
+    """
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
 def _identify_by_proc(pid: int) -> ProcessIdentity | None:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = stat_fields(pid)
         return None if fields[0] in "ZX" else ProcessIdentity(pid, "/".join((*_place(), fields[19])))
     except OSError:
         return None

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from meshgate_processes.identity import ProcessIdentity, identify_process, wait_ended
+from meshgate_processes.identity import ProcessIdentity, identify_process, stat_fields, wait_ended
 
 KILL_ROUNDS = 5  # a process may fork before it is killed; one that cannot be killed must not block the caller
 EXEC_TIMEOUT = 2.0  # seconds after the first look for processes to finish an execve; on a busy machine it may take long
@@ -123,6 +123,6 @@ def _belongs(pid: int, mark: str | None, session: int | None) -> bool | None:
 def _is_whole(environment: bytes, pid: int) -> bool:
     """Whether this is all of it. execve sets the end of the code after that of the environment (Linux:
     load_elf_binary); kernel threads have neither."""
-    fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    fields = stat_fields(pid)
     end_code, start, end = (int(fields[number]) for number in (24, 47, 48))  # and env_start, env_end: proc_pid_stat(5)
     return bool(int(fields[6]) & KERNEL_THREAD) or (end_code > 0 and len(environment) == end - start)

@@ -152,10 +152,9 @@ class SessionAccess(ABC):
         with self._lock:
             dialer = self._find_running(cached_path)._dialer()
         sessions, restarted = _read_sessions(dialer)
-        found = next((each for each in sessions if each.id == name), None)
-        if found is None and ID.fullmatch(name):
-            found = SessionInfo(id=name)  # the gateway says whose it is
-        if found is None:
+        if ID.fullmatch(name):  # if it is not listed, the gateway reports whose it is
+            found = next((each for each in sessions if each.id == name), SessionInfo(id=name))
+        else:
             found = choose_session(sessions, restarted, name, to="end the session")
         request_json(dialer, f"/v1/sessions/{found.id}/end", b"")
         return found

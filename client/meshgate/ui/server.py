@@ -279,8 +279,7 @@ class PageServer:
         page = page.replace("{{own_meshes}}", " ".join(sorted(OWN_MESHES)))
         self._page = page.replace("{{style}}", _read("page.css")).replace("{{script}}", _read("page.js"))
         self._thread = SerialThread("meshgate-page-answers")  # a daemon: a read that waits does not hold up Ctrl-C
-        self._pages = 0
-        self._answering: set[asyncio.Task[None]] = set()  # one for each page
+        self._answering: set[asyncio.Task[None]] = set()  # one for each page that is open
         self._watched = asyncio.Event()  # whether a page is open
         self._polled: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the next poll
 
@@ -309,7 +308,6 @@ class PageServer:
     async def live(self, connection: ServerConnection) -> None:
         """Sends a page its secret and then, after each poll, what is new, at the page's speed."""
         seen = 0
-        self._pages += 1
         self._watched.set()
         answering = asyncio.create_task(self._answer(connection))
         self._answering.add(answering)
@@ -324,8 +322,7 @@ class PageServer:
         finally:
             answering.cancel()
             self._answering.discard(answering)
-            self._pages -= 1
-            if not self._pages:
+            if not self._answering:
                 self._watched.clear()
 
     async def _answer(self, connection: ServerConnection) -> None:

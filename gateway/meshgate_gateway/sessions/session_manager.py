@@ -257,12 +257,7 @@ class SessionManager:
             engine.send(Notice(text=self._notice))
         task = asyncio.create_task(self._serve(session, engine))
         self._serving[session] = task
-
-        def served(_: asyncio.Task[None]) -> None:
-            if self._serving.get(session) is task:
-                del self._serving[session]
-
-        task.add_done_callback(served)
+        task.add_done_callback(lambda _: self._serving.pop(session))
         self._on_change()
 
     async def _serve(self, session: str, engine: EngineProcess) -> None:

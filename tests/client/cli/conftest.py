@@ -20,9 +20,8 @@ def run() -> CliRunner:
 
 
 @pytest.fixture(autouse=True)
-def no_jobs_of_other_tests(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Other tests of this process may share a job that runs."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+def _no_other_jobs(no_jobs_of_other_tests: None) -> None:
+    """For all commands."""
 
 
 @pytest.fixture

@@ -205,14 +205,11 @@ def test_a_directory_that_cannot_be_removed_is_reported(tmp_path: Path) -> None:
         remove_job_directory(str(tmp_path / "file"))
 
 
-def _has_account(user: int) -> bool:
-    return user in {account.pw_uid for account in pwd.getpwall()}
-
-
 @pytest.fixture
 def stranger(monkeypatch: pytest.MonkeyPatch) -> int:
     """The ID of a user without an account, who is one of the system's own to the jobs that other tests start."""
-    user = next(user for user in range(300 + os.getpid() % 300, 1000) if not _has_account(user))
+    taken = {account.pw_uid for account in pwd.getpwall()}
+    user = next(user for user in range(300 + os.getpid() % 300, 1000) if user not in taken)
     monkeypatch.setattr(local_gateway, "FIRST_USER", user)
     return user
 

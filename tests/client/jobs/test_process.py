@@ -87,6 +87,7 @@ def require_ended(processes: list[ProcessIdentity]) -> None:
     assert [process for process in processes if not process.wait_ended(TIMEOUT)] == []
 
 
+@pytest.mark.usefixtures("no_jobs_of_other_tests")
 def test_a_job_runs_actors_on_its_hosts_and_leaves_nothing_behind() -> None:
     with ProcessJob({"workers": 2}) as job:
         assert read_variable(job) == [job.apply_id] * 2
@@ -134,6 +135,7 @@ def test_a_driver_in_a_gateways_environment_starts_its_own_gateway(monkeypatch: 
         job.state()
 
 
+@pytest.mark.usefixtures("no_jobs_of_other_tests")
 def test_a_gateway_that_cannot_start_reports_the_reason_and_leaves_nothing() -> None:
     job = ProcessJob({"workers": 1}, env={"MESHGATE_LOG_LEVEL": "loud"})
     with pytest.raises(JobStartFailed, match=r"it exited with code 2\n.*log-level"):
