@@ -159,6 +159,12 @@ def test_output_is_waited_for(gateway: Gateway) -> None:
     assert base64.b64decode(page["data"]) == b"now\n"
 
 
+@pytest.fixture(scope="module")
+def ended(gateway: Gateway) -> None:
+    gateway.submit("ended", "pass\n")
+    gateway.wait("ended")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "error"),
     [
@@ -167,36 +173,35 @@ def test_output_is_waited_for(gateway: Gateway) -> None:
         ("/v1/runs", {"name": "x", "command": [], "version": "0" * 64, "job": {"kind": "K"}}, 400, "command"),
         ("/v1/runs", [], 400, "submission"),
         ("/v1/runs/nothing/stop", {}, 404, "no run 'nothing'"),
-        ("/v1/runs/described/stop", {"grace": "soon"}, 400, "grace"),
-        ("/v1/runs/described/stop", {"grace": -1}, 400, "grace"),
-        ("/v1/runs/described/stop", {"grace": "30"}, 400, "grace"),
-        ("/v1/runs/described/stop", {"grace": True}, 400, "grace"),
-        ("/v1/runs/described/stop", {"grace": 10**400}, 400, "grace"),
-        ("/v1/runs/described/stop", {"grace": float("nan")}, 400, "grace"),
-        ("/v1/runs/described/stop", b'{"grace": 1e400}', 400, "grace"),
-        ("/v1/runs/described/stop", b"[" * 40_000, 400, "grace"),
+        ("/v1/runs/ended/stop", {"grace": "soon"}, 400, "grace"),
+        ("/v1/runs/ended/stop", {"grace": -1}, 400, "grace"),
+        ("/v1/runs/ended/stop", {"grace": "30"}, 400, "grace"),
+        ("/v1/runs/ended/stop", {"grace": True}, 400, "grace"),
+        ("/v1/runs/ended/stop", {"grace": 10**400}, 400, "grace"),
+        ("/v1/runs/ended/stop", {"grace": float("nan")}, 400, "grace"),
+        ("/v1/runs/ended/stop", b'{"grace": 1e400}', 400, "grace"),
+        ("/v1/runs/ended/stop", b"[" * 40_000, 400, "grace"),
         ("/v1/runs", VALID | {"environment": {"A=B": "c"}}, 400, "environment"),
         ("/v1/runs", VALID | {"environment": {"": "c"}}, 400, "environment"),
         ("/v1/runs", VALID | {"environment": {"A": "\0"}}, 400, "environment"),
         ("/v1/runs", VALID | {"command": ["python", "\0"]}, 400, "command"),
         ("/v1/runs", VALID | {"directory": "\0"}, 400, "directory"),
-        ("/v1/runs/described", {}, 405, "POST is for"),
+        ("/v1/runs/ended", {}, 405, "POST is for"),
     ],
 )
+@pytest.mark.usefixtures("ended")
 def test_invalid_requests_are_rejected(gateway: Gateway, path: str, body: object, status: int, error: str) -> None:
-    gateway.submit("described", "pass\n")
     answer = gateway.post(path, body)
     assert answer.status == status
     assert error in answer.error
-    gateway.wait("described")
-    gateway.server.wait_logged("run ended", run="described")
 
 
+@pytest.mark.usefixtures("ended")
 def test_a_run_needs_the_token(gateway: Gateway) -> None:
     for answer in (
         gateway.post("/v1/runs", {"name": "x"}, token="wrong"),
         gateway.server.ask("/v1/runs"),
-        gateway.server.ask("/v1/runs/described/output", token="wrong"),
+        gateway.server.ask("/v1/runs/ended/output", token="wrong"),
     ):
         assert answer.status == 401
     gateway.server.wait_logged("audit", action="submit run", outcome="refused", caller=None)
