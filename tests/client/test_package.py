@@ -71,21 +71,27 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(meshgate, "no_such_name")
 
 
-def test_importing_it_loads_nothing_heavy() -> None:
-    program = (
-        "import sys, meshgate; "
-        "print([name for name in sys.modules if name.split('.')[0] in "
-        "('monarch', 'kubernetes', 'pydantic', 'websockets', 'cloudpickle', 'rich', 'typer', 'torch')])"
-    )
-    path = [str(Path(meshgate.__file__).parent.parent)]
-    code = f"import sys; sys.path[:0] = {path!r}; {program}"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+JOB = (
+    "monarch meshgate.actors meshgate.code_sync.push meshgate.images meshgate.mounts.remote meshgate.mounts.gather "
+    "meshgate.proxies meshgate.serialization meshgate.session.dialing meshgate.session.session meshgate.shapes "
+    "meshgate.transfer meshgate_sync meshgate_wire asyncio kubernetes websockets cloudpickle rich typer torch"
+)
+"""What only a job that runs needs."""
 
 
-def test_a_client_needs_no_kubernetes() -> None:
-    load = "import meshgate.proxies.client; print('kubernetes' in sys.modules)"
-    code = f"import sys; sys.path[:0] = {sys.path!r}; {load}"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+@pytest.mark.parametrize(
+    ("statement", "needless"),
+    [
+        ("import meshgate", "monarch kubernetes pydantic websockets cloudpickle rich typer torch asyncio"),
+        ("from meshgate import ProcessJob", JOB),
+        ("import meshgate.cli.app", "monarch kubernetes pydantic websockets cloudpickle torch asyncio meshgate_wire"),
+        ("import meshgate.proxies.client", "kubernetes"),
+    ],
+)
+def test_an_import_loads_nothing_that_it_does_not_need(statement: str, needless: str) -> None:
+    loaded = f"print(*sys.modules.keys() & {set(needless.split())!r})"
+    code = f"import sys; sys.path[:0] = {sys.path!r}; {statement}; {loaded}"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == ""
 
 
 @pytest.mark.parametrize("name", ["ActorError", "SupervisionError"])

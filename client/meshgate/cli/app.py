@@ -1,6 +1,6 @@
 """The ``meshgate`` command: its subcommands, and where they are.
 
-A subcommand's module is imported when it is used, because most need the client, whose import takes half a second.
+A subcommand's module is imported when it is used, because most need the client, whose import takes long.
 ``meshgate --help`` and completion have its summary from here.
 """
 

@@ -91,7 +91,7 @@ def kill_jobs(
 
 
 def _end_session(ids: list[str], session: str, namespace: str | None, *, all_jobs: bool, as_json: bool) -> None:
-    from meshgate.jobs.find import find_job  # noqa: PLC0415 - takes half a second
+    from meshgate.jobs.find import find_job  # noqa: PLC0415 - `meshgate ls` does not need it
 
     if all_jobs or len(ids) > 1:
         raise typer.BadParameter("--session ends one session of one job")
@@ -130,7 +130,7 @@ def _local_table(jobs: Jobs) -> object:
 
 def _kill_here(ids: list[str], *, all_jobs: bool, report: Callable[[str], object]) -> Ended:
     """Calls ``report`` with a line for each job that was ended."""
-    # They take half a second, which `meshgate ls` does not need.
+    # Imported here because `meshgate ls` does not need them.
     from meshgate.jobs.find import find_job  # noqa: PLC0415
     from meshgate.jobs.local_gateway import stop_gateway  # noqa: PLC0415
     from meshgate.jobs.saved import remove_job_file  # noqa: PLC0415

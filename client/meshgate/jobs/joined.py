@@ -15,15 +15,15 @@ import sys
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from meshgate.actors.local_monarch import allow_local_monarch
 from meshgate.errors import JobError, JobUnsupported
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait
-from meshgate.session.dialing import UrlDialer
-from meshgate.session.gateway_client import request_json
+
+if TYPE_CHECKING:
+    from meshgate.session.dialing import UrlDialer
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class Surroundings:
     socket: str | None
 
     def dialer(self) -> UrlDialer:
+        from meshgate.session.dialing import UrlDialer  # noqa: PLC0415 - only submitted programs come here
+
         return UrlDialer(self.url, self.token, unix_socket=self.socket, here=True)
 
 
@@ -136,6 +138,9 @@ def native_hosts(name: str) -> Any:
     Monarch. The hosts are the job's: stop the processes that you spawn, never shut the mesh down. Raises JobUnsupported
     elsewhere, and ValueError if the job has no mesh of this name.
     """
+    from meshgate.actors.local_monarch import allow_local_monarch  # noqa: PLC0415 - few programs need it
+    from meshgate.session.gateway_client import request_json  # noqa: PLC0415
+
     here = surroundings()
     if here is None:
         raise JobUnsupported(

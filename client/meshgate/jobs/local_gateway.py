@@ -161,6 +161,8 @@ class LocalGateway:
                 )
             _children[child.pid] = child
             process = identify_process(child.pid)
+            import meshgate.proxies.client  # noqa: F401, PLC0415 - the session's modules, while the gateway starts
+
             for descriptor in (gateway_announce, gateway_lifetime, lock):
                 os.close(descriptor)
             deadline = time.monotonic() + START_TIMEOUT

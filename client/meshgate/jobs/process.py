@@ -13,13 +13,12 @@ import tempfile
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
 from meshgate.errors import JobError, JobNotRunning, JobUnsupported
-from meshgate.images.image import Image
 from meshgate.jobs import registry
 from meshgate.jobs.joined import JoinedJob, join
 from meshgate.jobs.local_gateway import (
@@ -34,7 +33,10 @@ from meshgate.jobs.saved import DEFAULT_JOB_PATH
 from meshgate.jobs.sessions import check_detached
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait
-from meshgate.session.dialing import UrlDialer
+
+if TYPE_CHECKING:
+    from meshgate.images.image import Image
+    from meshgate.session.dialing import UrlDialer
 
 MeshName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,62}$")]
 
@@ -79,6 +81,8 @@ class LocalGatewayJob(JobTrait):
         super().__init__()
         self._request = request
         if image is not None:
+            from meshgate.images.image import Image  # noqa: PLC0415 - few local jobs have one
+
             if not isinstance(image, Image):
                 raise TypeError(f"{type(self).__name__}: image={image!r}: expected an Image(…), whose steps run here")
             self._images = dict.fromkeys(request.meshes, image)
@@ -147,6 +151,8 @@ class LocalGatewayJob(JobTrait):
         return self._attach_meshes(self._request.meshes)
 
     def _dialer(self) -> UrlDialer:
+        from meshgate.session.dialing import UrlDialer  # noqa: PLC0415 - imported once the job runs, not with its type
+
         gateway = self._gateway
         if gateway is None:
             raise JobNotRunning(f"{self!r} is not running")

@@ -16,7 +16,6 @@ from typing_extensions import Self
 
 from meshgate.errors import JobError, JobNotRunning
 from meshgate.ranks import OWN_MESHES
-from meshgate_wire.status import JobStatus, OutputPage
 
 if TYPE_CHECKING:
     from meshgate.jobs.state import JobState
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from meshgate.ranks.telemetry import MeshAdmin, MeshAdminConfig, QueryEngineClient, Telemetry, TelemetryConfig
     from meshgate.session.dialing import Dialer
     from meshgate.transfer.download import Pulled
+    from meshgate_wire.status import JobStatus, OutputPage
 
 
 class RankAccess(ABC):
@@ -62,12 +62,14 @@ class RankAccess(ABC):
         Raises JobNotRunning before ``state()``, and GatewayError if the gateway cannot be reached.
         """
         from meshgate.session.gateway_client import request_json  # noqa: PLC0415  (few programs ask)
+        from meshgate_wire.status import JobStatus  # noqa: PLC0415
 
         return JobStatus.model_validate(request_json(self._require_running("status")._dialer(), "/v1/status"))
 
     def _output(self, after: dict[str, int]) -> OutputPage:
         """What actors of all sessions printed after the line numbered ``after[session]``."""
         from meshgate.session.gateway_client import request_json  # noqa: PLC0415
+        from meshgate_wire.status import OutputPage  # noqa: PLC0415
 
         query = "&".join(f"{session}={number}" for session, number in after.items())
         return OutputPage.model_validate(request_json(self._require_running("logs")._dialer(), f"/v1/output?{query}"))

@@ -1,7 +1,7 @@
-"""Programs that run in the cluster, beside the job's gateway: ``job.submit()``, and the runs that it returns.
+"""Programs that run in the cluster, beside the job's gateway: how they are submitted, and the runs that this starts.
 
-``JobTrait`` inherits ``RunAccess``. A program is sent as the synced version of the project and a command; the gateway
-keeps what it prints and how it ends, so that a run needs neither this process nor this machine any more.
+``run_access`` has the methods of a job. A program is sent as the synced version of the project and a command; the
+gateway keeps what it prints and how it ends, so that a run needs neither this process nor this machine any more.
 """
 
 from __future__ import annotations
@@ -13,24 +13,20 @@ import re
 import secrets
 import sys
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from meshgate.errors import ConnectionFailedError, JobNotRunning
+from meshgate.errors import ConnectionFailedError
 from meshgate.session.gateway_client import request_json
-from meshgate_wire.status import MAX_SUBMISSION, JoinableJob, RunOutput, Runs, RunStatus, Submission
+from meshgate_wire.status import MAX_SUBMISSION, RunOutput, Runs, RunStatus, Submission
 
 if TYPE_CHECKING:
     from meshgate.code_sync.project import Tree
-    from meshgate.code_sync.push import SyncReport
-    from meshgate.jobs.state import JobState
     from meshgate.session.dialing import Dialer
-    from meshgate.session.session import ClientSession
 
 PATH = "/v1/runs"
 WAIT = 10.0  # seconds that the gateway may hold an answer back until there is news
@@ -112,6 +108,10 @@ class Run:
         answer = request_json(self._dialer, f"{PATH}/{quote(self.name)}/stop", body, refusals=REFUSALS)
         self._note(RunStatus.model_validate(answer))
 
+    def output(self, after: int) -> RunOutput:
+        """What the program printed from byte ``after`` on, at most 1 MiB of it."""
+        return RunOutput.model_validate(self._get(f"/output?after={after}"))
+
     def _output(self, position: list[int], *, follow: bool) -> Iterator[bytes]:
         wait = WAIT if follow else 0
         while True:
@@ -134,121 +134,52 @@ class Run:
         return request_json(self._dialer, f"{PATH}/{quote(self.name)}{rest}", refusals=REFUSALS)
 
 
-class RunAccess(ABC):
-    """What a job offers of the programs that run beside its gateway."""
+def submit(
+    dialer: Callable[[], Dialer], tree: Tree, version: str, command: Sequence[str], name: str | None, **options: Any
+) -> Run:
+    """Starts a run of ``version`` of ``tree`` at the gateway that ``dialer`` finds. ``options`` are further fields of
+    the submission. Raises as ``job.submit()``."""
+    directory = _directory(tree)
+    try:
+        submission = Submission(
+            name=name or _name_of(command),
+            id=secrets.token_hex(16),  # a request that is repeated after a cut starts nothing again
+            command=tuple(_translate(command, tree)),
+            version=version,
+            directory=directory,
+            paths=tree.paths,
+            **options,
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"submit({where}={first['input']!r}): {first['msg']}") from None
+    body = submission.model_dump_json(exclude_defaults=True).encode()
+    if len(body) > MAX_SUBMISSION:
+        raise ValueError(
+            f"submit(): command and env= have {len(body)} bytes as JSON, and the limit is {MAX_SUBMISSION}: put "
+            "long arguments into a file of the project"
+        )
+    try:
+        answer = _patiently(lambda path: request_json(dialer(), path, body, refusals=REFUSALS), PATH)
+    except ConnectionFailedError as error:
+        raise ConnectionFailedError(
+            f"it is not known whether the run {submission.name} was started: {error}. Look with job.runs() or "
+            "`meshgate runs` once the gateway can be reached"
+        ) from error
+    run = Run(submission.name, dialer())
+    run._note(RunStatus.model_validate(answer))
+    return run
 
-    @property
-    @abstractmethod
-    def _running(self) -> RunAccess | None: ...
 
-    @abstractmethod
-    def _dialer(self) -> Dialer: ...
-
-    @abstractmethod
-    def state(self) -> JobState: ...
-
-    @abstractmethod
-    def sync(self, *, sync_dirs: Sequence[str] | None = None, quiet: bool = False) -> SyncReport: ...
-
-    def _joinable(self) -> JoinableJob:
-        """What this job is to a program that runs in it. For job types."""
-        return JoinableJob(kind=type(self).__name__)
-
-    def submit(
-        self,
-        command: Sequence[str],
-        name: str | None = None,
-        *,
-        env: Mapping[str, str] | None = None,
-        restarts: int = 0,
-        memory: int | None = None,
-        processes: int | None = None,
-        disk: int | None = None,
-        sync_dirs: Sequence[str] | None = None,
-    ) -> Run:
-        """Runs ``command`` beside the job's gateway, from the code as it is now, and returns at once.
-
-        The program goes on when this process ends, until it ends itself, is stopped, or the job ends. It runs in a copy
-        of the synced project (``sync_dirs``, as in ``sync``), in the same directory of it as this process; ``env`` is
-        added to its environment. In it, a job that is this one attaches to this one. ``name`` is for people, and is
-        free again once its run has ended. The program is started again up to ``restarts`` times if it fails.
-        ``memory`` and ``disk`` (bytes) and ``processes`` limit all its processes together; the defaults are half of
-        the machine's or container's memory, 4 GB and 4096. Applies the job if it does not run. A cut connection starts
-        nothing twice. Raises ValueError if the command cannot run there or a run of this name has not ended,
-        ConnectionFailedError if the gateway cannot be reached for two minutes, and what ``sync`` raises.
-        """
-        from meshgate.code_sync.session_sync import sync_for  # noqa: PLC0415 - few programs submit others
-
-        if isinstance(command, str) or not command:
-            raise TypeError(f"submit({command!r}): pass the program and its arguments, such as ['python', 'train.py']")
-        self.state()
-        running = self._require_runs()
-        report = self.sync(sync_dirs=sync_dirs, quiet=True)
-        client: ClientSession = running._client  # type: ignore[attr-defined]
-        tree = sync_for(client, None).tree
-        directory = _directory(tree)
-        try:
-            submission = Submission(
-                name=name or _name_of(command),
-                id=secrets.token_hex(16),  # a request that is repeated after a cut starts nothing again
-                command=tuple(_translate(command, tree)),
-                version=report.version,
-                directory=directory,
-                paths=tree.paths,
-                environment=dict(env or {}),
-                restarts=restarts,
-                memory=memory,
-                processes=processes,
-                disk=disk,
-                job=self._joinable(),
-            )
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise ValueError(f"submit({where}={first['input']!r}): {first['msg']}") from None
-        body = submission.model_dump_json(exclude_defaults=True).encode()
-        if len(body) > MAX_SUBMISSION:
-            raise ValueError(
-                f"submit(): command and env= have {len(body)} bytes as JSON, and the limit is {MAX_SUBMISSION}: put "
-                "long arguments into a file of the project"
-            )
-        try:
-            answer = _patiently(lambda path: request_json(running._dialer(), path, body, refusals=REFUSALS), PATH)
-        except ConnectionFailedError as error:
-            raise ConnectionFailedError(
-                f"it is not known whether the run {submission.name} was started: {error}. Look with job.runs() or "
-                "`meshgate runs` once the gateway can be reached"
-            ) from error
-        run = Run(submission.name, running._dialer())
-        run._note(RunStatus.model_validate(answer))
-        return run
-
-    def runs(self) -> list[Run]:
-        """The runs of the running job, the oldest first. Raises GatewayError, and JobNotRunning before ``state()``."""
-        dialer = self._require_runs()._dialer()
-        found = []
-        for status in Runs.model_validate(request_json(dialer, PATH, refusals=REFUSALS)).runs:
-            run = Run(status.name, dialer)
-            run._note(status)
-            found.append(run)
-        return found
-
-    def run(self, name: str) -> Run:
-        """The run called ``name``. Raises as its methods, and JobNotRunning before ``state()``."""
-        run = Run(name, self._require_runs()._dialer())
-        run.status()
-        return run
-
-    def _run_output(self, name: str, after: int) -> RunOutput:
-        """What the run printed from byte ``after`` on, at most 1 MiB of it."""
-        path = f"{PATH}/{quote(name)}/output?after={after}"
-        return RunOutput.model_validate(request_json(self._require_runs()._dialer(), path, refusals=REFUSALS))
-
-    def _require_runs(self) -> RunAccess:
-        running = self._running
-        if running is None:
-            raise JobNotRunning(f"{self!r} is not running: call state() first")
-        return running
+def list_runs(dialer: Dialer) -> list[Run]:
+    """The runs of the gateway behind ``dialer``, the oldest first. Raises GatewayError."""
+    found = []
+    for status in Runs.model_validate(request_json(dialer, PATH, refusals=REFUSALS)).runs:
+        run = Run(status.name, dialer)
+        run._note(status)
+        found.append(run)
+    return found
 
 
 def _patiently(ask: Callable[[str], object], rest: str) -> object:

@@ -16,13 +16,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from meshgate.errors import GatewayError, JobError, JobNotRunning, JobUnsupported
 from meshgate.jobs.saved import DEFAULT_JOB_PATH
 from meshgate.jobs.state import JobState, attach_meshes
-from meshgate.proxies.attached import AttachedSession, take_over
-from meshgate.proxies.client import Client
-from meshgate.session.dialing import Dialer
-from meshgate.session.gateway_client import request_json
 
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
+    from meshgate.proxies.attached import AttachedSession
+    from meshgate.proxies.client import Client
+    from meshgate.session.dialing import Dialer
 
 MAX_NAME = 128
 MIN_PREFIX = 4  # characters of an id that name a session
@@ -156,11 +155,16 @@ class SessionAccess(ABC):
             found = next((each for each in sessions if each.id == name), SessionInfo(id=name))
         else:
             found = choose_session(sessions, restarted, name, to="end the session")
+        from meshgate.session.gateway_client import request_json  # noqa: PLC0415
+
         request_json(dialer, f"/v1/sessions/{found.id}/end", b"")
         return found
 
     def _take_over(self, name: str | None, *, replay: bool) -> AttachedSession:
         """``attach`` to this running job."""
+        from meshgate.proxies.attached import take_over  # noqa: PLC0415 - few programs do, and none before its job runs
+        from meshgate.proxies.client import Client  # noqa: PLC0415
+
         if self._client is not None and not self._client.closed:
             raise JobError(
                 f"{self!r} already has a session in this process: attach with another job object, from job_load()"
@@ -178,6 +182,8 @@ class SessionAccess(ABC):
 
     def _connect(self) -> Client:
         """A client in a new session, which is detached if the job is. For job types."""
+        from meshgate.proxies.client import Client  # noqa: PLC0415 - imported once the job runs, not with its type
+
         client = Client.connect(self._dialer())
         if self._detached:
             _detach(client, self._detached if isinstance(self._detached, str) else None)
@@ -229,6 +235,8 @@ def _detach(client: Client, name: str | None) -> str:
 def _read_sessions(dialer: Dialer) -> tuple[list[SessionInfo], str]:
     """The sessions of the gateway behind ``dialer``, oldest first, and why it replaced an earlier gateway of the job,
     if it did. Raises GatewayError."""
+    from meshgate.session.gateway_client import request_json  # noqa: PLC0415 - few programs ask
+
     try:
         reply = request_json(dialer, "/v1/sessions")
         return [SessionInfo.model_validate(each) for each in reply["sessions"]], str(reply.get("restarted", ""))

@@ -27,9 +27,8 @@ from typing_extensions import Self
 from meshgate.caller import note_wait, report_interrupt, warn_caller
 from meshgate.errors import JobCacheWarning, JobError, JobNotRunning, JobUnsupported
 from meshgate.html import card
-from meshgate.images.image import Image
 from meshgate.jobs.rank_access import RankAccess
-from meshgate.jobs.runs import RunAccess
+from meshgate.jobs.run_access import RunAccess
 from meshgate.jobs.saved import (
     DEFAULT_JOB_PATH,
     SavedJob,
@@ -51,6 +50,7 @@ from meshgate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from meshgate.code_sync.push import SyncReport
+    from meshgate.images.image import Image
     from meshgate.proxies.client import Client
     from meshgate.session.dialing import Dialer
 

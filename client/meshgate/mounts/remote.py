@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from meshgate.code_sync.project import Tree
 from meshgate.code_sync.push import CodeSync
 from meshgate.errors import JobError
+from meshgate.mounts import forget_handle, open_handles
 from meshgate.mounts.on_host import Mounter, identity
 from meshgate_sync.errors import TreeTooLarge
 from meshgate_sync.tree.scan import Scanner, StatCache
@@ -139,6 +140,43 @@ class RemoteMounts:
         if problems := _problems(calls):
             raise JobError(f"remote_mount({mount.source!r}) failed on {'; '.join(problems)}")
         return version
+
+
+class RemoteMountHandle:
+    """What ``remotemount`` returns: ``source`` appears on the hosts with ``open``, and ``refresh`` brings changes."""
+
+    def __init__(self, host_mesh: HostMeshProxy, sourcepath: str, mntpoint: str | None = None) -> None:
+        self.sourcepath, self.mntpoint = sourcepath, mntpoint
+        self._mesh = {host_mesh._name: host_mesh}
+        self._mount = RemoteMount.from_arguments(sourcepath, mntpoint, None, None)
+        self._mounts = RemoteMounts()
+
+    def open(self, via_gateway: bool = False) -> None:
+        """Returns when every host has all files. ``via_gateway`` has no effect: the hosts get them from the gateway in
+        any case. Raises what ``job.state()`` raises for a mount."""
+        self._mounts.add(self._mount)
+        open_handles.append(self)
+        self.refresh()
+
+    def refresh(self, sourcepath: str | None = None) -> None:
+        """Brings what has changed. Raises RuntimeError if the mount is not open."""
+        if not self._mounts:
+            raise RuntimeError(f"the mount of {self.sourcepath!r} is not open: call open() before refresh()")
+        client: Any = self.hosts._client
+        self._mounts.apply(self._mesh, client.connect_beside)
+
+    def close(self) -> None:
+        """Removes the links from the hosts. Raises JobError, which names the hosts that kept it."""
+        forget_handle(self)
+        problems = self._mounts.remove(self._mesh)
+        self._mounts = RemoteMounts()
+        if problems:
+            raise JobError(f"cannot remove the mount of {self.sourcepath!r} from {'; '.join(problems)}")
+
+    @property
+    def hosts(self) -> HostMeshProxy:
+        (hosts,) = self._mesh.values()
+        return hosts
 
 
 def _same_hosts(client: Client, hosts: HostMeshProxy) -> HostMeshProxy:

@@ -38,10 +38,10 @@ from meshgate.jobs.trait import JobTrait
 from meshgate.session.dialing import Dialer
 from meshgate_kubernetes.manifests.names import POD_INDEX_LABEL, check_job_name
 from meshgate_kubernetes.manifests.spec import DEFAULT_LEASE, DEFAULT_PORT
-from meshgate_wire.status import JoinableJob
 
 if TYPE_CHECKING:
     from meshgate_kubernetes.jobs.lifecycle import ListedJob, RunningJob
+    from meshgate_wire.status import JoinableJob
 
 __all__ = ["ImageSpec", "KubeConfig", "KubernetesJob"]
 
@@ -260,6 +260,8 @@ class KubernetesJob(ClusterJob["RunningJob"]):
         return join(self, self._request.name, self._request.namespace, meshes)
 
     def _joinable(self) -> JoinableJob:
+        from meshgate_wire.status import JoinableJob  # noqa: PLC0415 - few programs submit others
+
         return JoinableJob(kind="KubernetesJob", name=self.name or "", namespace=self.namespace)
 
     def _find_existing(self) -> bool:

@@ -252,7 +252,7 @@ def test_sessions_of_a_job_with_a_name_are_found_without_a_file(monkeypatch: pyt
         asked.append((dialer, path))
         return {"sessions": [{"id": "ab" * 16, "name": "train"}]}
 
-    monkeypatch.setattr("meshgate.jobs.sessions.request_json", request_json)
+    monkeypatch.setattr("meshgate.session.gateway_client.request_json", request_json)
     job, missing = KubernetesJob(name="trainer"), KubernetesJob(name="missing")
     job._cached_provider = missing._cached_provider = Provider()  # type: ignore[assignment]
     assert [info.name for info in job.sessions(None)] == ["train"]
