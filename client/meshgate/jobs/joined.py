@@ -1,8 +1,8 @@
 """The job in which this program runs: a submitted program attaches to it instead of starting another one.
 
-The gateway describes the job in the environment of its runs. A job object of the same type is that job if it has its
-name and namespace or, without a name, its meshes. It belongs to the user who submitted the program, so the end of a
-``with`` block and ``kill()`` only leave it.
+The gateway describes the job in the environment of its runs. A job object of the same type, or of one that extends it,
+is that job if it has its name and namespace or, without a name, its meshes. It belongs to the user who submitted the
+program, so the end of a ``with`` block and ``kill()`` only leave it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def join(job: JobTrait, name: str | None, namespace: str, meshes: Mapping[str, i
     Raises JobError if it has the name, but other meshes.
     """
     here = surroundings()
-    if here is None or type(job).__name__ != here.kind:
+    if here is None or here.kind not in (kind.__name__ for kind in type(job).__mro__):
         return None
     if name is not None:
         if (name, namespace) != (here.name, here.namespace):

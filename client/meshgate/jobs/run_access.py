@@ -36,11 +36,9 @@ class RunAccess(ABC):
     @abstractmethod
     def sync(self, *, sync_dirs: Sequence[str] | None = None, quiet: bool = False) -> SyncReport: ...
 
+    @abstractmethod
     def _joinable(self) -> JoinableJob:
         """What this job is to a program that runs in it. For job types."""
-        from meshgate_wire.status import JoinableJob  # noqa: PLC0415 - few programs submit others
-
-        return JoinableJob(kind=type(self).__name__)
 
     def submit(
         self,

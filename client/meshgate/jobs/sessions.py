@@ -107,7 +107,7 @@ class SessionAccess(ABC):
                 raise JobNotRunning(f"cannot detach {self!r}: it has no session. Call state() before detach()")
             running._dialer()  # raises if this type of job cannot be detached
             self._scoped = False
-            name = self._detached = _detach(running._client, name)
+            name = self._detached = running._detached = _detach(running._client, name)
             if cached_path is not None and self._cache_file is None:
                 self.dump(cached_path)
                 self._cache_file = cached_path
@@ -134,9 +134,10 @@ class SessionAccess(ABC):
         JobError if the session cannot be determined, and GatewayError.
         """
         with self._lock:
-            session = self._find_running(cached_path)._take_over(name, replay=replay)
+            running = self._find_running(cached_path)
+            session = running._take_over(name, replay=replay)
             self._scoped = False
-            self._detached = session.name
+            self._detached = running._detached = session.name  # also of the next session, if this one is lost
             return session
 
     def end_session(self, name: str, cached_path: str | None = DEFAULT_JOB_PATH) -> SessionInfo:
@@ -186,7 +187,11 @@ class SessionAccess(ABC):
 
         client = Client.connect(self._dialer())
         if self._detached:
-            _detach(client, self._detached if isinstance(self._detached, str) else None)
+            try:
+                _detach(client, self._detached if isinstance(self._detached, str) else None)
+            except BaseException:
+                client.close()  # otherwise the gateway may keep a detached session that no program knows
+                raise
             self._outlive_driver()
         return client
 

@@ -53,11 +53,13 @@ if TYPE_CHECKING:
     from meshgate.images.image import Image
     from meshgate.proxies.client import Client
     from meshgate.session.dialing import Dialer
+    from meshgate_wire.status import JoinableJob
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRunning:
-    """The status of a job that another process applied; ``job`` was loaded from its file."""
+    """The status of a job that another process applied; ``job`` was loaded from its file, or is the submitted
+    program's."""
 
     job: JobTrait
 
@@ -74,7 +76,8 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
     A ``with`` block kills the job at its end, also after an exception, Ctrl-C, SIGTERM or SIGHUP and, if the job type
     supports it, when this process is killed. A child that was forked in the block does not kill the job of its parent.
     Inside the block the default cache file is neither read nor written, so that two programs in one directory do not
-    end each other's jobs. None of this applies to a detached job: the block leaves it running.
+    end each other's jobs, and a job that ``attach``, ``sessions`` or ``end_session`` has found by its name is left
+    running. None of this applies to a detached job: the block leaves it running.
     """
 
     _kinds: ClassVar[dict[str, type[JobTrait]]] = {}
@@ -91,6 +94,7 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
         self._scoped = False
         self._catches_signals = False
         self._owner = os.getpid()  # the process that may end the job at the end of a ``with`` block
+        self._only_found = False  # by a name or in a file, without state(): a ``with`` block does not end it
         self._images: dict[str, Image] = {}  # by mesh; not saved, because each program brings its own
         self._cache_file: str | None = None  # the file that state() wrote or found this job in
 
@@ -134,6 +138,11 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
         """The route to the running job's gateway."""
         raise JobUnsupported(f"{type(self).__name__} does not say how to reach its gateway")
 
+    def _joinable(self) -> JoinableJob:
+        from meshgate_wire.status import JoinableJob  # noqa: PLC0415 - few programs submit others
+
+        return JoinableJob(kind=_base(type(self)).__name__)
+
     def _find_joined(self) -> JobTrait | None:
         """The running job, if this program was submitted to it. For job types; see ``joined.py``."""
         return None
@@ -171,7 +180,7 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
                 self._require_image_sources()
                 self._apply_id = str(uuid.uuid4())
                 self._create(client_script)
-                self._status = "running"
+                self._status, self._only_found = "running", False
                 self._owner = os.getpid()
 
     @property
@@ -196,7 +205,7 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
         With ``wait``, returns once every host is there, also those that replace lost ones: waits for so many seconds,
         or with True for ten minutes, and then raises TimeoutError. If a host will not return, raises why at once.
         """
-        if self._scoped and cached_path == DEFAULT_JOB_PATH:
+        if cached_path is not None and not self._reads(cached_path):
             cached_path = None
         with self._lock:
             self._use_joined()
@@ -303,20 +312,23 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._scoped = False
         try:
             if self._owner == os.getpid():
                 if self._detached:
                     if error is not None:
                         report_interrupt(error, "The detached session goes on: attach() takes it over", also=True)
                     self._leave()
-                elif self._running is not None:
+                elif self._running is not None and not self._only_found:
                     ends = f"Ending {self!r}; Ctrl-C again does not wait"
                     noted = error is not None and report_interrupt(error, ends, also=True)
                     self._kill_unless_interrupted(noted)
         finally:
-            if self._catches_signals:
-                restore_signals()
+            self._leave_block()
+
+    def _leave_block(self) -> None:
+        self._scoped = False
+        if self._catches_signals:
+            restore_signals()
 
     def _kill_unless_interrupted(self, noted: bool) -> None:
         """``noted``: a line has said that Ctrl-C ends the job, so that another Ctrl-C needs no traceback."""
@@ -380,14 +392,27 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
 
     def _find_running(self, path: str | None) -> JobTrait:
         """The running job, found as ``state`` finds it. Raises JobNotRunning."""
-        self._use_existing()
-        if self._running is None and path is not None:
-            self._status = CachedRunning(find_running_job(path, job_load, self))
-            self._cache_file = path
+        if self._running is None:
+            self._use_existing()
+            if self._running is None and path is not None and self._reads(path):
+                self._use_saved(find_running_job(path, job_load, self))
+                self._cache_file = path
+            self._only_found = self._running is not None
         running = self._running
         if running is None or not running._is_running():
-            raise JobNotRunning(f"{self!r} is not running")
+            unread = path is not None and not self._reads(path)
+            hint = f" here: in a `with` block, the saved job in {path} is not looked for" if unread else ""
+            raise JobNotRunning(f"{self!r} is not running{hint}")
         return running
+
+    def _reads(self, path: str) -> bool:
+        """Whether a job is looked for in, and saved in, the file ``path``."""
+        return not (self._scoped and path == DEFAULT_JOB_PATH)
+
+    def _use_saved(self, job: JobTrait) -> None:
+        """``job`` does not know whether this program's sessions are to be detached."""
+        job._detached = self._detached
+        self._status = CachedRunning(job)
 
     def _use_existing(self) -> None:
         """Finds the running job without its file, if this type of job can. Raises JobNotRunning."""
@@ -397,8 +422,7 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
 
     def _use_joined(self) -> None:
         if self._running is None and (joined := self._find_joined()) is not None:
-            joined._detached = self._detached
-            self._status = CachedRunning(joined)
+            self._use_saved(joined)
 
     @property
     def _running(self) -> JobTrait | None:
@@ -424,7 +448,7 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
                     warn_caller(message, JobCacheWarning)
                     return self
             else:
-                self._status = CachedRunning(found)
+                self._use_saved(found)
             self._cache_file = path
         return found or self
 

@@ -10,7 +10,7 @@ import pytest
 
 from meshgate.code_sync import session_sync
 from meshgate.code_sync.push import SyncReport
-from meshgate.code_sync.session_sync import sync_for
+from meshgate.code_sync.session_sync import push_automatically, sync_for
 from meshgate.proxies.client import Client
 from meshgate_sync.errors import TreeError
 
@@ -33,6 +33,14 @@ def test_a_session_keeps_its_sync_until_another_tree_is_named(client: Client, re
     other = sync_for(client, ["other"])
     assert (other is first, other.tree.top) == (False, repository / "other")
     assert sync_for(client, None) is other
+
+
+def test_a_session_that_was_taken_over_gets_the_tree_of_this_program(client: Client, repository: Path) -> None:
+    client.code_version = "ab" * 32  # which another program pushed
+    push_automatically(client, ["src"], watch=False)
+    assert sync_for(client, None).tree.top == repository / "src"
+    push_automatically(client, ["other"], watch=False)  # a tree has been chosen
+    assert sync_for(client, None).tree.top == repository / "src"
 
 
 def test_import_paths_that_the_program_adds_are_synced(

@@ -58,6 +58,17 @@ def test_a_job_without_a_name_is_known_by_its_type_and_meshes(inside: Any, job: 
     assert (joined(job()) is not None) is joins
 
 
+class TeamJob(ProcessJob):
+    """A type of a program, which it submits with its script."""
+
+
+def test_a_type_that_extends_another_is_known_by_that(inside: Any) -> None:
+    assert TeamJob({"workers": 2})._joinable().kind == "ProcessJob"
+    inside("ProcessJob", workers=2)
+    assert joined(TeamJob({"workers": 2})) is not None
+    assert joined(TeamJob({"workers": 1})) is None
+
+
 def test_a_slurm_job_is_known_by_its_meshes(inside: Any) -> None:
     inside("SlurmJob", workers=2)
     assert joined(SlurmJob({"workers": 2}, time_limit="5")) is not None

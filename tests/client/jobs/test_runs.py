@@ -164,7 +164,7 @@ def test_a_submission_has_command_version_and_directory(gateway: Any, top: Path)
         "paths": ["src", ""],
         "environment": {"A": "b"},
         "restarts": 2,
-        "job": {"kind": "Submitting"},
+        "job": {"kind": "FakeJob"},  # which Submitting extends
     }
 
 

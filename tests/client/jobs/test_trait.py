@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,16 @@ import pytest
 
 from meshgate import Image, ProcessJob, TelemetryConfig
 from meshgate.caller import note_wait, report_interrupt
-from meshgate.errors import InvalidRequestError, JobCacheWarning, JobFileError, JobNotRunning, JobStartFailed
+from meshgate.errors import (
+    InvalidRequestError,
+    JobCacheWarning,
+    JobFileError,
+    JobNotRunning,
+    JobStartFailed,
+    JobUnsupported,
+)
 from meshgate.jobs import trait
+from meshgate.jobs.saved import DEFAULT_JOB_PATH
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait, job_load, job_loads, kind_of
 from meshgate.serialization.pickling import dump_class, dumps
@@ -129,6 +139,48 @@ def test_a_job_of_the_same_name_outlives_an_apply_that_failed_and_a_block_that_d
     with pytest.raises(JobStartFailed), NamedJob(1, fail=JobStartFailed("the same")) as job:
         job.apply()
     assert {"named 1"} == RUNNING
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda job: job.attach("nihgt"),
+        lambda job: job.sessions(),
+        lambda job: job.end_session("nihgt"),
+        lambda job: (job._find_running(None), job.state()),
+    ],
+)
+def test_a_with_block_leaves_a_job_that_it_has_only_looked_up(look: Callable[[Any], object]) -> None:
+    RUNNING.add("named 1")
+    with NamedJob(1) as job, contextlib.suppress(JobUnsupported):  # it has no gateway
+        look(job)
+    assert job.active
+    assert {"named 1"} == RUNNING
+    job.kill()
+    with job:
+        job.state()
+    assert not job.active  # it was this program's
+
+
+def test_the_default_file_is_not_looked_up_in_a_with_block(path: str) -> None:
+    FakeJob(1).state()
+    with FakeJob(1) as job:
+        assert job.sessions() == []
+        with pytest.raises(JobNotRunning, match=r"in a `with` block, the saved job in .monarch/job_state.pkl is not"):
+            job.attach()
+        assert not job.active
+        with pytest.raises(JobNotRunning, match="there is no saved job"):
+            job.attach(cached_path=path)
+
+
+def test_a_job_found_in_its_file_has_sessions_as_this_program_wants_them() -> None:
+    FakeJob(1).state()
+    for find in (FakeJob.state, lambda job: job._find_running(DEFAULT_JOB_PATH)):
+        job = FakeJob(1)
+        job._detached = "night"
+        find(job)
+        assert job._running is not job
+        assert job._running._detached == "night"
 
 
 def test_kill_leaves_the_file_of_a_later_job(path: str) -> None:

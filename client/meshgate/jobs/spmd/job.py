@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
@@ -19,6 +19,11 @@ from meshgate.jobs.spmd.torchrun import parse_command
 from meshgate.jobs.state import JobState
 from meshgate.jobs.trait import JobTrait, job_loads
 from meshgate.proxies import HostMeshProxy
+
+if TYPE_CHECKING:
+    from meshgate.proxies.attached import AttachedSession
+    from meshgate.session.dialing import Dialer
+    from meshgate_wire.status import JoinableJob
 
 DEFAULT_SCHEDULER = "mast_conda"  # Monarch's
 
@@ -45,6 +50,7 @@ class SPMDJob(JobTrait):
         of the ranks' process mesh."""
         super().__init__()
         self._job = job
+        self._detached = job._detached
         self._arguments = list(command)
         self._command = parse_command(command)
         self._mesh = mesh
@@ -103,6 +109,32 @@ class SPMDJob(JobTrait):
         self._job.__enter__()
         return super().__enter__()
 
+    def _leave_block(self) -> None:
+        super()._leave_block()
+        self._job._leave_block()
+
+    @property
+    def _inner(self) -> JobTrait:
+        """The job inside, or the one that it found: it has the session."""
+        return self._job._running or self._job
+
+    def _dialer(self) -> Dialer:
+        return self._inner._dialer()
+
+    def _mesh_sizes(self) -> Mapping[str, int]:
+        return self._inner._mesh_sizes()
+
+    def _joinable(self) -> JoinableJob:
+        return self._job._joinable()
+
+    def _take_over(self, name: str | None, *, replay: bool) -> AttachedSession:
+        session = self._inner._take_over(name, replay=replay)
+        self._take_session()
+        return session
+
+    def _take_session(self) -> None:
+        self._client, self._attached = self._inner._client, self._inner._attached
+
     def can_run(self, spec: JobTrait) -> bool:
         """Whether ``spec`` is an SPMDJob with the same command, whose job this one's job can run."""
         return isinstance(spec, SPMDJob) and spec._identity == self._identity and self._job.can_run(spec._job)
@@ -121,9 +153,9 @@ class SPMDJob(JobTrait):
         return self._job._mesh_names()
 
     def _state(self) -> JobState:
+        self._job._detached = self._inner._detached = self._detached
         state = self._job.state(cached_path=None)
-        running = self._job._running
-        self._client = running._client if running is not None else None
+        self._take_session()
         return state
 
     def _kill(self) -> None:

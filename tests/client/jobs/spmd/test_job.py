@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,33 @@ def test_a_with_block_ends_the_job_inside() -> None:
     with serve(COMMAND, job=FakeJob(1)):
         assert RUNNING
     assert not RUNNING
+
+
+def test_a_with_block_leaves_a_detached_job_inside_and_its_own_signals() -> None:
+    inner = FakeJob(1)
+    inner._detached = True
+    before = signal.getsignal(signal.SIGTERM)
+    with serve(COMMAND, job=inner) as job:
+        pass
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert {inner.apply_id} == RUNNING
+    job.kill()
+
+
+def test_its_gateway_meshes_and_sessions_are_those_of_the_job_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner: Any = ProcessJob({"workers": 2}, detached="night")
+    monkeypatch.setattr(inner, "_dialer", lambda: "the way")
+    monkeypatch.setattr(inner, "state", lambda cached_path: JobState({}))
+    job: Any = SPMDJob(inner, COMMAND)
+    assert (job._dialer(), job._mesh_sizes(), job._joinable().kind) == ("the way", {"workers": 2}, "ProcessJob")
+    assert job._detached == "night"
+    job._detached = "day"  # as of the program that found it in its file
+    inner._client = inner._attached = "the session"
+    job._state()
+    assert (inner._detached, job._client, job._attached) == ("day", "the session", "the session")
+    monkeypatch.setattr(inner, "_take_over", lambda name, replay: (name, replay))
+    inner._client = "another"
+    assert (job._take_over("day", replay=True), job._client) == (("day", True), "another")
 
 
 def test_a_saved_job_has_its_command_and_finds_the_running_job() -> None:
