@@ -410,7 +410,7 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
         return not (self._scoped and path == DEFAULT_JOB_PATH)
 
     def _use_saved(self, job: JobTrait) -> None:
-        """``job`` does not know whether this program's sessions are to be detached."""
+        """``job`` does not know whether this program detaches its sessions."""
         job._detached = self._detached
         self._status = CachedRunning(job)
 
