@@ -97,7 +97,7 @@ class SessionAccess(ABC):
 
         Another process then takes it over with ``attach``. ``name`` is for people; the default is the start of the
         session's id. Returns the name. Saves the job in ``cached_path`` unless it is saved. Results that this process
-        has received before are not kept. Raises JobNotRunning before ``state()``.
+        has received before, or that are on their way to it, are not kept. Raises JobNotRunning before ``state()``.
         """
         with self._lock:
             if name is not None:

@@ -433,7 +433,7 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
             case "running":
                 return self
             case CachedRunning(job):
-                return job
+                return job._running  # none, once the job has ended itself, as one that fails to start does
 
     def _find_or_save(self, path: str) -> JobTrait:
         with locked(path):

@@ -183,6 +183,19 @@ def test_a_job_found_in_its_file_has_sessions_as_this_program_wants_them() -> No
         assert job._running._detached == "night"
 
 
+def test_a_job_found_in_its_file_that_ends_itself_is_started_again(path: str) -> None:
+    FakeJob(1).state(path)
+    job = FakeJob(1)
+    job.state(path)
+    found = job._running
+    assert found is not None
+    found.kill()  # as a job does whose workers do not come
+    assert not job.active
+    with pytest.warns(JobCacheWarning, match="has ended; starting a new one"):
+        job.state(path)
+    assert {job.apply_id} == RUNNING != {found.apply_id}
+
+
 def test_kill_leaves_the_file_of_a_later_job(path: str) -> None:
     first, second = FakeJob(1), FakeJob(2)
     first.state(path)

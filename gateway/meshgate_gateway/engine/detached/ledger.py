@@ -34,6 +34,7 @@ from meshgate_wire.messages import (
     PortMessage,
     Read,
     Release,
+    Reload,
     Resume,
     SpawnActors,
     SpawnProcs,
@@ -87,10 +88,6 @@ class Creations:
         """The names of the meshes of one kind that the program has not stopped."""
         found = self._created.items()
         return [each.name for number, each in found if isinstance(each, kind) and number not in self._stopped]
-
-    @property
-    def newest_procs(self) -> SpawnProcs | None:
-        return next((each for each in reversed(self._created.values()) if isinstance(each, SpawnProcs)), None)
 
 
 class CallNumbers:
@@ -156,6 +153,7 @@ class Ledger:
         self.channels = KeptChannels(self._send, queued_on)
         self._faults: deque[Fault] = deque()  # that no holder has reported
         self._last_fault = 0
+        self._code_paths: tuple[str, ...] = ()  # those of the version that the program used last
         self._resumed = True
 
     def handlers(self) -> Mapping[type, Handler]:
@@ -176,6 +174,8 @@ class Ledger:
 
     def record(self, header: Header) -> None:
         """Notes what a later holder must know of a message that is about to be handled."""
+        if isinstance(header, (SpawnProcs, SpawnActors, Reload)) and header.version is not None:
+            self._code_paths = header.paths
         if isinstance(header, CREATIONS):
             self.creations.add(header)
         elif isinstance(header, NameKept):
@@ -267,7 +267,6 @@ class Ledger:
         calls = self.calls.describe()
         while part := tuple(islice(calls, CALLS_IN_A_MESSAGE)):
             yield KeptCallsMessage(calls=part)
-        newest = self.creations.newest_procs
         yield Attached(
             name=self.name,
             takeovers=self.holders.takeovers,
@@ -275,7 +274,7 @@ class Ledger:
             next_call=self._numbers.highest + 1,
             never_received=self._numbers.missing,
             code_version=code_version,
-            code_paths=newest.paths if newest is not None else (),
+            code_paths=self._code_paths,
             previous_holder=self.holders.previous,
             lines_dropped=self.output.dropped,
             unread_lines=self.output.unread,

@@ -34,6 +34,7 @@ from meshgate_wire.messages import (
     ReadKept,
     Region,
     Release,
+    Reload,
     Resume,
     SpawnActors,
     SpawnProcs,
@@ -80,6 +81,17 @@ async def test_a_new_holder_learns_what_was_created_and_called() -> None:
     assert {header.call for header in client.of(Values)} == {2, 3}
     client.send(Fetch(calls=(99,)), stream=0)
     await client.until(lambda: client.of(Failed))
+    await end(client)
+
+
+@async_test
+async def test_a_new_holder_spawns_with_the_import_paths_of_the_newest_version() -> None:
+    client, actors = await detached()
+    ledger = client.engine._ledger
+    ledger.record(Reload(call=2, target=MeshRef(object=actors), version="v1", paths=("src", "")))
+    ledger.record(procs(9))  # by a program that has pushed no version
+    (attached,) = (each for each in ledger.welcome(10, "v1") if isinstance(each, Attached))
+    assert attached.code_paths == ("src", "")
     await end(client)
 
 
