@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from meshgate_gateway.engine.interfaces import CallLater, Send, StartTask
-from meshgate_gateway.engine.monarch.interface import EngineActors, Fault, Readiness, error_text
+from meshgate_gateway.engine.monarch.interface import EngineActors, Fault, Readiness, error_text, running_positions
 from meshgate_gateway.engine.objects.records import ActorMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import ObjectTable
@@ -237,7 +237,8 @@ class _Watch:
     ranks: list[int]
     meshes: list[ProcMesh] = field(default_factory=list)
     watchers: Any = None
-    connected: set[int] = field(default_factory=set)
+    connected: set[int] = field(default_factory=set)  # by position
+    silent: set[int] = field(default_factory=set)  # base ranks that are dead because they did not answer
     dead: dict[int, str] = field(default_factory=dict)  # base rank to the reason
 
 
@@ -298,14 +299,28 @@ class Watching:
             )
             await self._monarch.wait_actors_initialized(watch.watchers)
         except Exception as error:  # noqa: BLE001 - Monarch's exceptions have no common base
-            report = f"the process does not answer: {error_text(error)}"
-            silent = [rank for at, rank in enumerate(watch.ranks) if at not in watch.connected]
-            self._died(watch, silent, report)
+            report = error_text(error)
+            answering = watch.connected | running_positions(report)  # those that run may be about to connect
+            silent = [rank for at, rank in enumerate(watch.ranks) if at not in answering]
+            watch.silent.update(silent)
+            self._died(watch, silent, f"the process does not answer: {report}")
 
     def connected(self, number: int, position: int) -> None:
         """A watcher has connected, from the process at ``position`` of the mesh ``number``."""
-        if (watch := self._by_number.get(number)) is not None:
-            watch.connected.add(position)
+        watch = self._by_number.get(number)
+        if watch is None or position >= len(watch.ranks):
+            return
+        watch.connected.add(position)
+        rank = watch.ranks[position]
+        if rank in watch.silent:  # it was only slow
+            watch.silent.remove(rank)
+            dead = [watch.dead, *(procs.dead for procs in watch.meshes)]
+            for known in (*dead, *(actors.dead for actors in self._actors_on(watch))):
+                known.pop(rank, None)
+
+    def _actors_on(self, watch: _Watch) -> list[ActorMesh]:
+        every = self._objects.values()
+        return [known for known in every if isinstance(known, ActorMesh) and known.procs in watch.meshes]
 
     def process_ended(self, number: int, position: int, pid: int) -> bool:
         """The connection of a process has closed. Returns whether it was a watcher's."""
@@ -338,7 +353,6 @@ class Watching:
             procs.dead.update(fresh)
             for rank in fresh:
                 self._process_died(procs, rank, report)
-        for known in self._objects.values():
-            if isinstance(known, ActorMesh) and known.procs in watch.meshes and fresh:
-                known.dead.update(fresh)
-                self._ranks_died(known)
+        for known in self._actors_on(watch) if fresh else ():
+            known.dead.update(fresh)
+            self._ranks_died(known)

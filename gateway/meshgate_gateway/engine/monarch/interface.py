@@ -380,6 +380,7 @@ def connect(transport: str | None, on_fault: OnFault) -> Monarch:
 
 
 _SPAWN_TIMEOUT = re.compile(r"^error spawning proc mesh: statuses: .*\bTimeout\((\d+)[.\d]*(\w+)\)", re.DOTALL)
+_RUNNING = re.compile(r"^error spawning actor mesh: statuses: (?:.*;)?Running=(\d+\.\.\d+(?:,\d+\.\.\d+)*)", re.DOTALL)
 
 
 def error_text(error: BaseException) -> str:
@@ -392,6 +393,13 @@ def error_text(error: BaseException) -> str:
             'meshgate.config.configure(mesh_proc_spawn_max_idle="5m")'
         )
     return version_problem(report) or report
+
+
+def running_positions(report: str) -> set[int]:
+    """The positions in a mesh of the processes that do answer, if ``report`` says that actors could not be spawned."""
+    found = _RUNNING.search(report)
+    ranges = (each.split("..") for each in found[1].split(",")) if found else ()
+    return {position for start, stop in ranges for position in range(int(start), int(stop))}
 
 
 def unreachable_addresses(report: str, addresses: Sequence[str]) -> list[str]:

@@ -380,6 +380,35 @@ async def test_processes_that_do_not_answer_the_watchers_are_dead() -> None:
 
 
 @async_test
+async def test_a_process_that_runs_is_alive_before_its_watcher_connects() -> None:
+    watched = Watched(hold=True)
+    _, actors = watched.receive(-1)
+    await turns()
+    ready = watched.watchers[0].ready
+    assert ready is not None
+    ready.set_exception(RuntimeError("error spawning actor mesh: statuses: Timeout(30s)=1..2;Running=0..1,2..3"))
+    await turns()
+    assert set(actors.dead) == {3}
+
+
+@async_test
+async def test_a_process_that_connects_after_all_is_alive() -> None:
+    watched = Watched(hold=True)
+    procs, actors = watched.receive(-1)
+    await turns()
+    ready = watched.watchers[0].ready
+    assert ready is not None
+    ready.set_exception(RuntimeError("error spawning actor mesh: statuses: Timeout(30s)=0..3"))
+    await turns()
+    watched.watching.connected(-1, 1)
+    assert set(actors.dead) == set(procs.dead) == set(watched.receive(-3)[0].dead) == {2, 4}
+    watched.watching.process_ended(-1, 1, 71)
+    watched.watching.connected(-1, 1)
+    watched.watching.connected(-1, 3)
+    assert set(actors.dead) == set(procs.dead) == {2, 3, 4}
+
+
+@async_test
 async def test_processes_that_the_session_spawned_itself_need_no_watchers() -> None:
     watched = Watched()
     watched.watching.watch(1, proc_mesh())

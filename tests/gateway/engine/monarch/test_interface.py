@@ -16,6 +16,7 @@ from meshgate_gateway.engine.monarch.interface import (
     module_for,
     refusing_address,
     reports_a_stop,
+    running_positions,
     unreachable_addresses,
 )
 
@@ -121,3 +122,11 @@ def test_a_stop_is_not_a_failure() -> None:
         "  stopped: enough"
     )
     assert not reports_a_stop("The actor a and all its descendants have failed:\n  this actor has stopped: not really")
+
+
+def test_the_processes_that_run_are_read_from_a_report_that_others_do_not_answer() -> None:
+    statuses = "error spawning actor mesh: statuses: "
+    assert running_positions(f"{statuses}Running=0..1,2..4;Timeout(40.080858021s)=1..2") == {0, 2, 3}
+    assert running_positions(f"{statuses}Timeout(30.060961796s)=1..2;Running=0..1") == {0}
+    assert running_positions(f"{statuses}Timeout(30.003304593s)=0..3") == set()
+    assert running_positions("error spawning proc mesh: statuses: Running=0..1") == set()
