@@ -11,7 +11,7 @@ from meshgate_gateway.engine.detached.ledger import Ledger
 from meshgate_gateway.engine.dispatch import Dispatch
 from meshgate_gateway.engine.objects.records import HostMesh
 from meshgate_gateway.engine.objects.table import ObjectTable
-from meshgate_wire.messages import Failure, HostsAttached, ObjectFailed
+from meshgate_wire.messages import Failure, HostsAttached, ObjectFailed, Release
 
 _NEVER_ARRIVED = Failure(
     kind="invalid", message="the process that held the session ended before the gateway had received this object"
@@ -56,6 +56,9 @@ class Admission:
         creations = self._ledger.creations
         # Also what messages are going to create that have arrived, and wait to be handled.
         waiting = [header for _, header in self._dispatch.waiting()]
+        for header in waiting:
+            if isinstance(header, Release):  # the new holder must not find what the earlier one has given up
+                self._ledger.record(header)
         coming = {getattr(header, field, 0) for header in waiting for field in ("object", "keep")}
         numbers = {*creations.numbers, *coming}
         next_object = max(0, *numbers, self._objects.fail_awaited(_NEVER_ARRIVED, numbers)) + 1

@@ -20,6 +20,8 @@ from meshgate_wire.messages import Call, CancelCall, Header, NameKept, PortSend,
 
 TURN = 256  # calls that are handled in one turn of the event loop before what else has arrived is read
 _FLOODS = (Call, SendTo, PortSend)  # the others are recorded at once: a takeover must find what was created
+# When they are handled: a later holder need not know of those that flood, and a name may be released by then.
+_UNRECORDED = (*_FLOODS, NameKept)
 
 
 class Records(Protocol):
@@ -31,8 +33,8 @@ class Records(Protocol):
         """A message has arrived. Called only while ``active``."""
 
     def record(self, header: Header) -> None:
-        """A message is about to be handled, or names kept values and waits. Not called for calls and for messages to
-        ports."""
+        """A message is about to be handled, or names kept values and has arrived. Not called for calls and for messages
+        to ports."""
 
 
 @dataclass(slots=True)
@@ -82,14 +84,14 @@ class Dispatch:
             return
         if self._ledger.active:
             self._ledger.received(message.header)
+        if isinstance(message.header, NameKept):  # the next holder gets the values, whatever the stream waits for
+            self._ledger.record(message.header)
         lane = self._lanes.get(message.stream)
         if lane is not None:
             if isinstance(message.header, CancelCall):  # of a call that may be what the stream waits for
                 self._handle(message)
                 self._session().consume(message)
                 return
-            if isinstance(message.header, NameKept):  # the next holder gets the values, whatever the stream waits for
-                self._ledger.record(message.header)
             lane.queue.append(message)
             return
         if isinstance(message.header, _FLOODS):
@@ -141,7 +143,7 @@ class Dispatch:
         try:
             if not isinstance(header, Call):
                 self._flush_calls()
-            if not isinstance(header, _FLOODS):  # of which a later holder need not know
+            if not isinstance(header, _UNRECORDED):
                 self._ledger.record(header)
             if message.refused:
                 self._refuse(header, message.refused)

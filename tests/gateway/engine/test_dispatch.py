@@ -246,3 +246,54 @@ async def test_a_cancelled_call_does_not_wait_for_its_turn_in_its_stream() -> No
     assert [header.call for header in client.of(Values)] == [3]
     assert client.session.queued_bytes == 0
     await client.end()
+
+
+async def behind_a_get() -> tuple[EngineClient, int, int]:
+    """A detached session with values that are not there yet, and are named while a request for them waits."""
+    client, actors = await detached()
+    kept = client.number()
+    client.send(call(2, actors).model_copy(update={"keep": kept}), b"arguments", stream=actors)
+    await client.until(lambda: client.monarch.casts)
+    region = Region(labels=("hosts",), offset=0, sizes=(2,), strides=(1,))
+    client.send(ReadKept(call=3, target=MeshRef(object=kept)), stream=kept)
+    name = NameKept(kept=kept, name="batch", label="actors.step.keep()", procs=actors - 1, region=region)
+    client.send(name, stream=kept)
+    await client.turns()
+    return client, actors, kept
+
+
+async def answer_get(client: EngineClient) -> None:
+    for endpoint in ("step", "read"):
+        await client.until(lambda endpoint=endpoint: client.monarch.casts[-1][0] == endpoint)
+        for rank in range(2):
+            client.monarch.ports[-1].put(pickle.dumps({"nbytes": 100}), rank)
+    await client.turns()
+
+
+@async_test
+async def test_what_is_released_behind_a_message_that_waits_is_hidden_from_the_next_holder() -> None:
+    client, _, kept = await behind_a_get()
+    client.send(Release(objects=(kept,)), stream=kept)
+    await client.turns()
+    for _ in range(2):
+        await take_over(client)
+        assert not client.of(NameKept)
+    await answer_get(client)
+    await client.until(lambda: "drop" in [endpoint for _, endpoint, _ in client.monarch.engine_calls])
+    await take_over(client)
+    assert not client.of(NameKept)
+    await end(client)
+
+
+@async_test
+async def test_a_name_that_waits_does_not_outlive_a_release_that_has_partly_arrived() -> None:
+    client, actors, kept = await behind_a_get()
+    client.send(Release(objects=(kept,), parts=2), stream=actors)
+    await client.turns()
+    for _ in range(2):
+        await take_over(client)
+        assert not client.of(NameKept)
+        if client.monarch.casts[-1][0] == "step":
+            await answer_get(client)
+            await client.until(lambda: "drop" in [endpoint for _, endpoint, _ in client.monarch.engine_calls])
+    await end(client)
