@@ -79,6 +79,7 @@ class PendingCall(ABC):
         """Called when the program begins to wait for the call."""
         self.number = 0
         self.canceller: Canceller | None = None  # None: it cannot be cancelled
+        self._cancelled = False  # the canceller was asked to
         self.unread: UnreadFailures | None = None  # None: an unread failure is not reported
         self._failed_call: FailedCall | None = None
         self._follower: Follower | None = None
@@ -98,7 +99,9 @@ class PendingCall(ABC):
         ``interrupted``: by Ctrl-C, which the calls of a detached session outlive."""
         if self.canceller is None or (interrupted and self.canceller.detached):
             return False
-        self.canceller.cancel(self)
+        if not self._cancelled:  # one message is enough, and it waits for no space in the queue
+            self.canceller.cancel(self)
+            self._cancelled = True
         return True
 
     def waits_for(self) -> str:

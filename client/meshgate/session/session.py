@@ -190,8 +190,9 @@ class ClientSession:
             raise
 
     def cancel(self, call: PendingCall) -> None:
-        """Asks the gateway to cancel ``call``, behind which this is sent."""
-        self._connection.post(CancelCall(cancelled=call.number), stream=stream_of(call.target))
+        """Asks the gateway to cancel ``call``, behind which this is sent. Never blocks: Ctrl-C must return while there
+        is no connection and no space for more calls, too."""
+        self._connection.post(CancelCall(cancelled=call.number), stream=stream_of(call.target), waits=False)
 
     def _describe_outage(self) -> str:
         return self._connection.describe_outage()

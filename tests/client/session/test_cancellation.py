@@ -138,6 +138,36 @@ def test_ctrl_c_at_a_prompt_cancels_the_call_unless_its_session_is_detached(
     assert [header.cancelled for header in gateway.got(CancelCall)] == ([] if detached else [interrupted])
 
 
+@pytest.mark.timeout(60)
+def test_a_cancellation_without_a_connection_is_sent_once_later_however_much_waits(gateway: ScriptedGateway) -> None:
+    settings = ClientSettings(queue_limit=1 << 16, close_timeout=5)
+    with (
+        NetworkProxy("127.0.0.1", gateway.port) as proxy,
+        Client.connect(UrlDialer(f"ws://127.0.0.1:{proxy.port}", TOKEN), settings=settings) as client,
+    ):
+        one = one_counter(client)
+        one.initialized.get(timeout=20)
+        hold_calls(gateway)
+        proxy.refuse()
+        wait_for(lambda: not client._connection.connected, "the cut")
+        sent: list[FutureProxy[int]] = []
+        full = threading.Event()
+
+        def fill() -> None:
+            while not full.is_set():
+                sent.append(one.add.call_one(1))
+
+        filling = threading.Thread(target=fill)
+        filling.start()
+        wait_for(lambda: not client._connection._queue._small_gate.is_open, "a full queue")
+        full.set()
+        assert all(sent[0].cancel() for _ in range(2))
+        proxy.accept()
+        filling.join()
+        wait_for(lambda: gateway.got(CancelCall), "the cancellation")
+        assert [header.cancelled for header in gateway.got(CancelCall)] == [gateway.got(Call)[0].call]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_while_sending_leaves_the_session_usable(gateway: ScriptedGateway, client: Client) -> None:
     gateway.functions["add"] = lambda rank, amount: amount

@@ -192,13 +192,21 @@ class ConnectionThread:
 
     # --- the callers' side ------------------------------------------------------------------------------
 
-    def post(self, header: Header, buffers: Sequence[Sendable] = (), *, stream: int, last: bool = False) -> None:
+    def post(
+        self,
+        header: Header,
+        buffers: Sequence[Sendable] = (),
+        *,
+        stream: int,
+        last: bool = False,
+        waits: bool = True,
+    ) -> None:
         """Queues a message. The messages of one stream arrive in the order in which they are posted.
 
-        Blocks while the send queue is over ``settings.queue_limit``, except in a signal handler or a finalizer that
-        interrupts a post of its own thread. Raises the error that ended the session.
+        If it ``waits``, blocks while the send queue is over ``settings.queue_limit``, except in a signal handler or a
+        finalizer that interrupts a post of its own thread. Raises the error that ended the session.
         """
-        self._queue.put(header, buffers, stream, last=last)
+        self._queue.put(header, buffers, stream, last=last, waits=waits)
         self._wake()
 
     def refuse_posts(self) -> None:

@@ -55,8 +55,11 @@ class SendQueue:
         self._gate = _Gate()
         self._small_gate = _Gate()
 
-    def put(self, header: Header, buffers: Sequence[Sendable], stream: int, *, last: bool = False) -> None:
-        """Adds a message. Blocks while the gate of its size is closed. Raises the error that closed the queue.
+    def put(
+        self, header: Header, buffers: Sequence[Sendable], stream: int, *, last: bool = False, waits: bool = True
+    ) -> None:
+        """Adds a message. Blocks while the gate of its size is closed, if it ``waits``. Raises the error that closed
+        the queue.
 
         After ``refuse``, only the ``last`` message is accepted. It never blocks.
         """
@@ -67,7 +70,7 @@ class SendQueue:
         gate = self._small_gate if small else self._gate
         thread = threading.get_ident()
         interrupts_put = thread in self._putting
-        waits = not (last or interrupts_put or threading.current_thread() is self._consumer)
+        waits = waits and not (last or interrupts_put or threading.current_thread() is self._consumer)
         if waits and not gate.is_open:
             gate.wait()
         if self.error is not None:

@@ -211,6 +211,18 @@ def test_the_last_message_never_blocks(queue: SendQueue, session: FakeSession) -
     take_all(queue)
 
 
+@pytest.mark.timeout(20)
+def test_a_message_that_does_not_wait_is_taken_behind_those_that_fill_the_queue(
+    queue: SendQueue, session: FakeSession
+) -> None:
+    session.queued_bytes = session.queued_small_bytes = LIMIT + 1
+    queue.put(HEADER, [], 1)
+    queue.put(HEADER, [], 2, waits=False)
+    assert not queue._small_gate.is_open
+    session.queued_bytes = session.queued_small_bytes = 0
+    assert take_all(queue) == [1, 2]
+
+
 class InterruptedSession(FakeSession):
     """Interrupts the first look at the session, as a signal handler or a finalizer does."""
 
