@@ -109,7 +109,7 @@ class ProcMeshProxy(SeenAsMonarchs, MeshProxy):
         if client.code_version is None:
             raise InvalidRequestError("no code was synced, so there is nothing to reload: call job.sync() first")
         version, paths = client.code_version, client.code_paths
-        reports = PendingValueMesh(self._object, f"{self._name}.reload", self._shape)
+        reports = PendingValueMesh(self._object, f"{self._name or 'procs'}.reload", self._shape)
         client.request(
             reports,
             lambda call: Reload(call=call, target=self._ref, version=version, paths=paths),

@@ -246,9 +246,9 @@ class Engine:
             self.streams,
             start_task=self._start_task,
             ranks_died=fail,
-            process_died=self._kept.process_died,
+            process_died=self._process_died,
         )
-        self._kept.watch = watching.watch
+        self._kept.watch = self._reloading.watch = watching.watch
         self._attaching = Attaching(
             objects,
             lookup,
@@ -389,10 +389,9 @@ class Engine:
         self._calling.fail(mesh)
         self._kept.actors_ended(mesh)
 
-    def _process_died(self, mesh: int, rank: int, report: str) -> None:
-        self._reloading.process_died(mesh, rank, report)
-        if isinstance(procs := self._objects.get(mesh), ProcMesh):
-            self._kept.process_died(procs, rank, report)
+    def _process_died(self, procs: ProcMesh, rank: int, report: str) -> None:
+        self._reloading.process_died(procs, rank, report)
+        self._kept.process_died(procs, rank, report)
 
     async def _dump_controllers(self) -> bytes:
         return await self._controllers.dump()

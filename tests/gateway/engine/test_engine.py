@@ -31,6 +31,7 @@ from meshgate_wire.messages import (
     PutValue,
     Region,
     Release,
+    Reload,
     SpawnProcs,
     Stop,
     Values,
@@ -319,6 +320,25 @@ async def test_the_death_of_a_process_that_an_endpoint_returned_fails_what_its_k
     await client.until(lambda: client.of(Failed))
     (failed,) = client.of(Failed)
     assert (failed.call, failed.failure.kind, failed.failure.ranks) == (1, "supervision", (1,))
+    await end(client)
+
+
+@async_test
+async def test_the_death_of_a_process_that_an_endpoint_returned_fails_its_reload() -> None:
+    async def hosts_have(version: str, hosts: object) -> str:
+        return version
+
+    client = EngineClient()
+    client.engine._reloading._wait_for_version = hosts_have
+    procs = client.engine._objects.add_reference(object())
+    client.send(Adopt(object=procs, kind="procs", region=hosts_region(2)), stream=2**31 - procs)
+    client.send(Reload(call=1, target=MeshRef(object=procs), version="v2", paths=()), stream=2**31 - procs)
+    await client.until(lambda: client.monarch.casts)
+    client.engine._process_ended(procs, 1, 71)
+    await client.until(lambda: client.of(Failed))
+    (failed,) = client.of(Failed)
+    assert (failed.call, failed.failure.kind, failed.failure.ranks) == (1, "supervision", (1,))
+    assert failed.failure.message == "process 71 of rank 1 of a mesh that an endpoint returned ended"
     await end(client)
 
 

@@ -43,7 +43,11 @@ class _Reloaders:
 
 
 class Reloading:
-    """``wait_for_version(version, hosts)`` waits until hosts have a version of the code; see ``CodeSync``."""
+    """``wait_for_version(version, hosts)`` waits until hosts have a version of the code; see ``CodeSync``.
+
+    Set ``watch`` before a message is handled: ``watch(number, procs)`` is called for what ``reload()`` reloads."""
+
+    watch: Callable[[int, ProcMesh], None]
 
     def __init__(
         self,
@@ -57,7 +61,7 @@ class Reloading:
     ) -> None:
         self._lookup, self._monarch, self._calls = lookup, monarch, calls
         self._wait_for_version, self._start_task, self._failures = wait_for_version, start_task, failures
-        self._reloaders: dict[int, dict[Region, _Reloaders]] = {}  # by proc mesh
+        self._reloaders: dict[ProcMesh, dict[Region, _Reloaders]] = {}
 
     def handlers(self) -> Mapping[type, Handler]:
         return {Reload: self.reload}
@@ -90,6 +94,7 @@ class Reloading:
 
     async def _reload(self, header: Reload) -> None:
         procs, mesh = await self._lookup.procs(header.target)
+        self.watch(header.target.object, procs)
         reloaders, version = await self._reloaders_of(header.target, procs, mesh, header.version)
         actors, ranks = reloaders.actors, reloaders.ranks
         pending = PendingCall(header.call, "call", procs.name, "reload", ranks, actors.host_of)
@@ -103,8 +108,9 @@ class Reloading:
         region = target.region or procs.region
         ranks = ranks_of(region)
         if dead := sorted(procs.dead.keys() & set(ranks)):
+            named = f" {procs.name!r}" if procs.name else ""  # a mesh that an endpoint returned has none
             raise invalid(
-                f"cannot reload {procs.name!r}: ranks {dead} are dead. Use a slice without them, or spawn new processes"
+                f"cannot reload{named}: ranks {dead} are dead. Use a slice without them, or spawn new processes"
             )
         names = [procs.host_of(rank) for rank in ranks]
         try:
@@ -113,7 +119,7 @@ class Reloading:
             if procs.hosts is not None and (missing := procs.hosts.missing_among(names)):
                 raise RequestFailed(Failure(kind="supervision", message=missing, mesh=procs.name)) from None
             raise
-        known = self._reloaders.setdefault(target.object, {})
+        known = self._reloaders.setdefault(procs, {})
         reloaders = known.get(region)
         if reloaders is None:
             sources = worker_sources(PROCESS_MODULES)
@@ -122,9 +128,9 @@ class Reloading:
             reloaders = remember(known, region, _Reloaders(mesh_record, ranks))
         return reloaders, version
 
-    def process_died(self, mesh: int, rank: int, report: str) -> None:
+    def process_died(self, procs: ProcMesh, rank: int, report: str) -> None:
         """Fails the reloads that wait for a dead process."""
-        for reloaders in self._reloaders.get(mesh, {}).values():
+        for reloaders in self._reloaders.get(procs, {}).values():
             if rank in reloaders.ranks:
                 reloaders.actors.dead[rank] = report
                 self._calls.fail(reloaders.actors)

@@ -39,7 +39,7 @@ class _Unexplained:
 
 class Supervision:
     """``host_reasons`` maps lost hosts to why they ended. ``ranks_died(mesh)`` is called after ranks of an actor mesh
-    died, ``process_died(mesh, rank, report)`` as soon as a process did."""
+    died, ``process_died(procs, rank, report)`` as soon as a process did."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Supervision:
         *,
         host_reasons: Mapping[str, str],
         ranks_died: Callable[[ActorMesh], None],
-        process_died: Callable[[int, int, str], None],
+        process_died: Callable[[ProcMesh, int, str], None],
     ) -> None:
         self._objects, self._send, self._call_later = objects, send, call_later
         self._host_reasons, self._ranks_died, self._process_died = host_reasons, ranks_died, process_died
@@ -113,7 +113,7 @@ class Supervision:
         if isinstance(procs, ProcMesh) and not procs.stopping and rank not in procs.dead:
             report = f"process {pid} of rank {rank} on {procs.host_of(rank) or 'its host'} ended"
             procs.dead[rank] = report
-            self._process_died(mesh, rank, report)
+            self._process_died(procs, rank, report)
             self._call_later(REASON_TIMEOUT, self._reason_timeout_expired, mesh, procs, rank)
 
     def _reason_timeout_expired(self, mesh: int, procs: ProcMesh, rank: int) -> None:
@@ -167,7 +167,7 @@ class Supervision:
             for rank in ranks_of(procs.region):
                 if procs.host_of(rank) == host and rank not in procs.dead:
                     report = procs.dead[rank] = f"its host {host} is lost"
-                    self._process_died(number, rank, report)
+                    self._process_died(procs, rank, report)
                     self._report(number, procs, rank)
 
     def report_unexplained(self, host: str) -> None:

@@ -12,7 +12,7 @@ from meshgate_gateway.engine.calls.pending_calls import PendingCall
 from meshgate_gateway.engine.code.reloading import Reloading
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed
 from meshgate_gateway.engine.monarch.interface import Reply
-from meshgate_gateway.engine.objects.records import ActorMesh
+from meshgate_gateway.engine.objects.records import ActorMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire.messages import Adopted, Failed, MeshRef, Region, Reload, stream_of
@@ -38,6 +38,8 @@ class Reloaded:
             start_task=start_task,
             failures=FailureReports(self.objects.add, self.sent),
         )
+        self.watched: list[tuple[int, ProcMesh]] = []
+        self.reloading.watch = lambda number, procs: self.watched.append((number, procs))
         self.procs = proc_mesh(version=version)
         self.objects.add(PROCS, self.procs)
 
@@ -153,8 +155,8 @@ async def test_a_process_that_dies_during_a_reload_fails_it_with_the_reason() ->
     reloaded.monarch.on_engine_call = lambda endpoint, args: wait()
     waiting = asyncio.ensure_future(reloaded.bring_up_to_date())
     await until(lambda: reloaded.monarch.engine_calls)
-    reloaded.reloading.process_died(PROCS + 1, 1, "of another mesh")
-    reloaded.reloading.process_died(PROCS, 1, "process 12 of rank 1 ended")
+    reloaded.reloading.process_died(proc_mesh(), 1, "of another mesh")
+    reloaded.reloading.process_died(reloaded.procs, 1, "process 12 of rank 1 ended")
     with pytest.raises(RequestFailed, match="could not load the newest code: process 12 of rank 1 ended") as caught:
         await waiting
     assert caught.value.failure.kind == "supervision"
@@ -171,6 +173,7 @@ async def test_a_reload_is_a_call_whose_success_says_what_the_ranks_run() -> Non
     await reloaded.reload()
     ((pending, stream),) = reloaded.calls
     assert (pending.call, pending.endpoint, pending.ranks, stream) == (5, "reload", [0, 1], stream_of(PROCS))
+    assert reloaded.watched == [(PROCS, reloaded.procs)]
     assert not reloaded.procs.runs("v1", [0])
     for rank in range(2):
         assert not reloaded.procs.runs("v2", [0, 1])
@@ -206,5 +209,8 @@ async def test_dead_processes_cannot_be_reloaded_but_a_slice_without_them() -> N
     await reloaded.reload()
     (failed,) = reloaded.sent.of(Failed)
     assert failed.failure.message.startswith("cannot reload 'procs': ranks [1] are dead. Use a slice without them")
+    reloaded.procs.name = ""  # an endpoint returned it
+    await reloaded.reload()
+    assert reloaded.sent.of(Failed)[1].failure.message.startswith("cannot reload: ranks [1] are dead.")
     await reloaded.reload(hosts_region(1))
     assert len(reloaded.calls) == 1

@@ -40,14 +40,14 @@ class Supervised:
         self.objects, self.sent, self.timers = ObjectTable(), Sent(), Timers()
         self.host_reasons: dict[str, str] = {}
         self.ranks_died: list[ActorMesh] = []
-        self.processes_died: list[tuple[int, int, str]] = []
+        self.processes_died: list[tuple[ProcMesh, int, str]] = []
         self.supervision = Supervision(
             self.objects,
             self.sent,
             self.timers,
             host_reasons=self.host_reasons,
             ranks_died=self.ranks_died.append,
-            process_died=lambda mesh, rank, report: self.processes_died.append((mesh, rank, report)),
+            process_died=lambda procs, rank, report: self.processes_died.append((procs, rank, report)),
         )
         self.procs = proc_mesh(gpus=2)
         self.actors = actor_mesh(self.procs)
@@ -136,7 +136,7 @@ def test_a_death_without_a_reason_is_reported_after_the_reason_timeout() -> None
     supervised = Supervised()
     supervised.supervision.process_ended(PROCS, 2, 12)
     report = "process 12 of rank 2 on workers-1 ended"
-    assert supervised.processes_died == [(PROCS, 2, report)]
+    assert supervised.processes_died == [(supervised.procs, 2, report)]
     assert supervised.reports == []
     supervised.timers.fire(REASON_TIMEOUT)
     assert supervised.reports == [(ACTORS, (2,), report)]
