@@ -359,12 +359,17 @@ def connect(address: str) -> socket.socket:
     host, _, port = place.rpartition(":")
     remote = socket.create_connection((host, int(port)), timeout=10)
     remote.settimeout(None)
+    keep_alive(remote)
+    return remote
+
+
+def keep_alive(remote: Any) -> None:
+    """Has the kernel close the TCP connection ``remote``, a socket or asyncio's wrapper of one, if its peer is lost."""
     remote.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):
         remote.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
         remote.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
         remote.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
-    return remote
 
 
 def end_with_connection(connection: socket.socket, cancel: Callable[[int], object]) -> None:

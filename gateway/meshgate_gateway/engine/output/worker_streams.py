@@ -23,6 +23,7 @@ import async_timeout
 from pydantic import BaseModel
 
 from meshgate_gateway.engine.interfaces import Answer, Ask
+from meshgate_gateway.engine.on_worker.process import keep_alive
 from meshgate_gateway.engine.output.connections import CountingReader, MeshOutput, OutputConnection, WorkerHello
 from meshgate_gateway.engine.output.lines import LineEnd, PrintedLine
 from meshgate_sync.transport.tcp import stop_listening
@@ -276,6 +277,8 @@ class WorkerStreams:
             await writer.drain()
             return
         if hello.stream == "watch":
+            if self._folder is None:  # no provider reports the loss of a host for this process, which may close nothing
+                keep_alive(writer.get_extra_info("socket"))
             await self._watch(hello, reader)
             return
         if hello.stream == "ports":

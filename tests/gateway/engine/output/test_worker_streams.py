@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+import uvloop
 
 from meshgate_gateway.engine.interfaces import Answer
 from meshgate_gateway.engine.output import worker_streams
@@ -95,9 +98,9 @@ class Listener:
 
 
 @asynccontextmanager
-async def listening() -> AsyncIterator[Listener]:
+async def listening(host: str | None = None) -> AsyncIterator[Listener]:
     listener = Listener()
-    await listener.streams.listen(None)
+    await listener.streams.listen(host)
     try:
         yield listener
     finally:
@@ -297,6 +300,30 @@ async def test_a_watchers_connection_reports_the_process_and_its_end_and_prints_
         writer.close()
         await asyncio.wait_for(listener.closed.wait(), 10)
         assert (listener.ended, listener.lines) == ([(-3, 2, 7)], [])
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_the_kernel_closes_a_watchers_connection_through_a_network_if_its_host_is_lost(run: Any) -> None:
+    async def connected() -> None:
+        async with listening("127.0.0.1") as listener:
+            _, writer = await asyncio.open_connection(*listener.streams.address.split(":")[1:])
+            accepted: list[Any] = []
+            watch = listener.streams._watch
+
+            async def watched(hello: Any, reader: asyncio.StreamReader) -> None:
+                accepted.append(reader._transport.get_extra_info("socket"))  # type: ignore[attr-defined]
+                await watch(hello, reader)
+
+            listener.streams._watch = watched  # type: ignore[method-assign]
+            writer.write(listener.hello(mesh=-3, rank=2, stream="watch"))
+            await until(lambda: listener.watched)
+            (connection,) = accepted
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
+            writer.close()
+            await asyncio.wait_for(listener.closed.wait(), 10)
+
+    run(connected())
 
 
 @async_test
