@@ -289,7 +289,7 @@ def plan_reload(before: Sequence[str], path: str, paths: Sequence[str] = ("",)) 
             current[name], new[name] = str(sys.modules[name].__file__), file
     unknown = {name for name in new if not before and not current[name].endswith(EXTENSIONS)}
     differ = [name for name, file in new.items() if name in unknown or not _same(current[name], file)]
-    if compiled := [name for name in differ if current[name].endswith(EXTENSIONS)]:
+    if compiled := [name for name in differ if current[name].endswith(EXTENSIONS) or new[name].endswith(EXTENSIONS)]:
         raise CannotReload(compiled)
     vanished = [name for name in current if name not in new]
     parts = [name for name in new if name.rpartition(".")[0] in vanished]
@@ -498,21 +498,26 @@ class _Transaction:
 
 def _file_in(path: str, name: str, relative: str, before: str | None = None) -> str | None:
     """The file in the snapshot ``path`` of the module ``name`` that was in ``relative``, of the snapshot ``before`` if
-    of any. A module may become a package, or the reverse.
+    of any. A module may become a package or be compiled, or the reverse.
 
-    Python prefers a package to a module of that name. But a module that has another name, or was loaded beside such a
-    package, was loaded by its file.
+    Python prefers a package to a module of that name, and compiled files to others. But a module that has another name,
+    or was loaded beside a file that Python prefers, was loaded by its file.
     """
     stem, suffix = os.path.splitext(relative)
     if suffix != ".py":
         candidates = [relative]
-    elif _is_package(relative):
-        candidates = [relative, os.path.dirname(relative) + ".py"]
     else:
-        package = os.path.join(stem, "__init__.py")
-        beside = before is not None and os.path.isfile(os.path.join(before, package))
-        by_file = beside or name.rpartition(".")[2] != os.path.basename(stem)
-        candidates = [relative, package] if by_file else [package, relative]
+        stem = os.path.dirname(relative) if _is_package(relative) else stem
+        places = (os.path.join(stem, "__init__"), stem)
+        candidates = [place + ending for place in places for ending in (*EXTENSIONS, ".py")]
+        beside = before is not None and _first_in(before, candidates) != os.path.join(before, relative)
+        if beside or name.rpartition(".")[2] != os.path.basename(stem):
+            candidates.insert(0, relative)
+    return _first_in(path, candidates)
+
+
+def _first_in(path: str, candidates: Iterable[str]) -> str | None:
+    """The first of the files that the snapshot ``path`` has."""
     return next(filter(os.path.isfile, (os.path.join(path, each) for each in candidates)), None)
 
 

@@ -220,6 +220,31 @@ def test_a_compiled_module_that_changed_is_refused(project: Project, tmp_path: P
     assert a.X == 1
 
 
+@pytest.mark.parametrize("versioned", [True, False])
+@pytest.mark.parametrize("compiled", ["a.so", "a/__init__.abi3.so"])
+def test_a_compiled_file_that_precedes_a_module_that_did_not_change_is_refused(
+    project: Project, compiled: str, versioned: bool
+) -> None:
+    for version in (project.before, project.after):
+        project.write(version, a="X = 1")
+    project.load("a")
+    file = project.after / (project.prefix + compiled)
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    with pytest.raises(CannotReload, match=rf"{project.prefix}a.*Spawn new processes"):
+        project.execute(versioned=versioned)
+
+
+def test_a_module_that_was_loaded_beside_a_compiled_file_is_reloaded_by_its_file(project: Project) -> None:
+    for version, text in ((project.before, "X = 1"), (project.after, "X = 2")):
+        project.write(version, a=text)
+        (version / f"{project.prefix}a.so").touch()
+    a = load_by_file(f"{project.prefix}a", project.before / f"{project.prefix}a.py")
+    plan = plan_reload([str(project.before)], str(project.after))
+    assert plan.new == {a.__name__: str(project.after / f"{project.prefix}a.py")}
+    assert plan.to_reload == [a.__name__]
+
+
 def load_by_file(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
