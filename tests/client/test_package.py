@@ -84,6 +84,7 @@ JOB = (
     [
         ("import meshgate", "monarch kubernetes pydantic websockets cloudpickle rich typer torch asyncio"),
         ("from meshgate import ProcessJob", JOB),
+        ("from meshgate import Actor, context, endpoint", "meshgate_wire meshgate.session pydantic websockets rich"),
         ("import meshgate.cli.app", "monarch kubernetes pydantic websockets cloudpickle torch asyncio meshgate_wire"),
         ("import meshgate.proxies.client", "kubernetes"),
     ],

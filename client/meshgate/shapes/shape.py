@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from meshgate.monarch_classes import monarch_api
 from meshgate.shapes.ndslice import Slice, labels_of, unsigned, unsigned_list
-from meshgate_wire import messages
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from meshgate_wire import messages
 
 
 _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r", "\0": "\\0", '"': '\\"', "\\": "\\\\"}
@@ -220,6 +221,8 @@ class _Labelled:
         return cls(labels, ranks)
 
     def to_wire(self) -> messages.Region:
+        from meshgate_wire import messages  # noqa: PLC0415 - an actor process imports this module, and sends no messages
+
         return messages.Region(
             labels=self._labels,
             offset=self._slice.offset,
