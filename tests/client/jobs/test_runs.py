@@ -13,7 +13,7 @@ import pytest
 
 from meshgate.code_sync import session_sync
 from meshgate.code_sync.project import Tree
-from meshgate.errors import ConnectionFailedError, JobNotRunning
+from meshgate.errors import ConnectionFailedError
 from meshgate.jobs import runs
 from meshgate.jobs.runs import Run
 from meshgate_wire.status import RunStatus
@@ -245,8 +245,6 @@ def test_a_working_directory_outside_of_the_project_is_refused(
 def test_the_runs_of_a_job_are_listed(gateway: Any) -> None:
     asked = gateway({"runs": [status("succeeded", exit_code=0), status()]}, status())
     job = Submitting(1)
-    with pytest.raises(JobNotRunning, match=r"call state\(\) first"):
-        job.runs()
     job.apply()
     found = job.runs()
     assert [(run.name, run._last.state) for run in found if run._last is not None] == [
