@@ -102,7 +102,12 @@ class _Activity:
 async def serve(settings: Settings, listener: socket.socket, commands: Commands, supervisor: SupervisorLink) -> None:
     """Serves until shutdown; returns when everything it started is gone."""
     supervisor.watch()
+    requested: asyncio.Future[Shutdown] = asyncio.get_running_loop().create_future()
+    if settings.slurm_job is not None:
+        _watch_signals(requested)  # already now: a job that sbatch is submitting must be known before it is cancelled
     parts = await _assemble(settings, listener, commands, supervisor)
+    if settings.slurm_job is None:
+        _watch_signals(requested)
     accepting = [asyncio.create_task(server.serve()) for server in parts.servers]
     url = _url(listener)
     supervisor.serving()
@@ -113,7 +118,9 @@ async def serve(settings: Settings, listener: socket.socket, commands: Commands,
         log.warning("the server was replaced", predecessor=supervisor.predecessor)
     log.info("serving", url=url, pid=os.getpid(), meshes=parts.hosts.meshes())
 
-    shutdown = await _wait_for_shutdown(parts, settings, supervisor) if announced else Shutdown(NOT_AWAITED)
+    shutdown = Shutdown(NOT_AWAITED)
+    if announced:
+        shutdown = await _wait_for_shutdown(parts, settings, supervisor, requested)
     log.info("shutting down", reason=shutdown.reason)
     parts.routes.draining = f"the gateway is shutting down: {shutdown.reason}"
     for task in accepting:
@@ -163,11 +170,14 @@ async def _assemble(
     return _Parts(sessions, hosts, cluster, slurm, nodes, provisioner, routes, service, servers, local)
 
 
-async def _wait_for_shutdown(parts: _Parts, settings: Settings, supervisor: SupervisorLink) -> Shutdown:
+async def _wait_for_shutdown(
+    parts: _Parts, settings: Settings, supervisor: SupervisorLink, requested: asyncio.Future[Shutdown]
+) -> Shutdown:
     slurm, nodes = parts.slurm, parts.nodes
     return await wait_for_shutdown(
         _Activity(parts.sessions, parts.runs),
         parts.hosts,
+        requested,
         lifetime_fd=None if DETACHED in supervisor.kept else settings.lifetime_fd,
         on_detach=lambda: supervisor.keep(DETACHED, {}),
         idle_timeout=settings.idle_timeout,
@@ -395,6 +405,7 @@ class Shutdown:
 async def wait_for_shutdown(
     sessions: SessionActivity,
     hosts: Hosts,
+    requested: asyncio.Future[Shutdown],
     *,
     lifetime_fd: int | None,
     on_detach: Callable[[], None],
@@ -403,12 +414,10 @@ async def wait_for_shutdown(
     hosts_timeout: float | None = HOSTS_TIMEOUT,
     job_end: Callable[[], Awaitable[str]] | None = None,
 ) -> Shutdown:
-    """Waits for a reason to shut down. ``idle_timeout`` 0: never because of idleness; ``first_session``: see
-    ``wait_idle``. ``on_detach`` is called if the process that started this gateway detaches it. ``hosts_timeout``: the
-    seconds for which missing hosts postpone an idle shutdown, None for as long as they are missing. ``job_end`` waits
-    for the end of the job in which this gateway runs, and returns the reason."""
-    requested: asyncio.Future[Shutdown] = asyncio.get_running_loop().create_future()
-    _watch_signals(requested)
+    """Waits for a reason to shut down, such as ``requested``. ``idle_timeout`` 0: never because of idleness;
+    ``first_session``: see ``wait_idle``. ``on_detach`` is called if the process that started this gateway detaches it.
+    ``hosts_timeout``: the seconds for which missing hosts postpone an idle shutdown, None for as long as they are
+    missing. ``job_end`` waits for the end of the job in which this gateway runs, and returns the reason."""
     if lifetime_fd is not None:
         _watch_lifetime(lifetime_fd, requested, on_detach)
     others: list[asyncio.Task[Shutdown]] = []

@@ -24,8 +24,10 @@ from meshgate_gateway.gateway import (
 )
 from meshgate_gateway.hosts.provider import CombinedHosts
 from meshgate_gateway.settings import load_settings
+from meshgate_slurm.spec import SlurmSpec
 from tests.gateway.server_process import STUBS, TOKEN, ServerProcess, request, wait_gone
 from tests.gateway.virtual_time import run_in_virtual_time
+from tests.waiting import DEADLINE, wait_for
 
 IDLE_TIMEOUT = 60.0
 
@@ -169,9 +171,9 @@ def test_the_end_of_the_surrounding_job_leaves_time_to_report_it() -> None:
         return "Slurm ended job 7: TIMEOUT"
 
     async def test() -> None:
-        shutdown = await wait_for_shutdown(
-            Activity(), LateHosts(0), lifetime_fd=None, on_detach=lambda: None, idle_timeout=0, job_end=job_end
-        )
+        requested: asyncio.Future[Shutdown] = asyncio.get_running_loop().create_future()
+        options = {"lifetime_fd": None, "on_detach": lambda: None, "idle_timeout": 0, "job_end": job_end}
+        shutdown = await wait_for_shutdown(Activity(), LateHosts(0), requested, **options)  # type: ignore[arg-type]
         assert shutdown == Shutdown("Slurm ended job 7: TIMEOUT")
         assert asyncio.get_running_loop().time() == pytest.approx(5 + JOB_END_GRACE)
 
@@ -203,6 +205,33 @@ def test_a_gateway_that_no_program_waits_for_ends() -> None:
     )
     os.close(announcement)
     assert f'"reason": "{NOT_AWAITED}"' in ran.stderr
+
+
+SBATCH = """#!/bin/sh
+cat > {directory}/script
+while [ ! -e {directory}/go ]; do sleep 0.02; done
+echo 7
+"""
+
+
+def test_a_gateway_that_is_ended_while_sbatch_runs_cancels_the_job(tmp_path: Path) -> None:
+    programs = {"sbatch": SBATCH, "sinfo": "#!/bin/sh\necho 127.0.0.1\n"}
+    programs |= {"squeue": "#!/bin/sh\nexit 1\n", "scancel": "#!/bin/sh\necho $1 > {directory}/cancelled\n"}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text.format(directory=tmp_path))
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "job").write_text(SlurmSpec(meshes={"a": 1}, log_dir=str(tmp_path)).model_dump_json())
+    command = [sys.executable, str(STUBS), "--slurm-job", str(tmp_path / "job"), "--warm-engines", "0"]
+    environment = {**os.environ, "MESHGATE_TOKEN": TOKEN, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    try:
+        wait_for((tmp_path / "script").exists, "sbatch")
+        process.send_signal(signal.SIGTERM)
+    finally:
+        (tmp_path / "go").touch()
+        _, words = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, words
+    assert (tmp_path / "cancelled").read_text() == "7\n"
 
 
 def test_a_second_signal_kills_an_engine_that_does_not_stop() -> None:
