@@ -31,8 +31,10 @@ from meshgate_slurm.spec import SlurmSpec
 
 START_TIMEOUT = 120.0  # sbatch may take its time on a busy controller
 END_TIMEOUT = 30.0
+SUBMISSION_END_TIMEOUT = 4 * commands.TIMEOUT  # a gateway that submits its job waits for sbatch, and then cancels it
 TAIL = 4096
 SPEC_FILE, TOKEN_FILE, LOG_FILE = "spec.json", "token", "gateway.log"
+PROCESS_FILE = "process"  # the identity of the gateway
 TEMPORARY = "tmp"  # a link to the directory of temporary files, for those of a gateway that was killed
 TEMPORARY_PREFIX = "meshgate-slurm-"  # not "meshgate-job-": local jobs remove unlocked directories of that name
 
@@ -108,6 +110,8 @@ def start_process(
     finally:
         os.close(theirs)
     try:
+        identity = identify_process(process.pid)
+        write_private(directory / PROCESS_FILE, f"{process.pid} {identity.started if identity else ''}")
         return process, _read_report(announce, process, directory)
     except BaseException:
         _end_process(process)
@@ -131,7 +135,7 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
     """Ends a gateway that this program has started. If it has submitted its job, it cancels that first."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(END_TIMEOUT)
+        process.wait(SUBMISSION_END_TIMEOUT)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -155,11 +159,23 @@ def write_private(path: Path, text: str) -> None:
 
 def end_gateway(job: RunningSlurmJob) -> None:
     """Ends the job's gateway, which runs on this machine if it does, and waits for its end."""
-    process = gateway_of(job)
+    _end_identified(gateway_of(job), END_TIMEOUT)
+
+
+def end_leftovers(directory: Path) -> None:
+    """Ends what is left of a start that was killed, if there is one: the gateway, which cancels its job, and files."""
+    with contextlib.suppress(FileNotFoundError):
+        pid, _, started = (directory / PROCESS_FILE).read_text().partition(" ")
+        if started:
+            _end_identified(ProcessIdentity(int(pid), started), SUBMISSION_END_TIMEOUT)
+    remove_files(directory)
+
+
+def _end_identified(process: ProcessIdentity, timeout: float) -> None:
     process.signal(signal.SIGTERM)
-    if not process.wait_ended(END_TIMEOUT):
+    if not process.wait_ended(timeout):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def remove_files(directory: Path) -> None:

@@ -1,16 +1,24 @@
 """``python -m meshgate_slurm.login ACTION``: what the client runs on the login node, usually over ssh.
 
-Reads one JSON object from stdin and writes one line to stdout: ``MARK`` and a JSON object. ``start`` submits a job, and
-starts a gateway that outlives this program unless the job starts it on its first node; ``submit`` submits a job with a
-client of its own; ``state`` is about a gateway here, ``report`` about a job with its gateway on a node; ``end`` ends
-any job and waits until Slurm reports the end.
+Reads a line with a JSON object from stdin and writes one line to stdout: ``MARK`` and a JSON object. ``start`` submits
+a job, and starts a gateway that outlives this program unless the job starts it on its first node; ``submit`` submits a
+job with a client of its own; ``state`` is about a gateway here, ``report`` about a job with its gateway on a node;
+``end`` ends any job and waits until Slurm reports the end.
+
+After the reply about a job that it has submitted, this program waits for ``CONFIRMATION`` on stdin. If stdin ends
+instead, its client was interrupted, killed or cut off, and it ends the job: no job is left that no client knows of. For
+the same reason it ignores signals.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
+import select
 import shutil
+import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +30,7 @@ from meshgate_slurm import commands
 from meshgate_slurm.commands import SlurmError
 from meshgate_slurm.gateway_process import (
     end_gateway,
+    end_leftovers,
     gateway_of,
     host_name,
     last_output,
@@ -33,6 +42,7 @@ from meshgate_slurm.gateway_process import (
 )
 from meshgate_slurm.messages import (
     ADDRESS_FILE,
+    CONFIRMATION,
     MARK,
     BatchRequest,
     Ended,
@@ -49,6 +59,8 @@ from meshgate_slurm.status import UNKNOWN, JobStatus, last_lines, read_end
 
 JOB_END_TIMEOUT = 20.0
 GATEWAY_TIMEOUT = 300.0  # seconds from the start of the job until the gateway on its first node must be known
+CONFIRMATION_TIMEOUT = 60.0  # seconds; a client that has stopped, or is cut off unnoticed, keeps no job for longer
+CLAIM_TIMEOUT = 150.0  # seconds; less than those that clients wait for the reply
 NEEDED = ("monarch", "pydantic_settings", "structlog", "uvloop")
 
 
@@ -63,15 +75,24 @@ def main() -> None:
     action = actions.get(sys.argv[1] if len(sys.argv) == 2 else "")
     if action is None:
         raise SystemExit(f"usage: python -m meshgate_slurm.login {'|'.join(actions)}")
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda *_: None)  # unlike SIG_IGN, not inherited by the gateway
     try:
-        reply = action(sys.stdin.read())
+        reply = action(sys.stdin.readline())
     except (SlurmError, OSError) as error:
         reply = Rejected(error=str(error))
     except ValidationError as error:
         reply = Rejected(error=f"invalid request; do both sides have the same version of meshgate? {error}")
-    if not _write(reply) and isinstance(reply, RunningSlurmJob):
-        _end(reply.model_dump_json())  # the program that submitted the job is gone without knowing it
+    written = _write(reply)
+    if isinstance(reply, RunningSlurmJob) and not (written and _confirmed()):
+        _end(reply.model_dump_json())
         raise SystemExit(1)
+
+
+def _confirmed() -> bool:
+    """Whether the client knows of the job."""
+    readable, _, _ = select.select([sys.stdin], [], [], CONFIRMATION_TIMEOUT)
+    return bool(readable) and sys.stdin.readline() == CONFIRMATION
 
 
 def _write(reply: BaseModel) -> bool:
@@ -91,7 +112,9 @@ def _write(reply: BaseModel) -> bool:
 def _start(text: str) -> BaseModel:
     request = StartRequest.model_validate_json(text)
     _require_packages()
+    _claim(request.apply_id)
     directory = Path.home() / ".meshgate" / "slurm" / request.apply_id
+    end_leftovers(directory)
     if request.spec.gateway_on == "login":
         return start_gateway(directory, request.apply_id, request.spec)
     token = write_token(directory)
@@ -107,9 +130,30 @@ def _start(text: str) -> BaseModel:
 def _submit(text: str) -> BaseModel:
     request = BatchRequest.model_validate_json(text)
     _require_packages()
+    _claim(request.apply_id)
     spec = commands.with_share(request.spec)
     script = client_script(spec, sys.executable, _make_log_directory(spec), request.client)
     return _submit_script(request.apply_id, spec, script, os.path.expanduser(request.directory))
+
+
+def _claim(apply_id: str) -> None:
+    """Makes this program the only one on this machine that submits the job, until it exits. A provisioning gateway that
+    was restarted meanwhile asks again: the program that its predecessor started ends what it has submitted first."""
+    claim = socket.socket(socket.AF_UNIX)
+
+    def bound() -> bool:
+        try:
+            claim.bind(f"\0meshgate-slurm-{os.getuid()}-{apply_id}")
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return False
+        return True
+
+    if not wait_until(bound, CLAIM_TIMEOUT):
+        claim.close()
+        raise SlurmError(f"another program on {host_name()} has been submitting this job for {CLAIM_TIMEOUT:g} s")
+    claim.detach()  # open until this program exits, so that the kernel keeps the name
 
 
 def _submit_script(

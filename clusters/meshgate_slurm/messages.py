@@ -6,9 +6,16 @@ A client sends a provisioning gateway one request on a websocket, as a text mess
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import IO, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -18,6 +25,7 @@ from meshgate_slurm.status import JobStatus
 ADDRESS_FILE = "address.json"  # in the directory of a job with its gateway on a node: a GatewayAddress
 JOB_FILE = "MESHGATE_SLURM_JOB"  # the variable with the path of the file that describes a batch job to its client
 MARK = "meshgate-slurm: "  # begins the line with the reply: shell start-up files may print other lines
+CONFIRMATION = "confirmed\n"  # from the client that has read the reply about the job that it submits
 
 ApplyId = Annotated[str, Field(pattern=r"^[0-9a-f-]{8,64}$")]
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
@@ -151,6 +159,63 @@ def read_answer(output: str, kind: type[AnswerT]) -> AnswerT | Rejected | None:
             return Rejected.model_validate_json(line[len(MARK) :])
         except ValidationError:
             raise error from None
+
+
+def run_submission(
+    command: Sequence[str], request: str, confirm: Callable[[str], bool], timeout: float, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs ``command``, which leads to the program on the login node, with a request to submit a job.
+
+    ``confirm`` receives what the program has printed, up to its reply, and returns whether the caller knows of the job
+    from now on. Otherwise the program ends the job again, and exits with another code than 0. This can be interrupted
+    at any time, since the program then finds that its input has ended. Raises OSError and TimeoutExpired.
+    """
+    deadline = time.monotonic() + timeout
+    with tempfile.TemporaryFile() as errors:
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+        process = subprocess.Popen(command, bufsize=0, **pipes, **options)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            with process.stdin, process.stdout:
+                _send(process.stdin, f"{request}\n")
+                printed = _read(process.stdout, timeout, deadline, until=_has_reply)
+                if _has_reply(printed) and confirm(printed.decode(errors="replace")):
+                    _send(process.stdin, CONFIRMATION)
+                process.stdin.close()
+                printed += _read(process.stdout, timeout, deadline)
+            code = process.wait(max(deadline - time.monotonic(), 1))
+        except BaseException:
+            threading.Thread(target=process.wait, daemon=True).start()  # it ends what it has started
+            raise
+        errors.seek(0)
+        words = errors.read().decode(errors="replace")
+    return subprocess.CompletedProcess(command, code, printed.decode(errors="replace"), words)
+
+
+def _read(pipe: IO[bytes], timeout: float, deadline: float, until: Callable[[bytes], bool] | None = None) -> bytes:
+    """What comes ``until`` that is true of it, or else until the end."""
+    printed = b""
+    while until is None or not until(printed):
+        readable, _, _ = select.select([pipe], [], [], max(deadline - time.monotonic(), 0))
+        if not readable:
+            raise subprocess.TimeoutExpired("the program on the login node", timeout)
+        if not (data := os.read(pipe.fileno(), 65536)):
+            break
+        printed += data
+    return printed
+
+
+def _send(pipe: IO[bytes], text: str) -> None:
+    data = text.encode()
+    with contextlib.suppress(BrokenPipeError):  # the program has ended: what it printed and its exit code say why
+        while data:
+            data = data[os.write(pipe.fileno(), data) :]
+
+
+def _has_reply(printed: bytes) -> bool:
+    lines = printed.splitlines(keepends=True)
+    return any(line.startswith(MARK.encode()) and line.endswith(b"\n") for line in lines)
 
 
 # --- with a provisioning gateway

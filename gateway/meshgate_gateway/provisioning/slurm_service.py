@@ -13,6 +13,7 @@ import os
 import re
 import socket
 import struct
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,6 +70,7 @@ log = structlog.get_logger()
 JOB_PATH = re.compile(r"/v1/jobs/([0-9a-f-]{8,64})(/v1/.*)")
 MAX_THREADS = 32
 MAX_CONNECTIONS = 512
+MAX_WITHDRAWN = 1024
 CONNECT_TIMEOUT = 5.0
 HOME = "~"  # where batch jobs run
 
@@ -97,6 +99,8 @@ class SlurmProvisioner:
         self._forwarding: set[asyncio.Task[None]] = set()
         # By owner: one start after the other, so that limits hold and a repeated request finds its job.
         self._turns: dict[str, asyncio.Lock] = {}
+        # Of clients that were interrupted: the end may arrive before the start that it is for.
+        self._withdrawn: deque[tuple[str, str]] = deque(maxlen=MAX_WITHDRAWN)
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="meshgate-slurm")
 
     async def respond(self, path: str, request: Request, connection: socket.socket) -> Response | None:
@@ -158,8 +162,11 @@ class SlurmProvisioner:
         audit("start job", origin, caller=owner.name, refused=refused, **facts)
         if refused is not None:
             return RequestRejected(reason=refused)
-        async with self._turns.setdefault(owner.name, asyncio.Lock()):
+        async with self._turn(owner):
             return await self._run(self._submit_blocking, request, owner)
+
+    def _turn(self, owner: Owner) -> asyncio.Lock:
+        return self._turns.setdefault(owner.name, asyncio.Lock())
 
     def _why_not(self, request: StartJob, owner: Owner) -> str | None:
         if owner.user is None and os.getuid() == 0:
@@ -170,6 +177,8 @@ class SlurmProvisioner:
         return job_not_allowed(slurm_violations(self._policy, request.spec, batch=request.client is not None))
 
     def _submit_blocking(self, request: StartJob, owner: Owner) -> ProvisioningReply:
+        if (owner.name, request.apply_id) in self._withdrawn:
+            return RequestRejected(reason=f"job {request.apply_id} was ended before it started", missing=True)
         known = self._submissions.find(request.apply_id)
         if known is not None:
             return JobUp(job=known.job) if known.owner == owner.name else _missing(request.apply_id)
@@ -191,6 +200,10 @@ class SlurmProvisioner:
 
     async def _end(self, request: EndJob, owner: Owner, origin: Origin) -> ProvisioningReply:
         record = self._submissions.find(request.apply_id)
+        if record is None:  # it may be starting
+            self._withdrawn.append((owner.name, request.apply_id))
+            async with self._turn(owner):
+                record = self._submissions.find(request.apply_id)
         if record is None or not (owner.operator or owner.name == record.owner):
             missing = _missing(request.apply_id)
             audit("end job", origin, caller=owner.name, refused=missing.reason, job=request.apply_id)

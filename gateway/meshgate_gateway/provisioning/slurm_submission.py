@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -28,11 +28,13 @@ from meshgate_slurm.messages import (
     RunningSlurmJob,
     StartRequest,
     read_answer,
+    run_submission,
 )
 
 log = structlog.get_logger()
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
+Completed: TypeAlias = "subprocess.CompletedProcess[str]"
 RECORDS = Path("~/.meshgate/slurm/provisioned")
 COMMAND_TIMEOUT = 180.0
 KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "SLURM_CONF", "SLURM_CLUSTERS", "MESHGATE_RUNS")
@@ -52,19 +54,44 @@ class Account(BaseModel):
 
     def run(self, action: str, request: BaseModel, kind: type[AnswerT]) -> AnswerT | Rejected:
         """Runs the program of the login node as this user. Blocks. Raises SlurmError if it does not answer."""
+
+        def run(command: Sequence[str], request: str, **options: Any) -> Completed:
+            captured: dict[str, Any] = {"capture_output": True, "text": True, "timeout": COMMAND_TIMEOUT}
+            ran: Completed = subprocess.run(command, input=request, check=False, **captured, **options)
+            return ran
+
+        return self._ask(action, request, kind, run)[0]
+
+    def submit(self, request: StartRequest, known: Callable[[RunningSlurmJob], None]) -> RunningSlurmJob | Rejected:
+        """Submits a job as this user; a BatchRequest is one without a gateway. Blocks. Raises SlurmError.
+
+        However this ends, also with this process, the job is ended too unless ``known`` has returned.
+        """
+
+        def confirm(printed: str) -> bool:
+            job = read_answer(printed, RunningSlurmJob)
+            if not isinstance(job, RunningSlurmJob):
+                return False
+            known(job)
+            return True
+
+        def run(command: Sequence[str], request: str, **options: Any) -> Completed:
+            return run_submission(command, request, confirm, COMMAND_TIMEOUT, **options)
+
+        action = "submit" if isinstance(request, BatchRequest) else "start"
+        reply, ran = self._ask(action, request, RunningSlurmJob, run)
+        if isinstance(reply, RunningSlurmJob) and ran.returncode != 0:
+            raise SlurmError(f"Slurm job {reply.job_id} was cancelled: this gateway did not confirm it in time")
+        return reply
+
+    def _ask(
+        self, action: str, request: BaseModel, kind: type[AnswerT], run: Callable[..., Completed]
+    ) -> tuple[AnswerT | Rejected, Completed]:
         try:
             entry = self.entry()
-            ran = subprocess.run(
-                [self.python, "-m", "meshgate_slurm.login", action],
-                input=request.model_dump_json(),
-                capture_output=True,
-                text=True,
-                timeout=COMMAND_TIMEOUT,
-                check=False,
-                cwd=entry.pw_dir,
-                env=_environment(entry),
-                **_credentials(entry),
-            )
+            command = [self.python, "-m", "meshgate_slurm.login", action]
+            place = {"cwd": entry.pw_dir, "env": _environment(entry), **_credentials(entry)}
+            ran = run(command, request.model_dump_json(), **place)
             answer = read_answer(ran.stdout, kind)
         except KeyError:
             raise SlurmError(f"the gateway's machine has no user {self.user!r}") from None
@@ -75,7 +102,7 @@ class Account(BaseModel):
         if answer is None:
             words = ran.stderr.strip()[-2000:] or "it gave no reason"
             raise SlurmError(f"{self.python} failed as {entry.pw_name} with exit code {ran.returncode}: {words}")
-        return answer
+        return answer, ran
 
 
 def _environment(entry: pwd.struct_passwd) -> Mapping[str, str]:
@@ -141,16 +168,27 @@ class Submissions:
 
     def start(self, owner: str, account: Account, request: StartRequest) -> Record | Rejected:
         """Submits the job; a BatchRequest is one without a gateway."""
-        action = "submit" if isinstance(request, BatchRequest) else "start"
-        job = account.run(action, request, RunningSlurmJob)
-        if isinstance(job, Rejected):
-            return job
-        if job.apply_id != request.apply_id:
-            raise SlurmError("the login node started another job than the one that was requested")
-        record = Record(owner=owner, account=account, job=job)
-        write_private(self._path(job.apply_id), record.model_dump_json())
-        self._records[job.apply_id] = record
-        return record
+
+        def known(job: RunningSlurmJob) -> None:
+            if job.apply_id != request.apply_id:
+                raise SlurmError("the login node started another job than the one that was requested")
+            self._keep(Record(owner=owner, account=account, job=job))
+
+        try:
+            job = account.submit(request, known)
+        except BaseException:
+            if (record := self._records.get(request.apply_id)) is not None:
+                self._forget(record)
+            raise
+        return job if isinstance(job, Rejected) else self._records[job.apply_id]
+
+    def _keep(self, record: Record) -> None:
+        path = self._path(record.job.apply_id)
+        new = path.with_suffix(".new")
+        new.unlink(missing_ok=True)  # of a gateway that was killed
+        write_private(new, record.model_dump_json())
+        os.replace(new, path)  # at once with its content
+        self._records[record.job.apply_id] = record
 
     def end(self, record: Record) -> str:
         """Ends the job and returns its last state. The record goes once Slurm reports the end."""
@@ -162,7 +200,7 @@ class Submissions:
         return ended.state
 
     def _forget(self, record: Record) -> None:
-        """Removes what is left of a job that has ended."""
+        """Removes what is left of a job that has ended, or ends it."""
         try:
             self.end(record)
         except SlurmError as error:  # the next request of its owner tries again

@@ -113,7 +113,7 @@ def test_a_gateway_that_does_not_end_when_its_start_is_interrupted_is_killed(
 ) -> None:
     record = fake_gateway("signal.SIG_IGN")
     monkeypatch.setattr(gateway_process, "_read_line", interrupt_once_it_runs)
-    monkeypatch.setattr(gateway_process, "END_TIMEOUT", 0.05)
+    monkeypatch.setattr(gateway_process, "SUBMISSION_END_TIMEOUT", 0.05)
     with pytest.raises(KeyboardInterrupt):
         start_gateway(tmp_path / "job", "12345678", SlurmSpec(meshes={"a": 1}))
     process = identify_process(int(record.read_text()))

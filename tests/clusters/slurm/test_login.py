@@ -1,20 +1,35 @@
-"""What the program on the login node says about a job's gateway."""
+"""What the program on the login node says about a job's gateway, and what becomes of a job that no client takes."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
+import signal
+import subprocess
 import sys
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from meshgate_processes.identity import identify_process
 from meshgate_slurm import login
-from meshgate_slurm.gateway_process import LOG_FILE
+from meshgate_slurm.commands import SlurmError
+from meshgate_slurm.gateway_process import LOG_FILE, PROCESS_FILE
 from meshgate_slurm.login import _state
-from meshgate_slurm.messages import GatewayState, RunningSlurmJob
+from meshgate_slurm.messages import (
+    BatchRequest,
+    GatewayState,
+    Rejected,
+    RunningSlurmJob,
+    StartRequest,
+    read_answer,
+    run_submission,
+)
+from meshgate_slurm.spec import SlurmSpec
+from tests.waiting import DEADLINE, wait_for
 
 
 @pytest.mark.parametrize(
@@ -34,20 +49,117 @@ def test_only_the_machine_of_a_gateway_says_that_it_has_ended(tmp_path: Path, st
     assert (state.alive, state.output) == (alive, "" if alive else "last words")
 
 
-def test_a_job_whose_submitter_is_gone_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = RunningSlurmJob(
-        apply_id="12345678", job_id=7, host="login", directory="/d", socket="/s", pid=1,
-        started="", token="", meshes={"a": 1}, log_dir="",
-    )  # fmt: skip
-    ended: list[str] = []
-    monkeypatch.setattr(login, "_start", lambda request: job)
-    monkeypatch.setattr(login, "_end", ended.append)
-    monkeypatch.setattr(sys, "argv", ["login", "start"])
-    monkeypatch.setattr(sys, "stdin", io.StringIO("{}"))
+# --- submissions: the program as a process, with a Slurm of the test's that numbers its jobs
+
+SBATCH = """#!/bin/sh
+number=$(ls {directory} | grep -c submitted)
+: > {directory}/submitted$number
+echo sbatch $number >> {directory}/calls
+while [ -e {directory}/wait$number ]; do sleep 0.02; done
+echo $number
+"""
+SCANCEL = "#!/bin/sh\necho scancel $1 >> {directory}/calls\n"
+SQUEUE = "#!/bin/sh\necho Invalid job id >&2\nexit 1\n"
+SUBMIT = [sys.executable, "-m", "meshgate_slurm.login", "submit"]
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the calls of Slurm's commands."""
+    for name, text in (("sbatch", SBATCH), ("scancel", SCANCEL), ("squeue", SQUEUE)):
+        (tmp_path / name).write_text(text.format(directory=tmp_path))
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path / "calls"
+
+
+def request(directory: Path) -> str:
+    spec = SlurmSpec(meshes={"a": 1}, log_dir=str(directory))
+    apply_id = str(uuid.uuid4())
+    return BatchRequest(apply_id=apply_id, spec=spec, client="true", directory="/").model_dump_json()
+
+
+def confirm(printed: str) -> bool:
+    assert isinstance(read_answer(printed, RunningSlurmJob), RunningSlurmJob)
+    return True
+
+
+def test_a_job_that_its_client_confirms_is_kept(tmp_path: Path, calls: Path) -> None:
+    assert run_submission(SUBMIT, request(tmp_path), confirm, DEADLINE).returncode == 0
+    assert calls.read_text() == "sbatch 0\n"
+
+
+def test_a_job_whose_client_is_interrupted_when_it_has_read_the_reply_is_ended(tmp_path: Path, calls: Path) -> None:
+    def interrupt(printed: str) -> NoReturn:
+        confirm(printed)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_submission(SUBMIT, request(tmp_path), interrupt, DEADLINE)
+    wait_for(lambda: "scancel 0" in calls.read_text(), "the job to be cancelled")
+
+
+def test_a_job_that_its_client_does_not_take_is_ended_before_the_program_exits(tmp_path: Path, calls: Path) -> None:
+    assert run_submission(SUBMIT, request(tmp_path), lambda printed: False, DEADLINE).returncode == 1
+    assert calls.read_text() == "sbatch 0\nscancel 0\n"
+
+
+def test_the_job_of_a_client_that_was_gone_before_the_reply_ends_before_the_next_submission_of_it(
+    tmp_path: Path, calls: Path
+) -> None:
+    (tmp_path / "wait0").touch()
+    given = request(tmp_path)
+    first = subprocess.Popen(SUBMIT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert first.stdin is not None
+    assert first.stdout is not None
+    first.stdin.write(f"{given}\n".encode())
+    first.stdin.close()
+    wait_for(calls.exists, "sbatch")
+    first.stdout.close()
+    with ThreadPoolExecutor(1) as thread:
+        second = thread.submit(run_submission, SUBMIT, given, confirm, DEADLINE)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            first.send_signal(signum)
+        (tmp_path / "wait0").unlink()
+        assert second.result().returncode == 0
+    assert first.wait(DEADLINE) == 1
+    assert calls.read_text() == "sbatch 0\nscancel 0\nsbatch 1\n"
+
+
+def test_a_job_is_submitted_by_one_program_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(login, "CLAIM_TIMEOUT", 0)
+    apply_id = str(uuid.uuid4())
+    login._claim(apply_id)
+    login._claim(str(uuid.uuid4()))
+    with pytest.raises(SlurmError, match="has been submitting this job"):
+        login._claim(apply_id)
+
+
+def test_a_client_that_does_not_answer_keeps_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "w") as reply:
-        monkeypatch.setattr(sys, "stdout", reply)
-        with pytest.raises(SystemExit):
-            login.main()
-    assert ended == [job.model_dump_json()]
+    with os.fdopen(reading) as stdin, os.fdopen(writing, "w"):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(login, "CONFIRMATION_TIMEOUT", 0)
+        assert not login._confirmed()
+
+
+def test_a_start_ends_what_a_killed_start_of_the_same_job_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = StartRequest(apply_id=str(uuid.uuid4()), spec=SlurmSpec(meshes={"a": 1}))
+    directory = tmp_path / ".meshgate" / "slurm" / start.apply_id
+    directory.mkdir(parents=True)
+    gateway = subprocess.Popen(["sleep", "1000"])
+    identity = identify_process(gateway.pid)
+    assert identity is not None
+    (directory / PROCESS_FILE).write_text(f"{identity.pid} {identity.started}")
+
+    def start_gateway(where: Path, *arguments: object) -> Rejected:
+        assert where == directory
+        assert not directory.exists()
+        return Rejected(error="started again")
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(login, "start_gateway", start_gateway)
+    assert login._start(start.model_dump_json()) == Rejected(error="started again")
+    assert gateway.wait(DEADLINE) == -signal.SIGTERM

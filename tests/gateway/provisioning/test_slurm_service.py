@@ -43,6 +43,7 @@ from meshgate_slurm.messages import (
 from meshgate_slurm.spec import SlurmSpec
 from meshgate_wire.proof import ANY_GATEWAY, Prover, new_nonce
 from tests.gateway.provisioning.provisioning_gateway import dial, run_at, served
+from tests.waiting import DEADLINE
 
 T = TypeVar("T")
 OPERATOR = "correct-horse-battery-staple"
@@ -68,6 +69,7 @@ class Slurm:
         self.socket, self.alive = socket, False
         self.go = threading.Event()
         self.go.set()
+        self.started = threading.Event()
 
     def find(self, apply_id: str) -> Record | None:
         return self.records.get(apply_id)
@@ -76,7 +78,8 @@ class Slurm:
         return [record for record in self.records.values() if record.owner == owner]
 
     def start(self, owner: str, account: Account, request: StartRequest) -> Record | Rejected:
-        assert self.go.wait(20)
+        self.started.set()
+        assert self.go.wait(DEADLINE)
         self.requests.append(request)
         if isinstance(self.refusal, SlurmError):
             raise self.refusal
@@ -158,6 +161,34 @@ def test_a_request_that_is_repeated_after_a_cut_waits_for_the_same_job() -> None
     assert isinstance(first, JobUp)
     assert first == second == third
     assert len(slurm.requests) == 1
+
+
+def test_the_end_of_a_job_that_is_starting_waits_for_the_start() -> None:
+    slurm = Slurm()
+    slurm.go.clear()
+
+    async def test(url: str) -> list[ProvisioningReply]:
+        start = asyncio.create_task(ask(url, START, "token of alice"))
+        assert await asyncio.to_thread(slurm.started.wait, DEADLINE)
+        end = asyncio.create_task(ask(url, EndJob(apply_id=ID), "token of alice"))
+        done, _ = await asyncio.wait([end], timeout=0.05)
+        assert not done
+        slurm.go.set()
+        return [await start, await end]
+
+    started, ended = with_gateway(slurm, test)
+    assert isinstance(started, JobUp)
+    assert ended == JobEnded(state="CANCELLED")
+    assert slurm.records == {}
+
+
+def test_a_job_that_was_ended_before_it_started_does_not_start() -> None:
+    slurm = Slurm()
+    ended, refused = replies(slurm, EndJob(apply_id=ID), START)
+    assert isinstance(ended, RequestRejected)
+    assert ended.missing
+    assert "was ended before it started" in reason(refused)
+    assert not slurm.requests
 
 
 def test_a_batch_job_runs_in_the_home_of_its_user() -> None:

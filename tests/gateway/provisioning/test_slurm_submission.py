@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -18,7 +19,7 @@ from meshgate_slurm.status import JobStatus
 ID = "0123abcd-0000"
 PROGRAM = """#!{python}
 import json, os, sys
-request = json.load(sys.stdin)
+request = json.loads(sys.stdin.readline())
 with open({calls!r}, "a") as calls:
     print(sys.argv[3], os.environ["HOME"], os.environ.get("MESHGATE_TOKEN"), file=calls)
 job = dict(apply_id={id!r}, job_id=7, host="login", directory="/d", socket="/s", pid=1, started="1", token="secret",
@@ -27,7 +28,10 @@ answers = dict(start=job, submit=dict(job, socket="", token=""), end=dict(state=
                state=dict(host="login", alive=False, output="last words"))
 if {answers}:
     print("a start-up file says hello")
-    print("meshgate-slurm: " + json.dumps({refusal} or answers[sys.argv[3]]))
+    print("meshgate-slurm: " + json.dumps({refusal} or answers[sys.argv[3]]), flush=True)
+    if sys.argv[3] in ("start", "submit"):
+        confirmed = sys.stdin.readline() == "confirmed\\n" and not {late}
+        sys.exit(0 if confirmed or {refusal} else 1)
 else:
     sys.exit("no module")
 """
@@ -38,11 +42,19 @@ def calls(tmp_path: Path) -> Path:
     return tmp_path / "calls"
 
 
-def account(directory: Path, *, job_id: str = ID, answers: bool = True, refusal: str = "None") -> Account:
+def account(
+    directory: Path, *, job_id: str = ID, answers: bool = True, refusal: str = "None", late: bool = False
+) -> Account:
+    """``late``: the program has ended the job when the confirmation comes."""
     program = directory / "python"
     program.write_text(
         PROGRAM.format(
-            python=sys.executable, calls=str(directory / "calls"), id=job_id, answers=answers, refusal=refusal
+            python=sys.executable,
+            calls=str(directory / "calls"),
+            id=job_id,
+            answers=answers,
+            refusal=refusal,
+            late=late,
         )
     )
     program.chmod(0o755)
@@ -100,6 +112,7 @@ def test_what_the_login_node_refuses_is_returned_and_not_recorded(tmp_path: Path
     [
         ({"answers": False}, "with exit code 1: no module"),
         ({"refusal": "dict(nonsense=1)"}, "cannot run .* as "),
+        ({"late": True}, "Slurm job 7 was cancelled: this gateway did not confirm it in time"),
         ({"job_id": "ffffffff"}, "started another job than the one that was requested"),
     ],
 )
@@ -108,6 +121,26 @@ def test_a_program_that_misbehaves_is_an_error(tmp_path: Path, options: dict[str
     with pytest.raises(SlurmError, match=problem):
         start(submissions, account(tmp_path, **options))  # type: ignore[arg-type]
     assert submissions.find(ID) is None
+    assert list((tmp_path / "records").iterdir()) == []
+
+
+def test_a_job_is_recorded_before_it_is_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    submissions = Submissions(tmp_path / "records")
+
+    def fail(record: Record) -> NoReturn:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(submissions, "_keep", fail)
+    with pytest.raises(SlurmError, match="the disk is full"):
+        start(submissions, account(tmp_path))
+
+
+def test_a_record_of_which_a_killed_gateway_wrote_a_part_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    for name in (f"{ID}.json", f"{ID}.new"):
+        (tmp_path / "records" / name).write_text("{")
+    record = start(Submissions(tmp_path / "records"), account(tmp_path))
+    assert Submissions(tmp_path / "records").find(ID) == record
 
 
 def test_a_user_that_was_removed_is_named() -> None:

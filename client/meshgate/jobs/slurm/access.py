@@ -7,16 +7,25 @@ import http.client
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Generator
 from contextlib import closing
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from meshgate.errors import AuthenticationError, ConnectionFailedError, GatewayLostError, JobError, JobStartFailed
+from meshgate.errors import (
+    AuthenticationError,
+    ConnectionFailedError,
+    GatewayLostError,
+    JobError,
+    JobStartFailed,
+    MeshgateError,
+)
 from meshgate.jobs.slurm.login_node import SSH_FAILED, LoginNode, Output, python_command
 from meshgate.session.dialing import Dialer, Route, UrlDialer, call_in_thread, describe_response, is_gateway_url
-from meshgate.session.gateway_client import GatewayClient, get
+from meshgate.session.gateway_client import CreatesNoJobs, GatewayClient, get
 from meshgate_slurm.messages import (
     BatchRequest,
     Ended,
@@ -34,7 +43,6 @@ from meshgate_slurm.messages import (
     parse_reply,
     read_answer,
 )
-from meshgate_slurm.spec import SlurmSpec
 
 QUEUE_INTERVAL = 2.0
 ANSWER_TIMEOUT = 200.0  # seconds; the gateway gives the login node 180
@@ -43,6 +51,8 @@ MODULE = "meshgate_slurm.login"
 COMMAND_NOT_FOUND = 127
 
 Reply = TypeVar("Reply", bound=BaseModel)
+Known: TypeAlias = Callable[[RunningSlurmJob], None]
+"""Called as soon as a job is submitted, with what it takes to end it."""
 GONE_INTERVAL = 5.0
 
 
@@ -52,8 +62,11 @@ class Access(Protocol):
     queue_interval: float
     """The seconds between two questions about a job in the queue."""
 
-    def start(self, request: StartRequest) -> RunningSlurmJob:
-        """Submits the job; a BatchRequest is one with a client of its own. Raises JobStartFailed."""
+    def start(self, request: StartRequest, known: Known) -> None:
+        """Submits the job; a BatchRequest is one with a client of its own. Raises JobStartFailed.
+
+        However this ends, Ctrl-C included, the job is ended too unless ``known`` was called: the caller ends it then.
+        """
 
     def end(self, job: RunningSlurmJob) -> None:
         """Ends the job and waits until Slurm reports the end."""
@@ -83,10 +96,8 @@ class LoginAccess:
         self._login, self._python = login, python
         login.open()
 
-    def start(self, request: StartRequest) -> RunningSlurmJob:
-        if isinstance(request, BatchRequest):
-            return submit(self._login, request, self._python)
-        return start(self._login, request.spec, request.apply_id, self._python)
+    def start(self, request: StartRequest, known: Known) -> None:
+        start(self._login, request, self._python, known)
 
     def end(self, job: RunningSlurmJob) -> None:
         end(self._login, job, self._python)
@@ -189,13 +200,38 @@ class UrlAccess(GatewayClient[ProvisioningReply]):
             raise JobError(f"SlurmJob(gateway_url={url!r}) has no token: set MESHGATE_TOKEN to yours")
         super().__init__(url, token, os.environ.get("MESHGATE_CA") or None, parse_reply, CREATES_NONE)
 
-    def start(self, request: StartRequest) -> RunningSlurmJob:
+    def start(self, request: StartRequest, known: Known) -> None:
         client = request.client if isinstance(request, BatchRequest) else None
-        reply = self._answer(StartJob(apply_id=request.apply_id, spec=request.spec, client=client))
-        if isinstance(reply, JobUp):
-            return reply.job
-        assert isinstance(reply, RequestRejected)
-        raise JobStartFailed(f"{self}: {reply.reason}", reply.output)
+        try:
+            reply = self._answer(StartJob(apply_id=request.apply_id, spec=request.spec, client=client))
+            if isinstance(reply, JobUp):
+                known(reply.job)
+        except CreatesNoJobs:
+            raise
+        except (KeyboardInterrupt, SystemExit, JobError):
+            self._withdraw(request)
+            raise
+        if isinstance(reply, RequestRejected):
+            raise JobStartFailed(f"{self}: {reply.reason}", reply.output)
+
+    def _withdraw(self, request: StartRequest) -> None:
+        """Ends a job that the gateway submits, or has submitted, without this program knowing it. Says so if the
+        gateway does not."""
+        name, why = request.spec.job_name, ""
+        _say(f"waiting until {self} has cancelled the submission of {name}. Ctrl-C again does not wait")
+        try:
+            reply = self._answer(EndJob(apply_id=request.apply_id))
+            if isinstance(reply, RequestRejected) and not reply.missing:
+                why = reply.reason
+        except (KeyboardInterrupt, SystemExit):
+            why = "interrupted"
+        except MeshgateError as error:
+            why = str(error)
+        if why:
+            _say(
+                f"it is not known whether {self} has cancelled {name} ({why}). `squeue --name={name}` on the cluster "
+                "lists it if not, and `scancel` with its number ends it"
+            )
 
     def end(self, job: RunningSlurmJob) -> None:
         reply = self._answer(EndJob(apply_id=job.apply_id))
@@ -260,24 +296,31 @@ def check_gateway_url(url: str | None, login: str | None, python_exe: str, gatew
     return url
 
 
-def start(login: LoginNode, spec: SlurmSpec, apply_id: str, python: str) -> RunningSlurmJob:
-    """Submits the job and starts its gateway. Raises JobStartFailed, and leaves nothing behind, if that fails."""
-    return _start(login, python, "start", StartRequest(apply_id=apply_id, spec=spec))
+def start(login: LoginNode, request: StartRequest, python: str, known: Known) -> None:
+    """Submits the job, and starts its gateway if it is no batch job. Raises JobStartFailed; leaves nothing behind if
+    that fails before ``known`` is called."""
 
+    def confirm(printed: str) -> bool:
+        job = _read(login, printed, RunningSlurmJob)
+        if isinstance(job, RunningSlurmJob):
+            known(job)
+        return isinstance(job, RunningSlurmJob)
 
-def submit(login: LoginNode, request: BatchRequest, python: str) -> RunningSlurmJob:
-    """Submits a job with a client of its own. Raises JobStartFailed."""
-    return _start(login, python, "submit", request)
-
-
-def _start(login: LoginNode, python: str, action: str, request: StartRequest) -> RunningSlurmJob:
+    action = "submit" if isinstance(request, BatchRequest) else "start"
     try:
-        reply = _ask(login, python, action, request.model_dump_json(), RunningSlurmJob)
+        output = _run(login, partial(login.submit, confirm=confirm), python, action, request.model_dump_json())
+        reply = _read(login, output.stdout, RunningSlurmJob)
+        if reply is None or (isinstance(reply, RunningSlurmJob) and output.code != 0):  # the program has ended the job
+            raise _no_reply(login, output, python)
     except JobError as error:
         raise JobStartFailed(str(error)) from error
     if isinstance(reply, Rejected):
         raise JobStartFailed(f"{login}: {reply.error}", reply.output)
-    return reply
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"\nmeshgate: {line}\n")
+    sys.stderr.flush()
 
 
 def gateway_state(login: LoginNode, job: RunningSlurmJob, python: str) -> GatewayState:
@@ -302,20 +345,28 @@ def _require(login: LoginNode, reply: Reply | Rejected) -> Reply:
 
 
 def _ask(login: LoginNode, python: str, action: str, request: str, kind: type[Reply]) -> Reply | Rejected:
+    output = _run(login, login.run, python, action, request)
+    answer = _read(login, output.stdout, kind)
+    if answer is None:
+        raise _no_reply(login, output, python)
+    return answer
+
+
+def _run(login: LoginNode, run: Callable[[str, str], Output], python: str, action: str, request: str) -> Output:
     try:
-        output = login.run(f"exec {python_command(python, '-m', MODULE, action)}", request)
+        return run(f"exec {python_command(python, '-m', MODULE, action)}", request)
     except subprocess.TimeoutExpired as error:
         raise JobError(f"{login} did not answer within {error.timeout:g} s") from None
+
+
+def _read(login: LoginNode, printed: str, kind: type[Reply]) -> Reply | Rejected | None:
     try:
-        answer = read_answer(output.stdout, kind)
+        return read_answer(printed, kind)
     except ValidationError as error:
         raise JobError(
             f"{login} gave a reply that this version of meshgate cannot read ({error.errors()[0]['msg']}); install "
             "the same version on both machines"
         ) from None
-    if answer is None:
-        raise _no_reply(login, output, python)
-    return answer
 
 
 def _no_reply(login: LoginNode, output: Output, python: str) -> JobError | ConnectionFailedError:

@@ -206,14 +206,18 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         if client_script is not None:
             directory = os.getcwd() if self._is_local else "~"
             request = BatchRequest(apply_id=request.apply_id, spec=spec, client=client_script, directory=directory)
-        with choose_progress() as progress:
-            progress.show(f"submitting {spec.job_name} on {access}")
-            self._job = access.start(request)
         try:
-            self._bind_if_scoped(self._job)
+            with choose_progress() as progress:
+                progress.show(f"submitting {spec.job_name} on {access}")
+                access.start(request, self._take)
         except BaseException:
-            self._kill()  # otherwise nothing would end it: apply() fails
+            if self._job is not None:
+                self._kill()  # otherwise nothing would end it: apply() fails
             raise
+
+    def _take(self, job: RunningSlurmJob) -> None:
+        self._job = job
+        self._bind_if_scoped(job)
 
     def _join(self, surrounding: RunningSlurmJob, spec: SlurmSpec, client_script: str | None) -> None:
         """Takes the job that this program is the client of. Raises JobError."""

@@ -10,13 +10,14 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from meshgate.errors import ConnectionFailedError, JobError
 from meshgate.proxies.client import close_all_clients
+from meshgate_slurm.messages import run_submission
 
 COMMAND_TIMEOUT = 180.0
 CONNECT_TIMEOUT = 20
@@ -45,6 +46,9 @@ class LoginNode(Protocol):
     def run(self, command: str, stdin: str) -> Output:
         """Runs a shell command there."""
 
+    def submit(self, command: str, request: str, confirm: Callable[[str], bool]) -> Output:
+        """Runs a shell command that submits a job; see ``run_submission``."""
+
     def forward(self, remote: str) -> str:
         """What on this machine leads to ``remote``, as seen from there. Both are the path of a unix socket or
         ``host:port``."""
@@ -66,16 +70,17 @@ class ThisMachine:
         return None
 
     def run(self, command: str, stdin: str) -> Output:
-        shell, pipe = ["/bin/sh", "-c", command], subprocess.PIPE
-        process = subprocess.Popen(shell, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
-        try:
-            stdout, stderr = process.communicate(stdin, COMMAND_TIMEOUT)
-        except BaseException:
-            # As over ssh, the command continues. It ends what it started when it finds that its reply has no reader.
-            for each in filter(None, (process.stdin, process.stdout, process.stderr)):
-                each.close()
-            raise
-        return Output(process.returncode, stdout, stderr)
+        shell = ["/bin/sh", "-c", command]
+        result = subprocess.run(
+            shell, input=stdin, capture_output=True, text=True, timeout=COMMAND_TIMEOUT, check=False
+        )
+        return Output(result.returncode, result.stdout, result.stderr)
+
+    def submit(self, command: str, request: str, confirm: Callable[[str], bool]) -> Output:
+        # In a session of its own: as over ssh, Ctrl-C does not reach it.
+        shell = ["/bin/sh", "-c", command]
+        result = run_submission(shell, request, confirm, COMMAND_TIMEOUT, start_new_session=True)
+        return Output(result.returncode, result.stdout, result.stderr)
 
     def forward(self, remote: str) -> str:
         return remote
@@ -130,8 +135,14 @@ class SshLogin:
     def run(self, command: str, stdin: str) -> Output:
         with self._lock:
             self._ensure()
-        login_shell = f"exec /bin/sh -lc {shlex.quote(command)}"  # its PATH is the one that has Slurm's commands
-        return self._ssh(["-o", "BatchMode=yes", "--", self._login, login_shell], stdin, COMMAND_TIMEOUT)
+        return self._ssh(self._login_shell(command), stdin, COMMAND_TIMEOUT)
+
+    def submit(self, command: str, request: str, confirm: Callable[[str], bool]) -> Output:
+        with self._lock:
+            self._ensure()
+        ssh = [*self._base(), *self._login_shell(command)]
+        result = run_submission(ssh, request, confirm, COMMAND_TIMEOUT)
+        return Output(result.returncode, result.stdout, result.stderr)
 
     def forward(self, remote: str) -> str:
         with self._lock:
@@ -184,6 +195,10 @@ class SshLogin:
             hint = "" if batch == [] else _BATCH_HINT.format(login=self._login)
             raise ConnectionFailedError(f"ssh cannot connect to {self._login}: {_last_lines(result.stderr)}{hint}")
         self._opened_before = True
+
+    def _login_shell(self, command: str) -> list[str]:
+        shell = f"exec /bin/sh -lc {shlex.quote(command)}"  # its PATH is the one that has Slurm's commands
+        return ["-o", "BatchMode=yes", "--", self._login, shell]
 
     def _base(self) -> list[str]:
         return ["ssh", "-o", f"ControlPath={self._control}", "-o", "ForwardX11=no", "-o", "ForwardAgent=no"]

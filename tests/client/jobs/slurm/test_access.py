@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http
 import json
+import shlex
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 from pydantic import BaseModel
 from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
 from meshgate import SlurmJob
 from meshgate.errors import ConnectionFailedError, JobError, JobStartFailed
 from meshgate.jobs.slurm.access import LoginAccess, NodeAccess, UrlAccess
-from meshgate.jobs.slurm.login_node import Output
+from meshgate.jobs.slurm.login_node import Output, ThisMachine
 from meshgate.session import gateway_client
 from meshgate_slurm.messages import (
+    CONFIRMATION,
     MARK,
     BatchRequest,
     EndJob,
@@ -38,6 +44,7 @@ from meshgate_slurm.messages import (
 )
 from meshgate_slurm.spec import SlurmSpec
 from tests.client.proofs import proof_for, prove_handshake
+from tests.waiting import wait_for
 
 JOB = RunningSlurmJob(
     apply_id="0123abcd", job_id=7, host="login", directory="/d", socket="/s", pid=1, started="1", token="job's",
@@ -92,10 +99,16 @@ def _token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_client, "FIRST_DELAY", 0.01)
 
 
+def started(access: UrlAccess, request: StartRequest = START) -> RunningSlurmJob:
+    known: list[RunningSlurmJob] = []
+    access.start(request, known.append)
+    return known[0]
+
+
 def test_a_job_is_submitted_once_though_the_connection_is_cut() -> None:
     gateway = FakeGateway((), (JobUp(job=JOB),))
     with running(gateway) as access:
-        assert access.start(START) == JOB
+        assert started(access) == JOB
     assert gateway.requests == [StartJob(apply_id="0123abcd", spec=START.spec)] * 2
 
 
@@ -103,16 +116,100 @@ def test_a_batch_job_carries_its_command() -> None:
     gateway = FakeGateway((JobUp(job=JOB),))
     request = BatchRequest(apply_id="0123abcd", spec=START.spec, client="python train.py", directory="~")
     with running(gateway) as access:
-        access.start(request)
+        assert started(access, request) == JOB
     assert gateway.requests == [StartJob(apply_id="0123abcd", spec=START.spec, client="python train.py")]
 
 
 def test_a_refusal_carries_the_reason_and_the_last_output() -> None:
     refusal = RequestRejected(reason="3 nodes exceed the limit of 2", output="the end of a log")
     with running(FakeGateway((refusal,))) as access, pytest.raises(JobStartFailed) as failed:
-        access.start(START)
+        started(access)
     assert "3 nodes exceed the limit of 2" in str(failed.value)
     assert "the end of a log" in str(failed.value)
+
+
+class InterruptingGateway(FakeGateway):
+    """Interrupts its client, as Ctrl-C does, which waits for the reply to its first request."""
+
+    def serve(self, connection: ServerConnection) -> None:
+        if self.requests:
+            super().serve(connection)
+            return
+        self.requests.append(parse_request(connection.recv()))
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)
+        with contextlib.suppress(ConnectionClosed):
+            connection.recv()
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (JobEnded(state="CANCELLED"), ""),
+        (RequestRejected(reason="no job", missing=True), ""),
+        (
+            RequestRejected(reason="sbatch hangs"),
+            "it is not known whether {access} has cancelled monarch_job (sbatch hangs). `squeue --name=monarch_job` on "
+            "the cluster lists it if not, and `scancel` with its number ends it\n",
+        ),
+    ],
+)
+def test_a_submission_that_ctrl_c_interrupts_is_withdrawn(
+    capsys: pytest.CaptureFixture[str], reply: BaseModel, said: str
+) -> None:
+    gateway = InterruptingGateway((reply,))
+    known: list[RunningSlurmJob] = []
+    with running(gateway) as access, pytest.raises(KeyboardInterrupt):
+        access.start(START, known.append)
+    assert not known
+    assert [type(request) for request in gateway.requests] == [StartJob, EndJob]
+    first, *others = capsys.readouterr().err.split("\nmeshgate: ")[1:]
+    assert first == f"waiting until {access} has cancelled the submission of monarch_job. Ctrl-C again does not wait\n"
+    assert others == ([said.format(access=access)] if said else [])
+
+
+def test_a_job_of_which_only_an_unreadable_reply_came_is_withdrawn() -> None:
+    gateway = FakeGateway((GatewayState(host="login", alive=True),), (JobEnded(state="CANCELLED"),))
+    with running(gateway) as access, pytest.raises(JobError, match="cannot read"):
+        started(access)
+    assert [type(request) for request in gateway.requests] == [StartJob, EndJob]
+
+
+class Submitting(ThisMachine):
+    """A login node whose program is a shell script, which records what it receives after its reply."""
+
+    def __init__(self, directory: Path, code: int = 0) -> None:
+        self.received, self.code = directory / "received", code
+
+    def submit(self, command: str, request: str, confirm: Callable[[str], bool]) -> Output:
+        assert "meshgate_slurm.login start" in command
+        reply = shlex.quote(f"{MARK}{JOB.model_dump_json()}")
+        keep = f"cat > {self.received}.new; mv {self.received}.new {self.received}"
+        return super().submit(f"read r; echo {reply}; {keep}; exit {self.code}", request, confirm)
+
+
+def test_a_login_node_learns_that_its_client_knows_the_job(tmp_path: Path) -> None:
+    login, known = Submitting(tmp_path), list[RunningSlurmJob]()
+    LoginAccess(login, "python").start(START, known.append)
+    assert known == [JOB]
+    assert login.received.read_text() == CONFIRMATION
+
+
+def test_a_login_node_learns_that_its_client_was_interrupted_as_the_reply_came(tmp_path: Path) -> None:
+    def interrupt(job: RunningSlurmJob) -> NoReturn:
+        raise KeyboardInterrupt
+
+    login = Submitting(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        LoginAccess(login, "python").start(START, interrupt)
+    wait_for(login.received.exists, "the end of the program's input")
+    assert login.received.read_text() == ""
+
+
+def test_a_job_that_the_login_node_has_ended_has_not_started(tmp_path: Path) -> None:
+    with pytest.raises(JobStartFailed, match="failed with exit code 1"):
+        LoginAccess(Submitting(tmp_path, code=1), "python").start(START, lambda job: None)
 
 
 def test_a_job_that_is_gone_counts_as_ended() -> None:

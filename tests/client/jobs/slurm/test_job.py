@@ -14,6 +14,7 @@ import pytest
 from meshgate import SlurmJob, job_loads
 from meshgate.errors import ConnectionFailedError, JobStartFailed
 from meshgate.jobs import cluster_job
+from meshgate.jobs.slurm.access import Known
 from meshgate.jobs.slurm.job import (
     Plain,
     Silent,
@@ -92,13 +93,17 @@ class RecordedAccess:
 
     def __init__(self) -> None:
         self.running: set[int] = set()
+        self.error: BaseException | None = None
 
-    def start(self, request: StartRequest) -> RunningSlurmJob:
+    def start(self, request: StartRequest, known: Known) -> None:
         self.running.add(7)
-        return RunningSlurmJob(
+        job = RunningSlurmJob(
             apply_id=request.apply_id, job_id=7, host="login", directory="/d", socket="/s", pid=1, started="1",
             token="t", meshes=request.spec.meshes, log_dir="/l",
         )  # fmt: skip
+        known(job)
+        if self.error is not None:
+            raise self.error
 
     def end(self, job: RunningSlurmJob) -> None:
         self.running.remove(job.job_id)
@@ -153,6 +158,18 @@ def test_a_job_that_no_reaper_takes_is_cancelled(
             job.apply()
         assert not access.running
         assert not job.active
+
+
+@pytest.mark.parametrize("error", [JobStartFailed("the connection was lost"), KeyboardInterrupt()])
+def test_a_job_that_became_known_before_its_start_failed_is_cancelled(
+    access: RecordedAccess, error: BaseException
+) -> None:
+    access.error = error
+    job = SlurmJob({"workers": 2})
+    with pytest.raises(type(error)):
+        job.apply()
+    assert not access.running
+    assert not job.active
 
 
 def report(**facts: Any) -> JobReport:
