@@ -132,13 +132,24 @@ class TorchXApp:
             self._runner = self._quietly(require_torchx().get_runner)
             role = app.roles[0]
             {"local_cwd": self._on_this_machine, "local_docker": self._in_containers}[scheduler](role, mark)
-            self._handle = self._quietly(lambda: self._runner.run(app, scheduler, cfg=dict(config)))
+            start = self._quietly(lambda: self._runner.dryrun(app, scheduler, cfg=dict(config)))
+            # Known before anything is started, so that Ctrl-C in between leaves no replica.
+            name = importlib.import_module("torchx.specs").make_app_handle
+            self._handle = name(scheduler, self._runner.name(), start.request.app_id)
+            self._quietly(lambda: self._runner.schedule(start))
         except JobStartFailed:
             self.end()
             raise
         except Exception as error:
+            problem = f"torchx did not start {appdef.name!r} on {scheduler}: {error}"
+            try:
+                self.end()
+            except Exception as again:  # noqa: BLE001 - whatever the scheduler raises; as without Docker
+                problem += f". What it may have started on {scheduler} could not be ended: {again}"
+            raise JobStartFailed(problem) from error
+        except BaseException:
             self.end()
-            raise JobStartFailed(f"torchx did not start {appdef.name!r} on {scheduler}: {error}") from error
+            raise
 
     @property
     def handle(self) -> str | None:
@@ -164,13 +175,15 @@ class TorchXApp:
 
     def end(self) -> None:
         """Cancels the app. May be called again."""
-        if self._handle is not None:
-            handle, self._handle = self._handle, None
-            self._quietly(lambda: self._runner.cancel(handle))
-        if self._lifetime is not None:
-            os.close(self._lifetime)
-            self._lifetime = None
-        shutil.rmtree(self._directory, ignore_errors=True)
+        try:
+            if self._handle is not None:
+                handle, self._handle = self._handle, None
+                self._quietly(lambda: self._runner.cancel(handle))
+        finally:
+            if self._lifetime is not None:
+                os.close(self._lifetime)
+                self._lifetime = None
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def engine_host(self) -> str | None:
         """The address of this machine at which the replicas reach the engine; None: a unix socket."""

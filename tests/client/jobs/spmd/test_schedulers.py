@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn
 
 import pytest
@@ -14,7 +15,7 @@ from meshgate.errors import JobStartFailed
 from meshgate.jobs import process, registry
 from meshgate.jobs.local_gateway import LocalGateway
 from meshgate.jobs.spmd import schedulers
-from meshgate.jobs.spmd.schedulers import SCHEDULERS, TorchXJob, job_of, read_appdef, refuse_unmapped
+from meshgate.jobs.spmd.schedulers import SCHEDULERS, TorchXApp, TorchXJob, job_of, read_appdef, refuse_unmapped
 from meshgate.jobs.spmd.torchrun import parse_command
 from meshgate.jobs.trait import JobTrait
 
@@ -110,6 +111,61 @@ def test_no_replica_is_started_if_a_gateway_cannot_be(
     monkeypatch.setattr(process, "require_gateway_packages", refuse)
     with pytest.raises(JobStartFailed, match="monarch is not installed"):
         job_of_app("local_cwd").apply()
+
+
+class InterruptedRunner:
+    """A torchx runner whose ``schedule`` starts an app and does not return."""
+
+    def __init__(self, error: BaseException, cancels: Exception | None = None) -> None:
+        self.apps: list[str] = []
+        self.error, self.cancels = error, cancels
+
+    def get_runner(self) -> InterruptedRunner:
+        return self
+
+    def name(self) -> str:
+        return "session"
+
+    def dryrun(self, app: specs.AppDef, scheduler: str, cfg: object) -> SimpleNamespace:
+        return SimpleNamespace(request=SimpleNamespace(app_id="app-1"))
+
+    def schedule(self, start: SimpleNamespace) -> NoReturn:
+        self.apps.append(f"local_cwd://session/{start.request.app_id}")
+        raise self.error
+
+    def cancel(self, handle: str) -> None:
+        if self.cancels is not None:
+            raise self.cancels
+        self.apps.remove(handle)
+
+
+def torchx_app(monkeypatch: pytest.MonkeyPatch, directory: Path, runner: InterruptedRunner) -> TorchXApp:
+    monkeypatch.setattr(schedulers.tempfile, "tempdir", str(directory))
+    monkeypatch.setattr(schedulers, "require_torchx", lambda: runner)
+    role = specs.Role(name="trainer", image="img:1", entrypoint="env", args=COMMAND)
+    return TorchXApp(specs.AppDef(name="app", roles=[role]), "local_cwd", {}, {})
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(KeyboardInterrupt(), KeyboardInterrupt), (OSError("no memory"), JobStartFailed)]
+)
+def test_an_app_that_torchx_has_started_when_the_start_fails_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException, raised: type[BaseException]
+) -> None:
+    runner = InterruptedRunner(error)
+    with pytest.raises(raised):
+        torchx_app(monkeypatch, tmp_path, runner)
+    assert runner.apps == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_app_that_torchx_can_neither_start_nor_end_is_reported_with_both_reasons(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runner = InterruptedRunner(OSError("no memory"), cancels=OSError("no daemon"))
+    with pytest.raises(JobStartFailed, match=r"did not start 'app' on local_cwd: no memory\. .*local_cwd.*: no daemon"):
+        torchx_app(monkeypatch, tmp_path, runner)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_processes_of_this_machine_see_its_files() -> None:
