@@ -18,7 +18,7 @@ from meshgate.session import futures
 from meshgate.session.futures import Future, FutureProxy, LoopWaker
 from meshgate.shapes.shape import Shape
 from meshgate.shapes.value_mesh import ValueMesh
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE, wait_for
 
 
 class Boom(Exception):
@@ -81,7 +81,7 @@ class InterruptedList(list[Callable[[], object]]):
         super().append(waker)
         settling = threading.Thread(target=lambda: self.future.settle(lambda: 5), daemon=True)
         settling.start()
-        settling.join(5)
+        settling.join(DEADLINE)
         self.is_settled = not settling.is_alive()
 
 
@@ -90,7 +90,7 @@ def test_a_signal_handler_that_interrupts_an_observer_does_not_block_the_connect
     wakers = InterruptedList()
     wakers.future = future
     future._wakers = wakers
-    assert future.get(timeout=10) == 5
+    assert future.get(timeout=DEADLINE) == 5
     assert wakers.is_settled
     future.validate_state()
 
@@ -542,12 +542,12 @@ def test_a_signal_handler_may_read_the_future_that_its_thread_is_reading() -> No
     def read() -> list[int]:
         if not interrupted:
             interrupted.append(1)
-            interrupted.extend(future.get(timeout=5))
+            interrupted.extend(future.get(timeout=DEADLINE))
         return [len(interrupted)]
 
     future: FutureProxy[list[int]] = FutureProxy()
     future.settle(read)
-    value = future.get(timeout=5)
+    value = future.get(timeout=DEADLINE)
     assert (interrupted, value) == ([1, 1], [1])
     assert future.get() is value
     future.validate_state()

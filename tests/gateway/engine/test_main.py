@@ -77,14 +77,22 @@ def test_the_end_of_a_run_closes_the_connections_that_its_secret_has_opened() ->
             far.close()
             return await asyncio.wait_for(opening, WAIT_TIMEOUT)
 
+        async def end(run: str) -> None:
+            """Returns once the engine has handled the end: it answers the next message on the control channel."""
+            channel.send(RunEnded(run=run))
+            channel.send(ReportState())
+            while (message := await asyncio.wait_for(channel.receive(), WAIT_TIMEOUT)) is not None:
+                if isinstance(message[0], SessionState):
+                    return
+
         of_run = await opened("night")
-        channel.send(RunEnded(run="day"))
+        await end("day")
         await (await of_run.ping())
-        channel.send(RunEnded(run="night"))
+        await end("night")
         await asyncio.wait_for(of_run.wait_closed(), WAIT_TIMEOUT)
         assert (of_run.close_code, of_run.close_reason) == (1008, "the run night has ended, and with it its access")
         of_driver = await opened("")
-        channel.send(RunEnded(run="night"))
+        await end("night")
         await (await of_driver.ping())
         channel.send(EndSession(reason="the test is over"))
         await asyncio.wait_for(serving, WAIT_TIMEOUT)

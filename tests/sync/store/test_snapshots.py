@@ -17,6 +17,7 @@ from meshgate_sync.tree.delta import full_delta
 from meshgate_sync.tree.tree import EMPTY, NOTHING, Directory
 from tests.sync.store.store_host import MODEL, Crash, Host, crashing, damage, objects, raising
 from tests.sync.trees import Content, on_disk, plain
+from tests.waiting import DEADLINE
 
 
 def test_an_unused_snapshot_becomes_the_version_that_replaces_it(host: Host, content: Content) -> None:
@@ -197,7 +198,7 @@ def test_processes_wait_until_a_new_snapshot_is_checked(host: Host, content: Con
     thread.start()
     assert not opened.wait(0.05)
     host.store.check(tree.digest)
-    assert opened.wait(10)
+    assert opened.wait(DEADLINE)
     thread.join()
 
 

@@ -29,6 +29,7 @@ from tests.client.jobs.kubernetes.spdy_server import (
     spdy_server,
 )
 from tests.ports import closed_port
+from tests.waiting import DEADLINE
 
 PORT = (8650).to_bytes(2, "little")
 Handler = Callable[[ServerConnection], None]
@@ -37,7 +38,7 @@ FIN = 1
 
 def test_an_unreachable_server_raises_an_os_error() -> None:
     with closed_port() as port, pytest.raises(OSError, match="the port-forward failed"):
-        open_forward(PortForwardRequest(f"ws://127.0.0.1:{port}/", 8650, {}, None, None, None)).result(10)
+        open_forward(PortForwardRequest(f"ws://127.0.0.1:{port}/", 8650, {}, None, None, None)).result(DEADLINE)
 
 
 def test_a_request_through_a_proxy_is_for_a_websocket() -> None:
@@ -50,7 +51,7 @@ def test_a_request_through_a_proxy_is_for_a_websocket() -> None:
         address = request.url.removeprefix("ws://").partition("/")[0]
         through = PortForwardRequest("ws://api.example/", 8650, {}, None, None, f"http://{address}")
         with pytest.raises(ForwardFailed, match="the port-forward failed"):
-            open_forward(through).result(10)
+            open_forward(through).result(DEADLINE)
     assert requests[0] == "CONNECT api.example:80 HTTP/1.1"
 
 
@@ -61,7 +62,7 @@ def test_a_server_that_says_nothing_fails_the_forward(monkeypatch: pytest.Monkey
         assert node.frame() is None
 
     with spdy_server(silent) as request, pytest.raises(ForwardFailed, match=r"failed: no answer within 0\.2 s"):
-        open_forward(request).result(10)
+        open_forward(request).result(DEADLINE)
 
 
 @contextmanager
@@ -115,7 +116,7 @@ def echo(connection: ServerConnection) -> None:
 
 def test_any_number_of_bytes_passes_in_both_directions_in_order_in_a_websocket() -> None:
     data = bytes(range(256)) * 40_000
-    with api_server(echo) as tunnel, open_forward(tunnel).result(10) as sock:
+    with api_server(echo) as tunnel, open_forward(tunnel).result(DEADLINE) as sock:
         assert echoed(sock, data) == data
 
 
@@ -124,12 +125,12 @@ def test_data_that_the_server_sends_first_arrives() -> None:
         connection.send(b"\0hello")
         connection.recv()
 
-    with api_server(greet) as tunnel, open_forward(tunnel).result(10) as sock:
+    with api_server(greet) as tunnel, open_forward(tunnel).result(DEADLINE) as sock:
         assert sock.recv(100) == b"hello"
 
 
 def test_closing_the_websocket_closes_the_socket() -> None:
-    with api_server(lambda connection: None) as tunnel, open_forward(tunnel).result(10) as sock:
+    with api_server(lambda connection: None) as tunnel, open_forward(tunnel).result(DEADLINE) as sock:
         assert sock.recv(100) == b""
 
 
@@ -143,10 +144,10 @@ def test_closing_the_socket_closes_the_websocket() -> None:
         ended.set()
 
     with api_server(wait) as tunnel:
-        sock = open_forward(tunnel).result(10)
+        sock = open_forward(tunnel).result(DEADLINE)
         assert sock.recv(100) == b"hello"
         sock.close()
-        assert ended.wait(10)
+        assert ended.wait(DEADLINE)
 
 
 def test_an_error_from_the_node_closes_the_socket_in_a_websocket() -> None:
@@ -154,7 +155,7 @@ def test_an_error_from_the_node_closes_the_socket_in_a_websocket() -> None:
         connection.send(b"\1connection rejectd")
         connection.recv()
 
-    with api_server(fail) as tunnel, open_forward(tunnel).result(10) as sock:
+    with api_server(fail) as tunnel, open_forward(tunnel).result(DEADLINE) as sock:
         assert sock.recv(100) == b""
 
 
@@ -216,7 +217,7 @@ def test_the_request_is_that_of_kubectl_with_the_users_credentials() -> None:
         requests.append(node.request)
         node.accept()
 
-    with spdy_server(handler) as request, open_forward(request).result(10) as sock:
+    with spdy_server(handler) as request, open_forward(request).result(DEADLINE) as sock:
         assert sock.recv(1) == b""
     first, *headers = requests[0]
     assert first == "POST /forward HTTP/1.1"
@@ -234,7 +235,7 @@ def test_any_number_of_bytes_passes_in_both_directions_in_order() -> None:
             assert (stream, flags) == (DATA, 0)
             node.connection.sendall(data(DATA, body))
 
-    with spdy_server(echo) as request, open_forward(request).result(10) as sock:
+    with spdy_server(echo) as request, open_forward(request).result(DEADLINE) as sock:
         assert echoed(sock, sent) == sent
 
 
@@ -249,7 +250,7 @@ def test_nothing_is_sent_before_the_node_has_taken_both_streams() -> None:
         node.connection.sendall(b"".join(control(2, struct.pack(">I", stream)) for stream in (ERROR, DATA)))
         assert node.frame() == (DATA, 0, b"hello")
 
-    with spdy_server(handler) as request, open_forward(request).result(10) as sock:
+    with spdy_server(handler) as request, open_forward(request).result(DEADLINE) as sock:
         taken.set()
         sock.sendall(b"hello")
         assert sock.recv(1) == b""
@@ -263,11 +264,11 @@ def test_a_slow_node_stops_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(node: Node) -> None:
         nonlocal received
         node.accept()
-        assert read_on.wait(10)
+        assert read_on.wait(DEADLINE)
         while frame := node.frame():
             received += len(frame[2])
 
-    with spdy_server(slow) as request, open_forward(request).result(10) as sock:
+    with spdy_server(slow) as request, open_forward(request).result(DEADLINE) as sock:
         sock.settimeout(1)
         sent, block = 0, bytes(1 << 20)
         with suppress(TimeoutError):
@@ -284,7 +285,7 @@ def test_what_the_node_sends_last_arrives_before_the_end() -> None:
         node.connection.sendall(data(DATA, b"good") + data(DATA, b"bye", FIN))
         assert node.frame() is None
 
-    with spdy_server(handler) as request, open_forward(request).result(10) as sock, sock.makefile("rb") as reader:
+    with spdy_server(handler) as request, open_forward(request).result(DEADLINE) as sock, sock.makefile("rb") as reader:
         assert reader.read() == b"goodbye"
 
 
@@ -296,7 +297,7 @@ def test_a_ping_is_answered() -> None:
         node.connection.sendall(control(6, ping))
         assert node.frame() == (0x80030006, 0, ping)
 
-    with spdy_server(handler) as request, open_forward(request).result(10) as sock:
+    with spdy_server(handler) as request, open_forward(request).result(DEADLINE) as sock:
         assert sock.recv(1) == b""
 
 
@@ -307,11 +308,11 @@ def test_an_error_from_the_node_closes_the_socket(caplog: pytest.LogCaptureFixtu
         node.frame()
 
     caplog.set_level("DEBUG", "meshgate.jobs.kubernetes")
-    with spdy_server(handler) as request, open_forward(request).result(10) as sock:
+    with spdy_server(handler) as request, open_forward(request).result(DEADLINE) as sock:
         assert sock.recv(1) == b""
         for thread in threading.enumerate():
             if thread.name == "meshgate-port-forward":
-                thread.join(10)
+                thread.join(DEADLINE)
     assert "the port-forward ended: connection refused" in caplog.text
 
 
@@ -322,7 +323,7 @@ def test_a_node_that_rejects_the_streams_fails_the_forward() -> None:
             continue
 
     with spdy_server(handler) as request, pytest.raises(ForwardFailed, match="stream 3 was reset, status 3"):
-        open_forward(request).result(10)
+        open_forward(request).result(DEADLINE)
 
 
 def test_a_server_that_answers_with_something_else_fails_the_forward() -> None:
@@ -332,7 +333,7 @@ def test_a_server_that_answers_with_something_else_fails_the_forward() -> None:
             continue
 
     with spdy_server(handler) as request, pytest.raises(ForwardFailed, match="invalid SPDY frame"):
-        open_forward(request).result(10)
+        open_forward(request).result(DEADLINE)
 
 
 def test_closing_the_socket_ends_the_connection() -> None:
@@ -341,5 +342,5 @@ def test_closing_the_socket_ends_the_connection() -> None:
         assert node.frame() is None
 
     with spdy_server(handler) as request:
-        sock: socket.socket = open_forward(request).result(10)
+        sock: socket.socket = open_forward(request).result(DEADLINE)
         sock.close()

@@ -15,6 +15,7 @@ from meshgate.session.output import printer as printer_module
 from meshgate.session.output.log_files import LogFiles
 from meshgate.session.output.printer import OutputPrinter, kind_of
 from meshgate_wire.messages import OutputLine
+from tests.waiting import DEADLINE
 
 
 def line(text: str, *ranks: int, **fields: Any) -> OutputLine:
@@ -29,7 +30,7 @@ def test_stdout_and_stderr_stay_separate(monkeypatch: pytest.MonkeyPatch) -> Non
     printer = OutputPrinter()
     printed = threading.Event()
     printer.put([line("a", 0), line("a", 1), line("oops", 0, stream="stderr")], printed.set)
-    printer.close(timeout=10)
+    printer.close(timeout=DEADLINE)
     assert printed.is_set()
     assert out.getvalue() == "[trainers 2 ranks] a\n"
     assert err.getvalue() == "[trainers rank 0] oops\n"
@@ -42,8 +43,8 @@ def test_the_current_streams_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stdout", cell)
         printed = threading.Event()
         printer.put([line("a", 0)], printed.set)
-        assert printed.wait(10)
-    printer.close(timeout=10)
+        assert printed.wait(DEADLINE)
+    printer.close(timeout=DEADLINE)
     assert [cell.getvalue() for cell in cells] == ["[trainers rank 0] a\n"] * 2
 
 
@@ -59,7 +60,7 @@ def show(printer: OutputPrinter, *lines: OutputLine) -> None:
     """Returns once the lines are printed."""
     printed = threading.Event()
     printer.put(lines, printed.set)
-    assert printed.wait(10)
+    assert printed.wait(DEADLINE)
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [("ascii", b"caf\\xe9 \\u2713"), ("latin-1", b"caf\xe9 \\u2713")])
@@ -71,7 +72,7 @@ def test_a_character_that_the_stream_cannot_encode_is_escaped(
     printer = OutputPrinter()
     show(printer, line("café \N{CHECK MARK}", 0))
     show(printer, line("next", 0))
-    printer.close(timeout=10)
+    printer.close(timeout=DEADLINE)
     assert written(out) == b"[trainers rank 0] " + shown + b"\n[trainers rank 0] next\n"
 
 
@@ -86,7 +87,7 @@ def test_lines_for_a_closed_stream_are_missed_only_until_it_is_replaced(monkeypa
     monkeypatch.setattr(sys, "stdout", restored)
     show(printer, line("a", 0))
     show(printer, line("b", 0))
-    printer.close(timeout=10)
+    printer.close(timeout=DEADLINE)
     notice, *lines = restored.getvalue().splitlines()
     assert notice.startswith("[meshgate] 2 lines are missing here, because writing failed: I/O operation on closed")
     assert lines == ["[trainers rank 0] a", "[trainers rank 0] b"]
@@ -109,7 +110,7 @@ def test_a_full_disk_loses_lines_only_while_it_is_full(monkeypatch: pytest.Monke
     show(printer, line("lost", 0))
     out.full = False
     show(printer, line("a", 0))
-    printer.close(timeout=10)
+    printer.close(timeout=DEADLINE)
     missing = "[meshgate] 1 line is missing here, because writing failed: [Errno 28] No space left on device\n"
     assert out.getvalue() == f"{missing}[trainers rank 0] a\n"
 
@@ -122,7 +123,7 @@ def test_a_stream_that_is_gone_when_the_program_ends_is_no_error(
     printer = OutputPrinter()
     show(printer, line("10%", 0, end="\r"))
     out.close()
-    printer.close(timeout=10)
+    printer.close(timeout=DEADLINE)
     assert not caplog.records
 
 
@@ -148,7 +149,7 @@ def test_one_terminal_shows_both_streams_in_order(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "stderr", err)
     printer = OutputPrinter()
     printer.put([line("10%", 0, stream="stderr", end="\r"), line("a", 1)], lambda: None)
-    printer.close(timeout=10)
+    printer.close(timeout=DEADLINE)
     assert out.getvalue().startswith("[trainers rank 1] a\n\n[trainers rank 0] 10%")
     assert err.getvalue() == ""
 
@@ -169,8 +170,8 @@ def test_output_is_printed_in_the_context_of_the_last_caller(monkeypatch: pytest
         printer.follow_caller()
         printed = threading.Event()
         printer.put([line("a", 0)], printed.set)
-        assert printed.wait(10)
-    printer.close(timeout=10)
+        assert printed.wait(DEADLINE)
+    printer.close(timeout=DEADLINE)
     assert seen[0] == "first"
     assert seen[1] == "second"
 
@@ -184,7 +185,7 @@ def test_a_bar_on_a_terminal_rewrites_its_row(monkeypatch: pytest.MonkeyPatch) -
         printer = OutputPrinter()
         for percent in range(10, 40, 10):
             show(printer, line(f"{percent}%", 0, end="\r", stream="stderr"))
-        printer.close(timeout=10)
+        printer.close(timeout=DEADLINE)
         text = b""
         while b"30%" not in text or not text.endswith(b"\n"):
             text += shown.read(4096)
@@ -217,7 +218,7 @@ def test_a_reader_waits_until_what_arrived_before_is_printed(monkeypatch: pytest
     wait()
     assert out.getvalue() == "[trainers rank 0] a\n"
     assert printer.unprinted() is None
-    printer.close(timeout=10)
+    printer.close(timeout=DEADLINE)
 
 
 def test_no_reader_waits_for_a_stopped_terminal_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +240,7 @@ def test_no_reader_waits_for_a_stopped_terminal_twice(monkeypatch: pytest.Monkey
     printer.put([line("c", 0)], lambda: None)
     assert printer.unprinted() is not None
     out.open.set()
-    printer.close(timeout=10)
+    printer.close(timeout=DEADLINE)
 
 
 def test_batches_of_several_threads_are_counted_and_printed_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,14 +260,14 @@ def test_batches_of_several_threads_are_counted_and_printed_in_one_order(monkeyp
     monkeypatch.setattr(printer_module, "PRINT_TIMEOUT", 60)
     other = threading.Thread(target=lambda: printer.put([line("first", 0)], lambda: None))
     other.start()
-    assert between.wait(10)
+    assert between.wait(DEADLINE)
     printer.put([line("second", 0)], lambda: None)
     other.join()
     wait = printer.unprinted()
     if wait is not None:
         wait()
     assert (printer.posted, printer.printed) == (2, 2)
-    printer.close(timeout=10)
+    printer.close(timeout=DEADLINE)
     assert out.getvalue().splitlines() == ["[trainers rank 0] first", "[trainers rank 0] second"]
 
 
@@ -284,7 +285,7 @@ def test_a_stream_that_calls_actors_does_not_wait_for_itself(monkeypatch: pytest
     out = Calling()
     monkeypatch.setattr(sys, "stdout", out)
     show(printer, line("a", 0))
-    printer.close(timeout=10)
+    printer.close(timeout=DEADLINE)
     assert out.getvalue() == "[trainers rank 0] a\n"
 
 
@@ -298,7 +299,7 @@ def test_quiet_prints_nothing_of_the_ranks_and_writes_it_to_files(
     printed = threading.Event()
     lines = [line("a", 0), OutputLine(stream="stderr", mesh="meshgate", text="a host was lost")]
     printer.put(lines, printed.set, [*lines, line("hidden", 0)])
-    printer.close(timeout=10)
+    printer.close(timeout=DEADLINE)
     assert printed.is_set()
     assert (out.getvalue(), err.getvalue()) == ("", "[meshgate] a host was lost\n")
     assert (tmp_path / "trainers" / "0.log").read_text() == "a\nhidden\n"
@@ -313,6 +314,6 @@ def test_files_that_cannot_be_written_are_reported_and_the_lines_are_printed(
     (tmp_path / "trainers").write_text("in the way")
     printer = OutputPrinter(LogFiles(str(tmp_path)))
     printer.put([line("a", 0)], lambda: None, [line("a", 0)])
-    printer.close(timeout=10)
+    printer.close(timeout=DEADLINE)
     assert out.getvalue() == "[trainers rank 0] a\n"
     assert "cannot write what ranks print" in err.getvalue()

@@ -26,6 +26,7 @@ from meshgate_kubernetes.status import readiness
 from meshgate_kubernetes.status.readiness import JobNotReady
 from tests.clusters.kubernetes.fake_api import FakeApi, IgnoreProgress
 from tests.clusters.kubernetes.objects import Object, found_mesh, job, mesh
+from tests.waiting import DEADLINE
 
 POD = "trainer-gateway-0"
 
@@ -173,7 +174,7 @@ def test_programs_that_start_the_same_job_concurrently_share_it() -> None:
     api.wait_for_kind("StatefulSet")
     api.bring_up()
     for thread, _ in threads:
-        thread.join(10)
+        thread.join(DEADLINE)
     (first,), (second,) = (results for _, results in threads)
     assert isinstance(first, RunningJob)
     assert first == second
@@ -185,7 +186,7 @@ def test_a_job_deleted_while_it_starts_raises_for_its_waiters() -> None:
     thread, results = in_thread(lambda: start(api))
     api.wait_for_kind("StatefulSet")
     objects.delete(cast("Api", api), "trainer", "team")
-    thread.join(10)
+    thread.join(DEADLINE)
     assert isinstance(results[0], NotFound)
     assert "job 'trainer' was deleted while it started" in str(results[0])
 
