@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
@@ -126,13 +127,17 @@ def test_the_job_of_a_client_that_was_gone_before_the_reply_ends_before_the_next
     assert calls.read_text() == "sbatch 0\nscancel 0\nsbatch 1\n"
 
 
-def test_a_job_is_submitted_by_one_program_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("action", [login._start, login._submit])
+def test_a_job_is_submitted_by_one_program_at_a_time(
+    tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch, action: Callable[[str], object]
+) -> None:
     monkeypatch.setattr(login, "CLAIM_TIMEOUT", 0)
-    apply_id = str(uuid.uuid4())
-    login._claim(apply_id)
     login._claim(str(uuid.uuid4()))
+    given = request(tmp_path)
+    login._claim(json.loads(given)["apply_id"])
     with pytest.raises(SlurmError, match="has been submitting this job"):
-        login._claim(apply_id)
+        action(given)
+    assert not calls.exists()
 
 
 def test_a_client_that_does_not_answer_keeps_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
