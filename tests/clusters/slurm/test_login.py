@@ -132,6 +132,7 @@ def test_a_job_is_submitted_by_one_program_at_a_time(
     tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch, action: Callable[[str], object]
 ) -> None:
     monkeypatch.setattr(login, "CLAIM_TIMEOUT", 0)
+    monkeypatch.setenv("HOME", str(tmp_path))
     login._claim(str(uuid.uuid4()))
     given = request(tmp_path)
     login._claim(json.loads(given)["apply_id"])
