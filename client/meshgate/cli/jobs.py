@@ -133,20 +133,18 @@ def _kill_here(ids: list[str], *, all_jobs: bool, report: Callable[[str], object
     # Imported here because `meshgate ls` does not need them.
     from meshgate.jobs.find import find_job  # noqa: PLC0415
     from meshgate.jobs.local_gateway import stop_gateway  # noqa: PLC0415
-    from meshgate.jobs.saved import remove_job_file  # noqa: PLC0415
 
     running = list(registry.entries())
     if not ids and not all_jobs:
         raise typer.BadParameter("name the jobs to end, or pass --all; run `meshgate ls` to list them")
     files = [] if all_jobs else [name for name in ids if os.sep in name or os.path.exists(name)]
-    saved = [(path, find_job(path)) for path in files]
+    saved = [find_job(path) for path in files]
     here = [entry for entry in running if not entry.place]
     found = here if all_jobs else [_find(running, prefix) for prefix in ids if prefix not in files]
     ended = []
-    for path, job in saved:
+    for job in saved:
         name, apply_id = repr(job), job.apply_id or ""
         job.kill()
-        remove_job_file(path, apply_id)
         ended.append(apply_id)
         report(f"ended {name}")
     for entry in found:

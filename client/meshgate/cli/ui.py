@@ -37,7 +37,9 @@ def open_page(
         if browser:
             webbrowser.open(url)
 
-    feed = Feed(found, repr(found), _stack_reader(found), _events_reader(str(getattr(found, "name", "")), namespace))
+    read_events = _events_reader(str(getattr(found, "name", "")), namespace)
+    may_end = (found._running or found)._ends_when_killed
+    feed = Feed(found, repr(found), _stack_reader(found), read_events, may_end=may_end)
     try:
         asyncio.run(run_page(feed, port, started))
     except OSError as error:

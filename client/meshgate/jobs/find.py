@@ -71,6 +71,7 @@ def _from_file(path: str) -> JobTrait:
         raise JobNotRunning(f"there is no job file {path}") from None
     if not job.active or not job._is_running():
         raise JobNotRunning(f"the job in {path} has ended")
+    job._cache_file = path  # kill() removes it
     return job
 
 

@@ -109,6 +109,10 @@ class JoinedJob(JobTrait):
             self._client = None
         _say_once(f"meshgate: left {self!r}, running: it belongs to the user who submitted this program")
 
+    @property
+    def _ends_when_killed(self) -> bool:
+        return False
+
     def can_run(self, spec: JobTrait) -> bool:
         return False
 

@@ -121,6 +121,11 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
         ``apply()`` calls it each time, so it must be cheap."""
         return self.can_run(self)
 
+    @property
+    def _ends_when_killed(self) -> bool:
+        """Whether ``_kill`` ends the job. It leaves one running that this program is part of, or cannot end."""
+        return True
+
     def _spec(self) -> dict[str, Any]:
         """The specification as JSON."""
         raise JobUnsupported(f"a {type(self).__name__} cannot be saved: it does not implement _spec()")

@@ -298,6 +298,8 @@ function showStatus(status) {
     return [host.name, host.mesh, String(host.rank), host.reason ? `${host.state}: ${host.reason}` : host.state, code, host.parent || "–", session ? session.session.slice(0, 8) : "–"];
   }), "the gateway has reported no hosts yet");
   sessions = status.sessions;
+  hostCount = Object.values(status.meshes).reduce((sum, hosts) => sum + hosts, 0);
+  liveRuns = (status.runs || []).filter((run) => LIVE.has(run.state)).length;
   showSessions();
   showRuns(status.runs || []);
   byId("about").textContent = `meshgate ${status.gateway_version}, Python ${status.python}`;
@@ -305,8 +307,8 @@ function showStatus(status) {
 
 // --- sessions
 
-const ending = new Set();  // those for which meshgate ui has not answered yet
-let sessions = [];
+const ending = new Set();  // those, and "job", for which meshgate ui has not answered yet
+let sessions = [], hostCount = 0, liveRuns = 0;
 
 function showSessions() {
   table(byId("sessions"), ["Session", "Identity", "State", "Engine", "Code", "Meshes", "Calls", "Problem", "End"], sessions.map((session) => {
@@ -318,20 +320,33 @@ function showSessions() {
       session.version ? short(session.version) : "none synced", String(session.meshes.length), String(session.calls_in_flight), session.problem || "–", end,
     ];
   }), "the job has no sessions");
+  byId("end-job").setAttribute("aria-disabled", String(ending.has("job")));
 }
 
 function endSession({ session, owner, connected }) {
-  const holds = connected ? " A program is connected to it: its calls fail." : "", name = session.slice(0, 8);
-  if (ending.has(session) || !confirm(`End session ${name} of ${owner} and its processes?${holds} This cannot be undone.`)) return;
+  const holds = connected ? " A program is connected to it: its calls fail." : "", name = `session ${session.slice(0, 8)}`;
+  askToEnd(session, name, `End ${name} of ${owner} and its processes?${holds}`);
+}
+
+byId("end-job").addEventListener("click", () => {
+  const many = (count, one) => `${count} ${one}${count === 1 ? "" : "s"}`;
+  const owners = [...new Set(sessions.map((session) => session.owner))].join(", "), connected = sessions.filter((session) => session.connected).length;
+  const all = [many(hostCount, "host"), many(sessions.length, "session") + (owners && ` of ${owners}`), many(liveRuns, "submitted program")].join(", ");
+  const holds = connected ? ` Programs are connected to ${many(connected, "session")}: their calls fail.` : "";
+  askToEnd("job", "the job", `End ${byId("title").textContent} and all that it has (${all})?${holds}`);
+});
+
+function askToEnd(what, name, question) {
+  if (ending.has(what) || !confirm(`${question} This cannot be undone.`)) return;
   if (socket?.readyState !== WebSocket.OPEN) return showEnded("meshgate ui does not answer");
-  ending.add(session);
-  showEnded(`ending session ${name} …`);
-  socket.send(JSON.stringify({ end: session }));
+  ending.add(what);
+  showEnded(`ending ${name} …`);
+  socket.send(JSON.stringify({ end: what }));
 }
 
 function showEnded(text) {
-  byId("session-ended").hidden = false;
-  byId("session-ended").textContent = text;
+  byId("ended").hidden = false;
+  byId("ended").textContent = text;
   showSessions();
 }
 
@@ -425,10 +440,11 @@ function connect() {
     const message = JSON.parse(event.data);
     if (message.secret) { sessionStorage.setItem("secret", message.secret); return; }
     if (message.stack !== undefined) { showStack(message.stack); return; }
-    if (message.ended !== undefined) { ending.delete(message.session); showEnded(message.ended); return; }
+    if (message.ended !== undefined) { ending.delete(message.what); showEnded(message.ended); return; }
     if (fresh) { lines = []; fresh = false; }  // the server sends what it has kept to each new connection
     document.title = byId("title").textContent = message.title;
     byId("problem").textContent = message.problem;
+    byId("end-job").hidden = !message.may_end;
     events = message.events;
     if (message.status) { showStatus(message.status); showRates(message.status, message.at); }
     byId("events-section").hidden = !message.events.length;

@@ -2,7 +2,7 @@
 
 Those are the requests of the page in which the one-time link was opened. It shows the newest status of the job and its
 last lines of output, read from the gateway. ``Feed.poll`` blocks on the network, so the server calls it in a thread.
-A page may ask what a process runs, and end a session; nothing else here changes the job.
+A page may ask what a process runs, and end a session or the job; nothing else here changes the job.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class Source(Protocol):
 
     def end_session(self, name: str, cached_path: str | None) -> object: ...
 
+    def kill(self) -> None: ...
+
 
 @dataclass(slots=True)
 class _RunReader:
@@ -88,11 +90,11 @@ class StackRequest(BaseModel):
 
 
 class EndRequest(BaseModel):
-    """What a page sends to end a session, by its id."""
+    """What a page sends to end a session, by its id, or the job."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    end: str = Field(pattern="^[0-9a-f]{32}$")
+    end: str = Field(pattern="^([0-9a-f]{32}|job)$")
 
 
 REQUEST: TypeAdapter[StackRequest | EndRequest] = TypeAdapter(StackRequest | EndRequest)
@@ -100,7 +102,7 @@ REQUEST: TypeAdapter[StackRequest | EndRequest] = TypeAdapter(StackRequest | End
 
 class Feed:
     """``read_stack`` returns what a process runs. ``read_events`` returns the cluster's recent events about the job, if
-    it runs in one."""
+    it runs in one. ``may_end``: whether the page has a button that ends the job."""
 
     def __init__(
         self,
@@ -108,11 +110,15 @@ class Feed:
         title: str,
         read_stack: Callable[[StackRequest], str],
         read_events: Callable[[], Sequence[dict[str, Any]]] | None = None,
+        *,
+        may_end: bool = True,
     ) -> None:
         self._source, self._title, self._read_stack, self._read_events = source, title, read_stack, read_events
+        self._may_end = may_end
         self._status: dict[str, Any] | None = None
         self._at = 0.0  # when the status was read
         self._problem = ""
+        self._job_ended = False  # by a page
         self._events: Sequence[dict[str, Any]] = ()
         self._next_events = 0.0
         self._seen: dict[str, int] = {}
@@ -122,6 +128,8 @@ class Feed:
 
     def poll(self) -> None:
         """Reads what is new. A failure becomes the problem that the page shows, until a later poll succeeds."""
+        if self._job_ended:  # another job of this name would not be what the page shows
+            return
         try:
             status = self._source.status()
             self._status = status.model_dump(mode="json")
@@ -137,16 +145,20 @@ class Feed:
             self._problem = f"{type(error).__name__}: {error}"
 
     def answer(self, asked: StackRequest | EndRequest) -> str:
-        """The JSON that answers a page: what the process runs, or that the session has ended; or why not."""
+        """The JSON that answers a page: what the process runs, or that the session or the job has ended; or why not."""
         try:
             if isinstance(asked, StackRequest):
                 text = self._read_stack(asked)
+            elif asked.end == "job":
+                self._source.kill()
+                self._job_ended = True
+                text = "The job has ended."
             else:
                 self._source.end_session(asked.end, None)
                 text = f"Session {asked.end[:8]} has ended."
         except Exception as error:  # noqa: BLE001 - the page shows it
             text = f"{type(error).__name__}: {error}"
-        return json.dumps({"stack": text} if isinstance(asked, StackRequest) else {"ended": text, "session": asked.end})
+        return json.dumps({"stack": text} if isinstance(asked, StackRequest) else {"ended": text, "what": asked.end})
 
     def _read_output(self) -> None:
         for _ in range(MAX_PAGES):
@@ -194,7 +206,8 @@ class Feed:
             "title": self._title,
             "status": self._status,
             "at": self._at,
-            "problem": self._problem,
+            "problem": "the job has ended" if self._job_ended else self._problem,
+            "may_end": self._may_end and not self._job_ended,
             "events": list(self._events),
             "lines": lines,
         }

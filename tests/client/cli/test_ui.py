@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import socket
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,21 @@ def test_the_link_is_printed_and_opened(run: CliRunner, opened: list[str]) -> No
     assert opened == ["http://127.0.0.1:1/?token=x"]
     assert run.invoke(app, ["ui", "--no-browser"]).exit_code == 0
     assert len(opened) == 1
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_page_offers_to_end_a_job_that_kill_ends(
+    run: CliRunner, opened: list[str], monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    offered: list[bool] = []
+
+    async def run_page(feed: Any, port: int, started: Any) -> None:
+        offered.append(json.loads(feed.message(0)[0])["may_end"])
+
+    monkeypatch.setattr(ui, "run_page", run_page)
+    monkeypatch.setattr(FakeSource, "_ends_when_killed", ends)
+    assert run.invoke(app, ["ui"]).exit_code == 0
+    assert offered == [ends]
 
 
 class Looked:

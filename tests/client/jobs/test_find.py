@@ -90,7 +90,7 @@ def test_a_job_in_a_cluster_needs_a_name() -> None:
 
 def test_a_job_file_is_found_by_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Loaded:
-        active, running = True, True
+        active, running, _cache_file = True, True, ""
 
         def _is_running(self) -> bool:
             return self.running
@@ -99,6 +99,7 @@ def test_a_job_file_is_found_by_its_path(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(find, "job_load", lambda path: loaded)
     path = tmp_path / "job"
     assert find_job(str(path)) is loaded
+    assert loaded._cache_file == str(path)  # kill() removes it
     loaded.running = False
     with pytest.raises(JobNotRunning, match="has ended"):
         find_job(str(path))

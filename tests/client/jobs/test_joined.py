@@ -98,6 +98,8 @@ def test_the_job_is_left_to_its_owner_as_one_line_reports(inside: Any, capfd: py
         with ProcessJob({"workers": 2}) as job:
             job.apply()
             assert job.active
+            assert job._running is not None
+            assert not job._running._ends_when_killed
         assert not job.active
     line = "left ProcessJob({'workers': 2}), the job of the run night, running: it belongs to the user who submitted"
     assert capfd.readouterr().err == f"meshgate: {line} this program\n"

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from meshgate.errors import MeshgateError
+from meshgate.errors import JobNotRunning, MeshgateError
 from meshgate.ui.server import StackRequest
 from meshgate_wire.status import (
     CallCounts,
@@ -102,6 +102,8 @@ def printed(number: int, text: str, rank: int = 0, *, end: str = "\n", stream: s
 
 
 class FakeSource:
+    _running, _ends_when_killed = None, True
+
     def __init__(self, hosts: int = 2, gpus: int = 2) -> None:
         self.reported = status(hosts, gpus)
         self.lines: list[PrintedLine] = []
@@ -110,6 +112,7 @@ class FakeSource:
         self.printed = b""  # by the run
         self.asked = 0
         self.ended: list[str] = []
+        self.killed = False
         self.stack_asked, self.stack_known = threading.Event(), threading.Event()
         self.stack_known.set()
 
@@ -140,6 +143,11 @@ class FakeSource:
         kept = tuple(session for session in self.reported.sessions if session.session != name)
         self.reported = self.reported.model_copy(update={"sessions": kept})
 
+    def kill(self) -> None:
+        if self.error is not None:
+            raise self.error
+        self.killed = True
+
     def make_sound(self) -> None:
         """Lets every host be ready and every rank be up."""
         hosts = tuple(host.model_copy(update={"state": "ready", "reason": ""}) for host in self.reported.hosts)
@@ -163,6 +171,8 @@ class FakeSource:
         return RunOutput(start=after, data=data, run=self.reported.runs[0])
 
     def status(self) -> JobStatus:
+        if self.killed:
+            raise JobNotRunning("the job is not running")
         if self.error is not None:
             raise self.error
         return self.reported

@@ -260,13 +260,34 @@ def test_a_session_is_ended_after_a_question(open_page: Callable[..., Any]) -> N
     agree = True
     source.error = ConnectionFailedError("cannot reach it")
     page.get_by_role("button", name="End session 01234567").click()
-    playwright.expect(page.locator("#session-ended")).to_have_text("ConnectionFailedError: cannot reach it")
+    playwright.expect(page.locator("#ended")).to_have_text("ConnectionFailedError: cannot reach it")
     assert source.ended == []
     source.error = None
     page.get_by_role("button", name="End session 01234567").click()
-    playwright.expect(page.locator("#session-ended")).to_have_text("Session 01234567 has ended.")
+    playwright.expect(page.locator("#ended")).to_have_text("Session 01234567 has ended.")
     playwright.expect(page.locator("#sessions")).to_have_text("the job has no sessions")
     assert source.ended == ["0123456789abcdef" * 2]
+
+
+def test_the_job_is_ended_after_a_question_that_says_what_ends(open_page: Callable[..., Any]) -> None:
+    source = FakeSource()
+    source.run("running", b"")
+    page = open_page(source)
+    questions: list[str] = []
+    page.on("dialog", lambda dialog: (questions.append(dialog.message), dialog.accept()))
+    source.error = ConnectionFailedError("cannot reach it")
+    page.get_by_role("button", name="End the job").click()
+    playwright.expect(page.locator("#ended")).to_have_text("ConnectionFailedError: cannot reach it")
+    source.error = None
+    page.get_by_role("button", name="End the job").press("Enter")
+    playwright.expect(page.locator("#ended")).to_have_text("The job has ended.")
+    assert source.killed
+    assert questions[1] == (
+        "End the job and all that it has (2 hosts, 1 session of alice, 1 submitted program)? "
+        "Programs are connected to 1 session: their calls fail. This cannot be undone."
+    )
+    playwright.expect(page.locator("#problem")).to_have_text("the job has ended")
+    playwright.expect(page.get_by_role("button", name="End the job")).to_be_hidden()
 
 
 def test_the_lines_that_the_filters_leave_can_be_downloaded(open_page: Callable[..., Any]) -> None:

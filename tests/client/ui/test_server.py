@@ -17,7 +17,7 @@ from websockets.typing import Origin, Subprotocol
 
 from meshgate.errors import ConnectionFailedError
 from meshgate.ui import server as module
-from meshgate.ui.server import SUBPROTOCOL, Access, Decision, Feed, Refused
+from meshgate.ui.server import SUBPROTOCOL, Access, Decision, EndRequest, Feed, Refused
 from meshgate_wire.status import LIVE_STATES
 from tests.client.ui.conftest import serving
 from tests.client.ui.sources import FakeSource
@@ -130,6 +130,29 @@ def test_a_page_that_asks_anything_else_is_disconnected(link: str, question: str
             list(socket)
     assert closed.value.rcvd is not None
     assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "not a request of this page")
+
+
+def test_a_job_that_a_page_has_ended_is_not_looked_at_again(
+    source: FakeSource, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed.poll()
+    assert read(feed)[0]["may_end"]
+    answer = json.loads(feed.answer(EndRequest(end="job")))
+    assert answer == {"ended": "The job has ended.", "what": "job"}
+    monkeypatch.setattr(source, "status", lambda: pytest.fail("it may be another job of this name"))
+    feed.poll()
+    message, _ = read(feed)
+    assert (message["problem"], message["may_end"]) == ("the job has ended", False)
+
+
+def test_a_job_that_could_not_be_ended_stays_on_the_page(source: FakeSource, feed: Feed) -> None:
+    source.error = ConnectionFailedError("cannot reach it")
+    answer = json.loads(feed.answer(EndRequest(end="job")))
+    assert answer == {"ended": "ConnectionFailedError: cannot reach it", "what": "job"}
+    source.error = None
+    feed.poll()
+    message, _ = read(feed)
+    assert (message["problem"], message["may_end"]) == ("", True)
 
 
 def test_a_websocket_without_a_secret_is_refused(link: str) -> None:

@@ -274,6 +274,10 @@ class KubernetesJob(ClusterJob["RunningJob"]):
     def _end(self, job: RunningJob) -> None:
         self._provider().end(job)
 
+    @property
+    def _ends_when_killed(self) -> bool:
+        return bool(self._require_job().uid)  # without one, MESHGATE_URL is the job's own gateway, which ends no job
+
     def _is_running(self) -> bool:
         return self._job is not None and self._provider().runs(self._job)
 

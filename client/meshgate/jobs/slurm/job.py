@@ -297,9 +297,12 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         return super()._require_job().model_dump(mode="json")
 
     def _end(self, job: RunningSlurmJob) -> None:
-        if surrounding_job() is not None:
-            return  # the job ends with this program
-        self._open().end(job)
+        if self._ends_when_killed:
+            self._open().end(job)
+
+    @property
+    def _ends_when_killed(self) -> bool:
+        return surrounding_job() is None  # a job ends with the program that runs in it
 
     def _is_running(self) -> bool:
         if self._job is None:

@@ -233,6 +233,13 @@ def test_a_second_ctrl_c_while_the_session_closes_still_ends_the_job() -> None:
     assert provider.ended == ["trainer"]
 
 
+@pytest.mark.parametrize("uid", ["1", ""])
+def test_a_job_behind_its_own_gateway_does_not_end_when_killed(uid: str) -> None:
+    job = KubernetesJob(name="trainer")
+    job._job = RunningJob(name="trainer", namespace="default", uid=uid, token="", meshes={"workers": 1})
+    assert job._ends_when_killed == bool(uid)
+
+
 def test_sessions_of_a_job_with_a_name_are_found_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     class Provider:
         def find_job(self, name: str, namespace: str) -> RunningJob:
