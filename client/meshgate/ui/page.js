@@ -111,7 +111,7 @@ function showChosen() {
   byId("show-stack").hidden = !cell.session || cell.state === "lost";
 }
 
-byId("show-output").addEventListener("click", () => { byId("rank").value = chosen.cell.rank; showLines(); byId("lines").focus(); });
+byId("show-output").addEventListener("click", () => showOutput("rank", chosen.cell.rank));
 byId("show-stack").addEventListener("click", () => {
   const { session, host, mesh, rank } = chosen.cell;
   asked = `${mesh}, rank ${rank}:`;
@@ -358,15 +358,17 @@ function showRuns(runs) {
   byId("runs-section").hidden = !runs.length;
   table(byId("runs"), ["Run", "State", "Exit code", "Age", "Why", "Output"], runs.toReversed().map((run) => {
     const show = el("button", { type: "button", "data-key": run.name, "aria-label": `Show the output of ${run.name}` }, "Show");
-    show.addEventListener("click", () => { addMeshes([`run ${run.name}`]); byId("mesh").value = `run ${run.name}`; showLines(); byId("lines").focus(); });
+    show.addEventListener("click", () => { addMeshes([`run ${run.name}`]); showOutput("mesh", `run ${run.name}`); });
     return [run.news ? `${run.name} *` : run.name, run.state, LIVE.has(run.state) || run.exit_code === null ? "–" : String(run.exit_code), age(run.age), run.reason || "–", show];
   }), "none", ["", "", "number", "number"]);
 }
 
 // --- output
 
-let lines = [];
+const rows = new WeakMap();  // by line
+let lines = [], linked = "", linkFollowed = false;  // linked: the key of the line that the address leads to
 
+const keyOf = (line) => `${line.session.slice(0, 8) || line.mesh}.${line.number}`;
 const sourceOf = (line) => `${line.session} ${line.mesh} ${line.count} ${line.ranks}`;
 
 function addLines(fresh) {
@@ -403,13 +405,64 @@ function wantedLines() {
 }
 
 function showLines() {
-  const found = wantedLines(), box = byId("lines"), follows = box.scrollHeight - box.scrollTop - box.clientHeight < 8;
-  box.replaceChildren(...found.slice(-MOST_SHOWN).map((line) =>
-    el("div", line.stream === "stderr" ? { class: "err" } : {}, el("span", { class: "dim" }, label(line)), line.text)));
-  const shown = Math.min(found.length, MOST_SHOWN);
-  byId("shown").textContent = `${shown} of ${lines.length} lines`;
+  const found = wantedLines(), box = byId("lines"), at = linked ? found.findIndex((line) => keyOf(line) === linked) : -1;
+  const follows = at < 0 && box.scrollHeight - box.scrollTop - box.clientHeight < 8;
+  const start = Math.max(Math.min(at < 0 ? Infinity : at - MOST_SHOWN / 2, found.length - MOST_SHOWN), 0), base = addressOf();
+  const shown = found.slice(start, start + MOST_SHOWN), wanted = shown.map((line) => rowOf(line, base)), staying = new Set(wanted);
+  for (const row of [...box.children]) if (!staying.has(row)) row.remove();
+  let next = box.firstChild;
+  for (const row of wanted) if (row === next) next = next.nextSibling; else box.insertBefore(row, next);
+  byId("shown").textContent = `${shown.length} of ${lines.length} lines${linked && at < 0 && lines.length ? ", without the one of the link: it is no longer kept" : ""}`;
+  byId("newest").hidden = !linked;
   if (follows) box.scrollTop = box.scrollHeight;
+  if (at >= 0 && !linkFollowed) { linkFollowed = true; wanted[at - start].scrollIntoView({ block: "center" }); }
 }
+
+function rowOf(line, base) {  // a row that stays keeps the focus, what is selected, and a click that has begun
+  if (!rows.has(line)) {
+    const link = el("a", { class: "dim", title: "Link to this line" }, label(line));
+    rows.set(line, el("div", line.stream === "stderr" ? { class: "err" } : {}, link, line.text));
+  }
+  const row = rows.get(line), key = keyOf(line), href = `#${base}${base && "&"}line=${encodeURIComponent(key)}`;
+  if (row.firstChild.getAttribute("href") !== href) row.firstChild.setAttribute("href", href);
+  if (key === linked) row.setAttribute("aria-current", "true"); else row.removeAttribute("aria-current");
+  return row;
+}
+
+// --- the address: behind # are the filters of the output, and the line that a link leads to
+
+const FILTERS = ["search", "rank", "mesh", "errors"];
+
+function addressOf() {
+  const set = FILTERS.map((id) => [id, id === "errors" ? (byId(id).checked ? "1" : "") : byId(id).value]).filter(([, value]) => value);
+  return new URLSearchParams(set).toString();
+}
+
+function filtersChanged() {
+  const address = addressOf();
+  linked = "";
+  history.replaceState(null, "", address ? `#${address}` : "/");
+  showLines();
+}
+
+function readAddress() {
+  const found = new URLSearchParams(location.hash.slice(1));
+  if (found.get("mesh")) addMeshes([found.get("mesh")]);
+  for (const id of FILTERS) if (id === "errors") byId(id).checked = found.has(id); else byId(id).value = found.get(id) ?? "";
+  linked = found.get("line") ?? "";
+  linkFollowed = false;
+  showLines();
+}
+
+function showOutput(filter, value) {
+  byId(filter).value = value;
+  filtersChanged();
+  byId("lines").focus();
+}
+
+byId("newest").addEventListener("click", () => { filtersChanged(); byId("lines").scrollTop = byId("lines").scrollHeight; byId("lines").focus(); });
+for (const id of FILTERS) byId(id).addEventListener("input", filtersChanged);
+addEventListener("hashchange", readAddress);
 
 byId("download").addEventListener("click", () => {
   const text = wantedLines().map((line) => label(line) + line.text + "\n").join("");
@@ -418,17 +471,17 @@ byId("download").addEventListener("click", () => {
   setTimeout(() => URL.revokeObjectURL(url), 60_000);  // a browser may still read it
 });
 
-for (const id of ["search", "rank", "mesh", "errors"]) byId(id).addEventListener("input", showLines);
-
 // --- the websocket
 
 let signedIn = false, socket = null;
 
-// The link's secret is behind # and works once. What replaces it stays in this tab: a reload needs it.
-if (location.hash) {
+// The secret of the first link is behind # and works once. What replaces it stays in this tab: a reload needs it. Links
+// to lines have an =, which no secret has.
+if (location.hash && !location.hash.includes("=")) {
   sessionStorage.setItem("secret", location.hash.slice(1));
   history.replaceState(null, "", "/");
 }
+readAddress();
 
 function connect() {
   const secret = sessionStorage.getItem("secret");

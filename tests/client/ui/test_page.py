@@ -290,6 +290,43 @@ def test_the_job_is_ended_after_a_question_that_says_what_ends(open_page: Callab
     playwright.expect(page.get_by_role("button", name="End the job")).to_be_hidden()
 
 
+def test_a_link_to_a_line_leads_to_it_after_a_reload(open_page: Callable[..., Any]) -> None:
+    source = FakeSource()
+    source.lines = [printed(number, f"step {number}", number % 2) for number in range(1, 1201)]
+    source.page_size = 1200
+    page = open_page(source)
+    row = page.locator("#lines > div")
+    playwright.expect(row).to_have_count(500)
+    page.fill("#rank", "1")
+    playwright.expect(row.first).to_have_text("[workers-0 trainers rank 1] step 201")
+    assert page.evaluate("location.hash") == "#rank=1"
+    page.evaluate("location.hash = 'rank=1&line=s.51'")
+    current = page.locator("#lines [aria-current=true]")
+    playwright.expect(current).to_have_text("[workers-0 trainers rank 1] step 51")
+    page.reload()
+    playwright.expect(current).to_have_text("[workers-0 trainers rank 1] step 51")
+    playwright.expect(current).to_be_in_viewport()
+    assert page.input_value("#rank") == "1"
+    page.get_by_role("link", name="rank 1").nth(1).press("Enter")
+    playwright.expect(current).to_have_text("[workers-0 trainers rank 1] step 3")
+    assert page.evaluate("location.hash") == "#rank=1&line=s.3"
+    page.get_by_role("button", name="Show the newest").click()
+    playwright.expect(page.get_by_text("step 1199")).to_be_in_viewport()
+    assert page.evaluate("location.hash") == "#rank=1"
+    page.evaluate("location.hash = 'line=s.1201'")
+    playwright.expect(page.locator("#shown")).to_contain_text("without the one of the link: it is no longer kept")
+
+
+def test_the_focus_stays_on_a_line_while_others_come(open_page: Callable[..., Any]) -> None:
+    source = FakeSource()
+    source.print("first")
+    page = open_page(source)
+    page.get_by_role("link").first.focus()
+    source.print("second")
+    playwright.expect(page.locator("#lines > div")).to_have_count(2)
+    assert page.evaluate("document.activeElement.parentElement.innerText").endswith("first")
+
+
 def test_the_lines_that_the_filters_leave_can_be_downloaded(open_page: Callable[..., Any]) -> None:
     source = FakeSource()
     source.lines = [printed(1, "loss 1", 0), printed(2, "warning: loss", 1, stream="stderr"), printed(3, "done", 1)]
