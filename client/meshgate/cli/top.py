@@ -117,7 +117,7 @@ def compare(before: JobStatus, now: JobStatus, seconds: float, usage: Usage) -> 
     return Top(
         seconds=seconds,
         calls=sorted(calls, key=lambda each: (each.session, each.mesh)),
-        ranks=[_rank(process, usage, kept) for process in usage.processes],
+        ranks=[rank_usage(process, usage, kept) for process in usage.processes],
         gpus=[GpuUsage.model_validate(gpu) for gpu in usage.gpus],
         kept=kept_bytes(now),
         problems={**problems, **usage.problems},
@@ -160,7 +160,7 @@ def _kept_by_rank(status: JobStatus) -> dict[str, Mapping[int, int] | None]:
     return found
 
 
-def _rank(process: ProcessUsage, usage: Usage, kept: Mapping[str, Mapping[int, int] | None]) -> RankUsage:
+def rank_usage(process: ProcessUsage, usage: Usage, kept: Mapping[str, Mapping[int, int] | None]) -> RankUsage:
     used = [gpu for gpu in usage.gpus if gpu.host == process.host and gpu.index in process.gpus]
     busy = [gpu.utilization for gpu in used if gpu.utilization is not None]
     memory = [gpu.memory for gpu in used if gpu.memory is not None]

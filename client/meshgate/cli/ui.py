@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from meshgate.cli import jobs
 from meshgate.cli.console import Job, Namespace, console, fail
+from meshgate.cli.top import rank_usage
+from meshgate.errors import JobNotRunning
 from meshgate.jobs.find import find_job
 from meshgate.jobs.trait import JobTrait
 from meshgate.ranks.stacks import read_stacks
-from meshgate.ui.server import Feed, StackRequest, run_page
+from meshgate.ranks.usage import UsageMeter
+from meshgate.ui.server import Feed, Meter, StackRequest, run_page
 
 
 def open_page(
@@ -39,7 +44,8 @@ def open_page(
 
     read_events = _events_reader(str(getattr(found, "name", "")), namespace)
     may_end = (found._running or found)._ends_when_killed
-    feed = Feed(found, repr(found), _stack_reader(found), read_events, may_end=may_end)
+    open_meter = functools.partial(_open_meter, found, job, namespace)
+    feed = Feed(found, repr(found), _stack_reader(found), open_meter, read_events, may_end=may_end)
     try:
         asyncio.run(run_page(feed, port, started))
     except OSError as error:
@@ -58,13 +64,38 @@ def _stack_reader(found: JobTrait) -> Callable[[StackRequest], str]:
                 return f"the job has no host {asked.host!r} any more"
             stacks = read_stacks({place.mesh: meshes[place.mesh].slice(hosts=place.rank)}, asked.rank)
         finally:
-            client = (found._running or found)._client
-            if client is not None:
-                client.close()
+            _close_session(found)
         texts = [each.text() for each in stacks if (each.session, each.mesh) == (asked.session, asked.mesh)]
         return "\n".join(texts or stacks.problems.values()) or "no process of this rank runs"
 
     return read
+
+
+@contextlib.contextmanager
+def _open_meter(shown: JobTrait, job: str | None, namespace: str | None) -> Iterator[Meter]:
+    """Looks at what ranks use, as ``meshgate top`` does. In a session of its own: reading a stack closes that of
+    ``shown``."""
+    found = find_job(job, namespace)
+    if namespace is None and found.apply_id != shown.apply_id:  # cluster jobs are found by name
+        raise JobNotRunning(f"{shown!r} is not what `meshgate ui` finds now; run it again with the job's id")
+
+    def look() -> dict[str, Any]:
+        usage = meter.read()
+        ranks = [rank_usage(process, usage, {}) for process in usage.processes]
+        rows = [(each.mesh, each.rank, each.cpu, each.memory, each.gpu, each.gpu_memory) for each in ranks]
+        return {"ranks": rows, "problems": usage.problems}
+
+    try:
+        with UsageMeter(found._state()._hosts) as meter:
+            yield look
+    finally:
+        _close_session(found)
+
+
+def _close_session(found: JobTrait) -> None:
+    client = (found._running or found)._client
+    if client is not None:
+        client.close()
 
 
 def _events_reader(name: str, namespace: str | None) -> Callable[[], Sequence[dict[str, Any]]] | None:

@@ -1,5 +1,5 @@
 "use strict";
-const MOST_KEPT = 5000, MOST_SHOWN = 500, LARGE = 64, MOST_PROBLEMS = 20;
+const MOST_KEPT = 5000, MOST_SHOWN = 500, LARGE = 64, MOST_PROBLEMS = 20, MOST_RANKS = 32;
 const MOST_SAMPLES = 60, RATE_WINDOW = 5.5;  // looks that are kept, one a second; seconds over which a rate is a mean
 const SIGN = { lost: "✕", missing: "!" };
 const byId = (id) => document.getElementById(id);
@@ -99,6 +99,7 @@ function choose(grid, at) {
   asked = null;
   byId("stack").hidden = true;
   showChosen();
+  showUse();
 }
 
 function showChosen() {
@@ -128,7 +129,8 @@ function showStack(text) {
   byId("stack").textContent = `${asked}\n${text}`;
 }
 
-const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
+const megabytes = (bytes) => (bytes < 1e9 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e9).toFixed(1)} GB`);
+const percent = (value) => `${Math.round(value)}%`;
 
 function cellsOfHosts(hosts) {
   return hosts.map((host) => ({
@@ -136,6 +138,8 @@ function cellsOfHosts(hosts) {
     about: [host.name, host.reason].filter(Boolean).join(": "),
   }));
 }
+
+const hostOf = (procs, rank, total) => procs.hosts[Math.floor((rank * procs.hosts.length) / total)] ?? "";
 
 function cellsOfProcs(procs, session) {
   const total = Object.values(procs.sizes).reduce((product, size) => product * size, 1);
@@ -147,7 +151,7 @@ function cellsOfProcs(procs, session) {
     for (const call of session.calls.filter((each) => each.procs === procs.name).reverse())
       for (const rank of Object.values(call.processes)) busy.set(rank, `runs or waits for ${call.mesh}.${call.endpoint} since ${age(call.age)}`);
   return Array.from({ length: total }, (_, rank) => {
-    const host = procs.hosts.length ? procs.hosts[Math.floor((rank * procs.hosts.length) / total)] : "";
+    const host = hostOf(procs, rank, total);
     const reason = procs.dead[rank] ?? actors.map((mesh) => mesh.dead[rank]).find(Boolean);
     const state = reason !== undefined ? "lost" : missing.has(host) ? "missing" : busy.has(rank) ? "busy" : "up";
     const kept = procs.kept_by_rank?.[rank];  // a gateway of an older version does not say it
@@ -224,6 +228,78 @@ function showAttention(problems) {
   list.replaceChildren(...items);
 }
 
+// --- what ranks use
+
+const PAST = 900, FINE = 60, COARSE = 15;  // seconds; looks older than FINE are one for each COARSE, with the highest values
+const MEASURES = [["CPU", percent], ["Memory", megabytes], ["GPU", percent], ["Kept", megabytes]];
+const past = { at: [], of: new Map() };  // the times of looks, and by rank its values then: a list for each measure, NaN if unknown
+let used = [], usage = {}, measuring = false;  // used: what each rank uses now
+
+function remember(at, now) {  // now: the values by rank; a rank that is not there is forgotten
+  if (past.at.at(-1) === at) return;
+  past.at.push(at);
+  for (const key of past.of.keys()) if (!now.has(key)) past.of.delete(key);
+  for (const [key, values] of now) {
+    if (!past.of.has(key)) past.of.set(key, values.map(() => Array(past.at.length - 1).fill(NaN)));
+    past.of.get(key).forEach((series, measure) => series.push(values[measure]));
+  }
+  const lists = [...past.of.values()].flat(), bucket = (index) => Math.floor(past.at[index] / COARSE);
+  for (let index = past.at.length - 1; index > 0; index--)
+    if (at - past.at[index] > FINE && bucket(index) === bucket(index - 1)) {
+      past.at.splice(index, 1);
+      for (const series of lists) { const [value] = series.splice(index, 1); if (!(series[index - 1] >= value)) series[index - 1] = value; }
+    }
+  const old = past.at.findIndex((time) => at - time <= PAST);
+  if (old > 0) for (const series of [past.at, ...lists]) series.splice(0, old);
+}
+
+function usedNow(status) {
+  const meshes = status.sessions.flatMap((session) => session.meshes.filter((mesh) => mesh.kind === "procs" && !OWN_MESHES.has(mesh.name)).map((mesh) => ({ mesh, session })));
+  const measured = new Map((usage.ranks || []).map(([mesh, rank, ...values]) => [`${mesh} ${rank}`, values]));
+  const found = [];
+  for (const { mesh, session } of meshes) {
+    const alone = meshes.filter((each) => each.mesh.name === mesh.name).length === 1;  // a host does not know the session of a process
+    const total = Object.values(mesh.sizes).reduce((product, size) => product * size, 1);
+    for (let rank = 0; rank < total; rank++) {
+      const [cpu, memory, gpu, gpuMemory] = (alone && measured.get(`${mesh.name} ${rank}`)) || [], kept = mesh.kept_by_rank?.[rank];
+      const key = `${session.session} ${mesh.number} ${rank}`, hasKept = past.of.get(key)?.[3].some((value) => value > 0);
+      const values = [cpu, memory, gpu, kept ?? (hasKept ? 0 : NaN)].map((value) => value ?? NaN);
+      if (past.of.has(key) || !values.every(Number.isNaN)) found.push({ key, session: session.session, mesh: mesh.name, rank, host: hostOf(mesh, rank, total), gpuMemory, values });
+    }
+  }
+  return found;
+}
+
+function showUse() {
+  const order = byId("use-order").value, found = [...used];
+  const isChosen = (row) => chosen?.cell && chosen.cell.session === row.session && chosen.cell.mesh === row.mesh && chosen.cell.rank === row.rank;
+  if (order) found.sort((a, b) => (b.values[order] || 0) - (a.values[order] || 0));
+  const shown = [...found.filter(isChosen), ...found.filter((row) => !isChosen(row))].slice(0, MOST_RANKS);
+  const since = Math.max((past.at.at(-1) ?? 0) - (past.at[0] ?? 0), FINE), start = past.at.at(-1) - since;
+  const said = since < 120 ? "the last minute" : `the last ${Math.round(since / 60)} minutes`;
+  const known = shown.map((row) => past.of.get(row.key).map((series) => series.map((value, at) => [(past.at[at] - start) / since, value]).filter(([, value]) => !Number.isNaN(value))));
+  const most = MEASURES.map((_, measure) => Math.max(1e-9, ...known.flatMap((lists) => lists[measure].map(([, value]) => value))));  // ranks can be compared
+  table(byId("use"), ["Rank", ...MEASURES.map(([name]) => name)], shown.map((row, at) => [
+    `${row.mesh} ${row.rank}${row.host ? " on " + row.host : ""}${isChosen(row) ? " (chosen)" : ""}`,
+    ...MEASURES.map(([name, text], measure) => {
+      const points = known[at][measure], value = row.values[measure], values = points.map(([, each]) => each);
+      if (!points.length) return "–";
+      const more = name === "GPU" && row.gpuMemory ? `, ${megabytes(row.gpuMemory)}` : "";
+      return el("span", { class: "used" }, el("span", {}, Number.isNaN(value) ? "–" : text(value) + more),
+        spark(points, most[measure], `${name}, ${said}: from ${text(Math.min(...values))} to ${text(Math.max(...values))}`));
+    }),
+  ]), "no rank keeps a value, and nothing else has been measured");
+  const problems = Object.entries(usage.problems || {}).map(([host, problem]) => (host ? `${host}: ` : "") + problem.split("\n")[0]);
+  const rest = found.length > shown.length ? `${shown.length} of ${found.length} ranks: choose a rank, or an order, to see another. ` : "";
+  const state = measuring ? (usage.ranks ? "" : "measuring …") : problems.length ? "" : "Measuring opens a session with a process on each host, until the page is closed.";
+  const note = rest + (problems.length ? `Not measured: ${problems[0]}${problems.length > 1 ? ` and ${problems.length - 1} more` : ""}` : state);
+  if (byId("use-note").textContent !== note) byId("use-note").textContent = note;
+  byId("measure").textContent = measuring ? "Stop measuring" : "Measure CPU, memory and GPUs";
+}
+
+byId("use-order").addEventListener("input", showUse);
+byId("measure").addEventListener("click", () => { if (socket?.readyState === WebSocket.OPEN) socket.send(JSON.stringify({ measure: !measuring })); });
+
 // --- rates
 
 const samples = [];  // of the counts of all endpoints
@@ -237,12 +313,16 @@ function endpointCounts(status) {
   return found;
 }
 
-function spark(rates) {
-  const most = Math.max(...rates, 1e-9), step = 120 / (MOST_SAMPLES - 1), start = 120 - (rates.length - 1) * step;
+function spark(points, most, label) {  // points: each from 0 to 1 in time, and its value
   const svg = byId("spark").content.firstElementChild.cloneNode(true);
-  svg.setAttribute("aria-label", `the last minute: at most ${rateText(most)} calls per second`);
-  svg.firstElementChild.setAttribute("points", rates.map((rate, at) => `${(start + at * step).toFixed(1)},${(17 - (16 * rate) / most).toFixed(1)}`).join(" "));
+  svg.setAttribute("aria-label", label);
+  svg.firstElementChild.setAttribute("points", points.map(([x, value]) => `${(120 * x).toFixed(1)},${(17 - (16 * value) / most).toFixed(1)}`).join(" "));
   return svg;
+}
+
+function sparkOfRates(rates) {
+  const most = Math.max(...rates, 1e-9), points = rates.map((rate, at) => [1 - (rates.length - 1 - at) / (MOST_SAMPLES - 1), rate]);
+  return spark(points, most, `the last minute: at most ${rateText(most)} calls per second`);
 }
 
 const rateText = (rate) => rate.toLocaleString("en", { maximumFractionDigits: rate < 100 ? 1 : 0 });
@@ -269,7 +349,7 @@ function showRates(status, at) {
     const last = recent === newest ? null : between(key, recent, newest);
     const rates = samples.slice(1).map((each, at) => between(key, samples[at], each).rate);
     return { last, cells: [name, last ? rateText(last.rate) : "…", last?.ended ? latencyText(last.seconds / last.ended) : "–", String(counts.in_flight),
-      String(counts.ended + counts.casts), String(counts.failed), stragglerOf(counts), rates.length > 1 ? spark(rates) : "", session.slice(0, 8)] };
+      String(counts.ended + counts.casts), String(counts.failed), stragglerOf(counts), rates.length > 1 ? sparkOfRates(rates) : "", session.slice(0, 8)] };
   });
   rows.sort((a, b) => (b.last?.rate ?? 0) - (a.last?.rate ?? 0));
   table(byId("rates"), ["Endpoint", "Calls/s", "Latency", "In flight", "Calls", "Failed", "Straggler", "Last minute", "Session"], rows.map((row) => row.cells),
@@ -483,6 +563,28 @@ if (location.hash && !location.hash.includes("=")) {
 }
 readAddress();
 
+let latest = null, shownLines = null;  // latest: the message that is shown next; a slow browser leaves out those before it
+
+function showLatest() {
+  const message = latest;
+  latest = null;
+  document.title = byId("title").textContent = message.title;
+  byId("problem").textContent = message.problem;
+  byId("end-job").hidden = !message.may_end;
+  events = message.events;
+  if (message.status) {
+    showStatus(message.status);
+    ({ usage, measuring } = message);
+    used = usedNow(message.status);
+    remember(message.at, new Map(used.map((row) => [row.key, row.values])));
+    showUse();
+    showRates(message.status, message.at);
+  }
+  byId("events-section").hidden = !message.events.length;
+  table(byId("events"), ["Object", "Reason", "Count", "Message"], message.events.map((each) => [each.object, each.reason, String(each.count), each.message]), "none");
+  if (lines !== shownLines) { shownLines = lines; showLines(); }
+}
+
 function connect() {
   const secret = sessionStorage.getItem("secret");
   if (!secret) { byId("connection").textContent = "not signed in: open the link that meshgate ui prints"; return; }
@@ -495,15 +597,9 @@ function connect() {
     if (message.stack !== undefined) { showStack(message.stack); return; }
     if (message.ended !== undefined) { ending.delete(message.what); showEnded(message.ended); return; }
     if (fresh) { lines = []; fresh = false; }  // the server sends what it has kept to each new connection
-    document.title = byId("title").textContent = message.title;
-    byId("problem").textContent = message.problem;
-    byId("end-job").hidden = !message.may_end;
-    events = message.events;
-    if (message.status) { showStatus(message.status); showRates(message.status, message.at); }
-    byId("events-section").hidden = !message.events.length;
-    table(byId("events"), ["Object", "Reason", "Count", "Message"], message.events.map((each) => [each.object, each.reason, String(each.count), each.message]), "none");
     if (message.lines.length) addLines(message.lines);
-    if (message.lines.length || !byId("shown").textContent) showLines();
+    if (!latest) setTimeout(showLatest);
+    latest = message;
   };
   socket.onclose = () => {
     if (byId("show-stack").disabled) showStack("meshgate ui does not answer");

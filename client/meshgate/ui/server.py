@@ -2,7 +2,8 @@
 
 Those are the requests of the page in which the one-time link was opened. It shows the newest status of the job and its
 last lines of output, read from the gateway. ``Feed.poll`` blocks on the network, so the server calls it in a thread.
-A page may ask what a process runs, and end a session or the job; nothing else here changes the job.
+A page may ask what a process runs, have what ranks use measured, and end a session or the job; nothing else here
+changes the job.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import hmac
 import json
 import secrets
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -43,6 +45,7 @@ MAX_PAGES = 64  # of output in one poll
 EVENTS_INTERVAL = 15.0  # seconds
 RUN_OUTPUT = 64 * 1024  # bytes of what a run had printed before this looked
 INTERVAL = 1.0  # seconds between two looks at the job
+USAGE_INTERVAL = 2.0  # seconds between two looks at what ranks use
 _COMMON_HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -78,6 +81,12 @@ class _RunReader:
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
 
+@dataclass(slots=True)
+class _Measuring:
+    ended: threading.Event  # set: the thread that measures ends after the look that it has begun
+    usage: dict[str, Any] = field(default_factory=dict)  # the newest look
+
+
 class StackRequest(BaseModel):
     """What a page sends to see what a process runs: its session, its host, the name of its mesh, and its rank."""
 
@@ -97,24 +106,41 @@ class EndRequest(BaseModel):
     end: str = Field(pattern="^([0-9a-f]{32}|job)$")
 
 
-REQUEST: TypeAdapter[StackRequest | EndRequest] = TypeAdapter(StackRequest | EndRequest)
+class MeasureRequest(BaseModel):
+    """What a page sends to have what ranks use measured, or no longer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    measure: bool
+
+
+REQUEST: TypeAdapter[StackRequest | EndRequest | MeasureRequest] = TypeAdapter(
+    StackRequest | EndRequest | MeasureRequest
+)
+Meter: TypeAlias = Callable[[], dict[str, Any]]
+"""Looks at what ranks use: ``ranks`` has mesh, rank, CPU, memory, GPU and GPU memory of each, ``problems`` why a host
+could not be read, by its name."""
 
 
 class Feed:
     """``read_stack`` returns what a process runs. ``read_events`` returns the cluster's recent events about the job, if
-    it runs in one. ``may_end``: whether the page has a button that ends the job."""
+    it runs in one. ``open_meter`` opens a session in which a meter looks at what ranks use, for as long as a page wants
+    that. ``may_end``: whether the page has a button that ends the job."""
 
     def __init__(
         self,
         source: Source,
         title: str,
         read_stack: Callable[[StackRequest], str],
+        open_meter: Callable[[], contextlib.AbstractContextManager[Meter]],
         read_events: Callable[[], Sequence[dict[str, Any]]] | None = None,
         *,
         may_end: bool = True,
     ) -> None:
         self._source, self._title, self._read_stack, self._read_events = source, title, read_stack, read_events
-        self._may_end = may_end
+        self._open_meter, self._may_end = open_meter, may_end
+        self._measuring = _Measuring(threading.Event())
+        self._measuring.ended.set()
         self._status: dict[str, Any] | None = None
         self._at = 0.0  # when the status was read
         self._problem = ""
@@ -144,6 +170,26 @@ class Feed:
         except MeshgateError as error:
             self._problem = f"{type(error).__name__}: {error}"
 
+    def measure(self, wanted: bool) -> None:
+        """Starts or ends looking at what ranks use, in a thread of its own: a host may take long to answer."""
+        current = self._measuring
+        if not wanted:
+            current.ended.set()
+            self._measuring = _Measuring(current.ended)
+        elif current.ended.is_set():
+            self._measuring = started = _Measuring(threading.Event())
+            threading.Thread(target=self._measure, args=[started], name="meshgate-page-usage", daemon=True).start()
+
+    def _measure(self, measuring: _Measuring) -> None:
+        try:
+            with self._open_meter() as look:
+                while not measuring.ended.is_set():
+                    measuring.usage = look()
+                    measuring.ended.wait(USAGE_INTERVAL)
+        except Exception as error:  # noqa: BLE001 - the page shows it
+            measuring.usage = {"problems": {"": f"{type(error).__name__}: {error}"}}
+            measuring.ended.set()
+
     def answer(self, asked: StackRequest | EndRequest) -> str:
         """The JSON that answers a page: what the process runs, or that the session or the job has ended; or why not."""
         try:
@@ -152,6 +198,7 @@ class Feed:
             elif asked.end == "job":
                 self._source.kill()
                 self._job_ended = True
+                self._measuring.ended.set()
                 text = "The job has ended."
             else:
                 self._source.end_session(asked.end, None)
@@ -207,6 +254,8 @@ class Feed:
             "status": self._status,
             "at": self._at,
             "problem": "the job has ended" if self._job_ended else self._problem,
+            "measuring": not self._measuring.ended.is_set(),
+            "usage": self._measuring.usage,
             "may_end": self._may_end and not self._job_ended,
             "events": list(self._events),
             "lines": lines,
@@ -337,6 +386,7 @@ class PageServer:
             self._answering.discard(answering)
             if not self._answering:
                 self._watched.clear()
+                self._feed.measure(False)
 
     async def _answer(self, connection: ServerConnection) -> None:
         """Answers a page, one request after the other, until it closes the connection or sends anything else."""
@@ -347,7 +397,10 @@ class PageServer:
                 except ValidationError:
                     await connection.close(CloseCode.POLICY_VIOLATION, "not a request of this page")
                     return
-                await connection.send(await self._answered(asked))
+                if isinstance(asked, MeasureRequest):
+                    self._feed.measure(asked.measure)
+                else:
+                    await connection.send(await self._answered(asked))
 
     async def _answered(self, asked: StackRequest | EndRequest) -> str:
         loop = asyncio.get_running_loop()

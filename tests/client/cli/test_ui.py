@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from meshgate.cli import ui
 from meshgate.cli.app import app
-from meshgate.errors import GatewayError
+from meshgate.errors import GatewayError, JobNotRunning
 from meshgate.ranks.stacks import ProcessStacks, Stacks
+from meshgate.ranks.usage import Gpu, ProcessUsage, Usage, UsageMeter
 from meshgate.ui.server import StackRequest
 from meshgate_wire.status import JobStatus
 from tests.client.ui.sources import FakeSource
@@ -108,6 +109,31 @@ def test_a_process_that_has_ended_and_a_host_that_is_gone_have_no_stack(looked: 
     assert read(question("c")) == "no process of this rank runs"
     assert read(question(host="workers-9")) == "the job has no host 'workers-9' any more"
     assert looked._client is None
+
+
+def test_ranks_are_measured_in_a_session_that_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, own = (SimpleNamespace(apply_id=apply_id, _running=None, _client=None) for apply_id in "aa")
+    closed: list[str] = []
+
+    def start() -> Any:
+        own._client = SimpleNamespace(close=lambda: closed.append("session"))
+        return SimpleNamespace(_hosts={})
+
+    own._state = start
+    process = ProcessUsage("procs", 1, "workers-0", 7, 50.0, 2**20, (0,), None)
+    usage = Usage([process], [Gpu("workers-0", 0, 90, 2**30, None)], {"workers-1": "it is lost"})
+    monkeypatch.setattr(ui, "find_job", lambda job, namespace: own)
+    monkeypatch.setattr(UsageMeter, "read", lambda meter: usage)
+    with ui._open_meter(shown, None, None) as look:  # type: ignore[arg-type]
+        assert look() == {"ranks": [("procs", 1, 50.0, 2**20, 90, 2**30)], "problems": {"workers-1": "it is lost"}}
+        assert closed == []
+    assert closed == ["session"]
+
+
+def test_another_job_than_the_page_shows_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ui, "find_job", lambda job, namespace: SimpleNamespace(apply_id="another"))
+    with pytest.raises(JobNotRunning, match="run it again with the job's id"), ui._open_meter(FakeSource(), None, None):  # type: ignore[arg-type]
+        pass
 
 
 def test_a_port_in_use_is_an_error(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,3 +37,4 @@ def serving(feed: Feed) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshgate.ui.server.INTERVAL", 0.05)
+    monkeypatch.setattr("meshgate.ui.server.USAGE_INTERVAL", 0.05)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from meshgate.errors import JobNotRunning, MeshgateError
-from meshgate.ui.server import StackRequest
+from meshgate.ui.server import Meter, StackRequest
 from meshgate_wire.status import (
     CallCounts,
     CallStatus,
@@ -102,7 +103,7 @@ def printed(number: int, text: str, rank: int = 0, *, end: str = "\n", stream: s
 
 
 class FakeSource:
-    _running, _ends_when_killed = None, True
+    apply_id, _running, _ends_when_killed = "0123", None, True
 
     def __init__(self, hosts: int = 2, gpus: int = 2) -> None:
         self.reported = status(hosts, gpus)
@@ -113,6 +114,9 @@ class FakeSource:
         self.asked = 0
         self.ended: list[str] = []
         self.killed = False
+        self.used: list[tuple[Any, ...]] = []  # what the ranks use
+        self.unmeasured: dict[str, str] = {}
+        self.measured = threading.Event()  # the session in which that was measured has ended
         self.stack_asked, self.stack_known = threading.Event(), threading.Event()
         self.stack_known.set()
 
@@ -135,6 +139,16 @@ class FakeSource:
         assert self.stack_known.wait(300)
         return f"  runs <code> as {asked.mesh} {asked.rank} of session {asked.session} on {asked.host}"
 
+    @contextlib.contextmanager
+    def meter(self) -> Iterator[Meter]:
+        """Looks at what ranks use."""
+        if self.error is not None:
+            raise self.error
+        try:
+            yield lambda: {"ranks": self.used, "problems": self.unmeasured}
+        finally:
+            self.measured.set()
+
     def end_session(self, name: str, cached_path: str | None) -> None:
         assert cached_path is None
         if self.error is not None:
@@ -148,11 +162,11 @@ class FakeSource:
             raise self.error
         self.killed = True
 
-    def make_sound(self) -> None:
-        """Lets every host be ready and every rank be up."""
+    def make_sound(self, dead: dict[int, str] | None = None) -> None:
+        """Lets every host be ready and every rank be up that is not ``dead`` for a reason."""
         hosts = tuple(host.model_copy(update={"state": "ready", "reason": ""}) for host in self.reported.hosts)
         session = self.reported.sessions[0]
-        meshes = tuple(mesh.model_copy(update={"dead": {}}) for mesh in session.meshes)
+        meshes = tuple(mesh.model_copy(update={"dead": dead or {}}) for mesh in session.meshes)
         session = session.model_copy(update={"hosts": hosts, "meshes": meshes})
         self.reported = self.reported.model_copy(update={"hosts": hosts, "sessions": (session,)})
 

@@ -38,7 +38,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     with contextlib.ExitStack() as stack:
 
         def open_it(source: FakeSource, **options: Any) -> Any:
-            link = stack.enter_context(serving(Feed(source, "the job", source.stack)))
+            link = stack.enter_context(serving(Feed(source, "the job", source.stack, source.meter)))
             context = browser.new_context(**options)
             contexts.append(context)
             page = context.new_page()
@@ -191,6 +191,47 @@ def test_nothing_needs_attention_in_a_sound_job(open_page: Callable[..., Any]) -
     source = FakeSource()
     source.make_sound()
     assert not open_page(source).locator("#attention-section").is_visible()
+
+
+def test_what_ranks_use_is_measured_on_request_and_kept_with_its_history(open_page: Callable[..., Any]) -> None:
+    source = FakeSource(gpus=4)
+    page = open_page(source)
+    rows = page.locator("#use tbody tr")
+    playwright.expect(rows).to_have_count(1)  # the only rank that keeps values
+    assert rows.locator("td").nth(4).inner_text() == "4.2 MB"
+    source.used = [("procs", 0, 12.0, 10**8, None, None), ("procs", 1, 93.4, 2 * 10**9, 71.0, 5 * 10**9)]
+    page.get_by_role("button", name="Measure CPU, memory and GPUs").click()
+    playwright.expect(rows.nth(1).locator("td").nth(1)).to_have_text("93%")
+    cells = rows.nth(1).locator("td").all_inner_texts()
+    assert cells == ["procs 1 on workers-0", "93%", "2.0 GB", "71%, 5.0 GB", "\N{EN DASH}"]
+    assert rows.nth(0).locator("td").nth(3).inner_text() == "\N{EN DASH}"
+    page.select_option("#use-order", label="most memory")
+    playwright.expect(rows.nth(0)).to_contain_text("procs 1 on workers-0")
+    page.get_by_role("button", name="rank 2, up").click()
+    playwright.expect(rows.nth(0)).to_contain_text("procs 2 on workers-0 (chosen)")
+    source.used[1] = ("procs", 1, 3.0, 10**9, 71.0, 5 * 10**9)
+    page.get_by_role("img", name="Memory, the last minute: from 1.0 GB to 2.0 GB").wait_for()
+    source.unmeasured = {"workers-1": "it is lost"}
+    playwright.expect(page.locator("#use-note")).to_have_text("Not measured: workers-1: it is lost")
+    page.get_by_role("button", name="Stop measuring").click()
+    playwright.expect(rows.nth(1).locator("td").nth(1)).to_have_text("\N{EN DASH}")
+    assert source.measured.wait(300)
+
+
+def test_the_history_of_ranks_is_bounded_and_keeps_the_highest_values(open_page: Callable[..., Any]) -> None:
+    page = open_page(FakeSource())
+    kept = page.evaluate("""() => {
+        past.at.length = 0; past.of.clear();
+        for (let at = 0; at < 5000; at++) remember(at, new Map([["a", [at === 4500 ? 7 : 1, 1, NaN, 1]]]));
+        const [cpu, , gpu] = past.of.get("a");
+        const known = { at: past.at.slice(), cpu: cpu.slice(), gpu: gpu.filter((each) => !Number.isNaN(each)) };
+        past.at.length = 0; past.of.clear();
+        return known;
+    }""")
+    assert kept["at"][-61:] == list(range(4939, 5000))
+    assert len(kept["at"]) == len(kept["cpu"]) == 117
+    assert kept["at"][0] >= 4999 - 900
+    assert (kept["cpu"].count(7), kept["cpu"].count(1), kept["gpu"]) == (1, 116, [])
 
 
 def test_calls_have_a_rate_and_a_latency_by_endpoint(open_page: Callable[..., Any]) -> None:
@@ -352,6 +393,9 @@ def test_axe_finds_nothing_that_keeps_people_out(
     source = FakeSource(hosts, gpus)
     source.lines = [printed(1, "loss 1", 0), printed(2, "warning", 1, stream="stderr")]
     page = open_page(source, viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
+    source.used = [("procs", rank, 99.0, 10**9, None, None) for rank in range(8)]
+    page.get_by_role("button", name="Measure").click()
+    page.wait_for_selector("#use :text('99%')")
     page.wait_for_selector("#rates svg")
     page.get_by_role("button", name="rank 1, busy").click()
     page.locator("#show-stack").click()
@@ -362,6 +406,23 @@ def test_axe_finds_nothing_that_keeps_people_out(
     found = axe.Axe().run(page).response
     assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found["violations"]] == []
     assert len(found["passes"]) > 20
+
+
+def test_a_slow_browser_shows_the_latest_state_and_every_line(open_page: Callable[..., Any]) -> None:
+    page = open_page(FakeSource())
+    shown, title, lines = page.evaluate("""() => {
+        const receive = socket.onmessage, show = showLatest;
+        let shown = 0;
+        socket.onmessage = null;
+        showLatest = () => { shown++; show(); };
+        for (let number = 0; number < 100; number++) {
+            const line = { session: "s", mesh: "", host: "", ranks: [], count: 1, number, text: "", end: "\\n" };
+            receive({ data: JSON.stringify({ title: `job ${number}`, problem: "", events: [], lines: [line] }) });
+        }
+        return new Promise((resolve) => setTimeout(() => resolve([shown, document.title, lines.length])));
+    }""")
+    assert shown <= 1
+    assert (title, lines) == ("job 99", 100)
 
 
 def test_the_page_is_live_and_shows_problems(open_page: Callable[..., Any]) -> None:

@@ -32,7 +32,7 @@ def source() -> FakeSource:
 
 @pytest.fixture
 def link(source: FakeSource) -> Iterator[str]:
-    with serving(Feed(source, "the job", source.stack)) as link:
+    with serving(Feed(source, "the job", source.stack, source.meter)) as link:
         yield link
 
 
@@ -111,7 +111,8 @@ def test_the_websocket_answers_what_a_process_runs(source: FakeSource, link: str
 
 def test_a_stack_that_is_waited_for_holds_up_neither_the_state_nor_the_end(source: FakeSource) -> None:
     source.stack_known.clear()
-    with serving(Feed(source, "the job", source.stack)) as link, open_live(link, urlsplit(link).fragment) as socket:
+    feed = Feed(source, "the job", source.stack, source.meter)
+    with serving(feed) as link, open_live(link, urlsplit(link).fragment) as socket:
         socket.send(json.dumps({"session": "s", "host": "workers-0", "mesh": "procs", "rank": 1}))
         assert source.stack_asked.wait(60)
         source.print("meanwhile")
@@ -153,6 +154,31 @@ def test_a_job_that_could_not_be_ended_stays_on_the_page(source: FakeSource, fee
     feed.poll()
     message, _ = read(feed)
     assert (message["problem"], message["may_end"]) == ("", True)
+
+
+def test_measuring_ends_with_the_last_page(source: FakeSource, link: str) -> None:
+    source.used = [("procs", 0, 1.0, 2, None, None)]
+    with open_live(link, urlsplit(link).fragment) as socket:
+        socket.send(json.dumps({"measure": True}))
+        while not (message := json.loads(socket.recv(timeout=60))).get("usage"):
+            continue
+        assert message["measuring"]
+        assert message["usage"] == {"ranks": [["procs", 0, 1.0, 2, None, None]], "problems": {}}
+        assert not source.measured.is_set()
+    assert source.measured.wait(300)
+
+
+def test_what_cannot_be_measured_says_why_and_can_be_tried_again(source: FakeSource, link: str) -> None:
+    source.error = ConnectionFailedError("cannot reach it")
+    with open_live(link, urlsplit(link).fragment) as socket:
+        for _ in range(2):
+            socket.send(json.dumps({"measure": True}))
+            while not (message := json.loads(socket.recv(timeout=60))).get("usage"):
+                continue
+            assert message["usage"] == {"problems": {"": "ConnectionFailedError: cannot reach it"}}
+            socket.send(json.dumps({"measure": False}))
+            while json.loads(socket.recv(timeout=60))["usage"]:
+                continue
 
 
 def test_a_websocket_without_a_secret_is_refused(link: str) -> None:
@@ -230,7 +256,7 @@ def test_there_is_one_page(access: Access, path: str) -> None:
 
 @pytest.fixture
 def feed(source: FakeSource) -> Feed:
-    return Feed(source, "the job", source.stack)
+    return Feed(source, "the job", source.stack, source.meter)
 
 
 def read(feed: Feed, seen: int = 0) -> tuple[dict[str, Any], int]:
@@ -261,7 +287,7 @@ def test_a_slow_page_skips_what_is_no_longer_kept(
     source: FakeSource, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_LINES", 2)
-    feed = Feed(source, "the job", source.stack)
+    feed = Feed(source, "the job", source.stack, source.meter)
     source.print("a", "b", "c", "d")
     feed.poll()
     message, seen = read(feed, 1)
@@ -320,7 +346,7 @@ def test_events_are_read_now_and_then(source: FakeSource) -> None:
         reads.append(1)
         return [{"object": "Pod/a", "reason": "OOMKilling", "message": "m", "count": 1}]
 
-    feed = Feed(source, "the job", source.stack, events)
+    feed = Feed(source, "the job", source.stack, source.meter, events)
     feed.poll()
     feed.poll()
     assert len(reads) == 1
