@@ -173,7 +173,8 @@ def tracked(paths: list[str]) -> list[str]:
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *(paths or CHECKED)],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return [name for name in listed.stdout.splitlines() if name not in NOT_CHECKED and (ROOT / name).is_file()]
+    names = [name for name in listed.stdout.splitlines() if name not in NOT_CHECKED and not name.endswith(".png")]
+    return [name for name in names if (ROOT / name).is_file()]
 
 
 def main(arguments: list[str] | None = None) -> int:
