@@ -1,9 +1,10 @@
-"""Training that goes on when a process, a pod or a node is lost, from the last checkpoint.
+"""Training that goes on when a process, a pod or a node is lost, from the last checkpoint, or is about to be lost.
 
     python examples/lost_hosts.py                       # two hosts on this machine; a rank is killed at step 7
     python examples/lost_hosts.py --kubernetes IMAGE    # two pods with this image, on the cluster of KUBECONFIG
 
-The loop waits until every host is up, spawns processes with the last checkpoint, and trains until one of them is lost.
+The loop waits until every host is up, spawns processes with the last checkpoint, and trains until one of them is lost,
+or the cluster gives notice of it: then there is time for a checkpoint.
 The model is a number and needs no torch, and the checkpoint is a value that the driver keeps. Real ranks write theirs
 to shared storage, and the driver keeps its path.
 """
@@ -53,7 +54,7 @@ class Trainer(Actor):
 
 
 def train(hosts: Any, last: Checkpoint, steps: int, every: int, lose_at: int) -> Checkpoint:
-    """Trains until ``steps`` or until a process is lost. Returns the last checkpoint."""
+    """Trains until ``steps``, or until a process is lost or about to be. Returns the last checkpoint."""
     hosts.initialized.get(timeout=BACK_WITHIN)  # a pod that replaces a lost one takes its place in the mesh
     procs = hosts.spawn_procs(name="trainers")
     try:
@@ -63,8 +64,11 @@ def train(hosts: Any, last: Checkpoint, steps: int, every: int, lose_at: int) ->
                 trainers.crash.broadcast()
             loss = max(trainers.train.call().get().values())
             print(f"step {step}: loss {loss:.4f}", flush=True)
-            if step % every == 0 or step == steps:
+            if step % every == 0 or step == steps or hosts.ending:
                 last = trainers.slice(hosts=0).checkpoint.call_one().get()
+            if hosts.ending:
+                print(f"going on from step {last.step}: {hosts.ending[0].name}: {hosts.ending[0].reason}", flush=True)
+                break
     except SupervisionError as lost:  # its text names the ranks, their hosts and the reason
         print(f"going on from step {last.step}: {lost}", flush=True)
     procs.stop().get()  # if one was lost, the others would keep their GPUs

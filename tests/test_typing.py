@@ -110,7 +110,7 @@ DEFINED = {
         "class Checkpoint(NamedTuple):\n    step: int\n"
         "class Trainer(Actor):\n    def __init__(self, last: Checkpoint) -> None: ...\n"
         "def train_to_next_checkpoint(trainers: Trainer, last: Checkpoint) -> Checkpoint:\n    return last\n"
-        "job: KubernetesJob\nhosts: kt.HostMeshProxy\nsteps: int\nlast = Checkpoint(0)\n"
+        "job: KubernetesJob\nhosts: kt.HostMeshProxy\ntrainers: Trainer\nsteps: int\nlast = Checkpoint(0)\n"
     ),
     "sessions": (
         f"{TRAINER}def save(step: int, losses: object) -> None: ...\nfirst: int\nsession: kt.AttachedSession | None\n"

@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from meshgate.session.detached import tag
     from meshgate.session.dialing import Dialer, Route, UrlDialer
     from meshgate.session.futures import Future, FutureProxy
+    from meshgate.session.objects import EndingHost
     from meshgate.session.returns_future import returns_future
     from meshgate.session.settings import ClientSettings
     from meshgate.shapes.ndslice import Slice
@@ -133,6 +134,7 @@ _HOMES = {
         "VersionMismatchError"
     ),
     "meshgate.session.futures": "Future FutureProxy",
+    "meshgate.session.objects": "EndingHost",
     "meshgate.session.returns_future": "returns_future",
     "meshgate.jobs.joined": "native_hosts",
     "meshgate.jobs.kubernetes.compute": "Compute",
@@ -174,6 +176,7 @@ __all__ = [
     "Context",
     "Dialer",
     "DockerfileError",
+    "EndingHost",
     "Endpoint",
     "EndpointProxy",
     "EngineDiedError",

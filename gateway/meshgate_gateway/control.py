@@ -129,6 +129,15 @@ class HostRestored(_Model):
     host: Host
 
 
+class HostEnding(_Model):
+    """The cluster ends a host from an earlier HostsReply in ``seconds``; HostLost follows. A new server repeats it."""
+
+    type: Literal["host_ending"] = "host_ending"
+    host: str
+    reason: Reason
+    seconds: float
+
+
 class Inspect(_Model):
     """Asks what the engine knows (``status``), or for the lines printed after number ``after`` (``output``)."""
 
@@ -240,6 +249,7 @@ ControlMessage: TypeAlias = (
     | HostsReply
     | HostLost
     | HostRestored
+    | HostEnding
     | Inspect
     | Notice
     | EndSession

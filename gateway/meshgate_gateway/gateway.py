@@ -148,7 +148,8 @@ async def _assemble(
     engines.fill()
     cluster = await _cluster(settings, supervisor)
     nodes = None if slurm is None else await _submit(slurm, settings, engines)
-    hosts = _hosts(settings, environment, cluster, nodes, supervisor)
+    pods = None if cluster is None else cluster.hosts()
+    hosts = _hosts(settings, environment, pods or nodes, supervisor)
     sessions = _sessions(settings, engines, hosts, commands, environment, supervisor)
     for engine in inherited:
         if engine.session is not None:
@@ -159,6 +160,8 @@ async def _assemble(
     routes = Routes(_authenticator(settings, cluster), sessions, hosts, metrics, provisioner, name=name)
     if cluster is not None:
         routes.restart_reason, routes.job = cluster.restart_reason, cluster.name
+    if pods is not None:
+        pods.watch_endings(sessions.host_ending)
     if nodes is not None:
         nodes.watch_notices(sessions.notify)
         routes.job_facts = lambda: {"slurm": nodes.report().model_dump(mode="json")}
@@ -289,17 +292,14 @@ def _sessions(
 def _hosts(
     settings: Settings,
     environment: dict[str, str],
-    cluster: ClusterJob | None,
-    nodes: HostProvider | None,
+    of_cluster: HostProvider | None,
     supervisor: SupervisorLink,
 ) -> HostProvider:
     providers: list[HostProvider] = [StaticHosts({mesh.name: mesh.addresses for mesh in settings.mesh})]
     if settings.local_mesh:
         providers.append(LocalHosts({mesh.name: mesh.count for mesh in settings.local_mesh}, environment, supervisor))
-    if cluster is not None:
-        providers.append(cluster.hosts())
-    if nodes is not None:
-        providers.append(nodes)
+    if of_cluster is not None:
+        providers.append(of_cluster)
     return CombinedHosts(providers)
 
 

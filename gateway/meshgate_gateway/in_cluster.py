@@ -11,7 +11,6 @@ import async_timeout
 import structlog
 
 from meshgate_gateway.hosts.kubernetes import KubernetesHosts
-from meshgate_gateway.hosts.provider import HostProvider
 from meshgate_gateway.http.auth import Authenticator, TokenAuthenticator
 from meshgate_gateway.http.kubernetes_auth import KubernetesAuthenticator, KubernetesUsers
 from meshgate_gateway.provisioning.policy import read_policy
@@ -66,7 +65,7 @@ class ClusterJob:
         """What identifies the job in the audit log."""
         return {"job": self._spec.name, "namespace": self._spec.namespace}
 
-    def hosts(self) -> HostProvider:
+    def hosts(self) -> KubernetesHosts:
         return KubernetesHosts(self._api, self._spec, self._supervisor)
 
     def authenticator(self, token: TokenAuthenticator) -> Authenticator:

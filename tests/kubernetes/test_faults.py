@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -33,11 +34,48 @@ def test_a_pod_deleted_during_a_call_is_reported_with_the_reason(namespace: str,
         trainers = procs.spawn("trainers", Trainer)
         trainers.pod.call().get(timeout=60)
         call = procs.spawn("hanging", Hanging).hang.call()
-        kubectl("delete", "pod", "victim-workers-1", "--wait=false")
+        kubectl("delete", "pod", "victim-workers-1", "--wait=false", "--grace-period=3")
         with pytest.raises(SupervisionError) as caught:
             call.get(timeout=REPORTED_WITHIN)
         assert_reports(caught.value, 1, "victim-workers-1", "its pod is being deleted")
         assert trainers.slice(hosts=0).pod.call_one().get(timeout=60) == "victim-workers-0"
+
+
+def evict(kubectl: Kubectl, pod: str, seconds: int) -> None:
+    """As a drain does, and whatever else takes a node back in an orderly way. The pod has ``seconds`` to end."""
+    served = kubectl("api-versions").split()
+    version = "policy/v1" if "policy/v1" in served else "policy/v1beta1"  # before 1.22
+    head = {"name": pod, "namespace": kubectl.namespace}
+    options = {"gracePeriodSeconds": seconds}
+    eviction = {"apiVersion": version, "kind": "Eviction", "metadata": head, "deleteOptions": options}
+    path = f"/api/v1/namespaces/{kubectl.namespace}/pods/{pod}/eviction"
+    kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
+
+
+def test_a_driver_has_notice_of_an_eviction_saves_and_continues_on_the_replacement(
+    namespace: str, kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with KubernetesJob(compute=Compute(replicas=2), name="evicted", namespace=namespace) as job:
+        hosts = job.state().workers
+        procs = hosts.spawn_procs()
+        trainers = procs.spawn("trainers", Trainer)
+        trainers.pod.call().get(timeout=60)
+        step = trainers.wait.call(3.0)  # longer than it takes to end a pod whose worker obeys SIGTERM at once
+        evict(kubectl, "evicted-workers-1", 12)
+        (ending,) = wait_for(lambda: hosts.ending, "the notice")
+        assert ending.name == "evicted-workers-1"
+        assert "its pod is being deleted" in ending.reason
+        assert ending.seconds_left <= 12
+        assert [*step.get(timeout=60).values()] == ["waited", "waited"]
+        saved = trainers.pod.call().get(timeout=60)
+        assert sorted(saved.values()) == ["evicted-workers-0", "evicted-workers-1"]
+        procs.stop().get(timeout=60)
+        hosts.initialized.get(timeout=90)
+        assert hosts.ending == ()
+        again = hosts.spawn_procs().spawn("again", Trainer)
+        assert sorted(again.pod.call().get(timeout=60).values()) == ["evicted-workers-0", "evicted-workers-1"]
+    notices = re.findall(r"host (\S+) will end in (\d+) s: its pod is being deleted", capfd.readouterr().err)
+    assert notices == [("evicted-workers-1", "12")]  # and none of the end of the job
 
 
 def test_state_waits_for_the_pod_that_replaces_a_lost_one(namespace: str, kubectl: Kubectl) -> None:
@@ -45,7 +83,7 @@ def test_state_waits_for_the_pod_that_replaces_a_lost_one(namespace: str, kubect
         trainers = job.state(wait=True).workers.spawn_procs().spawn("trainers", Trainer)
         trainers.pod.call().get(timeout=60)
         call = trainers.wait.call(100.0)
-        kubectl("delete", "pod", "replaced-workers-1", "--wait=false")
+        kubectl("delete", "pod", "replaced-workers-1", "--wait=false", "--grace-period=3")
         with pytest.raises(SupervisionError):
             call.get(timeout=60)
         again = job.state(wait=120).workers.spawn_procs().spawn("again", Trainer)
@@ -143,7 +181,8 @@ def test_a_restart_of_the_api_server_loses_nothing(namespace: str, kubectl: Kube
 def drained(kubectl: Kubectl, pods: str) -> Iterator[str]:
     """Drains the node of these pods for the block. Yields what kubectl reports within 10 s."""
     node = kubectl("get", "pods", "-l", pods, "-o", "jsonpath={.items[0].spec.nodeName}")
-    drain = ["kubectl", "drain", node, "--pod-selector", pods, "--delete-emptydir-data", "--timeout=10s"]
+    drain = ["kubectl", "drain", node, "--pod-selector", pods, "--delete-emptydir-data", "--timeout=10s",
+             "--grace-period=3"]  # fmt: skip
     try:
         done = subprocess.run(drain, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode != 0, done.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import signal
@@ -183,11 +182,11 @@ def test_training_waits_for_the_pod_that_replaces_a_deleted_one(
         assert training.stdout is not None
         lines = iter(training.stdout)
         assert any(line.startswith("step 5: ") for line in lines)
-        kubectl("delete", "pod", "lost-hosts-workers-1", "--wait=false")
-        lost = list(itertools.takewhile(lambda line: not line.startswith("  Failed: rank 1"), lines))
-        reason = "lost-hosts-workers-1: its pod is being deleted"
-        (step,) = re.findall(rf"^going on from step (\d+): .*{reason}", "".join(lost), re.MULTILINE)
-        assert next(lines).startswith(f"step {int(step) + 1}: ")
+        kubectl("delete", "pod", "lost-hosts-workers-1", "--wait=false", "--grace-period=10")
+        going_on = next(line for line in lines if line.startswith("going on from step "))
+        saved = re.fullmatch(r"going on from step (\d+): lost-hosts-workers-1: its pod is being deleted.*\n", going_on)
+        assert saved is not None, going_on
+        assert next(lines).startswith(f"step {int(saved[1]) + 1}: ")
         training.terminate()  # ends the block that the job is in
         training.stdout.read()
     assert training.returncode == 128 + signal.SIGTERM

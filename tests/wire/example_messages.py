@@ -43,6 +43,7 @@ EXAMPLES: list[m.Header] = [
     m.TelemetryRequest(call=11, path="/api/query"),
     m.EndSession(call=4),
     m.HostsAttached(object=1, hosts=(m.Host(name="pod-0", address="tcp://10.0.0.1:26600"), m.Host(name="pod-1"))),
+    m.HostEnding(object=1, host="pod-1", reason="its pod is being deleted", seconds=30.0),
     m.Values(call=1, ranks=(5,), objects={0: m.Adopted(objects=(-1, -2))}),
     m.Item(call=1, rank=3, objects=m.Adopted(objects=(-3,))),
     m.Done(call=2),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import os
 import signal
 import socket
 import subprocess
@@ -56,6 +57,35 @@ def test_sigterm_ends_the_host_and_its_descendants(worker: Worker, client: Clien
     worker.process.send_signal(signal.SIGTERM)
     assert worker.wait() == (0, "meshgate_worker workers-0: ended: SIGTERM")
     wait_gone(*client.pids, *started)
+
+
+def test_processes_go_on_after_the_notice_of_sigterm_and_the_host_ends_with_the_last(directory: Path) -> None:
+    worker = Worker(f"ipc://{directory}/host", "--grace=30", "--notice=600")
+    client = Client(worker.address)
+    worker.process.send_signal(signal.SIGTERM)
+    assert client.run("call") == client.pids
+    for pid in client.pids:
+        os.kill(pid, signal.SIGKILL)
+    assert worker.wait() == (0, "meshgate_worker workers-0: ended: SIGTERM")
+    client.close()
+    worker.close()
+
+
+def test_a_host_ends_when_the_time_of_its_notice_is_over(directory: Path) -> None:
+    worker = Worker(f"ipc://{directory}/host", "--grace=30", "--notice=0.01")
+    client = Client(worker.address)
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.wait() == (0, "meshgate_worker workers-0: ended: SIGTERM")
+    wait_gone(*client.pids)
+    client.close()
+    worker.close()
+
+
+def test_a_host_on_which_nothing_runs_needs_no_notice(directory: Path) -> None:
+    worker = Worker(f"ipc://{directory}/host", "--grace=30", "--notice=600")
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.wait() == (0, "meshgate_worker workers-0: ended: SIGTERM")
+    worker.close()
 
 
 def test_a_host_exits_with_the_process_that_started_it(worker: Worker, client: Client) -> None:
@@ -139,7 +169,7 @@ def test_help_describes_every_option() -> None:
     help_text = subprocess.run(
         [sys.executable, "-m", "meshgate_worker", "--help"], capture_output=True, text=True, check=True
     )
-    for option in ("--address", "--name", "--lifetime-fd", "--ready-fd", "--grace", "--remove-directory"):
+    for option in ("--address", "--name", "--lifetime-fd", "--ready-fd", "--grace", "--notice", "--remove-directory"):
         assert option in help_text.stdout
 
 

@@ -42,6 +42,7 @@ from .models.from_gateway import (
     Failure,
     Fault,
     Host,
+    HostEnding,
     HostsAttached,
     Item,
     ObjectFailed,
@@ -73,6 +74,7 @@ __all__ = [
     "Fetch",
     "Header",
     "Host",
+    "HostEnding",
     "HostNames",
     "HostsAttached",
     "Item",
@@ -422,6 +424,7 @@ Header: TypeAlias = Annotated[
     | Resume
     | Fetch
     | HostsAttached
+    | HostEnding
     | Values
     | Item
     | Done

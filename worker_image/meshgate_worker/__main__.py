@@ -29,6 +29,13 @@ def _options(arguments: list[str]) -> HostOptions:
     parser.add_argument("--ready-fd", type=int, help="file descriptor to write one line of JSON to once ready")
     parser.add_argument("--remove-directory", action="store_true", help="remove the socket's directory on exit")
     parser.add_argument("--grace", type=float, default=2.0, help="seconds from SIGTERM to SIGKILL (default: 2)")
+    parser.add_argument(
+        "--notice",
+        type=float,
+        default=os.environ.get("MESHGATE_WORKER_NOTICE", "0"),
+        help="seconds for which processes of this host may go on after SIGTERM to it, such as those of a pod's grace "
+        "period; it ends once none is left (MESHGATE_WORKER_NOTICE; default: 0)",
+    )
     options = parser.parse_args(arguments)
     if not options.address:
         parser.error("no address: set --address or MESHGATE_WORKER_ADDRESS")
@@ -40,6 +47,7 @@ def _options(arguments: list[str]) -> HostOptions:
         lifetime_fd=options.lifetime_fd,
         ready_fd=options.ready_fd,
         grace=options.grace,
+        notice=options.notice,
         remove_directory=options.remove_directory,
     )
 

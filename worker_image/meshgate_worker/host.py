@@ -1,6 +1,7 @@
 """One Monarch host process: reports when it is ready, and why it exits.
 
-It exits when a client shuts the host down, on SIGTERM or SIGINT, when the process that started it exits (its lifetime
+It exits when a client shuts the host down, on SIGINT, on SIGTERM or, with a notice, once nothing runs on it after
+SIGTERM, when the process that started it exits (its lifetime
 descriptor reaches end of file, even after SIGKILL), or when Monarch fails. In every case it first ends all its
 descendants.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import select
 import signal
@@ -22,10 +24,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from meshgate_processes.marks import end_processes
+from meshgate_processes.marks import end_processes, find_processes
 
 COOKIE_VARIABLE = "MESHGATE_HOST_COOKIE"
 READY_TIMEOUT = 30.0
+POLL_INTERVAL = 0.2  # seconds between two looks at what still runs, after a notice
 _USAGE = 2  # the exit code if nothing was started
 
 
@@ -100,7 +103,8 @@ def service_address(address: str, identity: str | None) -> str:
 @dataclass(frozen=True, slots=True)
 class HostOptions:
     """``cookie``: in the environment of every process of this host. ``grace``: seconds between SIGTERM and SIGKILL for
-    descendants. ``remove_directory``: remove the directory of the socket on exit if it is empty."""
+    descendants. ``notice``: seconds for which these may go on after SIGTERM to this process. ``remove_directory``:
+    remove the directory of the socket on exit if it is empty."""
 
     address: str
     name: str
@@ -109,6 +113,7 @@ class HostOptions:
     lifetime_fd: int | None
     ready_fd: int | None
     grace: float
+    notice: float = 0.0
     remove_directory: bool = False
 
 
@@ -124,10 +129,16 @@ class _EndRequest:
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()
         self._end: _End | None = None
+        self.deadline = math.inf  # on the monotonic clock: after SIGTERM with a notice
 
     def post(self, end: _End) -> None:
         """Sets the reason; the first one is kept. Safe in signal handlers and on any thread."""
         self._end = self._end or end
+        os.write(self._write_fd, b"\0")
+
+    def give_notice(self, seconds: float) -> None:
+        """The host is to end within ``seconds``. Safe in signal handlers."""
+        self.deadline = time.monotonic() + seconds
         os.write(self._write_fd, b"\0")
 
     def posted(self) -> _End | None:
@@ -139,18 +150,29 @@ def serve(options: HostOptions) -> int:
     os.environ[COOKIE_VARIABLE] = options.cookie
     os.environ["HYPERACTOR_PROCESS_NAME"] = options.name
     request = _EndRequest()
+
+    def on_signal(number: int, frame: object) -> None:
+        if number == signal.SIGTERM and options.notice > 0 and request.deadline == math.inf:
+            request.give_notice(options.notice)
+        else:
+            request.post(_End(0, signal.Signals(number).name))
+
     for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda number, _frame: request.post(_End(0, signal.Signals(number).name)))
+        signal.signal(signum, on_signal)
     end = _start(options, request) or _wait_ready(options, request) or _wait_end(options, request)
     end = end or _End(1, "unknown reason")
     leads_session = os.getsid(0) == os.getpid()  # otherwise the session may be that of a shell
     session = os.getpid() if leads_session else None
-    killed = end_processes(f"{COOKIE_VARIABLE}={options.cookie}", session=session, grace=options.grace)
+    killed = end_processes(_mark(options), session=session, grace=options.grace)
     if end.code != _USAGE:
         listening_at(options.address).clear(directory=options.remove_directory)
     forced = f"; killed {killed} processes that did not end in time" if killed else ""
     log(f"{options.name}: ended: {end.reason}{forced}")
     return end.code
+
+
+def _mark(options: HostOptions) -> str:
+    return f"{COOKIE_VARIABLE}={options.cookie}"
 
 
 def _start(options: HostOptions, request: _EndRequest) -> _End | None:
@@ -196,12 +218,20 @@ def _wait_ready(options: HostOptions, request: _EndRequest) -> _End | None:
 
 
 def _wait_end(options: HostOptions, request: _EndRequest, timeout: float | None = None) -> _End | None:
-    """Waits for the reason to exit; returns None after ``timeout`` seconds (None: no limit)."""
+    """Waits for the reason to exit; returns None after ``timeout`` seconds (None: no limit).
+
+    After SIGTERM with a notice, that is the notice's end, or that no process is left which a client has started here.
+    """
     watched = [request.read_fd] if options.lifetime_fd is None else [request.read_fd, options.lifetime_fd]
     while (end := request.posted()) is None:
-        readable, _, _ = select.select(watched, [], [], timeout)
-        if not readable:
+        given = request.deadline < math.inf
+        if given and (time.monotonic() >= request.deadline or not find_processes(_mark(options))):
+            return _End(0, signal.SIGTERM.name)
+        readable, _, _ = select.select(watched, [], [], POLL_INTERVAL if given else timeout)
+        if not readable and not given:
             return None
+        if request.read_fd in readable:
+            os.read(request.read_fd, 4096)
         if options.lifetime_fd in readable and not os.read(options.lifetime_fd, 4096):
             return _End(0, "the process that started this host has exited")
     return end

@@ -18,6 +18,7 @@ from meshgate.proxies.launch import BootstrapCommand, launch_of
 from meshgate.proxies.mesh import MeshProxy, OwnedObject, require_name, require_string
 from meshgate.serialization.pickling import dump_class, dumps, dumps_call
 from meshgate.session.futures import FutureProxy
+from meshgate.session.objects import EndingHost
 from meshgate.session.pending_calls import PendingAck, PendingValueMesh
 from meshgate.session.session import ClientSession
 from meshgate.shapes.shape import Extent, Point, Region, Shape
@@ -300,8 +301,17 @@ class HostMeshProxy(SeenAsMonarchs, MeshProxy):
 
     @property
     def initialized(self) -> FutureProxy[Literal[True]]:
-        """Settles with True when all hosts have answered, also restarted ones. Fails if a host has ended for good."""
+        """Settles with True when all hosts have answered, also restarted ones and those that replace ``ending`` ones.
+        Fails if a host has ended for good."""
         return self._initialized(wait_for_all=True)
+
+    @property
+    def ending(self) -> tuple[EndingHost, ...]:
+        """Those of these hosts that the cluster is going to end, or has ended, in rank order, until others have their
+        places (``initialized``). Kubernetes gives such notice; what runs on them can go on until the deadline."""
+        ending = self._owned.remote.ending
+        names = (self._host_name(self._ndslice.get(at)) for at in range(len(self))) if ending else ()
+        return tuple(ending[name] for name in names if name in ending)
 
     def _initialized(self, *, wait_for_all: bool) -> FutureProxy[Literal[True]]:
         """Without ``wait_for_all`` it does not wait for hosts that have ended, only for reports about them so far."""

@@ -14,7 +14,7 @@ from meshgate.session.detached import Creation, ReadMarks, Takeover
 from meshgate.session.errors.failures import dependency_failure, failure_of_fault, from_failure
 from meshgate.session.errors.faults import handle_fault
 from meshgate.session.inbox import Inbox
-from meshgate.session.objects import ObjectTable
+from meshgate.session.objects import EndingHost, ObjectTable
 from meshgate.session.output.aggregation import Aggregator
 from meshgate.session.output.printer import OutputPrinter, kind_of
 from meshgate.session.pending_calls import PendingAck, PendingCalls, Reader
@@ -26,6 +26,7 @@ from meshgate_wire.messages import (
     Failed,
     Failure,
     Fault,
+    HostEnding,
     HostsAttached,
     Item,
     KeptCalls,
@@ -82,6 +83,7 @@ class Dispatcher:
             Failed: self._failed,
             ObjectFailed: self._object_failed,
             HostsAttached: self._hosts_attached,
+            HostEnding: self._host_ending,
             Fault: self._fault,
             Output: self._output,
             PortMessage: self._port_message,
@@ -213,10 +215,16 @@ class Dispatcher:
             return
         if hosts.hosts:
             self._objects.host_restarts[hosts.name] = self._objects.host_restarts.get(hosts.name, 0) + 1
-        hosts.hosts = header.hosts
+        hosts.hosts, hosts.ending = header.hosts, {}
         if len(header.hosts) != hosts.expected_hosts:
             reason = f"mesh {hosts.name!r} has {len(header.hosts)} hosts, but the job has {hosts.expected_hosts}"
             self._creation_failed(hosts.number, Failure(kind="invalid", message=reason))
+
+    def _host_ending(self, header: HostEnding, message: MessageReceived) -> None:
+        hosts = self._objects.get(header.object)
+        if hosts is not None:
+            notice = EndingHost(header.host, header.reason, time.monotonic() + header.seconds)
+            hosts.ending = {**hosts.ending, header.host: notice}  # a new one: other threads read it
 
     # --- unsolicited messages
 

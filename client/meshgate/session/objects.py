@@ -7,13 +7,31 @@ from it is affected as well; ``ObjectTable.failure_of`` finds that out without a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from meshgate_wire.messages import Failure, Host
 
 Kind: TypeAlias = Literal["hosts", "procs", "actors", "port", "kept"]
+
+
+@dataclass(frozen=True, slots=True)
+class EndingHost:
+    """A host that the cluster is going to end: it is drained, preempted or taken back.
+
+    ``reason`` is what the cluster says about it. ``deadline`` is in seconds of ``time.monotonic()``.
+    """
+
+    name: str
+    reason: str
+    deadline: float
+
+    @property
+    def seconds_left(self) -> float:
+        """For how long calls on the host can still run; 0 if it should have ended."""
+        return max(0.0, self.deadline - time.monotonic())
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +49,7 @@ class RemoteObject:
     expected_hosts: int = 0  # of a job's host mesh: its size according to the job
     streams: tuple[int, ...] = ()  # of kept values: those with messages that name them
     hosts: tuple[Host, ...] = ()
+    ending: Mapping[str, EndingHost] = field(default_factory=dict)  # by name, of ``hosts``
     lost: dict[int, str] = field(default_factory=dict)  # why, by rank of the mesh
     ancestors: tuple[RemoteObject, ...] = field(default=(), repr=False, compare=False)  # parents and theirs, each once
 

@@ -33,6 +33,8 @@ SPOT_LABELS = {
 # Cluster autoscalers must not move pods that hold sessions: what runs in them would be lost.
 STAY = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 SCRAPE = {"prometheus.io/scrape": "true", "prometheus.io/port": str(METRICS_PORT), "prometheus.io/path": "/metrics"}
+GRACE_PERIOD = 30  # seconds between the request to delete a worker's pod and SIGKILL: Kubernetes' own default
+_ENDING_TIME = 3  # seconds at the end of it for what still runs then
 _USER = 1000
 _HOME = "/home/meshgate"
 _GATEWAY_CPU = ("250m", "4")  # request, limit
@@ -44,7 +46,7 @@ _GATEWAY_DISK = "10Gi"
 # Monarch does not answer clients of another release, so another child reports the worker's versions to the gateway.
 VERSIONS_PORT_OFFSET = 1000  # from Monarch's port
 WORKER_BOOTSTRAP = f"""\
-import importlib.util, os, signal, sys
+import importlib.util, os, signal, sys, time
 address = sys.argv[1]
 if not os.fork():
     import contextlib, importlib.metadata, json, platform, socket
@@ -65,7 +67,16 @@ if not importlib.util.find_spec("monarch"):
     sys.exit("this image contains neither meshgate[worker] nor torchmonarch: install one of them with pip")
 child = os.fork()
 if child:
-    signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
+    last = []  # once SIGTERM has come: when the host ends although others of the pod's processes than its own go on
+    def end(number, frame):
+        last[:] = last or [time.monotonic() + float(os.environ.get("MESHGATE_WORKER_NOTICE", 0))]
+        others = sum(map(str.isdigit, os.listdir("/proc"))) > 3
+        if time.monotonic() >= last[0] or not others:
+            os.kill(child, signal.SIGTERM)
+        else:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGALRM, end)
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 from monarch.actor import run_worker_loop_forever
 from monarch._src.job import service_identity
@@ -177,7 +188,7 @@ def _worker_pod(mesh: MeshSpec, worker: WorkerSpec) -> Object:
             "imagePullSecrets": [{"name": name} for name in worker.image_pull_secrets],
             "securityContext": {} if worker.fuse else _pod_security(),
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": 10,
+            "terminationGracePeriodSeconds": GRACE_PERIOD,
         }
     )
 
@@ -190,7 +201,8 @@ def _with_command(template: Object, mesh: MeshSpec) -> Object:
     if worker is None or worker.get("command") or worker.get("args"):
         return template
     named = {each["name"] for each in worker.get("env") or []}
-    own = [each for each in _worker_variables({"MONARCH_PORT": str(mesh.port)}) if each["name"] not in named]
+    variables = {"MONARCH_PORT": str(mesh.port), **_notice(template["spec"])}
+    own = [each for each in _worker_variables(variables) if each["name"] not in named]
     started = {**worker, "command": _worker_command(mesh), "env": [*own, *(worker.get("env") or [])]}
     changed = [started if each is worker else each for each in containers]
     return {**template, "spec": {**template["spec"], "containers": changed}}
@@ -199,6 +211,12 @@ def _with_command(template: Object, mesh: MeshSpec) -> Object:
 def _worker_command(mesh: MeshSpec) -> list[str]:
     address = f"tcp://$(POD_IP):{mesh.port}@tcp://0.0.0.0:{mesh.port}"
     return ["python", "-u", "-c", WORKER_BOOTSTRAP, address]
+
+
+def _notice(pod: Object) -> dict[str, str]:
+    """How long the processes of a worker may go on after the SIGTERM to it. Older workers ignore it, unlike a flag."""
+    grace = pod.get("terminationGracePeriodSeconds")
+    return {"MESHGATE_WORKER_NOTICE": str(max(0, (GRACE_PERIOD if grace is None else int(grace)) - _ENDING_TIME))}
 
 
 def _worker_variables(more: dict[str, str]) -> list[Object]:
@@ -213,7 +231,7 @@ def _worker_variables(more: dict[str, str]) -> list[Object]:
 
 def _worker_container(mesh: MeshSpec, worker: WorkerSpec, mounts: list[Object]) -> Object:
     # In images of others, the user has no home.
-    variables = {"MONARCH_PORT": str(mesh.port), "HOME": _HOME, **worker.env_vars}
+    variables = {"MONARCH_PORT": str(mesh.port), "HOME": _HOME, **_notice(worker.pod_spec or {}), **worker.env_vars}
     if worker.install_monarch:
         variables["PYTHONPATH"] = ":".join(filter(None, (variables.get("PYTHONPATH"), PYTHONPATH)))
     return _without_empty(

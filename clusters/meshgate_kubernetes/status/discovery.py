@@ -180,6 +180,15 @@ def termination_reason(pod: Object, uid: str, container: str) -> str | None:
     return f"ended: {_describe_end(status, container)}" + (f" (node {node})" if node else "")
 
 
+def grace_period(pod: Object, container: str) -> float:
+    """For how many seconds container ``container`` may run on after the request to delete the pod; 0 without such a
+    request, or if it has ended."""
+    metadata, status = pod["metadata"], pod.get("status", {})
+    if "deletionTimestamp" not in metadata or _ended(pod) or not _is_running(status, container):
+        return 0.0
+    return float(metadata.get("deletionGracePeriodSeconds") or 0)
+
+
 def _disruption(pod: Object) -> str:
     """`` (EvictionByEvictionAPI: Eviction API: evicting)``: why Kubernetes deletes the pod; "" if it does not say.
 

@@ -32,6 +32,7 @@ from meshgate_gateway.control import (
     DescribeSession,
     EndSession,
     EngineReady,
+    HostEnding,
     HostLost,
     HostRestored,
     HostsReply,
@@ -157,6 +158,8 @@ class EngineProcess:
             self._engine.host_lost(message.host, message.reason, returns=message.returns)
         elif isinstance(message, HostRestored):
             self._engine.host_back(message.mesh, message.rank, message.host)
+        elif isinstance(message, HostEnding):
+            self._engine.host_ending(message.host, message.reason, message.seconds)
         elif isinstance(message, Inspect):
             for part in self._engine.inspection.answer(message):
                 self._control.send(part)

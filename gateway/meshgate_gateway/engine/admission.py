@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from meshgate_gateway.engine.client_connection import ClientLink
 from meshgate_gateway.engine.code.code_sync import CodeSync
@@ -11,7 +11,7 @@ from meshgate_gateway.engine.detached.ledger import Ledger
 from meshgate_gateway.engine.dispatch import Dispatch
 from meshgate_gateway.engine.objects.records import HostMesh
 from meshgate_gateway.engine.objects.table import ObjectTable
-from meshgate_wire.messages import Failure, HostsAttached, ObjectFailed, Release
+from meshgate_wire.messages import Failure, Header, ObjectFailed, Release, stream_of
 
 _NEVER_ARRIVED = Failure(
     kind="invalid", message="the process that held the session ended before the gateway had received this object"
@@ -19,8 +19,8 @@ _NEVER_ARRIVED = Failure(
 
 
 class Admission:
-    """``connection_refused`` is called when a client may not connect, or has not, and ``holder_changed`` when another
-    takes over."""
+    """``described(number, hosts)`` are the messages about a mesh of hosts. ``connection_refused`` is called when a
+    client may not connect, or has not, and ``holder_changed`` when another takes over."""
 
     def __init__(
         self,
@@ -29,11 +29,12 @@ class Admission:
         dispatch: Dispatch,
         objects: ObjectTable,
         code: CodeSync,
+        described: Callable[[int, HostMesh], Iterable[Header]],
         connection_refused: Callable[[], object],
         holder_changed: Callable[[], object],
     ) -> None:
         self._link, self._ledger, self._dispatch = link, ledger, dispatch
-        self._objects, self._code = objects, code
+        self._objects, self._code, self._described = objects, code, described
         self.connection_refused, self._holder_changed = connection_refused, holder_changed
 
     def claim(self, applicant: Applicant) -> Refusal | None:
@@ -70,6 +71,7 @@ class Admission:
             self._link.post(ObjectFailed(object=number, failure=failure))
         for number, known in self._objects.items():
             if isinstance(known, HostMesh) and number > 0:
-                self._link.post(HostsAttached(object=number, hosts=known.hosts))
+                for message in self._described(number, known):
+                    self._link.post(message, stream=stream_of(number))
         for part in self._ledger.welcome(next_object, self._code.current_version or None):
             self._link.post(part)

@@ -107,6 +107,7 @@ class Engine:
             self._dispatch,
             self._objects,
             self.code,
+            self._hosts.described,
             connection_refused,
             self._holder_changed,
         )
@@ -236,7 +237,7 @@ class Engine:
             objects,
             self.link.send,
             self._loop.call_later,
-            host_reasons=hosts.reasons,
+            host_reasons=hosts.explained,
             ranks_died=fail,
             process_died=self._process_died,
         )
@@ -418,6 +419,11 @@ class Engine:
     def host_back(self, mesh: str, rank: int, host: Host) -> None:
         """The server reports that a lost host restarted, or that ``host`` took its place."""
         self._hosts.host_back(mesh, rank, host)
+
+    def host_ending(self, host: str, reason: str, seconds: float) -> None:
+        """The server reports that the cluster is going to end a host; perhaps once more."""
+        if self._hosts.host_ending(host, reason, seconds):
+            self.notice(f"host {host} will end in {seconds:.0f} s: {reason}")
 
     def notice(self, text: str) -> None:
         """The server has a line about the job for the user."""

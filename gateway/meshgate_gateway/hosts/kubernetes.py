@@ -2,7 +2,7 @@
 
 The job's specification, in its ConfigMap, says which pods belong to a mesh. A watch keeps their current state, so that
 lookups are free and a pod's end is reported with its reason within a second. Monarch itself notices much later and
-never learns the reason.
+never learns the reason. A pod that is being deleted remains a host for its grace period, of which there is notice.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import async_timeout
@@ -20,18 +21,22 @@ from pydantic import BaseModel, Field
 from meshgate_gateway.hosts.provider import Host, HostsUnavailable, OnLost, OnRestored
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_kubernetes.api.client import Api
+from meshgate_kubernetes.errors import KubernetesError, NotFound
+from meshgate_kubernetes.manifests.names import Names
 from meshgate_kubernetes.manifests.pods import VERSIONS_PORT_OFFSET
 from meshgate_kubernetes.manifests.spec import JobSpec, MeshSpec, Object
 from meshgate_kubernetes.status import discovery
 from meshgate_kubernetes.status.diagnosis import examine_pod
-from meshgate_kubernetes.status.discovery import termination_reason
+from meshgate_kubernetes.status.discovery import grace_period, termination_reason
 from meshgate_kubernetes.status.observer import Observer, WatchTarget
 
 log = structlog.get_logger()
 
 READY_TIMEOUT = 600.0
+OnEnding: TypeAlias = Callable[[str, str, str, float], None]
 KEPT = "hosts of mesh "  # begins the keys of what the supervisor keeps of them
 TIMEOUT = 1.0  # seconds
+LATE = 5.0  # seconds after its grace period that a pod may end; on a node that is gone, it never says so
 
 
 class KubernetesHosts:
@@ -41,6 +46,10 @@ class KubernetesHosts:
         self._spec = spec
         self._on_lost: OnLost = lambda mesh, host, reason: None
         self._on_restored: OnRestored = lambda mesh, rank, host: None
+        self._on_ending: OnEnding = lambda mesh, host, reason, seconds: None
+        self._ending: dict[str, tuple[float, str]] = {}  # by uid, of pods that are being deleted: until when, and why
+        self._announcing: set[asyncio.Task[None]] = set()
+        self._api = api
         self._loop = asyncio.get_running_loop()
         # The hosts returned by ``hosts``, by rank; None for a lost host without a replacement.
         # The supervisor keeps a copy: the next server reports what changed meanwhile.
@@ -53,6 +62,11 @@ class KubernetesHosts:
 
     def watch(self, on_lost: OnLost, on_restored: OnRestored) -> None:
         self._on_lost, self._on_restored = on_lost, on_restored
+
+    def watch_endings(self, on_ending: OnEnding) -> None:
+        """``on_ending(mesh, host, reason, seconds)`` is called when the pod of a host that ``hosts`` returned is going
+        to be deleted, unless the whole job is."""
+        self._on_ending = on_ending
 
     def meshes(self) -> Mapping[str, int]:
         return {mesh.name: mesh.replicas for mesh in self._spec.meshes}
@@ -95,6 +109,8 @@ class KubernetesHosts:
             self._waiting.discard(changed)
 
     async def close(self) -> None:
+        for task in self._announcing:
+            task.cancel()
         await asyncio.to_thread(self._observer.close)
 
     async def _wait_ready(self, mesh: MeshSpec, changed: asyncio.Event) -> list[discovery.WorkerHost]:
@@ -147,12 +163,40 @@ class KubernetesHosts:
             if host is None:
                 continue
             pod = pods.get(host.uid)
-            reason = "was deleted" if pod is None else termination_reason(pod, host.uid, host.container)
+            if pod is not None and self._in_grace_period(mesh, host, pod):
+                continue
+            _, known_reason = self._ending.pop(host.uid, (0.0, "was deleted"))
+            reason = known_reason if pod is None else termination_reason(pod, host.uid, host.container)
             if reason is not None:
                 known[rank] = None
                 log.warning("host lost", mesh=mesh, host=host.name, reason=f"its pod {reason}")
                 self._on_lost(mesh, host.name, f"its pod {reason}")
                 self._keep(mesh)
+
+    def _in_grace_period(self, mesh: str, host: discovery.WorkerHost, pod: Object) -> bool:
+        seconds = grace_period(pod, host.container)
+        if seconds and host.uid not in self._ending:
+            reason = termination_reason(pod, host.uid, host.container) or ""
+            self._ending[host.uid] = self._loop.time() + seconds + LATE, reason
+            self._loop.call_later(seconds + LATE, self._report_changes)
+            task = self._loop.create_task(self._announce(mesh, host, f"its pod {reason}", seconds))
+            self._announcing.add(task)
+            task.add_done_callback(self._announcing.discard)
+        return bool(seconds) and self._loop.time() < self._ending[host.uid][0]
+
+    async def _announce(self, mesh: str, host: discovery.WorkerHost, reason: str, seconds: float) -> None:
+        try:
+            parent = Names(self._spec.name).parent
+            found = await asyncio.to_thread(self._api.get, "ConfigMap", parent, self._spec.namespace)
+            job_ends = "deletionTimestamp" in found["metadata"]
+        except NotFound:
+            job_ends = True
+        except KubernetesError as error:
+            job_ends = False  # as far as is known
+            log.warning("cannot find out whether the job is being deleted", reason=str(error))
+        if not job_ends and host.uid in self._ending:  # else it has ended meanwhile
+            log.warning("host will end", mesh=mesh, host=host.name, reason=reason, seconds=seconds)
+            self._on_ending(mesh, host.name, reason, seconds)
 
     def _keep(self, mesh: str) -> None:
         known = self._handed_out[mesh]

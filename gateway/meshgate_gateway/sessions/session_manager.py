@@ -34,6 +34,7 @@ from meshgate_gateway.control import (
     DescribeSession,
     EndSession,
     EngineCounts,
+    HostEnding,
     HostLost,
     HostRestored,
     HostsReply,
@@ -220,6 +221,12 @@ class SessionManager:
         for session, engine in self._engines.items():
             if mesh in self._sessions.meshes_of(session):
                 engine.send(HostLost(mesh=mesh, host=host, reason=reason, returns=self._hosts.replaces_hosts(mesh)))
+
+    def host_ending(self, mesh: str, host: str, reason: str, seconds: float) -> None:
+        """Reports to the sessions that use the mesh of a host that the cluster is going to end it."""
+        for session, engine in self._engines.items():
+            if mesh in self._sessions.meshes_of(session):
+                engine.send(HostEnding(host=host, reason=reason, seconds=seconds))
 
     def host_restored(self, mesh: str, rank: int, host: Host) -> None:
         """Reports the replacement of a lost host to the sessions that use its mesh."""

@@ -15,12 +15,16 @@ from meshgate.proxies.client import Client
 from meshgate.session.dialing import UrlDialer
 from meshgate.session.settings import ClientSettings
 from meshgate_wire.messages import (
+    Host,
+    HostEnding,
+    HostsAttached,
     Output,
     OutputLine,
     SpawnProcs,
 )
 from tests.client.counting import Counter
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway
+from tests.waiting import wait_for
 
 
 def test_overlapping_labels_raise_monarchs_error_and_send_nothing(
@@ -173,3 +177,21 @@ def test_hosts_have_monarchs_properties(hosts: HostMeshProxy) -> None:
     assert hosts.region.labels == ["hosts"]
     assert hosts.is_fake_in_process is False
     assert hosts.stream_logs is False
+
+
+def test_hosts_that_are_about_to_end_are_those_of_the_slice_until_they_are_replaced(
+    gateway: ScriptedGateway, hosts: HostMeshProxy
+) -> None:
+    hosts.initialized.get(timeout=20)
+    number, first, second = hosts._object, *gateway.hosts[:2]
+    assert hosts.ending == ()
+    gateway.session().send(HostEnding(object=number, host=second, reason="drained", seconds=30.0))
+    (ending,) = wait_for(lambda: hosts.ending, "the notice")
+    assert (ending.name, ending.reason) == (second, "drained")
+    assert 0 < ending.seconds_left <= 30
+    assert hosts.slice(hosts=0).ending == ()
+    assert hosts.slice(hosts=1).ending == (ending,)
+    assert hosts._client.objects.host_restarts == {}
+    gateway.session().send(HostsAttached(object=number, hosts=(Host(name=first), Host(name="another"))))
+    wait_for(lambda: not hosts.ending, "the replacement")
+    assert hosts._client.objects.host_restarts == {"workers": 1}

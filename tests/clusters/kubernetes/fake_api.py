@@ -122,6 +122,15 @@ class FakeApi:
                 raise NotFound(f"{kind} {name!r} has another uid")
             self._drop(obj)
 
+    def request_deletion(self, kind: str, name: str, namespace: str, seconds: int = 30, **status: Any) -> None:
+        """As a request to delete an object, which stays for its grace period."""
+        with self._changed:
+            obj = self.get(kind, name, namespace)
+            asked = {"deletionTimestamp": "2026-01-01T00:00:30Z", "deletionGracePeriodSeconds": seconds}
+            changed = {**obj, "metadata": {**obj["metadata"], **asked}, "status": {**obj.get("status", {}), **status}}
+            self._objects[_key(obj)] = changed
+            self._record("MODIFIED", changed)
+
     def _drop(self, obj: Object) -> None:
         del self._objects[_key(obj)]
         self._record("DELETED", obj)

@@ -16,6 +16,7 @@ from meshgate_wire.messages import (
     Failed,
     Fetch,
     Host,
+    HostEnding,
     HostsAttached,
     ObjectFailed,
     Region,
@@ -67,6 +68,18 @@ async def test_what_is_being_created_when_a_session_is_taken_over_is_created(mon
     await client.until(lambda: len(client.monarch.casts) == 1 + sent)
     assert not client.of(ObjectFailed)
     assert [attached.object for attached in client.of(HostsAttached)] == [1]
+    await end(client)
+
+
+@async_test
+async def test_a_new_holder_learns_which_hosts_are_about_to_end() -> None:
+    client, _ = await detached()
+    client.engine.host_ending("workers-1", "drained", 30.0)
+    await take_over(client)
+    await client.turns()
+    assert [(notice.object, notice.host, notice.reason) for notice in client.of(HostEnding)] == [
+        (1, "workers-1", "drained")
+    ]
     await end(client)
 
 

@@ -300,6 +300,25 @@ async def test_the_reason_of_a_lost_host_reaches_the_reports_of_its_processes(mo
     await client.end()
 
 
+@async_test
+async def test_a_host_that_is_about_to_end_is_printed_once_and_explains_the_end_of_its_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("meshgate_gateway.engine.meshes.supervision.REASON_TIMEOUT", 0.0)
+    client = EngineClient()
+    procs = client.spawn_procs(client.attach())
+    client.spawn_actors(procs)
+    await client.turns()
+    for _ in range(2):
+        client.engine.host_ending("workers-1", "its pod is being deleted", 30.0)
+    client.engine._process_ended(procs, 1, 11)
+    await client.until(lambda: client.of(Fault))
+    assert client.of(Fault)[0].report == "process 11 of rank 1 on workers-1 ended (workers-1: its pod is being deleted)"
+    printed = [line.text for output in client.of(Output) for line in output.lines]
+    assert printed == ["host workers-1 will end in 30 s: its pod is being deleted"]
+    await client.end()
+
+
 @pytest.mark.parametrize("target", ["procs", "actors"])
 @async_test
 async def test_the_death_of_a_process_that_an_endpoint_returned_fails_what_its_kept_values_wait_for(

@@ -19,6 +19,7 @@ from meshgate_gateway.hosts.provider import Host, HostsUnavailable
 from meshgate_gateway.supervisor.link import SupervisorLink
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.jobs import objects
+from meshgate_kubernetes.manifests.names import Names
 from meshgate_kubernetes.manifests.pods import VERSIONS_PORT_OFFSET, WORKER_BOOTSTRAP
 from meshgate_kubernetes.manifests.spec import JobSpec
 from meshgate_wire.handshake import monarch_version
@@ -115,6 +116,89 @@ def test_a_deleted_pod_is_a_lost_host_and_its_successor_restores_it() -> None:
         api.create({**pod, "metadata": {**pod["metadata"], "uid": "another"}})
         mesh, rank, host = await restored
         assert (mesh, rank, host.name) == ("workers", 1, "trainer-workers-1")
+
+    with_hosts(api, test)
+
+
+class Noticed:
+    """What a provider reports, in order."""
+
+    def __init__(self, hosts: KubernetesHosts) -> None:
+        self.events: list[tuple[object, ...]] = []
+        self._changed = asyncio.Event()
+        hosts.watch(self._add, self._add)
+        hosts.watch_endings(self._add)
+
+    def _add(self, *event: object) -> None:
+        self.events.append(event)
+        self._changed.set()
+
+    async def until(self, count: int) -> list[tuple[object, ...]]:
+        while len(self.events) < count:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.events
+
+
+PREEMPTED = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "team-b"}
+WHY = "its pod is being deleted (PreemptionByScheduler: team-b)"
+
+
+def test_there_is_notice_of_a_pod_that_is_being_deleted_before_it_is_lost() -> None:
+    api = FakeApi()
+
+    async def test(hosts: KubernetesHosts) -> None:
+        noticed = Noticed(hosts)
+        await hosts.hosts("workers")
+        api.request_deletion("Pod", "trainer-workers-1", "team", 30, conditions=[PREEMPTED])
+        assert await noticed.until(1) == [("workers", "trainer-workers-1", WHY, 30.0)]
+        api.delete("Pod", "trainer-workers-1", "team")
+        assert (await noticed.until(2))[1:] == [("workers", "trainer-workers-1", WHY)]
+
+    with_hosts(api, test)
+
+
+def test_a_pod_on_a_node_that_does_not_answer_is_lost_once_its_grace_period_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kubernetes, "LATE", -29.9)
+    api = FakeApi()
+
+    async def test(hosts: KubernetesHosts) -> None:
+        noticed = Noticed(hosts)
+        await hosts.hosts("workers")
+        api.request_deletion("Pod", "trainer-workers-1", "team", 30, conditions=[PREEMPTED])
+        assert ("workers", "trainer-workers-1", WHY) in await noticed.until(2)
+
+    with_hosts(api, test)
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_there_is_no_notice_of_pods_that_end_with_their_job(gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    api, asked = FakeApi(), asyncio.Event()
+    get = api.get
+
+    def notes(loop: asyncio.AbstractEventLoop) -> Callable[..., object]:
+        def get_and_note(kind: str, *which: str) -> object:
+            if kind == "ConfigMap":
+                loop.call_soon_threadsafe(asked.set)
+            return get(kind, *which)
+
+        return get_and_note
+
+    async def test(hosts: KubernetesHosts) -> None:
+        noticed = Noticed(hosts)
+        await hosts.hosts("workers")
+        if gone:
+            api.drop_alone("ConfigMap", Names("trainer").parent, "team")
+        else:
+            api.request_deletion("ConfigMap", Names("trainer").parent, "team")
+        monkeypatch.setattr(api, "get", notes(asyncio.get_running_loop()))
+        api.request_deletion("Pod", "trainer-workers-1", "team")
+        await asked.wait()
+        await asyncio.gather(*hosts._announcing)
+        api.delete("Pod", "trainer-workers-1", "team")
+        assert await noticed.until(1) == [("workers", "trainer-workers-1", "its pod is being deleted")]
 
     with_hosts(api, test)
 

@@ -38,6 +38,16 @@ class HostsAttached(Model):
     hosts: Annotated[tuple[Host, ...], Field(fail_fast=True)]
 
 
+class HostEnding(Model):
+    """The cluster is going to end a host of mesh ``object``. HostsAttached follows once another has its place."""
+
+    type: Literal["host_ending"] = "host_ending"
+    object: ObjectId
+    host: Label
+    reason: Text
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # that are left
+
+
 class Adopted(Model):
     """The meshes in a pickled value, in the order in which they are unpickled."""
 

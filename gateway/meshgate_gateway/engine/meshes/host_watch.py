@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -18,7 +19,7 @@ from meshgate_gateway.engine.objects.records import HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire.handshake import monarch_version
-from meshgate_wire.messages import Failure, Host, HostsAttached, Region
+from meshgate_wire.messages import Failure, Host, HostEnding, HostsAttached, Region, stream_of
 
 RETURN_TIMEOUT = 600.0  # seconds that a host which ended may take to return
 
@@ -36,12 +37,15 @@ class HostListener(Protocol):
 
 
 class HostWatch:
-    """``reasons`` maps the names of lost hosts to why they ended; ``ended`` are the addresses of lost hosts.
-    ``laptop()`` describes the versions of the laptop, for errors."""
+    """``reasons`` maps the names of lost hosts to why they ended, ``explained`` also those of hosts that are about to
+    end; ``ended`` are the addresses of lost hosts. ``laptop()`` describes the versions of the laptop, for errors."""
 
     def __init__(self, objects: ObjectTable, send: Send, listener: HostListener, laptop: Callable[[], str]) -> None:
         self._objects, self._send, self._listener, self._laptop = objects, send, listener, laptop
         self._reasons: dict[str, str] = {}
+        self._ending: dict[str, str] = {}  # by name, of hosts that are about to end: why
+        self._deadlines: dict[str, float] = {}  # of these
+        self.explained: Mapping[str, str] = ChainMap(self._reasons, self._ending)
         self._ended: set[str] = set()
         self._changed = asyncio.Event()
 
@@ -61,6 +65,8 @@ class HostWatch:
         if self._reasons.get(host) == reason:
             return
         self._reasons[host] = reason
+        self._ending.pop(host, None)
+        self._deadlines.pop(host, None)
         self._changed.set()
         for known in self._objects.values():
             if isinstance(known, HostMesh) and host in known.names:
@@ -70,6 +76,27 @@ class HostWatch:
             if isinstance(known, ProcMesh):
                 known.host_lost(host)
         self._listener.host_lost(host, reason)
+
+    def host_ending(self, host: str, reason: str, seconds: float) -> bool:
+        """The server reports that the cluster ends a host in ``seconds``. Returns whether a mesh of this session has
+        it, and this is news: a server that has taken over repeats it."""
+        known = host in self._reasons or host in self._ending
+        if known or not any(host in mesh.names for mesh in self._objects.values() if isinstance(mesh, HostMesh)):
+            return False
+        self._ending[host], self._deadlines[host] = reason, asyncio.get_running_loop().time() + seconds
+        for number, mesh in self._objects.items():
+            if isinstance(mesh, HostMesh) and host in mesh.names:
+                self._send(self._notice(number, host), stream=stream_of(number))
+        return True
+
+    def described(self, number: int, mesh: HostMesh) -> Iterator[HostsAttached | HostEnding]:
+        """The hosts of mesh ``number``, then those that are about to end: the first withdraws earlier notices."""
+        yield HostsAttached(object=number, hosts=mesh.hosts)
+        yield from (self._notice(number, name) for name in mesh.names if name in self._ending)
+
+    def _notice(self, number: int, host: str) -> HostEnding:
+        left = max(0.0, self._deadlines[host] - asyncio.get_running_loop().time())
+        return HostEnding(object=number, host=host, reason=self._ending[host], seconds=left)
 
     def host_back(self, mesh: str, rank: int, host: Host) -> None:
         """The server reports that a lost host restarted, or that ``host`` took its place; perhaps once more."""
@@ -87,7 +114,8 @@ class HostWatch:
                 self._listener.host_replaced(before)
             if complete:
                 self._listener.hosts_attached(known)
-                self._send(HostsAttached(object=number, hosts=known.hosts))
+                for header in self.described(number, known):
+                    self._send(header, stream=stream_of(number))
 
     async def refused(self, address: str) -> None:
         """Monarch at ``address`` does not know the host that was attached to there, and will not answer."""
@@ -106,11 +134,12 @@ class HostWatch:
         return [known for known in self._objects.values() if isinstance(known, HostMesh) and known.name == mesh]
 
     async def wait_available(self, hosts: HostMesh, region: Region | None) -> None:
-        """Waits until no host of ``region`` is missing. Raises RequestFailed if a host of the mesh does not return."""
+        """Waits until no host of ``region`` is missing or about to end. Raises RequestFailed if one of the mesh
+        does not return."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + RETURN_TIMEOUT
         ranks = ranks_of(region or hosts.region)
-        while missing := hosts.missing_among(hosts.names[rank] for rank in ranks):
+        while missing := self._missing_among(hosts, [hosts.names[rank] for rank in ranks]):
             left = deadline - loop.time()
             if left < 0 or hosts.refused or any(health.permanent for health in hosts.missing.values()):
                 step = f"{hosts.name}.initialized"
@@ -119,6 +148,11 @@ class HostWatch:
             with contextlib.suppress(asyncio.TimeoutError):
                 async with async_timeout.timeout(left):
                     await self._changed.wait()
+
+    def _missing_among(self, hosts: HostMesh, names: Sequence[str]) -> str:
+        ending = "; ".join(f"{name}: {self._ending[name]}" for name in names if name in self._ending)
+        about_to_end = f"mesh {hosts.name!r} has hosts that are about to end ({ending})" if ending else ""
+        return hosts.missing_among(names) or about_to_end
 
 
 async def _host_at(address: str, hosts: Sequence[Host]) -> Host | None:

@@ -38,8 +38,8 @@ class _Unexplained:
 
 
 class Supervision:
-    """``host_reasons`` maps lost hosts to why they ended. ``ranks_died(mesh)`` is called after ranks of an actor mesh
-    died, ``process_died(procs, rank, report)`` as soon as a process did."""
+    """``host_reasons`` maps hosts that have ended, or are about to, to why. ``ranks_died(mesh)`` is called after ranks
+    of an actor mesh died, ``process_died(procs, rank, report)`` as soon as a process did."""
 
     def __init__(
         self,

@@ -39,6 +39,17 @@ def test_the_users_environment_variables_take_precedence() -> None:
     assert (values["MONARCH_PORT"], values["DATA"]) == ("1", "/data")
 
 
+@pytest.mark.parametrize(("grace", "notice"), [(None, "27"), (120, "117"), (0, "0")])
+def test_a_worker_knows_for_how_long_its_processes_may_go_on_after_sigterm(grace: int | None, notice: str) -> None:
+    given = {} if grace is None else {"terminationGracePeriodSeconds": grace}
+    pod = worker_pod(pod_spec=given)
+    assert pod["terminationGracePeriodSeconds"] == (30 if grace is None else grace)
+    template = {"spec": {"containers": [{"name": "mine", "image": "x"}], **given}}
+    for each in (pod, worker_pod(template=template)):
+        values = {each["name"]: each.get("value") for each in each["containers"][0]["env"]}
+        assert values["MESHGATE_WORKER_NOTICE"] == notice
+
+
 @pytest.mark.parametrize("pod_of", ["gateway", "worker"])
 def test_pods_satisfy_the_restricted_security_standard(pod_of: str) -> None:
     spec = job()

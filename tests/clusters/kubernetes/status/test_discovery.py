@@ -10,6 +10,7 @@ from meshgate_kubernetes.status.discovery import (
     ZONE_LABEL,
     WorkerHost,
     container_id,
+    grace_period,
     pods_by_rank,
     present_hosts,
     ready_hosts,
@@ -202,6 +203,20 @@ def test_a_pod_that_kubernetes_deletes_is_reported_with_what_for() -> None:
     assert termination_reason(there, there["metadata"]["uid"], "") == expected
     preempted["status"] = "False"
     assert termination_reason(there, there["metadata"]["uid"], "") == "is being deleted"
+
+
+def test_a_pod_that_is_being_deleted_has_its_grace_period_while_its_container_runs() -> None:
+    there = pod()
+    ours = there["status"]["containerStatuses"][0]["containerID"]
+    assert grace_period(there, ours) == 0
+    there["metadata"].update(deletionTimestamp="2026-01-01T00:00:30Z", deletionGracePeriodSeconds=30)
+    assert grace_period(there, ours) == 30
+    assert grace_period(there, "containerd://another") == 0
+    there["metadata"]["deletionGracePeriodSeconds"] = 0  # it is deleted by force
+    assert grace_period(there, ours) == 0
+    there["metadata"]["deletionGracePeriodSeconds"] = 30
+    there["status"]["containerStatuses"][0]["state"] = {"terminated": {"exitCode": 0}}
+    assert grace_period(there, ours) == 0
 
 
 def gateway(created: str, *statuses: Object) -> Object:

@@ -13,7 +13,7 @@ from meshgate_gateway.engine.objects.records import HostMesh, attached_hosts
 from meshgate_gateway.engine.objects.regions import hosts_region
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire.handshake import monarch_version
-from meshgate_wire.messages import Host, HostsAttached
+from meshgate_wire.messages import Host, HostEnding, HostsAttached
 from tests.gateway.engine.fakes import Sent, async_test, host_mesh, proc_mesh, turns
 
 HOSTS, PROCS = 1, 2
@@ -220,3 +220,56 @@ async def test_a_refusing_host_with_a_name_is_found_by_its_address() -> None:
     assert "worker named (tcp://localhost:7@tcp://0.0.0.0:7) answers" in other.refused
     assert ", or another identity than 'pod-1', or serves" in other.refused
     assert watched.hosts.refused == ""
+
+
+@async_test
+async def test_the_client_has_one_notice_of_a_host_that_is_about_to_end_on_the_stream_of_its_mesh() -> None:
+    watched = Watched()
+    assert watched.watch.host_ending("workers-1", "drained", 30.0)
+    assert not watched.watch.host_ending("workers-1", "drained", 20.0)  # by a server that has taken over
+    assert not watched.watch.host_ending("others-1", "drained", 30.0)
+    ((notice, stream, _),) = watched.sent.messages
+    assert isinstance(notice, HostEnding)
+    assert (stream, notice.object, notice.host, notice.reason) == (HOSTS, HOSTS, "workers-1", "drained")
+    assert 20 < notice.seconds <= 30
+    assert (watched.watch.reasons, dict(watched.watch.explained)) == ({}, {"workers-1": "drained"})
+    watched.watch.host_lost("workers-1", "it was drained", returns=True)
+    assert dict(watched.watch.explained) == {"workers-1": "it was drained"}
+
+
+@async_test
+async def test_a_replacement_repeats_the_notices_of_other_hosts() -> None:
+    watched = Watched()
+    for name in watched.hosts.names:
+        watched.watch.host_ending(name, "drained", 30.0)
+    watched.watch.host_lost("workers-1", "it was drained", returns=True)
+    del watched.sent.messages[:]
+    watched.watch.host_back("workers", 1, REPLACEMENT)
+    attached, notice = (header for header, *_ in watched.sent.messages)
+    assert isinstance(attached, HostsAttached)
+    assert isinstance(notice, HostEnding)
+    assert notice.host == "workers-0"
+
+
+@async_test
+async def test_waiting_for_hosts_waits_for_the_replacement_of_one_that_is_about_to_end() -> None:
+    watched = Watched()
+    watched.watch.host_ending("workers-1", "drained", 30.0)
+    waiting = asyncio.ensure_future(watched.watch.wait_available(watched.hosts, None))
+    await asyncio.wait_for(watched.watch.wait_available(watched.hosts, hosts_region(1)), 10)
+    await turns()
+    assert not waiting.done()
+    watched.watch.host_lost("workers-1", "it was drained", returns=True)
+    await turns()
+    assert not waiting.done()
+    watched.watch.host_back("workers", 1, REPLACEMENT)
+    await asyncio.wait_for(waiting, 10)
+
+
+@async_test
+async def test_hosts_that_take_too_long_to_end_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_watch, "RETURN_TIMEOUT", -1.0)
+    watched = Watched()
+    watched.watch.host_ending("workers-1", "drained", 30.0)
+    with pytest.raises(RequestFailed, match=r"mesh 'workers' has hosts that are about to end \(workers-1: drained\)"):
+        await watched.watch.wait_available(watched.hosts, None)
