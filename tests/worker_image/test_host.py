@@ -63,6 +63,9 @@ def test_processes_go_on_after_the_notice_of_sigterm_and_the_host_ends_with_the_
     worker = Worker(f"ipc://{directory}/host", "--grace=30", "--notice=600")
     client = Client(worker.address)
     worker.process.send_signal(signal.SIGTERM)
+    assert worker.process.stdout is not None
+    told = next(line for line in worker.process.stdout if b"SIGTERM" in line)
+    assert told == b"meshgate_worker workers-0: SIGTERM: continues for up to 600 s while something runs here\n"
     assert client.run("call") == client.pids
     for pid in client.pids:
         os.kill(pid, signal.SIGKILL)

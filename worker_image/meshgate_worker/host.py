@@ -232,6 +232,8 @@ def _wait_end(options: HostOptions, request: _EndRequest, timeout: float | None 
             return None
         if request.read_fd in readable:
             os.read(request.read_fd, 4096)
+            if request.posted() is None:
+                log(f"{options.name}: SIGTERM: continues for up to {options.notice:g} s while something runs here")
         if options.lifetime_fd in readable and not os.read(options.lifetime_fd, 4096):
             return _End(0, "the process that started this host has exited")
     return end

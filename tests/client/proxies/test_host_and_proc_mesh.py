@@ -192,6 +192,6 @@ def test_hosts_that_are_about_to_end_are_those_of_the_slice_until_they_are_repla
     assert hosts.slice(hosts=0).ending == ()
     assert hosts.slice(hosts=1).ending == (ending,)
     assert hosts._client.objects.host_restarts == {}
-    gateway.session().send(HostsAttached(object=number, hosts=(Host(name=first), Host(name="another"))))
+    gateway.session().send(HostsAttached(object=number, hosts=(Host(name=first), Host(name=second))))
     wait_for(lambda: not hosts.ending, "the replacement")
     assert hosts._client.objects.host_restarts == {"workers": 1}

@@ -262,7 +262,7 @@ async def test_waiting_for_hosts_waits_for_the_replacement_of_one_that_is_about_
     watched.watch.host_lost("workers-1", "it was drained", returns=True)
     await turns()
     assert not waiting.done()
-    watched.watch.host_back("workers", 1, REPLACEMENT)
+    watched.watch.host_back("workers", 1, Host(name="workers-1", address="tcp://10.0.0.9:1"))  # as of a StatefulSet
     await asyncio.wait_for(waiting, 10)
 
 
