@@ -112,7 +112,7 @@ def sync_for(client: ClientSession, sync_dirs: Sequence[str] | None) -> SessionS
 
 def push_automatically(client: ClientSession, sync_dirs: Sequence[str] | None, *, watch: bool) -> None:
     """Pushes the driver's tree without waiting: ``sync_dirs``, or the project of the program."""
-    chosen = client in _syncs  # here or by job.sync(): keep the tree
+    chosen = client in _syncs and client.code_version is not None  # here or by job.sync(): keep the tree
     if chosen or sync_dirs is not None or _is_in_repository():
         sync_for(client, None if chosen else sync_dirs).push_in_background(watch=watch)
     elif client not in _without_code:
