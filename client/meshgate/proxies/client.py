@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import contextvars
+import itertools
 import weakref
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -123,7 +124,7 @@ class Client(ClientSession):
             session_id=session_id,
             mesh_sizes=mesh_sizes,
         )
-        _open_clients.append(weakref.ref(self))
+        _open_clients[next(_numbers)] = self
         refuse_local_monarch(any_open)
         equal_from_both_sides()
         monarch_settings.follow(configure_open_clients, any_open)
@@ -180,7 +181,8 @@ class Client(ClientSession):
         self.close()
 
 
-_open_clients: list[weakref.ref[Client]] = []
+_numbers = itertools.count()
+_open_clients: weakref.WeakValueDictionary[int, Client] = weakref.WeakValueDictionary()  # in the order of opening
 _current: contextvars.ContextVar[Client | None] = contextvars.ContextVar("meshgate_client", default=None)
 
 
@@ -196,7 +198,7 @@ def current_client() -> Client:
 
 def _unclosed_clients() -> Iterator[Client]:
     """The newest first."""
-    for reference in reversed(_open_clients):
+    for reference in reversed(_open_clients.valuerefs()):
         client = reference()
         if client is not None and not client.closed:
             yield client
@@ -235,10 +237,8 @@ def shutdown_context(host_timeout: float | None = None) -> FutureProxy[None]:
 
 @atexit.register
 def close_all_clients() -> None:
-    """Ends the session of every open client."""
-    for reference in reversed(_open_clients):
-        client = reference()
-        if client is not None and client.detached:
-            client.leave()
-        elif client is not None:
-            client.close()
+    """Ends the session of every open client, the newest first. An interrupted or failed one does not spare the rest."""
+    with contextlib.ExitStack() as stack:
+        for reference in _open_clients.valuerefs():
+            if (client := reference()) is not None:
+                stack.callback(client.leave if client.detached else client.close)

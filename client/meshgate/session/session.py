@@ -11,6 +11,7 @@ import logging
 import platform
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -131,6 +132,7 @@ class ClientSession:
         """After ``close``: whether the gateway has confirmed that the session's processes are gone."""
         self._close_callbacks: list[Callable[[], object]] = []
         self._closed = False
+        self._closing = threading.RLock()  # a signal handler may close what its thread is closing
         files = LogFiles(settings.log_dir, self._name_of_procs) if settings.log_dir is not None else None
         printer = OutputPrinter(files, quiet=not settings.output)
         self._dispatcher = Dispatcher(self.objects, self.calls, self.reader, self._consume, self.release, printer)
@@ -332,11 +334,11 @@ class ClientSession:
         """Leaves a detached session, which goes on: returns once the gateway has everything that was posted."""
         if self._closed:
             return
-        self._closed = True
-        for callback in self._close_callbacks:
-            callback()
         deadline = time.monotonic() + (self.settings.close_timeout if timeout is None else timeout)
         try:
+            self._closed = True
+            for callback in self._close_callbacks:
+                callback()
             if self._connection.error is None:
                 self._hand_over(deadline)
         finally:
@@ -397,37 +399,51 @@ class ClientSession:
         """Ends the session: the gateway stops its processes. Waits for that for up to ``settings.close_timeout``.
 
         Open futures fail, and so do calls that other threads make meanwhile. What was posted before has
-        ``DRAIN_TIMEOUT`` to leave. Closing twice does nothing.
+        ``DRAIN_TIMEOUT`` to leave. Closing twice does nothing; while another thread closes, this waits for it.
         """
-        if self._closed:
-            return
+        timeout = max(0.0, self.settings.close_timeout if timeout is None else timeout)
         with uninterrupted():
-            self._close(timeout)
+            alone = self._closing.acquire(timeout=timeout)
+            try:
+                if not self._closed:
+                    self._close(timeout)
+                elif not alone:  # the other thread may be a daemon, which dies with the program
+                    self._drain_and_end(timeout)
+            finally:
+                if alone:
+                    self._closing.release()
 
-    def _close(self, timeout: float | None) -> None:
-        self._closed = True
-        for callback in self._close_callbacks:
-            callback()
-        self._connection.refuse_posts()
-        timeout = self.settings.close_timeout if timeout is None else timeout
+    def _close(self, timeout: float) -> None:
+        # Ctrl-C ends the step that it interrupts: the processes may not outlive the program because of it.
         try:
-            if self._connection.error is None:
-                self._end_session(timeout if self._connection.connected else min(timeout, 1.0))
+            self._closed = True
+            for callback in self._close_callbacks:
+                callback()
         finally:
-            self.abandon()
+            self._drain_and_end(timeout if self._connection.connected else min(timeout, 1.0))
 
-    def _end_session(self, timeout: float) -> None:
-        ack = PendingAck(0, "end of the session")
+    def _drain_and_end(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        with contextlib.suppress(GatewayError, TimeoutError):
-            # EndSession overtakes messages of other streams, and the engine drops what arrives after it.
-            self._connection.drained().get(min(timeout, DRAIN_TIMEOUT))
-        with contextlib.suppress(GatewayError, TimeoutError):
+        try:
+            self._connection.refuse_posts()
+            with contextlib.suppress(MeshgateError, TimeoutError):
+                # EndSession overtakes messages of other streams, and the engine drops what arrives after it.
+                self._connection.drained().get(min(timeout, DRAIN_TIMEOUT))
+        finally:
+            self._end_session(deadline)
+
+    def _end_session(self, deadline: float) -> None:
+        ack = PendingAck(0, "end of the session")
+        try:
             self.request(ack, lambda call: EndSession(call=call), stream=CONTROL_STREAM, even_if_failed=True, last=True)
             error = ack.future.exception(max(0.0, deadline - time.monotonic()))
             self.closed_cleanly = error is None
             if error is not None:
                 log.debug("the session was not closed cleanly; the gateway ends it after its lease: %s", error)
+        except MeshgateError as error:
+            log.debug("nothing to close: %s", error)
+        finally:
+            self.abandon()
 
     def abandon(self) -> None:
         """Drops the connection without ending the session, which the gateway does after its lease."""

@@ -10,12 +10,13 @@ from meshgate.errors import (
     UnreadableResult,
 )
 from meshgate.proxies import ActorMeshProxy, HostMeshProxy
+from meshgate.proxies import client as client_module
 from meshgate.proxies.client import Client, ProxyFactory, current_client, shutdown_context, use_client
 from meshgate.serialization.unpickling import MeshHandle
 from meshgate.session.dialing import UrlDialer
 from meshgate.session.settings import ClientSettings
 from meshgate.shapes.shape import Extent, Region, Shape
-from meshgate_wire.messages import Adopt, Call, PortSend, Release, SpawnProcs, stream_of
+from meshgate_wire.messages import Adopt, Call, EndSession, PortSend, Release, SpawnProcs, stream_of
 from tests.client.counting import Counter
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway
 from tests.waiting import wait_for
@@ -40,6 +41,28 @@ def test_shutdown_context_ends_every_session(gateway: ScriptedGateway, settings:
     assert shutdown_context(host_timeout=1.0).get(timeout=20) is None
     assert all(client.closed for client in clients)
     assert shutdown_context().get(timeout=20) is None
+
+
+def test_shutdown_context_ends_the_other_sessions_if_one_is_interrupted(
+    gateway: ScriptedGateway, settings: ClientSettings
+) -> None:
+    clients = [Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings) for _ in range(3)]
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    clients[1].before_close(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        shutdown_context()
+    assert [client.closed_cleanly for client in clients] == [True] * 3
+    assert len(gateway.got(EndSession)) == 3
+
+
+def test_a_client_that_is_gone_leaves_nothing_in_the_table(gateway: ScriptedGateway, settings: ClientSettings) -> None:
+    before = len(client_module._open_clients)
+    Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings).close()
+    gc.collect()
+    assert len(client_module._open_clients) <= before
 
 
 HOSTS = Extent(["hosts"], [2]).region

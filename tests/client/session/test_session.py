@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import pickle
 import threading
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from meshgate.proxies.client import Client
 from meshgate.serialization.unpickling import ReadingRules
 from meshgate.session import session as session_module
 from meshgate.session.dialing import UrlDialer
+from meshgate.session.futures import FutureProxy
 from meshgate.session.session import ResultReader
 from meshgate.session.settings import ClientSettings
 from meshgate_wire import Fragments, Header
@@ -39,6 +41,7 @@ from meshgate_wire.messages import (
 )
 from tests.client.counting import Counter, counters
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway, ScriptedSession
+from tests.waiting import wait_for
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -328,3 +331,71 @@ def test_errors_are_unpickled(reader: ResultReader) -> None:
 
 def test_an_exception_sent_as_a_message_is_unpickled(reader: ResultReader) -> None:
     assert isinstance(reader.raised(pickled(KeyError("x")), Adopted()).exception, KeyError)
+
+
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("step", ["callback", "drain", "drain and reply"])
+def test_ctrl_c_while_closing_ends_the_session_all_the_same(
+    gateway: ScriptedGateway, settings: ClientSettings, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings)
+    if step == "callback":
+        client.before_close(interrupt)
+    else:
+        monkeypatch.setattr(client._connection, "drained", interrupt)
+    if step == "drain and reply":
+        monkeypatch.setattr(FutureProxy, "exception", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        client.close()
+    wait_for(lambda: gateway.got(EndSession), "the end of the session")
+    assert client.error is not None
+    assert client.closed_cleanly == (step != "drain and reply")
+
+
+def close_in_thread(client: Client) -> tuple[threading.Thread, threading.Event]:
+    """A thread that closes ``client`` and is held up until the event is set."""
+    begun, goes_on = threading.Event(), threading.Event()
+    client.before_close(lambda: (begun.set(), goes_on.wait(60)))
+    thread = threading.Thread(target=client.close, daemon=True)
+    thread.start()
+    assert begun.wait(60)
+    return thread, goes_on
+
+
+def test_a_close_waits_for_that_of_another_thread(gateway: ScriptedGateway, settings: ClientSettings) -> None:
+    client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings)
+    thread, goes_on = close_in_thread(client)
+    lock = client._closing
+
+    def acquire(timeout: float) -> bool:
+        goes_on.set()  # not before
+        return lock.acquire(timeout=timeout)
+
+    client._closing = types.SimpleNamespace(acquire=acquire, release=lock.release)  # type: ignore[assignment]
+    client.close(60)
+    assert client.closed_cleanly
+    assert len(gateway.got(EndSession)) == 1
+    thread.join(60)
+
+
+def test_a_close_that_has_waited_long_enough_for_another_thread_ends_the_session(
+    gateway: ScriptedGateway, settings: ClientSettings
+) -> None:
+    client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings)
+    thread, goes_on = close_in_thread(client)
+    client.close(0)
+    assert client.error is not None
+    goes_on.set()
+    thread.join(60)
+    wait_for(lambda: gateway.got(EndSession), "the end of the session")
+
+
+def test_a_callback_of_close_may_close(gateway: ScriptedGateway, settings: ClientSettings) -> None:
+    client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings)
+    client.before_close(client.close)  # as a signal handler does that interrupts one
+    client.close()
+    assert client.closed_cleanly
+    assert len(gateway.got(EndSession)) == 1
