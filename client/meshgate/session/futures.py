@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import math
 import sys
 import threading
@@ -30,6 +31,8 @@ from meshgate.html import card, repr_of
 from meshgate.monarch_classes import SeenAsMonarchs
 from meshgate.shapes.value_mesh import ValueMesh
 from meshgate.suggestions import did_you_mean
+
+log = logging.getLogger("meshgate.session.futures")
 
 
 class LoopWaker:
@@ -369,7 +372,7 @@ class Future(SeenAsMonarchs, Generic[R]):
                 if read is not None:
                     self._results.append(_outcome_of(read))
                     del self._results[1:]  # a signal handler was faster
-                    self._reads[0] = None
+                    self._reads[:] = (None,)
             observed, self._observed = self._observed, None
             if observed is not None:
                 observed()
@@ -453,14 +456,17 @@ class FutureProxy(Future[R]):
         """
         if self._reads:
             return
-        self._reads.append(read)
-        if self._reads[0] is not read:
-            self._reads.remove(read)  # another thread was faster
-            return
+        self._reads.append(read)  # whichever thread was faster: the first counts, and both may wake the observers
         self._call = None  # which refers to this future
-        with contextlib.suppress(IndexError):
-            while True:  # an observer may remove its own meanwhile
-                self._wakers.pop(0)()
+        while True:
+            try:
+                wake = self._wakers.pop(0)
+            except IndexError:  # an observer may remove its own meanwhile
+                return
+            try:
+                wake()
+            except Exception:  # others wait
+                log.exception("a callback of a result that has arrived failed: %r", wake)
 
     def start_with(self, start: Callable[[FutureProxy[R]], None]) -> None:
         """``start(future)`` is called at the first use of the future and must cause it to be settled."""

@@ -165,6 +165,45 @@ def test_only_the_first_settle_has_an_effect() -> None:
     assert future.get() == 1
 
 
+def test_a_callback_that_fails_is_logged_and_the_others_are_called(caplog: pytest.LogCaptureFixture) -> None:
+    future: FutureProxy[int] = FutureProxy()
+    called: list[str] = []
+
+    def end_span() -> None:
+        raise IndexError("the exporter failed")
+
+    future.when_settled(end_span)
+    future.when_settled(lambda: called.append("next"))
+    future.settle(lambda: 5)
+    assert called == ["next"]
+    (record,) = caplog.records
+    assert "end_span" in record.getMessage()
+    assert record.exc_info is not None
+    assert str(record.exc_info[1]) == "the exporter failed"
+
+
+class ReadWhileSettling(list[Any]):
+    """Another observer reads the outcome as soon as it is there, before ``settle`` continues."""
+
+    future: FutureProxy[int]
+
+    def append(self, read: Any) -> None:
+        super().append(read)
+        assert self.future.get(timeout=0) == 5
+
+
+def test_observers_are_woken_even_if_one_that_polls_was_faster_than_the_settling_thread() -> None:
+    future: FutureProxy[int] = FutureProxy()
+    reads = ReadWhileSettling()
+    reads.future = future
+    future._reads = reads
+    woken: list[int] = []
+    future.when_settled(lambda: woken.append(1))
+    future.settle(lambda: 5)
+    assert woken == [1]
+    future.validate_state()
+
+
 def test_a_timeout_and_the_repr_say_what_the_call_waits_for() -> None:
     class Call:
         endpoint = "trainers.step"
