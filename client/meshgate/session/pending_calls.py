@@ -207,9 +207,10 @@ class PendingValue(PendingCall):
 
     def values_received(self, reader: Reader, header: Values, buffers: Sequence[Fragments]) -> None:
         buffer, objects = buffers[0], header.objects.get(0, _NOTHING)
+        endpoint = self.endpoint  # not this call, which keeps its future alive
 
         def read() -> Any:
-            return reader.value(buffer, objects, self.endpoint)
+            return reader.value(buffer, objects, endpoint)
 
         self.future.settle(read if self.unprinted is None else self._after_output(read))
 
@@ -229,13 +230,14 @@ class PendingValueMesh(PendingCall):
         self.future.settle(self._after_output(read))
 
     def values_received(self, reader: Reader, header: Values, buffers: Sequence[Fragments]) -> None:
-        objects = header.objects
+        objects, shape = header.objects, self._shape
+        endpoint = self.endpoint  # not this call, which keeps its future alive
 
         def reading(rank: int, buffer: Fragments) -> Callable[[], Any]:
-            return lambda: reader.value(buffer, objects.get(rank, _NOTHING), self.endpoint)
+            return lambda: reader.value(buffer, objects.get(rank, _NOTHING), endpoint)
 
         def read() -> ValueMesh[Any]:
-            return ValueMesh.lazy(self._shape, [reading(rank, buffer) for rank, buffer in enumerate(buffers)])
+            return ValueMesh.lazy(shape, [reading(rank, buffer) for rank, buffer in enumerate(buffers)])
 
         self.future.settle(read if self.unprinted is None else self._after_output(read))
 
@@ -257,8 +259,8 @@ class PendingStream(PendingCall):
         self._settled = len(self._futures)
 
     def item_received(self, reader: Reader, header: Item, buffers: Sequence[Fragments]) -> bool:
-        buffer = buffers[0]
-        return self._settle_next(lambda: reader.value(buffer, header.objects, self.endpoint))
+        buffer, endpoint = buffers[0], self.endpoint  # not this call, which keeps its futures alive
+        return self._settle_next(lambda: reader.value(buffer, header.objects, endpoint))
 
     def failure_received(self, reader: Reader, header: Failed, buffers: Sequence[Fragments]) -> bool:
         if header.rank is None:
@@ -297,7 +299,8 @@ class PendingAck(PendingCall):
         self.future.settle(read)
 
     def done_received(self) -> None:
-        self.settle(lambda: self._value)
+        value = self._value  # not this call, which keeps its future alive
+        self.settle(lambda: value)
 
 
 class PendingCalls:

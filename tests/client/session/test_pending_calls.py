@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import gc
 import pickle
 import re
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from meshgate.errors import GatewayError, MeshgateError, SupervisionError
 from meshgate.session.pending_calls import (
     PendingAck,
+    PendingCall,
     PendingCalls,
     PendingStream,
     PendingValue,
@@ -79,6 +82,43 @@ def test_the_failure_of_a_stream_keeps_earlier_values() -> None:
     assert stream.failure_received(reader, Failed(call=1, failure=FAILURE), []) is True
     assert stream.futures()[0].get() == 1
     assert [type(future.exception()) for future in stream.futures()[1:]] == [SupervisionError] * 2
+
+
+def settled_value(reader: PlainReader) -> PendingValue:
+    call = PendingValue(1, "a.f")
+    call.values_received(reader, Values(call=1), [pickled(1)])
+    return call
+
+
+def settled_value_mesh(reader: PlainReader) -> PendingValueMesh:
+    call = PendingValueMesh(1, "a.f", PAIR)
+    call.values_received(reader, Values(call=1), [pickled(1), pickled(2)])
+    return call
+
+
+def settled_stream(reader: PlainReader) -> PendingStream:
+    call = PendingStream(1, "a.f", 2)
+    call.item_received(reader, Item(call=1, rank=0), [pickled(1)])
+    call.failure_received(reader, Failed(call=1, rank=1, failure=FAILURE), [])
+    return call
+
+
+def acknowledged(reader: PlainReader) -> PendingAck:
+    call = PendingAck(1, "stop()")
+    call.done_received()
+    return call
+
+
+@pytest.mark.parametrize("settled", [settled_value, settled_value_mesh, settled_stream, acknowledged])
+def test_a_result_that_is_dropped_unread_is_freed_at_once(settled: Callable[[PlainReader], PendingCall]) -> None:
+    gc.disable()  # which would free it much later
+    try:
+        call = settled(PlainReader())
+        futures = [weakref.ref(future) for future in call.futures()]
+        del call
+        assert [future() for future in futures] == [None] * len(futures)
+    finally:
+        gc.enable()
 
 
 def test_an_acknowledgement_has_the_given_value() -> None:
