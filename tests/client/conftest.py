@@ -18,13 +18,13 @@ from tests.client.scripted_gateway import TOKEN, ScriptedGateway
 
 @pytest.fixture(autouse=True)
 def _connections_and_futures_are_valid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    connections: list[ConnectionThread] = []
+    connections: weakref.WeakSet[ConnectionThread] = weakref.WeakSet()
     futures: weakref.WeakSet[FutureProxy[Any]] = weakref.WeakSet()
     create_connection, create_future = ConnectionThread.__init__, FutureProxy.__init__
 
     def record_connection(self: ConnectionThread, *args: Any, **kwargs: Any) -> None:
         create_connection(self, *args, **kwargs)
-        connections.append(self)
+        connections.add(self)
 
     def record_future(self: FutureProxy[Any], *args: Any, **kwargs: Any) -> None:
         create_future(self, *args, **kwargs)
@@ -33,7 +33,7 @@ def _connections_and_futures_are_valid(monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(ConnectionThread, "__init__", record_connection)
     monkeypatch.setattr(FutureProxy, "__init__", record_future)
     yield
-    for connection in connections:
+    for connection in list(connections):
         connection.validate_state()
     for future in list(futures):
         future.validate_state()

@@ -44,7 +44,6 @@ _BUSY = (
     ".meshgateignore to exclude it. Syncs of this file alone are no longer reported"
 )
 
-_syncs: weakref.WeakKeyDictionary[ClientSession, SessionSync] = weakref.WeakKeyDictionary()
 _without_code: weakref.WeakSet[ClientSession] = weakref.WeakSet()  # sessions whose program cannot be synced
 
 
@@ -100,11 +99,11 @@ class SessionSync:
 
 def sync_for(client: ClientSession, sync_dirs: Sequence[str] | None) -> SessionSync:
     """The sync of ``client``'s session, created by the first call and replaced if ``sync_dirs`` names another tree."""
-    current = _syncs.get(client)
+    current: SessionSync | None = client.attached.get(SessionSync)
     if current is None or (sync_dirs is not None and driver_tree(sync_dirs) != current.tree):
         if current is not None:
             current.code.close()
-        current = _syncs[client] = SessionSync(client, driver_tree(sync_dirs))
+        current = client.attached[SessionSync] = SessionSync(client, driver_tree(sync_dirs))
     elif sync_dirs is None:  # the driver may have added import paths since
         current.code.tree = replace(current.tree, paths=paths_below(current.tree.top, driver_import_paths()))
     return current
@@ -112,7 +111,7 @@ def sync_for(client: ClientSession, sync_dirs: Sequence[str] | None) -> SessionS
 
 def push_automatically(client: ClientSession, sync_dirs: Sequence[str] | None, *, watch: bool) -> None:
     """Pushes the driver's tree without waiting: ``sync_dirs``, or the project of the program."""
-    chosen = client in _syncs and client.code_version is not None  # here or by job.sync(): keep the tree
+    chosen = SessionSync in client.attached  # here or by job.sync(): keep the tree
     if chosen or sync_dirs is not None or _is_in_repository():
         sync_for(client, None if chosen else sync_dirs).push_in_background(watch=watch)
     elif client not in _without_code:
@@ -135,6 +134,7 @@ def _push_directory(client: ClientSession, *, watch: bool) -> None:
         if beside:
             raise TreeError(f"{error}\nThis program imports {', '.join(beside)} from {directory}") from error
         _without_code.add(client)
+        client.attached.pop(SessionSync, None)  # it was not chosen
         _print(f"meshgate: workers cannot import modules of this program's directory: {error}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -17,7 +16,6 @@ from meshgate_wire.messages import GetControllers, stream_of
 
 T = TypeVar("T")
 P = ParamSpec("P")
-_keepers: weakref.WeakKeyDictionary[Client, ActorMeshProxy] = weakref.WeakKeyDictionary()
 
 
 class _Keeper(standins.Actor):
@@ -43,7 +41,7 @@ def get_or_spawn_controller(name: str, Class: Callable[P, T], *args: P.args, **k
 
 
 def _keeper_of(client: Client) -> ActorMeshProxy:
-    known = _keepers.get(client)
+    known: ActorMeshProxy | None = client.attached.get(_Keeper)
     if known is None or client.objects.failure_of(known._object) is not None:
         remote = client.objects.create("actors", "controllers", "get_or_spawn_controller()")
         header = GetControllers(
@@ -55,5 +53,5 @@ def _keeper_of(client: Client) -> ActorMeshProxy:
         client.post(header, stream=stream_of(remote.number))
         shape = Extent((), ()).region.as_shape()
         known = ActorMeshProxy(OwnedObject(client, remote, shape), shape, endpoints_of(_Keeper), None)
-        _keepers[client] = known
+        client.attached[_Keeper] = known
     return known

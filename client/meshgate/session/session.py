@@ -46,6 +46,7 @@ from meshgate_wire.messages import (
     Failure,
     Fetch,
     PortMessage,
+    Read,
     Resume,
     Sync,
     stream_of,
@@ -128,6 +129,9 @@ class ClientSession:
         """Digest of the code version that new processes run; set by the job's sync."""
         self.code_paths: tuple[str, ...] = ()
         """Directories of that version to put first on ``sys.path``."""
+        self.attached: dict[type, Any] = {}
+        """What other parts of this package keep until the session is closed, by its type. A proxy among it would keep
+        the session alive for ever."""
         self.closed_cleanly = False
         """After ``close``: whether the gateway has confirmed that the session's processes are gone."""
         self._close_callbacks: list[Callable[[], object]] = []
@@ -347,14 +351,25 @@ class ClientSession:
     def _hand_over(self, deadline: float) -> None:
         try:
             self._connection.drained().get(max(0.0, deadline - time.monotonic()))
-            if self._marks is not None and (read := self._marks.take()) is not None:
-                self.post(read, stream=CONTROL_STREAM)
+            if self._marks is not None:
+                self._post_marks(self._marks, deadline)
             self.detach(self.detached).get(max(0.0, deadline - time.monotonic()))
         except (GatewayError, TimeoutError) as error:
             log.warning(
                 "left session %r without a confirmation that %s has received everything: %s",
                 *(self.detached, self._connection.dialer, error),
             )
+
+    def _post_marks(self, marks: ReadMarks, deadline: float) -> None:
+        taken: FutureProxy[Read | None] = FutureProxy()
+
+        def take() -> None:  # on the connection thread, which also takes what is due
+            read = marks.take()
+            taken.settle(lambda: read)
+
+        self._connection.call_soon(take)
+        if (read := taken.get(max(0.0, deadline - time.monotonic()))) is not None:
+            self.post(read, stream=CONTROL_STREAM)
 
     def handle_faults(self, mesh: int) -> None:
         """Faults of the mesh ``mesh`` no longer reach ``unhandled_fault_hook``: the caller reports them itself."""
@@ -448,6 +463,7 @@ class ClientSession:
     def abandon(self) -> None:
         """Drops the connection without ending the session, which the gateway does after its lease."""
         self._closed = True
+        self.attached.clear()
         self.unread.watching = False
         self._connection.close(timeout=3.0)
         self.unread.close(timeout=1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,10 @@ from meshgate.code_sync import session_sync
 from meshgate.code_sync.push import SyncReport
 from meshgate.code_sync.session_sync import push_automatically, sync_for
 from meshgate.proxies.client import Client
+from meshgate.session.dialing import UrlDialer
+from meshgate.session.settings import ClientSettings
 from meshgate_sync.errors import TreeError
+from tests.client.scripted_gateway import TOKEN, ScriptedGateway
 
 REPORT = SyncReport("ab", 1, 7, 2, 2, 0.1)
 
@@ -82,3 +87,15 @@ def test_missing_modules_are_warned_of_once(
     assert "this program imports _version, but " in ignored
     assert advice == f"meshgate: to sync what is excluded, add to {repository / '.meshgateignore'}:"
     assert rule == "  !/src/_version.py"
+
+
+def test_a_closed_session_that_synced_is_freed(
+    gateway: ScriptedGateway, settings: ClientSettings, repository: Path
+) -> None:
+    client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings)
+    sync_for(client, None)
+    client.close()
+    freed = weakref.ref(client)
+    del client
+    gc.collect()
+    assert freed() is None

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from meshgate.proxies.client import Client, use_client
 from meshgate.proxies.controllers import get_or_spawn_controller
+from meshgate.session.dialing import UrlDialer
+from meshgate.session.settings import ClientSettings
 from meshgate_wire.messages import Call, GetControllers
 from tests.client.counting import Counter
-from tests.client.scripted_gateway import ScriptedGateway
+from tests.client.scripted_gateway import TOKEN, ScriptedGateway
 
 
 def test_controllers_are_requested_from_an_actor_that_the_gateway_keeps(
@@ -28,3 +33,16 @@ def test_a_class_other_than_an_actor_is_refused_and_nothing_is_sent(gateway: Scr
     with use_client(client), pytest.raises(ValueError, match="must subclass"):
         get_or_spawn_controller("shared", dict)
     assert gateway.got(GetControllers) == []
+
+
+def test_a_closed_session_that_had_controllers_is_freed(gateway: ScriptedGateway, settings: ClientSettings) -> None:
+    gateway.functions["get_or_spawn"] = lambda rank, keeper, name, Class: name
+    client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings)
+    with use_client(client):
+        assert get_or_spawn_controller("shared", Counter).get(timeout=20) == "shared"
+    client.close()
+    freed = weakref.ref(client)
+    del client
+    gc.collect()  # the proxy, whose finalizer refers to the session
+    gc.collect()
+    assert freed() is None

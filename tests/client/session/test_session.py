@@ -20,6 +20,7 @@ from meshgate.errors import (
 from meshgate.proxies.client import Client
 from meshgate.serialization.unpickling import ReadingRules
 from meshgate.session import session as session_module
+from meshgate.session.detached import ReadMarks
 from meshgate.session.dialing import UrlDialer
 from meshgate.session.futures import FutureProxy
 from meshgate.session.session import ResultReader
@@ -30,10 +31,13 @@ from meshgate_wire.messages import (
     AttachHosts,
     Call,
     Configure,
+    Detach,
+    Done,
     EndSession,
     ErrorGroup,
     Failure,
     ObjectFailed,
+    Read,
     Release,
     SpawnActors,
     SpawnProcs,
@@ -399,3 +403,25 @@ def test_a_callback_of_close_may_close(gateway: ScriptedGateway, settings: Clien
     client.close()
     assert client.closed_cleanly
     assert len(gateway.got(EndSession)) == 1
+
+
+def test_leaving_takes_what_was_read_on_the_connection_thread_as_always(
+    gateway: ScriptedGateway, settings: ClientSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.functions["add"] = lambda rank, amount: amount
+    gateway.on[Detach] = lambda session, header, _: session.send(Done(call=header.call))
+    client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings)
+    threads: set[threading.Thread] = set()
+    take = ReadMarks.take
+
+    def recorded(marks: ReadMarks) -> Read | None:
+        threads.add(threading.current_thread())
+        return take(marks)
+
+    monkeypatch.setattr(ReadMarks, "take", recorded)
+    client.detach("training").get(timeout=20)
+    call = counters(client).slice(hosts=0, gpus=0).add.call_one(1)
+    assert call.get(timeout=20) == 1
+    client.leave()
+    assert threads == {client._connection._thread}
+    assert [len(header.calls) for header in gateway.got(Read)] == [1]
