@@ -39,11 +39,12 @@ as in Monarch. Details are attributes. ``meshgate.session.errors.failures`` buil
 
 from __future__ import annotations
 
+import copy
 import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from meshgate.caller import hide_own_frames
 from meshgate.monarch_classes import SeenAsMonarchs
@@ -87,6 +88,17 @@ __all__ = [
 
 class MeshgateError(Exception):
     """Base of all of meshgate's exceptions."""
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def copy_of(error: E) -> E:
+    """For one of several that raise ``error``: each raise adds to the traceback of its exception."""
+    copied = copy.copy(error)  # with its notes
+    copied.__cause__, copied.__context__ = error.__cause__, error.__context__
+    copied.__suppress_context__ = error.__suppress_context__
+    return copied
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from meshgate.errors import (
     MeshgateError,
     SupervisionError,
     UnpicklableArgument,
+    copy_of,
     ranks_text,
     unpicklable_argument,
 )
@@ -176,3 +177,14 @@ def test_what_pickling_raised_is_caught_as_that_too(raised: type[Exception]) -> 
 @pytest.mark.parametrize("raised", [TypeError, Exception, OSError, UnicodeDecodeError])
 def test_classes_that_add_nothing_or_cannot_be_combined_are_left_out(raised: type[Exception]) -> None:
     assert unpicklable_argument(raised)("no").argument == ""
+
+
+def test_a_copy_of_an_error_has_all_but_its_traceback() -> None:
+    with pytest.raises(EngineDiedError) as caught:
+        raise EngineDiedError("killed", "last words") from OSError("no memory")
+    error: Any = caught.value
+    error.__notes__ = ["the first try"]  # add_note() of Python 3.11
+    copied = copy_of(error)
+    assert (type(copied), str(copied), copied.output) == (EngineDiedError, str(error), "last words")
+    assert (copied.__cause__, copied.__notes__) == (error.__cause__, ["the first try"])
+    assert copied.__traceback__ is None

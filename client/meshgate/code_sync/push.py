@@ -22,7 +22,7 @@ from pydantic import Field, TypeAdapter
 from meshgate.caller import warn_caller
 from meshgate.code_sync.project import Tree
 from meshgate.code_sync.watcher import BusyFiles, watch
-from meshgate.errors import MeshFailure, StaleCodeError, StepFailedError, SupervisionError
+from meshgate.errors import GatewayError, MeshFailure, StaleCodeError, StepFailedError, SupervisionError, copy_of
 from meshgate.session.serial_thread import SerialThread
 from meshgate_sync.errors import TreeError
 from meshgate_sync.tree.scan import Limits, Scanner, StatCache
@@ -286,14 +286,17 @@ class CodeSync:
             self._sender_thread.call(lambda: self._answer(message, buffers))
 
     def _answer(self, message: SyncNeed | SyncWants, buffers: Sequence[Fragments]) -> None:
-        if isinstance(message, SyncNeed):
-            for answer in self._sender.answer_need(message):
-                self._post(answer)
-        else:
-            self._send_wanted(message, buffers[0].join())
+        try:
+            if isinstance(message, SyncNeed):
+                self._send_pieces(self._sender.answer_need(message))
+            else:
+                self._send_wanted(message, buffers[0].join())
+        except GatewayError:
+            if not self._stop.is_set():  # otherwise the program is ending the session
+                raise
 
     def _send_wanted(self, message: SyncWants, digests: bytes) -> None:
-        """Sends the pieces that the gateway lacks.
+        """Sends the pieces that the gateway lacks, until ``close``.
 
         If a file has changed since the scan, pushes its new content as another version. Names a file that keeps
         changing as the reason why the version cannot be sent.
@@ -312,7 +315,10 @@ class CodeSync:
         self._consecutive_changes = 0
 
     def _send_pieces(self, answers: Iterable[Message]) -> SyncGone | None:
+        """Sends ``answers`` up to a file that has changed, and returns the message that names it."""
         for answer in answers:
+            if self._stop.is_set():
+                return None
             if isinstance(answer[0], SyncGone):
                 return answer[0]
             self._post(answer)
@@ -413,7 +419,7 @@ class PushedVersions:
 
     def _raise_if_hopeless(self, version: str, newest: SyncStatus | None) -> None:
         if (error := self._session.error()) is not None:
-            raise error
+            raise copy_of(error)
         if (newest is None or not newest.hosts) and (reason := self._session.attach_failure()):
             raise StepFailedError(
                 f"no host received code version {version[:12]} because an earlier step failed: attaching the hosts\n"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_args
 from weakref import WeakValueDictionary
 
-from meshgate.errors import InvalidRequestError, MeshgateError
+from meshgate.errors import InvalidRequestError, MeshgateError, copy_of
 from meshgate.session.detached import Creation, ReadMarks, Takeover
 from meshgate.session.errors.failures import dependency_failure, failure_of_fault, from_failure
 from meshgate.session.errors.faults import handle_fault
@@ -134,9 +134,9 @@ class Dispatcher:
 
     def session_ended(self, error: MeshgateError) -> None:
         for call in self._calls.pop_where(lambda _: True):
-            call.fail(lambda: error)
+            call.fail(lambda: copy_of(error))
         for inbox in list(self.inboxes.values()):
-            inbox.close(lambda: error)
+            inbox.close(lambda: copy_of(error))
         if self.takeover is not None:
             self.takeover.complete.fail(error)
 

@@ -16,10 +16,17 @@ import pytest
 from meshgate.code_sync import push
 from meshgate.code_sync.project import Tree
 from meshgate.code_sync.push import CodeSync, PushedVersions, SessionChecks, SyncReport, raise_if_failed
-from meshgate.errors import MeshFailure, SessionExpiredError, StaleCodeError, StepFailedError, SupervisionError
+from meshgate.errors import (
+    GatewayError,
+    MeshFailure,
+    SessionExpiredError,
+    StaleCodeError,
+    StepFailedError,
+    SupervisionError,
+)
 from meshgate.proxies.client import Client
 from meshgate_sync.errors import LinkLeavesTree, TreeError
-from meshgate_sync.upload import SyncStatus
+from meshgate_sync.upload import SyncNeed, SyncStatus
 from meshgate_wire.messages import SYNC_STREAM, Sync
 from tests.client.scripted_gateway import ScriptedGateway, ScriptedSession
 
@@ -223,6 +230,49 @@ def test_a_version_whose_offer_was_interrupted_is_offered_again(
     assert hosts.offers == 1
 
 
+PIECE = SyncNeed(root=ONE)  # any message
+
+
+def answer_slowly(code: CodeSync, client: Client, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Answers the gateway with one message after the other, and ends the session before the second."""
+    sent: list[int] = []
+
+    def answers(_: object) -> Iterator[Any]:
+        for number in range(3):
+            if number == 1:
+                client._connection.refuse_posts()
+                code._stop.set()
+            sent.append(number)
+            yield PIECE, ()
+
+    monkeypatch.setattr(code._sender, "answer_need", answers)
+    return sent
+
+
+def test_an_upload_ends_silently_when_the_session_is_closed(
+    code: CodeSync, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent = answer_slowly(code, client, monkeypatch)
+    code._sender_thread.call(lambda: code._answer(PIECE, ()))
+    code._sender_thread.close(timeout=WAIT)
+    assert sent == [0, 1]
+    assert caplog.records == []
+
+
+def test_an_upload_whose_post_is_refused_by_the_end_of_the_session_is_silent(
+    code: CodeSync, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(_: object) -> None:
+        code._stop.set()  # while the message waits for space
+        raise GatewayError("this program has closed its session")
+
+    monkeypatch.setattr(code, "_post", refused)
+    monkeypatch.setattr(code._sender, "answer_need", lambda _: [(PIECE, ())])
+    code._sender_thread.call(lambda: code._answer(PIECE, ()))
+    code._sender_thread.close(timeout=WAIT)
+    assert caplog.records == []
+
+
 @pytest.mark.usefixtures("hosts")
 def test_a_sync_succeeds_if_the_cache_of_the_scan_cannot_be_saved(
     client: Client, repository: Path, tmp_path: Path
@@ -332,8 +382,12 @@ def test_a_status_of_an_unknown_version_is_ignored(versions: PushedVersions) -> 
 
 def test_a_wait_raises_the_error_of_an_ended_session(versions: PushedVersions, session: FakeSession) -> None:
     session.error = SessionExpiredError("the session expired")
-    with pytest.raises(SessionExpiredError):
-        versions.wait(ONE)
+    lengths = set()
+    for _ in range(3):
+        with pytest.raises(SessionExpiredError) as caught:
+            versions.wait(ONE)
+        lengths.add(len(caught.traceback))
+    assert len(lengths) == 1
 
 
 def test_the_end_of_the_session_explains_the_failure_of_a_host(versions: PushedVersions, session: FakeSession) -> None:

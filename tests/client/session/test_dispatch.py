@@ -4,6 +4,7 @@ import io
 import pickle
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from meshgate.actors.api import MonarchActorError
 from meshgate.errors import (
     ActorError,
     EngineDiedError,
+    GatewayError,
     GatewayFault,
     InvalidRequestError,
     StepFailedError,
@@ -231,3 +233,17 @@ def test_a_file_gets_the_first_and_the_last_notice_of_an_outage(
         dispatcher.connection_notice(text, final)
     dispatcher.close(10)
     assert printed.getvalue() == "[meshgate] first\n[meshgate] end\n[meshgate] next\n"
+
+
+def test_the_traceback_of_the_end_of_a_session_does_not_grow_with_the_calls_that_it_fails(
+    gateway: ScriptedGateway, settings: ClientSettings
+) -> None:
+    client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings)
+    gateway.on[Call] = lambda *_: None
+    mesh = counters(client)
+    calls = [mesh.add.call(1) for _ in range(5)]
+    client.close()
+    errors = [call.exception(timeout=20) for call in calls]
+    assert {type(error) for error in errors} == {GatewayError}
+    assert len(set(map(id, errors))) == len(errors)
+    assert len({len(traceback.extract_tb(error.__traceback__)) for error in errors if error}) == 1

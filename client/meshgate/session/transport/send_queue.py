@@ -9,13 +9,12 @@ waits: the thread holds the lock. The consumer never waits for the lock, since t
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeAlias
 
-from meshgate.errors import MeshgateError
+from meshgate.errors import MeshgateError, copy_of
 from meshgate.session.futures import FutureProxy
 from meshgate_wire import Header, Sendable
 
@@ -76,7 +75,7 @@ class SendQueue:
         if self.error is not None:
             raise self.copy_error()
         if self._refusal is not None and not last:
-            raise copy.copy(self._refusal)
+            raise copy_of(self._refusal)
         try:
             self._putting.add(thread)
             with self._lock:
@@ -157,9 +156,8 @@ class SendQueue:
         self._gate, self._small_gate = _Gate(), _Gate()
 
     def copy_error(self) -> MeshgateError:
-        """A copy of ``error``, so that each caller that raises it has its own traceback."""
         assert self.error is not None
-        return copy.copy(self.error)
+        return copy_of(self.error)
 
     def validate_state(self, *, update_due: bool) -> None:
         """Asserts what holds while nothing is put or taken. For tests. ``update_due``: the consumer will run soon."""
