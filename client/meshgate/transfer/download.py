@@ -13,13 +13,16 @@ import hashlib
 import json
 import os
 import posixpath
+import queue
 import shutil
 import stat
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from meshgate.errors import PullFailed, StepFailedError, SupervisionError
 from meshgate.session.futures import FutureProxy
@@ -32,6 +35,69 @@ CHANGED_SINCE = frozenset({"absent", "changed"})
 CHUNK = 1 << 20
 RECORD_INTERVAL = 32 << 20  # bytes between two updates of the record
 NAME_LIMIT = 255  # bytes, of file systems
+CONCURRENT_HOSTS = 8
+STOP_TIMEOUT = 5.0  # seconds in which a stopped download ends, unless a disk or the connection holds its thread up
+
+T = TypeVar("T")
+
+
+class StopSignal:
+    """Stops downloads, also those that wait for a host. ``reason`` is empty until then.
+
+    ``set`` takes no lock, so that a signal handler may call it at any point of its thread.
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._wakers: list[queue.SimpleQueue[None]] = []
+
+    def set(self, reason: str) -> None:
+        """The first ``reason`` counts."""
+        self.reason = self.reason or reason
+        for wake in tuple(self._wakers):
+            wake.put(None)
+
+    def check(self, host: str, path: str) -> None:
+        """Raises PullFailed if it is set."""
+        if self.reason:
+            raise PullFailed(self.reason, host=host, path=path)
+
+    def wait(self, timeout: float | None = None, *, future: FutureProxy[Any] | None = None) -> bool:
+        """Waits until it is set, ``future`` is settled, or ``timeout`` seconds have passed. Returns whether it is
+        set."""
+        wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._wakers.append(wake)
+        try:
+            if future is not None:
+                future.when_settled(lambda: wake.put(None))
+            if not self.reason:  # if it is set from now on, ``wake`` is among those that are woken
+                with contextlib.suppress(queue.Empty):
+                    wake.get(timeout=timeout)
+        finally:
+            self._wakers.remove(wake)
+        return bool(self.reason)
+
+
+def in_threads(tasks: Iterable[Callable[[], T]]) -> list[Future[T]]:
+    """Runs ``tasks``, up to ``CONCURRENT_HOSTS`` at a time; returns at once. The threads are daemons, because the
+    program waits at its exit for those of an executor, before any function that could stop what they wait for."""
+    runs: list[tuple[Callable[[], T], Future[T]]] = [(task, Future()) for task in tasks]
+    left = deque(runs)
+
+    def work() -> None:
+        while True:
+            try:
+                task, outcome = left.popleft()
+            except IndexError:
+                return
+            try:
+                outcome.set_result(task())
+            except BaseException as error:  # noqa: BLE001 - raised by result()
+                outcome.set_exception(error)
+
+    for _ in range(min(len(runs), CONCURRENT_HOSTS)):
+        threading.Thread(target=work, name="meshgate-download", daemon=True).start()
+    return [outcome for _, outcome in runs]
 
 
 class UnsafePath(Exception):
@@ -299,7 +365,7 @@ class Source(Protocol):
 
     host: str
 
-    def listing(self) -> list[Entry]: ...
+    def listing(self, stop: StopSignal) -> list[Entry]: ...
 
     def read(self, entry: Entry, offset: int, length: int) -> FutureProxy[Any]: ...
 
@@ -314,8 +380,8 @@ class HostFiles:
         self._growing = growing
         self.host = ""
 
-    def listing(self) -> list[Entry]:
-        self.host, rows = result_of(self._reader.listing.call_one(self._remote), self.host, self._remote)
+    def listing(self, stop: StopSignal) -> list[Entry]:
+        self.host, rows = result_of(self._reader.listing.call_one(self._remote), self.host, self._remote, stop)
         if isinstance(rows, tuple):
             raise read_error(rows, self.host, self._remote)
         return [Entry(*row) for row in rows]
@@ -328,8 +394,10 @@ class HostFiles:
         return future
 
 
-def result_of(future: FutureProxy[Any], host: str, path: str) -> Any:
-    """The host's result. Raises PullFailed if the host is lost."""
+def result_of(future: FutureProxy[Any], host: str, path: str, stop: StopSignal) -> Any:
+    """The host's result. Raises PullFailed if the host is lost, and once ``stop`` is set."""
+    stop.wait(future=future)
+    stop.check(host, path)
     try:
         return future.get()
     except (StepFailedError, SupervisionError) as error:
@@ -351,7 +419,7 @@ def read_error(failure: tuple[str, str], host: str, path: str) -> PullFailed:
 @dataclass(slots=True)
 class Download:
     """One host's files on their way to the directory or file ``local``. ``advance`` and ``expect`` are called with
-    numbers of bytes; ``stopped`` makes ``run`` raise. Files that are removed meanwhile are left out. With
+    numbers of bytes; ``stop`` makes ``run`` raise. Files that are removed meanwhile are left out. With
     ``skip_changed``, files that change while they are read are left for the next download."""
 
     source: Source
@@ -359,14 +427,15 @@ class Download:
     local: str
     advance: Callable[[int], None] = lambda count: None
     expect: Callable[[int], None] = lambda count: None
-    stopped: bool = False
+    stop: StopSignal = field(default_factory=StopSignal)
     skip_changed: bool = False
     travelled: int = field(default=0, init=False)
     _skipped: set[PartialFile] = field(default_factory=set, init=False)
 
     def run(self) -> Pulled:
         """Returns when every file is complete. Raises PullFailed."""
-        entries = self.source.listing()
+        self.stop.check(self.source.host, self.remote)  # this download may have waited for a thread
+        entries = self.source.listing(self.stop)
         if len(entries) == 1 and not entries[0].name:
             return self._file(entries[0])
         with self._open_destination(self.local) as destination:
@@ -423,15 +492,14 @@ class Download:
                 part.close()
 
     def _write(self, part: PartialFile, length: int, future: FutureProxy[Any]) -> None:
-        if self.stopped:
-            raise PullFailed("stopped because the pull from another host failed", path=part.path)
-        data = result_of(future, self.source.host, self.remote)
+        data = result_of(future, self.source.host, self.remote, self.stop)
         if part in self._skipped:
             return
         if isinstance(data, tuple):
             removed = data[0] == "absent" and bool(part.entry.name)  # from the directory that is pulled
             if removed or data[0] == "changed" or self.skip_changed:
-                part.discard()
+                with self._as_pull_failed(part.path):
+                    part.discard()
             if removed or (self.skip_changed and data[0] in CHANGED_SINCE):
                 self._skipped.add(part)
                 return

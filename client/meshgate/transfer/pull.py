@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -22,14 +22,19 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from typing_extensions import Self
 
 from meshgate.progress import Mode, progress_mode
-from meshgate.transfer.download import Download, HostFiles, Pulled, Source
+from meshgate.transfer.download import (
+    STOP_TIMEOUT,
+    Download,
+    HostFiles,
+    Pulled,
+    Source,
+    StopSignal,
+    in_threads,
+)
 from meshgate.transfer.on_host import FileReader
 
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
-
-
-CONCURRENT_HOSTS = 8
 
 
 def pull(
@@ -49,17 +54,19 @@ def pull(
     with contextlib.ExitStack() as stack:
         sources = [stack.enter_context(_host_files(hosts, rank, remote)) for rank in chosen]
         targets = [os.path.join(top, f"rank-{rank}", "") if several else top for rank in chosen]
-        with PullProgress(remote, mode) as progress, ThreadPoolExecutor(min(len(chosen), CONCURRENT_HOSTS)) as pool:
+        with PullProgress(remote, mode) as progress:
+            stop = StopSignal()
             downloads = [
-                Download(source, remote, target, progress.advance, progress.expect)
+                Download(source, remote, target, progress.advance, progress.expect, stop)
                 for source, target in zip(sources, targets, strict=True)
             ]
+            runs: list[Future[Pulled]] = []
             try:
-                futures = [pool.submit(download.run) for download in downloads]
-                result = sum((future.result() for future in futures), Pulled())
-            finally:
-                for download in downloads:
-                    download.stopped = True
+                runs = in_threads([download.run for download in downloads])
+                result = sum((run.result() for run in runs), Pulled())
+            finally:  # also after Ctrl-C: the parts must be closed, so that the next pull can resume them
+                stop.set("stopped because the pull was interrupted, or failed on another host")
+                wait(runs, STOP_TIMEOUT)
             progress.done(result)
     return result
 

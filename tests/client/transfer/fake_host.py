@@ -11,7 +11,7 @@ import pytest
 
 from meshgate import PullFailed
 from meshgate.session.futures import FutureProxy
-from meshgate.transfer.download import CHUNK, Download, Entry, Pulled
+from meshgate.transfer.download import CHUNK, Download, Entry, Pulled, StopSignal
 
 BIG = os.urandom(CHUNK * 40 + 17)
 
@@ -26,7 +26,7 @@ class FakeHost:
         self.reads: list[tuple[str, int]] = []
         self.reply: Callable[[str, int], Any] | None = None
 
-    def listing(self) -> list[Entry]:
+    def listing(self, stop: StopSignal) -> list[Entry]:
         return self.entries
 
     def read(self, entry: Entry, offset: int, length: int) -> FutureProxy[Any]:

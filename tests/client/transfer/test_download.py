@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +18,7 @@ from meshgate import PullFailed, SupervisionError
 from meshgate.session.futures import FutureProxy
 from meshgate.transfer.download import (
     CHUNK,
+    CONCURRENT_HOSTS,
     RECORD_INTERVAL,
     Destination,
     Download,
@@ -22,7 +26,10 @@ from meshgate.transfer.download import (
     HostFiles,
     PartialFile,
     Pulled,
+    StopSignal,
     UnsafePath,
+    in_threads,
+    part_name,
     read_error,
     result_of,
 )
@@ -69,12 +76,67 @@ def test_a_special_file_pulled_by_itself_is_rejected(tmp_path: Path) -> None:
         download(host, tmp_path / "local")
 
 
-def test_a_stopped_download_raises_and_keeps_the_part(tmp_path: Path) -> None:
-    host = FakeHost({"big": BIG})
-    running = Download(host, "/remote", str(tmp_path), stopped=True)
-    with pytest.raises(PullFailed, match="the pull from another host failed"):
-        running.run()
+class Unsettled(FutureProxy[Any]):
+    """A result that never comes. Whoever waits for it is stopped."""
+
+    __slots__ = ("stop",)
+
+    def __init__(self, stop: StopSignal) -> None:
+        super().__init__()
+        self.stop = stop
+
+    def when_settled(self, wake: Callable[[], object]) -> None:
+        super().when_settled(wake)
+        self.stop.set("another host failed")
+
+
+def test_a_download_that_waits_for_a_read_can_be_stopped_and_keeps_the_part(tmp_path: Path) -> None:
+    host, stop = FakeHost({"big": BIG}), StopSignal()
+    read = host.read
+    host.read = lambda entry, offset, length: Unsettled(stop) if offset else read(entry, offset, length)  # type: ignore[method-assign]
+    with pytest.raises(PullFailed, match="another host failed"):
+        Download(host, "/remote", str(tmp_path), stop=stop).run()
     assert not (tmp_path / "big").exists()
+    assert (tmp_path / part_name("big")).stat().st_size == CHUNK
+
+
+def test_a_download_that_waits_for_the_listing_can_be_stopped(tmp_path: Path) -> None:
+    stop = StopSignal()
+    reader = SimpleNamespace(listing=SimpleNamespace(call_one=lambda path: Unsettled(stop)))
+    with pytest.raises(PullFailed, match="another host failed") as raised:
+        Download(HostFiles(reader, "/remote"), "/remote", str(tmp_path), stop=stop).run()
+    assert raised.value.path == "/remote"
+
+
+def test_a_download_that_is_stopped_before_it_begins_asks_nothing(tmp_path: Path) -> None:
+    stop = StopSignal()
+    stop.set("another host failed")
+    with pytest.raises(PullFailed, match="another host failed"):
+        Download(HostFiles(None, "/remote"), "/remote", str(tmp_path), stop=stop).run()
+
+
+def test_the_program_waits_at_its_exit_for_no_thread_of_a_download() -> None:
+    (run,) = in_threads([threading.current_thread])
+    assert run.result().daemon
+
+
+def test_each_of_many_tasks_runs_and_raises_its_own_error() -> None:
+    runs = in_threads(partial(divmod, 1, number) for number in range(2 * CONCURRENT_HOSTS))
+    assert [run.result()[0] for run in runs[1:]] == [1] + [0] * (2 * CONCURRENT_HOSTS - 2)
+    assert type(runs[0].exception()) is ZeroDivisionError
+
+
+def test_a_part_that_cannot_be_deleted_is_a_failed_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = FakeHost({"a": b"1"})
+    host.reply = lambda name, offset: ("changed", name)
+    error = OSError(errno.EROFS, "Read-only file system")
+
+    def unlink(self: Destination, name: str) -> None:
+        raise error
+
+    monkeypatch.setattr(Destination, "unlink", unlink)
+    with pytest.raises(PullFailed, match=r"cannot write .*a on this machine: Read-only file system"):
+        download(host, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["../out", "a/../../out", "/out", "a//b", "."])
@@ -215,7 +277,7 @@ def host_files(listing: Any) -> HostFiles:
 
 def test_a_listing_names_its_host() -> None:
     files = host_files(("host-1", [("a", "file", 1, 5, 0o644, "")]))
-    assert files.listing() == [Entry("a", "file", 1, 5, 0o644, "")]
+    assert files.listing(StopSignal()) == [Entry("a", "file", 1, 5, 0o644, "")]
     assert files.host == "host-1"
 
 
@@ -230,18 +292,15 @@ def test_a_listing_names_its_host() -> None:
 )
 def test_an_error_of_a_host_names_host_and_path(kind: str, message: str) -> None:
     with pytest.raises(PullFailed, match=message) as raised:
-        host_files(("host-1", (kind, "text"))).listing()
+        host_files(("host-1", (kind, "text"))).listing(StopSignal())
     assert (raised.value.host, raised.value.path) == ("host-1", "/remote")
     assert str(read_error((kind, "text"), "host-1", "/remote")) == str(raised.value)
 
 
 def test_a_lost_host_is_a_failed_pull() -> None:
-    class Lost:
-        def get(self) -> None:
-            raise SupervisionError("workers-1 died")
-
+    lost = FutureProxy[Any].failed(SupervisionError("workers-1 died"))
     with pytest.raises(PullFailed, match="cannot read /remote: workers-1 died"):
-        result_of(Lost(), "host-1", "/remote")  # type: ignore[arg-type]
+        result_of(lost, "host-1", "/remote", StopSignal())
 
 
 def test_an_interrupted_file_resumes_where_it_stopped(tmp_path: Path) -> None:

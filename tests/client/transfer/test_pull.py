@@ -1,13 +1,16 @@
-"""Arguments that a pull rejects before it contacts a host."""
+"""Arguments that a pull rejects before it contacts a host, its progress, and its end by Ctrl-C."""
 
 from __future__ import annotations
 
+import signal
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from meshgate.session.futures import FutureProxy
 from meshgate.transfer.download import Pulled
 from meshgate.transfer.pull import PullProgress, pull
 
@@ -23,6 +26,34 @@ def test_an_empty_remote_path_does_not_pull_the_working_directory(tmp_path: Path
 def test_unknown_ranks_are_rejected(tmp_path: Path, ranks: Any) -> None:
     with pytest.raises(ValueError, match="the mesh has ranks 0 to 1"):
         pull(HOSTS, "/remote", tmp_path, ranks)
+
+
+class UnreachableHosts:
+    """A host, its processes and its reader in one, which never replies. Whoever asks it is interrupted."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: self  # slice, spawn_procs, spawn, stop
+
+    @property
+    def listing(self) -> Any:
+        def call_one(path: str) -> FutureProxy[Any]:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            return FutureProxy()
+
+        return SimpleNamespace(call_one=call_one)
+
+
+def test_ctrl_c_ends_a_pull_from_hosts_that_do_not_reply(tmp_path: Path) -> None:
+    hosts: Any = UnreachableHosts()
+    with pytest.raises(KeyboardInterrupt):
+        pull(hosts, "/remote", tmp_path)
+    for thread in threading.enumerate():
+        if thread.name == "meshgate-download":
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 def test_an_unknown_kind_of_progress_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
