@@ -2,29 +2,35 @@
 
 What is new on a host, or has changed, is pulled again and again. So a file is complete when it appears, may be some
 seconds old, and stays when the host removes it or ends.
+
+Only threads of ``in_threads`` wait for hosts or hold a host's lock. The program's threads wait for those, so that a
+signal handler can end a job at any point, also during a round.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from meshgate.errors import MeshgateError, PullFailed
+from meshgate.errors import PullFailed
 from meshgate.mounts import forget_handle, open_handles
 from meshgate.mounts.remote import meshes_of, single_hosts
-from meshgate.transfer.download import Download, HostFiles, Pulled
+from meshgate.transfer.download import STOP_TIMEOUT, Download, HostFiles, Pulled, StopSignal, in_threads
 from meshgate.transfer.on_host import FileReader
 
 if TYPE_CHECKING:
     from meshgate.proxies import HostMeshProxy
 
 INTERVAL = 5.0  # seconds between two rounds
-CONCURRENT_HOSTS = 8
+TIMEOUT = 60.0  # seconds without a byte or a complete host, after which the last copy is given up
+EXIT_TIMEOUT = 1.0  # seconds that a round has to stop and report at the end of a program that has not ended its job
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +52,14 @@ class GatherMount:
 
 
 class GatherMounts:
-    """The gather mounts of one job. ``start`` begins, ``close`` ends with what is there then. Thread-safe."""
+    """The gather mounts of one job. ``start`` begins, ``close`` ends with what is there then."""
 
     def __init__(self) -> None:
         self._mounts: list[GatherMount] = []
         self._hosts: list[_Host] = []
         self._meshes: Mapping[str, HostMeshProxy] = {}
         self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
-        self._one_round = threading.Lock()
+        self._stop = StopSignal()  # of the rounds; ``close`` replaces it
         self._reported: set[str] = set()
 
     def add(self, mount: GatherMount) -> None:
@@ -66,34 +71,56 @@ class GatherMounts:
         have a mesh."""
         for mount in self._mounts:
             meshes_of("gather_mount", mount.meshes, meshes)
-        with self._one_round:
-            if meshes != self._meshes:
-                self._meshes = dict(meshes)
-                self._hosts = [_Host(mesh, *host) for mesh, hosts in meshes.items() for host in single_hosts(hosts)]
-        self.pull()
+        if meshes != self._meshes:
+            self._meshes = dict(meshes)
+            self._hosts = [_Host(mesh, *host) for mesh, hosts in meshes.items() for host in single_hosts(hosts)]
+        stop = self._stop
+        self._pull(stop)
+        if stop is not self._stop:  # a signal handler has closed it during the round
+            return
         if self._thread is None or not self._thread.is_alive():  # it ends with all sessions
-            self._stop.clear()
-            self._thread = threading.Thread(target=self._follow, name="meshgate-gather", daemon=True)
+            atexit.register(self.stop)  # after the sessions' own function, so it runs before that
+            self._thread = threading.Thread(target=self._follow, args=(stop,), name="meshgate-gather", daemon=True)
             self._thread.start()
 
-    def pull(self) -> Pulled:
-        """One round. Raises PullFailed once it has tried all hosts."""
-        with self._one_round, ThreadPoolExecutor(CONCURRENT_HOSTS) as pool:
-            rounds = [pool.submit(host.pull, self._targets(host)) for host in self._hosts]
-        return sum((each.result() for each in rounds), Pulled())
-
     def close(self) -> None:
-        """Ends the rounds; pulls once more. Raises PullFailed."""
-        if self._thread is None:
-            return
-        self._stop.set()
-        self._thread.join()
-        self._thread = None
+        """Ends the rounds, and gives up the one in progress; copies once more. Gives that up without a connection, and
+        once nothing has arrived for ``TIMEOUT``. Raises PullFailed that names the hosts whose files may be missing."""
+        atexit.unregister(self.stop)
+        stop, self._stop = self._stop, StopSignal()
+        stop.set("the mount was closed")
+        hosts = [(host, self._targets(host)) for host in self._hosts]
+        self._hosts, self._meshes, self._thread = [], {}, None
+        last = StopSignal()
         try:
-            self.pull()
-        finally:
-            for host in self._hosts:
-                host.close()
+            runs = in_threads(partial(host.end, targets, last) for host, targets in hosts)
+            _wait_while_files_arrive([host for host, _ in hosts], runs)
+            last.set(f"nothing has arrived for {TIMEOUT:.0f} s")
+            wait(runs, STOP_TIMEOUT)
+        except BaseException:
+            last.set("the last copy was interrupted")
+            _report(f"{last.reason}: new files of {_names(host for host, _ in hosts)} may be missing")
+            raise
+        missing: dict[str, list[_Host]] = {}
+        for (host, _), run in zip(hosts, runs, strict=True):
+            error = run.exception() if run.done() else last.reason
+            if error is not None:
+                missing.setdefault(str(error), []).append(host)
+        if missing:
+            why = "; ".join(f"{_names(those)} ({reason})" for reason, those in missing.items())
+            raise PullFailed(f"files that are new or have changed since the last copy may be missing from {why}")
+
+    def stop(self) -> None:
+        """Gives up the round in progress, which reports that, and begins no other. For the end of the program."""
+        self._stop.set("the program has ended")
+        if self._thread is not None:
+            self._thread.join(EXIT_TIMEOUT)
+
+    def _pull(self, stop: StopSignal) -> Pulled:
+        """One round. Raises an error of a host once it has tried all."""
+        runs = in_threads(partial(host.pull, self._targets(host), stop) for host in self._hosts)
+        wait(runs)
+        return sum((run.result() for run in runs), Pulled())
 
     def _targets(self, host: _Host) -> list[tuple[str, str]]:
         """The directories of ``host`` to pull, each with the local one."""
@@ -105,16 +132,21 @@ class GatherMounts:
                 targets.append((mount.remote.replace("$SUBDIR", host.key), os.path.join(top, host.key, "")))
         return targets
 
-    def _follow(self) -> None:
-        while not self._stop.wait(INTERVAL):
+    def _follow(self, stop: StopSignal) -> None:
+        while not stop.wait(INTERVAL):
             if all(hosts._client.closed for hosts in self._meshes.values()):
                 return
             try:
-                self.pull()
-            except MeshgateError as error:  # the next round tries again
+                self._pull(stop)
+            except Exception as error:  # noqa: BLE001 - whatever it was, the next round tries again
+                if stop is not self._stop:  # ``close`` reports what is missing
+                    return
+                if stop.reason:
+                    _report(f"{stop.reason} during a copy: new files of {_names(self._hosts)} may be missing")
+                    return
                 if str(error) not in self._reported:
                     self._reported.add(str(error))
-                    print(f"meshgate: gather_mount: {error}", file=sys.stderr)  # noqa: T201 - for the user's terminal
+                    _report(str(error))
 
 
 class _Host:
@@ -122,30 +154,81 @@ class _Host:
 
     def __init__(self, mesh: str, host: HostMeshProxy, key: str) -> None:
         self.mesh, self.key = mesh, key
+        self.received = 0  # bytes
         self._host = host
         self._procs: Any = None
         self._reader: Any = None
+        self._lock = threading.Lock()  # one copy at a time
 
-    def pull(self, targets: Sequence[tuple[str, str]]) -> Pulled:
+    @property
+    def stopped(self) -> bool:
+        """Whether the program has shut the host down."""
+        return bool(self._host._owned.remote.stopped)
+
+    def pull(self, targets: Sequence[tuple[str, str]], stop: StopSignal) -> Pulled:
         """Copies each directory that exists. Raises PullFailed; the next call starts another reader then."""
+        with self._lock:
+            return Pulled() if self.stopped else self._pull(targets, stop)
+
+    def end(self, targets: Sequence[tuple[str, str]], stop: StopSignal) -> Pulled:
+        """Copies once more, unless the host cannot be reached now, and ends the reader. Raises PullFailed."""
+        with self._lock:
+            client: Any = self._host._client
+            try:
+                if client.closed:
+                    raise PullFailed("the session has ended")
+                if self.stopped:
+                    raise PullFailed("the hosts were shut down before")
+                if not client.connected:
+                    raise PullFailed("there is no connection")
+                return self._pull(targets, stop)
+            finally:
+                self._end_reader()
+
+    def _pull(self, targets: Sequence[tuple[str, str]], stop: StopSignal) -> Pulled:
         total = Pulled()
         for remote, local in targets:
-            if self._procs is None:
+            stop.check("", remote)
+            if self._reader is None:
                 self._procs = self._host.spawn_procs(name="gather")
                 self._reader = self._procs.spawn("gather", FileReader)
             source = HostFiles(self._reader, remote, growing=True)
             try:
-                total += Download(source, remote, local, skip_changed=True).run()
-            except PullFailed as error:
-                if not error.absent:
-                    self.close()
-                    raise
+                total += Download(source, remote, local, self._advance, stop=stop, skip_changed=True).run()
+            except Exception as error:
+                if isinstance(error, PullFailed) and error.absent:
+                    continue
+                if not stop.reason:  # if it is stopped, the last copy needs the reader
+                    self._end_reader()
+                raise
         return total
 
-    def close(self) -> None:
-        if self._procs is not None:
-            self._procs.stop()
-            self._procs = self._reader = None
+    def _advance(self, count: int) -> None:
+        self.received += count
+
+    def _end_reader(self) -> None:
+        procs, self._procs, self._reader = self._procs, None, None
+        if procs is not None and not self._host._client.closed:
+            procs.stop()
+
+
+def _wait_while_files_arrive(hosts: Sequence[_Host], runs: Sequence[Future[Pulled]]) -> None:
+    """Returns when ``runs`` are complete, or when for ``TIMEOUT`` none was and no byte arrived."""
+
+    def progress() -> tuple[int, int]:
+        return sum(run.done() for run in runs), sum(host.received for host in hosts)
+
+    before = progress()
+    while wait(runs, TIMEOUT).not_done and (now := progress()) != before:
+        before = now
+
+
+def _names(hosts: Iterable[_Host]) -> str:
+    return ", ".join(f"{host.key or 'the host'} of {host.mesh}" for host in hosts)
+
+
+def _report(problem: str) -> None:
+    print(f"meshgate: gather_mount: {problem}", file=sys.stderr)  # noqa: T201 - for the user's terminal
 
 
 class GatherHandle:
@@ -159,7 +242,8 @@ class GatherHandle:
         open_handles.append(self)
 
     def close(self, *, deadline: float | None = None) -> None:
-        """Copies once more, whatever the ``deadline``. The files stay. Raises PullFailed."""
+        """Copies once more, whatever the ``deadline``, unless there is no connection or nothing arrives for a minute.
+        The files stay. Raises PullFailed that names the hosts whose files may be missing."""
         forget_handle(self)
         self._mounts.close()
 

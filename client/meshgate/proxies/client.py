@@ -164,6 +164,11 @@ class Client(ClientSession):
         """Another session with the same gateway. Raises as ``connect`` does."""
         return Client.connect(self._connection.dialer)
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now. Without one nothing is lost, but results take until it is back."""
+        return self._connection.connected
+
     def attach_hosts(self, mesh: str, count: int) -> HostMeshProxy:
         """The job's mesh ``mesh`` of ``count`` hosts."""
         remote = self.objects.create("hosts", mesh, f"attaching the hosts of {mesh!r}")
