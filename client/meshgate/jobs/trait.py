@@ -279,12 +279,13 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
                 self._close_services()
                 self._unmount(running._reachable_hosts())
             finally:  # also after Ctrl-C
-                running._kill()
-            running._attached = None
-            if self._cache_file is not None:
-                remove_job_file(self._cache_file, running._apply_id)
-                self._cache_file = None
-            self._status = "not_running"
+                if self._running is running:  # otherwise a signal handler has ended it meanwhile
+                    running._kill()
+                    running._attached = None
+                    if self._cache_file is not None:
+                        remove_job_file(self._cache_file, running._apply_id)
+                        self._cache_file = None
+                    self._status = "not_running"
 
     def dump(self, filename: str) -> None:
         """Saves the job, including its token, to a file; follows a symlink and creates the directory."""
@@ -389,11 +390,13 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
         """Leaves the detached session, which continues."""
         with self._lock:
             running = self._running
-            if running is not None and running._client is not None:
-                self._close_services()
-                self._unmount({})
-                running._client.leave()
-                running._client = running._attached = None
+            if running is not None and (client := running._client) is not None:
+                try:
+                    self._close_services()
+                    self._unmount({})
+                finally:  # also after Ctrl-C
+                    client.leave()
+                    running._client = running._attached = None
 
     def _find_running(self, path: str | None) -> JobTrait:
         """The running job, found as ``state`` finds it. Raises JobNotRunning."""

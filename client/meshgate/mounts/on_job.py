@@ -154,7 +154,7 @@ class Mounting(ABC):
 def _warning_of_errors() -> Iterator[None]:
     try:
         yield
-    except (MeshgateError, TimeoutError) as error:
+    except (MeshgateError, OSError, RuntimeError) as error:  # also of hosts that were shut down meanwhile
         _warn(str(error))
 
 

@@ -101,16 +101,18 @@ class RemoteMounts:
                     self._mounted[mount.path, mesh] = (of, version, restarts)
 
     def remove(self, hosts: Mapping[str, HostMeshProxy]) -> list[str]:
-        """Removes the mounts from the hosts. Returns what went wrong."""
+        """Removes the mounts from the hosts that the program has not shut down. Returns what went wrong."""
         problems = []
-        for mesh in dict.fromkeys(mesh for _, mesh in self._mounted if mesh in hosts):
+        mounted, self._mounted = self._mounted, {}
+        for mesh in dict.fromkeys(mesh for _, mesh in mounted if mesh in hosts):
+            if hosts[mesh]._owned.remote.stopped:
+                continue
             procs = hosts[mesh].spawn_procs(name="mount")
             mounters = procs.spawn("mount", Mounter)
-            paths = [path for path, mounted_on in self._mounted if mounted_on == mesh]
+            paths = [path for path, mounted_on in mounted if mounted_on == mesh]
             calls = [part.unmount.call(own) for path in paths for part, own in _parts(mounters, path)]
             problems += _problems(calls)
             procs.stop()
-        self._mounted.clear()
         return problems
 
     def _digest(self, mount: RemoteMount) -> str:

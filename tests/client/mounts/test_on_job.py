@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,19 +121,51 @@ def test_the_end_of_a_job_ends_its_mounts_and_names_what_is_left(capsys: pytest.
     assert capsys.readouterr().err == "meshgate: cannot end a mount: workers-1: busy\n"
 
 
-def test_a_host_that_cannot_be_read_does_not_keep_a_job_from_ending(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("Error", [PullFailed, RuntimeError, OSError])
+def test_a_host_that_cannot_be_reached_does_not_keep_a_job_from_ending(
+    capsys: pytest.CaptureFixture[str], Error: type[Exception]
+) -> None:
     job = FakeJob(1)
-    mounts: Any = FakeMounts(PullFailed("workers-0 was lost"))
+    mounts: Any = FakeMounts(Error("workers-0 was lost"))
     job._remote_mounts = job._gather_mounts = mounts
     job._unmount(HOSTS)
     assert mounts.calls == ["close", "remove"]
     assert "workers-0 was lost" in capsys.readouterr().err
 
 
-def test_an_interrupt_while_mounts_end_still_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_mounts_end_still_ends_the_job_and_removes_its_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     job = FakeJob(1)
-    job.apply()
+    job.state(str(tmp_path / "job"))
     monkeypatch.setattr(job, "_unmount", lambda hosts: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         job.kill()
     assert job.allocation not in RUNNING
+    assert not job.active
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_job_that_a_signal_handler_kills_while_it_ends_is_ended_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = FakeJob(1)
+    job.apply()
+    ended: list[object] = []
+    monkeypatch.setattr(job, "_kill", lambda: ended.append(job.allocation))
+    handlers = [job.kill]
+    monkeypatch.setattr(job, "_unmount", lambda hosts: handlers.pop()() if handlers else None)
+    job.kill()
+    assert ended == [job.allocation]
+
+
+def test_an_interrupt_while_mounts_end_still_leaves_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[str] = []
+    client: Any = SimpleNamespace(leave=lambda: left.append("left"))
+    job = FakeJob(1)
+    monkeypatch.setattr(job, "_unmount", lambda hosts: signal.raise_signal(signal.SIGINT))
+    job.apply()
+    job._client = client
+    job._detached = True
+    with pytest.raises(KeyboardInterrupt), job:
+        pass
+    assert left == ["left"]
+    assert job._client is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,6 +90,15 @@ def test_a_mount_that_failed_on_some_hosts_is_mounted_again(source: Path, monkey
     (source / "fails").unlink()
     mounts.apply(hosts, lambda: client)
     assert mounted == [mounted[0], mounted[1], mounted[0]]
+
+
+def test_mounts_of_hosts_that_were_shut_down_need_no_removal() -> None:
+    mounts = RemoteMounts()
+    client: Any = None
+    mounts._mounted["/data", "workers"] = (client, "version", 0)
+    down: Any = SimpleNamespace(_owned=SimpleNamespace(remote=SimpleNamespace(stopped="the hosts were shut down")))
+    assert mounts.remove({"workers": down}) == []
+    assert not mounts._mounted
 
 
 def test_what_is_saved_during_a_mount_is_mounted_next(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
