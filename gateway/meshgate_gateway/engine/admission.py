@@ -11,7 +11,7 @@ from meshgate_gateway.engine.detached.ledger import Ledger
 from meshgate_gateway.engine.dispatch import Dispatch
 from meshgate_gateway.engine.objects.records import HostMesh
 from meshgate_gateway.engine.objects.table import ObjectTable
-from meshgate_wire.messages import Failure, Header, ObjectFailed, Release, stream_of
+from meshgate_wire.messages import Failure, Header, ObjectFailed, Release
 
 _NEVER_ARRIVED = Failure(
     kind="invalid", message="the process that held the session ended before the gateway had received this object"
@@ -72,6 +72,6 @@ class Admission:
         for number, known in self._objects.items():
             if isinstance(known, HostMesh) and number > 0:
                 for message in self._described(number, known):
-                    self._link.post(message, stream=stream_of(number))
+                    self._link.post(message)
         for part in self._ledger.welcome(next_object, self._code.current_version or None):
             self._link.post(part)

@@ -22,7 +22,7 @@ from meshgate_gateway.engine.objects.records import (
 from meshgate_gateway.engine.objects.regions import check_size, ranks_of
 from meshgate_gateway.engine.objects.table import Lookup, ObjectTable
 from meshgate_wire import Fragments
-from meshgate_wire.messages import Adopt, AttachHosts, Host, HostsAttached, stream_of
+from meshgate_wire.messages import Adopt, AttachHosts, Host, HostsAttached
 
 FindHosts = Callable[[str], Awaitable[Sequence[Host]]]
 
@@ -69,7 +69,7 @@ class Attaching:
         await self._monarch.settings_applied()  # before anything is spawned there
         self._objects.add(header.object, known)
         self._hosts_attached(known)
-        self._send(HostsAttached(object=header.object, hosts=tuple(hosts)), stream=stream_of(header.object))
+        self._send(HostsAttached(object=header.object, hosts=tuple(hosts)))
 
     async def adopt(self, header: Adopt, buffers: Sequence[Fragments]) -> None:
         self._objects.add(header.object, await self._adopted(header, buffers))

@@ -19,7 +19,7 @@ from meshgate_gateway.engine.objects.records import HostMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of
 from meshgate_gateway.engine.objects.table import ObjectTable
 from meshgate_wire.handshake import monarch_version
-from meshgate_wire.messages import Failure, Host, HostEnding, HostsAttached, Region, stream_of
+from meshgate_wire.messages import Failure, Host, HostEnding, HostsAttached, Region
 
 RETURN_TIMEOUT = 600.0  # seconds that a host which ended may take to return
 
@@ -86,7 +86,7 @@ class HostWatch:
         self._ending[host], self._deadlines[host] = reason, asyncio.get_running_loop().time() + seconds
         for number, mesh in self._objects.items():
             if isinstance(mesh, HostMesh) and host in mesh.names:
-                self._send(self._notice(number, host), stream=stream_of(number))
+                self._send(self._notice(number, host))
         return True
 
     def described(self, number: int, mesh: HostMesh) -> Iterator[HostsAttached | HostEnding]:
@@ -115,7 +115,7 @@ class HostWatch:
             if complete:
                 self._listener.hosts_attached(known)
                 for header in self.described(number, known):
-                    self._send(header, stream=stream_of(number))
+                    self._send(header)
 
     async def refused(self, address: str) -> None:
         """Monarch at ``address`` does not know the host that was attached to there, and will not answer."""

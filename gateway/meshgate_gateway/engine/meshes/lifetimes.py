@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from meshgate_gateway.engine.failures import FailureReports, RequestFailed, invalid
-from meshgate_gateway.engine.interfaces import Handler, Send, StartTask
+from meshgate_gateway.engine.interfaces import CONTROL_STREAM, Handler, Send, StartTask
 from meshgate_gateway.engine.monarch.interface import Stopper
 from meshgate_gateway.engine.objects.records import ActorMesh, Channel, HostMesh, KeptMesh, ProcMesh
 from meshgate_gateway.engine.objects.regions import ranks_of, ranks_within
@@ -197,7 +197,10 @@ class Lifetimes:
     async def _answer(self, header: Stop | Initialized, work: Awaitable[None]) -> None:
         async def done() -> None:
             await work
-            self._send(Done(call=header.call), stream=stream_of(header.target.object))
+            # After what was sent about the hosts: that they are attached, or no longer about to end.
+            of_hosts = isinstance(self._objects.get(header.target.object), HostMesh)
+            stream = CONTROL_STREAM if of_hosts else stream_of(header.target.object)
+            self._send(Done(call=header.call), stream=stream)
 
         await self._failures.guard(header, done())
 

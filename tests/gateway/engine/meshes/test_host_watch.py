@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from meshgate_gateway.engine.failures import RequestFailed
+from meshgate_gateway.engine.interfaces import CONTROL_STREAM
 from meshgate_gateway.engine.meshes import host_watch
 from meshgate_gateway.engine.meshes.host_watch import HostWatch
 from meshgate_gateway.engine.objects.records import HostMesh, attached_hosts
@@ -223,14 +224,14 @@ async def test_a_refusing_host_with_a_name_is_found_by_its_address() -> None:
 
 
 @async_test
-async def test_the_client_has_one_notice_of_a_host_that_is_about_to_end_on_the_stream_of_its_mesh() -> None:
+async def test_the_client_has_one_notice_of_a_host_that_is_about_to_end() -> None:
     watched = Watched()
     assert watched.watch.host_ending("workers-1", "drained", 30.0)
     assert not watched.watch.host_ending("workers-1", "drained", 20.0)  # by a server that has taken over
     assert not watched.watch.host_ending("others-1", "drained", 30.0)
     ((notice, stream, _),) = watched.sent.messages
     assert isinstance(notice, HostEnding)
-    assert (stream, notice.object, notice.host, notice.reason) == (HOSTS, HOSTS, "workers-1", "drained")
+    assert (stream, notice.object, notice.host, notice.reason) == (CONTROL_STREAM, HOSTS, "workers-1", "drained")
     assert 20 < notice.seconds <= 30
     assert (watched.watch.reasons, dict(watched.watch.explained)) == ({}, {"workers-1": "drained"})
     watched.watch.host_lost("workers-1", "it was drained", returns=True)
