@@ -292,12 +292,11 @@ class CodeSync:
             else:
                 self._send_wanted(message, buffers[0].join())
         except GatewayError:
-            if not self._stop.is_set():  # otherwise the program is ending the session
+            if not self._client.closed:  # otherwise the session has ended, or the program is ending it
                 raise
 
     def _send_wanted(self, message: SyncWants, digests: bytes) -> None:
-        """Sends the pieces that the gateway lacks, until ``close``.
-
+        """Sends the pieces that the gateway lacks, until the session ends.
         If a file has changed since the scan, pushes its new content as another version. Names a file that keeps
         changing as the reason why the version cannot be sent.
         """
@@ -317,7 +316,7 @@ class CodeSync:
     def _send_pieces(self, answers: Iterable[Message]) -> SyncGone | None:
         """Sends ``answers`` up to a file that has changed, and returns the message that names it."""
         for answer in answers:
-            if self._stop.is_set():
+            if self._client.closed:  # not `_stop`: after another tree was chosen, hosts may still wait for this one
                 return None
             if isinstance(answer[0], SyncGone):
                 return answer[0]

@@ -131,10 +131,10 @@ def _push_directory(client: ClientSession, *, watch: bool) -> None:
     try:
         sync_for(client, None).push_in_background(watch=watch)
     except (ValueError, TreeError) as error:
+        client.attached.pop(SessionSync, None)  # it was not chosen
         if beside:
             raise TreeError(f"{error}\nThis program imports {', '.join(beside)} from {directory}") from error
         _without_code.add(client)
-        client.attached.pop(SessionSync, None)  # it was not chosen
         _print(f"meshgate: workers cannot import modules of this program's directory: {error}")
 
 

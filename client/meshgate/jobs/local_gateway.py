@@ -161,10 +161,10 @@ class LocalGateway:
                 )
             _children[child.pid] = child
             process = identify_process(child.pid)
-            import meshgate.proxies.client  # noqa: F401, PLC0415 - the session's modules, while the gateway starts
-
             for descriptor in (gateway_announce, gateway_lifetime, lock):
                 os.close(descriptor)
+            import meshgate.proxies.client  # noqa: F401, PLC0415 - the session's modules, while the gateway starts
+
             deadline = time.monotonic() + START_TIMEOUT
             line = _read_line(announce, deadline)
             announcement = _parse_announcement(line, options, child, late=time.monotonic() >= deadline)

@@ -285,7 +285,7 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
                     if self._cache_file is not None:
                         remove_job_file(self._cache_file, running._apply_id)
                         self._cache_file = None
-                    self._status = "not_running"
+                    self._status, self._only_found = "not_running", False
 
     def dump(self, filename: str) -> None:
         """Saves the job, including its token, to a file; follows a symlink and creates the directory."""
@@ -324,7 +324,9 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
                     if error is not None:
                         report_interrupt(error, "The detached session goes on: attach() takes it over", also=True)
                     self._leave()
-                elif self._running is not None and not self._only_found:
+                elif self._only_found:
+                    self._leave()
+                elif self._running is not None:
                     ends = f"Ending {self!r}; Ctrl-C again does not wait"
                     noted = error is not None and report_interrupt(error, ends, also=True)
                     self._kill_unless_interrupted(noted)
@@ -387,15 +389,15 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
                 apply_image(getattr(state, mesh), mesh, image)
 
     def _leave(self) -> None:
-        """Leaves the detached session, which continues."""
+        """Leaves the detached session, which continues, or ends another one; the job continues."""
         with self._lock:
             running = self._running
             if running is not None and (client := running._client) is not None:
                 try:
                     self._close_services()
-                    self._unmount({})
+                    self._unmount({} if self._detached else running._reachable_hosts())
                 finally:  # also after Ctrl-C
-                    client.leave()
+                    client.leave() if self._detached else client.close()
                     running._client = running._attached = None
 
     def _find_running(self, path: str | None) -> JobTrait:

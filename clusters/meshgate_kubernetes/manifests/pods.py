@@ -46,10 +46,11 @@ _GATEWAY_DISK = "10Gi"
 # Monarch does not answer clients of another release, so another child reports the worker's versions to the gateway.
 VERSIONS_PORT_OFFSET = 1000  # from Monarch's port
 WORKER_BOOTSTRAP = f"""\
-import importlib.util, os, signal, sys, time
+import contextlib, importlib.util, os, signal, sys, time
 address = sys.argv[1]
-if not os.fork():
-    import contextlib, importlib.metadata, json, platform, socket
+reporter = os.fork()
+if not reporter:
+    import importlib.metadata, json, platform, socket
     versions = {{"python": platform.python_version(), "monarch": ""}}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         versions["monarch"] = importlib.metadata.version("torchmonarch")
@@ -67,11 +68,18 @@ if not importlib.util.find_spec("monarch"):
     sys.exit("this image contains neither meshgate[worker] nor torchmonarch: install one of them with pip")
 child = os.fork()
 if child:
-    last = []  # once SIGTERM has come: when the host ends although others of the pod's processes than its own go on
+    last = []  # once SIGTERM has come: when the host ends although other processes of the container go on
+    def read(pid, name):
+        with contextlib.suppress(OSError), open(f"/proc/{{pid}}/{{name}}", "rb") as file:
+            return file.read()
+        return b""
+    def goes_on(pid):  # a zombie does not; nothing here waits for orphans
+        here = read(pid, "cgroup") == read("self", "cgroup")  # pods may share their process namespace
+        return here and read(pid, "stat").rpartition(b")")[2].split()[:1] not in ([], [b"Z"], [b"X"])
     def end(number, frame):
         last[:] = last or [time.monotonic() + float(os.environ.get("MESHGATE_WORKER_NOTICE", 0))]
-        others = sum(map(str.isdigit, os.listdir("/proc"))) > 3
-        if time.monotonic() >= last[0] or not others:
+        others = set(filter(str.isdigit, os.listdir("/proc"))) - {{str(os.getpid()), str(reporter), str(child)}}
+        if time.monotonic() >= last[0] or not any(map(goes_on, others)):
             os.kill(child, signal.SIGTERM)
         else:
             signal.setitimer(signal.ITIMER_REAL, 0.2)

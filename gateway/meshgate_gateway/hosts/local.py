@@ -121,7 +121,7 @@ class LocalHosts:
                 [
                     *(sys.executable, "-m", "meshgate_worker", "--address", address, "--name", name),
                     *("--identity", described.identity, "--cookie", cookie, "--lifetime-fd", "fd:0"),
-                    *("--ready-fd", "fd:1", "--remove-directory"),
+                    *("--ready-fd", "fd:1", "--remove-directory", "--notice", "0"),
                 ],
                 {**self._environment, **self._host_variables(name)},
                 descriptors=(lifetime, ready_there),

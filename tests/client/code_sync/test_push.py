@@ -241,7 +241,7 @@ def answer_slowly(code: CodeSync, client: Client, monkeypatch: pytest.MonkeyPatc
         for number in range(3):
             if number == 1:
                 client._connection.refuse_posts()
-                code._stop.set()
+                client._closed = True
             sent.append(number)
             yield PIECE, ()
 
@@ -255,6 +255,7 @@ def test_an_upload_ends_silently_when_the_session_is_closed(
     sent = answer_slowly(code, client, monkeypatch)
     code._sender_thread.call(lambda: code._answer(PIECE, ()))
     code._sender_thread.close(timeout=WAIT)
+    client._closed = False  # so that the fixture closes it
     assert sent == [0, 1]
     assert caplog.records == []
 
@@ -263,14 +264,26 @@ def test_an_upload_whose_post_is_refused_by_the_end_of_the_session_is_silent(
     code: CodeSync, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refused(_: object) -> None:
-        code._stop.set()  # while the message waits for space
+        client._closed = True  # while the message waits for space
         raise GatewayError("this program has closed its session")
 
     monkeypatch.setattr(code, "_post", refused)
     monkeypatch.setattr(code._sender, "answer_need", lambda _: [(PIECE, ())])
     code._sender_thread.call(lambda: code._answer(PIECE, ()))
     code._sender_thread.close(timeout=WAIT)
+    client._closed = False
     assert caplog.records == []
+
+
+def test_hosts_get_what_they_wait_for_although_another_tree_was_chosen(
+    code: CodeSync, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posted: list[object] = []
+    monkeypatch.setattr(code, "_post", posted.append)
+    monkeypatch.setattr(code._sender, "answer_need", lambda _: [(PIECE, ()), (PIECE, ())])
+    code._stop.set()  # as close() does, which sync_for() calls then
+    code._answer(PIECE, ())
+    assert len(posted) == 2
 
 
 @pytest.mark.usefixtures("hosts")

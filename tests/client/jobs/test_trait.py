@@ -8,6 +8,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import monarch.job
@@ -160,6 +161,17 @@ def test_a_with_block_leaves_a_job_that_it_has_only_looked_up(look: Callable[[An
     with job:
         job.state()
     assert not job.active  # it was this program's
+
+
+def test_a_with_block_ends_its_session_with_a_job_that_it_has_only_looked_up() -> None:
+    RUNNING.add("named 1")
+    session: Any = SimpleNamespace(closed=False, close=lambda: setattr(session, "closed", True))
+    with NamedJob(1) as job:
+        job._find_running(None)
+        job._client = session
+    assert session.closed
+    assert job._client is None
+    assert {"named 1"} == RUNNING
 
 
 def test_the_default_file_is_not_looked_up_in_a_with_block(path: str) -> None:

@@ -70,11 +70,15 @@ class ThisMachine:
         return None
 
     def run(self, command: str, stdin: str) -> Output:
-        shell = ["/bin/sh", "-c", command]
-        result = subprocess.run(
-            shell, input=stdin, capture_output=True, text=True, timeout=COMMAND_TIMEOUT, check=False
-        )
-        return Output(result.returncode, result.stdout, result.stderr)
+        shell, pipe = ["/bin/sh", "-c", command], subprocess.PIPE
+        process = subprocess.Popen(shell, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+        try:
+            stdout, stderr = process.communicate(stdin, COMMAND_TIMEOUT)
+        except BaseException:  # as over ssh, what the command has begun continues, such as the end of a job
+            for each in filter(None, (process.stdin, process.stdout, process.stderr)):
+                each.close()
+            raise
+        return Output(process.returncode, stdout, stderr)
 
     def submit(self, command: str, request: str, confirm: Callable[[str], bool]) -> Output:
         # In a session of its own: as over ssh, Ctrl-C does not reach it.

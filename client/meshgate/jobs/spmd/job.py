@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from meshgate.code_sync.session_sync import sync_for
-from meshgate.errors import JobNotRunning
+from meshgate.errors import JobNotRunning, JobUnsupported
 from meshgate.jobs.process import LocalGatewayJob, LocalJob
 from meshgate.jobs.saved import DEFAULT_JOB_PATH, SavedJob
 from meshgate.jobs.spmd.run import find_program, local_file, require_program, run_command
@@ -102,8 +102,18 @@ class SPMDJob(JobTrait):
 
     def state(self, cached_path: str | None = DEFAULT_JOB_PATH, *, wait: bool | float = False) -> JobState:
         """The job's host meshes. A job that ends with this process is not saved in ``cached_path``."""
-        ends_with_driver = isinstance(self._job, (LocalJob, TorchXJob))
-        return super().state(None if ends_with_driver else cached_path, wait=wait)
+        return super().state(None if self._ends_here else cached_path, wait=wait)
+
+    @property
+    def _ends_here(self) -> bool:
+        """Whether the hosts always end with this process."""
+        return isinstance(self._job, (LocalJob, TorchXJob))
+
+    def detach(self, name: str | None = None, cached_path: str | None = DEFAULT_JOB_PATH) -> str:
+        """As of the job inside. Raises JobUnsupported if that always ends with this process."""
+        if self._ends_here:
+            raise JobUnsupported(f"the hosts of {self!r} end with this process, so that it cannot be detached")
+        return super().detach(name, cached_path)
 
     def __enter__(self) -> Self:
         self._job.__enter__()
@@ -117,6 +127,10 @@ class SPMDJob(JobTrait):
     def _inner(self) -> JobTrait:
         """The job inside, or the one that it found: it has the session."""
         return self._job._running or self._job
+
+    @property
+    def _ends_when_killed(self) -> bool:
+        return self._inner._ends_when_killed
 
     def _dialer(self) -> Dialer:
         return self._inner._dialer()
@@ -167,6 +181,7 @@ class SPMDJob(JobTrait):
         return running is not None and running._is_running()
 
     def _outlive_driver(self) -> None:
+        self._job._scoped = False  # it entered the block with this one
         self._job._detach()
 
     def _spec(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshgate import JobState, KubernetesJob, ProcessJob, SlurmJob
+from meshgate import JobState, JobUnsupported, KubernetesJob, LocalJob, ProcessJob, SlurmJob
 from meshgate.jobs.spmd.job import SPMDJob
 from meshgate.jobs.spmd.schedulers import job_of
 from meshgate.jobs.spmd.torchrun import parse_command
@@ -98,6 +98,22 @@ def test_a_with_block_leaves_a_detached_job_inside_and_its_own_signals() -> None
     assert signal.getsignal(signal.SIGTERM) is before
     assert {inner.apply_id} == RUNNING
     job.kill()
+
+
+def test_a_job_inside_that_is_detached_in_a_with_block_outlives_the_driver() -> None:
+    inner = FakeJob(1)
+    with serve(COMMAND, job=inner) as job:
+        assert inner._scoped
+        job._scoped, job._detached = False, "night"  # as detach() does, which needs a gateway
+        job._outlive_driver()
+        assert inner.outlives_driver
+    assert {inner.apply_id} == RUNNING
+    job.kill()
+
+
+def test_a_job_inside_that_ends_with_this_process_cannot_be_detached() -> None:
+    with pytest.raises(JobUnsupported, match=r"the hosts of SPMDJob\(.*LocalJob.* end with this process"):
+        SPMDJob(LocalJob({"workers": 1}), COMMAND).detach()
 
 
 def test_its_gateway_meshes_and_sessions_are_those_of_the_job_inside(monkeypatch: pytest.MonkeyPatch) -> None:
