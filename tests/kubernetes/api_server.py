@@ -59,7 +59,7 @@ def _restart(pid: int) -> None:
         server = subprocess.Popen(
             command,
             executable=executable,
-            cwd=directory,
+            cwd=directory if os.path.isdir(directory) else "/",  # it may have been deleted since
             env=dict(variable.split("=", 1) for variable in variables),
             stdin=subprocess.DEVNULL,
             stdout=log,
