@@ -82,9 +82,9 @@ def paths_below(top: Path, search_path: Sequence[str]) -> tuple[str, ...]:
 
 
 def _find_project(search_path: Sequence[str], script: str | None) -> Path:
-    directories = [os.getcwd(), os.path.dirname(script)] if script is not None else [os.getcwd()]
     from meshgate_sync.tree.scan import git_root  # noqa: PLC0415 - local jobs import this module, and scan no tree
 
+    directories = [os.getcwd(), os.path.dirname(script)] if script is not None else [os.getcwd()]
     roots = [Path(root).resolve() for root in map(git_root, directories) if root is not None]
     # A repository of the home directory, such as one of dotfiles, does not make that a project.
     candidates = [root for root in roots if not _is_root_or_home(root)]

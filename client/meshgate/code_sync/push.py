@@ -297,6 +297,7 @@ class CodeSync:
 
     def _send_wanted(self, message: SyncWants, digests: bytes) -> None:
         """Sends the pieces that the gateway lacks, until the session ends.
+
         If a file has changed since the scan, pushes its new content as another version. Names a file that keeps
         changing as the reason why the version cannot be sent.
         """

@@ -147,6 +147,8 @@ class SessionAccess(ABC):
         job and its other sessions stay. Raises JobNotRunning, JobError if the session cannot be determined,
         AuthenticationError if it belongs to someone else and ``name`` is its whole id, and GatewayError.
         """
+        from meshgate.session.gateway_client import request_json  # noqa: PLC0415 - few programs end others' sessions
+
         if not name:  # as of a shell's variable that is not set
             raise JobError("the name of the session is empty; run `meshgate sessions` to list the sessions")
         with self._lock:
@@ -156,8 +158,6 @@ class SessionAccess(ABC):
             found = next((each for each in sessions if each.id == name), SessionInfo(id=name))
         else:
             found = choose_session(sessions, restarted, name, to="end the session")
-        from meshgate.session.gateway_client import request_json  # noqa: PLC0415
-
         request_json(dialer, f"/v1/sessions/{found.id}/end", b"")
         return found
 

@@ -210,7 +210,7 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
         With ``wait``, returns once every host is there, also those that replace lost ones: waits for so many seconds,
         or with True for ten minutes, and then raises TimeoutError. If a host will not return, raises why at once.
         """
-        if cached_path is not None and not self._reads(cached_path):
+        if self._ignores(cached_path):
             cached_path = None
         with self._lock:
             self._use_joined()
@@ -397,27 +397,27 @@ class JobTrait(SessionAccess, RankAccess, RunAccess, Mounting, ABC):
                     self._close_services()
                     self._unmount({} if self._detached else running._reachable_hosts())
                 finally:  # also after Ctrl-C
-                    client.leave() if self._detached else client.close()
+                    (client.leave if self._detached else client.close)()
                     running._client = running._attached = None
 
     def _find_running(self, path: str | None) -> JobTrait:
         """The running job, found as ``state`` finds it. Raises JobNotRunning."""
         if self._running is None:
             self._use_existing()
-            if self._running is None and path is not None and self._reads(path):
+            if self._running is None and path is not None and not self._ignores(path):
                 self._use_saved(find_running_job(path, job_load, self))
                 self._cache_file = path
             self._only_found = self._running is not None
         running = self._running
         if running is None or not running._is_running():
-            unread = path is not None and not self._reads(path)
-            hint = f" here: in a `with` block, the saved job in {path} is not looked for" if unread else ""
+            ignored = f" here: in a `with` block, the saved job in {path} is not looked for"
+            hint = ignored if self._ignores(path) else ""
             raise JobNotRunning(f"{self!r} is not running{hint}")
         return running
 
-    def _reads(self, path: str) -> bool:
-        """Whether a job is looked for in, and saved in, the file ``path``."""
-        return not (self._scoped and path == DEFAULT_JOB_PATH)
+    def _ignores(self, path: str | None) -> bool:
+        """Whether no job is looked for in, or saved in, the file ``path``."""
+        return self._scoped and path == DEFAULT_JOB_PATH
 
     def _use_saved(self, job: JobTrait) -> None:
         """``job`` does not know whether this program detaches its sessions."""

@@ -138,8 +138,9 @@ def test_ctrl_c_at_a_prompt_cancels_the_call_unless_its_session_is_detached(
     assert [header.cancelled for header in gateway.got(CancelCall)] == ([] if detached else [interrupted])
 
 
-@pytest.mark.timeout(60)
-def test_a_cancellation_without_a_connection_is_sent_once_later_however_much_waits(gateway: ScriptedGateway) -> None:
+@contextmanager
+def small_queue(gateway: ScriptedGateway) -> Iterator[tuple[NetworkProxy, Client, Any]]:
+    """A connection that can be cut, a client whose send queue is soon full, and an actor."""
     settings = ClientSettings(queue_limit=1 << 16, close_timeout=5)
     with (
         NetworkProxy("127.0.0.1", gateway.port) as proxy,
@@ -147,6 +148,12 @@ def test_a_cancellation_without_a_connection_is_sent_once_later_however_much_wai
     ):
         one = one_counter(client)
         one.initialized.get(timeout=20)
+        yield proxy, client, one
+
+
+@pytest.mark.timeout(60)
+def test_a_cancellation_without_a_connection_is_sent_once_later_however_much_waits(gateway: ScriptedGateway) -> None:
+    with small_queue(gateway) as (proxy, client, one):
         hold_calls(gateway)
         proxy.refuse()
         wait_for(lambda: not client._connection.connected, "the cut")
@@ -183,13 +190,7 @@ def test_ctrl_c_while_sending_leaves_the_session_usable(gateway: ScriptedGateway
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_while_blocked_by_back_pressure_leaves_the_session_usable(gateway: ScriptedGateway) -> None:
     gateway.functions["echo"] = lambda rank, value: len(value)
-    settings = ClientSettings(queue_limit=1 << 16, close_timeout=5)
-    with (
-        NetworkProxy("127.0.0.1", gateway.port) as proxy,
-        Client.connect(UrlDialer(f"ws://127.0.0.1:{proxy.port}", TOKEN), settings=settings) as client,
-    ):
-        one = one_counter(client)
-        one.initialized.get(timeout=20)
+    with small_queue(gateway) as (proxy, client, one):
         proxy.freeze()
         sent: list[FutureProxy[int]] = []
         with (
