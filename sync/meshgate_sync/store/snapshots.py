@@ -391,9 +391,10 @@ class Snapshots:
     def _put_spare(self, aside: str, root: bytes) -> None:
         """Makes a complete directory a spare, unless other processes have made enough."""
         with locked(self._home):
-            for number in range(SPARES):
-                with contextlib.suppress(OSError):
-                    os.rename(aside, self._spare(f"{number}-{root.hex()}"))
+            there = self._spares()  # a rename would replace a spare that is empty
+            for name in (f"{number}-{root.hex()}" for number in range(SPARES)):
+                if name not in there:
+                    os.rename(aside, self._spare(name))
                     return
         shutil.rmtree(aside, ignore_errors=True)
 

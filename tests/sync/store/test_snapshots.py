@@ -60,6 +60,14 @@ def test_a_spare_becomes_the_next_version(host: Host, content: Content) -> None:
     assert host.store.snapshots.spares() == [first.digest]
 
 
+def test_an_empty_version_has_as_many_spares_as_another(host: Host, content: Content) -> None:
+    empty, full = content.tree({}), content.tree(MODEL)
+    for tree in (empty, full, empty):
+        host.sync(tree)
+        host.prepare_spares(tree)
+        assert host.store.snapshots.spares() == [tree.digest] * 2
+
+
 def test_spares_follow_the_newest_version(host: Host, content: Content) -> None:
     models: list[dict[bytes, object]] = [{b"a": b"1"}, {b"a": b"2", b"d": {b"b": b"3"}}]
     first, second = (content.tree(model) for model in models)
