@@ -89,7 +89,8 @@ class HostStatus(_Model):
     rank: int
     name: str
     state: HostState = "ready"
-    reason: str = Field(default="", description="why it is missing")
+    reason: str = Field(default="", description="why it is missing, or will end")
+    seconds_left: float | None = Field(default=None, description="until the cluster ends it; null: no end is known")
     version: str = Field(default="", description="of the session's newest code, if the host has it")
     parent: str = Field(
         default="",

@@ -126,7 +126,8 @@ def _show_hosts(hosts: Sequence[HostStatus], console: Console) -> None:
         return
     table = new_table("  HOST", "MESH", "RANK", "STATE", "CODE")
     for host in hosts:
-        state = f"{host.state}: {host.reason}" if host.reason else host.state
+        state = host.state if host.seconds_left is None else f"ends in {host.seconds_left:.0f} s"
+        state = f"{state}: {host.reason}" if host.reason else state
         table.add_row(f"  {host.name}", host.mesh, str(host.rank), state, host.version[:VERSION_SHOWN])
     console.print(table)
 

@@ -370,12 +370,13 @@ function showStatus(status) {
   const hosts = status.sessions.some((session) => session.hosts.length)
     ? status.sessions.flatMap((session) => session.hosts.map((host) => ({ host, session })))
     : status.hosts.map((host) => ({ host, session: null }));
-  const attention = ({ host, session }) => (host.state === "missing" ? 0 : session?.version && host.version !== session.version ? 1 : 2);
+  const attention = ({ host, session }) => host.state === "missing" ? 0 : host.seconds_left != null || (session?.version && host.version !== session.version) ? 1 : 2;
   hosts.sort((a, b) => attention(a) - attention(b));  // the sort is stable
   table(byId("hosts"), ["Host", "Mesh", "Rank", "State", "Code", "Code comes from", "Session"], hosts.map(({ host, session }) => {
     const newest = session?.version ?? "";
     const code = !newest ? "none synced" : host.version === newest ? short(host.version) : `not yet ${short(newest)}`;
-    return [host.name, host.mesh, String(host.rank), host.reason ? `${host.state}: ${host.reason}` : host.state, code, host.parent || "–", session ? session.session.slice(0, 8) : "–"];
+    const state = host.seconds_left == null ? host.state : `ends in ${Math.round(host.seconds_left)} s`;
+    return [host.name, host.mesh, String(host.rank), host.reason ? `${state}: ${host.reason}` : state, code, host.parent || "–", session ? session.session.slice(0, 8) : "–"];
   }), "the gateway has reported no hosts yet");
   sessions = status.sessions;
   hostCount = Object.values(status.meshes).reduce((sum, hosts) => sum + hosts, 0);

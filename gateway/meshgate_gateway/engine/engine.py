@@ -212,7 +212,6 @@ class Engine:
             end_processes=self.streams.drop,
         )
         self.code = code = CodeSync(self._objects, self.link.send, make_agents, host, self._metrics)
-        self.inspection = Inspection(self._objects, calling, code, self._kept.kept_bytes)
         self._telemetry = Telemetry(
             monarch,
             self.link.send,
@@ -233,6 +232,7 @@ class Engine:
     def _connect_meshes(self, monarch: Monarch, find_hosts: FindHosts) -> None:
         objects, lookup, code, fail = self._objects, self._lookup, self.code, self._actors_ended
         self._hosts = hosts = HostWatch(objects, self.link.send, code, monarch.same_versions.laptop)
+        self.inspection = Inspection(objects, self._calling, code, hosts, self._kept.kept_bytes)
         self._supervision = Supervision(
             objects,
             self.link.send,

@@ -51,6 +51,14 @@ class Code(Protocol):
     def parent_of(self, host: str) -> str: ...
 
 
+class Hosts(Protocol):
+    """What inspection needs to know of hosts that are about to end. ``explained`` has the reasons by name."""
+
+    explained: Mapping[str, str]
+
+    def seconds_left(self, host: str) -> float | None: ...
+
+
 class CallsInFlight(Protocol):
     def statuses(self, limit: int) -> tuple[list[CallStatus], int]:
         """The oldest calls in flight, and how many there are."""
@@ -99,9 +107,10 @@ class Inspection:
         objects: ObjectTable,
         calls: CallsInFlight,
         code: Code,
+        hosts: Hosts,
         kept_bytes: Callable[[], Mapping[int, Mapping[int, int]]],
     ) -> None:
-        self._objects, self._calls, self._code, self._kept_bytes = objects, calls, code, kept_bytes
+        self._objects, self._calls, self._code, self._watch, self._kept_bytes = objects, calls, code, hosts, kept_bytes
         self.output = PrintedLines()
 
     def answer(self, request: Inspect) -> Iterator[Inspected]:
@@ -134,12 +143,20 @@ class Inspection:
         for rank, name in enumerate(mesh.names):
             missing = mesh.missing.get(name)
             version = self._code.current_version if self._code.has_version(name) else ""
-            if missing is None:
-                parent = self._code.parent_of(name)
-                yield HostStatus(mesh=mesh.name, rank=rank, name=name, version=version, parent=parent)
-            else:
+            if missing is not None:
                 reason = shorten(str(missing), MAX_REASON)
                 yield HostStatus(mesh=mesh.name, rank=rank, name=name, state="missing", reason=reason)
+                continue
+            left = self._watch.seconds_left(name)
+            yield HostStatus(
+                mesh=mesh.name,
+                rank=rank,
+                name=name,
+                reason="" if left is None else shorten(self._watch.explained[name], MAX_REASON),
+                seconds_left=left,
+                version=version,
+                parent=self._code.parent_of(name),
+            )
 
 
 def _mesh(

@@ -103,6 +103,12 @@ def test_the_status_shows_hosts_meshes_and_calls() -> None:
     assert "2/8" in text
 
 
+def test_a_host_that_the_cluster_is_about_to_end_is_shown_with_its_time_and_reason() -> None:
+    ending = HOSTS[0].model_copy(update={"seconds_left": 23.7, "reason": "its pod is being deleted"})
+    text = shown(STATUS.model_copy(update={"sessions": (SESSION.model_copy(update={"hosts": (ending,)}),)}))
+    assert "ends in 24 s: its pod is being deleted" in text
+
+
 def test_the_ranks_that_a_call_waits_for_are_named_up_to_a_limit() -> None:
     named = ", ".join(f"rank {rank} on workers-0" for rank in range(1, 5))
     assert waiting_text(CALL) == f"{named} and 2 others"

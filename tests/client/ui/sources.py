@@ -28,7 +28,8 @@ VERSION = "cafe" * 16
 
 
 def status(hosts: int, gpus: int) -> JobStatus:
-    """A job whose rank 3 died, whose ranks 0 and 1 are busy, whose last host is missing, and whose host 1 is behind."""
+    """A job whose rank 3 died, whose ranks 0 and 1 are busy, whose last host is missing, and whose host 1 is
+    behind, and about to end."""
     names = [f"workers-{rank}" for rank in range(hosts)]
     known = tuple(
         HostStatus(
@@ -36,7 +37,8 @@ def status(hosts: int, gpus: int) -> JobStatus:
             rank=rank,
             name=name,
             state="missing" if rank == hosts - 1 else "ready",
-            reason="OOMKilled" if rank == hosts - 1 else "",
+            reason="OOMKilled" if rank == hosts - 1 else "drained" if rank == 1 else "",
+            seconds_left=23.7 if rank == 1 else None,
             version="" if rank == 1 else VERSION,
             parent="" if rank == hosts - 1 else "workers-0" if rank else "gateway",
         )

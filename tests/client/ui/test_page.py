@@ -92,6 +92,7 @@ def test_calls_hosts_and_sessions_are_listed(open_page: Callable[..., Any]) -> N
     assert "missing: OOMKilled" in hosts[0]
     assert "workers-1" in hosts[1]
     assert "not yet cafecafecafe" in hosts[1]
+    assert "ends in 24 s: drained" in hosts[1]
     parents = page.locator("#hosts tbody td:nth-child(6)").all_text_contents()
     assert parents == ["\u2013", "workers-0", "gateway"]
     assert "alice" in page.locator("#sessions tbody").inner_text()

@@ -36,6 +36,7 @@ async def test_the_status_has_meshes_hosts_and_the_oldest_calls_first() -> None:
     await client.until(lambda: client.engine.inspection.status().calls[0].answered == 3)
     (hosts,) = [each for each in client.engine._objects.values() if isinstance(each, HostMesh)]
     hosts.missing["workers-1"] = AVAILABLE.lost("OOMKilled", returns=False)
+    client.engine.host_ending("workers-0", "its pod is being deleted", 30.0)
     status = client.engine.inspection.status()
     assert [(mesh.kind, mesh.sizes) for mesh in status.meshes] == [
         ("procs", {"hosts": 2, "gpus": 2}),
@@ -49,6 +50,9 @@ async def test_the_status_has_meshes_hosts_and_the_oldest_calls_first() -> None:
     assert actors_mesh.endpoints == {"step1": CallCounts(in_flight=1), "step2": CallCounts(in_flight=1)}
     assert [(host.name, host.state) for host in status.hosts] == [("workers-0", "ready"), ("workers-1", "missing")]
     assert "OOMKilled" in status.hosts[1].reason
+    assert status.hosts[0].reason == "its pod is being deleted"
+    assert 0 <= (status.hosts[0].seconds_left or -1) <= 30
+    assert status.hosts[1].seconds_left is None
     first, second = status.calls
     assert (first.mesh, first.endpoint, first.total, first.answered) == ("actors", "step1", 4, 3)
     assert first.waiting == {2: "workers-1"}

@@ -94,9 +94,13 @@ class HostWatch:
         yield HostsAttached(object=number, hosts=mesh.hosts)
         yield from (self._notice(number, name) for name in mesh.names if name in self._ending)
 
+    def seconds_left(self, host: str) -> float | None:
+        """Until ``host`` ends. None if no end has been reported, or it has ended."""
+        deadline = self._deadlines.get(host)
+        return None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
+
     def _notice(self, number: int, host: str) -> HostEnding:
-        left = max(0.0, self._deadlines[host] - asyncio.get_running_loop().time())
-        return HostEnding(object=number, host=host, reason=self._ending[host], seconds=left)
+        return HostEnding(object=number, host=host, reason=self._ending[host], seconds=self.seconds_left(host) or 0.0)
 
     def host_back(self, mesh: str, rank: int, host: Host) -> None:
         """The server reports that a lost host restarted, or that ``host`` took its place; perhaps once more."""
