@@ -55,7 +55,7 @@ COMMANDS = {
     "shell": _Place("ranks:open_shell", "Open a terminal on a host, and exit with its shell's exit code."),
     "debug": _Place("ranks:debug_actors", "Debug actors at breakpoint(), or let an editor attach."),
     "forward": _Place("ranks:forward_port", "Make a port of a host available here, until interrupted."),
-    "stacks": _Place("ranks:show_stacks", "Show the Python stacks of all processes; equal ones once."),
+    "stacks": _Place("ranks:show_stacks", "Show the Python stacks of all processes, equal stacks only once."),
     "why": _Place("ranks:explain", "Show calls in flight, and what they wait for."),
     "top": _Place("top:show_top", "Show calls per second, latency, CPU, memory and GPUs, live."),
     "ui": _Place("ui:open_page", "Show a job in the browser, live, until interrupted."),
@@ -98,7 +98,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="""Look into meshgate jobs and end them, on this machine or in a cluster.
+    help="""Show and end meshgate jobs, on this machine or in a cluster.
 
     JOB is the beginning of a job's id, a job file, or with -n the name of a job in that namespace. Without it, commands
     use the job saved in this directory, or the only one on this machine.

@@ -34,7 +34,7 @@ Namespace = Annotated[
 Mesh = Annotated[str | None, typer.Option("--mesh", help="The host mesh; the default is the only one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; `meshgate schema COMMAND` prints its schema.")]
 Variables = Annotated[list[str] | None, typer.Option("--env", "-e", help="A variable to set, as NAME=VALUE.")]
-Workdir = Annotated[str | None, typer.Option("--workdir", help="The directory to run it in.")]
+Workdir = Annotated[str | None, typer.Option("--workdir", help="The directory in which it runs.")]
 
 
 class Commands(TyperGroup):

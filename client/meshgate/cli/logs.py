@@ -39,10 +39,10 @@ class LogLine(PrintedLine):
 def show_logs(
     job: Job = None,
     namespace: Namespace = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until interrupted.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until interrupted.")] = False,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only lines of this rank.")] = None,
     tail: Annotated[
-        int | None, typer.Option("--tail", min=0, help="Only the last so many lines of each session.")
+        int | None, typer.Option("--tail", min=0, help="Only this number of lines at the end of each session.")
     ] = None,
     since: Annotated[
         str | None, typer.Option("--since", metavar="TIME", help="Only lines of the last TIME, such as 90s, 10m or 2h.")
@@ -51,15 +51,15 @@ def show_logs(
         str | None, typer.Option("--grep", metavar="PATTERN", help="Only lines that match this regular expression.")
     ] = None,
     diff: Annotated[
-        int | None, typer.Option("--diff", metavar="RANK", min=0, help="What RANK printed otherwise than --rank.")
+        int | None, typer.Option("--diff", metavar="RANK", min=0, help="Compare what --rank and RANK printed.")
     ] = None,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="NAME", help="What this submitted program printed instead.")
+        str | None, typer.Option("--run", metavar="NAME", help="The output of this submitted program instead.")
     ] = None,
     log_dir: Annotated[
         Path | None,
         typer.Option(
-            "--log-dir", metavar="DIR", help="Also write it to DIR/SESSION/MESH/RANK.log; DIR is new or empty."
+            "--log-dir", metavar="DIR", help="Also write lines to DIR/SESSION/MESH/RANK.log; DIR is new or empty."
         ),
     ] = None,
     as_json: AsJson = False,

@@ -121,8 +121,10 @@ def run_command(
     mesh: Mesh = None,
     env: Variables = None,
     workdir: Workdir = None,
-    interactive: Annotated[bool, typer.Option("--stdin", "-i", help="Send it this command's input.")] = False,
-    timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds after which it is ended.")] = None,
+    interactive: Annotated[bool, typer.Option("--stdin", "-i", help="Send the input of this command to it.")] = False,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", help="Seconds after which the command is ended.")
+    ] = None,
     namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
@@ -211,11 +213,11 @@ def show_stacks(
     job: Job = None,
     ranks: Annotated[list[int] | None, typer.Option("--rank", help="Only processes with this rank.")] = None,
     mesh: Mesh = None,
-    all_threads: Annotated[bool, typer.Option("--all-threads", help="Show idle threads and all frames too.")] = False,
+    all_threads: Annotated[bool, typer.Option("--all-threads", help="Also show idle threads and all frames.")] = False,
     namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the Python stacks of all processes; equal ones once."""
+    """Show the Python stacks of all processes, equal stacks only once."""
     found = find_job(job, namespace)
     found._state()
     stacks = found.stacks(ranks, mesh)

@@ -20,29 +20,32 @@ RunName = Annotated[str, typer.Option("--run", help="The name of the run.")]
 def submit_program(
     job: Annotated[str, typer.Argument(metavar="JOB", help="An id, a job file, or with -n a name.")],
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The program and its arguments.")],
-    name: Annotated[str | None, typer.Option("--name", help="What to call the run; the default is generated.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The name of the run; the default is generated.")] = None,
     env: Variables = None,
     restarts: Annotated[
         int, typer.Option("--restarts", min=0, help="How often to start the program again if it fails.")
     ] = 0,
     memory: Annotated[
-        str | None, typer.Option("--memory", metavar="SIZE", help="Memory of all its processes, such as 8Gi.")
+        str | None, typer.Option("--memory", metavar="SIZE", help="The most memory of all its processes, such as 8Gi.")
     ] = None,
-    processes: Annotated[int | None, typer.Option("--processes", min=1, help="How many processes it may have.")] = None,
+    processes: Annotated[
+        int | None, typer.Option("--processes", min=1, help="The most processes of the program.")
+    ] = None,
     disk: Annotated[
-        str | None, typer.Option("--disk", metavar="SIZE", help="Disk of its directory and output, such as 20Gi.")
+        str | None,
+        typer.Option("--disk", metavar="SIZE", help="The most disk space of its directory and output, such as 20Gi."),
     ] = None,
     directories: Annotated[
         list[Path] | None, typer.Option("--dir", help="A directory to sync; the default is the project.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print what it prints, and exit as it does.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print its output; exit with its exit code.")] = False,
     namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a program beside the job's gateway, and return at once.
 
-    It outlives this machine, and gets the code of this directory as it is now. Ctrl-C while following leaves it
-    running.
+    The program runs independently of this machine, with the current code of this directory. Ctrl-C while following
+    leaves it running.
     """
     run = find_job(job, namespace).submit(
         command,

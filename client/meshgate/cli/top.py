@@ -54,15 +54,15 @@ CALL_SHARE = 3  # calls get at most this part of the lines, unless the ranks nee
 
 def show_top(
     job: Job = None,
-    interval: Annotated[float, typer.Option("--interval", min=0.5, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one look and exit.")] = False,
+    interval: Annotated[float, typer.Option("--interval", min=0.5, help="Seconds between two measurements.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one measurement and exit.")] = False,
     order: Annotated[Order, typer.Option("--sort", help="The order of the ranks.")] = "rank",
     namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Show calls per second, latency, CPU, memory and GPUs, live.
 
-    On a pipe, prints a look below the other; with --json, one object on each line.
+    On a pipe, prints the measurements one below the other; with --json, one object per line.
     """
     found = find_job(job, namespace)
     with UsageMeter(found._state()._hosts) as meter:

@@ -77,7 +77,7 @@ def _open_meter(shown: JobTrait, job: str | None, namespace: str | None) -> Iter
     ``shown``."""
     found = find_job(job, namespace)
     if namespace is None and found.apply_id != shown.apply_id:  # cluster jobs are found by name
-        raise JobNotRunning(f"{shown!r} is not what `meshgate ui` finds now; run it again with the job's id")
+        raise JobNotRunning(f"`meshgate ui` now finds another job than {shown!r}; run it again with the job's id")
 
     def look() -> dict[str, Any]:
         usage = meter.read()

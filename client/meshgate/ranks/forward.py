@@ -129,7 +129,9 @@ def forward(hosts: HostMeshProxy, port: int, rank: int, *, local_port: int | Non
         if value is not None and (not isinstance(value, int) or value not in range(65_536)):
             raise ValueError(f"forward({name}={value!r}): expected a port, 1 to 65535")
     if port == 0 and not reverse:
-        raise ValueError("forward(port=0): expected the port of a server on the host; only listeners can be given any")
+        raise ValueError(
+            "forward(port=0): expected the port of a server on the host; only a port to listen on may be 0"
+        )
     if not isinstance(rank, int) or rank not in range(len(hosts)):
         raise ValueError(f"rank={rank!r}: the mesh has ranks 0 to {len(hosts) - 1}")
     target, listen = (port, local_port or 0) if not reverse else (port if local_port is None else local_port, port)

@@ -248,8 +248,8 @@ class Future(SeenAsMonarchs, Generic[R]):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise UnpicklableArgument(
-            "a future is not its value. Pass future.get(), or to leave the value in the cluster, call the endpoint "
-            "whose result it is with keep() and pass what that returns"
+            "a future is not its value. Pass future.get(); or, to leave the value in the cluster, call its endpoint "
+            "with keep() and pass the result of that"
         )
 
     def __repr__(self) -> str:

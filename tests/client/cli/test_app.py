@@ -28,7 +28,7 @@ def test_version_prints_the_version(run: CliRunner) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "Look into meshgate jobs and end them, on this machine or in a cluster."),
+        ([], "Show and end meshgate jobs, on this machine or in a cluster."),
         (["ls"], "List running jobs."),
         (["kill"], "End jobs and all their processes or pods."),
         (["version"], "Print the version."),

@@ -184,7 +184,9 @@ def call_endpoint(
     ] = None,
     edits: Edits = None,
     sync: Annotated[bool, typer.Option("--sync", help="Sync this directory's code and reload it first.")] = False,
-    directories: Annotated[list[str] | None, typer.Option("--dir", help="Sync it instead of the project.")] = None,
+    directories: Annotated[
+        list[str] | None, typer.Option("--dir", help="A directory to sync instead of the project.")
+    ] = None,
     init: Annotated[list[str] | None, typer.Option("--init", help="JSON or NAME=JSON for the constructor.")] = None,
     procs: Annotated[
         str | None, typer.Option("--procs", help="The proc mesh to spawn on; default: the only one.")
@@ -280,7 +282,7 @@ def _named(meshes: Mapping[str, Any], name: str, kind: str, session: str) -> Any
 
 def _only(meshes: Mapping[str, Any], kind: str) -> Any:
     if len(meshes) != 1:
-        raise JobError(f"there is not one {kind}, but {', '.join(meshes) or 'none'}: name one with --procs")
+        raise JobError(f"name a {kind} with --procs: the session has {', '.join(meshes) or 'none'}")
     return next(iter(meshes.values()))
 
 

@@ -33,7 +33,7 @@ Edits = Annotated[
 
 LogDir = Annotated[
     Path | None,
-    typer.Option("--log-dir", metavar="DIR", help="Write what each rank prints to DIR/MESH/RANK.log, too."),
+    typer.Option("--log-dir", metavar="DIR", help="Also write what each rank prints to DIR/MESH/RANK.log."),
 ]
 
 
@@ -42,7 +42,9 @@ def run_command(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="Its arguments.")] = None,
     code: Annotated[str | None, typer.Option("--code", help="The program itself, instead of a file.")] = None,
     edits: Edits = None,
-    timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds after which it is ended.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", help="Seconds after which the program is ended.")
+    ] = None,
     log_dir: LogDir = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print what the ranks print.")] = False,
     as_json: AsJson = False,
