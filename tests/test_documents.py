@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
@@ -13,8 +14,10 @@ import pytest
 import yaml
 
 import meshgate
+from meshgate import Compute, KubernetesJob
 from meshgate.cli.app import COMMANDS
-from meshgate_gateway.provisioning.policy import read_policy
+from meshgate_gateway.provisioning.policy import read_policy, violations
+from meshgate_kubernetes.manifests.spec import JobSpec
 from tests.documents import DOCUMENTS, Block, code_blocks, python_blocks
 from tests.programs import ROOT
 from tests.test_structure import SOURCE_ROOTS
@@ -89,10 +92,27 @@ def test_every_json_block_parses(block: Block) -> None:
     json.loads(block.code)
 
 
-def test_the_policy_of_the_guide_to_many_users_is_valid(tmp_path: Path) -> None:
+def requested(block: Block, namespace: str) -> JobSpec:
+    """The job that the block's first ``KubernetesJob(...)`` asks for, in the namespace that a reader would name."""
+    calls = [node for node in ast.walk(ast.parse(block.code)) if isinstance(node, ast.Call)]
+    first = next(call for call in calls if ast.unparse(call.func) == "KubernetesJob")
+    job: KubernetesJob = eval(ast.unparse(first), {"Compute": Compute, "KubernetesJob": KubernetesJob})
+    return job._request.spec("trainer").model_copy(update={"namespace": namespace})
+
+
+def test_the_example_policy_accepts_the_program_of_the_guide_to_kubernetes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MESHGATE_WORKER_IMAGE", raising=False)  # that of the cluster tests
+    (block,) = [block for block in BLOCKS if block.document.name == "kubernetes.md" and block.is_program]
+    policy = read_policy(ROOT / "deploy" / "provisioning-gateway" / "example" / "policy.json")
+    assert violations(policy, requested(block, *policy.namespaces)) == []
+
+
+def test_the_policy_of_the_guide_to_many_users_accepts_its_program(tmp_path: Path) -> None:
     (block,) = [block for block in blocks("json") if block.document.name == "many_users.md"]
     (tmp_path / "policy.json").write_text(block.code)
-    assert read_policy(tmp_path / "policy.json").max_idle == 14400
+    policy = read_policy(tmp_path / "policy.json")
+    (program,) = [block for block in BLOCKS if block.document.name == "many_users.md" and "# train.py" in block.code]
+    assert violations(policy, requested(program, *policy.namespaces)) == []
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.has_tests], ids=lambda block: block.name)

@@ -176,13 +176,13 @@ def test_policy_violations_are_reported(
 ) -> None:
     monkeypatch.setenv("MESHGATE_TOKEN", TOKEN)
     with local_port(kubectl, "service/meshgate") as port:
-        compute = Compute(memory="65Gi", image="docker.io/evil:1", replicas=17, service_account_name="admin")
+        compute = Compute(gpus=9, image="docker.io/evil:1", replicas=17, service_account_name="admin")
         job = KubernetesJob(compute=compute, name="greedy", namespace=namespace, gateway_url=f"http://127.0.0.1:{port}")
         with pytest.raises(JobStartFailed) as caught:
             job.apply()
     violations = (
         "17 pods exceed the limit of 16",
-        "65Gi of memory exceeds the limit of 64Gi",
+        "9 of nvidia.com/gpu exceeds the limit of 8",
         "'docker.io/evil:1'",
         "'admin'",
     )
