@@ -25,6 +25,7 @@ import meshgate
 from meshgate.session.errors.faults import write_fault
 from meshgate_processes.identity import ProcessIdentity, wait_ended
 from meshgate_processes.marks import find_processes
+from tests.chart import HELM
 from tests.order import slow_first
 
 RUN_VARIABLE = "MESHGATE_TEST_RUN"
@@ -40,6 +41,7 @@ LEFT_OUT = {  # what is not installed: which tests are left out without it, and 
     "torch": "process groups and distributed training; make torch installs it",
     "ray": "the programs before a migration from Ray; make bench installs it",
     "chromium": "the page of meshgate ui",
+    "helm": "the Helm chart; make setup installs it on Linux with x86-64",
 }
 LAST_RUN = "meshgate/last_run"  # in pytest's cache: the seconds of the last whole run, and the cores it had
 USUAL_RUN = "10 to 15 minutes on 2 cores, less on more"
@@ -130,6 +132,7 @@ def _not_installed() -> list[str]:
         "torch": importlib.util.find_spec("torch"),
         "ray": importlib.util.find_spec("ray") or Path(".venv-bench").exists(),
         "chromium": shutil.which("chromium"),
+        "helm": HELM,
     }
     return [f"{name} is not installed: leaving out {LEFT_OUT[name]}" for name in LEFT_OUT if not found[name]]
 

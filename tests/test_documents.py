@@ -16,13 +16,13 @@ import yaml
 import meshgate
 from meshgate import Compute, KubernetesJob
 from meshgate.cli.app import COMMANDS
-from meshgate_gateway.provisioning.policy import read_policy, violations
+from meshgate_gateway.provisioning.policy import Policy, read_policy, violations
 from meshgate_kubernetes.manifests.spec import JobSpec
 from tests.documents import DOCUMENTS, Block, code_blocks, python_blocks
 from tests.programs import ROOT
 from tests.test_structure import SOURCE_ROOTS
 
-FOLDERS = "|".join([*SOURCE_ROOTS, "tests", "benchmarks", "examples", "docs", ".ci"])
+FOLDERS = "|".join([*SOURCE_ROOTS, "tests", "benchmarks", "examples", "docs", "deploy", ".ci"])
 IN_THE_TREE = re.compile(rf"`((?:{FOLDERS})/[\w./-]*)`")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 BLOCKS = [block for document in DOCUMENTS for block in python_blocks(document)]
@@ -107,10 +107,9 @@ def test_the_example_policy_accepts_the_program_of_the_guide_to_kubernetes(monke
     assert violations(policy, requested(block, *policy.namespaces)) == []
 
 
-def test_the_policy_of_the_guide_to_many_users_accepts_its_program(tmp_path: Path) -> None:
-    (block,) = [block for block in blocks("json") if block.document.name == "many_users.md"]
-    (tmp_path / "policy.json").write_text(block.code)
-    policy = read_policy(tmp_path / "policy.json")
+def test_the_policy_of_the_guide_to_many_users_accepts_its_program() -> None:
+    (values,) = [block for block in blocks("yaml") if block.document.name == "many_users.md"]
+    policy = Policy(gateway_image="the chart's", **yaml.safe_load(values.code)["policy"])
     (program,) = [block for block in BLOCKS if block.document.name == "many_users.md" and "# train.py" in block.code]
     assert violations(policy, requested(program, *policy.namespaces)) == []
 

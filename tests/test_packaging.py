@@ -10,6 +10,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from platform import machine
 
 import pytest
 
@@ -43,7 +44,8 @@ def test_what_a_release_consists_of_is_complete_and_the_client_works_alone(tmp_p
     """One test, as what ``.ci/dist`` builds takes long, and several workers would each build it."""
     out = tmp_path / "dist"
     environment = {**os.environ, "VENVS": str(tmp_path), "PYTHON": sys.executable}
-    command = [ROOT / ".ci" / "dist", out, "client"]
+    parts = ["client", "chart"] if (sys.platform, machine()) == ("linux", "x86_64") else ["client"]
+    command = [ROOT / ".ci" / "dist", out, *parts]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("PASSED") == 2  # what package indexes render
@@ -51,6 +53,8 @@ def test_what_a_release_consists_of_is_complete_and_the_client_works_alone(tmp_p
     check_sbom(out)
     check_sdist(out)
     check_wheel(wheel)
+    if "chart" in parts:
+        check_chart(out, version=wheel.name.split("-")[1])
     check_client(tmp_path / "client" / "bin", version=wheel.name.split("-")[1])
 
 
@@ -86,6 +90,14 @@ def check_wheel(wheel: Path) -> None:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert expected <= names
     assert {name.partition("/")[0] for name in names} == {name.partition("/")[0] for name in expected}
+
+
+def check_chart(built: Path, version: str) -> None:
+    """It has every file of the chart."""
+    chart = ROOT / "deploy" / "helm" / "meshgate"
+    with tarfile.open(built / f"meshgate-{version}.tgz") as archive:
+        names = set(archive.getnames())
+    assert names == {str(path.relative_to(chart.parent)) for path in chart.rglob("*") if path.is_file()}
 
 
 def check_client(programs: Path, version: str) -> None:
