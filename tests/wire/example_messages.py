@@ -57,6 +57,12 @@ EXAMPLES: list[m.Header] = [
     m.Read(calls=(1, 2), released=(3,), ports={4: 9}, output=12, faults=1),
     m.Resume(replay=True),
     m.Fetch(calls=(1,)),
+    m.Returned(
+        request=m.Call(call=5, target=REF, endpoint="step", adverb="stream", tag="a"),
+        reply=m.Item(call=5, rank=1),
+        given=1,
+    ),
+    m.Keeps(calls=(1, 4)),
     m.KeptCalls(
         calls=(m.KeptCall(call=1, target=REF, endpoint="step", adverb="call", tag="a", age=0.5, state="read"),)
     ),

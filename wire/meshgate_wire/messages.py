@@ -14,7 +14,18 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from .models.detached import Attached, Detach, EndpointSignature, Fetch, KeptCall, KeptCalls, Parameter, Read, Resume
+from .models.detached import (
+    Attached,
+    Detach,
+    EndpointSignature,
+    Fetch,
+    Keeps,
+    KeptCall,
+    KeptCalls,
+    Parameter,
+    Read,
+    Resume,
+)
 from .models.fields import (
     MAX_COUNT,
     MAX_DIMENSIONS,
@@ -78,6 +89,7 @@ __all__ = [
     "HostNames",
     "HostsAttached",
     "Item",
+    "Keeps",
     "KeptCall",
     "KeptCalls",
     "MeshRef",
@@ -208,6 +220,19 @@ class Call(Model):
     tag: Label = ""  # of the program, for a later holder of the session
     trace: dict[Label, Line] = Field(default={}, max_length=16)  # the caller's span, as its propagator writes it
     keep: ObjectId = 0  # of ``call``: the results stay in their processes and become this object
+
+
+class Returned(Model):
+    """A reply that the gateway had sent before it received Detach: the session keeps it for the next holder.
+
+    Buffers: those of the reply. ``request`` is without its arguments. ``given``: how many results the call, a stream,
+    had given before the first that is sent back.
+    """
+
+    type: Literal["returned"] = "returned"
+    request: Call
+    reply: Annotated[Values | Item | Failed, Field(discriminator="type")]
+    given: Count = 0
 
 
 class CancelCall(Model):
@@ -423,6 +448,7 @@ Header: TypeAlias = Annotated[
     | Read
     | Resume
     | Fetch
+    | Returned
     | HostsAttached
     | HostEnding
     | Values
@@ -434,6 +460,7 @@ Header: TypeAlias = Annotated[
     | Fault
     | Output
     | PortMessage
+    | Keeps
     | KeptCalls
     | Attached,
     Field(discriminator="type"),

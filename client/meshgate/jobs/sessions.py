@@ -96,8 +96,10 @@ class SessionAccess(ABC):
         """Keeps the session running when this process leaves, however it leaves, for the session's lease.
 
         Another process then takes it over with ``attach``. ``name`` is for people; the default is the start of the
-        session's id. Returns the name. Saves the job in ``cached_path`` unless it is saved. Results that this process
-        has received before, or that are on their way to it, are not kept. Raises JobNotRunning before ``state()``.
+        session's id. Returns the name. Saves the job in ``cached_path`` unless it is saved. The results of
+        earlier calls are kept, except those that have arrived here: read them. Results that are on their way are sent
+        back, and TimeoutError is raised if that takes too long; another ``detach`` waits again. Raises JobNotRunning
+        before ``state()``.
         """
         with self._lock:
             if name is not None:

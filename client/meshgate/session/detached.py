@@ -10,24 +10,32 @@ import contextlib
 import contextvars
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from meshgate.session.futures import FutureProxy
 from meshgate.session.objects import ObjectTable
+from meshgate.session.pending_calls import PendingCall, PendingCalls
+from meshgate_wire import Fragments
 from meshgate_wire.messages import (
     Attached,
     AttachHosts,
+    Call,
+    Failed,
     Header,
+    Item,
     KeptCall,
     KeptCalls,
     NameKept,
     OpenChannel,
     Read,
+    Returned,
     SpawnActors,
     SpawnProcs,
     Stop,
+    Values,
 )
 
 MAX_CALLS = 10_000  # in one message
@@ -120,6 +128,70 @@ class ReadMarks:
         if not (calls or released or ports) and line is None and fault is None:
             return None
         return Read(calls=calls, released=released, ports=ports, output=line, faults=fault)
+
+
+class Returns:
+    """Sends back what was on its way when the session was detached: the gateway had sent it, and keeps it no more.
+
+    ``post`` sends to the gateway. ``complete()`` is called once all of it has been sent back. For the connection's
+    thread.
+    """
+
+    def __init__(
+        self,
+        calls: PendingCalls,
+        post: Callable[[Returned, Sequence[Fragments]], None],
+        complete: Callable[[], None],
+    ) -> None:
+        self._calls, self._post, self._complete = calls, post, complete
+        self._kept: set[int] = set()  # calls whose replies the gateway keeps
+        # Until the gateway has noted it, every reply, since any may have been sent before.
+        self._arrived: list[tuple[PendingCall, Returned, Sequence[Fragments]]] | None = []
+        self._awaited: set[int] = set()  # then, the calls whose replies are still on their way
+
+    def arrived(self, call: PendingCall, header: Values | Item | Failed, buffers: Sequence[Fragments]) -> None:
+        """To be called with each reply, before ``call`` takes it."""
+        request = _request_of(call)
+        if request is None or (self._arrived is None and call.number not in self._awaited):
+            return
+        request = request.model_copy(update={"arguments": (), "trace": {}})
+        returned = Returned(request=request, reply=header, given=sum(each.done() for each in call.futures()))
+        if self._arrived is None:
+            self._post(returned, buffers)
+        else:
+            self._arrived.append((call, returned, buffers))
+
+    def keeps(self, numbers: Iterable[int]) -> None:
+        """The gateway keeps these calls, so it sends their replies from now on."""
+        self._kept.update(numbers)
+        for number in self._awaited.intersection(self._kept):
+            self._over(number)
+
+    def noted(self, number: int) -> None:
+        """The gateway has noted Detach, which has this number, and has said which calls it keeps."""
+        arrived, self._arrived = self._arrived or [], None
+        for call, returned, buffers in arrived:
+            unread = any(not future._was_read for future in call.futures())
+            if call.number not in self._kept and unread:
+                self._post(returned, buffers)
+        earlier = [each for each in self._calls if each.number < number and each.number not in self._kept]
+        awaited = [each for each in earlier if _request_of(each) is not None]
+        self._awaited.update(each.number for each in awaited)
+        for call in awaited:
+            call.futures()[-1].when_settled(partial(self._over, call.number))
+        if not awaited:
+            self._complete()
+
+    def _over(self, number: int) -> None:
+        if number in self._awaited:
+            self._awaited.remove(number)
+            if not self._awaited:
+                self._complete()
+
+
+def _request_of(call: PendingCall) -> Call | None:
+    """The request of a call of an endpoint whose results do not stay in their processes."""
+    return call.header if isinstance(call.header, Call) and not call.header.keep else None
 
 
 def _taken(marks: deque[int]) -> tuple[int, ...]:

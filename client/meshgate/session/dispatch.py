@@ -10,7 +10,7 @@ from typing import Any, get_args
 from weakref import WeakValueDictionary
 
 from meshgate.errors import InvalidRequestError, MeshgateError, copy_of
-from meshgate.session.detached import Creation, ReadMarks, Takeover
+from meshgate.session.detached import Creation, ReadMarks, Returns, Takeover
 from meshgate.session.errors.failures import dependency_failure, failure_of_fault, from_failure
 from meshgate.session.errors.faults import handle_fault
 from meshgate.session.inbox import Inbox
@@ -29,6 +29,7 @@ from meshgate_wire.messages import (
     HostEnding,
     HostsAttached,
     Item,
+    Keeps,
     KeptCalls,
     ObjectFailed,
     Output,
@@ -64,6 +65,7 @@ class Dispatcher:
         self.on_sync: Callable[[Sync, Sequence[Fragments]], None] = lambda header, buffers: None
         self.takeover: Takeover | None = None  # of a session that this client has taken over
         self.marks: ReadMarks | None = None  # of a detached session
+        self.returns: Returns | None = None  # while the session is being detached
         self.hidden_procs: set[int] = set()  # proc meshes whose output is not shown
         self.handled_faults: set[int] = set()  # meshes whose faults another part of this package reports
         self._printer = printer or OutputPrinter()
@@ -87,6 +89,7 @@ class Dispatcher:
             Fault: self._fault,
             Output: self._output,
             PortMessage: self._port_message,
+            Keeps: self._keeps,
             Sync: lambda header, message: self.on_sync(header, message.buffers),
             **dict.fromkeys(_OF_A_TAKEOVER, self._taken_over),
         }
@@ -154,6 +157,8 @@ class Dispatcher:
     def _values(self, header: Values, message: MessageReceived) -> None:
         call = self._calls.get(header.call)
         if call is not None:
+            if self.returns is not None:
+                self.returns.arrived(call, header, message.buffers)
             call.unprinted = self._printer.unprinted() if self._printer.printed < self._printer.posted else None
             call.values_received(self._reader, header, message.buffers)
             self._calls.pop(header.call)
@@ -161,6 +166,8 @@ class Dispatcher:
     def _item(self, header: Item, message: MessageReceived) -> None:
         call = self._calls.get(header.call)
         if call is not None:
+            if self.returns is not None:
+                self.returns.arrived(call, header, message.buffers)
             call.unprinted = self._printer.unprinted()
             if call.item_received(self._reader, header, message.buffers):
                 self._calls.pop(header.call)
@@ -180,9 +187,15 @@ class Dispatcher:
     def _failed(self, header: Failed, message: MessageReceived) -> None:
         call = self._calls.get(header.call)
         if call is not None:
+            if self.returns is not None:
+                self.returns.arrived(call, header, message.buffers)
             call.unprinted = self._printer.unprinted()
             if call.failure_received(self._reader, header, message.buffers):
                 self._calls.pop(header.call)
+
+    def _keeps(self, header: Keeps, message: MessageReceived) -> None:
+        if self.returns is not None:
+            self.returns.keeps(header.calls)
 
     def _fail_call(self, number: int | None, make_error: Callable[[], Exception]) -> None:
         call = self._calls.pop(number) if number is not None else None

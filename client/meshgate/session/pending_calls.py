@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from meshgate.session.futures import FutureProxy
 from meshgate.shapes.shape import Shape
 from meshgate.shapes.value_mesh import ValueMesh
-from meshgate_wire import Fragments
+from meshgate_wire import Fragments, Header
 from meshgate_wire.messages import Adopted, CallProgress, Failed, Failure, Item, Values, waiting_ranks
 
 _NOTHING = Adopted()
@@ -78,6 +78,7 @@ class PendingCall(ABC):
         self.about_to_wait: Callable[[], None] = lambda: None
         """Called when the program begins to wait for the call."""
         self.number = 0
+        self.header: Header | None = None  # of its request
         self.canceller: Canceller | None = None  # None: it cannot be cancelled
         self._cancelled = False  # the canceller was asked to
         self.unread: UnreadFailures | None = None  # None: an unread failure is not reported
@@ -287,10 +288,13 @@ class PendingStream(PendingCall):
 class PendingAck(PendingCall):
     """Expects an acknowledgement: ``stop()``, ``initialized``. The future's value is ``value``."""
 
-    def __init__(self, target: int, endpoint: str, value: Any = None) -> None:
+    def __init__(
+        self, target: int, endpoint: str, value: Any = None, *, acknowledged: Callable[[int], object] | None = None
+    ) -> None:
+        """``acknowledged`` is called with the number, on the connection thread, before the future is settled."""
         super().__init__(target, endpoint)
         self.future: FutureProxy[Any] = FutureProxy(call=self)
-        self._value = value
+        self._value, self._acknowledged = value, acknowledged
 
     def futures(self) -> Sequence[FutureProxy[Any]]:
         return (self.future,)
@@ -299,6 +303,8 @@ class PendingAck(PendingCall):
         self.future.settle(read)
 
     def done_received(self) -> None:
+        if self._acknowledged is not None:
+            self._acknowledged(self.number)
         value = self._value  # not this call, which keeps its future alive
         self.settle(lambda: value)
 

@@ -20,7 +20,7 @@ from meshgate.actors.monarch_settings import Setting
 from meshgate.errors import GatewayError, MeshgateError, UnreadableResult
 from meshgate.serialization.pickling import Pickled, dumps
 from meshgate.serialization.unpickling import MakeProxy, ReadingRules, RemoteException, loads, loads_exception
-from meshgate.session.detached import ReadMarks, Takeover
+from meshgate.session.detached import ReadMarks, Returns, Takeover
 from meshgate.session.dialing import Dialer, UrlDialer
 from meshgate.session.dispatch import Dispatcher
 from meshgate.session.errors.failures import dependency_failure, from_failure
@@ -48,6 +48,7 @@ from meshgate_wire.messages import (
     PortMessage,
     Read,
     Resume,
+    Returned,
     Sync,
     stream_of,
 )
@@ -142,6 +143,7 @@ class ClientSession:
         self._dispatcher = Dispatcher(self.objects, self.calls, self.reader, self._consume, self.release, printer)
         self._in_notebook = "ipykernel" in sys.modules
         self._marks: ReadMarks | None = None  # of a detached session
+        self._returned: PendingAck | None = None  # settled once what was on its way to this client is kept
         self._kept_inboxes: dict[str, Inbox] = {}  # of named channels
         self._waited_for: set[Inbox] = set()
         takes_over = self.takeover is not None
@@ -190,7 +192,8 @@ class ClientSession:
         if self._marks is not None and not isinstance(call, PendingAck):
             self._marks.watch_call(number, call.futures())
         try:
-            self._connection.post(make_header(number), buffers, stream=stream, last=last)
+            call.header = make_header(number)
+            self._connection.post(call.header, buffers, stream=stream, last=last)
         except BaseException:
             self.calls.pop(number)
             raise
@@ -291,17 +294,34 @@ class ClientSession:
     def detach(self, name: str) -> FutureProxy[Any]:
         """Keeps the session running when this process leaves, for its lease, so that another can take it over.
 
-        The future settles once the gateway has noted it.
+        The future settles once the gateway has noted it, and keeps the result of every call made before whose future
+        was not settled: results that were on their way here have been sent back.
         """
         self.detached = name
+        acknowledged = None
         if self._marks is None:
+            self._returned = PendingAck(0, "detach")
+            self.calls.add(self._returned)
+            returns = self._dispatcher.returns = Returns(self.calls, self._post_returned, self._all_returned)
+            acknowledged = returns.noted
             marks = self._mark_what_is_read()
             for number, call in self.calls.items():
                 if not isinstance(call, PendingAck):
                     marks.watch_call(number, call.futures())
-        ack = PendingAck(0, "detach")
+        ack = PendingAck(0, "detach", acknowledged=acknowledged)
         self.request(ack, lambda call: Detach(call=call, name=name), stream=CONTROL_STREAM, even_if_failed=True)
-        return ack.future
+        returned = self._returned
+        return ack.future if returned is None or returned.future.done() else returned.future
+
+    def _post_returned(self, header: Returned, buffers: Sequence[Fragments]) -> None:
+        self._connection.post(header, buffers, stream=CONTROL_STREAM)
+
+    def _all_returned(self) -> None:
+        assert self._returned is not None
+        self._dispatcher.returns = None
+        last = Detach(call=self._returned.number, name=self.detached)
+        with contextlib.suppress(MeshgateError):  # the session has ended, and with it this call
+            self._connection.post(last, stream=CONTROL_STREAM)
 
     def _mark_what_is_read(self) -> ReadMarks:
         self.unread.ignore()  # the next holder may read them

@@ -6,21 +6,26 @@ import pytest
 
 import meshgate as kt
 from meshgate.session import detached as module
-from meshgate.session.detached import ReadMarks, Takeover, current_tag
+from meshgate.session.detached import ReadMarks, Returns, Takeover, current_tag
 from meshgate.session.futures import FutureProxy
 from meshgate.session.objects import ObjectTable
+from meshgate.session.pending_calls import PendingCalls, PendingStream, PendingValue
 from meshgate_wire.messages import (
     Argument,
     Attached,
     AttachHosts,
+    Call,
+    Item,
     KeptCall,
     KeptCalls,
     MeshRef,
     OpenChannel,
     Read,
+    Returned,
     SpawnActors,
     SpawnProcs,
     Stop,
+    Values,
 )
 
 
@@ -116,6 +121,50 @@ def test_many_marks_go_in_several_messages(marks: ReadMarks, due: list[int], mon
     assert marks.take() == Read(calls=(0, 1))
     assert len(due) == 2
     assert marks.take() == Read(calls=(2,))
+
+
+def test_what_the_program_reads_while_the_session_is_being_detached_is_not_sent_back() -> None:
+    calls = PendingCalls()
+    posted: list[Returned] = []
+    completed: list[int] = []
+    returns = Returns(calls, lambda header, _: posted.append(header), lambda: completed.append(1))
+    pending = [PendingStream(3, "actors.step", 2) for _ in range(4)]
+    for call in pending:
+        number = calls.add(call)
+        call.header = Call(call=number, target=MeshRef(object=3), endpoint="step", adverb="stream")
+    read, partly, *_ = pending
+    for call, ranks in ((read, (0, 1)), (partly, (1,))):
+        for at, rank in enumerate(ranks):
+            returns.arrived(call, Item(call=call.number, rank=rank), ())
+            call.futures()[at].settle(lambda: None)
+    for future in read.futures():
+        future.get(timeout=0)
+    calls.pop(read.number)
+    returns.keeps([3])
+    returns.noted(5)
+    assert [(header.reply, header.given) for header in posted] == [(Item(call=2, rank=1), 0)]
+    assert not completed
+    returns.arrived(partly, Item(call=2, rank=0), ())
+    partly.futures()[1].settle(lambda: None)
+    assert not completed
+    returns.keeps([4])  # it had not arrived there
+    assert [(header.reply, header.given) for header in posted[1:]] == [(Item(call=2, rank=0), 1)]
+    assert completed == [1]
+
+
+def test_only_results_that_reach_the_program_are_sent_back() -> None:
+    calls = PendingCalls()
+    posted: list[Returned] = []
+    completed: list[int] = []
+    returns = Returns(calls, lambda header, _: posted.append(header), lambda: completed.append(1))
+    request, keeping = PendingValue(0, "monarch.config"), PendingValue(3, "actors.step")
+    for call in (request, keeping):
+        calls.add(call)
+    keeping.header = Call(call=2, target=MeshRef(object=3), endpoint="step", adverb="call", keep=7)
+    returns.arrived(request, Values(call=1), ())
+    returns.arrived(keeping, Values(call=2), ())
+    returns.noted(3)
+    assert (posted, completed) == ([], [1])
 
 
 def test_objects_are_known_at_once_and_numbers_continue() -> None:

@@ -36,12 +36,15 @@ from meshgate_wire.messages import (
     EndSession,
     ErrorGroup,
     Failure,
+    Keeps,
     ObjectFailed,
     Read,
     Release,
+    Returned,
     SpawnActors,
     SpawnProcs,
     Stop,
+    Values,
 )
 from tests.client.counting import Counter, counters
 from tests.client.scripted_gateway import TOKEN, ScriptedGateway, ScriptedSession
@@ -403,6 +406,53 @@ def test_a_callback_of_close_may_close(gateway: ScriptedGateway, settings: Clien
     client.close()
     assert client.closed_cleanly
     assert len(gateway.got(EndSession)) == 1
+
+
+def test_detaching_sends_results_back_that_were_on_their_way(gateway: ScriptedGateway, client: Client) -> None:
+    answer: Any = gateway.on[Call]
+    gateway.functions["add"] = lambda rank, amount: amount
+    called: list[tuple[Any, Any]] = []
+    gateway.on[Call] = lambda _, header, buffers: called.append((header, buffers))
+    one = counters(client).slice(hosts=0, gpus=0)
+    answered, kept, late = (one.add.call_one(amount) for amount in (1, 2, 3))
+    wait_for(lambda: len(called) == 3, "the calls")  # Detach may overtake them
+    confirmed: list[Detach] = []
+
+    def detach(session: ScriptedSession, header: Detach, _: object) -> None:
+        confirmed.append(header)
+        if len(confirmed) == 1:
+            answer(session, *called[0])
+            session.send(Keeps(calls=(called[1][0].call,)))
+        session.send(Done(call=header.call))
+        if len(confirmed) == 1:
+            answer(session, *called[2])
+            answer(session, *called[1])
+
+    gateway.on[Detach] = detach
+    client.detach("training").get(timeout=20)
+    requests = [header for header, _ in called]
+    assert [(header.request, header.reply) for header in gateway.got(Returned)] == [
+        (request, Values(call=request.call)) for request in (requests[0], requests[2])
+    ]
+    assert gateway.received[-1] is confirmed[1]
+    assert [future.get(timeout=20) for future in (answered, kept, late)] == [1, 2, 3]
+    client.detach("training").get(timeout=20)
+    assert len(gateway.got(Returned)) == 2
+
+
+def test_a_session_that_ends_while_results_are_on_their_way_ends_the_wait_of_detach(
+    gateway: ScriptedGateway, settings: ClientSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = Client.connect(UrlDialer(gateway.url, TOKEN), settings=settings)
+    gateway.on[Call] = lambda *_: None
+    gateway.on[Detach] = lambda session, header, _: session.send(Done(call=header.call))
+    call = counters(client).slice(hosts=0, gpus=0).add.call_one(1)
+    detached = client.detach("training")
+    wait_for(lambda: client._dispatcher.returns is not None and client._dispatcher.returns._awaited, "Done")
+    client.close()
+    for future in (call, detached):
+        assert isinstance(future.exception(timeout=20), GatewayError)
+    assert not caplog.records
 
 
 def test_leaving_takes_what_was_read_on_the_connection_thread_as_always(

@@ -38,7 +38,8 @@ class EndpointSignature(Model):
 
 
 class Detach(Model):
-    """From now on the session keeps what its holder has not read, and another client may take it over. Reply: Done."""
+    """From now on the session keeps what its holder has not read, and another client may take it over. Reply: Keeps,
+    then Done."""
 
     type: Literal["detach"] = "detach"
     call: Count
@@ -76,6 +77,14 @@ class Fetch(Model):
 
 
 # --- gateway to client ------------------------------------------------------------------------------------
+
+
+class Keeps(Model):
+    """Calls that the holder made before it sent Detach and that are answered after it, so that their replies are kept.
+    Of other calls the reply is on its way, and the holder sends it back."""
+
+    type: Literal["keeps"] = "keeps"
+    calls: CallNumbers
 
 
 class KeptCall(Model):

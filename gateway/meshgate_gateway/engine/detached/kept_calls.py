@@ -17,7 +17,7 @@ from typing import Literal
 
 from meshgate_gateway.engine.detached.spool import Blob, Spool
 from meshgate_wire import MessageTooLarge
-from meshgate_wire.messages import Call, Failed, Failure, Header, Item, KeptCall, Values, stream_of
+from meshgate_wire.messages import Call, Failed, Failure, Header, Item, KeptCall, Returned, Values, stream_of
 
 MEMORY = 64 * 2**20
 DISK = 4 * 2**30
@@ -41,6 +41,7 @@ class _Call:
     counted: int = 0  # its part of the bytes that can be evicted
     lost: str = ""
     reported: bool = False  # the holder has been sent that it is lost
+    returned: bool = False  # its replies are those that the holder sends back
 
 
 class KeptCalls:
@@ -99,6 +100,17 @@ class KeptCalls:
             self._unsent.append((call, len(call.replies) - 1))
             return True
         return not call.wanted
+
+    def returned(self, header: Returned, buffers: Sequence[bytes | memoryview]) -> None:
+        """The holder sends back a reply that had left before the session was detached."""
+        number = header.request.call
+        if number not in self._calls:
+            self.received(header.request, range(header.given))
+            if number in self._calls:
+                self._calls[number].returned = True
+        call = self._calls.get(number)
+        if call is not None and call.returned:
+            self._store(call, header.reply, buffers)
 
     def _store(self, call: _Call, header: Reply, buffers: Sequence[bytes | memoryview]) -> None:
         blob = self._spool.put(buffers)
@@ -176,7 +188,7 @@ class KeptCalls:
     def describe(self) -> Iterator[KeptCall]:
         """All calls, in the order in which they were made."""
         now = time.monotonic()
-        for number, call in self._calls.items():
+        for number, call in sorted(self._calls.items()):  # some were sent back late
             header = call.header
             assert header.adverb != "broadcast"
             yield KeptCall(

@@ -28,6 +28,7 @@ from meshgate_wire.messages import (
     Fetch,
     Header,
     Item,
+    Keeps,
     NameKept,
     OpenChannel,
     OutputLine,
@@ -36,6 +37,7 @@ from meshgate_wire.messages import (
     Release,
     Reload,
     Resume,
+    Returned,
     SpawnActors,
     SpawnProcs,
     Stop,
@@ -121,6 +123,7 @@ class CallNumbers:
 
 
 CALLS_IN_A_MESSAGE = 500
+NUMBERS_IN_A_MESSAGE = 10_000
 
 
 class Ledger:
@@ -148,6 +151,7 @@ class Ledger:
         self._post, self._queued, self._connected, self._open_calls = post, queued, connected, open_calls
         self._detached, self._streamed = detached, streamed
         self._numbers = CallNumbers()
+        self._detached_at = 0  # the number of Detach
         self.calls = KeptCalls(self._send, queued, running)
         self.output = KeptOutput(post, lambda: queued_on(CONTROL_STREAM))
         self.channels = KeptChannels(self._send, queued_on)
@@ -157,7 +161,13 @@ class Ledger:
         self._resumed = True
 
     def handlers(self) -> Mapping[type, Handler]:
-        return {Detach: self._detach, Read: self._read, Resume: self._resume, Fetch: self._fetch}
+        return {
+            Detach: self._detach,
+            Returned: self._returned,
+            Read: self._read,
+            Resume: self._resume,
+            Fetch: self._fetch,
+        }
 
     def _send(self, header: Header, buffers: Sequence[bytes | memoryview], stream: int) -> None:
         self._post(header, buffers, stream=stream)
@@ -171,6 +181,8 @@ class Ledger:
             self._numbers.add(number)
             if isinstance(header, Call):
                 self.calls.received(header)
+                if number < self._detached_at:  # Detach has overtaken it
+                    self._post(Keeps(calls=(number,)))
 
     def record(self, header: Header) -> None:
         """Notes what a later holder must know of a message that is about to be handled."""
@@ -229,9 +241,17 @@ class Ledger:
             self.active = True
             self._detached()
             self._numbers.start(header.call)
+            self._detached_at = header.call
+            numbers = []
             for call in self._open_calls():
                 self.calls.received(call, self._streamed(call.call))
+                numbers.append(call.call)
+            for start in range(0, len(numbers), NUMBERS_IN_A_MESSAGE):
+                self._post(Keeps(calls=tuple(numbers[start : start + NUMBERS_IN_A_MESSAGE])))
         self._post(Done(call=header.call))
+
+    def _returned(self, header: Returned, buffers: Sequence[Fragments]) -> None:
+        self.calls.returned(header, [buffer.join() for buffer in buffers])
 
     def _read(self, header: Read, buffers: Sequence[Fragments]) -> None:
         self.calls.mark_read(header.calls)

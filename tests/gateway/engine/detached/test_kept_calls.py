@@ -9,7 +9,7 @@ from meshgate_gateway.engine.detached import kept_calls as module
 from meshgate_gateway.engine.detached.kept_calls import KeptCalls
 from meshgate_gateway.engine.detached.spool import OVERHEAD, Spool
 from meshgate_wire import MessageTooLarge
-from meshgate_wire.messages import Call, Failed, Failure, Header, Item, MeshRef, Values
+from meshgate_wire.messages import Call, Failed, Failure, Header, Item, MeshRef, Returned, Values
 
 TOO_LARGE = Failure(kind="invalid", message="the result is too large")
 
@@ -287,6 +287,24 @@ def test_results_of_a_stream_before_its_session_was_detached_are_named_as_such()
         (0, "this result arrived before the session was detached"),
     ]
     assert item == Item(call=1, rank=1)
+
+
+def test_results_of_a_stream_that_are_sent_back_follow_those_that_the_program_had_already() -> None:
+    holder = Holder()
+    request = Call(call=1, target=MeshRef(object=3), endpoint="step", adverb="stream")
+    for rank in (2, 0):
+        holder.calls.returned(Returned(request=request, reply=Item(call=1, rank=rank), given=1), (b"value",))
+    assert holder.states == {1: "finished"}
+    first, *others = holder.sent_to_next(1)
+    assert isinstance(first, Failed)
+    assert [item.rank for item in others] == [2, 0]
+
+
+def test_what_is_sent_back_of_a_call_that_is_not_listed_is_dropped() -> None:
+    holder = Holder()
+    request = Call(call=1, target=MeshRef(object=3), endpoint="step", adverb="call", keep=7)
+    holder.calls.returned(Returned(request=request, reply=Values(call=1)), (b"value",))
+    assert holder.states == {}
 
 
 def test_calls_whose_results_stay_in_their_processes_are_not_on_the_list() -> None:

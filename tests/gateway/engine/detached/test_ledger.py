@@ -8,6 +8,7 @@ from typing import Any
 
 from meshgate_gateway.engine.detached.ledger import MAX_GAP, CallNumbers, Creations, Ledger
 from meshgate_gateway.engine.output.lines import PrintedLine
+from meshgate_wire import Fragments
 from meshgate_wire.messages import (
     Argument,
     Attached,
@@ -21,6 +22,7 @@ from meshgate_wire.messages import (
     GetControllers,
     Header,
     HostsAttached,
+    Keeps,
     KeptCalls,
     MeshRef,
     NameKept,
@@ -36,6 +38,7 @@ from meshgate_wire.messages import (
     Release,
     Reload,
     Resume,
+    Returned,
     SpawnActors,
     SpawnProcs,
     Stop,
@@ -282,6 +285,39 @@ async def test_calls_in_flight_when_the_session_is_detached_are_kept() -> None:
 
 
 @async_test
+async def test_results_that_were_on_their_way_when_the_session_was_detached_are_kept_once_they_are_sent_back() -> None:
+    client = EngineClient()
+    client.engine.admission.admit(applicant("first"))
+    actors = client.spawn_all()
+    client.send(call(1, actors, "answered"), b"arguments", stream=actors)
+    client.send(call(2, actors, "running"), b"arguments", stream=actors)
+    await client.until(lambda: len(client.monarch.ports) == 2)
+    for rank in range(2):
+        client.monarch.ports[0].put(b"value", rank)
+    await client.until(lambda: client.of(Values))
+    client.send(Detach(call=4, name="train"), stream=0)
+    await client.until(lambda: client.of(Done))
+    assert client.of(Keeps) == [Keeps(calls=(2,))]
+    client.send(call(3, actors, "overtaken"), b"arguments", stream=actors)  # by Detach
+    (reply,) = client.of(Values)
+    client.send(Returned(request=call(1, actors, "answered"), reply=reply), b"value", b"value", stream=0)
+    client.send(Returned(request=call(2, actors), reply=Values(call=2)), b"of no use: it is kept", stream=0)
+    await client.until(lambda: len(client.of(Keeps)) == 2)
+    assert client.of(Keeps)[1:] == [Keeps(calls=(3,))]
+    await take_over(client)
+    kept = [each for header in client.of(KeptCalls) for each in header.calls]
+    assert [(each.tag, each.state) for each in kept] == [
+        ("answered", "finished"),
+        ("running", "in flight"),
+        ("overtaken", "in flight"),
+    ]
+    client.send(Fetch(calls=(1,)), stream=0)
+    await client.until(lambda: client.of(Values))
+    assert client.received[-1].buffers == (Fragments((b"value",)), Fragments((b"value",)))
+    await end(client)
+
+
+@async_test
 async def test_a_new_holder_learns_what_was_stopped_and_dropped() -> None:
     client, actors = await detached()
     client.send(call(2, actors), b"arguments", stream=actors)
@@ -320,12 +356,12 @@ def test_what_was_kept_is_sent_when_the_wire_has_space() -> None:
     ledger.add_output((OutputLine(stream="stdout", mesh="actors", text="line"),), wanted=True)
     assert ledger.keep(Values(call=1), (b"value",), 3)
     assert ledger.keep(PortMessage(port=4), (b"message",), 4)
-    assert (posted, active) == ([Done(call=2)], [True])
+    assert (posted, active) == ([Keeps(calls=(1,)), Done(call=2)], [True])
     ledger.feed()
-    assert posted == [Done(call=2)]
+    assert posted == [Keeps(calls=(1,)), Done(call=2)]
     queued = 0
     ledger.feed()
-    assert [type(header) for header in posted] == [Done, Values, Output, PortMessage]
+    assert [type(header) for header in posted] == [Keeps, Done, Values, Output, PortMessage]
     ledger.close()
 
 
