@@ -248,6 +248,7 @@ class Engine:
             start_task=self._start_task,
             ranks_died=fail,
             process_died=self._process_died,
+            process_back=self._process_back,
         )
         self._kept.watch = self._reloading.watch = watching.watch
         self._attaching = Attaching(
@@ -393,6 +394,10 @@ class Engine:
     def _process_died(self, procs: ProcMesh, rank: int, report: str) -> None:
         self._reloading.process_died(procs, rank, report)
         self._kept.process_died(procs, rank, report)
+
+    def _process_back(self, procs: ProcMesh, rank: int) -> None:
+        self._reloading.process_back(procs, rank)
+        self._kept.process_back(procs, rank)
 
     async def _dump_controllers(self) -> bytes:
         return await self._controllers.dump()

@@ -533,6 +533,11 @@ class KeptValues:
                     dropping.cancel()  # no call waits for a process that is dead
                 self.calls.fail(servers.actors)
 
+    def process_back(self, procs: ProcMesh, rank: int) -> None:
+        """A process that was taken for dead has answered."""
+        for servers in self._servers.get(procs, ()):
+            servers.actors.dead.pop(rank, None)
+
     def kept_bytes(self) -> dict[int, Counter[int]]:
         """Roughly the bytes of the values that stay in processes that live: by the id of their mesh, and by rank."""
         found: dict[int, Counter[int]] = {}

@@ -137,6 +137,12 @@ class Reloading:
                 if not reloaders.broken.done():
                     reloaders.broken.set_result(report)
 
+    def process_back(self, procs: ProcMesh, rank: int) -> None:
+        """A process that was taken for dead has answered: the next reload spawns other actors there."""
+        known = self._reloaders.get(procs, {})
+        for region in [region for region, reloaders in known.items() if rank in reloaders.ranks]:
+            del known[region]
+
 
 def _reload_failed(procs: ProcMesh, reason: object) -> RequestFailed:
     return stale_code(f"cannot spawn actors: the processes of {procs.name!r} could not load the newest code: {reason}")

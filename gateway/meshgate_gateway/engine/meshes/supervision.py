@@ -244,7 +244,7 @@ class _Watch:
 
 class Watching:
     """``ranks_died(mesh)`` is called after ranks of an actor mesh died, ``process_died(procs, rank, report)`` for each
-    proc mesh with a process that did."""
+    proc mesh with a process that did, and ``process_back(procs, rank)`` if it was only slow."""
 
     def __init__(
         self,
@@ -255,9 +255,11 @@ class Watching:
         start_task: StartTask,
         ranks_died: Callable[[ActorMesh], None],
         process_died: Callable[[ProcMesh, int, str], None],
+        process_back: Callable[[ProcMesh, int], None],
     ) -> None:
         self._objects, self._monarch, self._listener = objects, monarch, listener
         self._start_task, self._ranks_died, self._process_died = start_task, ranks_died, process_died
+        self._process_back = process_back
         self._by_processes: dict[tuple[tuple[str, ...], Region], _Watch] = {}
         self._by_number: dict[int, _Watch] = {}  # by the number of the first of its meshes
         self._spawned: dict[ProcMesh, tuple[str, ...]] = {}  # by the session: the ids of the processes
@@ -317,6 +319,8 @@ class Watching:
             dead = [watch.dead, *(procs.dead for procs in watch.meshes)]
             for known in (*dead, *(actors.dead for actors in self._actors_on(watch))):
                 known.pop(rank, None)
+            for procs in watch.meshes:
+                self._process_back(procs, rank)
 
     def _actors_on(self, watch: _Watch) -> list[ActorMesh]:
         every = self._objects.values()

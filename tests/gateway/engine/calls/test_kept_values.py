@@ -568,3 +568,14 @@ async def test_the_death_of_a_process_that_starts_to_serve_values_ends_the_wait_
     await putting_elsewhere  # where all processes live
     ((pending, _, _),) = keeping.started
     assert pending.ranks == [1]
+
+
+@async_test
+async def test_a_process_that_was_only_slow_keeps_values_again() -> None:
+    values = Keeping()
+    kept = await values.kept_mesh()
+    servers = kept.servers
+    values.dies(values.makers, 1)
+    assert servers.actors.dead == {1: "killed"}
+    values.kept.process_back(servers.procs, 1)
+    assert servers.actors.dead == {}

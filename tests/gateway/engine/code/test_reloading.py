@@ -203,6 +203,18 @@ async def test_processes_that_run_no_version_can_be_reloaded() -> None:
 
 
 @async_test
+async def test_a_process_that_was_only_slow_is_reloaded_again() -> None:
+    reloaded = Reloaded()
+    await reloaded.reload(hosts_region(1))
+    await reloaded.bring_up_to_date()
+    reloaded.reloading.process_died(reloaded.procs, 1, "it does not answer")
+    reloaded.reloading.process_back(reloaded.procs, 1)
+    await reloaded.bring_up_to_date("v3")
+    await reloaded.reload(hosts_region(1))
+    assert reloaded.spawned == 3  # for both ranks once more, and still the same for the slice
+
+
+@async_test
 async def test_dead_processes_cannot_be_reloaded_but_a_slice_without_them() -> None:
     reloaded = Reloaded()
     reloaded.procs.dead[1] = "killed"

@@ -314,6 +314,7 @@ class Watched:
         self.address, self.secret = ADDRESS, SECRET
         self.died: list[ActorMesh] = []
         self.processes_died: list[tuple[ProcMesh, int, str]] = []
+        self.processes_back: list[tuple[ProcMesh, int]] = []
         self.watching = Watching(
             self.objects,
             self.monarch,
@@ -321,6 +322,7 @@ class Watched:
             start_task=start_task,
             ranks_died=self.died.append,
             process_died=lambda procs, rank, report: self.processes_died.append((procs, rank, report)),
+            process_back=lambda procs, rank: self.processes_back.append((procs, rank)),
         )
 
     def receive(self, number: int, name: str = "inner") -> tuple[ProcMesh, ActorMesh]:
@@ -402,6 +404,7 @@ async def test_a_process_that_connects_after_all_is_alive() -> None:
     await turns()
     watched.watching.connected(-1, 1)
     assert set(actors.dead) == set(procs.dead) == set(watched.receive(-3)[0].dead) == {2, 4}
+    assert watched.processes_back == [(procs, 3)]
     watched.watching.process_ended(-1, 1, 71)
     watched.watching.connected(-1, 1)
     watched.watching.connected(-1, 3)
