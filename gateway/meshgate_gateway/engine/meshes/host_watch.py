@@ -139,11 +139,13 @@ class HostWatch:
 
     async def wait_available(self, hosts: HostMesh, region: Region | None) -> None:
         """Waits until no host of ``region`` is missing or about to end. Raises RequestFailed if one of the mesh
-        does not return."""
+        does not return. The grace period of a host that is about to end does not count as a part of its absence."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + RETURN_TIMEOUT
         ranks = ranks_of(region or hosts.region)
-        while missing := self._missing_among(hosts, [hosts.names[rank] for rank in ranks]):
+        while missing := self._missing_among(hosts, names := [hosts.names[rank] for rank in ranks]):
+            ends = [self._deadlines[name] + RETURN_TIMEOUT for name in names if name in self._deadlines]
+            deadline = max([deadline, *ends])
             left = deadline - loop.time()
             if left < 0 or hosts.refused or any(health.permanent for health in hosts.missing.values()):
                 step = f"{hosts.name}.initialized"

@@ -271,6 +271,19 @@ async def test_waiting_for_hosts_waits_for_the_replacement_of_one_that_is_about_
 async def test_hosts_that_take_too_long_to_end_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_watch, "RETURN_TIMEOUT", -1.0)
     watched = Watched()
-    watched.watch.host_ending("workers-1", "drained", 30.0)
+    watched.watch.host_ending("workers-1", "drained", 0.0)
     with pytest.raises(RequestFailed, match=r"mesh 'workers' has hosts that are about to end \(workers-1: drained\)"):
         await watched.watch.wait_available(watched.hosts, None)
+
+
+@async_test
+async def test_the_time_in_which_hosts_must_return_begins_when_they_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_watch, "RETURN_TIMEOUT", -1.0)
+    watched = Watched()
+    watched.watch.host_ending("workers-1", "drained", 3600.0)
+    waiting = asyncio.ensure_future(watched.watch.wait_available(watched.hosts, None))
+    await turns()
+    assert not waiting.done()
+    watched.watch.host_lost("workers-1", "it was drained", returns=True)
+    watched.watch.host_back("workers", 1, REPLACEMENT)
+    await asyncio.wait_for(waiting, 10)
