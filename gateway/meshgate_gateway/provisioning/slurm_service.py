@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import struct
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -99,6 +99,7 @@ class SlurmProvisioner:
         self._forwarding: set[asyncio.Task[None]] = set()
         # By owner: one start after the other, so that limits hold and a repeated request finds its job.
         self._turns: dict[str, asyncio.Lock] = {}
+        self._starting: Counter[tuple[str, str]] = Counter()  # requests to start, by owner and job
         # Of clients that were interrupted: the end may arrive before the start that it is for.
         self._withdrawn: deque[tuple[str, str]] = deque(maxlen=MAX_WITHDRAWN)
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="meshgate-slurm")
@@ -162,8 +163,14 @@ class SlurmProvisioner:
         audit("start job", origin, caller=owner.name, refused=refused, **facts)
         if refused is not None:
             return RequestRejected(reason=refused)
-        async with self._turn(owner):
-            return await self._run(self._submit_blocking, request, owner)
+        starting = (owner.name, request.apply_id)
+        self._starting[starting] += 1
+        try:
+            async with self._turn(owner):
+                return await self._run(self._submit_blocking, request, owner)
+        finally:
+            self._starting[starting] -= 1
+            self._starting += Counter()  # drops those without requests
 
     def _turn(self, owner: Owner) -> asyncio.Lock:
         return self._turns.setdefault(owner.name, asyncio.Lock())
@@ -200,8 +207,9 @@ class SlurmProvisioner:
 
     async def _end(self, request: EndJob, owner: Owner, origin: Origin) -> ProvisioningReply:
         record = self._submissions.find(request.apply_id)
-        if record is None:  # it may be starting
+        if record is None:
             self._withdrawn.append((owner.name, request.apply_id))
+        if self._starting[owner.name, request.apply_id]:
             async with self._turn(owner):
                 record = self._submissions.find(request.apply_id)
         if record is None or not (owner.operator or owner.name == record.owner):

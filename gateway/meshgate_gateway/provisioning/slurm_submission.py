@@ -168,11 +168,13 @@ class Submissions:
 
     def start(self, owner: str, account: Account, request: StartRequest) -> Record | Rejected:
         """Submits the job; a BatchRequest is one without a gateway."""
+        kept: list[Record] = []
 
         def known(job: RunningSlurmJob) -> None:
             if job.apply_id != request.apply_id:
                 raise SlurmError("the login node started another job than the one that was requested")
-            self._keep(Record(owner=owner, account=account, job=job))
+            kept.append(Record(owner=owner, account=account, job=job))
+            self._keep(kept[0])
 
         try:
             job = account.submit(request, known)
@@ -180,7 +182,7 @@ class Submissions:
             if (record := self._records.get(request.apply_id)) is not None:
                 self._forget(record)
             raise
-        return job if isinstance(job, Rejected) else self._records[job.apply_id]
+        return job if isinstance(job, Rejected) else kept[0]  # which may have been ended since
 
     def _keep(self, record: Record) -> None:
         path = self._path(record.job.apply_id)

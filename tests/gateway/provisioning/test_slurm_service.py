@@ -182,6 +182,24 @@ def test_the_end_of_a_job_that_is_starting_waits_for_the_start() -> None:
     assert slurm.records == {}
 
 
+def test_the_end_of_a_job_that_does_not_exist_waits_for_no_other() -> None:
+    slurm = Slurm()
+    slurm.go.clear()
+
+    async def test(url: str) -> list[ProvisioningReply]:
+        start = asyncio.create_task(ask(url, START, "token of alice"))
+        assert await asyncio.to_thread(slurm.started.wait, DEADLINE)
+        try:
+            return [await asyncio.wait_for(ask(url, EndJob(apply_id=OTHER_ID), "token of alice"), DEADLINE / 2)]
+        finally:
+            slurm.go.set()
+            await start
+
+    (missing,) = with_gateway(slurm, test)
+    assert isinstance(missing, RequestRejected)
+    assert missing.missing
+
+
 def test_a_job_that_was_ended_before_it_started_does_not_start() -> None:
     slurm = Slurm()
     ended, refused = replies(slurm, EndJob(apply_id=ID), START)

@@ -135,6 +135,21 @@ def test_a_job_is_recorded_before_it_is_confirmed(tmp_path: Path, monkeypatch: p
         start(submissions, account(tmp_path))
 
 
+def test_a_job_that_another_ends_while_it_is_confirmed_is_known_to_its_starter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submissions = Submissions(tmp_path / "records")
+    keep = submissions._keep
+
+    def keep_and_end(record: Record) -> None:
+        keep(record)
+        assert submissions.end(record) == "CANCELLED"
+
+    monkeypatch.setattr(submissions, "_keep", keep_and_end)
+    assert start(submissions, account(tmp_path)).job.job_id == 7
+    assert submissions.find(ID) is None
+
+
 def test_a_record_of_which_a_killed_gateway_wrote_a_part_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     for name in (f"{ID}.json", f"{ID}.new"):
