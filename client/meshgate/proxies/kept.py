@@ -50,13 +50,12 @@ class KeptInfo:
 class OwnedValues(OwnedObject):
     """The kept values of one call, shared by all slices of their mesh. They are released when the last one is gone."""
 
-    __slots__ = ("described", "released", "request")
+    __slots__ = ("described", "request")
 
     def __init__(self, session: ClientSession, remote: RemoteObject, shape: Shape, call: PendingValueMesh) -> None:
         super().__init__(session, remote, shape, release=True)
         self.described: FutureProxy[ValueMesh[Any]] = call.future
         self.request: PendingValueMesh | None = call
-        self.released = False
 
     def use(self) -> None:
         """The program learns of a failure of the call from what uses the values."""
@@ -120,8 +119,8 @@ class KeptMesh(MeshTrait, RemoteReference, Generic[R], _AnyArgument):  # type: i
 
     def release(self) -> None:
         """Drops the values now, for all slices of the mesh. Calls that were made before still get them."""
-        if not self._values.released:
-            self._values.released = True
+        if not self._remote.released:
+            self._remote.released = True
             self._session.release(self._remote.number)
 
     def named(self, name: str) -> KeptMesh[R]:
@@ -150,7 +149,7 @@ class KeptMesh(MeshTrait, RemoteReference, Generic[R], _AnyArgument):  # type: i
         return MeshRef(object=self._remote.number, region=self._shape.to_wire())
 
     def _require_kept(self) -> None:
-        if self._values.released:
+        if self._remote.released:
             raise InvalidRequestError(f"the values of {self._remote.name} were released with release()")
 
     def _as_argument(self, session: ClientSession) -> Argument:
@@ -178,7 +177,7 @@ class KeptMesh(MeshTrait, RemoteReference, Generic[R], _AnyArgument):  # type: i
         return f"<KeptMesh {self._remote.name}: {self.extent}, {self._state()}>"
 
     def _state(self) -> str:
-        if self._values.released:
+        if self._remote.released:
             return "released"
         described = self._values.described
         if not described.done():

@@ -48,6 +48,7 @@ class RemoteObject:
     unreferenced: bool = False  # the program holds no proxy of it
     expected_hosts: int = 0  # of a job's host mesh: its size according to the job
     streams: tuple[int, ...] = ()  # of kept values: those with messages that name them
+    released: bool = False  # kept values, by the program, under whichever of their names
     hosts: tuple[Host, ...] = ()
     ending: Mapping[str, EndingHost] = field(default_factory=dict)  # by name, of ``hosts``
     lost: dict[int, str] = field(default_factory=dict)  # why, by rank of the mesh

@@ -43,6 +43,7 @@ class Client:
         self.inboxes: list[tuple[int, str]] = []
         self.replayed: bool | None = None
         self.requested: list[ReadKept] = []
+        self.released: list[int] = []
 
     def restore_call(self, number: int, call: Any) -> None:
         self.restored[number] = call
@@ -56,7 +57,8 @@ class Client:
     def resume_output(self, *, replay: bool) -> None:
         self.replayed = replay
 
-    def release(self, number: int) -> None: ...
+    def release(self, number: int) -> None:
+        self.released.append(number)
 
     def unreference(self, number: int) -> None: ...
 
@@ -118,6 +120,18 @@ def test_named_values_have_their_shapes_and_those_of_failed_calls_are_left_out(c
     }
     assert [(header.target.object, header.describe) for header in client.requested] == [(32, True), (30, True)]
     assert repr(session.kept["batch"]) == "<KeptMesh actors.step.keep(): {hosts: 2, gpus: 2}, not there yet>"
+
+
+def test_values_that_are_released_under_one_name_are_released_under_the_others(client: Client) -> None:
+    client.takeover.add(NameKept(kept=32, name="part", label="actors.step.keep()", procs=2, region=FIRST_HOST))
+    session = take_over(client, replay=False, timeout=0)  # type: ignore[arg-type]
+    session.kept["batch"].release()
+    session.kept["part"].release()
+    assert client.released == [32]
+    for name in ("batch", "part"):
+        with pytest.raises(InvalidRequestError, match=r"were released with release\(\)"):
+            session.kept[name].get(0)
+    assert not session.kept["batch#30"]._remote.released
 
 
 def test_calls_have_futures_and_lost_ones_an_error(client: Client) -> None:
