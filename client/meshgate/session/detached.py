@@ -133,17 +133,18 @@ class ReadMarks:
 class Returns:
     """Sends back what was on its way when the session was detached: the gateway had sent it, and keeps it no more.
 
-    ``post`` sends to the gateway. ``complete()`` is called once all of it has been sent back. For the connection's
-    thread.
+    ``post`` sends to the gateway. ``complete(sent)`` is called once all of it has been sent back; ``sent``: there was
+    something. For the connection's thread.
     """
 
     def __init__(
         self,
         calls: PendingCalls,
         post: Callable[[Returned, Sequence[Fragments]], None],
-        complete: Callable[[], None],
+        complete: Callable[[bool], None],
     ) -> None:
         self._calls, self._post, self._complete = calls, post, complete
+        self._sent = False
         self._kept: set[int] = set()  # calls whose replies the gateway keeps
         # Until the gateway has noted it, every reply, since any may have been sent before.
         self._arrived: list[tuple[PendingCall, Returned, Sequence[Fragments]]] | None = []
@@ -157,7 +158,7 @@ class Returns:
         request = request.model_copy(update={"arguments": (), "trace": {}})
         returned = Returned(request=request, reply=header, given=sum(each.done() for each in call.futures()))
         if self._arrived is None:
-            self._post(returned, buffers)
+            self._send(returned, buffers)
         else:
             self._arrived.append((call, returned, buffers))
 
@@ -173,20 +174,24 @@ class Returns:
         for call, returned, buffers in arrived:
             unread = any(not future._was_read for future in call.futures())
             if call.number not in self._kept and unread:
-                self._post(returned, buffers)
+                self._send(returned, buffers)
         earlier = [each for each in self._calls if each.number < number and each.number not in self._kept]
         awaited = [each for each in earlier if _request_of(each) is not None]
         self._awaited.update(each.number for each in awaited)
         for call in awaited:
             call.futures()[-1].when_settled(partial(self._over, call.number))
         if not awaited:
-            self._complete()
+            self._complete(self._sent)
+
+    def _send(self, returned: Returned, buffers: Sequence[Fragments]) -> None:
+        self._sent = True
+        self._post(returned, buffers)
 
     def _over(self, number: int) -> None:
         if number in self._awaited:
             self._awaited.remove(number)
             if not self._awaited:
-                self._complete()
+                self._complete(self._sent)
 
 
 def _request_of(call: PendingCall) -> Call | None:

@@ -316,9 +316,13 @@ class ClientSession:
     def _post_returned(self, header: Returned, buffers: Sequence[Fragments]) -> None:
         self._connection.post(header, buffers, stream=CONTROL_STREAM)
 
-    def _all_returned(self) -> None:
+    def _all_returned(self, sent: bool) -> None:
         assert self._returned is not None
         self._dispatcher.returns = None
+        if not sent:
+            if self.calls.pop(self._returned.number) is not None:  # else the session has ended
+                self._returned.done_received()
+            return
         last = Detach(call=self._returned.number, name=self.detached)
         with contextlib.suppress(MeshgateError):  # the session has ended, and with it this call
             self._connection.post(last, stream=CONTROL_STREAM)

@@ -126,8 +126,8 @@ def test_many_marks_go_in_several_messages(marks: ReadMarks, due: list[int], mon
 def test_what_the_program_reads_while_the_session_is_being_detached_is_not_sent_back() -> None:
     calls = PendingCalls()
     posted: list[Returned] = []
-    completed: list[int] = []
-    returns = Returns(calls, lambda header, _: posted.append(header), lambda: completed.append(1))
+    completed: list[bool] = []
+    returns = Returns(calls, lambda header, _: posted.append(header), completed.append)
     pending = [PendingStream(3, "actors.step", 2) for _ in range(4)]
     for call in pending:
         number = calls.add(call)
@@ -149,14 +149,14 @@ def test_what_the_program_reads_while_the_session_is_being_detached_is_not_sent_
     assert not completed
     returns.keeps([4])  # it had not arrived there
     assert [(header.reply, header.given) for header in posted[1:]] == [(Item(call=2, rank=0), 1)]
-    assert completed == [1]
+    assert completed == [True]
 
 
 def test_only_results_that_reach_the_program_are_sent_back() -> None:
     calls = PendingCalls()
     posted: list[Returned] = []
-    completed: list[int] = []
-    returns = Returns(calls, lambda header, _: posted.append(header), lambda: completed.append(1))
+    completed: list[bool] = []
+    returns = Returns(calls, lambda header, _: posted.append(header), completed.append)
     request, keeping = PendingValue(0, "monarch.config"), PendingValue(3, "actors.step")
     for call in (request, keeping):
         calls.add(call)
@@ -164,7 +164,7 @@ def test_only_results_that_reach_the_program_are_sent_back() -> None:
     returns.arrived(request, Values(call=1), ())
     returns.arrived(keeping, Values(call=2), ())
     returns.noted(3)
-    assert (posted, completed) == ([], [1])
+    assert (posted, completed) == ([], [False])
 
 
 def test_objects_are_known_at_once_and_numbers_continue() -> None:

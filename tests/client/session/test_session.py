@@ -440,6 +440,14 @@ def test_detaching_sends_results_back_that_were_on_their_way(gateway: ScriptedGa
     assert len(gateway.got(Returned)) == 2
 
 
+def test_detaching_takes_one_message_if_nothing_is_on_its_way(gateway: ScriptedGateway, client: Client) -> None:
+    gateway.on[Detach] = lambda session, header, _: session.send(Done(call=header.call))
+    for _ in range(2):
+        client.detach("training").get(timeout=20)
+    assert len(gateway.got(Detach)) == 2
+    assert not list(client.calls)
+
+
 def test_a_session_that_ends_while_results_are_on_their_way_ends_the_wait_of_detach(
     gateway: ScriptedGateway, settings: ClientSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
