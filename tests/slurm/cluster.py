@@ -32,6 +32,9 @@ def kit(program: str, *arguments: str) -> str:
     return run(str(KIT / program), *arguments, env=environment)
 
 
+laptop_directory = ""  # of temporary files, such as the sockets of its connections; each module has one
+
+
 def laptop(
     program: Path, *arguments: str, variables: Mapping[str, str] | None = None, stdin: int | None = None
 ) -> subprocess.Popen[str]:
@@ -40,7 +43,7 @@ def laptop(
     return subprocess.Popen(
         command,
         cwd=program.parent,
-        env={**os.environ, **(variables or {})},
+        env={**os.environ, "TMPDIR": laptop_directory, **(variables or {})},
         stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -62,6 +65,11 @@ def pids(*parts: bytes) -> list[int]:
             if all(part in command for part in parts) and b"slurm/on" not in command and b"nsenter" not in command:
                 found.append((started, int(entry)))
     return [pid for _, pid in sorted(found)]
+
+
+def connection_pids() -> list[int]:
+    """The processes of ssh that hold the laptop's connection."""
+    return pids(f"ControlPath={laptop_directory}/".encode(), b"ControlMaster=auto\0")
 
 
 def queue(name: str) -> list[str]:

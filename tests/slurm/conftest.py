@@ -6,14 +6,17 @@ No job and no gateway may remain after a test. Tests that disturb a node take tu
 from __future__ import annotations
 
 import fcntl
+import os
 import secrets
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import DISTURBED, kit, queue, run
+from tests.slurm import cluster
+from tests.slurm.cluster import DISTURBED, connection_pids, kit, queue, run
 from tests.waiting import wait_for
 
 
@@ -23,6 +26,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.slurm)
             item.add_marker(pytest.mark.timeout(400))  # includes waiting for the disturbed node
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _laptops_connection() -> Iterator[None]:
+    """A connection of its own for each module, which stays open when its programs have ended."""
+    with tempfile.TemporaryDirectory(prefix="laptop-") as cluster.laptop_directory:
+        yield
+        for pid in connection_pids():
+            os.kill(pid, signal.SIGTERM)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import DEADLINE, DISTURBED, kit, laptop, pids, queue, run
+from tests.slurm.cluster import DEADLINE, DISTURBED, connection_pids, kit, laptop, pids, queue, run
 from tests.waiting import wait_for
 
 PROGRAM = """
@@ -144,8 +144,10 @@ if sys.argv[2] == "end":
 """
     file = program(tmp_path, body)
     first = output(file, name, "leave", gateway_on)
+    connection = connection_pids()
     assert queue(name) == ["RUNNING"]
     assert output(file, name, "end", gateway_on) == first
+    assert connection_pids() == connection  # both used it
     assert not queue(name)
     assert not (tmp_path / ".monarch" / "job_state.pkl").exists()
 
@@ -155,14 +157,14 @@ def test_a_call_survives_the_ends_of_the_ssh_connection_and_of_the_server(name: 
 with make(sys.argv[1]) as job:
     trainers = job.state().trainers.spawn_procs().spawn("trainers", Trainer)
     call = trainers.slow.call_one(3)
-    print(job._access.connection, job._job.directory, flush=True)
+    print(job._job.directory, flush=True)
     print(call.get(), trainers.where.call_one().get()[0], job._report().ready)
 """
     process = laptop(program(tmp_path, body), name)
     assert process.stdout is not None
-    connection, directory = process.stdout.readline().split()
-    master, *_ = pids(f"ControlPath={connection}/c".encode(), b"-M\0")
-    os.kill(master, signal.SIGKILL)
+    directory = process.stdout.readline().strip()
+    (connection,) = connection_pids()
+    os.kill(connection, signal.SIGKILL)
     _, server, *_ = pids(b"meshgate_gateway\0--slurm-job", directory.encode())  # the first is its supervisor
     os.kill(server, signal.SIGKILL)
     out, err = process.communicate(timeout=DEADLINE)
@@ -176,14 +178,14 @@ def test_a_gateway_on_a_node_is_reached_again_after_the_end_of_the_ssh_connectio
 with make(sys.argv[1], gateway_on="node", meshes={"trainers": 2}) as job:
     trainers = job.state().trainers.spawn_procs().spawn("trainers", Trainer)
     call = trainers.slice(hosts=0).slow.call_one(3)
-    print(job._access.connection, job._job.directory, *job._access._addresses.values(), flush=True)
+    print(job._job.directory, *job._access._addresses.values(), flush=True)
     print(call.get(), job._report().ready)
 """
     process = laptop(program(tmp_path, body), name)
     assert process.stdout is not None
-    connection, directory, address = process.stdout.readline().split()
-    master, *_ = pids(f"ControlPath={connection}/c".encode(), b"-M\0")
-    os.kill(master, signal.SIGKILL)
+    directory, address = process.stdout.readline().split()
+    (connection,) = connection_pids()
+    os.kill(connection, signal.SIGKILL)
     out, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, err
     assert out.split() == ["done", "2"]

@@ -78,10 +78,6 @@ class Access(Protocol):
 
     def dialer(self, job: RunningSlurmJob) -> Dialer: ...
 
-    @property
-    def connection(self) -> str | None:
-        """By which another process of this machine can use the same connection, if there is one."""
-
     def close(self) -> None: ...
 
     def __str__(self) -> str: ...
@@ -126,10 +122,6 @@ class LoginAccess:
             return None
         output = f". Its last output:\n{state.output[-1000:]}" if state.output else ""
         return f"its process on {state.host} has ended{output}"
-
-    @property
-    def connection(self) -> str | None:
-        return self._login.connection
 
     def close(self) -> None:
         self._login.close()
@@ -249,10 +241,6 @@ class UrlAccess(GatewayClient[ProvisioningReply]):
 
     def dialer(self, job: RunningSlurmJob) -> Dialer:
         return UrlDialer(f"{self._url}{self._path(job)}", job.token, ca=self._ca)
-
-    @property
-    def connection(self) -> str | None:
-        return None
 
     def close(self) -> None:
         return None

@@ -141,7 +141,6 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
             self._images = dict.fromkeys(meshes, image)
         self._image = image
         self._access: Access | None = None
-        self._connection: str | None = None  # of a driver that has died
 
     def __repr__(self) -> str:
         where = f", login={self._login_name!r}" if self._login_name else ""
@@ -245,11 +244,10 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         return job
 
     def _spec_for_reaper(self) -> tuple[type[JobTrait], dict[str, Any]]:
-        """The reaper uses the connection of this process, which may have asked for a password. It does not need the
-        environment of the workers, which may be too large for it."""
+        """The reaper does not need the environment of the workers, which may be too large for it."""
         saved = SlurmJob._spec(self)
         spec = {name: value for name, value in saved["spec"].items() if name != "env"}
-        return SlurmJob, {**saved, "spec": spec, "connection": self._open().connection}
+        return SlurmJob, {**saved, "spec": spec}
 
     def _state(self) -> JobState:
         if self._client is not None:
@@ -331,7 +329,6 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
         where = {"login": spec["login"], "gateway_url": spec.get("gateway_url")}
         job = cls(saved.meshes, **where, job_start_timeout=spec["job_start_timeout"])
         job._arguments = saved.model_dump()
-        job._connection = spec.get("connection")
         if allocation is not None:
             job._job = RunningSlurmJob.model_validate(allocation)
         return job
@@ -355,7 +352,7 @@ class SlurmJob(ClusterJob[RunningSlurmJob]):
             return LoginAccess(ThisMachine(), sys.executable)
         kind = NodeAccess if self._arguments["gateway_on"] == "node" else LoginAccess
         if self._login_name is not None:
-            return kind(SshLogin(self._login_name, self._connection), python)
+            return kind(SshLogin(self._login_name), python)
         return kind(ThisMachine(), sys.executable if python == "python" else python)
 
 

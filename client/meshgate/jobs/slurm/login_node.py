@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
+import glob
+import hashlib
 import os
+import secrets
 import shlex
-import shutil
+import stat
 import subprocess
 import tempfile
 import threading
@@ -23,8 +27,9 @@ COMMAND_TIMEOUT = 180.0
 CONNECT_TIMEOUT = 20
 OPEN_TIMEOUT = 300.0  # includes the time to type a password and to confirm on a telephone
 CONTROL_TIMEOUT = 20.0
-IDLE_LIMIT = 300  # seconds that the connection of a killed driver stays open
-_SHORT_DIRECTORY = "/tmp" if os.path.isdir("/tmp") else None
+IDLE_LIMIT = 300  # seconds that a connection stays open which nothing uses
+_LONGEST = 20  # bytes of the directory below: the path of a unix socket has at most 103, of which ssh adds 57
+TEMPORARY = tempfile.gettempdir() if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST else "/tmp"
 SSH_FAILED = 255  # ssh's own exit code for a connection that failed
 
 
@@ -52,10 +57,6 @@ class LoginNode(Protocol):
     def forward(self, remote: str) -> str:
         """What on this machine leads to ``remote``, as seen from there. Both are the path of a unix socket or
         ``host:port``."""
-
-    @property
-    def connection(self) -> str | None:
-        """By which another process of this machine can use the same connection, if there is one."""
 
     def close(self) -> None: ...
 
@@ -89,10 +90,6 @@ class ThisMachine:
     def forward(self, remote: str) -> str:
         return remote
 
-    @property
-    def connection(self) -> str | None:
-        return None
-
     def close(self) -> None:
         return None
 
@@ -117,19 +114,33 @@ def check_login(login: str) -> str:
     return login
 
 
-class SshLogin:
-    """One multiplexed connection, opened on first use and again after it broke. Thread-safe."""
+def private_directory() -> str:
+    """The directory of the sockets of this user's connections. Raises JobError if another user could enter it."""
+    path = f"{TEMPORARY}/meshgate-ssh-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise JobError(
+            f"connections to login nodes need {path} to be your directory, which no other user can enter "
+            f"(mode 700), but it is {stat.filemode(found.st_mode)} of user {found.st_uid}: remove it"
+        )
+    return path
 
-    def __init__(self, login: str, connection: str | None = None) -> None:
-        """``connection`` is that of another ``SshLogin`` of this machine, which ended without closing it."""
+
+class SshLogin:
+    """The connection of this user to a login node, which programs and commands on this machine share. ssh opens it on
+    first use and again after it broke, and closes it once nothing has used it for ``IDLE_LIMIT`` seconds. Thread-safe.
+    """
+
+    def __init__(self, login: str) -> None:
         self._login = check_login(login)
         self._lock = threading.Lock()
-        # Short, since the path of a unix socket has at most about 100 characters; only this user can enter it.
-        self._directory = connection or tempfile.mkdtemp(prefix="meshgate-ssh-", dir=_SHORT_DIRECTORY)
-        self._control = f"{self._directory}/c"
-        self._opened_before = connection is not None
-        self._forwarded: str | None = None
-        self._closed = False
+        self._directory = private_directory()
+        self._key = f"{self._directory}/{hashlib.sha256(login.encode()).hexdigest()[:12]}"
+        self._control = f"{self._directory}/%C"  # ssh's hash of the machine, the user and the way there
+        self._forwards: dict[str, str] = {}  # sockets here, by what they lead to there
+        self._opened_before = self._closed = False
         _open.add(self)
 
     def open(self) -> None:
@@ -150,31 +161,29 @@ class SshLogin:
 
     def forward(self, remote: str) -> str:
         with self._lock:
-            self._ensure()
-            local = f"{self._directory}/gateway"
-            if self._forwarded != remote:
-                result = self._ssh(["-O", "forward", "-L", f"{local}:{remote}", "--", self._login], "", CONTROL_TIMEOUT)
-                if result.code != 0:
-                    raise ConnectionFailedError(
-                        f"ssh cannot forward to the gateway on {self}: {result.stderr.strip()}. Is forwarding disabled "
-                        "there (AllowTcpForwarding, AllowStreamLocalForwarding)?"
-                    )
-                self._forwarded = remote
+            local = self._forwards.get(remote) or f"{self._key}-{secrets.token_hex(6)}"
+            pair = f"{local}:{remote}"
+            # Each time: another process may have opened a new connection. Otherwise, ssh changes nothing.
+            if remote not in self._forwards or (result := self._control_ssh("forward", "-L", pair)).code != 0:
+                self._ensure()
+                result = self._control_ssh("forward", "-L", pair)
+            if result.code != 0:
+                raise ConnectionFailedError(
+                    f"ssh cannot forward to the gateway on {self}: {result.stderr.strip()}. Is forwarding disabled "
+                    "there (AllowTcpForwarding, AllowStreamLocalForwarding)?"
+                )
+            self._forwards[remote] = local
             return local
 
-    @property
-    def connection(self) -> str | None:
-        return self._directory
-
     def close(self) -> None:
-        """Ends the connection. May be called again."""
-        if self._closed:
-            return
+        """Ends the forwardings, and leaves the connection to others. May be called again."""
         self._closed = True
         _open.discard(self)
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(self._exit_command(), capture_output=True, timeout=CONTROL_TIMEOUT, check=False)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        while self._forwards:
+            remote, local = self._forwards.popitem()
+            with contextlib.suppress(OSError):  # a connection that is stuck ends them with itself
+                self._control_ssh("cancel", "-L", f"{local}:{remote}")
+            Path(local).unlink(missing_ok=True)
 
     def __str__(self) -> str:
         return self._login
@@ -183,22 +192,34 @@ class SshLogin:
         """Opens the connection unless it is open. Raises ConnectionFailedError with ssh's words."""
         if self._closed:
             raise JobError(f"the connection to {self._login} has been closed")
-        if self._opened_before and self._ssh(["-O", "check", "--", self._login], "", CONTROL_TIMEOUT).code == 0:
-            return
-        self._forwarded = None
-        os.makedirs(self._directory, mode=0o700, exist_ok=True)  # a cleaner of temporary files may have removed it
-        for leftover in ("c", "gateway"):
-            Path(self._directory, leftover).unlink(missing_ok=True)
+        if not self._is_open():
+            private_directory()  # a cleaner of temporary files may have removed it
+            with open(f"{self._key}.lock", "wb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # another program may open it, and ask for a password, right now
+                if not self._is_open():
+                    self._connect()
+        self._opened_before = True
+
+    def _is_open(self) -> bool:
+        return self._control_ssh("check").code == 0
+
+    def _control_ssh(self, command: str, *options: str) -> Output:
+        """Has the process of the open connection do something."""
+        return self._ssh(["-O", command, *options, "--", self._login], "", CONTROL_TIMEOUT)
+
+    def _connect(self) -> None:
+        for leftover in glob.glob(f"{self._key}-*"):  # of the connection before
+            Path(leftover).unlink(missing_ok=True)
         # In the background of a running program, a prompt would come as a surprise.
         batch = [] if not self._opened_before and _can_prompt() else ["-o", "BatchMode=yes"]
-        options = ["-M", "-N", "-f", *batch, "-o", f"ControlPersist={IDLE_LIMIT}", "-o", "StreamLocalBindUnlink=yes"]
+        master = ["-o", "ControlMaster=auto", "-o", f"ControlPersist={IDLE_LIMIT}"]  # removes the socket of a dead one
         alive = ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
         timeout = ["-o", f"ConnectTimeout={CONNECT_TIMEOUT}"]
-        result = self._ssh([*options, *alive, *timeout, "--", self._login], "", OPEN_TIMEOUT)
+        options = [*batch, *master, *alive, *timeout, "-o", "StreamLocalBindUnlink=yes"]
+        result = self._ssh(["-N", "-f", *options, "--", self._login], "", OPEN_TIMEOUT)
         if result.code != 0:
             hint = "" if batch == [] else _BATCH_HINT.format(login=self._login)
             raise ConnectionFailedError(f"ssh cannot connect to {self._login}: {_last_lines(result.stderr)}{hint}")
-        self._opened_before = True
 
     def _login_shell(self, command: str) -> list[str]:
         shell = f"exec /bin/sh -lc {shlex.quote(command)}"  # its PATH is the one that has Slurm's commands
@@ -206,9 +227,6 @@ class SshLogin:
 
     def _base(self) -> list[str]:
         return ["ssh", "-o", f"ControlPath={self._control}", "-o", "ForwardX11=no", "-o", "ForwardAgent=no"]
-
-    def _exit_command(self) -> list[str]:
-        return [*self._base(), "-O", "exit", "--", self._login]
 
     def _ssh(self, arguments: Sequence[str], stdin: str, timeout: float) -> Output:
         """Runs ssh. Its output goes to files: the background process of ``-f`` would keep a pipe open."""

@@ -89,8 +89,6 @@ def test_a_job_that_is_not_running_can_be_saved(tmp_path: Path) -> None:
 class RecordedAccess:
     """A cluster that takes every job."""
 
-    connection = "/tmp/meshgate-ssh-x"
-
     def __init__(self) -> None:
         self.running: set[int] = set()
         self.error: BaseException | None = None
@@ -142,7 +140,7 @@ def test_a_large_environment_of_the_workers_does_not_reach_the_reaper(
         assert len(RecordedReaper.bound) < 2000
         bound = job_loads(RecordedReaper.bound)
     assert isinstance(bound, SlurmJob)
-    assert (bound.job_id, bound._login_name, bound._connection) == (7, "me@login", access.connection)
+    assert (bound.job_id, bound._login_name) == (7, "me@login")
 
 
 @pytest.mark.parametrize("error", [OSError("too many open files"), KeyboardInterrupt()])

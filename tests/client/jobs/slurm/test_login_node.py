@@ -1,11 +1,33 @@
-"""Commands on the login node."""
+"""Commands on the login node, and the connection to it that programs share."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
 
-from meshgate.jobs.slurm.login_node import ThisMachine, python_command
+import pytest
+
+from meshgate.errors import JobError
+from meshgate.jobs.slurm import login_node
+from meshgate.jobs.slurm.login_node import SshLogin, ThisMachine, private_directory, python_command
+from tests.waiting import wait_for
+
+# Its connection is open while the file "open" is there. The log has a word for each time that it ran.
+SSH = """#!/bin/sh
+case "$*" in
+*" ControlMaster=auto "*) word=connect; touch {directory}/open ;;
+*" -O check "*) word=check ;;
+*" -O forward "*) word=forward ;;
+*" -O cancel "*) word=cancel ;;
+*) word=other ;;
+esac
+echo $word >> {directory}/log
+test -e {directory}/open
+"""
 
 
 def test_a_command_runs_with_its_input() -> None:
@@ -17,3 +39,101 @@ def test_the_shell_expands_the_home_of_a_python_and_nothing_else() -> None:
     command = f"printf '%s\\n' {python_command('~/my env/bin/$(x)', '-m', 'a b')}"
     shown = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert shown.stdout.splitlines() == [os.path.expanduser("~/my env/bin/$(x)"), "-m", "a b"]
+
+
+@pytest.fixture
+def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """What ssh has done since the last call."""
+    program, log = tmp_path / "ssh", tmp_path / "log"
+    program.write_text(SSH.format(directory=tmp_path))
+    program.chmod(0o755)
+    log.touch()
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(login_node, "TEMPORARY", str(tmp_path))
+
+    def read() -> list[str]:
+        words = log.read_text().split()
+        log.write_text("")
+        return words
+
+    return read
+
+
+def test_a_program_uses_the_connection_of_another_and_leaves_it_open(ran: Callable[[], list[str]]) -> None:
+    for opened in (["check", "check", "connect"], ["check"]):
+        login = SshLogin("me@login")
+        login.open()
+        login.close()
+        assert ran() == opened
+
+
+def test_a_connection_that_another_program_opens_is_waited_for(ran: Callable[[], list[str]], tmp_path: Path) -> None:
+    login = SshLogin("me@login")
+    seen: list[str] = []
+    with open(f"{login._key}.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        opening = threading.Thread(target=login.open)
+        opening.start()
+        wait_for(lambda: seen.extend(ran()) or seen, "the first question")  # type: ignore[func-returns-value]
+        (tmp_path / "open").touch()
+    opening.join()
+    assert [*seen, *ran()] == ["check", "check"]
+
+
+def test_a_forwarding_is_made_again_in_a_connection_that_another_program_opened(ran: Callable[[], list[str]]) -> None:
+    login = SshLogin("me@login")
+    local = login.forward("/there")
+    assert ran() == ["check", "check", "connect", "forward"]
+    assert login.forward("/there") == local
+    assert ran() == ["forward"]
+    login.close()
+
+
+def test_a_forwarding_of_a_connection_that_broke_is_made_again(ran: Callable[[], list[str]], tmp_path: Path) -> None:
+    login = SshLogin("me@login")
+    local = login.forward("/there")
+    (tmp_path / "open").unlink()
+    ran()
+    assert login.forward("/there") == local
+    assert ran() == ["forward", "check", "check", "connect", "forward"]
+    login.close()
+
+
+def test_the_forwardings_of_a_program_end_with_it(ran: Callable[[], list[str]]) -> None:
+    login = SshLogin("me@login")
+    socket = Path(login.forward("/there"))
+    socket.touch()
+    ran()
+    login.close()
+    assert ran() == ["cancel"]
+    assert not socket.exists()
+    with pytest.raises(JobError, match="has been closed"):
+        login.forward("/there")
+
+
+def test_sockets_of_an_earlier_connection_are_removed(ran: Callable[[], list[str]]) -> None:
+    login = SshLogin("me@login")
+    leftover, other = Path(f"{login._key}-of-a-killed-driver"), Path(f"{SshLogin('me@other')._key}-gateway")
+    leftover.touch()
+    other.touch()
+    login.open()
+    assert other.exists()
+    assert not leftover.exists()
+
+
+@pytest.mark.usefixtures("ran")
+def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+    directory = Path(private_directory())
+    assert private_directory() == str(directory)
+    directory.chmod(0o750)
+    with pytest.raises(JobError, match=rf"connections .* need {directory} .* is drwxr-x--- of user {os.getuid()}"):
+        SshLogin("me@login")
+    directory.rmdir()
+    directory.symlink_to(tmp_path)
+    with pytest.raises(JobError, match="is lrwxrwxrwx"):
+        SshLogin("me@login")
+
+
+def test_the_path_of_a_socket_is_short_enough() -> None:
+    longest = f"{'t' * login_node._LONGEST}/meshgate-ssh-{2**32 - 2}/{'0' * 40}.{'x' * 16}"
+    assert len(longest) <= 103
