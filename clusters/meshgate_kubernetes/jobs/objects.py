@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError, NotFound, Rejected
+from meshgate_kubernetes.jobs.wheel import packed_wheel
 from meshgate_kubernetes.manifests import job_objects as manifests
 from meshgate_kubernetes.manifests.names import JOB_LABEL, Names
 from meshgate_kubernetes.manifests.spec import JobSpec, Object
@@ -59,7 +60,10 @@ def create_owned(api: Api, spec: JobSpec, parent: Object, listener: ProgressList
     Safe to run concurrently; if one program is killed midway, the next completes the work.
     """
     listener.created(parent)
-    objects = [manifests.token_secret(spec, secrets.token_urlsafe(32)), *manifests.gateway_objects(spec)]
+    objects = [manifests.token_secret(spec, secrets.token_urlsafe(32))]
+    if spec.gateway.install_monarch:
+        objects.append(manifests.wheel_secret(spec, packed_wheel()))
+    objects += manifests.gateway_objects(spec)
     objects += [obj for mesh in spec.meshes for obj in manifests.mesh_objects(spec, mesh)]
     for obj in manifests.owned_by(parent, objects):
         try:

@@ -7,6 +7,7 @@ releases so far, except for those with an entry in ``OLDER_VERSIONS``.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from meshgate_kubernetes.manifests.names import (
 from meshgate_kubernetes.manifests.pods import (
     GATEWAY_PORT,
     METRICS_PORT,
+    PACKED_WHEEL,
     gateway_template,
     job_labels,
     recommended_labels,
@@ -63,6 +65,15 @@ def token_secret(spec: JobSpec, token: str) -> Object:
         **_head("v1", "Secret", spec, Names(spec.name).secret, "gateway"),
         "type": "Opaque",
         "stringData": {"token": token},
+    }
+
+
+def wheel_secret(spec: JobSpec, packed: bytes) -> Object:
+    """A Secret and no ConfigMap: a client that waits for the job watches its ConfigMaps, with all their data."""
+    return {
+        **_head("v1", "Secret", spec, Names(spec.name).wheel, "gateway"),
+        "type": "Opaque",
+        "data": {PACKED_WHEEL: base64.b64encode(packed).decode()},
     }
 
 

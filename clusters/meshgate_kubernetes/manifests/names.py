@@ -98,6 +98,11 @@ class Names:
         return f"{self.job}-token"
 
     @property
+    def wheel(self) -> str:
+        """The Secret with what a gateway's pod installs itself."""
+        return f"{self.job}-wheel"
+
+    @property
     def gateway(self) -> str:
         """The gateway's ServiceAccount, Role, RoleBinding, Deployment, Service and NetworkPolicy."""
         return f"{self.job}-gateway"

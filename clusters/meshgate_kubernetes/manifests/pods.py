@@ -19,6 +19,7 @@ from meshgate_kubernetes.manifests.spec import (
 )
 
 GATEWAY_CONTAINER = "gateway"
+INSTALL_CONTAINER = "install-monarch"
 GATEWAY_PORT = 8650
 METRICS_PORT = 8651
 # By these labels, providers and autoscalers mark nodes that they may take back.
@@ -99,13 +100,25 @@ _TARGET = "/opt/monarch"
 # Some systems have a second directory for packages with machine code.
 PYTHONPATH = f"{_TARGET}/packages-0:{_TARGET}/packages-1"
 
+PACKED_WHEEL = "meshgate.whl.bz2"  # the key of the Secret
+_WHEEL_DIRECTORY = "/opt/meshgate-wheel"
+
 # pip has no option to install into a given directory what is missing only (--target repeats what the image has), and
 # the layout below --prefix depends on the distribution, so the directories are found afterwards.
 _INSTALL = """\
-import glob, os, subprocess, sys
-target, requirement = sys.argv[1:]
+import bz2, glob, os, subprocess, sys, tempfile, zipfile
+target, *requirements = sys.argv[1:]
+requirement = requirements[0]
+if requirements[1:]:  # pip takes the version of a wheel from its file name
+    packed = bz2.open(requirements.pop())
+    info = next(name for name in zipfile.ZipFile(packed).namelist() if ".dist-info/" in name)
+    wheel = os.path.join(tempfile.mkdtemp(), info.partition(".dist-info/")[0] + "-py3-none-any.whl")
+    packed.seek(0)
+    with open(wheel, "wb") as file:
+        file.write(packed.read())
+    requirements.append(wheel + "[gateway]")
 options = ["--no-cache-dir", "--disable-pip-version-check", "--no-warn-script-location", "--prefix", target]
-if subprocess.run([sys.executable, "-m", "pip", "install", *options, requirement]).returncode:
+if subprocess.run([sys.executable, "-m", "pip", "install", *options, *requirements]).returncode:
     sys.exit(f"cannot install {requirement} in this image: if pods do not reach PyPI, name an index that they reach "
              "with Compute(env_vars={'PIP_INDEX_URL': ...}), or use an image that contains torchmonarch")
 for index, found in enumerate(sorted(glob.glob(f"{target}/**/*-packages", recursive=True))):
@@ -122,14 +135,14 @@ for index, found in enumerate(sorted(glob.glob(f"{target}/**/*-packages", recurs
 # virtual environment or in conda's.
 
 
-def install_container(worker: Object) -> Object:
-    """The init container for the container ``worker``, with the same image, environment, volumes and rights."""
+def install_container(container: Object) -> Object:
+    """The init container for a worker's or gateway's ``container``, with its image, environment, volumes and rights."""
     same = ("image", "imagePullPolicy", "envFrom", "volumeMounts", "securityContext")
-    environment = [variable for variable in worker["env"] if variable["name"] != "PYTHONPATH"]
-    resources = worker.get("resources", {})
+    environment = [each for each in container["env"] if each["name"] not in ("PYTHONPATH", "MESHGATE_TOKEN")]
+    resources = container.get("resources", {})
     return {
-        "name": "install-monarch",
-        **{key: worker[key] for key in same if key in worker},
+        "name": INSTALL_CONTAINER,
+        **{key: container[key] for key in same if key in container},
         "command": ["python", "-u", "-c", _INSTALL, _TARGET, MONARCH_REQUIREMENT],
         "env": environment,
         # Quotas may require them; devices are for the worker alone.
@@ -302,6 +315,10 @@ def gateway_template(spec: JobSpec) -> Object:
     gateway = spec.gateway
     labels = {**recommended_labels(spec), **gateway.labels, **job_labels(spec, "gateway")}
     limit = {"emptyDir": {"sizeLimit": gateway.disk_size or _GATEWAY_DISK}}
+    container, volumes = _gateway_container(spec), [{"name": "tmp", **limit}, {"name": "home", **limit}]
+    if gateway.install_monarch:
+        wheel = {"name": "wheel", "secret": {"secretName": Names(spec.name).wheel}}
+        volumes += [{"name": "monarch", **limit}, wheel]
     return {
         "metadata": {"labels": labels, "annotations": {**STAY, **SCRAPE, **gateway.annotations}},
         "spec": _without_empty(
@@ -316,8 +333,9 @@ def gateway_template(spec: JobSpec) -> Object:
                 "terminationGracePeriodSeconds": 15,
                 "securityContext": _pod_security(),
                 "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets],
-                "containers": [_gateway_container(spec)],
-                "volumes": [{"name": "tmp", **limit}, {"name": "home", **limit}],
+                "initContainers": [_gateway_install(container)] if gateway.install_monarch else [],
+                "containers": [container],
+                "volumes": volumes,
             }
         ),
     }
@@ -377,7 +395,33 @@ def _gateway_container(spec: JobSpec) -> Object:
     }
     if spec.gateway_pull_policy is not None:
         container["imagePullPolicy"] = spec.gateway_pull_policy
-    return container
+    return _installed(container, spec.gateway) if spec.gateway.install_monarch else container
+
+
+def _installed(container: Object, gateway: GatewaySpec) -> Object:
+    """``container`` with what the gateway's own image would have set."""
+    variables = {"HOME": _HOME, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", **gateway.env_vars}
+    variables["PYTHONPATH"] = ":".join(filter(None, (variables.get("PYTHONPATH"), PYTHONPATH)))
+    own = {each["name"] for each in container["env"]}
+    given = [{"name": name, "value": value} for name, value in variables.items() if name not in own]
+    return _without_empty(
+        {
+            **container,
+            "command": ["python", "-m", "meshgate_gateway"],
+            "workingDir": _HOME,
+            "env": [*given, *container["env"]],
+            "envFrom": [{"secretRef": {"name": name}} for name in gateway.secrets],
+            "volumeMounts": [*container["volumeMounts"], {"name": "monarch", "mountPath": _TARGET}],
+        }
+    )
+
+
+def _gateway_install(container: Object) -> Object:
+    """As that of a worker; it installs meshgate as well, from the wheel that the job's creator has sent."""
+    init = install_container(container)
+    mount = {"name": "wheel", "mountPath": _WHEEL_DIRECTORY, "readOnly": True}
+    command = [*init["command"], f"{_WHEEL_DIRECTORY}/{PACKED_WHEEL}"]
+    return {**init, "command": command, "volumeMounts": [*init["volumeMounts"], mount]}
 
 
 def _gateway_resources(gateway: GatewaySpec) -> Object:

@@ -284,6 +284,11 @@ class GatewaySpec(_Model):
     """None: it avoids them, because every session ends with this pod."""
     service_account_name: ObjectName | None = None
     """An existing account with the permissions of ``gateway_rules``; None: the job creates one."""
+    install_monarch: bool = False
+    """Installs torchmonarch and the meshgate that creates the job before the gateway starts, for images without it."""
+    env_vars: Environment = {}
+    secrets: tuple[ObjectName, ...] = ()
+    """As those of workers, for the installation: pip reads its settings from them. Unused without one."""
 
 
 class MeshSpec(_Model):

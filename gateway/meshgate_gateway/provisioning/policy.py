@@ -99,13 +99,14 @@ def read_policy(path: Path) -> Policy:
 
 
 def apply_policy(policy: Policy, job: JobSpec) -> JobSpec:
-    """``job`` with the policy's gateway image, and with selectors that never match a pod that was created for a job,
-    whatever labels that job gives its pods."""
+    """``job`` with the policy's gateway image, in which nothing is installed, and with selectors that never match a pod
+    that was created for a job, whatever labels that job gives its pods."""
     meshes = tuple(
         mesh.model_copy(update={"selector": f"{mesh.selector},{_NOT_OF_A_JOB}"}) if mesh.way == "selector" else mesh
         for mesh in job.meshes
     )
-    return job.model_copy(update={"gateway_image": policy.gateway_image, "meshes": meshes})
+    ready = job.gateway.model_copy(update={"install_monarch": False, "env_vars": {}, "secrets": ()})
+    return job.model_copy(update={"gateway_image": policy.gateway_image, "gateway": ready, "meshes": meshes})
 
 
 def violations(policy: Policy, job: JobSpec) -> list[str]:

@@ -117,6 +117,12 @@ def test_the_gateway_is_checked_too(gateway: GatewaySpec, violation: str | None)
     assert found == ([] if violation is None else [violation])
 
 
+def test_nothing_is_installed_in_the_gateway_that_the_policy_names() -> None:
+    own = GatewaySpec(cpu="1", install_monarch=True, env_vars={"PIP_INDEX_URL": "http://x"}, secrets=("pip",))
+    spec = apply_policy(POLICY, requested_job().model_copy(update={"gateway": own}))
+    assert (spec.gateway_image, spec.gateway) == ("gateway:1", GatewaySpec(cpu="1"))
+
+
 def test_an_unlisted_resource_is_not_allowed() -> None:
     assert violations(POLICY, requested_job(resources={"rdma/hca": "1"})) == [
         "mesh 'workers': resource 'rdma/hca' is not allowed (allowed: memory, nvidia.com/gpu)"

@@ -36,9 +36,10 @@ class Compute:
     text such as ``"30m"``; the job ends after ``inactivity_ttl`` without a session (default: one hour; 0: never).
     ``selector`` uses existing pods instead, all of them or ``replicas``. ``pod_spec`` is merged over the pod that the
     other arguments describe. ``install_monarch`` is for images without torchmonarch: each pod installs it with pip
-    before it is ready. ``spot`` says whether pods may run on nodes that the provider may take back: ``"allow"``,
-    ``"never"``, or ``"avoid"``, if there are others (default: workers may, a gateway avoids them). Raises TypeError on
-    an unknown argument or a wrong type, ValueError on an invalid value.
+    before it is ready, and so does the gateway, with meshgate, if no image of its own is named. ``spot`` says whether
+    pods may run on nodes that the provider may take back: ``"allow"``, ``"never"``, or ``"avoid"``, if there are others
+    (default: workers may, a gateway avoids them). Raises TypeError on an unknown argument or a wrong type, ValueError
+    on an invalid value.
     """
 
     def __init__(
@@ -127,7 +128,11 @@ def default_worker_image() -> str:
 
 def default_gateway_image() -> str:
     """``$MESHGATE_GATEWAY_IMAGE``, or the gateway image of this version of meshgate."""
-    return os.environ.get("MESHGATE_GATEWAY_IMAGE") or _published_image("gateway")
+    return own_gateway_image() or _published_image("gateway")
+
+
+def own_gateway_image() -> str | None:
+    return os.environ.get("MESHGATE_GATEWAY_IMAGE") or None
 
 
 def _published_image(target: str) -> str:
@@ -321,6 +326,8 @@ def gateway_from_compute(compute: Compute | None) -> GatewayRequest:
         raise TypeError(f"KubernetesJob(gateway={compute!r}): expected a Compute(…)")
     fields = compute.worker.model_dump(exclude_defaults=True)
     extra = sorted(set(fields) - set(GatewaySpec.model_fields) - _IMAGE_FIELDS)
+    if not compute.worker.install_monarch:
+        extra += [f"{name} without install_monarch=True" for name in ("env_vars", "secrets") if name in fields]
     extra += ["replicas"] if compute.replicas != 1 else []
     extra += ["selector"] if compute.selector is not None else []
     extra += ["image steps"] if compute.image.live_steps else []
@@ -332,6 +339,27 @@ def gateway_from_compute(compute: Compute | None) -> GatewayRequest:
         pull_secrets=compute.worker.image_pull_secrets,
         pod=GatewaySpec(**{name: value for name, value in fields.items() if name in GatewaySpec.model_fields}),
     )
+
+
+def resolve_image(gateway: GatewayRequest, workers: Sequence[WorkerSpec]) -> tuple[str, GatewaySpec]:
+    """The image of the gateway, and its pod.
+
+    If the workers install Monarch and no image of the gateway is named, it installs itself into theirs, which has their
+    version of Python, from the index that they use.
+    """
+    installing = next((each for each in workers if each.install_monarch), None)
+    image = gateway.image
+    if installing is None:
+        return image or default_gateway_image(), gateway.pod
+    if not gateway.pod.install_monarch and (image or own_gateway_image()):
+        return image or default_gateway_image(), gateway.pod
+    pod = gateway.pod.model_dump()
+    inherited = {
+        "install_monarch": True,
+        "env_vars": pod["env_vars"] or installing.env_vars,
+        "secrets": pod["secrets"] or installing.secrets,
+    }
+    return image or installing.image, GatewaySpec.model_validate({**pod, **inherited})
 
 
 def inherit(gateway: GatewaySpec, worker: WorkerSpec) -> GatewaySpec:

@@ -15,9 +15,9 @@ from meshgate.jobs.kubernetes.compute import (
     GatewayRequest,
     as_dict,
     as_json,
-    default_gateway_image,
     inherit,
     reject_reserved_labels,
+    resolve_image,
     selector_text,
     validation_text,
 )
@@ -161,12 +161,13 @@ class JobRequest(BaseModel):
     def spec(self, name: str) -> JobSpec:
         """The job as ``name``, before it is resolved against a cluster. Raises ValueError."""
         workers = [mesh.worker for mesh in self.meshes if mesh.worker is not None]
+        image, gateway = resolve_image(self.gateway, workers)
         try:
             return JobSpec(
                 name=name,
                 namespace=self.namespace,
                 meshes=tuple(mesh.spec(name) for mesh in self.meshes),
-                gateway_image=self.gateway.image or default_gateway_image(),
+                gateway_image=image,
                 gateway_pull_policy=self.gateway.pull_policy
                 or next((each.image_pull_policy for each in workers if each.image_pull_policy), None),
                 image_pull_secrets=tuple(
@@ -174,7 +175,7 @@ class JobRequest(BaseModel):
                         (*self.gateway.pull_secrets, *(name for each in workers for name in each.image_pull_secrets))
                     )
                 ),
-                gateway=inherit(self.gateway.pod, workers[0]) if workers else self.gateway.pod,
+                gateway=inherit(gateway, workers[0]) if workers else gateway,
                 idle_timeout=self.idle_timeout,
                 lease=self.lease,
                 log_output=self.log_output,

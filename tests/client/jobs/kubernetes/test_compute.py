@@ -220,10 +220,38 @@ def test_raw_pod_specs_are_read_too() -> None:
     assert monarch._request.spec("trainer").gateway.tolerations == (TAINT,)
 
 
+PLAIN = Compute(image="python:3.12-slim", install_monarch=True, env_vars={"PIP_INDEX_URL": "http://x"}, secrets=["pip"])
+
+
+def test_a_gateway_without_an_image_is_installed_like_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MESHGATE_GATEWAY_IMAGE", raising=False)
+    spec = job(PLAIN, Compute(cpus=2))
+    assert (spec.gateway_image, spec.gateway.install_monarch, spec.gateway.cpu) == ("python:3.12-slim", True, "2")
+    assert (spec.gateway.env_vars, spec.gateway.secrets) == ({"PIP_INDEX_URL": "http://x"}, ("pip",))
+    assert not job(Compute(image="registry/worker:1")).gateway.install_monarch
+
+
+def test_a_gateway_whose_image_is_named_installs_nothing_unless_it_is_requested(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MESHGATE_GATEWAY_IMAGE", "registry/gateway:1")
+    assert job(PLAIN).gateway_image == "registry/gateway:1"
+    named = job(PLAIN, Compute(image="registry/gateway:2"))
+    assert (named.gateway_image, named.gateway.install_monarch, named.gateway.env_vars) == (
+        "registry/gateway:2",
+        False,
+        {},
+    )
+    own = job(PLAIN, Compute(image="python:3.12", install_monarch=True, env_vars={"A": "b"}))
+    assert (own.gateway_image, own.gateway.install_monarch) == ("python:3.12", True)
+    assert (own.gateway.env_vars, own.gateway.secrets) == ({"A": "b"}, ("pip",))
+
+
 @pytest.mark.parametrize(
     ("compute", "extra"),
     [
         (Compute(gpus=1), "gpus"),
+        (Compute(env_vars={"A": "b"}), "env_vars without install_monarch=True"),
         (Compute(replicas=2), "replicas"),
         (Compute(selector={"a": "b"}), "selector"),
         (Compute(image=Image().pip_install(["x"])), "image steps"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +14,8 @@ from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import Conflict, Forbidden, KubernetesError, NotFound, Rejected
 from meshgate_kubernetes.jobs import objects
 from meshgate_kubernetes.manifests.job_objects import SPEC_KEY
+from meshgate_kubernetes.manifests.pods import PACKED_WHEEL
+from meshgate_kubernetes.manifests.spec import GatewaySpec
 from meshgate_kubernetes.status.observer import Observer
 from tests.clusters.kubernetes.fake_api import FakeApi
 from tests.clusters.kubernetes.objects import Object, job, pod
@@ -66,6 +69,17 @@ def test_creating_the_objects_again_keeps_those_that_exist() -> None:
     objects.create_owned(cast("Api", cluster), job(), parent, again)
     assert cluster.made == before
     assert again.kinds == before
+
+
+def test_the_wheel_is_sent_only_to_a_gateway_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "packed_wheel", lambda: b"packed")
+    cluster = FakeApi()
+    create(cluster)
+    assert ("Secret", "team", "trainer-wheel") not in cluster.left()
+    cluster = FakeApi()
+    create(cluster, gateway=GatewaySpec(install_monarch=True))
+    assert base64.b64decode(cluster.get("Secret", "trainer-wheel", "team")["data"][PACKED_WHEEL]) == b"packed"
+    assert cluster.made.index("Secret") < cluster.made.index("Deployment")
 
 
 @pytest.mark.parametrize(

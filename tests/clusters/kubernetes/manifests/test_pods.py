@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
+import io
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from meshgate_kubernetes.manifests import pods
 from meshgate_kubernetes.manifests.names import JOB_LABEL
 from meshgate_kubernetes.manifests.pods import (
     MONARCH_REQUIREMENT,
+    PACKED_WHEEL,
     PYTHONPATH,
     SCRAPE,
     gateway_template,
@@ -284,7 +288,31 @@ def test_the_users_pythonpath_comes_first_and_pip_does_not_see_what_is_not_there
     assert variable(pod["initContainers"][0], "PYTHONPATH") is None
 
 
-def install(tmp_path: Path, pip: str) -> subprocess.CompletedProcess[str]:
+def test_a_gateway_without_an_image_of_its_own_is_installed_with_its_variables_and_without_its_token() -> None:
+    gateway = GatewaySpec(install_monarch=True, env_vars={"PIP_INDEX_URL": "http://x", "HOME": "/h"}, secrets=("pip",))
+    pod = gateway_template(job(gateway=gateway))["spec"]
+    (init,), (container,) = pod["initContainers"], pod["containers"]
+    assert container["command"] == ["python", "-m", "meshgate_gateway"]
+    assert (variable(container, "PYTHONPATH"), variable(container, "HOME")) == (PYTHONPATH, "/h")
+    names = [each["name"] for each in container["env"]]
+    assert len(names) == len(set(names))
+    assert "MESHGATE_TOKEN" in names
+    assert (init["image"], init["securityContext"]) == (container["image"], container["securityContext"])
+    assert (variable(init, "PIP_INDEX_URL"), init["envFrom"]) == ("http://x", [{"secretRef": {"name": "pip"}}])
+    assert not {"MESHGATE_TOKEN", "PYTHONPATH"} & {each["name"] for each in init["env"]}
+    (mount,) = (each for each in init["volumeMounts"] if each not in container["volumeMounts"])
+    assert init["command"][-1] == f"{mount['mountPath']}/{PACKED_WHEEL}"
+    assert {"name": mount["name"], "secret": {"secretName": "trainer-wheel"}} in pod["volumes"]
+
+
+def test_a_gateway_with_an_image_of_its_own_runs_that() -> None:
+    pod = gateway_template(job(gateway=GatewaySpec(env_vars={"A": "b"})))["spec"]
+    assert "initContainers" not in pod
+    assert "command" not in pod["containers"][0]
+    assert "A" not in {each["name"] for each in pod["containers"][0]["env"]}
+
+
+def install(tmp_path: Path, pip: str, *packed: str) -> subprocess.CompletedProcess[str]:
     """Runs the init container's program with a pip that does what ``pip`` says."""
     (tmp_path / "pip").mkdir()
     (tmp_path / "pip" / "__init__.py").touch()
@@ -292,7 +320,7 @@ def install(tmp_path: Path, pip: str) -> subprocess.CompletedProcess[str]:
     target = tmp_path / "target"
     target.mkdir()
     return subprocess.run(
-        [sys.executable, "-c", pods._INSTALL, str(target), MONARCH_REQUIREMENT],
+        [sys.executable, "-c", pods._INSTALL, str(target), MONARCH_REQUIREMENT, *packed],
         capture_output=True,
         text=True,
         check=False,
@@ -305,6 +333,17 @@ def test_the_installed_packages_are_found_in_every_layout(tmp_path: Path, layout
     made = f"import os, sys; os.makedirs(sys.argv[sys.argv.index('--prefix') + 1] + '/{layout}/numpy')"
     assert install(tmp_path, made).returncode == 0
     assert (tmp_path / "target" / "packages-0" / "numpy").is_dir()
+
+
+def test_the_wheel_of_a_gateway_is_unpacked_under_the_name_that_pip_reads_its_version_from(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as wheel:
+        wheel.writestr("meshgate-1.2.dist-info/METADATA", "")
+    (tmp_path / PACKED_WHEEL).write_bytes(bz2.compress(content.getvalue()))
+    pip = "import sys; assert sys.argv[-2] == 'torchmonarch==0.7.*'; print(sys.argv[-1])"
+    path = install(tmp_path, pip, str(tmp_path / PACKED_WHEEL)).stdout.strip()
+    assert path.endswith("/meshgate-1.2-py3-none-any.whl[gateway]")
+    assert Path(path.removesuffix("[gateway]")).read_bytes() == content.getvalue()
 
 
 def test_a_failed_installation_says_what_to_do(tmp_path: Path) -> None:
