@@ -165,3 +165,13 @@ def test_the_next_program_completes_the_job_of_a_killed_one(namespace: str, tmp_
     with KubernetesJob(compute=Compute(), name="begun", namespace=namespace) as job:
         trainers = job.state().workers.spawn_procs().spawn("trainers", Trainer)
         assert trainers.pod.call_one().get(timeout=60) == "begun-workers-0"
+
+
+def test_every_image_that_cannot_be_pulled_is_named_at_once(namespace: str) -> None:
+    job = KubernetesJob(name="unpullable", namespace=namespace, gateway=Compute(image="missing.invalid/gateway:1"))
+    for mesh in ("trainers", "dataloaders"):
+        job.add_mesh(mesh, 1, compute=Compute(image=f"missing.invalid/{mesh}:1"))
+    error = failure(job)
+    for image in ("gateway", "trainers", "dataloaders"):
+        (line,) = (line for line in error.splitlines() if f"missing.invalid/{image}:1" in line)
+        assert "pod unpullable-" in line

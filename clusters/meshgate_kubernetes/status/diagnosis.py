@@ -19,6 +19,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from meshgate_kubernetes.manifests.pods import INSTALL_CONTAINER
 from meshgate_kubernetes.manifests.spec import Object, format_quantity, parse_quantity
 from meshgate_kubernetes.status.discovery import is_ready
 
@@ -31,6 +32,7 @@ STARTUP_TIME = 10.0
 """Seconds for which a failing readiness probe of a new container is not a problem."""
 
 _PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable"})
+_NO_PULL_REASONS = frozenset({"InvalidImageName", "ErrImageNeverPull", "ErrImageNeverPullBackOff"})
 _DEFINITE_PULL = re.compile(
     r"not found|manifest unknown|unauthorized|denied|does not exist|no such host|authentication required", re.I
 )
@@ -179,7 +181,11 @@ class Problem:
     @property
     def key(self) -> tuple[str, str]:
         """Identifies a lasting problem, although Kubernetes alternates between reasons for a failing pull."""
-        return self.subject, "pull" if self.reason in _PULL_REASONS else self.reason
+        return self.subject, "pull" if self.about_image else self.reason
+
+    @property
+    def about_image(self) -> bool:
+        return self.reason in _PULL_REASONS | _NO_PULL_REASONS
 
     def with_log(self, log: str) -> Problem:
         return replace(self, log=log, message=self.message + (_ARCHITECTURE_HINT if _WRONG_FORMAT in log else ""))
@@ -196,7 +202,7 @@ def group_problems(problems: Sequence[Problem]) -> list[Problem]:
     groups: dict[tuple[str, str, str], list[Problem]] = {}
     for each in problems:
         subject = "pod" if each.subject.startswith("pod ") else each.subject
-        groups.setdefault((subject, each.reason, each.message), []).append(each)
+        groups.setdefault((subject, each.key[1], each.message), []).append(each)
     return [_as_one(group) for group in groups.values()]
 
 
@@ -358,17 +364,19 @@ def _container_problem(pod: Object, subject: str, status: Object, events: Sequen
         pulls = [event for event in events if event["reason"] == "Failed" and "pull image" in event.get("message", "")]
         text = pulls[-1]["message"] if pulls else message
         definite = _DEFINITE_PULL.search(text) is not None
-        hint = _image_hint(status["name"]) if definite else ""
+        hint = _image_hint(pod, status["name"]) if definite else ""
         return Problem(subject, reason, text + hint, 0 if definite else PULL_TIMEOUT)
-    if reason in ("InvalidImageName", "ErrImageNeverPull", "ErrImageNeverPullBackOff"):
-        return Problem(subject, reason, message + _image_hint(status["name"]), 0)
+    if reason in _NO_PULL_REASONS:
+        return Problem(subject, reason, message + _image_hint(pod, status["name"]), 0)
     if reason in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
         return Problem(subject, reason, message, SHORT_TIMEOUT)
     return _crash(pod, subject, status, reason)
 
 
-def _image_hint(container: str) -> str:
+def _image_hint(pod: Object, container: str) -> str:
     """Where the image of one of meshgate's containers is set."""
+    if container == INSTALL_CONTAINER:  # it has the image of the other, and pulls it first
+        container = pod["spec"]["containers"][0]["name"]
     places = {
         "worker": "$MESHGATE_WORKER_IMAGE or Compute(image=…)",
         "gateway": "$MESHGATE_GATEWAY_IMAGE or gateway=Compute(image=…)",

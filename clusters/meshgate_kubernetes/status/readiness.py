@@ -18,6 +18,7 @@ from meshgate_kubernetes.manifests import job_objects as manifests
 from meshgate_kubernetes.manifests.names import COMPONENT_LABEL, Names
 from meshgate_kubernetes.manifests.spec import JobSpec, Object
 from meshgate_kubernetes.status.diagnosis import (
+    PULL_TIMEOUT,
     Cluster,
     ExaminedPod,
     Problem,
@@ -184,19 +185,30 @@ class _Tracker:
 
     def hopeless(self) -> list[Problem]:
         now = time.monotonic()
-        return [
-            each for each in self._problems if each.timeout is not None and now - self._since[each.key] >= each.timeout
-        ]
+        return [each for each in self._problems if (end := self._end(each)) is not None and now >= end]
 
     def time_left(self, at_most: float) -> float:
         """Seconds until a problem exceeds its timeout, at most ``at_most``."""
         now = time.monotonic()
-        ends = [self._since[each.key] + each.timeout - now for each in self._problems if each.timeout is not None]
+        ends = [end - now for each in self._problems if (end := self._end(each)) is not None]
         return max(0.0, min([*ends, at_most]))
+
+    def _end(self, problem: Problem) -> float | None:
+        """When waiting is pointless if the problem lasts. An image that cannot be pulled is often not the only one, so
+        the images of the other pods are awaited, to name all at once."""
+        if problem.timeout is None:
+            return None
+        images = problem.about_image and not _images_known(self._spec, self._snapshot)
+        return self._since[problem.key] + (max(problem.timeout, PULL_TIMEOUT) if images else problem.timeout)
 
     def failure(self, hopeless: Sequence[Problem], timeout: float | None) -> JobNotReady:
         reasons = {(each.reason, each.message) for each in hopeless}  # of other pods too, only not for long enough
-        shown = [each for each in self._problems if not hopeless or (each.reason, each.message) in reasons]
+        images = any(each.about_image for each in hopeless)
+        shown = [
+            each
+            for each in self._problems
+            if not hopeless or (each.reason, each.message) in reasons or (images and each.about_image)
+        ]
         problems = [self._with_log(each) for each in group_problems(shown)]
         return JobNotReady(self._spec.name, problems, _not_ready(self._spec, self._snapshot), timeout)
 
@@ -284,6 +296,23 @@ def _progress_of(name: str, wanted: int, pods: Collection[ExaminedPod]) -> MeshP
     if (absent := wanted - len(pods)) > 0:
         counts[Stage.PENDING] += absent
     return MeshProgress(name, wanted, tuple((at, counts[at]) for at in Stage if at in counts))
+
+
+def _images_known(spec: JobSpec, snapshot: _Snapshot) -> bool:
+    """Whether each pod of the job has its image, or a problem."""
+    wanted = 1 + sum(mesh.replicas for mesh in spec.meshes)
+    return len(snapshot.pods) >= wanted and all(
+        pod.problems or pod.stage is Stage.READY or _has_image(pod.pod) for pod in snapshot.pods
+    )
+
+
+def _has_image(pod: Object) -> bool:
+    status = pod.get("status", {})
+    return any(
+        each.get("imageID")
+        for kind in ("initContainerStatuses", "containerStatuses")
+        for each in status.get(kind) or []
+    )
 
 
 def _missing(spec: JobSpec, snapshot: _Snapshot) -> dict[str, int]:

@@ -135,6 +135,16 @@ def test_a_failed_pull_has_a_timeout_unless_it_is_definite(message: str, timeout
     assert problem.timeout == timeout
 
 
+@pytest.mark.parametrize("container", ["worker", "gateway"])
+def test_the_image_that_an_installation_pulls_is_that_of_its_container(container: str) -> None:
+    stuck = waiting("ErrImagePull", "not found")
+    stuck["status"]["initContainerStatuses"] = [
+        {**stuck["status"].pop("containerStatuses")[0], "name": "install-monarch"}
+    ]
+    stuck["spec"]["containers"][0]["name"] = container
+    assert f"Set $MESHGATE_{container.upper()}_IMAGE or " in the_problem(stuck).message
+
+
 def test_a_mount_that_waits_for_a_cache_of_the_kubelet_is_no_problem() -> None:
     stuck = waiting("ContainerCreating")
     text = 'MountVolume.SetUp failed for volume "token": failed to sync secret cache: timed out'
@@ -149,6 +159,11 @@ def test_equal_problems_of_several_pods_are_one() -> None:
     grouped = group_problems([*found, other, controller])
     assert [each.subject for each in grouped] == ["9 pods (a-0, a-1, …)", "pod b", "statefulset a"]
     assert group_problems(found[:2])[0].subject == "2 pods (a-0, a-1)"
+
+
+def test_one_image_that_several_pods_cannot_pull_is_one_problem() -> None:
+    found = [Problem(f"pod {each}", each, "not found") for each in ("ErrImagePull", "ImagePullBackOff")]
+    assert [each.subject for each in group_problems(found)] == ["2 pods (ErrImagePull, ImagePullBackOff)"]
 
 
 def test_a_failed_pull_and_its_back_off_are_one_problem() -> None:

@@ -199,6 +199,52 @@ def test_the_error_counts_pods_whose_equal_problem_is_newer(clock: Clock) -> Non
     assert "3 pods (trainer-workers-0, trainer-workers-1, …): ErrImagePull" in str(tracked.failure([problem], None))
 
 
+def unpullable(rank: int) -> Object:
+    made = waiting("ErrImagePull", f'rpc error: failed to pull image "worker:{rank}": not found')
+    made["metadata"] |= {"name": f"trainer-workers-{rank}", "uid": f"uid-{rank}"}
+    return made
+
+
+def starting(**status: Any) -> Object:
+    """A pod of rank 1 that waits for its image."""
+    container = {"name": "worker", "state": {"waiting": {"reason": "ContainerCreating"}}, **status}
+    return pod("trainer-workers-1", ready=False, containerStatuses=[container])
+
+
+def test_an_image_that_cannot_be_pulled_is_reported_with_those_of_the_other_pods(clock: Clock) -> None:
+    cluster = Cluster(unpullable(0))
+    tracked = tracker(cluster)
+    for cluster.pods in ([unpullable(0)], [unpullable(0), starting()]):
+        tracked.update()
+        assert (tracked.hopeless(), tracked.time_left(60)) == ([], 20)
+    cluster.pods = [unpullable(0), unpullable(1)]
+    tracked.update()
+    error = str(tracked.failure(tracked.hopeless(), None))
+    assert "pod trainer-workers-0: ErrImagePull" in error
+    assert "pod trainer-workers-1: ErrImagePull" in error
+
+
+def test_the_images_of_other_pods_are_not_awaited_for_long(clock: Clock) -> None:
+    tracked = tracker(Cluster(unpullable(0), starting()))
+    tracked.update()
+    clock.now = 20.0
+    assert [each.subject for each in tracked.hopeless()] == ["pod trainer-workers-0"]
+
+
+def test_a_pod_that_has_its_image_is_not_awaited(clock: Clock) -> None:
+    tracked = tracker(Cluster(unpullable(0), starting(imageID="sha256:1")))
+    tracked.update()
+    assert [each.subject for each in tracked.hopeless()] == ["pod trainer-workers-0"]
+
+
+def test_an_image_that_may_still_be_pulled_is_named_beside_one_that_cannot(clock: Clock) -> None:
+    slow = pulling("ImagePullBackOff")
+    slow["metadata"] |= {"name": "trainer-workers-1", "uid": "uid-1"}
+    tracked = tracker(Cluster(unpullable(0), slow))
+    tracked.update()
+    assert "pod trainer-workers-1: ImagePullBackOff" in str(tracked.failure(tracked.hopeless(), None))
+
+
 def test_a_log_that_cannot_be_read_does_not_hide_the_problem() -> None:
     class WithoutLogs(Cluster):
         def read_log(self, *container: str, **options: Any) -> str:
