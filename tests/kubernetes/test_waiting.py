@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshgate import Compute, Image, KubernetesJob
+from meshgate.doctor.checks import check_cluster
 from meshgate.errors import JobStartFailed
 from tests.kubernetes.cluster import Kubectl, kubeconfig_of, own_namespace
 from tests.waiting import wait_for
@@ -118,6 +119,23 @@ def test_a_pod_rejected_by_admission(namespace: str) -> None:
         with start_failure() as caught:
             start(Compute(memory="1Gi"), kubectl.namespace, "gateway")
         assert "Set gateway=Compute(memory=…)" in str(caught.value)
+        assert_nothing_left(kubectl)
+
+
+def test_what_would_reject_a_job_is_known_before_it_is_created(namespace: str) -> None:
+    with own_namespace(f"{namespace}-doctor") as kubectl:
+        limits = {"limits": [{"type": "Container", "max": {"memory": "2Gi"}}]}
+        kubectl.apply(
+            {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small"}, "spec": limits},
+            {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "2"}}},
+        )
+        wait_counted(kubectl, "few")
+        found = check_cluster(None, kubectl.namespace, Compute(memory="3Gi", replicas=2))
+        gateway, workers, quota = (each.text for each in found if each.check == "admission")
+        assert gateway.endswith("Set gateway=Compute(memory=…)")
+        assert "maximum memory usage per Container is 2Gi, but limit is 3Gi" in workers
+        assert workers.endswith("Set Compute(memory=…)")
+        assert quota == "quota few has 2 of pods left, and the job needs 3"
         assert_nothing_left(kubectl)
 
 

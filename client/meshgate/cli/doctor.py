@@ -15,6 +15,7 @@ from meshgate.cli.models import Result
 from meshgate.doctor.checks import Finding, check_cluster, check_file_watches, check_gateway
 from meshgate.errors import JobError
 from meshgate.jobs.find import find_job
+from meshgate.jobs.kubernetes.compute import Compute
 from meshgate.session.dialing import UrlDialer
 
 
@@ -28,27 +29,31 @@ def diagnose(
     job: Job = None,
     namespace: Namespace = None,
     watch: Annotated[float, typer.Option("--watch", help="Seconds to watch the connection for cuts.")] = 0.0,
+    gpus: Annotated[int, typer.Option("--gpus", help="With -n: GPUs of each worker of the job.")] = 0,
+    replicas: Annotated[int, typer.Option("--replicas", help="With -n: workers of the job.")] = 1,
+    image: Annotated[str | None, typer.Option("--image", help="With -n: the image of the workers.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check the way to a job's gateway, and say what to change.
 
-    Also checks this machine and, with -n, the cluster.
+    Also checks this machine and, with -n, the cluster: whether it would admit a job with such workers, and has nodes
+    for it. Creates nothing.
 
     The gateway is that of JOB or, without it, of MESHGATE_URL. Exits with 1 if there is a problem.
     """
-    findings = list(_findings(job, namespace, watch))
+    findings = list(_findings(job, namespace, watch, Compute(gpus=gpus, replicas=replicas, image=image)))
     emit(Diagnosis(findings=findings), as_json, lambda console: _show(findings, console))
     if any(finding.outcome == "problem" for finding in findings):
         raise typer.Exit(1)
 
 
-def _findings(job: str | None, namespace: str | None, watch: float) -> Iterator[Finding]:
+def _findings(job: str | None, namespace: str | None, watch: float, compute: Compute) -> Iterator[Finding]:
     yield from check_file_watches()
     url = os.environ.get("MESHGATE_URL")
     if namespace is not None and not _behind_a_gateway(namespace):
-        cluster = list(check_cluster(None, namespace))
+        cluster = list(check_cluster(None, namespace, compute))
         yield from cluster
-        if cluster[-1].outcome == "problem":
+        if any(each.outcome == "problem" for each in cluster):
             return
     if job is not None:
         yield from check_gateway(find_job(job, namespace)._dialer(), watch)

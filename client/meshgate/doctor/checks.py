@@ -1,7 +1,7 @@
 """Checks of this machine, of the way to a cluster and of the way to a gateway.
 
-On the way to a cluster (kubeconfig, API server, permissions) and to a gateway (HTTP, websocket, what the connection is
-like), each check needs the one before it, so the first problem ends them.
+On the way to a cluster (kubeconfig, API server, permissions, admission) and to a gateway (HTTP, websocket, what the
+connection is like), each check needs the one before it, so the first problem ends them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,26 @@ from meshgate_kubernetes.api.client import Api
 from meshgate_kubernetes.errors import (
     Forbidden,
     KubernetesError,
+    NotFound,
     NotKubernetes,
+    Rejected,
     Unauthenticated,
     Unreachable,
     UntrustedCertificate,
 )
-from meshgate_kubernetes.jobs.lifecycle import require_permissions
+from meshgate_kubernetes.jobs.lifecycle import require_permissions, resolve
+from meshgate_kubernetes.manifests.job_objects import (
+    OPTIONAL_KINDS,
+    gateway_objects,
+    mesh_objects,
+    parent,
+    token_secret,
+)
+from meshgate_kubernetes.manifests.names import Names, generate_job_name
+from meshgate_kubernetes.manifests.pods import gateway_template, worker_template
+from meshgate_kubernetes.manifests.spec import JobSpec, Object
+from meshgate_kubernetes.status.diagnosis import failed_create, quota_shortages, requests, shortages_of
+from meshgate_kubernetes.status.readiness import read_cluster
 from meshgate_wire.status import JobStatus
 
 _REMEDIES: dict[type[KubernetesError], str] = {
@@ -62,8 +76,9 @@ _CUT = (
 )
 
 
-def check_cluster(kubeconfig: str | None, namespace: str) -> Iterator[Finding]:
-    """Whether jobs can be started in ``namespace`` of the cluster that ``kubeconfig`` (None: as kubectl) selects."""
+def check_cluster(kubeconfig: str | None, namespace: str, compute: Compute | None = None) -> Iterator[Finding]:
+    """Whether jobs can be started in ``namespace`` of the cluster that ``kubeconfig`` (None: as kubectl) selects.
+    ``compute`` describes the workers of such a job."""
     try:
         api = Api.from_kubeconfig(kubeconfig)
     except Unauthenticated as error:
@@ -81,13 +96,18 @@ def check_cluster(kubeconfig: str | None, namespace: str) -> Iterator[Finding]:
         yield problem("API server", error, remedy)
         return
     yield Finding(check="API server", outcome="ok", text=f"answers within {time.monotonic() - started:.2f} s")
-    yield from _check_permissions(api, namespace)
+    request = JobRequest(namespace=namespace).with_mesh(mesh_from_compute("workers", compute or Compute()))
+    spec = request.spec(generate_job_name("doctor"))
+    (permissions,) = _check_permissions(api, spec)
+    yield permissions
+    if permissions.outcome == "ok":
+        yield from _check_admission(api, spec)
 
 
-def _check_permissions(api: Api, namespace: str) -> Iterator[Finding]:
-    request = JobRequest(namespace=namespace).with_mesh(mesh_from_compute("workers", Compute()))
+def _check_permissions(api: Api, spec: JobSpec) -> Iterator[Finding]:
+    namespace = spec.namespace
     try:
-        require_permissions(api, request.spec("doctor"), forward=True)
+        require_permissions(api, spec, forward=True)
     except Forbidden as error:
         remedy = f"ask for the Kubernetes role `edit` in namespace {namespace}, or for the Role in docs/kubernetes.md"
         yield problem("permissions", error, remedy)
@@ -95,6 +115,86 @@ def _check_permissions(api: Api, namespace: str) -> Iterator[Finding]:
         yield problem("permissions", error, "try again; the API server did not answer a permission review")
     else:
         yield Finding(check="permissions", outcome="ok", text=f"jobs can be started in namespace {namespace}")
+
+
+def _check_admission(api: Api, spec: JobSpec) -> Iterator[Finding]:
+    """What rejects the objects of a job, in a dry run: admission webhooks, quotas, limit ranges, pod security. Then
+    whether its quotas and nodes have enough for all of its pods."""
+    pods: list[Object] = []
+    try:
+        spec = resolve(api, spec)
+        problems = []
+        for subject, obj, count in _rehearsed(spec):
+            made, rejected = _rehearse(api, subject, obj)
+            problems += rejected
+            pods += count * [made] if obj["kind"] == "Pod" else []
+        rejecting = " ".join(problems)  # a quota that even rejects the first pod is among them
+        for quota in _quotas(api, spec.namespace):
+            if f"quota {quota['metadata']['name']} is exceeded" not in rejecting:
+                problems += quota_shortages(quota, pods)
+    except KubernetesError as error:
+        yield problem("admission", error, "try again; the API server did not answer a dry run")
+        return
+    for text in dict.fromkeys(problems):
+        yield problem("admission", text, f"change the job as it says, or ask the administrator of {spec.namespace}")
+    if not problems:
+        yield Finding(check="admission", outcome="ok", text=f"namespace {spec.namespace} admits the objects of a job")
+    yield from _check_nodes(api, pods)
+
+
+def _rehearsed(spec: JobSpec) -> Iterator[tuple[str, Object, int]]:
+    """The objects of a job that something may reject, with what a job calls their creator, and the pods of each
+    template, with their number. The binding of a role needs the role itself, so it has no dry run."""
+    objects = [parent(spec), token_secret(spec, "none"), *gateway_objects(spec)]
+    objects += [obj for mesh in spec.meshes for obj in mesh_objects(spec, mesh)]
+    for obj in objects:
+        if obj["kind"] not in ("RoleBinding", *OPTIONAL_KINDS):
+            yield f"{obj['kind'].lower()} {obj['metadata']['name']}", obj, 1
+    yield _pod("replicaset", spec, Names(spec.name).gateway, gateway_template(spec), 1)
+    for mesh in spec.meshes:
+        yield _pod("statefulset", spec, Names(spec.name).mesh(mesh.name), worker_template(spec, mesh), mesh.replicas)
+
+
+def _pod(creator: str, spec: JobSpec, name: str, template: Object, count: int) -> tuple[str, Object, int]:
+    metadata = {**template["metadata"], "namespace": spec.namespace, "name": f"{name}-0"}
+    pod = dict(template["spec"])
+    if creator == "replicaset" and spec.gateway.service_account_name is None:
+        del pod["serviceAccountName"]  # the job creates it
+    return f"{creator} {name}", {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}, count
+
+
+def _rehearse(api: Api, subject: str, obj: Object) -> tuple[Object, list[str]]:
+    """``obj`` as the API server would have created it, and why it would not."""
+    try:
+        return api.create(obj, dry_run=True), []
+    except Forbidden:  # most users may not create pods themselves; for other kinds, that is another check
+        return obj, []
+    except (Rejected, NotFound) as error:
+        text = str(error).rpartition(" (HTTP ")[0] or str(error)
+        if "does not support dry run" in text:  # a webhook that only a real object can ask
+            return obj, []
+        found = failed_create(subject, text)
+        return obj, [f"{found.reason}: {found.message}"]
+
+
+def _quotas(api: Api, namespace: str) -> list[Object]:
+    try:
+        return api.list_objects("ResourceQuota", namespace)[0]
+    except Forbidden:
+        return []
+
+
+def _check_nodes(api: Api, pods: list[Object]) -> Iterator[Finding]:
+    """Silent for users who may not list nodes."""
+    cluster = read_cluster(api)
+    if cluster is None:
+        return
+    missing = dict.fromkeys(each for pod in pods for each in shortages_of(pod, cluster, requests(pod)))
+    for each in missing:
+        remedy = "request less, or add such a node; an autoscaler may" if each.impossible else "wait until others end"
+        yield problem("nodes", each, remedy)
+    if not missing:
+        yield Finding(check="nodes", outcome="ok", text="each pod of a job fits on a node")
 
 
 class Finding(BaseModel):

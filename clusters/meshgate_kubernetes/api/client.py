@@ -250,9 +250,10 @@ class Api:
                 return found, page["metadata"]["resourceVersion"]
             query = {**query, "continue": token}
 
-    def create(self, obj: Object) -> Object:
-        """Raises Conflict if the object exists."""
-        return self._json("POST", _kind_of(obj).path(_namespace_of(obj)), obj, query={"fieldManager": FIELD_MANAGER})
+    def create(self, obj: Object, *, dry_run: bool = False) -> Object:
+        """Raises Conflict if the object exists. ``dry_run``: asks everything that admits objects, and creates none."""
+        query = {"fieldManager": FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})}
+        return self._json("POST", _kind_of(obj).path(_namespace_of(obj)), obj, query=query)
 
     def merge_patch(self, kind: str, name: str, namespace: str, patch: Object) -> Object:
         path = KINDS[kind].path(namespace, name)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -111,14 +111,15 @@ def shortages(pod: Object, cluster: Cluster | None, scheduler_message: str) -> l
     containers = [pod["spec"].get(key) or [] for key in ("containers", "initContainers")]
     key = scheduler_message, repr([[each.get("resources") for each in group] for group in containers])
     if key not in cluster.known_shortages:
-        cluster.known_shortages[key] = _shortages(pod, cluster, scheduler_message)
+        cluster.known_shortages[key] = shortages_of(pod, cluster, _INSUFFICIENT.findall(scheduler_message))
     return cluster.known_shortages[key]
 
 
-def _shortages(pod: Object, cluster: Cluster, scheduler_message: str) -> list[Shortage]:
+def shortages_of(pod: Object, cluster: Cluster, resources: Iterable[str]) -> list[Shortage]:
+    """Those of ``resources`` of which the pod requests more than any node has."""
     requested = requests(pod)
     found = []
-    for resource in dict.fromkeys(_INSUFFICIENT.findall(scheduler_message)):
+    for resource in dict.fromkeys(resources):
         if resource not in requested:
             continue
         largest, most_free = cluster.most(resource)
@@ -127,21 +128,41 @@ def _shortages(pod: Object, cluster: Cluster, scheduler_message: str) -> list[Sh
     return found
 
 
-def requests(pod: Object) -> dict[str, Decimal]:
+def requests(pod: Object, what: Literal["requests", "limits"] = "requests") -> dict[str, Decimal]:
     """The requests that the scheduler counts: the sum of the containers, or the largest init container if larger."""
     total: dict[str, Decimal] = {}
     for container in pod["spec"].get("containers") or []:
-        for resource, amount in _requests(container).items():
+        for resource, amount in _amounts(container, what).items():
             total[resource] = total.get(resource, Decimal(0)) + amount
     for container in pod["spec"].get("initContainers") or []:
-        for resource, amount in _requests(container).items():
+        for resource, amount in _amounts(container, what).items():
             total[resource] = max(total.get(resource, Decimal(0)), amount)
     return total
 
 
-def _requests(container: Object) -> dict[str, Decimal]:
-    amounts = (container.get("resources") or {}).get("requests") or {}
+def _amounts(container: Object, what: str) -> dict[str, Decimal]:
+    amounts = (container.get("resources") or {}).get(what) or {}
     return {resource: parse_quantity(amount) for resource, amount in amounts.items()}
+
+
+def quota_shortages(quota: Object, pods: Sequence[Object]) -> Iterator[str]:
+    """What ``pods`` need of a ResourceQuota beyond what it has left. One with scopes counts only some pods: nothing."""
+    if quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"):
+        return
+    needed: dict[str, Decimal] = {"pods": Decimal(len(pods)), "count/pods": Decimal(len(pods))}
+    for what in ("requests", "limits"):
+        for pod in pods:
+            for resource, amount in requests(pod, what).items():
+                for key in (f"{what}.{resource}", *([resource] if what == "requests" else [])):
+                    needed[key] = needed.get(key, Decimal(0)) + amount
+    status = quota.get("status") or {}
+    for key, hard in (status.get("hard") or quota["spec"].get("hard") or {}).items():
+        left = parse_quantity(hard) - parse_quantity((status.get("used") or {}).get(key, "0"))
+        if (need := needed.get(key, Decimal(0))) > left:
+            resource = key.removeprefix("requests.").removeprefix("limits.")
+            rest = format_quantity(max(left, Decimal(0)), resource)
+            asked = format_quantity(need, resource)
+            yield f"quota {quota['metadata']['name']} has {rest} of {key} left, and the job needs {asked}"
 
 
 def _allocatable(node: Object, resource: str) -> Decimal:
@@ -431,10 +452,10 @@ def controller_problems(events: Sequence[Object], missing: Mapping[str, int]) ->
     for subject, message in latest.items():
         owner = next((name for name in missing if subject == name or subject.startswith(f"{name}-")), None)
         if owner is not None and missing[owner] > 0:
-            yield _failed_create(subject, message)
+            yield failed_create(subject, message)
 
 
-def _failed_create(subject: str, message: str) -> Problem:
+def failed_create(subject: str, message: str) -> Problem:
     """The problem of a pod that the API server rejected. Controllers report ``create Pod … failed error: reason``."""
     reason = re.sub(r"^(create Pod \S+ in \S+ \S+ failed error: |Error creating: )", "", message)
     if quota := _QUOTA.search(reason):

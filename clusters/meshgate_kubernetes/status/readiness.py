@@ -171,7 +171,7 @@ class _Tracker:
         self._look(events)
         if not self._cluster_read and any(each.reason == "Unschedulable" for each in self._problems):
             self._cluster_read = True
-            self._cluster = _read_cluster(self._api)
+            self._cluster = read_cluster(self._api)
             self._examined = {}
             self._look(events)
         now = time.monotonic()
@@ -267,7 +267,7 @@ def _time_of(event: Object) -> str:
     )
 
 
-def _read_cluster(api: Api) -> Cluster | None:
+def read_cluster(api: Api) -> Cluster | None:
     """The nodes, and the pods of all namespaces. Most users of a shared cluster may list neither."""
     try:
         nodes, _ = api.list_objects("Node", "")

@@ -1,4 +1,5 @@
-"""Problems with a kubeconfig, an API server and permissions, each injected into a real file or a local server."""
+"""Problems with a kubeconfig, an API server, permissions and admission, each injected into a real file or a local
+server."""
 
 from __future__ import annotations
 
@@ -11,14 +12,18 @@ from typing import Any
 
 import pytest
 
+from meshgate import Compute
 from meshgate.doctor.checks import Finding, check_cluster, check_file_watches
+from tests.clusters.kubernetes.objects import node
 from tests.ports import closed_port
 
 RULES = [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]
 
 
 class Server(ThreadingHTTPServer):
-    """An API server that knows reviews. ``status`` is that of all answers; without ``rules`` nothing is allowed."""
+    """An API server that knows reviews, lists, and dry runs. ``status`` is that of all answers; without ``rules``
+    nothing is allowed. ``rejected``: what it answers to a dry run, by the plural of the kind; ``listed``: what exists;
+    ``created``: the kinds of what it was asked to create for good."""
 
     daemon_threads = True
 
@@ -27,16 +32,30 @@ class Server(ThreadingHTTPServer):
         self.status = 201
         self.rules: list[dict[str, Any]] = RULES
         self.page: bytes | None = None
+        self.rejected: dict[str, tuple[int, str]] = {}
+        self.listed: dict[str, list[dict[str, Any]]] = {}
+        self.created: list[str] = []
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path, _, query = self.path.partition("?")
+        plural, status = path.rpartition("/")[2], self.server.status
         answer = {"status": {"resourceRules": self.server.rules, "allowed": False, "userInfo": {"username": "alice"}}}
+        if self.command == "GET":
+            answer = {"metadata": {"resourceVersion": "1"}, "items": self.server.listed.get(plural, [])}
+        elif "/namespaces/" in path:
+            answer = json.loads(sent)
+            if "dryRun=All" not in query:
+                self.server.created.append(plural)
+            if plural in self.server.rejected:
+                status, message = self.server.rejected[plural]
+                answer = {"kind": "Status", "message": message}
         body = self.server.page or json.dumps(answer).encode()
-        self.send_response(self.server.status)
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -121,12 +140,71 @@ def test_missing_permissions(tmp_path: Path, server: Server) -> None:
 
 
 def test_a_cluster_in_order(tmp_path: Path, server: Server) -> None:
+    server.listed["nodes"] = [node(cpu="8", memory="64Gi")]
     findings = list(check_cluster(kubeconfig(tmp_path, url_of(server)), "team"))
     assert [(each.check, each.outcome) for each in findings] == [
         ("kubeconfig", "ok"),
         ("API server", "ok"),
         ("permissions", "ok"),
+        ("admission", "ok"),
+        ("nodes", "ok"),
     ]
+    assert server.created == []
+
+
+def after_permissions(tmp_path: Path, server: Server, compute: Compute | None = None) -> list[Finding]:
+    server.listed.setdefault("nodes", [node("node0", cpu="8", memory="64Gi")])
+    found = [*check_cluster(kubeconfig(tmp_path, url_of(server)), "team", compute)][3:]
+    assert server.created == []
+    return found
+
+
+def test_a_webhook_that_denies_an_object_is_reported_with_its_message(tmp_path: Path, server: Server) -> None:
+    server.rejected["services"] = (403, 'admission webhook "policy.example" denied the request: no owner label')
+    admission, nodes = after_permissions(tmp_path, server)
+    assert (admission.outcome, nodes.outcome) == ("problem", "ok")
+    assert 'admission webhook "policy.example" denied the request: no owner label' in admission.text
+    assert "ask the administrator of team" in admission.remedy
+
+
+def test_a_pod_that_a_limit_range_rejects_is_reported_with_what_sets_it(tmp_path: Path, server: Server) -> None:
+    server.rejected["pods"] = (
+        403,
+        'pods "x" is forbidden: maximum memory usage per Container is 1Gi, but limit is 8Gi',
+    )
+    texts = [each.text for each in after_permissions(tmp_path, server) if each.outcome == "problem"]
+    assert [each.rpartition(". Set ")[2] for each in texts] == ["gateway=Compute(memory=…)", "Compute(memory=…)"]
+    assert "HTTP 403" not in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (403, 'pods is forbidden: User "alice" cannot create resource "pods" in API group "" in the namespace "team"'),
+        (400, 'admission webhook "policy.example" does not support dry run'),
+    ],
+    ids=["a user who may not create pods", "a webhook without dry runs"],
+)
+def test_what_a_dry_run_cannot_ask_is_no_problem(tmp_path: Path, server: Server, status: int, message: str) -> None:
+    server.rejected["pods"] = (status, message)
+    assert {each.outcome for each in after_permissions(tmp_path, server)} == {"ok"}
+
+
+def test_a_quota_must_have_enough_for_all_pods(tmp_path: Path, server: Server) -> None:
+    hard = {"requests.nvidia.com/gpu": "8", "pods": "9"}
+    quota = {"metadata": {"name": "gpus"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": {"pods": "3"}}}
+    server.listed["resourcequotas"] = [quota]
+    server.listed["nodes"] = [node(cpu="8", memory="64Gi", **{"nvidia.com/gpu": "8"})]
+    found = after_permissions(tmp_path, server, Compute(gpus=4, replicas=3))
+    assert [each.text for each in found if each.outcome == "problem"] == [
+        "quota gpus has 8 of requests.nvidia.com/gpu left, and the job needs 12"
+    ]
+
+
+def test_a_worker_that_fits_on_no_node_is_a_problem_of_those_who_may_see_nodes(tmp_path: Path, server: Server) -> None:
+    (_, found) = after_permissions(tmp_path, server, Compute(gpus=2))
+    assert (found.check, found.outcome) == ("nodes", "problem")
+    assert found.text == "Insufficient nvidia.com/gpu: the pod requests 2, the largest node has 0 (2 short)"
 
 
 def test_a_low_limit_is_named_with_the_command_that_raises_it(tmp_path: Path) -> None:

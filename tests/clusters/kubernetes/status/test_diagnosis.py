@@ -15,6 +15,7 @@ from meshgate_kubernetes.status.diagnosis import (
     controller_problems,
     examine_pod,
     group_problems,
+    quota_shortages,
     requests,
     shortages,
 )
@@ -159,6 +160,27 @@ def test_equal_problems_of_several_pods_are_one() -> None:
     grouped = group_problems([*found, other, controller])
     assert [each.subject for each in grouped] == ["9 pods (a-0, a-1, …)", "pod b", "statefulset a"]
     assert group_problems(found[:2])[0].subject == "2 pods (a-0, a-1)"
+
+
+def test_a_quota_counts_the_requests_and_limits_of_all_pods() -> None:
+    made = pod()
+    made["spec"]["containers"][0]["resources"] = {
+        "requests": {"cpu": "500m", "memory": "1Gi"},
+        "limits": {"memory": "2Gi"},
+    }
+    hard = {"cpu": "1", "requests.memory": "2Gi", "limits.memory": "5Gi", "pods": "4", "count/secrets": "0"}
+    used = {"requests.memory": "1Gi", "limits.memory": "2Gi", "pods": "3"}
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": used}}
+    assert list(quota_shortages(quota, [made, made])) == [
+        "quota q has 1Gi of requests.memory left, and the job needs 2Gi",
+        "quota q has 3Gi of limits.memory left, and the job needs 4Gi",
+        "quota q has 1 of pods left, and the job needs 2",
+    ]
+
+
+def test_a_quota_for_some_pods_only_is_left_to_the_api_server() -> None:
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}, "scopes": ["BestEffort"]}}
+    assert list(quota_shortages(quota, [pod()])) == []
 
 
 def test_one_image_that_several_pods_cannot_pull_is_one_problem() -> None:
